@@ -1,0 +1,5 @@
+//! S2O sparse attention for Candle.
+
+mod attention;
+
+pub use attention::{Attention, PrefillCall};
