@@ -1,0 +1,118 @@
+//! The stop decision: is the gain of a key tile below `tau` times the mass so far?
+//!
+//! One decision for a whole query tile, from the `(m, l)` of its rows before and after the key tile. All backends
+//! share it: the reference and the CPU path call this code, the CUDA kernels mirror it under the same names.
+
+use crate::config::{GainFrame, S2oConfig, StopRule};
+use crate::online_softmax::RowUpdate;
+
+/// Gain of a key tile for one row, and the mass it is compared with, in one frame.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gain {
+    /// Softmax mass that the tile adds.
+    pub gain: f64,
+    /// Softmax mass before the tile.
+    pub mass: f64,
+}
+
+impl Gain {
+    /// The gain of one row in `frame`.
+    pub fn of(update: &RowUpdate, frame: GainFrame) -> Self {
+        match frame {
+            GainFrame::NewMax => Self { gain: update.tile_sum, mass: update.old_sum * update.rescale() },
+            GainFrame::Literal => Self { gain: update.new_sum() - update.old_sum, mass: update.old_sum },
+        }
+    }
+}
+
+/// Gathers the gains of the rows of one query tile for one key tile, then decides.
+#[derive(Debug, Clone, Copy)]
+pub struct StopVote {
+    rule: StopRule,
+    tau: f64,
+    rows: usize,
+    all_below: bool,
+    ratio_sum: f64,
+    gain_sum: f64,
+    mass_sum: f64,
+}
+
+impl StopVote {
+    /// No rows yet.
+    pub fn new(config: &S2oConfig) -> Self {
+        Self {
+            rule: config.stop_rule(),
+            tau: f64::from(config.tau()),
+            rows: 0,
+            all_below: true,
+            ratio_sum: 0.0,
+            gain_sum: 0.0,
+            mass_sum: 0.0,
+        }
+    }
+
+    /// Adds one row.
+    pub fn add(&mut self, Gain { gain, mass }: Gain) {
+        self.rows += 1;
+        // Written so that NaN never counts as below: a poisoned row sees every key, as in dense attention.
+        self.all_below &= gain < self.tau * mass;
+        self.ratio_sum += gain / mass;
+        self.gain_sum += gain;
+        self.mass_sum += mass;
+    }
+
+    /// Whether the query tile stops. `tau` 0 never stops, whatever the rule and the frame.
+    pub fn stops(&self) -> bool {
+        self.tau > 0.0
+            && self.rows > 0
+            && match self.rule {
+                StopRule::AllRows => self.all_below,
+                StopRule::MeanRatio => self.mean_ratio() < self.tau,
+                StopRule::SumRatio => self.gain_sum < self.tau * self.mass_sum,
+            }
+    }
+
+    /// Mean over the rows of `gain / mass`.
+    pub fn mean_ratio(&self) -> f64 {
+        self.ratio_sum / self.rows as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vote(rule: StopRule, tau: f32, gains: &[(f64, f64)]) -> bool {
+        let config = S2oConfig::builder().stop_rule(rule).tau(tau).build().unwrap();
+        let mut vote = StopVote::new(&config);
+        gains.iter().for_each(|&(gain, mass)| vote.add(Gain { gain, mass }));
+        vote.stops()
+    }
+
+    #[test]
+    fn rules_differ_where_one_row_gains() {
+        let gains = [(0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0.3, 10.0)];
+        assert!(!vote(StopRule::AllRows, 0.02, &gains));
+        assert!(vote(StopRule::MeanRatio, 0.02, &gains));
+        assert!(!vote(StopRule::SumRatio, 0.02, &gains));
+        assert!(vote(StopRule::SumRatio, 0.03, &gains));
+    }
+
+    #[test]
+    fn nothing_stops_at_tau_zero_or_on_nan() {
+        for rule in [StopRule::AllRows, StopRule::MeanRatio, StopRule::SumRatio] {
+            assert!(!vote(rule, 0.0, &[(-1.0, 1.0)]), "{rule:?} at tau 0");
+            assert!(!vote(rule, 0.5, &[(f64::NAN, 1.0), (0.0, 1.0)]), "{rule:?} with NaN");
+            assert!(!vote(rule, 0.5, &[]), "{rule:?} without rows");
+        }
+    }
+
+    #[test]
+    fn the_literal_frame_can_gain_less_than_nothing() {
+        let update = RowUpdate { old_max: 0.0, old_sum: 8.0, new_max: 3.0, tile_sum: 1.0 };
+        assert!(Gain::of(&update, GainFrame::Literal).gain < 0.0);
+        let fair = Gain::of(&update, GainFrame::NewMax);
+        assert_eq!(fair.gain, 1.0);
+        assert!((fair.mass - 8.0 * (-3.0f64).exp()).abs() < 1e-15);
+    }
+}

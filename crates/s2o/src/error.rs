@@ -1,0 +1,46 @@
+//! [`S2oError`]: why an attention call was refused.
+
+use thiserror::Error;
+
+use crate::config::ConfigError;
+use crate::permutation::PermutationError;
+use crate::shape::ShapeError;
+
+/// Why an attention call was refused. Every variant says what was expected and what was got.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum S2oError {
+    /// The options do not fit together.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The sizes are not supported or do not fit together.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A key or query order given by the caller does not fit its segment.
+    #[error("ranking: {0}")]
+    Ranking(#[from] PermutationError),
+    /// The key orders of a single segment do not fit the workspace cap.
+    #[error("workspace_cap: expected at least {expected} bytes for one segment of {prefix_len} keys, got {got}")]
+    WorkspaceTooSmall {
+        /// Bytes that one segment of one KV head needs.
+        expected: usize,
+        /// The configured cap in bytes.
+        got: usize,
+        /// Keys before that segment.
+        prefix_len: usize,
+    },
+    /// The factor on `q . k` must be a finite number.
+    #[error("softmax_scale: expected a finite number, got {got}")]
+    SoftmaxScale {
+        /// The refused value.
+        got: f32,
+    },
+    /// A chunk cannot reach beyond its prompt.
+    #[error("prompt_len: expected at least k_len = {k_len}, got {got}")]
+    PromptShorterThanKeys {
+        /// Keys of the call.
+        k_len: usize,
+        /// The refused prompt length.
+        got: usize,
+    },
+}

@@ -1,0 +1,147 @@
+//! [`SoftmaxState`]: the running softmax of one query (m, l, acc), in f64.
+
+/// Running softmax of one query over the keys seen so far.
+///
+/// `row_max` is the largest scaled score (m), `row_sum` is `sum exp(s - m)` (l), and `acc` is `sum exp(s - m) v`, not
+/// yet divided by `row_sum`. The state of no keys is `(-inf, 0, 0)`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SoftmaxState {
+    /// m, in natural-log units of the scaled score.
+    pub row_max: f64,
+    /// l
+    pub row_sum: f64,
+    /// acc, `head_dim` elements.
+    pub acc: Vec<f64>,
+}
+
+/// What one key tile does to the (m, l) of one query, before it is committed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RowUpdate {
+    /// m, before the tile.
+    pub old_max: f64,
+    /// l, before the tile, in the frame of `old_max`.
+    pub old_sum: f64,
+    /// m', the maximum after the tile.
+    pub new_max: f64,
+    /// `sum exp(s - m')` over the tile.
+    pub tile_sum: f64,
+}
+
+impl RowUpdate {
+    /// `exp(m - m')`: what the state so far is worth in the new frame.
+    pub fn rescale(&self) -> f64 {
+        exp_diff(self.old_max, self.new_max)
+    }
+
+    /// `l' = l exp(m - m') + sum exp(s - m')`.
+    pub fn new_sum(&self) -> f64 {
+        self.old_sum * self.rescale() + self.tile_sum
+    }
+}
+
+/// `exp(a - b)` where an empty state (`a = -inf`) weighs nothing even against another empty one.
+fn exp_diff(a: f64, b: f64) -> f64 {
+    if a == f64::NEG_INFINITY { 0.0 } else { (a - b).exp() }
+}
+
+impl SoftmaxState {
+    /// The state before any key.
+    pub fn empty(head_dim: usize) -> Self {
+        Self { row_max: f64::NEG_INFINITY, row_sum: 0.0, acc: vec![0.0; head_dim] }
+    }
+
+    /// What a tile with these scaled scores would do, without doing it.
+    pub fn preview(&self, scores: &[f64]) -> RowUpdate {
+        let new_max = scores.iter().copied().fold(self.row_max, f64::max);
+        let tile_sum = scores.iter().map(|&s| exp_diff(s, new_max)).sum();
+        RowUpdate { old_max: self.row_max, old_sum: self.row_sum, new_max, tile_sum }
+    }
+
+    /// Adds a tile: `scores[t]` belongs to `values(t)`, a slice of `head_dim` elements.
+    pub fn update<'v>(&mut self, scores: &[f64], values: impl Fn(usize) -> &'v [f64]) {
+        let update = self.preview(scores);
+        let rescale = update.rescale();
+        self.acc.iter_mut().for_each(|a| *a *= rescale);
+        for (t, &score) in scores.iter().enumerate() {
+            let weight = exp_diff(score, update.new_max);
+            for (a, &v) in self.acc.iter_mut().zip(values(t)) {
+                *a += weight * v;
+            }
+        }
+        self.row_sum = update.new_sum();
+        self.row_max = update.new_max;
+    }
+
+    /// Joins the state of other keys of the same query, as when the keys are split over workers.
+    pub fn merge(&mut self, other: &Self) {
+        let new_max = self.row_max.max(other.row_max);
+        let (ours, theirs) = (exp_diff(self.row_max, new_max), exp_diff(other.row_max, new_max));
+        self.row_sum = self.row_sum * ours + other.row_sum * theirs;
+        for (a, b) in self.acc.iter_mut().zip(&other.acc) {
+            *a = *a * ours + b * theirs;
+        }
+        self.row_max = new_max;
+    }
+
+    /// The attention output `acc / l`.
+    pub fn finish(&self) -> Vec<f64> {
+        self.acc.iter().map(|a| a / self.row_sum).collect()
+    }
+
+    /// `m + ln l`, the log of the softmax denominator.
+    pub fn lse(&self) -> f64 {
+        self.row_max + self.row_sum.ln()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn states(scores: &[f64], cuts: &[usize]) -> Vec<SoftmaxState> {
+        let values: Vec<[f64; 2]> = (0..scores.len()).map(|t| [t as f64, 1.0]).collect();
+        let mut bounds = vec![0];
+        bounds.extend(cuts.iter().map(|c| c % (scores.len() + 1)));
+        bounds.push(scores.len());
+        bounds.sort_unstable();
+        bounds
+            .windows(2)
+            .map(|w| {
+                let mut state = SoftmaxState::empty(2);
+                state.update(&scores[w[0]..w[1]], |t| &values[w[0] + t]);
+                state
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn merging_parts_is_the_whole(
+            scores in prop::collection::vec(-80.0..80.0f64, 1..40),
+            cuts in prop::collection::vec(0..40usize, 0..4),
+        ) {
+            let whole = &states(&scores, &[])[0];
+            let mut merged = SoftmaxState::empty(2);
+            for part in states(&scores, &cuts) {
+                merged.merge(&part);
+            }
+            prop_assert!((merged.lse() - whole.lse()).abs() < 1e-12 * (1.0 + whole.lse().abs()));
+            for (a, b) in merged.finish().iter().zip(whole.finish()) {
+                prop_assert!((a - b).abs() < 1e-12 * (1.0 + b.abs()));
+            }
+            // The second value is always one: the weights sum to one.
+            prop_assert!((whole.finish()[1] - 1.0).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn an_empty_state_weighs_nothing() {
+        let mut state = SoftmaxState::empty(1);
+        state.merge(&SoftmaxState::empty(1));
+        assert_eq!((state.row_max, state.row_sum), (f64::NEG_INFINITY, 0.0));
+        state.update(&[3.0], |_| &[7.0]);
+        assert_eq!(state.finish(), [7.0]);
+        assert_eq!(state.lse(), 3.0);
+    }
+}

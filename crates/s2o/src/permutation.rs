@@ -1,0 +1,154 @@
+//! Checked permutations and the descending argsort whose tie rule every backend follows.
+
+use thiserror::Error;
+
+/// Why a list of indices is not a permutation.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PermutationError {
+    /// An index is not below the length.
+    #[error("permutation: expected indices below {len}, got {got} at place {place}")]
+    OutOfRange {
+        /// Length of the permutation.
+        len: usize,
+        /// The index at fault.
+        got: u32,
+        /// Where it stands.
+        place: usize,
+    },
+    /// An index stands twice.
+    #[error("permutation: expected each index once, got {got} again at place {place}")]
+    Repeated {
+        /// The index at fault.
+        got: u32,
+        /// Where it stands the second time.
+        place: usize,
+    },
+    /// The permutation does not fit what it orders.
+    #[error("permutation: expected {expected} indices, got {got}")]
+    Length {
+        /// Number of items to order.
+        expected: usize,
+        /// Number of indices.
+        got: usize,
+    },
+}
+
+/// A permutation of `0..len`: place `i` holds the index of the item that comes `i`-th.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Permutation(Vec<u32>);
+
+impl Permutation {
+    /// Checks that each of `0..indices.len()` stands exactly once.
+    ///
+    /// # Errors
+    /// [`PermutationError`] with the first index at fault.
+    pub fn new(indices: Vec<u32>) -> Result<Self, PermutationError> {
+        let len = indices.len();
+        let mut seen = vec![false; len];
+        for (place, &got) in indices.iter().enumerate() {
+            match seen.get_mut(got as usize) {
+                None => return Err(PermutationError::OutOfRange { len, got, place }),
+                Some(true) => return Err(PermutationError::Repeated { got, place }),
+                Some(seen) => *seen = true,
+            }
+        }
+        Ok(Self(indices))
+    }
+
+    /// The natural order of `len` items.
+    pub fn identity(len: usize) -> Self {
+        Self((0..len as u32).collect())
+    }
+
+    /// The order that puts larger scores first, see [`order_desc`].
+    pub fn argsort_desc(scores: &[f64]) -> Self {
+        let mut indices: Vec<u32> = (0..scores.len() as u32).collect();
+        indices.sort_by(|&a, &b| order_desc(scores[a as usize], scores[b as usize]));
+        Self(indices)
+    }
+
+    /// For callers that sorted indices which were distinct and in range to begin with.
+    pub(crate) fn from_sorted(indices: Vec<u32>) -> Self {
+        debug_assert!(Self::new(indices.clone()).is_ok());
+        Self(indices)
+    }
+
+    /// The indices in order.
+    pub fn as_slice(&self) -> &[u32] {
+        &self.0
+    }
+
+    /// Number of items.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is nothing to order.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The tie rule: larger scores first, NaN before every number, equal scores by lower index. A NaN key thus is always
+/// visited, and poisons the output exactly as dense attention lets it.
+///
+/// Use with a stable sort, which keeps the lower index first.
+pub fn order_desc(a: f64, b: f64) -> std::cmp::Ordering {
+    match (a.is_nan(), b.is_nan()) {
+        (false, false) => b.partial_cmp(&a).expect("neither is NaN"),
+        (a_nan, b_nan) => b_nan.cmp(&a_nan),
+    }
+}
+
+/// Sort key of the fast paths: ascending `u64` order equals [`order_desc`] on `score`, then `index` ascending.
+pub(crate) fn sort_key(score: f32, index: u32) -> u64 {
+    // -0.0 + 0.0 is +0.0: the two zeros tie, as they compare equal.
+    let bits = if score.is_nan() { f32::NAN.to_bits() & 0x7fff_ffff } else { (score + 0.0).to_bits() };
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 };
+    (u64::from(!ascending) << 32) | u64::from(index)
+}
+
+/// The score that [`sort_key`] packed.
+pub(crate) fn score_of_key(key: u64) -> f32 {
+    let ascending = !((key >> 32) as u32);
+    f32::from_bits(if ascending >> 31 == 1 { ascending & 0x7fff_ffff } else { !ascending })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn refuses_what_is_no_permutation() {
+        assert_eq!(
+            Permutation::new(vec![0, 3, 1]),
+            Err(PermutationError::OutOfRange { len: 3, got: 3, place: 1 })
+        );
+        assert_eq!(Permutation::new(vec![0, 1, 1]), Err(PermutationError::Repeated { got: 1, place: 2 }));
+        assert!(Permutation::new(vec![2, 0, 1]).is_ok());
+    }
+
+    #[test]
+    fn ties_keep_the_lower_index_first_and_nan_leads() {
+        let scores = [1.0, 2.0, f64::NAN, 2.0, -0.0, 0.0];
+        assert_eq!(Permutation::argsort_desc(&scores).as_slice(), [2, 1, 3, 0, 4, 5]);
+    }
+
+    proptest! {
+        #[test]
+        fn sort_keys_order_as_argsort(scores in prop::collection::vec(
+            prop_oneof![any::<f32>(), Just(0.0), Just(-0.0), Just(f32::NAN), Just(1.0)], 0..64)) {
+            let mut keys: Vec<u64> = scores.iter().zip(0..).map(|(&s, i)| sort_key(s, i)).collect();
+            keys.sort_unstable();
+            let by_key: Vec<u32> = keys.iter().map(|&k| k as u32).collect();
+            let sorted = Permutation::argsort_desc(&scores.iter().map(|&s| f64::from(s)).collect::<Vec<_>>());
+            prop_assert_eq!(by_key.as_slice(), sorted.as_slice());
+            for &key in &keys {
+                let (got, want) = (score_of_key(key), scores[key as u32 as usize]);
+                prop_assert!(got == want || (got.is_nan() && want.is_nan()));
+            }
+        }
+    }
+}

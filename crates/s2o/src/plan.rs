@@ -1,0 +1,111 @@
+//! [`Plan`]: one call's segments, or the decision that it is dense. All backends start from it.
+
+use crate::config::S2oConfig;
+use crate::error::S2oError;
+use crate::permutation::{Permutation, PermutationError};
+use crate::segment::{Segment, causal_tiles, query_tiles, segments};
+use crate::shape::AttnShape;
+use crate::stats::{HeadStats, SkippedMass, TileStats};
+
+/// Where a call stands in its prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// Tokens in the whole prompt. It chooses the segment length, so that all chunks of a prompt agree on it.
+    pub prompt_len: usize,
+    /// Whether the call holds the prompt's last tokens: the dense tail belongs to that chunk alone.
+    pub is_last: bool,
+}
+
+impl Chunk {
+    /// A prompt that ends with this call, as when it is prefilled whole.
+    pub fn last(k_len: usize) -> Self {
+        Self { prompt_len: k_len, is_last: true }
+    }
+}
+
+/// The segments of one call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Tokens in a segment.
+    pub segment_len: usize,
+    /// The segments that hold queries of the call, in order. Empty if the call takes the dense path.
+    pub segments: Vec<Segment>,
+}
+
+impl Plan {
+    /// Cuts a call into segments.
+    ///
+    /// # Errors
+    /// [`S2oError::PromptShorterThanKeys`] if `chunk` does not fit `shape`.
+    pub fn new(config: &S2oConfig, shape: &AttnShape, chunk: Chunk) -> Result<Self, S2oError> {
+        if chunk.prompt_len < shape.k_len() {
+            return Err(S2oError::PromptShorterThanKeys { k_len: shape.k_len(), got: chunk.prompt_len });
+        }
+        let segment_len = config.segment_len().resolve(chunk.prompt_len);
+        let dense_tail = if chunk.is_last { config.dense_tail() } else { 0 };
+        let segments = if chunk.prompt_len < config.dense_below() {
+            Vec::new()
+        } else {
+            segments(shape.kv_offset(), shape.q_len(), segment_len, dense_tail)
+        };
+        Ok(Self { segment_len, segments })
+    }
+
+    /// Whether the call takes the dense path.
+    pub fn is_dense(&self) -> bool {
+        self.segments.is_empty()
+    }
+}
+
+/// The orders of one segment for one query head (Algorithm 1).
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SegmentOrder {
+    /// Order of the segment's queries outside the dense tail, counted from the first of them.
+    pub q_perm: Permutation,
+    /// Order of the keys `0..segment.start`.
+    pub kv_perm: Permutation,
+    /// For each prefix tile in `kv_perm` order, `sum exp(k_score - max k_score)` over its keys: feeds the estimate
+    /// of the skipped mass.
+    pub tile_weights: Vec<f32>,
+}
+
+impl SegmentOrder {
+    /// Checks the lengths against a segment.
+    ///
+    /// # Errors
+    /// [`PermutationError::Length`]
+    pub fn check(&self, segment: &Segment) -> Result<(), PermutationError> {
+        for (expected, got) in [(segment.start, self.kv_perm.len()), (segment.rows.len(), self.q_perm.len())] {
+            if expected != got {
+                return Err(PermutationError::Length { expected, got });
+            }
+        }
+        Ok(())
+    }
+
+    /// Weight of the prefix tiles after the first `visited`, over that of the visited ones.
+    pub(crate) fn unvisited_over_visited(&self, visited: usize) -> f64 {
+        let sum = |tiles: &[f32]| tiles.iter().map(|&w| f64::from(w)).sum::<f64>();
+        let (seen, left) = self.tile_weights.split_at(visited.min(self.tile_weights.len()));
+        if left.is_empty() { 0.0 } else { sum(left) / sum(seen) }
+    }
+}
+
+/// The orders of a whole call: `heads[b * num_heads + h][s]` belongs to the `s`-th segment of the [`Plan`].
+pub type Ranking = Vec<Vec<SegmentOrder>>;
+
+/// Statistics of a head whose `q_len` queries, beginning at position `kv_offset`, all attend densely.
+pub(crate) fn dense_stats(kv_offset: usize, q_len: usize, tile_q: usize, tile_k: usize) -> HeadStats {
+    let tiles = query_tiles(0..q_len, tile_q)
+        .map(|rows| TileStats {
+            segment: 0,
+            dense_tail: false,
+            rows: rows.len(),
+            window_tiles: causal_tiles(0, kv_offset + rows.end - 1, tile_k),
+            prefix_tiles: 0,
+            visited: 0,
+            skipped_mass: SkippedMass::default(),
+        })
+        .collect();
+    HeadStats { tiles }
+}

@@ -1,0 +1,213 @@
+//! The oracle: Algorithms 1 to 4 in f64, one head at a time, no threads, no blocking beyond what the algorithm says.
+//!
+//! Written to be compared with the paper line by line, and shared with no fast path: only the decisions (segments,
+//! tie rule, stop rule, statistics) are the same code.
+
+mod dense;
+mod pass1;
+mod pass2;
+mod ranking;
+mod single_pass;
+
+pub use dense::dense;
+pub use pass1::pass1;
+pub use pass2::pass2;
+pub use ranking::rank;
+pub use single_pass::single_pass;
+
+use std::ops::Range;
+
+use crate::config::S2oConfig;
+use crate::error::S2oError;
+use crate::plan::{Chunk, Plan, Ranking, SegmentOrder, dense_stats};
+use crate::segment::{Segment, causal_tiles, query_tiles};
+use crate::shape::AttnShape;
+use crate::stats::{AttnStats, HeadStats, SkippedMass, TileStats};
+
+/// One query head with the KV head it reads. Query `i` stands at position `kv_offset + i`.
+#[derive(Debug, Clone)]
+pub struct Head {
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    head_dim: usize,
+    softmax_scale: f64,
+}
+
+impl Head {
+    /// Head `head` of sequence `batch`, from tensors `q` (batch, q_len, num_heads, head_dim) and `k`, `v`
+    /// (batch, k_len, num_kv_heads, head_dim), all contiguous.
+    ///
+    /// # Panics
+    /// If a slice is shorter than `shape` says.
+    pub fn new(
+        shape: &AttnShape,
+        [q, k, v]: [&[f32]; 3],
+        softmax_scale: f32,
+        batch: usize,
+        head: usize,
+    ) -> Self {
+        let head_dim = shape.head_dim();
+        let pick = |data: &[f32], len: usize, num_heads: usize, head: usize| -> Vec<f64> {
+            (0..len)
+                .flat_map(|s| {
+                    let start = ((batch * len + s) * num_heads + head) * head_dim;
+                    data[start..start + head_dim].iter().map(|&x| f64::from(x))
+                })
+                .collect()
+        };
+        let kv_head = shape.kv_head(head);
+        Self {
+            q: pick(q, shape.q_len(), shape.num_heads(), head),
+            k: pick(k, shape.k_len(), shape.num_kv_heads(), kv_head),
+            v: pick(v, shape.k_len(), shape.num_kv_heads(), kv_head),
+            head_dim,
+            softmax_scale: f64::from(softmax_scale),
+        }
+    }
+
+    fn q(&self, row: usize) -> &[f64] {
+        &self.q[row * self.head_dim..][..self.head_dim]
+    }
+
+    fn k(&self, position: usize) -> &[f64] {
+        &self.k[position * self.head_dim..][..self.head_dim]
+    }
+
+    fn v(&self, position: usize) -> &[f64] {
+        &self.v[position * self.head_dim..][..self.head_dim]
+    }
+
+    fn q_len(&self) -> usize {
+        self.q.len() / self.head_dim
+    }
+
+    fn kv_offset(&self) -> usize {
+        (self.k.len() - self.q.len()) / self.head_dim
+    }
+
+    fn position(&self, row: usize) -> usize {
+        self.kv_offset() + row
+    }
+
+    /// Scaled score of a query and a key.
+    fn score(&self, row: usize, position: usize) -> f64 {
+        self.softmax_scale * dot(self.q(row), self.k(position))
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(x, y)| x * y).sum()
+}
+
+/// Ranks every segment of `plan`.
+pub fn rank_all(head: &Head, plan: &Plan, config: &S2oConfig) -> Vec<SegmentOrder> {
+    plan.segments.iter().map(|segment| rank(head, segment, plan.segment_len, config)).collect()
+}
+
+/// S2O attention of one head, given the orders of its segments: the output (q_len, head_dim) and the statistics.
+pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> (Vec<f64>, HeadStats) {
+    if plan.is_dense() {
+        let stats = dense_stats(head.kv_offset(), head.q_len(), config.tile_q(), config.tile_k());
+        return (dense(head, 0..head.q_len()), stats);
+    }
+    let mut out = vec![0.0; head.q.len()];
+    let mut stats = HeadStats::default();
+    for (segment, order) in plan.segments.iter().zip(orders) {
+        for rows in query_tiles(segment.tail_rows.clone(), config.tile_q()) {
+            write_rows(&mut out, rows.clone(), &dense(head, rows.clone()));
+            let all = segment.start / config.tile_k();
+            stats.tiles.push(tile_stats(head, segment, rows, all, SkippedMass::default(), config));
+        }
+        let (rows_out, visits) = if config.q_perm() {
+            let states = pass1(head, segment, config.tile_k());
+            pass2(head, segment, states, order, config)
+        } else {
+            single_pass(head, segment, order, config)
+        };
+        write_rows(&mut out, segment.rows.clone(), &rows_out);
+        for (rows, visit) in query_tiles(segment.rows.clone(), config.tile_q()).zip(visits) {
+            stats.tiles.push(tile_stats(head, segment, rows, visit.visited, visit.skipped_mass, config));
+        }
+    }
+    (out, stats)
+}
+
+/// S2O attention of all heads: the output (batch, q_len, num_heads, head_dim) and the statistics. With `ranking`
+/// the orders come from the caller.
+///
+/// # Errors
+/// If `chunk` does not fit `shape`, or an order of `ranking` does not fit its segment.
+///
+/// # Panics
+/// If a slice is shorter than `shape` says.
+pub fn attention(
+    shape: &AttnShape,
+    qkv: [&[f32]; 3],
+    softmax_scale: f32,
+    config: &S2oConfig,
+    chunk: Chunk,
+    ranking: Option<&Ranking>,
+) -> Result<(Vec<f64>, AttnStats), S2oError> {
+    let plan = Plan::new(config, shape, chunk)?;
+    let (d, heads) = (shape.head_dim(), shape.num_heads());
+    let mut out = vec![0.0; shape.batch() * shape.q_len() * heads * d];
+    let mut stats = AttnStats { num_heads: heads, heads: Vec::new() };
+    for b in 0..shape.batch() {
+        for h in 0..heads {
+            let head = Head::new(shape, qkv, softmax_scale, b, h);
+            let own;
+            let orders = match ranking {
+                Some(given) => &given[b * heads + h],
+                None => {
+                    own = rank_all(&head, &plan, config);
+                    &own
+                }
+            };
+            for (segment, order) in plan.segments.iter().zip(orders) {
+                order.check(segment)?;
+            }
+            let (head_out, head_stats) = attend(&head, &plan, orders, config);
+            for (s, row) in head_out.chunks_exact(d).enumerate() {
+                out[((b * shape.q_len() + s) * heads + h) * d..][..d].copy_from_slice(row);
+            }
+            stats.heads.push(head_stats);
+        }
+    }
+    Ok((out, stats))
+}
+
+/// Prefix tiles that one query tile computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Visit {
+    /// How many, the triggering one included.
+    pub visited: usize,
+    /// Estimate of what was left out.
+    pub skipped_mass: SkippedMass,
+}
+
+fn write_rows(out: &mut [f64], rows: Range<usize>, values: &[f64]) {
+    if !rows.is_empty() {
+        let head_dim = values.len() / rows.len();
+        out[rows.start * head_dim..rows.end * head_dim].copy_from_slice(values);
+    }
+}
+
+fn tile_stats(
+    head: &Head,
+    segment: &Segment,
+    rows: Range<usize>,
+    visited: usize,
+    skipped_mass: SkippedMass,
+    config: &S2oConfig,
+) -> TileStats {
+    TileStats {
+        segment: segment.index,
+        dense_tail: segment.tail_rows.contains(&rows.start),
+        rows: rows.len(),
+        window_tiles: causal_tiles(segment.start, head.position(rows.end - 1), config.tile_k()),
+        prefix_tiles: segment.start / config.tile_k(),
+        visited,
+        skipped_mass,
+    }
+}

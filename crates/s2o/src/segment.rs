@@ -1,0 +1,88 @@
+//! Segments on absolute positions, the query tiles they are cut into, and the tiles that dense attention would compute.
+
+use std::ops::Range;
+
+/// One segment as seen by one call: the part of `[n S, (n+1) S)` that holds queries of the call.
+///
+/// Window: keys from [`Segment::start`] to the query, dense and causal. Prefix: keys `0..start`, ranked, no mask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// Its number `n`, counted on absolute positions.
+    pub index: usize,
+    /// First position `n * S`, which is also the length of the prefix.
+    pub start: usize,
+    /// Queries of the call in this segment that are not in the dense tail, as rows of the call.
+    pub rows: Range<usize>,
+    /// Queries of the call in this segment that belong to the dense tail, as rows of the call.
+    pub tail_rows: Range<usize>,
+}
+
+impl Segment {
+    /// All queries of the call in this segment; their mean ranks the keys.
+    pub fn all_rows(&self) -> Range<usize> {
+        self.rows.start..self.tail_rows.end
+    }
+}
+
+/// Cuts `q_len` queries that begin at position `kv_offset` into segments of `segment_len`, of which the last
+/// `dense_tail` queries are set apart. Only segments that hold queries are returned, in order.
+pub fn segments(kv_offset: usize, q_len: usize, segment_len: usize, dense_tail: usize) -> Vec<Segment> {
+    let end = kv_offset + q_len;
+    let tail_start = q_len.saturating_sub(dense_tail);
+    (kv_offset / segment_len..end.div_ceil(segment_len))
+        .map(|index| {
+            let start = index * segment_len;
+            let row_start = start.max(kv_offset) - kv_offset;
+            let row_end = (start + segment_len).min(end) - kv_offset;
+            let split = tail_start.clamp(row_start, row_end);
+            Segment { index, start, rows: row_start..split, tail_rows: split..row_end }
+        })
+        .collect()
+}
+
+/// Cuts rows into query tiles of `tile_q`, the last one ragged.
+pub fn query_tiles(rows: Range<usize>, tile_q: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
+    let end = rows.end;
+    rows.step_by(tile_q).map(move |first| first..(first + tile_q).min(end))
+}
+
+/// Key tiles that a query tile whose last query is at position `last` needs from the keys `start..=last`.
+/// With `start` 0 this is what dense causal attention computes.
+pub fn causal_tiles(start: usize, last: usize, tile_k: usize) -> usize {
+    (last - start) / tile_k + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_may_start_inside_a_segment() {
+        let cut = segments(300, 201, 128, 16);
+        assert_eq!(cut.len(), 2);
+        assert_eq!(cut[0], Segment { index: 2, start: 256, rows: 0..84, tail_rows: 84..84 });
+        assert_eq!(cut[1], Segment { index: 3, start: 384, rows: 84..185, tail_rows: 185..201 });
+    }
+
+    #[test]
+    fn a_tail_longer_than_the_call_takes_every_row() {
+        for cut in segments(0, 300, 128, 1000) {
+            assert!(cut.rows.is_empty());
+        }
+    }
+
+    #[test]
+    fn tiles_cover_the_rows_once() {
+        let tiles: Vec<_> = query_tiles(5..300, 128).collect();
+        assert_eq!(tiles, [5..133, 133..261, 261..300]);
+        assert_eq!(query_tiles(7..7, 128).len(), 0);
+    }
+
+    #[test]
+    fn causal_tiles_count_the_diagonal() {
+        assert_eq!(causal_tiles(0, 0, 128), 1);
+        assert_eq!(causal_tiles(0, 127, 128), 1);
+        assert_eq!(causal_tiles(0, 128, 128), 2);
+        assert_eq!(causal_tiles(256, 400, 128), 2);
+    }
+}

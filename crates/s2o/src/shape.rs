@@ -1,0 +1,160 @@
+//! [`AttnShape`]: the sizes of one attention call, checked, and the map from query heads to KV heads.
+
+use thiserror::Error;
+
+/// Why the sizes of an attention call were refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// Every size must be at least one.
+    #[error("{name}: expected at least 1, got 0")]
+    Empty {
+        /// Which size is zero.
+        name: &'static str,
+    },
+    /// `num_heads` must be a multiple of `num_kv_heads`.
+    #[error("num_heads: expected a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")]
+    Heads {
+        /// Query heads.
+        num_heads: usize,
+        /// KV heads.
+        num_kv_heads: usize,
+    },
+    /// Queries are the last `q_len` positions of the keys, so there cannot be more of them.
+    #[error("q_len: expected at most k_len = {k_len}, got {q_len}")]
+    MoreQueriesThanKeys {
+        /// Queries.
+        q_len: usize,
+        /// Keys.
+        k_len: usize,
+    },
+    /// `head_dim` must be a multiple of 8, at most 256.
+    #[error("head_dim: expected a multiple of 8 up to 256, got {got}")]
+    HeadDim {
+        /// The refused value.
+        got: usize,
+    },
+    /// Key indices are 32 bit.
+    #[error("k_len: expected at most {max}, got {got}")]
+    TooManyKeys {
+        /// Largest supported number of keys.
+        max: usize,
+        /// The refused value.
+        got: usize,
+    },
+    /// A buffer does not hold what the shape and its strides reach.
+    #[error("{name}: expected at least {expected} elements, got {got}")]
+    Buffer {
+        /// Which tensor.
+        name: &'static str,
+        /// Elements that the shape and strides reach.
+        expected: usize,
+        /// Elements present.
+        got: usize,
+    },
+}
+
+/// Sizes of one attention call: `q` is `(batch, q_len, num_heads, head_dim)`, `k` and `v` are
+/// `(batch, k_len, num_kv_heads, head_dim)`. Queries are the last `q_len` of the `k_len` positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttnShape {
+    batch: usize,
+    num_heads: usize,
+    num_kv_heads: usize,
+    q_len: usize,
+    k_len: usize,
+    head_dim: usize,
+}
+
+impl AttnShape {
+    /// Largest supported `head_dim`.
+    pub const MAX_HEAD_DIM: usize = 256;
+    /// Largest supported `k_len`: key indices are 32 bit.
+    pub const MAX_K_LEN: usize = i32::MAX as usize;
+
+    /// Checks the sizes of `q` (`[batch, q_len, num_heads, head_dim]`) against those of `k`
+    /// (`[k_len, num_kv_heads]`).
+    ///
+    /// # Errors
+    /// A [`ShapeError`] that names the size at fault.
+    pub fn new(
+        [batch, q_len, num_heads, head_dim]: [usize; 4],
+        [k_len, num_kv_heads]: [usize; 2],
+    ) -> Result<Self, ShapeError> {
+        for (name, size) in [
+            ("batch", batch),
+            ("q_len", q_len),
+            ("num_heads", num_heads),
+            ("head_dim", head_dim),
+            ("k_len", k_len),
+            ("num_kv_heads", num_kv_heads),
+        ] {
+            if size == 0 {
+                return Err(ShapeError::Empty { name });
+            }
+        }
+        if !head_dim.is_multiple_of(8) || head_dim > Self::MAX_HEAD_DIM {
+            return Err(ShapeError::HeadDim { got: head_dim });
+        }
+        if !num_heads.is_multiple_of(num_kv_heads) {
+            return Err(ShapeError::Heads { num_heads, num_kv_heads });
+        }
+        if q_len > k_len {
+            return Err(ShapeError::MoreQueriesThanKeys { q_len, k_len });
+        }
+        if k_len > Self::MAX_K_LEN {
+            return Err(ShapeError::TooManyKeys { max: Self::MAX_K_LEN, got: k_len });
+        }
+        Ok(Self { batch, num_heads, num_kv_heads, q_len, k_len, head_dim })
+    }
+
+    /// Sequences in the batch.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Query heads.
+    pub fn num_heads(&self) -> usize {
+        self.num_heads
+    }
+
+    /// KV heads.
+    pub fn num_kv_heads(&self) -> usize {
+        self.num_kv_heads
+    }
+
+    /// Queries of this call, per sequence.
+    pub fn q_len(&self) -> usize {
+        self.q_len
+    }
+
+    /// Keys, those before this call included, per sequence.
+    pub fn k_len(&self) -> usize {
+        self.k_len
+    }
+
+    /// Size of one head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Position of the first query: `k_len - q_len`.
+    pub fn kv_offset(&self) -> usize {
+        self.k_len - self.q_len
+    }
+
+    /// Query heads that share a KV head.
+    pub fn group_size(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    /// KV head that query head `head` reads.
+    pub fn kv_head(&self, head: usize) -> usize {
+        head / self.group_size()
+    }
+
+    /// `1 / sqrt(head_dim)`, the usual factor on `q . k`.
+    pub fn default_softmax_scale(&self) -> f32 {
+        (self.head_dim as f32).sqrt().recip()
+    }
+}

@@ -1,0 +1,198 @@
+//! What an attention call computed and what it skipped, per head.
+
+/// One query tile of one head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TileStats {
+    /// Segment number, on absolute positions.
+    pub segment: usize,
+    /// Whether the tile belongs to the dense tail.
+    pub dense_tail: bool,
+    /// Queries in the tile.
+    pub rows: usize,
+    /// Key tiles of the causal window of its rows, in natural order.
+    pub window_tiles: usize,
+    /// Key tiles in its prefix.
+    pub prefix_tiles: usize,
+    /// Prefix tiles that were computed, the one that triggered the stop included.
+    pub visited: usize,
+    /// Estimated share of the softmax mass that was skipped; zeros where nothing was.
+    pub skipped_mass: SkippedMass,
+}
+
+/// Two ESTIMATES of the share of softmax mass (0 to 1) that early stopping skipped. Neither is a bound, and both are
+/// made without looking at the skipped keys; comparing with dense attention measures the truth.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SkippedMass {
+    /// From the last measured gain: had every tile left added as much as the last one did.
+    pub by_last_gain: f64,
+    /// From the ranking scores: exp(score) of the unvisited keys, calibrated on the visited ones.
+    pub by_key_scores: f64,
+}
+
+impl SkippedMass {
+    /// Estimates from a tile's last mean gain ratio and the number of tiles left after it, and from the mass share
+    /// `prefix_share` that the visited prefix holds with `unvisited_over_visited` the ratio of their score weights.
+    pub(crate) fn estimate(
+        last_ratio: f64,
+        tiles_left: usize,
+        prefix_share: f64,
+        unvisited_over_visited: f64,
+    ) -> Self {
+        let share = |relative: f64| if relative.is_finite() { relative / (1.0 + relative) } else { 1.0 };
+        Self {
+            by_last_gain: share(last_ratio * tiles_left as f64),
+            by_key_scores: share(prefix_share * unvisited_over_visited),
+        }
+    }
+}
+
+/// One query head of one sequence.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct HeadStats {
+    /// Its query tiles: segment after segment, within a segment the tiles of the dense tail first.
+    pub tiles: Vec<TileStats>,
+}
+
+impl HeadStats {
+    /// Tiles that dense causal attention computes.
+    pub fn tiles_causal(&self) -> usize {
+        self.tiles.iter().map(|t| t.window_tiles + t.prefix_tiles).sum()
+    }
+
+    /// Tiles that were computed, the local window and triggering tiles included.
+    pub fn tiles_visited(&self) -> usize {
+        self.tiles.iter().map(|t| t.window_tiles + t.visited).sum()
+    }
+
+    /// Tiles of the local windows.
+    pub fn tiles_window(&self) -> usize {
+        self.tiles.iter().map(|t| t.window_tiles).sum()
+    }
+
+    /// Visited over causal tiles, in `[0, 1]`.
+    pub fn density(&self) -> f64 {
+        ratio(self.tiles_visited(), self.tiles_causal())
+    }
+
+    /// Share of the visited tiles that belong to local windows, in `[0, 1]`.
+    pub fn local_window_share(&self) -> f64 {
+        ratio(self.tiles_window(), self.tiles_visited())
+    }
+
+    /// Largest number of prefix tiles that a query tile outside the dense tail visited.
+    pub fn max_visited(&self) -> usize {
+        self.ranked().map(|t| t.visited).max().unwrap_or(0)
+    }
+
+    /// Mean number of prefix tiles that a query tile outside the dense tail visited.
+    pub fn mean_visited(&self) -> f64 {
+        let count = self.ranked().count();
+        ratio(self.ranked().map(|t| t.visited).sum(), count.max(1))
+    }
+
+    /// Mean over the rows of the estimated skipped mass.
+    pub fn skipped_mass(&self) -> SkippedMass {
+        let rows: usize = self.tiles.iter().map(|t| t.rows).sum();
+        let mean = |pick: fn(&SkippedMass) -> f64| {
+            self.tiles.iter().map(|t| t.rows as f64 * pick(&t.skipped_mass)).sum::<f64>() / rows.max(1) as f64
+        };
+        SkippedMass { by_last_gain: mean(|s| s.by_last_gain), by_key_scores: mean(|s| s.by_key_scores) }
+    }
+
+    fn ranked(&self) -> impl Iterator<Item = &TileStats> {
+        self.tiles.iter().filter(|t| !t.dense_tail && t.prefix_tiles > 0)
+    }
+}
+
+/// A whole call.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct AttnStats {
+    /// Query heads per sequence.
+    pub num_heads: usize,
+    /// `heads[b * num_heads + h]`.
+    pub heads: Vec<HeadStats>,
+}
+
+impl AttnStats {
+    /// Tiles that dense causal attention computes.
+    pub fn tiles_causal(&self) -> usize {
+        self.heads.iter().map(HeadStats::tiles_causal).sum()
+    }
+
+    /// Tiles that were computed.
+    pub fn tiles_visited(&self) -> usize {
+        self.heads.iter().map(HeadStats::tiles_visited).sum()
+    }
+
+    /// Visited over causal tiles, in `[0, 1]`.
+    pub fn density(&self) -> f64 {
+        ratio(self.tiles_visited(), self.tiles_causal())
+    }
+
+    /// `1 - density`.
+    pub fn sparsity(&self) -> f64 {
+        1.0 - self.density()
+    }
+
+    /// Share of the visited tiles that belong to local windows, in `[0, 1]`.
+    pub fn local_window_share(&self) -> f64 {
+        ratio(self.heads.iter().map(HeadStats::tiles_window).sum(), self.tiles_visited())
+    }
+
+    /// Appends the query tiles of a later chunk of the same prompt.
+    pub fn append(&mut self, chunk: Self) {
+        self.num_heads = chunk.num_heads;
+        self.heads.resize_with(chunk.heads.len().max(self.heads.len()), HeadStats::default);
+        for (head, more) in self.heads.iter_mut().zip(chunk.heads) {
+            head.tiles.extend(more.tiles);
+        }
+    }
+}
+
+fn ratio(part: usize, whole: usize) -> f64 {
+    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tile(window_tiles: usize, prefix_tiles: usize, visited: usize) -> TileStats {
+        TileStats {
+            segment: 0,
+            dense_tail: false,
+            rows: 128,
+            window_tiles,
+            prefix_tiles,
+            visited,
+            skipped_mass: SkippedMass::estimate(0.01, prefix_tiles - visited, 0.5, 1.0),
+        }
+    }
+
+    #[test]
+    fn density_counts_window_and_visited_over_causal() {
+        let head = HeadStats { tiles: vec![tile(1, 0, 0), tile(2, 8, 3), tile(1, 8, 1)] };
+        assert_eq!(head.tiles_causal(), 20);
+        assert_eq!(head.tiles_visited(), 8);
+        assert_eq!(head.density(), 0.4);
+        assert_eq!(head.local_window_share(), 0.5);
+        assert_eq!((head.max_visited(), head.mean_visited()), (3, 2.0));
+    }
+
+    #[test]
+    fn the_window_alone_is_the_papers_sparsity_at_128k() {
+        // "local window only" at 128K with S 2048 and tiles of 128: sparsity 0.983 in the paper.
+        let tiles = (0..1024).map(|q| tile(q % 16 + 1, q / 16 * 16, 0)).collect();
+        let stats = AttnStats { num_heads: 1, heads: vec![HeadStats { tiles }] };
+        assert!((stats.sparsity() - 0.9834).abs() < 5e-5, "{}", stats.sparsity());
+    }
+
+    #[test]
+    fn chunks_append_head_by_head() {
+        let chunk = AttnStats { num_heads: 2, heads: vec![HeadStats { tiles: vec![tile(1, 1, 1)] }; 2] };
+        let mut all = AttnStats::default();
+        all.append(chunk.clone());
+        all.append(chunk);
+        assert_eq!((all.heads.len(), all.tiles_causal()), (2, 8));
+    }
+}
