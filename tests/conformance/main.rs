@@ -1,4 +1,7 @@
 //! Every stage against an independent program's vectors, and the fast path against our own reference.
 
+mod cpu;
+mod invariants;
+mod random;
 mod reference;
 mod vectors;

@@ -1,5 +1,8 @@
 //! S2O, sparse attention with early stopping via online permutation (arXiv 2602.22575), in plain Rust.
+#![deny(unsafe_code)]
+
 mod config;
+pub mod cpu;
 mod early_stop;
 mod error;
 mod online_softmax;

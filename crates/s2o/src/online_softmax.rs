@@ -17,25 +17,20 @@ pub struct SoftmaxState {
 /// What one key tile does to the (m, l) of one query, before it is committed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowUpdate {
-    /// m, before the tile.
-    pub old_max: f64,
-    /// l, before the tile, in the frame of `old_max`.
-    pub old_sum: f64,
     /// m', the maximum after the tile.
     pub new_max: f64,
+    /// `exp(m - m')`: what the state so far is worth in the new frame.
+    pub rescale: f64,
+    /// l, before the tile, in the frame of m.
+    pub old_sum: f64,
     /// `sum exp(s - m')` over the tile.
     pub tile_sum: f64,
 }
 
 impl RowUpdate {
-    /// `exp(m - m')`: what the state so far is worth in the new frame.
-    pub fn rescale(&self) -> f64 {
-        exp_diff(self.old_max, self.new_max)
-    }
-
     /// `l' = l exp(m - m') + sum exp(s - m')`.
     pub fn new_sum(&self) -> f64 {
-        self.old_sum * self.rescale() + self.tile_sum
+        self.old_sum * self.rescale + self.tile_sum
     }
 }
 
@@ -54,14 +49,13 @@ impl SoftmaxState {
     pub fn preview(&self, scores: &[f64]) -> RowUpdate {
         let new_max = scores.iter().copied().fold(self.row_max, f64::max);
         let tile_sum = scores.iter().map(|&s| exp_diff(s, new_max)).sum();
-        RowUpdate { old_max: self.row_max, old_sum: self.row_sum, new_max, tile_sum }
+        RowUpdate { new_max, rescale: exp_diff(self.row_max, new_max), old_sum: self.row_sum, tile_sum }
     }
 
     /// Adds a tile: `scores[t]` belongs to `values(t)`, a slice of `head_dim` elements.
     pub fn update<'v>(&mut self, scores: &[f64], values: impl Fn(usize) -> &'v [f64]) {
         let update = self.preview(scores);
-        let rescale = update.rescale();
-        self.acc.iter_mut().for_each(|a| *a *= rescale);
+        self.acc.iter_mut().for_each(|a| *a *= update.rescale);
         for (t, &score) in scores.iter().enumerate() {
             let weight = exp_diff(score, update.new_max);
             for (a, &v) in self.acc.iter_mut().zip(values(t)) {

@@ -42,6 +42,16 @@ pub enum ShapeError {
         /// The refused value.
         got: usize,
     },
+    /// A tensor's sizes do not fit those of another.
+    #[error("{name}: expected sizes {expected:?}, got {got:?}")]
+    Mismatch {
+        /// Which tensor.
+        name: &'static str,
+        /// The sizes that the other tensors ask for.
+        expected: [usize; 4],
+        /// The sizes it has.
+        got: [usize; 4],
+    },
     /// A buffer does not hold what the shape and its strides reach.
     #[error("{name}: expected at least {expected} elements, got {got}")]
     Buffer {

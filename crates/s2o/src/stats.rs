@@ -38,7 +38,11 @@ impl SkippedMass {
         prefix_share: f64,
         unvisited_over_visited: f64,
     ) -> Self {
-        let share = |relative: f64| if relative.is_finite() { relative / (1.0 + relative) } else { 1.0 };
+        // In the literal frame a gain can be negative; the share of an infinite or unknown ratio is everything.
+        let share = |relative: f64| match relative {
+            r if r.is_finite() => r.max(0.0) / (1.0 + r.max(0.0)),
+            _ => 1.0,
+        };
         Self {
             by_last_gain: share(last_ratio * tiles_left as f64),
             by_key_scores: share(prefix_share * unvisited_over_visited),

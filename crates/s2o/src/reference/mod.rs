@@ -12,7 +12,7 @@ mod single_pass;
 pub use dense::dense;
 pub use pass1::pass1;
 pub use pass2::pass2;
-pub use ranking::rank;
+pub use ranking::{key_scores, query_scores, rank};
 pub use single_pass::single_pass;
 
 use std::ops::Range;

@@ -6,35 +6,14 @@ use crate::segment::Segment;
 
 /// Algorithm 1 for one segment.
 pub fn rank(head: &Head, segment: &Segment, segment_len: usize, config: &S2oConfig) -> SegmentOrder {
-    let (mean, var) = query_moments(head, segment);
-    let scale = head.softmax_scale;
-    // k_scores[t] = scale <q_mean, K[t]>, t < nS
-    let k_scores: Vec<f64> = (0..segment.start)
-        .map(|t| {
-            let by_mean = scale * dot(&mean, head.k(t));
-            match config.key_score() {
-                KeyScore::MeanQuery => by_mean,
-                KeyScore::SecondCumulant { c } => {
-                    let spread: f64 = var.iter().zip(head.k(t)).map(|(var, k)| var * k * k).sum();
-                    by_mean + f64::from(c) * scale * scale * spread
-                }
-            }
-        })
-        .collect();
+    let k_scores = key_scores(head, segment, config);
     // kv_perm = argsort descending, the front sink before all
     let mut lifted = k_scores.clone();
     let sink = config.front_sink().min(lifted.len());
     lifted[..sink].fill(f64::INFINITY);
     let kv_perm = Permutation::argsort_desc(&lifted);
-
-    // k_guide = mean of the first segment's keys; q_perm = argsort descending of <Q[s], k_guide>
-    let guide_len = segment_len.min(head.k.len() / head.head_dim);
-    let k_guide: Vec<f64> = (0..head.head_dim)
-        .map(|d| (0..guide_len).map(|t| head.k(t)[d]).sum::<f64>() / guide_len as f64)
-        .collect();
-    let q_scores: Vec<f64> = segment.rows.clone().map(|row| dot(head.q(row), &k_guide)).collect();
     let q_perm = if config.q_perm() {
-        Permutation::argsort_desc(&q_scores)
+        Permutation::argsort_desc(&query_scores(head, segment, segment_len))
     } else {
         Permutation::identity(segment.rows.len())
     };
@@ -46,6 +25,34 @@ pub fn rank(head: &Head, segment: &Segment, segment_len: usize, config: &S2oConf
         .map(|tile| tile.iter().map(|&t| (k_scores[t as usize] - max).exp()).sum::<f64>() as f32)
         .collect();
     SegmentOrder { q_perm, kv_perm, tile_weights }
+}
+
+/// `k_scores[t] = scale <q_mean, K[t]>` (and the variance term) for the keys before the segment.
+pub fn key_scores(head: &Head, segment: &Segment, config: &S2oConfig) -> Vec<f64> {
+    let (mean, var) = query_moments(head, segment);
+    let scale = head.softmax_scale;
+    (0..segment.start)
+        .map(|t| {
+            let by_mean = scale * dot(&mean, head.k(t));
+            match config.key_score() {
+                KeyScore::MeanQuery => by_mean,
+                KeyScore::SecondCumulant { c } => {
+                    let spread: f64 = var.iter().zip(head.k(t)).map(|(var, k)| var * k * k).sum();
+                    by_mean + f64::from(c) * scale * scale * spread
+                }
+            }
+        })
+        .collect()
+}
+
+/// `q_scores[s] = <Q[s], k_guide>` for the queries outside the dense tail, `k_guide` the mean of the first segment's
+/// keys.
+pub fn query_scores(head: &Head, segment: &Segment, segment_len: usize) -> Vec<f64> {
+    let guide_len = segment_len.min(head.k.len() / head.head_dim);
+    let k_guide: Vec<f64> = (0..head.head_dim)
+        .map(|d| (0..guide_len).map(|t| head.k(t)[d]).sum::<f64>() / guide_len as f64)
+        .collect();
+    segment.rows.clone().map(|row| dot(head.q(row), &k_guide)).collect()
 }
 
 /// Mean and variance, per dimension, of the segment's queries in this call (those of the dense tail included).

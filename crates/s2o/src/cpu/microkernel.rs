@@ -1,0 +1,142 @@
+//! The crate's one file with unsafe code: the matrix products of a tile, and rows written from several threads.
+//!
+//! A query tile is kept transposed, one column of `lanes` floats per dimension (and one per key for its scores), so
+//! that neighbouring queries sit in neighbouring SIMD lanes: both products take their left side as it lies, without
+//! packing, and the softmax between them needs no sum across lanes.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gemm::{Parallelism, gemm};
+
+/// `scores[t][i] = sum_d keys[t][d] q[d][i]` for `lanes` queries `i` and the `keys.len() / depth` keys `t`.
+pub(super) fn scores(lanes: usize, depth: usize, q: &[f32], keys: &[f32], scores: &mut [f32]) {
+    product(lanes, keys.len() / depth, depth, q, (keys, 1, depth), scores, false);
+}
+
+/// `acc[d][i] += sum_t weights[t][i] values[t][d]` for `lanes` queries `i` and the `values.len() / head_dim` keys `t`.
+pub(super) fn accumulate(lanes: usize, head_dim: usize, weights: &[f32], values: &[f32], acc: &mut [f32]) {
+    product(lanes, head_dim, values.len() / head_dim, weights, (values, head_dim, 1), acc, true);
+}
+
+/// `dst[j][i] (+)= sum_p lhs[p][i] rhs(p, j)` with `rhs(p, j) = rhs[p * p_stride + j * j_stride]`.
+fn product(
+    m: usize,
+    n: usize,
+    k: usize,
+    lhs: &[f32],
+    (rhs, p_stride, j_stride): (&[f32], usize, usize),
+    dst: &mut [f32],
+    add: bool,
+) {
+    if m == 0 || n == 0 || k == 0 {
+        return;
+    }
+    assert!(lhs.len() >= m * k && dst.len() >= m * n);
+    assert!(rhs.len() > (k - 1) * p_stride + (n - 1) * j_stride);
+    let stride = |s: usize| isize::try_from(s).expect("a slice's stride fits isize");
+    // SAFETY: the assertions above bound the largest element that each operand reaches: (k-1)*m + (m-1) in `lhs`,
+    // (n-1)*m + (m-1) in `dst`, (k-1)*p_stride + (n-1)*j_stride in `rhs`. `dst` is borrowed mutably, so it overlaps
+    // neither; all three are initialised f32.
+    unsafe {
+        gemm(
+            m,
+            n,
+            k,
+            dst.as_mut_ptr(),
+            stride(m),
+            1,
+            add,
+            lhs.as_ptr(),
+            stride(m),
+            1,
+            rhs.as_ptr(),
+            stride(j_stride),
+            stride(p_stride),
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}
+
+/// The rows of an output, each handed out once to whichever thread finishes it.
+pub(super) struct OutputRows<'a, T> {
+    data: *mut T,
+    row_len: usize,
+    taken: Vec<AtomicBool>,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: the pointer stands for the `&'a mut [T]` it was made from; `write` gives each row to one caller only.
+unsafe impl<T: Send> Sync for OutputRows<'_, T> {}
+
+impl<'a, T> OutputRows<'a, T> {
+    /// Splits `data` into rows of `row_len`.
+    ///
+    /// # Panics
+    /// If the rows do not come out even.
+    pub(super) fn new(data: &'a mut [T], row_len: usize) -> Self {
+        assert!(data.len().is_multiple_of(row_len));
+        let taken = (0..data.len() / row_len).map(|_| AtomicBool::new(false)).collect();
+        Self { data: data.as_mut_ptr(), row_len, taken, owner: PhantomData }
+    }
+
+    /// Lets `write` fill row `row`.
+    ///
+    /// # Panics
+    /// If the row does not exist or was handed out before.
+    pub(super) fn write(&self, row: usize, write: impl FnOnce(&mut [T])) {
+        assert!(!self.taken[row].swap(true, Ordering::Relaxed), "row {row} is written twice");
+        // SAFETY: indexing `taken` has checked that the row lies inside the slice, and the swap that nobody else has
+        // or will get it: this is the only reference to these elements, within the lifetime of the slice.
+        let row = unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.row_len), self.row_len) };
+        write(row);
+    }
+
+    /// Whether every row was handed out.
+    pub(super) fn is_complete(&mut self) -> bool {
+        self.taken.iter_mut().all(|taken| *taken.get_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_follow_their_index_formulas() {
+        let (lanes, depth, n) = (16, 8, 5);
+        let value = |seed: usize| move |i: usize| ((i * 37 + seed * 11) % 19) as f32 - 9.0;
+        let q: Vec<f32> = (0..lanes * depth).map(value(1)).collect();
+        let keys: Vec<f32> = (0..n * depth).map(value(2)).collect();
+        let mut s = vec![f32::NAN; n * lanes];
+        scores(lanes, depth, &q, &keys, &mut s);
+        let mut acc = vec![1.0; depth * lanes];
+        accumulate(lanes, depth, &s, &keys, &mut acc);
+        for i in 0..lanes {
+            for t in 0..n {
+                let want: f32 = (0..depth).map(|d| keys[t * depth + d] * q[d * lanes + i]).sum();
+                assert_eq!(s[t * lanes + i], want);
+            }
+            for d in 0..depth {
+                let want: f32 = (0..n).map(|t| s[t * lanes + i] * keys[t * depth + d]).sum();
+                assert_eq!(acc[d * lanes + i], 1.0 + want);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "row 1 is written twice")]
+    fn a_row_is_handed_out_once() {
+        let mut data = [0u8; 6];
+        let mut rows = OutputRows::new(&mut data, 3);
+        rows.write(1, |row| row.fill(7));
+        assert!(!rows.is_complete());
+        rows.write(1, |_| {});
+    }
+}

@@ -1,0 +1,212 @@
+//! Algorithm 1 on the CPU: all heads that share a KV head, and several segments, read the keys together.
+
+use rayon::prelude::*;
+
+use super::microkernel;
+use super::softmax::LANES;
+use super::strided::{Element, Inputs};
+use super::tile::gather;
+use crate::config::{KeyScore, S2oConfig};
+use crate::permutation::{Permutation, score_of_key, sort_key};
+use crate::plan::{Plan, SegmentOrder};
+use crate::segment::Segment;
+
+/// Segments whose keys are scored together: enough rows to read each key once for many, few enough tasks' worth
+/// of sort keys in flight.
+const SEGMENTS_PER_TASK: usize = 8;
+/// Keys scored at a time.
+const KEY_TILE: usize = 128;
+
+/// Bytes that the orders of one segment take for the heads of one KV head: a 64-bit sort key and a 32-bit index per
+/// key and head.
+pub(super) fn workspace_bytes(group_size: usize, prefix_len: usize) -> usize {
+    12 * group_size * prefix_len
+}
+
+/// Ranks `segments` (numbers into `plan.segments`) for the heads of one KV head. Returns `orders[s][g]` for the
+/// `s`-th of them and the `g`-th head of the group.
+pub(super) fn rank_group<T: Element>(
+    inputs: &Inputs<'_, T>,
+    plan: &Plan,
+    config: &S2oConfig,
+    (batch, kv_head): (usize, usize),
+    segments: &[usize],
+) -> Vec<Vec<SegmentOrder>> {
+    let group = inputs.shape.group_size();
+    let guide = config.q_perm().then(|| k_guide(inputs, plan.segment_len, (batch, kv_head)));
+    segments
+        .par_chunks(SEGMENTS_PER_TASK)
+        .flat_map_iter(|segments| {
+            let members: Vec<Member<'_>> = segments
+                .iter()
+                .flat_map(|&s| (0..group).map(move |g| (&plan.segments[s], kv_head * group + g)))
+                .map(|(segment, head)| Member { segment, head })
+                .collect();
+            let scored = score_keys(inputs, config, (batch, kv_head), &members);
+            let orders: Vec<SegmentOrder> = scored
+                .into_par_iter()
+                .zip(&members)
+                .map(|(scored, member)| {
+                    let q_perm = match &guide {
+                        Some(guide) => order_queries(inputs, batch, member, guide),
+                        None => Permutation::identity(member.segment.rows.len()),
+                    };
+                    let (kv_perm, tile_weights) = order_keys(scored, config.tile_k());
+                    SegmentOrder { q_perm, kv_perm, tile_weights }
+                })
+                .collect();
+            orders.chunks(group).map(<[SegmentOrder]>::to_vec).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// One row of scores: a segment as one query head sees it.
+struct Member<'a> {
+    segment: &'a Segment,
+    head: usize,
+}
+
+/// The keys before a segment with their scores, packed to be sorted; those of the front sink sort first, so their
+/// scores stand apart.
+struct Scored {
+    keys: Vec<u64>,
+    sink_scores: Vec<f32>,
+}
+
+/// `k_scores` of Algorithm 1 for all members: one product of their coefficients with each tile of keys.
+fn score_keys<T: Element>(
+    inputs: &Inputs<'_, T>,
+    config: &S2oConfig,
+    (batch, kv_head): (usize, usize),
+    members: &[Member<'_>],
+) -> Vec<Scored> {
+    let head_dim = inputs.shape.head_dim();
+    let depth = match config.key_score() {
+        KeyScore::MeanQuery => head_dim,
+        KeyScore::SecondCumulant { .. } => 2 * head_dim,
+    };
+    let lanes = members.len().next_multiple_of(LANES);
+    let mut coefficients = vec![0.0; depth * lanes];
+    for (i, member) in members.iter().enumerate() {
+        let column = score_coefficients(inputs, config, batch, member);
+        for (row, c) in coefficients.chunks_exact_mut(lanes).zip(column) {
+            row[i] = c;
+        }
+    }
+    let mut scored: Vec<Scored> = members
+        .iter()
+        .map(|member| Scored { keys: Vec::with_capacity(member.segment.start), sink_scores: Vec::new() })
+        .collect();
+    let mut keys = vec![0.0; KEY_TILE * head_dim];
+    let mut features = vec![0.0; KEY_TILE * depth];
+    let mut scores = vec![0.0; KEY_TILE * lanes];
+    let end = members.iter().map(|member| member.segment.start).max().unwrap_or(0);
+    for first in (0..end).step_by(KEY_TILE) {
+        let positions = first..(first + KEY_TILE).min(end);
+        let keys = gather(&inputs.k, (batch, kv_head), positions.clone(), &mut keys, head_dim);
+        // [K | K * K], or K alone.
+        for (features, key) in features.chunks_exact_mut(depth).zip(keys.chunks_exact(head_dim)) {
+            let (plain, squared) = features.split_at_mut(head_dim);
+            plain.copy_from_slice(key);
+            squared.iter_mut().zip(key).for_each(|(square, k)| *square = k * k);
+        }
+        microkernel::scores(lanes, depth, &coefficients, &features[..positions.len() * depth], &mut scores);
+        for (i, (scored, member)) in scored.iter_mut().zip(members).enumerate() {
+            for (t, row) in (first..member.segment.start).zip(scores.chunks_exact(lanes).take(positions.len())) {
+                let index = t as u32;
+                if t < config.front_sink() {
+                    scored.sink_scores.push(row[i]);
+                    // Below every sort key of a score, NaN included.
+                    scored.keys.push(u64::from(index));
+                } else {
+                    scored.keys.push(sort_key(row[i], index));
+                }
+            }
+        }
+    }
+    scored
+}
+
+/// Coefficients of `[K | K * K]` in the score: `[scale q_mean | c scale^2 var(q)]`, over all of the segment's queries
+/// in this call.
+fn score_coefficients<T: Element>(
+    inputs: &Inputs<'_, T>,
+    config: &S2oConfig,
+    batch: usize,
+    member: &Member<'_>,
+) -> Vec<f32> {
+    let head_dim = inputs.shape.head_dim();
+    let rows = member.segment.all_rows();
+    let count = rows.len() as f64;
+    let mut row_buffer = vec![0.0; head_dim];
+    let mut first = vec![0.0; head_dim];
+    inputs.q.read(batch, rows.start, member.head, &mut first);
+    // Sums of distances from the first query: exact enough in one sweep.
+    let mut sum = vec![0.0f64; head_dim];
+    let mut square = vec![0.0f64; head_dim];
+    for row in rows {
+        inputs.q.read(batch, row, member.head, &mut row_buffer);
+        for d in 0..head_dim {
+            let x = f64::from(row_buffer[d]) - f64::from(first[d]);
+            sum[d] += x;
+            square[d] += x * x;
+        }
+    }
+    let scale = f64::from(inputs.softmax_scale);
+    let mean = (0..head_dim).map(|d| (scale * (f64::from(first[d]) + sum[d] / count)) as f32);
+    match config.key_score() {
+        KeyScore::MeanQuery => mean.collect(),
+        KeyScore::SecondCumulant { c } => {
+            let weight = f64::from(c) * scale * scale;
+            let var = (0..head_dim).map(|d| (weight * (square[d] / count - (sum[d] / count).powi(2)).max(0.0)) as f32);
+            mean.chain(var).collect()
+        }
+    }
+}
+
+/// `kv_perm`, and the weight of each of its tiles.
+fn order_keys(mut scored: Scored, tile_k: usize) -> (Permutation, Vec<f32>) {
+    scored.keys.sort_unstable();
+    let sink = scored.sink_scores.len();
+    let score = |place: usize, key: u64| {
+        if place < sink { scored.sink_scores[place] } else { score_of_key(key) }
+    };
+    let best_ranked = scored.keys.get(sink).map_or(f32::NEG_INFINITY, |&key| score_of_key(key));
+    let max = scored.sink_scores.iter().copied().fold(best_ranked, f32::max);
+    let tile_weights = scored
+        .keys
+        .chunks(tile_k)
+        .enumerate()
+        .map(|(tile, keys)| keys.iter().zip(tile * tile_k..).map(|(&key, place)| (score(place, key) - max).exp()).sum())
+        .collect();
+    let indices = scored.keys.iter().map(|&key| key as u32).collect();
+    (Permutation::from_sorted(indices), tile_weights)
+}
+
+/// `k_guide`: the mean of the first segment's keys.
+fn k_guide<T: Element>(inputs: &Inputs<'_, T>, segment_len: usize, (batch, kv_head): (usize, usize)) -> Vec<f64> {
+    let head_dim = inputs.shape.head_dim();
+    let count = segment_len.min(inputs.shape.k_len());
+    let mut sum = vec![0.0f64; head_dim];
+    let mut key = vec![0.0; head_dim];
+    for position in 0..count {
+        inputs.k.read(batch, position, kv_head, &mut key);
+        sum.iter_mut().zip(&key).for_each(|(sum, &k)| *sum += f64::from(k));
+    }
+    sum.iter().map(|sum| sum / count as f64).collect()
+}
+
+/// `q_perm`: the segment's queries outside the dense tail, by descending `<q, k_guide>`.
+fn order_queries<T: Element>(inputs: &Inputs<'_, T>, batch: usize, member: &Member<'_>, guide: &[f64]) -> Permutation {
+    let mut query = vec![0.0; guide.len()];
+    let scores: Vec<f64> = member
+        .segment
+        .rows
+        .clone()
+        .map(|row| {
+            inputs.q.read(batch, row, member.head, &mut query);
+            query.iter().zip(guide).map(|(&q, k)| f64::from(q) * k).sum()
+        })
+        .collect();
+    Permutation::argsort_desc(&scores)
+}

@@ -1,0 +1,151 @@
+//! The softmax of one score tile, vectorised across queries.
+
+use pulp::{Arch, Simd, WithSimd};
+
+/// Queries that one pass of the inner loops handles; every tile's `lanes` is a multiple of it.
+pub(super) const LANES: usize = 16;
+
+/// Per-query results of [`exponentiate`], each `lanes` long.
+#[derive(Debug, Default)]
+pub(super) struct Columns {
+    /// m'
+    pub(super) new_max: Vec<f32>,
+    /// `2^(m - m')`
+    pub(super) rescale: Vec<f32>,
+    /// `sum 2^(s - m')` over the tile
+    pub(super) tile_sum: Vec<f32>,
+}
+
+/// Turns scores `(keys, lanes)`, in units of log2, into weights `2^(s - m')` in place.
+///
+/// A score of `-inf` is a masked key and weighs exactly 0; NaN stays NaN.
+pub(super) fn exponentiate(scores: &mut [f32], row_max: &[f32], columns: &mut Columns) {
+    let lanes = row_max.len();
+    for column in [&mut columns.new_max, &mut columns.rescale, &mut columns.tile_sum] {
+        column.resize(lanes, 0.0);
+    }
+    Arch::new().dispatch(Exponentiate { scores, row_max, columns });
+}
+
+struct Exponentiate<'a> {
+    scores: &'a mut [f32],
+    row_max: &'a [f32],
+    columns: &'a mut Columns,
+}
+
+impl WithSimd for Exponentiate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let lanes = self.row_max.len();
+        for first in (0..lanes).step_by(LANES) {
+            let old_max: [f32; LANES] = self.row_max[first..first + LANES].try_into().expect("LANES long");
+            let mut max = old_max;
+            for scores in self.scores.chunks_exact(lanes) {
+                let scores = &scores[first..first + LANES];
+                for (max, &score) in max.iter_mut().zip(scores) {
+                    *max = if score > *max { score } else { *max };
+                }
+            }
+            let mut sum = [0.0f32; LANES];
+            for scores in self.scores.chunks_exact_mut(lanes) {
+                let scores = &mut scores[first..first + LANES];
+                for ((score, sum), &max) in scores.iter_mut().zip(&mut sum).zip(&max) {
+                    *score = exp2::<S>(*score - max);
+                    *sum += *score;
+                }
+            }
+            for i in 0..LANES {
+                self.columns.new_max[first + i] = max[i];
+                self.columns.rescale[first + i] = exp2::<S>(old_max[i] - max[i]);
+                self.columns.tile_sum[first + i] = sum[i];
+            }
+        }
+    }
+}
+
+/// `acc[d][i] *= rescale[i]` for an `acc` of columns as long as `rescale`.
+pub(super) fn rescale_columns(acc: &mut [f32], rescale: &[f32]) {
+    // Ranked keys come in descending order: most tiles move no maximum at all.
+    if rescale.iter().all(|&r| r == 1.0) {
+        return;
+    }
+    Arch::new().dispatch(|| {
+        for column in acc.chunks_exact_mut(rescale.len()) {
+            for (acc, &r) in column.iter_mut().zip(rescale) {
+                *acc *= r;
+            }
+        }
+    });
+}
+
+/// `2^x` for `x <= 0`, within 2 units in the last place; 0 below the smallest normal number.
+#[inline(always)]
+fn exp2<S: Simd>(x: f32) -> f32 {
+    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    // Written so that NaN goes through.
+    let clamped = if x < -126.0 { -126.0 } else { x };
+    let rounded = clamped + ROUND;
+    let fraction = clamped - (rounded - ROUND);
+    // Minimax polynomial of (2^f - 1) / f on [-1/2, 1/2] (Cephes exp2f).
+    let mut p = 1.535_336_2e-4;
+    for c in [1.339_887_4e-3, 9.618_437e-3, 5.550_332_5e-2, 2.402_264_8e-1, 6.931_472e-1, 1.0] {
+        p = multiply_add::<S>(p, fraction, c);
+    }
+    let scale = f32::from_bits((rounded.to_bits() << 23).wrapping_add(0x3f80_0000));
+    let power = p * scale;
+    if x < -126.0 { 0.0 } else { power }
+}
+
+/// `a * b + c`, fused where the instruction exists: without it `mul_add` is a slow library call.
+#[inline(always)]
+fn multiply_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
+    if S::IS_SCALAR { a * b + c } else { a.mul_add(b, c) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exp2_all(xs: &[f32]) -> Vec<f32> {
+        let mut scores: Vec<f32> = xs.iter().flat_map(|&x| [x; LANES]).collect();
+        exponentiate(&mut scores, &[0.0; LANES], &mut Columns::default());
+        scores.chunks_exact(LANES).map(|row| row[LANES - 1]).collect()
+    }
+
+    #[test]
+    fn exp2_is_accurate_and_exact_at_integers() {
+        let xs: Vec<f32> = (0..=126_000).map(|i| -(i as f32) / 1000.0).collect();
+        for (&x, got) in xs.iter().zip(exp2_all(&xs)) {
+            let want = f64::from(x).exp2();
+            assert!((f64::from(got) / want - 1.0).abs() < 2.4e-7, "2^{x}: {got:e}, expected {want:e}");
+            if x.fract() == 0.0 {
+                assert_eq!(f64::from(got), want);
+            }
+        }
+    }
+
+    #[test]
+    fn exp2_of_masked_and_poisoned_scores() {
+        assert_eq!(exp2_all(&[f32::NEG_INFINITY, -127.0, -1e30, 0.0]), [0.0, 0.0, 0.0, 1.0]);
+        assert!(exp2_all(&[f32::NAN])[0].is_nan());
+    }
+
+    #[test]
+    fn columns_are_independent() {
+        let mut scores = vec![0.0; 3 * 2 * LANES];
+        for (i, s) in scores.iter_mut().enumerate() {
+            *s = (i % (2 * LANES)) as f32 * 0.25 - (i / (2 * LANES)) as f32;
+        }
+        let row_max: Vec<f32> = (0..2 * LANES).map(|i| if i % 2 == 0 { f32::NEG_INFINITY } else { 100.0 }).collect();
+        let mut columns = Columns::default();
+        exponentiate(&mut scores, &row_max, &mut columns);
+        assert_eq!(columns.new_max[2], 0.5);
+        assert_eq!(columns.rescale[2], 0.0);
+        assert_eq!(columns.tile_sum[2], 1.75);
+        assert_eq!(columns.new_max[3], 100.0);
+        assert_eq!(columns.rescale[3], 1.0);
+    }
+}

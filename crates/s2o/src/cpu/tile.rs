@@ -1,0 +1,224 @@
+//! A query tile with its running softmax, and the buffers a worker needs: nothing is allocated in the tile loops.
+
+use std::f32::consts::{LN_2, LOG2_E};
+use std::ops::Range;
+
+use super::microkernel::{self, OutputRows};
+use super::softmax::{Columns, LANES, exponentiate, rescale_columns};
+use super::strided::{Element, Inputs, Strided};
+use crate::config::GainFrame;
+use crate::early_stop::{Gain, StopVote};
+use crate::online_softmax::{RowUpdate, SoftmaxState};
+
+/// One query tile of one head: its scaled queries, its state, and who it writes to.
+#[derive(Debug, Default)]
+pub(super) struct QueryTile {
+    /// Rows of the call, in the tile's order.
+    pub(super) rows: Vec<usize>,
+    /// `rows.len()` rounded up to [`LANES`]; the queries of the lanes beyond are zero.
+    lanes: usize,
+    /// (head_dim, lanes), times `softmax_scale * log2 e`: scores come out in units of log2.
+    q: Vec<f32>,
+    /// (head_dim, lanes)
+    acc: Vec<f32>,
+    /// (lanes), in units of log2
+    row_max: Vec<f32>,
+    /// (lanes)
+    row_sum: Vec<f32>,
+    /// (m, l) when the prefix began, to measure how much it added.
+    entry_max: Vec<f32>,
+    entry_sum: Vec<f32>,
+}
+
+impl QueryTile {
+    fn reset(&mut self, rows: impl Iterator<Item = usize>, head_dim: usize) {
+        self.rows.clear();
+        self.rows.extend(rows);
+        self.lanes = self.rows.len().next_multiple_of(LANES);
+        for (column, len, value) in [
+            (&mut self.q, head_dim * self.lanes, 0.0),
+            (&mut self.acc, head_dim * self.lanes, 0.0),
+            (&mut self.row_max, self.lanes, f32::NEG_INFINITY),
+            (&mut self.row_sum, self.lanes, 0.0),
+        ] {
+            column.clear();
+            column.resize(len, value);
+        }
+    }
+
+    /// Begins a tile of consecutive `rows` with no keys seen.
+    pub(super) fn load<T: Element>(
+        &mut self,
+        inputs: &Inputs<'_, T>,
+        (batch, head): (usize, usize),
+        rows: Range<usize>,
+        row_buffer: &mut [f32],
+    ) {
+        self.reset(rows.clone(), row_buffer.len());
+        let scale = inputs.softmax_scale * LOG2_E;
+        for (i, row) in rows.enumerate() {
+            inputs.q.read(batch, row, head, row_buffer);
+            for (column, &x) in self.q.chunks_exact_mut(self.lanes).zip(&*row_buffer) {
+                column[i] = x * scale;
+            }
+        }
+    }
+
+    /// Begins a tile of other tiles' rows, with their states: row `i` comes from `sources(i)`, a tile and its lane.
+    pub(super) fn resume<'t>(
+        &mut self,
+        len: usize,
+        head_dim: usize,
+        sources: impl Fn(usize) -> (&'t QueryTile, usize),
+    ) {
+        self.reset((0..len).map(|i| sources(i)).map(|(tile, lane)| tile.rows[lane]), head_dim);
+        for i in 0..len {
+            let (from, lane) = sources(i);
+            for d in 0..head_dim {
+                self.q[d * self.lanes + i] = from.q[d * from.lanes + lane];
+                self.acc[d * self.lanes + i] = from.acc[d * from.lanes + lane];
+            }
+            self.row_max[i] = from.row_max[lane];
+            self.row_sum[i] = from.row_sum[lane];
+        }
+    }
+
+    /// Scores a key tile: `scores` become weights relative to the new maxima in `columns`. With `diagonal` the tile's
+    /// rows are consecutive, and row `i` sees the first `diagonal + i + 1` keys only.
+    pub(super) fn score(&self, keys: &[f32], diagonal: Option<isize>, scores: &mut Scores) {
+        let head_dim = self.q.len() / self.lanes;
+        let n = keys.len() / head_dim;
+        scores.weights.resize(n * self.lanes, 0.0);
+        microkernel::scores(self.lanes, head_dim, &self.q, keys, &mut scores.weights);
+        if let Some(diagonal) = diagonal {
+            for (t, column) in scores.weights.chunks_exact_mut(self.lanes).enumerate() {
+                let hidden_from = (t as isize - diagonal).clamp(0, self.lanes as isize) as usize;
+                column[..hidden_from].fill(f32::NEG_INFINITY);
+            }
+        }
+        exponentiate(&mut scores.weights, &self.row_max, &mut scores.columns);
+    }
+
+    /// Adds the rows' gains to a vote on whether to stop.
+    pub(super) fn vote(&self, scores: &Scores, frame: GainFrame, vote: &mut StopVote) {
+        let columns = &scores.columns;
+        for i in 0..self.rows.len() {
+            let update = RowUpdate {
+                new_max: f64::from(columns.new_max[i]),
+                rescale: f64::from(columns.rescale[i]),
+                old_sum: f64::from(self.row_sum[i]),
+                tile_sum: f64::from(columns.tile_sum[i]),
+            };
+            vote.add(Gain::of(&update, frame));
+        }
+    }
+
+    /// Commits a scored key tile.
+    pub(super) fn update(&mut self, scores: &Scores, values: &[f32]) {
+        let columns = &scores.columns;
+        for ((sum, &rescale), &tile_sum) in self.row_sum.iter_mut().zip(&columns.rescale).zip(&columns.tile_sum) {
+            *sum = *sum * rescale + tile_sum;
+        }
+        self.row_max.copy_from_slice(&columns.new_max);
+        rescale_columns(&mut self.acc, &columns.rescale);
+        let head_dim = self.acc.len() / self.lanes;
+        microkernel::accumulate(self.lanes, head_dim, &scores.weights, values, &mut self.acc);
+    }
+
+    /// Remembers (m, l) of every row for [`QueryTile::prefix_share`].
+    pub(super) fn enter_prefix(&mut self) {
+        self.entry_max.clone_from(&self.row_max);
+        self.entry_sum.clone_from(&self.row_sum);
+    }
+
+    /// Mean over the rows of the share of the mass that came since [`QueryTile::enter_prefix`].
+    pub(super) fn prefix_share(&self) -> f64 {
+        let rows = self.rows.len();
+        let kept: f64 = (0..rows)
+            .map(|i| {
+                let rescale = f64::from(self.entry_max[i] - self.row_max[i]).exp2();
+                f64::from(self.entry_sum[i]) * rescale / f64::from(self.row_sum[i])
+            })
+            .sum();
+        1.0 - kept / rows as f64
+    }
+
+    /// Writes `acc / l` to the output row of each query; `row_of` maps a row of the call to a row of `out`.
+    pub(super) fn finish<T: Element>(
+        &self,
+        out: &OutputRows<'_, T>,
+        row_of: impl Fn(usize) -> usize,
+        row_buffer: &mut [f32],
+    ) {
+        for (i, &row) in self.rows.iter().enumerate() {
+            let norm = self.row_sum[i].recip();
+            for (x, column) in row_buffer.iter_mut().zip(self.acc.chunks_exact(self.lanes)) {
+                *x = column[i] * norm;
+            }
+            out.write(row_of(row), |dst| T::narrow(row_buffer, dst));
+        }
+    }
+
+    /// The state of row `i`, in natural-log units.
+    pub(super) fn state(&self, i: usize) -> SoftmaxState {
+        SoftmaxState {
+            row_max: f64::from(self.row_max[i] * LN_2),
+            row_sum: f64::from(self.row_sum[i]),
+            acc: self.acc.chunks_exact(self.lanes).map(|column| f64::from(column[i])).collect(),
+        }
+    }
+}
+
+/// Scores of one query tile and one key tile.
+#[derive(Debug, Default)]
+pub(super) struct Scores {
+    weights: Vec<f32>,
+    columns: Columns,
+}
+
+/// What one worker needs.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    pub(super) tiles: Vec<QueryTile>,
+    pub(super) permuted: Vec<QueryTile>,
+    pub(super) scores: Scores,
+    pub(super) keys: Vec<f32>,
+    pub(super) values: Vec<f32>,
+    pub(super) row: Vec<f32>,
+}
+
+impl Workspace {
+    pub(super) fn new(head_dim: usize, tile_k: usize) -> Self {
+        Self {
+            tiles: Vec::new(),
+            permuted: Vec::new(),
+            scores: Scores::default(),
+            keys: vec![0.0; tile_k * head_dim],
+            values: vec![0.0; tile_k * head_dim],
+            row: vec![0.0; head_dim],
+        }
+    }
+
+    /// The first `count` tiles of `tiles`, made if they are not there.
+    pub(super) fn at_least(tiles: &mut Vec<QueryTile>, count: usize) -> &mut [QueryTile] {
+        if tiles.len() < count {
+            tiles.resize_with(count, QueryTile::default);
+        }
+        &mut tiles[..count]
+    }
+}
+
+/// Copies the keys or values at `positions` into `buffer`; returns the part that holds them.
+pub(super) fn gather<'b, T: Element>(
+    from: &Strided<'_, T>,
+    (batch, kv_head): (usize, usize),
+    positions: impl ExactSizeIterator<Item = usize>,
+    buffer: &'b mut [f32],
+    head_dim: usize,
+) -> &'b [f32] {
+    let len = positions.len();
+    for (position, row) in positions.zip(buffer.chunks_exact_mut(head_dim)) {
+        from.read(batch, position, kv_head, row);
+    }
+    &buffer[..len * head_dim]
+}

@@ -1,0 +1,227 @@
+//! The fast CPU path, stage by stage. Each stage gets the reference's results of the stage before.
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+use s2o::cpu::{self, Element};
+use s2o::reference::{self, Head};
+use s2o::{Permutation, Plan, Ranking};
+
+use crate::random::{Case, cases, inputs};
+use crate::vectors::{load_all, relative_norm};
+
+fn reference_ranking(case: &Case) -> Ranking {
+    let plan = Plan::new(&case.config, &case.shape, case.chunk).unwrap();
+    heads(case).map(|head| reference::rank_all(&head, &plan, &case.config)).collect()
+}
+
+fn heads(case: &Case) -> impl Iterator<Item = Head> {
+    (0..case.shape.batch() * case.shape.num_heads()).map(|i| {
+        let (b, h) = (i / case.shape.num_heads(), i % case.shape.num_heads());
+        Head::new(&case.shape, case.qkv(), case.scale(), b, h)
+    })
+}
+
+fn vector_cases() -> impl Iterator<Item = (String, Case)> {
+    load_all().into_iter().flat_map(|vectors| {
+        vectors
+            .runs()
+            .iter()
+            .map(|run| {
+                let case = Case {
+                    shape: vectors.shape,
+                    config: vectors.config(run),
+                    chunk: vectors.chunk(),
+                    q: vectors.q.clone(),
+                    k: vectors.k.clone(),
+                    v: vectors.v.clone(),
+                };
+                (format!("{} run {}", vectors.name, run.index), case)
+            })
+            .collect::<Vec<_>>()
+    })
+}
+
+/// Valid permutations whose scores, in f64, descend within f32 rounding of the largest score.
+fn check_ranking(case: &Case) {
+    let plan = Plan::new(&case.config, &case.shape, case.chunk).unwrap();
+    let ranking = cpu::rank(&case.inputs(), &case.config, case.chunk).unwrap();
+    for (head, orders) in heads(case).zip(&ranking) {
+        for (segment, order) in plan.segments.iter().zip(orders) {
+            order.check(segment).unwrap();
+            let sink = case.config.front_sink().min(segment.start);
+            let kv_perm = order.kv_perm.as_slice();
+            assert!(kv_perm[..sink].iter().copied().eq(0..sink as u32), "the front sink leads");
+            let scores = reference::key_scores(&head, segment, &case.config);
+            check_descending(&order.kv_perm, &scores, sink);
+            if case.config.q_perm() {
+                let scores = reference::query_scores(&head, segment, plan.segment_len);
+                check_descending(&order.q_perm, &scores, 0);
+            } else {
+                assert_eq!(order.q_perm, Permutation::identity(segment.rows.len()));
+            }
+            let want = reference::rank(&head, segment, plan.segment_len, &case.config).tile_weights;
+            for (got, want) in order.tile_weights.iter().zip(&want) {
+                assert!((got - want).abs() <= 1e-3 * want.abs() + 1e-6, "tile weight {got} {want}");
+            }
+            assert_eq!(order.tile_weights.len(), want.len());
+        }
+    }
+}
+
+fn check_descending(perm: &Permutation, scores: &[f64], from: usize) {
+    Permutation::new(perm.as_slice().to_vec()).expect("a permutation");
+    let tolerance = 2e-6 * scores.iter().fold(1.0f64, |max, s| max.max(s.abs()));
+    for pair in perm.as_slice()[from.min(perm.len())..].windows(2) {
+        let (a, b) = (scores[pair[0] as usize], scores[pair[1] as usize]);
+        assert!(a >= b - tolerance, "{a} before {b}");
+        assert!(a != b || pair[0] < pair[1], "equal scores keep the lower index first");
+    }
+}
+
+/// (relative error, density difference, query tiles that stopped elsewhere) against the reference.
+fn against_reference(case: &Case, ranking: Option<&Ranking>) -> (f64, f64, usize) {
+    let (want, want_stats) =
+        reference::attention(&case.shape, case.qkv(), case.scale(), &case.config, case.chunk, ranking).unwrap();
+    let mut out = vec![f32::NAN; case.q.len()];
+    let stats = match ranking {
+        Some(ranking) => {
+            cpu::attention_with_ranking(&case.inputs(), &case.config, case.chunk, ranking, &mut out).unwrap()
+        }
+        None => cpu::attention(&case.inputs(), &case.config, case.chunk, &mut out).unwrap(),
+    };
+    assert_eq!(stats.tiles_causal(), want_stats.tiles_causal());
+    assert_eq!(stats.heads.len(), want_stats.heads.len());
+    let mut moved = 0;
+    for (got, want) in stats.heads.iter().zip(&want_stats.heads) {
+        assert_eq!(got.tiles.len(), want.tiles.len());
+        for (got, want) in got.tiles.iter().zip(&want.tiles) {
+            let place = |t: &s2o::TileStats| (t.segment, t.dense_tail, t.rows, t.window_tiles, t.prefix_tiles);
+            assert_eq!(place(got), place(want));
+            if got.visited == want.visited {
+                let (got, want) = (got.skipped_mass, want.skipped_mass);
+                assert!((got.by_last_gain - want.by_last_gain).abs() < 1e-3, "{got:?} {want:?}");
+                assert!((got.by_key_scores - want.by_key_scores).abs() < 1e-3, "{got:?} {want:?}");
+            } else {
+                moved += 1;
+            }
+        }
+    }
+    (relative_norm(&out, &want), (stats.density() - want_stats.density()).abs(), moved)
+}
+
+/// Whether a gain anywhere is so near its threshold that f32 may decide otherwise.
+fn near_tie(case: &Case, ranking: &Ranking) -> bool {
+    let visits = |factor: f32| {
+        let nudged = case.with(|config| config.tau(case.config.tau() * factor));
+        let (_, stats) =
+            reference::attention(&case.shape, case.qkv(), case.scale(), &nudged.config, case.chunk, Some(ranking))
+                .unwrap();
+        stats.heads.iter().flat_map(|head| head.tiles.iter().map(|t| t.visited)).collect::<Vec<_>>()
+    };
+    visits(1.0 - 1e-4) != visits(1.0 + 1e-4)
+}
+
+#[test]
+fn vectors_rankings() {
+    for (_, case) in vector_cases() {
+        check_ranking(&case);
+    }
+}
+
+#[test]
+fn vectors_with_injected_rankings() {
+    for (name, case) in vector_cases() {
+        let (error, _, moved) = against_reference(&case, Some(&reference_ranking(&case)));
+        assert_eq!(moved, 0, "{name}: query tiles that stopped elsewhere");
+        assert!(error <= 2e-6, "{name}: output differs by {error:e}");
+    }
+}
+
+#[test]
+fn vectors_end_to_end() {
+    for (name, case) in vector_cases() {
+        let (error, density, _) = against_reference(&case, None);
+        assert!(error <= 1e-4, "{name}: output differs by {error:e}");
+        assert!(density <= 0.01, "{name}: density differs by {density}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn rankings_descend(case in cases()) {
+        check_ranking(&case);
+    }
+
+    #[test]
+    fn pass1_states(case in cases()) {
+        let plan = Plan::new(&case.config, &case.shape, case.chunk).unwrap();
+        let states = cpu::pass1(&case.inputs(), &case.config, case.chunk).unwrap();
+        prop_assert_eq!(states.len(), case.shape.batch() * case.shape.num_heads());
+        for (head, states) in heads(&case).zip(states) {
+            let want: Vec<_> =
+                plan.segments.iter().flat_map(|s| reference::pass1(&head, s, case.config.tile_k())).collect();
+            prop_assert_eq!(states.len(), want.len());
+            for (got, want) in states.iter().zip(&want) {
+                prop_assert!((got.lse() - want.lse()).abs() <= 4e-6 * (1.0 + want.lse().abs()));
+                let rescale = (got.row_max - want.row_max).exp();
+                prop_assert!((got.row_sum * rescale / want.row_sum - 1.0).abs() < 1e-5);
+                let (got, want) = (got.finish(), want.finish());
+                prop_assert!(relative_norm(&got, &want) <= 5e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn outputs_with_injected_rankings(case in cases()) {
+        let ranking = reference_ranking(&case);
+        let (error, _, moved) = against_reference(&case, Some(&ranking));
+        if moved > 0 {
+            prop_assert!(near_tie(&case, &ranking), "{} query tiles stopped elsewhere without a near-tie", moved);
+        } else {
+            prop_assert!(error <= 2e-6, "output differs by {:e}", error);
+        }
+    }
+
+    #[test]
+    fn end_to_end_without_stopping(case in cases()) {
+        // Near-ties in the ranking cannot matter when every tile is visited.
+        let case = case.with(|config| config.tau(0.0));
+        let (error, density, moved) = against_reference(&case, None);
+        prop_assert!(error <= 2e-6, "output differs by {:e}", error);
+        prop_assert_eq!((density, moved), (0.0, 0));
+    }
+
+    #[test]
+    fn half_inputs_equal_the_widened_ones(case in cases()) {
+        check_half::<bf16>(&case, 1.0 / 256.0)?;
+        check_half::<f16>(&case, 1.0 / 2048.0)?;
+    }
+}
+
+/// Half inputs give what their f32 copies give, up to the rounding of the output.
+fn check_half<T: Element>(case: &Case, rounding: f32) -> Result<(), TestCaseError> {
+    let narrow = |wide: &[f32]| {
+        let mut half = vec![T::default(); wide.len()];
+        T::narrow(wide, &mut half);
+        half
+    };
+    let widen = |half: &[T]| {
+        let mut wide = vec![0.0; half.len()];
+        T::widen(half, &mut wide);
+        wide
+    };
+    let (q, k, v) = (narrow(&case.q), narrow(&case.k), narrow(&case.v));
+    let mut half_out = narrow(&vec![f32::NAN; case.q.len()]);
+    let half_inputs = inputs(&case.shape, &q, &k, &v);
+    let half_stats = cpu::attention(&half_inputs, &case.config, case.chunk, &mut half_out).unwrap();
+    let (q, k, v) = (widen(&q), widen(&k), widen(&v));
+    let mut out = vec![f32::NAN; case.q.len()];
+    let stats = cpu::attention(&inputs(&case.shape, &q, &k, &v), &case.config, case.chunk, &mut out).unwrap();
+    prop_assert_eq!(half_stats, stats);
+    for (half, wide) in widen(&half_out).iter().zip(&out) {
+        prop_assert!((half - wide).abs() <= rounding * wide.abs() + 1e-7, "{} {}", half, wide);
+    }
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! What must hold for every input, whatever the reference says.
+
+use proptest::prelude::*;
+use s2o::cpu::{self, Inputs, Strided};
+use s2o::{AttnShape, AttnStats, Chunk, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
+
+use crate::random::{Case, cases, inputs, noise, tensors};
+use crate::vectors::relative_norm;
+
+fn run(case: &Case) -> (Vec<f32>, AttnStats) {
+    let mut out = vec![f32::NAN; case.q.len()];
+    let stats = cpu::attention(&case.inputs(), &case.config, case.chunk, &mut out).unwrap();
+    (out, stats)
+}
+
+fn run_ranked(case: &Case, ranking: &Ranking) -> (Vec<f32>, AttnStats) {
+    let mut out = vec![f32::NAN; case.q.len()];
+    let stats = cpu::attention_with_ranking(&case.inputs(), &case.config, case.chunk, ranking, &mut out).unwrap();
+    (out, stats)
+}
+
+fn dense(case: &Case) -> Vec<f32> {
+    let mut out = vec![f32::NAN; case.q.len()];
+    cpu::dense(&case.inputs(), true, &mut out);
+    out
+}
+
+/// Every order turned round.
+fn reversed(mut ranking: Ranking) -> Ranking {
+    for order in ranking.iter_mut().flatten() {
+        let turn = |perm: &Permutation| Permutation::new(perm.as_slice().iter().rev().copied().collect()).unwrap();
+        order.kv_perm = turn(&order.kv_perm);
+        order.q_perm = turn(&order.q_perm);
+    }
+    ranking
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn never_stopping_is_dense_in_any_order(case in cases()) {
+        let case = case.with(|config| config.tau(0.0));
+        let want = dense(&case);
+        let (out, stats) = run(&case);
+        prop_assert!(relative_norm(&out, &want) <= 2e-6);
+        prop_assert_eq!(stats.density(), 1.0);
+        let ranking = reversed(cpu::rank(&case.inputs(), &case.config, case.chunk).unwrap());
+        let (out, _) = run_ranked(&case, &ranking);
+        prop_assert!(relative_norm(&out, &want) <= 2e-6);
+    }
+
+    #[test]
+    fn a_larger_tau_never_visits_more(case in cases(), factor in 1.0..4.0f32) {
+        let ranking = cpu::rank(&case.inputs(), &case.config, case.chunk).unwrap();
+        let larger = case.with(|config| config.tau((case.config.tau() * factor).min(0.99)));
+        // From one order, up to its stop a tile's gains do not depend on tau.
+        let ((_, few), (_, many)) = (run_ranked(&larger, &ranking), run_ranked(&case, &ranking));
+        for (few, many) in few.heads.iter().zip(&many.heads) {
+            for (few, many) in few.tiles.iter().zip(&many.tiles) {
+                prop_assert!(few.visited <= many.visited);
+            }
+        }
+        prop_assert!((0.0..=1.0).contains(&few.density()) && few.density() <= many.density());
+    }
+
+    #[test]
+    fn results_do_not_depend_on_the_threads_or_the_workspace(case in cases()) {
+        let (out, stats) = run(&case);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        prop_assert_eq!(pool.install(|| run(&case)), (out.clone(), stats.clone()));
+        let smallest = 12 * case.shape.group_size() * case.shape.k_len();
+        prop_assert_eq!(run(&case.with(|config| config.workspace_cap(smallest))), (out, stats));
+    }
+
+    #[test]
+    fn layouts_do_not_matter(case in cases()) {
+        let (out, stats) = run(&case);
+        let shape = case.shape;
+        // (batch, heads, length, head_dim), with a gap after each row.
+        let gap = 3;
+        let transpose = |data: &[f32], len: usize, heads: usize| {
+            let d = shape.head_dim();
+            let mut moved = vec![f32::NAN; shape.batch() * heads * len * (d + gap)];
+            for (i, row) in data.chunks_exact(d).enumerate() {
+                let (b, s, h) = (i / heads / len, i / heads % len, i % heads);
+                moved[((b * heads + h) * len + s) * (d + gap)..][..d].copy_from_slice(row);
+            }
+            let strides = [heads * len * (d + gap), d + gap, len * (d + gap), 1];
+            (moved, [shape.batch(), len, heads, d], strides)
+        };
+        let (q, q_dims, q_strides) = transpose(&case.q, shape.q_len(), shape.num_heads());
+        let (k, k_dims, k_strides) = transpose(&case.k, shape.k_len(), shape.num_kv_heads());
+        let (v, ..) = transpose(&case.v, shape.k_len(), shape.num_kv_heads());
+        let strided = Inputs::new(
+            Strided::new("q", &q, q_dims, q_strides).unwrap(),
+            Strided::new("k", &k, k_dims, k_strides).unwrap(),
+            Strided::new("v", &v, k_dims, k_strides).unwrap(),
+            case.scale(),
+        ).unwrap();
+        let mut moved_out = vec![f32::NAN; case.q.len()];
+        let moved_stats = cpu::attention(&strided, &case.config, case.chunk, &mut moved_out).unwrap();
+        prop_assert_eq!((moved_out, moved_stats), (out, stats));
+    }
+
+    #[test]
+    fn the_dense_tail_sees_every_key(case in cases()) {
+        let case = Case { chunk: Chunk::last(case.shape.k_len()), ..case }.with(|config| config.tau(0.9));
+        let (out, _) = run(&case);
+        let want = dense(&case);
+        let row = case.shape.num_heads() * case.shape.head_dim();
+        let tail = case.config.dense_tail().min(case.shape.q_len()) * row;
+        for b in 1..=case.shape.batch() {
+            let end = b * case.shape.q_len() * row;
+            if tail > 0 {
+                prop_assert!(relative_norm(&out[end - tail..end], &want[end - tail..end]) <= 2e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn whole_segments_in_chunks_equal_the_whole() {
+    let whole = AttnShape::new([1, 512, 2, 64], [512, 1]).unwrap();
+    let [q, k, v] = tensors(&whole, 7, 4.0);
+    let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(128)).dense_below(0).build().unwrap();
+    let mut want = vec![f32::NAN; q.len()];
+    let want_stats = cpu::attention(&inputs(&whole, &q, &k, &v), &config, Chunk::last(512), &mut want).unwrap();
+    let mut got = Vec::new();
+    let mut stats = AttnStats::default();
+    for end in [128, 384, 512] {
+        let begin = if end == 128 { 0 } else { end - if end == 384 { 256 } else { 128 } };
+        let shape = AttnShape::new([1, end - begin, 2, 64], [end, 1]).unwrap();
+        let chunk = Chunk { prompt_len: 512, is_last: end == 512 };
+        let mut out = vec![f32::NAN; (end - begin) * 128];
+        let part = inputs(&shape, &q[begin * 128..end * 128], &k[..end * 64], &v[..end * 64]);
+        stats.append(cpu::attention(&part, &config, chunk, &mut out).unwrap());
+        got.extend(out);
+    }
+    assert_eq!(got, want);
+    assert_eq!(stats.density(), want_stats.density());
+}
+
+#[test]
+fn short_prompts_take_the_dense_path() {
+    let shape = AttnShape::new([1, 700, 2, 64], [700, 2]).unwrap();
+    let [q, k, v] = tensors(&shape, 3, 4.0);
+    let inputs = inputs(&shape, &q, &k, &v);
+    let config = S2oConfig::builder().tau(0.9).dense_below(701).build().unwrap();
+    let (mut out, mut want) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
+    let stats = cpu::attention(&inputs, &config, Chunk::last(700), &mut out).unwrap();
+    cpu::dense(&inputs, true, &mut want);
+    assert_eq!(out, want);
+    assert_eq!(stats.density(), 1.0);
+    // What counts is the prompt, not the chunk.
+    let longer = Chunk { prompt_len: 701, is_last: false };
+    assert!(cpu::attention(&inputs, &config, longer, &mut out).unwrap().density() < 1.0);
+}
+
+#[test]
+fn without_a_mask_every_query_sees_every_key() {
+    let shape = AttnShape::new([2, 70, 4, 16], [200, 2]).unwrap();
+    let [q, k, v] = tensors(&shape, 5, 3.0);
+    let mut out = vec![f32::NAN; q.len()];
+    cpu::dense(&inputs(&shape, &q, &k, &v), false, &mut out);
+    // A last query sees every key under the causal mask too.
+    for row in [0usize, 33, 69] {
+        let one = AttnShape::new([1, 1, 4, 16], [200, 2]).unwrap();
+        let mut want = vec![f32::NAN; 64];
+        let (q, k, v) = (&q[row * 64..][..64], &k[..200 * 32], &v[..200 * 32]);
+        cpu::dense(&inputs(&one, q, k, v), true, &mut want);
+        assert!(relative_norm(&out[row * 64..][..64], &want) < 1e-6);
+    }
+}
+
+#[test]
+fn a_million_keys() {
+    // Few queries at the end of a long cache: positions beyond 2^20, a ranked prefix of a million keys.
+    let k_len = (1 << 20) + 77;
+    let shape = AttnShape::new([1, 300, 1, 8], [k_len, 1]).unwrap();
+    let [q, k, v] = tensors(&shape, 11, 2.0);
+    let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).dense_tail(1).tau(0.0).build().unwrap();
+    let inputs = inputs(&shape, &q, &k, &v);
+    let mut out = vec![f32::NAN; q.len()];
+    let stats = cpu::attention(&inputs, &config, Chunk::last(k_len), &mut out).unwrap();
+    let mut want = vec![f32::NAN; q.len()];
+    cpu::dense(&inputs, true, &mut want);
+    assert!(relative_norm(&out, &want) < 1e-5);
+    assert_eq!(stats.density(), 1.0);
+}
+
+#[test]
+fn nan_and_infinity_neither_hang_nor_hide() {
+    let shape = AttnShape::new([1, 400, 1, 16], [400, 1]).unwrap();
+    let config = S2oConfig::builder()
+        .segment_len(SegmentLen::Fixed(128))
+        .dense_below(0)
+        .dense_tail(0)
+        .tau(0.5)
+        .build()
+        .unwrap();
+    for q_perm in [false, true] {
+        let config = config.to_builder().q_perm(q_perm).build().unwrap();
+        for poison in [f32::NAN, -f32::NAN, f32::INFINITY] {
+            let [q, mut k, v] = tensors(&shape, 1, 4.0);
+            k[20 * 16..21 * 16].fill(poison);
+            let mut out = vec![0.0; q.len()];
+            cpu::attention(&inputs(&shape, &q, &k, &v), &config, Chunk::last(400), &mut out).unwrap();
+            let nan_rows: Vec<usize> = (0..400).filter(|row| out[row * 16].is_nan()).collect();
+            let mut dense = vec![0.0; q.len()];
+            cpu::dense(&inputs(&shape, &q, &k, &v), true, &mut dense);
+            let want: Vec<usize> = (0..400).filter(|row| dense[row * 16].is_nan()).collect();
+            assert!(!want.is_empty());
+            if poison.is_nan() {
+                assert_eq!(nan_rows, want, "{poison} key: as in dense attention");
+            }
+            let [mut q, k, v] = tensors(&shape, 1, 4.0);
+            q[200 * 16] = poison;
+            cpu::attention(&inputs(&shape, &q, &k, &v), &config, Chunk::last(400), &mut out).unwrap();
+            let nan_rows: Vec<usize> = (0..400).filter(|row| out[row * 16].is_nan()).collect();
+            assert_eq!(nan_rows, [200], "{poison} query poisons its own output only");
+        }
+    }
+}
+
+#[test]
+fn a_cap_below_one_segment_is_refused() {
+    let shape = AttnShape::new([1, 512, 4, 8], [512, 2]).unwrap();
+    let (q, kv) = (noise(512 * 32, 1), noise(512 * 16, 2));
+    let config = S2oConfig::builder()
+        .segment_len(SegmentLen::Fixed(128))
+        .dense_below(0)
+        .workspace_cap(12 * 2 * 384 - 1)
+        .build()
+        .unwrap();
+    let mut out = vec![0.0; q.len()];
+    let error = cpu::attention(&inputs(&shape, &q, &kv, &kv), &config, Chunk::last(512), &mut out).unwrap_err();
+    assert_eq!(error, S2oError::WorkspaceTooSmall { expected: 9216, got: 9215, prefix_len: 384 });
+    assert!(error.to_string().contains("expected at least 9216 bytes"), "{error}");
+}
+
+#[test]
+fn misfits_are_refused() {
+    let shape = AttnShape::new([1, 256, 1, 8], [256, 1]).unwrap();
+    let data = noise(256 * 8, 1);
+    let inputs = inputs(&shape, &data, &data, &data);
+    let config = S2oConfig::builder().dense_below(0).build().unwrap();
+    let mut out = vec![0.0; data.len()];
+    let short = Chunk { prompt_len: 255, is_last: false };
+    assert_eq!(
+        cpu::attention(&inputs, &config, short, &mut out).unwrap_err(),
+        S2oError::PromptShorterThanKeys { k_len: 256, got: 255 }
+    );
+    let chunk = Chunk::last(256);
+    assert!(matches!(
+        cpu::attention_with_ranking(&inputs, &config, chunk, &vec![], &mut out),
+        Err(S2oError::Ranking(_))
+    ));
+    let mut ranking = cpu::rank(&inputs, &config, chunk).unwrap();
+    ranking[0][0].q_perm = Permutation::identity(5);
+    assert!(matches!(
+        cpu::attention_with_ranking(&inputs, &config, chunk, &ranking, &mut out),
+        Err(S2oError::Ranking(_))
+    ));
+}

@@ -1,0 +1,142 @@
+//! Random calls: shapes, options and tensors with peaked attention, so that the stop rule has something to decide.
+
+use proptest::prelude::*;
+use s2o::cpu::{Element, Inputs, Strided};
+use s2o::{AttnShape, Chunk, GainFrame, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
+
+/// One attention call.
+#[derive(Clone)]
+pub struct Case {
+    pub shape: AttnShape,
+    pub config: S2oConfig,
+    pub chunk: Chunk,
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+}
+
+/// Without the tensors, which would fill the screen.
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {:?} {:?}", self.shape, self.config, self.chunk)
+    }
+}
+
+impl Case {
+    pub fn qkv(&self) -> [&[f32]; 3] {
+        [&self.q, &self.k, &self.v]
+    }
+
+    pub fn inputs(&self) -> Inputs<'_, f32> {
+        inputs(&self.shape, &self.q, &self.k, &self.v)
+    }
+
+    pub fn scale(&self) -> f32 {
+        self.shape.default_softmax_scale()
+    }
+
+    pub fn with(&self, change: impl FnOnce(s2o::S2oConfigBuilder) -> s2o::S2oConfigBuilder) -> Self {
+        Self { config: change(self.config.to_builder()).build().unwrap(), ..self.clone() }
+    }
+}
+
+/// Contiguous operands.
+pub fn inputs<'a, T: Element>(shape: &AttnShape, q: &'a [T], k: &'a [T], v: &'a [T]) -> Inputs<'a, T> {
+    let q_dims = [shape.batch(), shape.q_len(), shape.num_heads(), shape.head_dim()];
+    let k_dims = [shape.batch(), shape.k_len(), shape.num_kv_heads(), shape.head_dim()];
+    Inputs::new(
+        Strided::contiguous("q", q, q_dims).unwrap(),
+        Strided::contiguous("k", k, k_dims).unwrap(),
+        Strided::contiguous("v", v, k_dims).unwrap(),
+        shape.default_softmax_scale(),
+    )
+    .unwrap()
+}
+
+/// Numbers in (-1, 1) that depend on `seed` alone; a bell-like shape from four uniform draws.
+pub fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut draw = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    (0..len).map(|_| (draw() + draw() + draw() + draw()) * 0.5).collect()
+}
+
+/// Tensors of a shape; `sharpness` scales the queries, and with it how peaked attention is.
+pub fn tensors(shape: &AttnShape, seed: u64, sharpness: f32) -> [Vec<f32>; 3] {
+    let q_len = shape.batch() * shape.q_len() * shape.num_heads() * shape.head_dim();
+    let k_len = shape.batch() * shape.k_len() * shape.num_kv_heads() * shape.head_dim();
+    let q = noise(q_len, seed).into_iter().map(|x| x * sharpness).collect();
+    let mut k = noise(k_len, seed + 1);
+    // A common direction, and some keys far along it: ranked attention finds these early.
+    for (t, key) in k.chunks_exact_mut(shape.head_dim()).enumerate() {
+        let lift = if t % 17 == 0 { 2.0 } else { 1.0 };
+        key.iter_mut().for_each(|x| *x *= 2.0 * lift);
+    }
+    [q, k, noise(k_len, seed + 2)]
+}
+
+prop_compose! {
+    fn shapes()(
+        batch in 1..=2usize,
+        kv_heads in 1..=2usize,
+        group in prop_oneof![Just(1usize), Just(2), Just(4)],
+        head_dim in prop_oneof![Just(8usize), Just(24), Just(64), Just(128)],
+        k_len in 1..700usize,
+        before in 0.0..1.0f64,
+    ) -> AttnShape {
+        let q_len = k_len - ((k_len - 1) as f64 * before * before) as usize;
+        AttnShape::new([batch, q_len, kv_heads * group, head_dim], [k_len, kv_heads]).unwrap()
+    }
+}
+
+prop_compose! {
+    fn configs()(
+        tile in prop_oneof![Just(16usize), Just(32), Just(48)],
+        tile_k in prop_oneof![Just(16usize), Just(32)],
+        segment_tiles in 1..4usize,
+        tau in prop_oneof![Just(0.0f32), 0.001..0.3f32],
+        stop_rule in prop_oneof![Just(StopRule::AllRows), Just(StopRule::MeanRatio), Just(StopRule::SumRatio)],
+        gain_frame in prop_oneof![3 => Just(GainFrame::NewMax), 1 => Just(GainFrame::Literal)],
+        keep in any::<bool>(),
+        key_score in prop_oneof![Just(KeyScore::MeanQuery), (0.0..1.0f32).prop_map(|c| KeyScore::SecondCumulant { c })],
+        front_sink in prop_oneof![Just(0usize), Just(4), Just(40)],
+        dense_tail in prop_oneof![Just(0usize), 1..80usize],
+        q_perm in any::<bool>(),
+    ) -> S2oConfig {
+        S2oConfig::builder()
+            .tile_q(tile)
+            .tile_k(tile_k)
+            .segment_len(SegmentLen::Fixed(segment_tiles * 96))
+            .tau(tau)
+            .stop_rule(stop_rule)
+            .gain_frame(gain_frame)
+            .triggering_tile(if keep { TriggeringTile::Keep } else { TriggeringTile::Discard })
+            .key_score(key_score)
+            .front_sink(front_sink)
+            .dense_tail(dense_tail)
+            .q_perm(q_perm)
+            .dense_below(0)
+            .build()
+            .unwrap()
+    }
+}
+
+prop_compose! {
+    /// Any supported call, small enough for the f64 reference.
+    pub fn cases()(
+        shape in shapes(),
+        config in configs(),
+        is_last in any::<bool>(),
+        more in 0..500usize,
+        seed in any::<u32>(),
+        sharpness in 0.5..8.0f32,
+    ) -> Case {
+        let prompt_len = if is_last { shape.k_len() } else { shape.k_len() + more };
+        let [q, k, v] = tensors(&shape, u64::from(seed), sharpness);
+        Case { shape, config, chunk: Chunk { prompt_len, is_last }, q, k, v }
+    }
+}
