@@ -11,6 +11,9 @@ pub struct PrefillCall {
     pub layer: usize,
     /// Factor on `q . k` before the softmax, usually `1 / sqrt(head_dim)`.
     pub softmax_scale: f32,
+    /// Tokens in the whole prompt, of which this call may be a chunk. S2O's segment length goes by it, so that the
+    /// chunks of a prompt are cut as the whole would be.
+    pub prompt_len: usize,
     /// Whether this call holds the prompt's last tokens. S2O's dense tail belongs to that chunk alone.
     pub is_last_chunk: bool,
 }

@@ -1,5 +1,19 @@
-//! S2O sparse attention for Candle.
+//! S2O sparse attention (early stopping via online permutation, arXiv 2602.22575) for Candle.
+//!
+//! [`s2o_attn`] is one call on tensors, in the layout of `candle-flash-attn`; [`dense_attn`] is the exact attention to
+//! compare it with. Models take either through the [`Attention`] seam: [`S2o`] or [`Dense`].
 
 mod attention;
+mod cpu;
+mod error;
+mod methods;
+mod op;
 
 pub use attention::{Attention, PrefillCall};
+pub use error::AttnError;
+pub use methods::{Dense, S2o};
+pub use op::{S2oOp, dense_attn, s2o_attn, s2o_attn_with_stats};
+pub use s2o::{
+    AttnStats, Chunk, ConfigError, GainFrame, HeadStats, KeyScore, S2oConfig, S2oConfigBuilder, S2oError, SegmentLen,
+    ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile,
+};

@@ -118,6 +118,20 @@ impl AttnShape {
         Ok(Self { batch, num_heads, num_kv_heads, q_len, k_len, head_dim })
     }
 
+    /// Checks the sizes of `q` (batch, q_len, num_heads, head_dim), `k` and `v` (batch, k_len, num_kv_heads, head_dim).
+    ///
+    /// # Errors
+    /// A [`ShapeError`] that names the size or tensor at fault.
+    pub fn of(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Self, ShapeError> {
+        let expected = [q[0], k[1], k[2], q[3]];
+        for (name, got) in [("k", k), ("v", v)] {
+            if got != expected {
+                return Err(ShapeError::Mismatch { name, expected, got });
+            }
+        }
+        Self::new(q, [k[1], k[2]])
+    }
+
     /// Sequences in the batch.
     pub fn batch(&self) -> usize {
         self.batch

@@ -124,15 +124,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         v: Strided<'a, T>,
         softmax_scale: f32,
     ) -> Result<Self, S2oError> {
-        let [batch, _, _, head_dim] = q.dims;
-        let [_, k_len, num_kv_heads, _] = k.dims;
-        let expected = [batch, k_len, num_kv_heads, head_dim];
-        for (name, got) in [("k", k.dims), ("v", v.dims)] {
-            if got != expected {
-                return Err(ShapeError::Mismatch { name, expected, got }.into());
-            }
-        }
-        let shape = AttnShape::new(q.dims, [k_len, num_kv_heads])?;
+        let shape = AttnShape::of(q.dims, k.dims, v.dims)?;
         if !softmax_scale.is_finite() {
             return Err(S2oError::SoftmaxScale { got: softmax_scale });
         }

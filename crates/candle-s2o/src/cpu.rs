@@ -1,0 +1,59 @@
+//! From Candle's CPU storage to the plain Rust path, in place: strides and offsets are followed, nothing is copied.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, Layout, Shape, WithDType};
+use s2o::cpu::{Element, Inputs, Strided};
+
+use crate::error::AttnError;
+
+/// One operand: the storage and how it lies.
+pub(crate) type Operand<'a> = (&'a CpuStorage, &'a Layout);
+
+/// What to do with operands of any element type.
+pub(crate) trait Kernel {
+    type Report;
+    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Self::Report, AttnError>;
+}
+
+/// Runs `kernel` on `q`, `k`, `v`: the output has the shape of `q`, contiguous.
+pub(crate) fn run<K: Kernel>(
+    kernel: &K,
+    operands: [Operand<'_>; 3],
+    softmax_scale: f32,
+) -> Result<(CpuStorage, Shape, K::Report), AttnError> {
+    match operands[0].0 {
+        CpuStorage::F32(_) => typed::<f32, K>(kernel, operands, softmax_scale),
+        CpuStorage::F16(_) => typed::<half::f16, K>(kernel, operands, softmax_scale),
+        CpuStorage::BF16(_) => typed::<half::bf16, K>(kernel, operands, softmax_scale),
+        other => Err(AttnError::DType { name: "q", got: other.dtype() }),
+    }
+}
+
+fn typed<T: Element + WithDType, K: Kernel>(
+    kernel: &K,
+    operands: [Operand<'_>; 3],
+    softmax_scale: f32,
+) -> Result<(CpuStorage, Shape, K::Report), AttnError> {
+    let [q, k, v] = operands;
+    let inputs =
+        Inputs::new(strided::<T>("q", q)?, strided::<T>("k", k)?, strided::<T>("v", v)?, softmax_scale)?;
+    let mut out = vec![T::default(); q.1.shape().elem_count()];
+    let report = kernel.run(&inputs, &mut out)?;
+    Ok((T::to_cpu_storage_owned(out), q.1.shape().clone(), report))
+}
+
+fn strided<'a, T: Element + WithDType>(
+    name: &'static str,
+    (storage, layout): Operand<'a>,
+) -> Result<Strided<'a, T>, AttnError> {
+    let data = storage.as_slice::<T>().map_err(|_| AttnError::DTypeMismatch {
+        name,
+        expected: T::DTYPE,
+        got: storage.dtype(),
+    })?;
+    let dims: [usize; 4] =
+        layout.dims().try_into().map_err(|_| AttnError::Rank { name, got: layout.dims().to_vec() })?;
+    let strides: [usize; 4] = layout.stride().try_into().expect("as many strides as dimensions");
+    let data = data.get(layout.start_offset()..).unwrap_or_default();
+    Ok(Strided::new(name, data, dims, strides).map_err(s2o::S2oError::from)?)
+}

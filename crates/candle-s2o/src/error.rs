@@ -1,0 +1,59 @@
+//! [`AttnError`]: why an attention call on tensors was refused.
+
+use candle_core::DType;
+use s2o::S2oError;
+use thiserror::Error;
+
+/// Why an attention call on tensors was refused. Converts into [`candle_core::Error`], so that `?` works in Candle
+/// code.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AttnError {
+    /// Tensors must be (batch, length, heads, head_dim).
+    #[error("{name}: expected 4 dimensions (batch, length, heads, head_dim), got {got:?}")]
+    Rank {
+        /// `q`, `k` or `v`.
+        name: &'static str,
+        /// Its dimensions.
+        got: Vec<usize>,
+    },
+    /// The dtype is not supported.
+    #[error("{name}: expected dtype F32, F16 or BF16, got {got:?}")]
+    DType {
+        /// `q`, `k` or `v`.
+        name: &'static str,
+        /// Its dtype.
+        got: DType,
+    },
+    /// `k` and `v` must have the dtype of `q`.
+    #[error("{name}: expected dtype {expected:?} as q, got {got:?}")]
+    DTypeMismatch {
+        /// `k` or `v`.
+        name: &'static str,
+        /// The dtype of `q`.
+        expected: DType,
+        /// Its dtype.
+        got: DType,
+    },
+    /// The kernels for this device are not part of this build.
+    #[error("device: expected tensors on the CPU, got {got}; S2O has no kernels for it in this build")]
+    Device {
+        /// The device of the tensors.
+        got: &'static str,
+    },
+    /// The sizes, the options or the workspace do not fit.
+    #[error(transparent)]
+    S2o(#[from] S2oError),
+    /// Candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+impl From<AttnError> for candle_core::Error {
+    fn from(error: AttnError) -> Self {
+        match error {
+            AttnError::Candle(error) => error,
+            other => Self::wrap(other),
+        }
+    }
+}

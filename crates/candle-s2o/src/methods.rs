@@ -1,0 +1,93 @@
+//! The methods of this crate behind the seam: [`Dense`] and [`S2o`].
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{Result, Tensor};
+use s2o::{AttnStats, Chunk, ConfigError, S2oConfig};
+
+use crate::attention::{Attention, PrefillCall};
+use crate::op::{S2oOp, dense_attn};
+
+/// Exact attention.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Dense;
+
+impl Attention for Dense {
+    fn name(&self) -> &str {
+        "dense"
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        Ok(dense_attn(q, k, v, call.softmax_scale, true)?)
+    }
+}
+
+/// S2O, with options that may differ from layer to layer, and the statistics of what it did.
+///
+/// ```
+/// use candle_s2o::{S2o, S2oConfig};
+/// let attention = S2o::new(S2oConfig::default()).skip_layers([0, 1]).layer_tau(5, 0.01)?;
+/// # Ok::<(), candle_s2o::ConfigError>(())
+/// ```
+#[derive(Debug)]
+pub struct S2o {
+    config: S2oConfig,
+    layers: BTreeMap<usize, S2oConfig>,
+    stats: Mutex<BTreeMap<usize, AttnStats>>,
+}
+
+impl S2o {
+    /// The same options in every layer.
+    pub fn new(config: S2oConfig) -> Self {
+        Self { config, layers: BTreeMap::new(), stats: Mutex::default() }
+    }
+
+    /// Options of one layer.
+    pub fn layer_config(mut self, layer: usize, config: S2oConfig) -> Self {
+        self.layers.insert(layer, config);
+        self
+    }
+
+    /// Threshold of one layer, its other options unchanged.
+    ///
+    /// # Errors
+    /// [`ConfigError::Tau`] if `tau` is outside `[0, 1)`.
+    pub fn layer_tau(self, layer: usize, tau: f32) -> std::result::Result<Self, ConfigError> {
+        let config = self.config_of(layer).to_builder().tau(tau).build()?;
+        Ok(self.layer_config(layer, config))
+    }
+
+    /// Layers that attend densely.
+    pub fn skip_layers(self, layers: impl IntoIterator<Item = usize>) -> Self {
+        layers.into_iter().fold(self, |this, layer| {
+            let dense = this.config_of(layer).to_builder().dense_below(usize::MAX).build();
+            this.layer_config(layer, dense.expect("the dense threshold is free"))
+        })
+    }
+
+    /// Options in force for a layer.
+    pub fn config_of(&self, layer: usize) -> &S2oConfig {
+        self.layers.get(&layer).unwrap_or(&self.config)
+    }
+
+    /// Takes the statistics gathered since the last call, by layer; chunks of a prompt are joined.
+    pub fn take_stats(&self) -> BTreeMap<usize, AttnStats> {
+        std::mem::take(&mut *self.stats.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Attention for S2o {
+    fn name(&self) -> &str {
+        "s2o"
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let chunk = Chunk { prompt_len: call.prompt_len, is_last: call.is_last_chunk };
+        let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_chunk(chunk);
+        let (out, stats) = op.apply(q, k, v)?;
+        let mut all = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(call.layer).or_default().append(stats);
+        Ok(out)
+    }
+}
