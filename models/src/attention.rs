@@ -15,7 +15,10 @@ use crate::rope::Rope;
 #[derive(Clone, Copy)]
 pub(crate) enum Phase<'a> {
     /// A prompt chunk, through the seam.
-    Prefill { method: &'a dyn Attention, is_last_chunk: bool },
+    Prefill {
+        method: &'a dyn Attention,
+        is_last_chunk: bool,
+    },
     /// One token, dense.
     Decode,
 }
@@ -67,9 +70,18 @@ impl SelfAttention {
         phase: Phase,
     ) -> Result<Tensor> {
         let (batch, len, _) = x.dims3()?;
-        let q = self.q_proj.forward(x)?.reshape((batch, len, self.num_heads, self.head_dim))?;
-        let k = self.k_proj.forward(x)?.reshape((batch, len, self.num_kv_heads, self.head_dim))?;
-        let v = self.v_proj.forward(x)?.reshape((batch, len, self.num_kv_heads, self.head_dim))?;
+        let q = self
+            .q_proj
+            .forward(x)?
+            .reshape((batch, len, self.num_heads, self.head_dim))?;
+        let k = self
+            .k_proj
+            .forward(x)?
+            .reshape((batch, len, self.num_kv_heads, self.head_dim))?;
+        let v = self
+            .v_proj
+            .forward(x)?
+            .reshape((batch, len, self.num_kv_heads, self.head_dim))?;
         let (q, k) = match &self.qk_norm {
             Some((q_norm, k_norm)) => (q_norm.forward(&q)?, k_norm.forward(&k)?),
             None => (q, k),
@@ -78,12 +90,18 @@ impl SelfAttention {
         let (k, v) = cache.write(self.layer, &k, &v)?;
         let out = match phase {
             Phase::Prefill { method, is_last_chunk } => {
-                let call = PrefillCall { layer: self.layer, softmax_scale: self.softmax_scale, is_last_chunk };
+                let call = PrefillCall {
+                    layer: self.layer,
+                    softmax_scale: self.softmax_scale,
+                    is_last_chunk,
+                };
                 method.prefill(&call, &q, &k, &v)?
             }
             Phase::Decode => decode(&q, &k, &v, self.softmax_scale)?,
         };
-        Ok(self.o_proj.forward(&out.reshape((batch, len, self.num_heads * self.head_dim))?)?)
+        Ok(self
+            .o_proj
+            .forward(&out.reshape((batch, len, self.num_heads * self.head_dim))?)?)
     }
 }
 
@@ -99,7 +117,11 @@ pub(crate) fn decode(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> 
     for b in 0..batch {
         let (q, k, v) = (q.get(b)?, k.get(b)?.transpose(0, 1)?, v.get(b)?.transpose(0, 1)?);
         // cuBLAS through Candle takes no row stride other than the row length; the CPU takes any.
-        let (k, v) = if k.device().is_cpu() { (k, v) } else { (k.contiguous()?, v.contiguous()?) };
+        let (k, v) = if k.device().is_cpu() {
+            (k, v)
+        } else {
+            (k.contiguous()?, v.contiguous()?)
+        };
         let scores = (q.matmul(&k.transpose(1, 2)?)?.to_dtype(DType::F32)? * f64::from(softmax_scale))?;
         let weights = candle_nn::ops::softmax_last_dim(&scores)?.to_dtype(v.dtype())?;
         rows.push(weights.matmul(&v)?.flatten_all()?);

@@ -211,11 +211,16 @@ impl ModelError {
     }
 
     pub(crate) fn config(origin: impl Into<String>, reason: impl ToString) -> Self {
-        Self::InvalidConfig { origin: origin.into(), reason: reason.to_string() }
+        Self::InvalidConfig {
+            origin: origin.into(),
+            reason: reason.to_string(),
+        }
     }
 
     pub(crate) fn tokenizer(reason: impl ToString) -> Self {
-        Self::Tokenizer { reason: reason.to_string() }
+        Self::Tokenizer {
+            reason: reason.to_string(),
+        }
     }
 }
 

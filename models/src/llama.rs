@@ -2,6 +2,7 @@
 
 use crate::config::{Architecture, DecoderConfig, HfConfig};
 use crate::error::{ModelError, Result};
+use crate::weights::GgufMetadata;
 
 /// `rope_theta` of a configuration that does not say (Llama 2 and older).
 const DEFAULT_THETA: f64 = 10_000.0;
@@ -40,4 +41,8 @@ pub(crate) fn from_hf(hf: &HfConfig, origin: &str) -> Result<DecoderConfig> {
         qk_norm: false,
         tie_embeddings: hf.tie_word_embeddings.unwrap_or(false),
     })
+}
+
+pub(crate) fn from_gguf(metadata: &GgufMetadata) -> Result<DecoderConfig> {
+    metadata.decoder(Architecture::Llama, false)
 }

@@ -2,6 +2,7 @@
 
 use crate::config::{Architecture, DecoderConfig, HfConfig};
 use crate::error::{ModelError, Result};
+use crate::weights::GgufMetadata;
 
 /// Head width of a configuration that does not say; Qwen3's is not `hidden_size / num_attention_heads`.
 const DEFAULT_HEAD_DIM: usize = 128;
@@ -35,4 +36,8 @@ pub(crate) fn from_hf(hf: &HfConfig, origin: &str) -> Result<DecoderConfig> {
         qk_norm: true,
         tie_embeddings: hf.tie_word_embeddings.unwrap_or(false),
     })
+}
+
+pub(crate) fn from_gguf(metadata: &GgufMetadata) -> Result<DecoderConfig> {
+    metadata.decoder(Architecture::Qwen3, true)
 }
