@@ -1,0 +1,234 @@
+//! The one error type of this crate: every variant says what was expected and what was found.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// What can go wrong while a model is found, loaded or run.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A model source string is none of the accepted forms.
+    #[error(
+        "`{got}` is no model source: expected `needle-7m`, a directory, a file ending in .gguf, or a hub id `org/name[@revision]`"
+    )]
+    InvalidSource {
+        /// The string that was given.
+        got: String,
+    },
+    /// A file that the model needs does not exist.
+    #[error("{} is missing{}", path.display(), hint)]
+    MissingFile {
+        /// Where the file was expected.
+        path: PathBuf,
+        /// What to do about it, starting with `: `, or empty.
+        hint: String,
+    },
+    /// Reading a file failed.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A configuration (`config.json`, GGUF metadata, ...) cannot be understood or contradicts itself.
+    #[error("invalid configuration in {origin}: {reason}")]
+    InvalidConfig {
+        /// File or metadata key.
+        origin: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The model is of an architecture that this decoder does not compute.
+    #[error("architecture `{got}` is not supported: expected {expected}")]
+    UnsupportedArchitecture {
+        /// The accepted architectures.
+        expected: &'static str,
+        /// The one found.
+        got: String,
+    },
+    /// The architecture is known but asks for something this decoder would compute wrongly.
+    #[error("{feature} is not supported: expected {expected}, got {got}")]
+    UnsupportedFeature {
+        /// The configuration entry.
+        feature: &'static str,
+        /// Accepted values.
+        expected: &'static str,
+        /// The value found.
+        got: String,
+    },
+    /// A weight file is truncated or is no weight file.
+    #[error("{} is not a valid weight file: {reason}", path.display())]
+    InvalidWeights {
+        /// The file.
+        path: PathBuf,
+        /// What the reader said.
+        reason: String,
+    },
+    /// The weights lack a tensor that the configuration asks for.
+    #[error("tensor `{name}` is missing from the weights")]
+    MissingTensor {
+        /// Its Hugging Face or GGUF name.
+        name: String,
+    },
+    /// A weight tensor has not the shape that the configuration asks for.
+    #[error("tensor `{name}` has shape {got:?}, expected {expected:?}")]
+    WrongShape {
+        /// Its name.
+        name: String,
+        /// The shape that follows from the configuration.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        got: Vec<usize>,
+    },
+    /// The tokenizer cannot be built or cannot encode or decode.
+    #[error("tokenizer: {reason}")]
+    Tokenizer {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A prompt without tokens.
+    #[error("the prompt is empty: expected at least one token")]
+    EmptyPrompt,
+    /// A prompt tensor of a wrong rank, or a batch that is not the cache's.
+    #[error("{what}: expected {expected}, got {got}")]
+    WrongInput {
+        /// What was looked at.
+        what: &'static str,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// A prefill chunk of zero tokens.
+    #[error("a prefill chunk must hold at least one token, got 0")]
+    EmptyChunk,
+    /// More positions were asked for than the model has.
+    #[error("the model has {expected} positions, but {got} are asked for")]
+    ContextTooLong {
+        /// The model's maximum.
+        expected: usize,
+        /// Positions needed.
+        got: usize,
+    },
+    /// More tokens were asked for than the KV cache was made for.
+    #[error("the KV cache holds {expected} positions, but {got} are needed")]
+    CacheFull {
+        /// Its capacity.
+        expected: usize,
+        /// Positions needed.
+        got: usize,
+    },
+    /// A token id outside the vocabulary.
+    #[error("token id {got} is outside the vocabulary of {expected} entries")]
+    TokenOutOfRange {
+        /// Vocabulary size.
+        expected: usize,
+        /// The id.
+        got: u32,
+    },
+    /// A passkey prompt that is too short to hold its header, needle and question.
+    #[error("a passkey prompt needs at least {expected} tokens with this tokenizer, got {got}")]
+    PromptTooShort {
+        /// The smallest possible length in tokens.
+        expected: usize,
+        /// The length asked for.
+        got: usize,
+    },
+    /// The hub refuses to hand out the repository (401 or 403).
+    #[error(
+        "{id} is gated or private (HTTP {status}): accept the licence at {endpoint}/{id} and set HF_TOKEN or run `hf auth login`"
+    )]
+    Gated {
+        /// The repository.
+        id: String,
+        /// The hub's address.
+        endpoint: String,
+        /// 401 or 403.
+        status: u16,
+    },
+    /// The hub has no such file, revision or repository (404).
+    #[error("{endpoint} has no file {file} in {id} at revision {revision} (HTTP 404): check the id and the revision")]
+    HubFileNotFound {
+        /// The repository.
+        id: String,
+        /// The file asked for.
+        file: String,
+        /// The revision asked for.
+        revision: String,
+        /// The hub's address.
+        endpoint: String,
+    },
+    /// The hub cannot be reached and the file is not in the local cache.
+    #[error(
+        "cannot reach {endpoint} for {file} of {id}, and it is not in the cache {}: {reason}. Connect once, or give a local directory or .gguf file", cache.display()
+    )]
+    Offline {
+        /// The repository.
+        id: String,
+        /// The file asked for.
+        file: String,
+        /// The hub's address.
+        endpoint: String,
+        /// The cache that was searched.
+        cache: PathBuf,
+        /// What the network said.
+        reason: String,
+    },
+    /// Any other answer of the hub.
+    #[error("{endpoint} failed for {file} of {id}: {reason}")]
+    Hub {
+        /// The repository.
+        id: String,
+        /// The file asked for.
+        file: String,
+        /// The hub's address.
+        endpoint: String,
+        /// What it said.
+        reason: String,
+    },
+    /// An error of Candle, or of the attention method behind the seam.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+/// `Result` with [`ModelError`].
+pub type Result<T, E = ModelError> = std::result::Result<T, E>;
+
+impl ModelError {
+    /// Turns a Candle error met while tensor `name` was read into its typed form.
+    pub(crate) fn from_tensor_read(name: &str, error: candle_core::Error) -> Self {
+        match innermost(&error) {
+            candle_core::Error::CannotFindTensor { path } => Self::MissingTensor { name: path.clone() },
+            candle_core::Error::UnexpectedShape { expected, got, .. } => Self::WrongShape {
+                name: name.to_owned(),
+                expected: expected.dims().to_vec(),
+                got: got.dims().to_vec(),
+            },
+            _ => Self::Candle(error),
+        }
+    }
+
+    pub(crate) fn config(origin: impl Into<String>, reason: impl ToString) -> Self {
+        Self::InvalidConfig {
+            origin: origin.into(),
+            reason: reason.to_string(),
+        }
+    }
+
+    pub(crate) fn tokenizer(reason: impl ToString) -> Self {
+        Self::Tokenizer {
+            reason: reason.to_string(),
+        }
+    }
+}
+
+/// The error below Candle's context and backtrace layers.
+fn innermost(error: &candle_core::Error) -> &candle_core::Error {
+    use candle_core::Error as E;
+    match error {
+        E::WithBacktrace { inner, .. } | E::WithPath { inner, .. } | E::Context { inner, .. } => innermost(inner),
+        other => other,
+    }
+}

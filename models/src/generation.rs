@@ -1,0 +1,302 @@
+//! Token by token generation, and text that streams out without broken characters.
+
+use std::time::{Duration, Instant};
+
+use candle_core::Tensor;
+use candle_s2o::Attention;
+use candle_transformers::generation::{LogitsProcessor, Sampling};
+use candle_transformers::utils::apply_repeat_penalty;
+use tokenizers::Tokenizer;
+
+use crate::decoder::{Decoder, PrefillOptions};
+use crate::error::{ModelError, Result};
+use crate::kv_cache::KvCache;
+use crate::model::LoadedModel;
+
+/// How tokens are chosen and when to stop. The names and defaults are those of Candle's examples, but for the
+/// temperature: greedy unless asked otherwise.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerationOptions {
+    /// Tokens at most.
+    pub max_new_tokens: usize,
+    /// `None` or 0 takes the likeliest token.
+    pub temperature: Option<f64>,
+    /// Sample among the `k` likeliest only.
+    pub top_k: Option<usize>,
+    /// Sample among the likeliest that together reach this probability.
+    pub top_p: Option<f64>,
+    /// Seed of the sampler.
+    pub seed: u64,
+    /// Penalty on tokens that occurred lately; 1 is none.
+    pub repeat_penalty: f32,
+    /// How far back "lately" reaches.
+    pub repeat_last_n: usize,
+}
+
+impl Default for GenerationOptions {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 128,
+            temperature: None,
+            top_k: None,
+            top_p: None,
+            seed: 299_792_458,
+            repeat_penalty: 1.0,
+            repeat_last_n: 64,
+        }
+    }
+}
+
+impl GenerationOptions {
+    fn sampling(&self) -> Sampling {
+        let Some(temperature) = self.temperature.filter(|t| *t >= 1e-7) else {
+            return Sampling::ArgMax;
+        };
+        match (self.top_k, self.top_p) {
+            (None, None) => Sampling::All { temperature },
+            (Some(k), None) => Sampling::TopK { k, temperature },
+            (None, Some(p)) => Sampling::TopP { p, temperature },
+            (Some(k), Some(p)) => Sampling::TopKThenTopP { k, p, temperature },
+        }
+    }
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// The model emitted an end token.
+    Eos,
+    /// `max_new_tokens` are there.
+    Length,
+}
+
+/// An iterator over generated tokens of one sequence. End tokens are not yielded.
+///
+/// A token is decoded only when the next one is asked for, so the last one costs no forward pass.
+pub struct TokenStream<'m> {
+    decoder: &'m Decoder,
+    cache: &'m mut KvCache,
+    eos_ids: &'m [u32],
+    options: GenerationOptions,
+    processor: LogitsProcessor,
+    context: Vec<u32>,
+    logits: Tensor,
+    pending: Option<u32>,
+    generated: usize,
+    stopped: Option<StopReason>,
+    failed: bool,
+}
+
+impl<'m> TokenStream<'m> {
+    /// Goes on from a prefill: `logits` `(1, vocab_size)` are those of the prompt's last position, `cache` holds the
+    /// prompt, and `prompt` is only looked at for the repeat penalty.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongInput`] for a batch other than 1.
+    pub fn new(
+        decoder: &'m Decoder,
+        cache: &'m mut KvCache,
+        logits: &Tensor,
+        prompt: &[u32],
+        eos_ids: &'m [u32],
+        options: &GenerationOptions,
+    ) -> Result<Self> {
+        if logits.dims() != [1, decoder.config().vocab_size] {
+            return Err(ModelError::WrongInput {
+                what: "logits to generate from",
+                expected: format!("[1, {}]", decoder.config().vocab_size),
+                got: format!("{:?}", logits.dims()),
+            });
+        }
+        let processor = LogitsProcessor::from_sampling(options.seed, options.sampling());
+        let context = prompt[prompt.len().saturating_sub(options.repeat_last_n)..].to_vec();
+        Ok(Self {
+            decoder,
+            cache,
+            eos_ids,
+            options: options.clone(),
+            processor,
+            context,
+            logits: logits.squeeze(0)?,
+            pending: None,
+            generated: 0,
+            stopped: None,
+            failed: false,
+        })
+    }
+
+    /// Why the stream ended, once it has.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.stopped
+    }
+
+    fn step(&mut self) -> Result<Option<u32>> {
+        if self.generated == self.options.max_new_tokens {
+            self.stopped = Some(StopReason::Length);
+            return Ok(None);
+        }
+        if let Some(token) = self.pending.take() {
+            let token = Tensor::new(&[[token]], self.decoder.device())?;
+            self.logits = self.decoder.decode(&token, self.cache)?.squeeze(0)?;
+        }
+        let logits = if self.options.repeat_penalty == 1.0 {
+            self.logits.clone()
+        } else {
+            let start = self.context.len().saturating_sub(self.options.repeat_last_n);
+            apply_repeat_penalty(&self.logits, self.options.repeat_penalty, &self.context[start..])?
+        };
+        let token = self.processor.sample(&logits)?;
+        if self.eos_ids.contains(&token) {
+            self.stopped = Some(StopReason::Eos);
+            return Ok(None);
+        }
+        self.context.push(token);
+        self.pending = Some(token);
+        self.generated += 1;
+        Ok(Some(token))
+    }
+}
+
+impl Iterator for TokenStream<'_> {
+    type Item = Result<u32>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.stopped.is_some() || self.failed {
+            return None;
+        }
+        let item = self.step().transpose();
+        self.failed = matches!(item, Some(Err(_)));
+        item
+    }
+}
+
+/// Turns tokens into text as they come. Text is held back while it ends within a character.
+#[derive(Debug)]
+pub struct TextStream<'t> {
+    tokenizer: &'t Tokenizer,
+    tokens: Vec<u32>,
+    /// Tokens before this are out of sight: later text does not depend on them.
+    context_start: usize,
+    /// Tokens before this have their text out.
+    shown: usize,
+}
+
+impl<'t> TextStream<'t> {
+    /// An empty stream.
+    pub fn new(tokenizer: &'t Tokenizer) -> Self {
+        Self {
+            tokenizer,
+            tokens: Vec::new(),
+            context_start: 0,
+            shown: 0,
+        }
+    }
+
+    /// Adds a token and returns the text that is now whole, possibly none.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenizer`].
+    pub fn push(&mut self, token: u32) -> Result<String> {
+        self.tokens.push(token);
+        self.advance(false)
+    }
+
+    /// Returns what was held back, a broken character at the very end as U+FFFD.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenizer`].
+    pub fn finish(&mut self) -> Result<String> {
+        self.advance(true)
+    }
+
+    /// Decodes from the last shown piece on, because a piece's text (a leading space, say) depends on the one before.
+    fn advance(&mut self, all: bool) -> Result<String> {
+        let decode = |tokens: &[u32]| self.tokenizer.decode(tokens, true).map_err(ModelError::tokenizer);
+        let before = decode(&self.tokens[self.context_start..self.shown])?;
+        let after = decode(&self.tokens[self.context_start..])?;
+        if !all && after.ends_with(char::REPLACEMENT_CHARACTER) {
+            return Ok(String::new());
+        }
+        let Some(fresh) = after.strip_prefix(before.as_str()) else {
+            return Ok(String::new());
+        };
+        if fresh.is_empty() {
+            return Ok(String::new());
+        }
+        let fresh = fresh.to_owned();
+        self.context_start = self.shown;
+        self.shown = self.tokens.len();
+        Ok(fresh)
+    }
+}
+
+/// What [`LoadedModel::generate`] made, and how long it took.
+#[derive(Debug, Clone)]
+pub struct Generated {
+    /// The new tokens, end token excluded.
+    pub tokens: Vec<u32>,
+    /// Their text.
+    pub text: String,
+    /// Why it ended.
+    pub stop: StopReason,
+    /// Wall time of the prefill.
+    pub prefill_time: Duration,
+    /// Wall time of everything after it.
+    pub decode_time: Duration,
+}
+
+impl LoadedModel {
+    /// Prefills `prompt` with `method` behind what `cache` holds, then generates. `on_text` gets text as it becomes
+    /// whole.
+    ///
+    /// # Errors
+    /// As [`Decoder::prefill`] and [`Decoder::decode`]; [`ModelError::CacheFull`] and [`ModelError::ContextTooLong`]
+    /// come before any work when prompt and new tokens together do not fit.
+    pub fn generate(
+        &self,
+        prompt: &[u32],
+        cache: &mut KvCache,
+        method: &dyn Attention,
+        prefill: PrefillOptions,
+        options: &GenerationOptions,
+        on_text: &mut dyn FnMut(&str),
+    ) -> Result<Generated> {
+        let tokens = self.prompt(prompt)?;
+        // The last new token is never fed back.
+        let room = prompt.len().saturating_add(options.max_new_tokens.saturating_sub(1));
+        let (got, expected) = (cache.len().saturating_add(room), self.config().max_positions);
+        if got > expected {
+            return Err(ModelError::ContextTooLong { expected, got });
+        }
+        cache.check_room(room)?;
+        let start = Instant::now();
+        let logits = self.decoder.prefill(&tokens, cache, method, prefill)?.last_logits()?;
+        self.decoder.device().synchronize()?;
+        let prefill_time = start.elapsed();
+
+        let start = Instant::now();
+        let mut stream = TokenStream::new(&self.decoder, cache, &logits, prompt, &self.eos_ids, options)?;
+        let mut text_stream = TextStream::new(&self.tokenizer);
+        let (mut tokens, mut text) = (Vec::new(), String::new());
+        let mut show = |piece: String| {
+            if !piece.is_empty() {
+                on_text(&piece);
+                text.push_str(&piece);
+            }
+        };
+        for token in stream.by_ref() {
+            let token = token?;
+            tokens.push(token);
+            show(text_stream.push(token)?);
+        }
+        show(text_stream.finish()?);
+        let stop = stream.stop_reason().unwrap_or(StopReason::Length);
+        Ok(Generated {
+            tokens,
+            text,
+            stop,
+            prefill_time,
+            decode_time: start.elapsed(),
+        })
+    }
+}

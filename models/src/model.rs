@@ -1,0 +1,89 @@
+//! [`LoadedModel`]: decoder, tokenizer and stop tokens together.
+
+use candle_core::Tensor;
+use tokenizers::Tokenizer;
+
+use crate::config::DecoderConfig;
+use crate::decoder::Decoder;
+use crate::error::{ModelError, Result};
+
+/// A model ready to run. Made by [`crate::ModelSource::load`].
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// Short name, for tables.
+    pub name: String,
+    /// The weights and the forward pass.
+    pub decoder: Decoder,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// Tokens that end a generation; sorted, each once.
+    pub eos_ids: Vec<u32>,
+}
+
+impl LoadedModel {
+    /// Puts the parts together.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidConfig`] when the tokenizer has entries that the embedding lacks and could produce them.
+    pub fn new(name: String, decoder: Decoder, tokenizer: Tokenizer, mut eos_ids: Vec<u32>) -> Result<Self> {
+        eos_ids.sort_unstable();
+        eos_ids.dedup();
+        let vocab_size = decoder.config().vocab_size;
+        let largest = tokenizer.get_vocab(false).into_values().max().unwrap_or(0);
+        if largest as usize >= vocab_size {
+            let reason = format!("the tokenizer has token id {largest}, but the embedding only {vocab_size} rows");
+            return Err(ModelError::config(name, reason));
+        }
+        Ok(Self {
+            name,
+            decoder,
+            tokenizer,
+            eos_ids,
+        })
+    }
+
+    /// Shape and constants of the decoder.
+    pub fn config(&self) -> &DecoderConfig {
+        self.decoder.config()
+    }
+
+    /// Parameters, a tied head counted once.
+    pub fn num_parameters(&self) -> usize {
+        self.config().num_parameters()
+    }
+
+    /// Tokens of `text`, with the special tokens that the tokenizer puts around a prompt (`<|bos|>` for `needle-7m`).
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenizer`].
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        encode(&self.tokenizer, text)
+    }
+
+    /// Text of `tokens`, without special tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenizer`].
+    pub fn decode_text(&self, tokens: &[u32]) -> Result<String> {
+        self.tokenizer.decode(tokens, true).map_err(ModelError::tokenizer)
+    }
+
+    /// Tokens as a prompt tensor `(1, len)` u32 on the decoder's device.
+    ///
+    /// # Errors
+    /// [`ModelError::EmptyPrompt`].
+    pub fn prompt(&self, tokens: &[u32]) -> Result<Tensor> {
+        if tokens.is_empty() {
+            return Err(ModelError::EmptyPrompt);
+        }
+        Ok(Tensor::from_slice(tokens, (1, tokens.len()), self.decoder.device())?)
+    }
+}
+
+pub(crate) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
+    Ok(tokenizer
+        .encode(text, true)
+        .map_err(ModelError::tokenizer)?
+        .get_ids()
+        .to_vec())
+}

@@ -1,0 +1,350 @@
+//! Rotary position embedding: inverse frequencies with their scalings, and a cos / sin table that grows on demand.
+//!
+//! Half-split (NeoX) rotation as in Hugging Face models: entry `i` of a head turns with entry `i + head_dim / 2`.
+
+use std::f64::consts::PI;
+use std::sync::Mutex;
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+
+use crate::error::{ModelError, Result};
+
+/// Base frequency and scaling of the rotation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the geometric series of frequencies.
+    pub theta: f64,
+    /// What is done to that series for long contexts.
+    pub scaling: RopeScaling,
+}
+
+/// Changes to the inverse frequencies, under the names of Hugging Face's `rope_type`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// `default`: none.
+    None,
+    /// `linear`: every frequency divided by `factor`.
+    Linear {
+        /// How many times longer the context becomes.
+        factor: f64,
+    },
+    /// `llama3`: low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1 and 3.2).
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original_max_positions / low_freq_factor` are divided.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_positions / high_freq_factor` are kept.
+        high_freq_factor: f64,
+        /// Context length of the first training.
+        original_max_positions: usize,
+    },
+    /// `yarn` (arXiv 2309.00071): a ramp over dimensions, and cos and sin scaled by `attention_factor`.
+    Yarn {
+        /// How many times longer the context becomes.
+        factor: f64,
+        /// Factor on cos and sin, hence its square on the attention scores.
+        attention_factor: f64,
+        /// Rotations within the original context above which a frequency is kept.
+        beta_fast: f64,
+        /// Rotations below which a frequency is divided by `factor`.
+        beta_slow: f64,
+        /// Whether the ramp starts and ends on whole dimensions.
+        truncate: bool,
+        /// Context length of the first training.
+        original_max_positions: usize,
+    },
+    /// A divisor for each frequency, as GGUF files carry in `rope_freqs.weight`.
+    Divisors(Vec<f32>),
+}
+
+impl RopeScaling {
+    /// Reads `rope_scaling` / `rope_parameters` of a `config.json` whose context is `max_positions`.
+    pub(crate) fn from_json(value: &Value, max_positions: usize, origin: &str) -> Result<Self> {
+        let kind = ["rope_type", "type"]
+            .iter()
+            .find_map(|key| value.get(key))
+            .and_then(Value::as_str);
+        let number = |key: &str| value.get(key).and_then(Value::as_f64);
+        let need = |key: &str| {
+            number(key).ok_or_else(|| ModelError::config(origin, format!("rope_scaling lacks the number {key}")))
+        };
+        let original = || match value.get("original_max_position_embeddings") {
+            None | Some(Value::Null) => Ok(max_positions),
+            Some(length) => length.as_u64().filter(|n| *n > 0).map(|n| n as usize).ok_or_else(|| {
+                ModelError::config(
+                    origin,
+                    "rope_scaling.original_max_position_embeddings is no positive integer",
+                )
+            }),
+        };
+        match kind {
+            None | Some("default") => Ok(Self::None),
+            Some("linear") => Ok(Self::Linear {
+                factor: need("factor")?,
+            }),
+            Some("llama3") => Ok(Self::Llama3 {
+                factor: need("factor")?,
+                low_freq_factor: need("low_freq_factor")?,
+                high_freq_factor: need("high_freq_factor")?,
+                original_max_positions: original()?,
+            }),
+            Some("yarn") => {
+                let original_max_positions = original()?;
+                let factor = number("factor").unwrap_or(max_positions as f64 / original_max_positions as f64);
+                let attention_factor =
+                    number("attention_factor").unwrap_or_else(|| match (number("mscale"), number("mscale_all_dim")) {
+                        (Some(scale), Some(all)) if scale != 0.0 && all != 0.0 => {
+                            yarn_scale(factor, scale) / yarn_scale(factor, all)
+                        }
+                        _ => yarn_scale(factor, 1.0),
+                    });
+                Ok(Self::Yarn {
+                    factor,
+                    attention_factor,
+                    beta_fast: number("beta_fast").unwrap_or(32.0),
+                    beta_slow: number("beta_slow").unwrap_or(1.0),
+                    truncate: value.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+                    original_max_positions,
+                })
+            }
+            Some(other) => Err(ModelError::UnsupportedFeature {
+                feature: "rope_scaling.rope_type",
+                expected: "default, linear, llama3 or yarn",
+                got: other.to_owned(),
+            }),
+        }
+    }
+
+    /// The context that YaRN reaches. Qwen3's configurations keep the short `max_position_embeddings` beside it.
+    pub(crate) fn extended_positions(&self) -> usize {
+        match self {
+            Self::Yarn {
+                factor,
+                original_max_positions,
+                ..
+            } => (*original_max_positions as f64 * factor) as usize,
+            _ => 0,
+        }
+    }
+}
+
+/// YaRN's recommended factor on cos and sin for a context `factor` times longer.
+pub(crate) fn yarn_scale(factor: f64, scale: f64) -> f64 {
+    if factor <= 1.0 {
+        1.0
+    } else {
+        0.1 * scale * factor.ln() + 1.0
+    }
+}
+
+impl RopeConfig {
+    pub(crate) fn check(&self, head_dim: usize, origin: &str) -> Result<()> {
+        let positive = |name: &str, value: f64| {
+            if value.is_finite() && value > 0.0 {
+                Ok(())
+            } else {
+                Err(ModelError::config(
+                    origin,
+                    format!("{name} is {value}, expected a positive number"),
+                ))
+            }
+        };
+        positive("rope_theta", self.theta)?;
+        match &self.scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => positive("rope_scaling.factor", *factor),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                ..
+            } => {
+                positive("rope_scaling.factor", *factor)?;
+                positive("rope_scaling.low_freq_factor", *low_freq_factor)?;
+                positive(
+                    "rope_scaling.high_freq_factor - low_freq_factor",
+                    *high_freq_factor - *low_freq_factor,
+                )
+            }
+            RopeScaling::Yarn {
+                factor,
+                attention_factor,
+                beta_fast,
+                beta_slow,
+                ..
+            } => {
+                positive("rope_scaling.factor", *factor)?;
+                positive("rope_scaling.attention_factor", *attention_factor)?;
+                positive("rope_scaling.beta_fast", *beta_fast)?;
+                positive("rope_scaling.beta_slow", *beta_slow)
+            }
+            RopeScaling::Divisors(divisors) if divisors.len() == head_dim / 2 => divisors
+                .iter()
+                .try_for_each(|d| positive("a rope frequency divisor", f64::from(*d))),
+            RopeScaling::Divisors(divisors) => Err(ModelError::config(
+                origin,
+                format!("{} rope frequency divisors, expected {}", divisors.len(), head_dim / 2),
+            )),
+        }
+    }
+
+    /// The `head_dim / 2` inverse frequencies, scaled.
+    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
+        let base = |i: usize| self.theta.powf(-((2 * i) as f64) / head_dim as f64);
+        let count = head_dim / 2;
+        let scaled: Vec<f64> = match &self.scaling {
+            RopeScaling::None => (0..count).map(base).collect(),
+            RopeScaling::Linear { factor } => (0..count).map(|i| base(i) / factor).collect(),
+            RopeScaling::Divisors(divisors) => divisors
+                .iter()
+                .enumerate()
+                .map(|(i, d)| base(i) / f64::from(*d))
+                .collect(),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_positions,
+            } => {
+                let rotations = |freq: f64| *original_max_positions as f64 * freq / (2.0 * PI);
+                (0..count)
+                    .map(base)
+                    .map(|freq| {
+                        let kept = (rotations(freq) - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                        let kept = kept.clamp(0.0, 1.0);
+                        (1.0 - kept) * freq / factor + kept * freq
+                    })
+                    .collect()
+            }
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                truncate,
+                original_max_positions,
+                ..
+            } => {
+                // The dimension whose frequency turns `rotations` times within the original context.
+                let dimension = |rotations: f64| {
+                    let positions = *original_max_positions as f64;
+                    head_dim as f64 * (positions / (rotations * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
+                };
+                let (low, high) = (dimension(*beta_fast), dimension(*beta_slow));
+                let (low, high) = if *truncate {
+                    (low.floor(), high.ceil())
+                } else {
+                    (low, high)
+                };
+                let (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+                let width = if high == low { 0.001 } else { high - low };
+                (0..count)
+                    .map(|i| {
+                        let divided = ((i as f64 - low) / width).clamp(0.0, 1.0);
+                        divided * base(i) / factor + (1.0 - divided) * base(i)
+                    })
+                    .collect()
+            }
+        };
+        scaled.into_iter().map(|freq| freq as f32).collect()
+    }
+
+    /// The factor on cos and sin: 1 but for YaRN.
+    pub fn attention_factor(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
+    }
+}
+
+/// cos and sin of every position met so far, shared by all layers.
+#[derive(Debug)]
+pub(crate) struct Rope {
+    inverse_frequencies: Vec<f32>,
+    attention_factor: f32,
+    max_positions: usize,
+    dtype: DType,
+    device: Device,
+    table: Mutex<Option<Table>>,
+}
+
+#[derive(Debug, Clone)]
+struct Table {
+    cos: Tensor,
+    sin: Tensor,
+    positions: usize,
+}
+
+/// The first table; a longer one is made when a position beyond it is met.
+const FIRST_POSITIONS: usize = 4096;
+
+impl Rope {
+    pub(crate) fn new(
+        config: &RopeConfig,
+        head_dim: usize,
+        max_positions: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Self {
+        Self {
+            inverse_frequencies: config.inverse_frequencies(head_dim),
+            attention_factor: config.attention_factor() as f32,
+            max_positions,
+            dtype,
+            device: device.clone(),
+            table: Mutex::new(None),
+        }
+    }
+
+    /// cos and sin of positions `start .. start + len`, each `(len, head_dim / 2)`.
+    pub(crate) fn rows(&self, start: usize, len: usize) -> Result<(Tensor, Tensor)> {
+        let end = start + len;
+        if end > self.max_positions {
+            return Err(ModelError::ContextTooLong {
+                expected: self.max_positions,
+                got: end,
+            });
+        }
+        // A panic while the lock was held leaves a table that is whole or absent, so poison means nothing here.
+        let mut guard = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let table = match guard.as_ref() {
+            Some(table) if table.positions >= end => table,
+            _ => {
+                let positions = end.next_power_of_two().max(FIRST_POSITIONS).min(self.max_positions);
+                guard.insert(self.build(positions)?)
+            }
+        };
+        Ok((table.cos.narrow(0, start, len)?, table.sin.narrow(0, start, len)?))
+    }
+
+    /// Angles are products in f32, as everywhere these models were trained and run: at position 131071 an f64 product
+    /// would differ by up to 0.004 rad. cos and sin are taken on the host, where they are exact for large angles.
+    fn build(&self, positions: usize) -> Result<Table> {
+        let columns = self.inverse_frequencies.len();
+        let (mut cos, mut sin) = (
+            Vec::with_capacity(positions * columns),
+            Vec::with_capacity(positions * columns),
+        );
+        for position in 0..positions {
+            for freq in &self.inverse_frequencies {
+                let (s, c) = (position as f32 * freq).sin_cos();
+                cos.push(c * self.attention_factor);
+                sin.push(s * self.attention_factor);
+            }
+        }
+        let tensor =
+            |values: Vec<f32>| Tensor::from_vec(values, (positions, columns), &self.device)?.to_dtype(self.dtype);
+        Ok(Table {
+            cos: tensor(cos)?,
+            sin: tensor(sin)?,
+            positions,
+        })
+    }
+
+    /// Rotates `x` `(batch, len, heads, head_dim)` by rows of the table.
+    pub(crate) fn rotate(x: &Tensor, (cos, sin): &(Tensor, Tensor)) -> Result<Tensor> {
+        Ok(candle_nn::rotary_emb::rope_thd(&x.contiguous()?, cos, sin)?)
+    }
+}

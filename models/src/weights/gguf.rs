@@ -1,0 +1,315 @@
+//! GGUF files of architecture `llama` and `qwen3`. Quantised tensors are dequantised while loading.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use candle_core::quantized::gguf_file::{Content, Value};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+
+use super::safetensors::first_line;
+use super::{LoadOptions, Parts, gguf_tokenizer, io_error, read_tokenizer};
+use crate::config::{Architecture, DecoderConfig};
+use crate::error::{ModelError, Result};
+use crate::rope::{RopeConfig, RopeScaling, yarn_scale};
+use crate::{llama, qwen3};
+
+/// Divisors of the rotary frequencies, present in Llama 3.1 and later.
+const ROPE_FREQS: &str = "rope_freqs.weight";
+
+pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<Parts> {
+    let file = File::open(path).map_err(|error| io_error(path, "", error))?;
+    let file_len = file.metadata().map_err(|error| io_error(path, "", error))?.len();
+    let mut reader = BufReader::new(file);
+    let invalid = |reason: String| ModelError::InvalidWeights {
+        path: path.to_owned(),
+        reason,
+    };
+    let content = Content::read(&mut reader).map_err(|error| invalid(first_line(&error)))?;
+    check_length(&content, file_len).map_err(invalid)?;
+
+    let mut source = Source {
+        content,
+        reader,
+        path,
+        dtype,
+        device: options.device.clone(),
+    };
+    let config = source.config()?;
+    let tensors = config
+        .tensor_shapes()
+        .into_iter()
+        .map(|(name, shape)| {
+            let tensor = source.tensor(&config, &name, &shape)?;
+            Ok((name, tensor))
+        })
+        .collect::<Result<HashMap<_, _>>>()?;
+    let eos_ids = gguf_tokenizer::eos_ids(&source.content);
+    let tokenizer = match &options.tokenizer {
+        Some(path) => read_tokenizer(path)?,
+        None => gguf_tokenizer::build(source.content)?,
+    };
+    Ok(Parts {
+        config,
+        vb: VarBuilder::from_tensors(tensors, dtype, &options.device),
+        tokenizer,
+        eos_ids,
+    })
+}
+
+/// Every tensor must end within the file; otherwise a cut-off download would only show after minutes of loading.
+fn check_length(content: &Content, file_len: u64) -> Result<(), String> {
+    for (name, info) in &content.tensor_infos {
+        let blocks = info.shape.elem_count().div_ceil(info.ggml_dtype.block_size());
+        let bytes = blocks as u64 * info.ggml_dtype.type_size() as u64;
+        let end = content
+            .tensor_data_offset
+            .saturating_add(info.offset)
+            .saturating_add(bytes);
+        if end > file_len {
+            return Err(format!(
+                "tensor `{name}` ends at byte {end}, expected at most the file's {file_len}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+struct Source<'p> {
+    content: Content,
+    reader: BufReader<File>,
+    path: &'p Path,
+    dtype: DType,
+    device: Device,
+}
+
+impl Source<'_> {
+    fn config(&mut self) -> Result<DecoderConfig> {
+        let origin = self.path.display().to_string();
+        let divisors = match self.content.tensor_infos.contains_key(ROPE_FREQS) {
+            true => Some(
+                self.read(ROPE_FREQS, DType::F32, &Device::Cpu)?
+                    .flatten_all()?
+                    .to_vec1::<f32>()?,
+            ),
+            false => None,
+        };
+        let architecture = match self.content.metadata.get("general.architecture").map(Value::to_string) {
+            Some(Ok(name)) => name.clone(),
+            _ => {
+                return Err(ModelError::config(
+                    origin,
+                    "general.architecture is missing or no string",
+                ));
+            }
+        };
+        let metadata = GgufMetadata {
+            content: &self.content,
+            prefix: &architecture,
+            origin: &origin,
+            divisors,
+        };
+        let config = match architecture.as_str() {
+            "llama" => llama::from_gguf(&metadata)?,
+            "qwen3" => qwen3::from_gguf(&metadata)?,
+            other => {
+                return Err(ModelError::UnsupportedArchitecture {
+                    expected: Architecture::ACCEPTED,
+                    got: other.to_owned(),
+                });
+            }
+        };
+        config.checked(&origin)
+    }
+
+    /// A weight under its Hugging Face name and in its Hugging Face layout.
+    fn tensor(&mut self, config: &DecoderConfig, hf_name: &str, shape: &[usize]) -> Result<Tensor> {
+        let name = gguf_name(hf_name);
+        let info = self
+            .content
+            .tensor_infos
+            .get(&name)
+            .ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
+        if info.shape.dims() != shape {
+            let got = info.shape.dims().to_vec();
+            return Err(ModelError::WrongShape {
+                name,
+                expected: shape.to_vec(),
+                got,
+            });
+        }
+        let tensor = self.read(&name, self.dtype, &self.device.clone())?;
+        match (config.architecture, hf_name) {
+            (Architecture::Llama, name) if name.contains("q_proj") => half_split(&tensor, config.num_heads),
+            (Architecture::Llama, name) if name.contains("k_proj") => half_split(&tensor, config.num_kv_heads),
+            _ => Ok(tensor),
+        }
+    }
+
+    fn read(&mut self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        let tensor = self.content.tensor(&mut self.reader, name, device).map_err(|error| {
+            let reason = format!("tensor `{name}`: {}", first_line(&error));
+            ModelError::InvalidWeights {
+                path: self.path.to_owned(),
+                reason,
+            }
+        })?;
+        Ok(tensor.dequantize(device)?.to_dtype(dtype)?)
+    }
+}
+
+/// Undoes the row order of llama.cpp's conversion, which interleaves the two halves of each Llama head (its rotation
+/// turns neighbours). Qwen3 files keep the half-split order.
+fn half_split(tensor: &Tensor, num_heads: usize) -> Result<Tensor> {
+    let rows = tensor.dim(0)?;
+    let half = rows / num_heads / 2;
+    let columns = tensor.elem_count() / rows;
+    let split = tensor
+        .reshape((num_heads, half, 2, columns))?
+        .transpose(1, 2)?
+        .contiguous()?;
+    Ok(split.reshape(tensor.shape())?)
+}
+
+fn gguf_name(hf_name: &str) -> String {
+    match hf_name {
+        "model.embed_tokens.weight" => return "token_embd.weight".to_owned(),
+        "model.norm.weight" => return "output_norm.weight".to_owned(),
+        "lm_head.weight" => return "output.weight".to_owned(),
+        _ => {}
+    }
+    let renamed = hf_name.replace("model.layers.", "blk.");
+    [
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ]
+    .iter()
+    .fold(renamed, |name, (hf, gguf)| name.replace(hf, gguf))
+}
+
+/// Typed access to the metadata of one architecture.
+pub(crate) struct GgufMetadata<'a> {
+    content: &'a Content,
+    prefix: &'a str,
+    origin: &'a str,
+    divisors: Option<Vec<f32>>,
+}
+
+impl GgufMetadata<'_> {
+    fn number(&self, key: &str) -> Option<f64> {
+        match self.content.metadata.get(&format!("{}.{key}", self.prefix))? {
+            Value::F32(v) => Some(f64::from(*v)),
+            Value::F64(v) => Some(*v),
+            Value::I32(v) => Some(f64::from(*v)),
+            Value::I64(v) => Some(*v as f64),
+            other => other.to_u64().ok().map(|v| v as f64),
+        }
+    }
+
+    fn missing(&self, key: &str) -> ModelError {
+        ModelError::config(self.origin, format!("{}.{key} is missing or no number", self.prefix))
+    }
+
+    fn size(&self, key: &str) -> Result<usize> {
+        self.number(key).map(|v| v as usize).ok_or_else(|| self.missing(key))
+    }
+
+    /// The configuration, but for what tells the architectures apart.
+    pub(crate) fn decoder(&self, architecture: Architecture, qk_norm: bool) -> Result<DecoderConfig> {
+        let has = |name: &str| self.content.tensor_infos.contains_key(name);
+        let hidden_size = self.size("embedding_length")?;
+        let num_heads = self.size("attention.head_count")?;
+        let num_kv_heads = match self.number("attention.head_count_kv") {
+            Some(heads) => heads as usize,
+            None => num_heads,
+        };
+        let head_dim = match self
+            .number("attention.key_length")
+            .or_else(|| self.number("rope.dimension_count"))
+        {
+            Some(head_dim) => head_dim as usize,
+            None => hidden_size.checked_div(num_heads).unwrap_or(0),
+        };
+        for key in ["attention.value_length", "rope.dimension_count"] {
+            if let Some(other) = self.number(key).filter(|other| *other as usize != head_dim) {
+                let reason = format!("{key} is {other}, expected the key length {head_dim}");
+                return Err(ModelError::config(self.origin, reason));
+            }
+        }
+        let embedding =
+            self.content
+                .tensor_infos
+                .get("token_embd.weight")
+                .ok_or_else(|| ModelError::MissingTensor {
+                    name: "token_embd.weight".to_owned(),
+                })?;
+        let context = self.size("context_length")?;
+        let scaling = self.rope_scaling(context)?;
+        Ok(DecoderConfig {
+            architecture,
+            vocab_size: embedding.shape.dims().first().copied().unwrap_or(0),
+            hidden_size,
+            intermediate_size: self.size("feed_forward_length")?,
+            num_layers: self.size("block_count")?,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            max_positions: context.max(scaling.extended_positions()),
+            rms_norm_eps: self
+                .number("attention.layer_norm_rms_epsilon")
+                .ok_or_else(|| self.missing("attention.layer_norm_rms_epsilon"))?,
+            rope: RopeConfig {
+                theta: self.number("rope.freq_base").unwrap_or(10_000.0),
+                scaling,
+            },
+            attention_bias: has("blk.0.attn_q.bias"),
+            mlp_bias: has("blk.0.ffn_gate.bias"),
+            qk_norm,
+            tie_embeddings: !has("output.weight"),
+        })
+    }
+
+    fn rope_scaling(&self, context: usize) -> Result<RopeScaling> {
+        if let Some(divisors) = &self.divisors {
+            return Ok(RopeScaling::Divisors(divisors.clone()));
+        }
+        let key = format!("{}.rope.scaling.type", self.prefix);
+        let kind = self.content.metadata.get(&key).and_then(|value| value.to_string().ok());
+        let factor = || {
+            self.number("rope.scaling.factor")
+                .ok_or_else(|| self.missing("rope.scaling.factor"))
+        };
+        match kind.map(String::as_str) {
+            None | Some("none") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
+            Some("yarn") => {
+                let factor = factor()?;
+                let original = self.number("rope.scaling.original_context_length");
+                Ok(RopeScaling::Yarn {
+                    factor,
+                    attention_factor: self.number("rope.scaling.attn_factor").unwrap_or(1.0) * yarn_scale(factor, 1.0),
+                    beta_fast: self.number("rope.scaling.yarn_beta_fast").unwrap_or(32.0),
+                    beta_slow: self.number("rope.scaling.yarn_beta_slow").unwrap_or(1.0),
+                    truncate: true,
+                    original_max_positions: original.map_or(context, |positions| positions as usize),
+                })
+            }
+            Some(other) => Err(ModelError::UnsupportedFeature {
+                feature: "rope.scaling.type",
+                expected: "none, linear or yarn",
+                got: other.to_owned(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The tokenizer inside a GGUF file.
+//!
+//! Candle reads vocabulary and merges; but it knows few pre-tokenizers by their GGUF names (`llama-bpe` and `smollm`
+//! fall back to GPT-2's with a space put in front of the text), takes user-defined tokens for special ones, and adds
+//! no `bos` where llama.cpp does by default. Those parts are set here.
+
+use candle_core::quantized::gguf_file::{Content, Value};
+use candle_core::quantized::tokenizer::TokenizerFromGguf;
+use tokenizers::decoders::byte_level::ByteLevel as ByteLevelDecoder;
+use tokenizers::normalizers::unicode::NFC;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{
+    AddedToken, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer,
+};
+
+use crate::error::{ModelError, Result};
+
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
+const USER_DEFINED: i64 = 4;
+const NORMAL: u32 = 1;
+
+/// End-of-turn and end-of-text tokens that llama.cpp also stops at, beside the one in the metadata.
+const END_TOKENS: [&str; 6] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|end|>",
+];
+
+/// What differs between byte-level BPE tokenizers beyond the vocabulary.
+struct Flavour {
+    pre_tokenizer: PreTokenizerWrapper,
+    normalizer: Option<NormalizerWrapper>,
+    ignore_merges: bool,
+    add_bos: bool,
+}
+
+impl Flavour {
+    fn named(pre: &str) -> Result<Self> {
+        let gpt2 = || ByteLevel::new(false, true, true);
+        let split = |regex: &str| -> Result<PreTokenizerWrapper> {
+            let pattern = SplitPattern::Regex(regex.to_owned());
+            let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(ModelError::tokenizer)?;
+            Ok(Sequence::new(vec![split.into(), ByteLevel::new(false, true, false).into()]).into())
+        };
+        let flavour = |pre_tokenizer| Self {
+            pre_tokenizer,
+            normalizer: None,
+            ignore_merges: false,
+            add_bos: false,
+        };
+        Ok(match pre {
+            "llama-bpe" | "llama3" | "llama-v3" => Self {
+                ignore_merges: true,
+                add_bos: true,
+                ..flavour(split(LLAMA3)?)
+            },
+            "qwen2" => Self {
+                normalizer: Some(NFC.into()),
+                ..flavour(split(QWEN2)?)
+            },
+            "smollm" => flavour(Sequence::new(vec![Digits::new(true).into(), gpt2().into()]).into()),
+            "gpt-2" | "gpt2" | "default" => flavour(gpt2().into()),
+            other => {
+                return Err(ModelError::UnsupportedFeature {
+                    feature: "tokenizer.ggml.pre",
+                    expected: "llama-bpe, qwen2, smollm or gpt-2; for others give the model's tokenizer.json",
+                    got: other.to_owned(),
+                });
+            }
+        })
+    }
+}
+
+pub(super) fn build(mut content: Content) -> Result<Tokenizer> {
+    let model = text(&content, "tokenizer.ggml.model").unwrap_or_default();
+    if model != "gpt2" {
+        return Err(ModelError::UnsupportedFeature {
+            feature: "tokenizer.ggml.model",
+            expected: "gpt2 (byte-level BPE); for others give the model's tokenizer.json",
+            got: if model.is_empty() { "nothing".to_owned() } else { model },
+        });
+    }
+    let pre = text(&content, "tokenizer.ggml.pre").unwrap_or_else(|| "default".to_owned());
+    let flavour = Flavour::named(&pre)?;
+    let user_defined = take_user_defined(&mut content);
+    content.metadata.insert(
+        "tokenizer.ggml.ignore_merges".to_owned(),
+        Value::Bool(flavour.ignore_merges),
+    );
+
+    let mut tokenizer = Tokenizer::from_gguf(&content).map_err(ModelError::tokenizer)?;
+    tokenizer
+        .with_normalizer(flavour.normalizer)
+        .map_err(ModelError::tokenizer)?;
+    tokenizer.with_pre_tokenizer(Some(flavour.pre_tokenizer));
+    tokenizer.with_decoder(Some(ByteLevelDecoder::new(false, true, true)));
+    let around = special_tokens_around(&content, &tokenizer, flavour.add_bos)?;
+    tokenizer.with_post_processor(around);
+    let user_defined: Vec<AddedToken> = user_defined
+        .into_iter()
+        .map(|token| AddedToken::from(token, false).normalized(false))
+        .collect();
+    tokenizer.add_tokens(user_defined).map_err(ModelError::tokenizer)?;
+    Ok(tokenizer)
+}
+
+/// The ids that end a generation.
+pub(super) fn eos_ids(content: &Content) -> Vec<u32> {
+    let named = ["eos_token_id", "eot_token_id", "eom_token_id"]
+        .iter()
+        .filter_map(|key| content.metadata.get(&format!("tokenizer.ggml.{key}")))
+        .filter_map(|value| value.to_u64().ok().and_then(|id| u32::try_from(id).ok()));
+    let listed = tokens(content)
+        .enumerate()
+        .filter(|(_, token)| END_TOKENS.contains(token))
+        .map(|(id, _)| id as u32);
+    named.chain(listed).collect()
+}
+
+/// Marks user-defined tokens (such as Qwen3's `<think>`) as normal and returns them: they are matched whole, but they
+/// are text.
+fn take_user_defined(content: &mut Content) -> Vec<String> {
+    let all: Vec<String> = tokens(content).map(str::to_owned).collect();
+    let Some(Value::Array(types)) = content.metadata.get_mut(TOKEN_TYPE) else {
+        return Vec::new();
+    };
+    let mut taken = Vec::new();
+    for (kind, token) in types.iter_mut().zip(all) {
+        let is_user_defined = match &*kind {
+            Value::I32(id) => i64::from(*id) == USER_DEFINED,
+            other => other.to_u64().is_ok_and(|id| id as i64 == USER_DEFINED),
+        };
+        if is_user_defined {
+            *kind = Value::U32(NORMAL);
+            taken.push(token);
+        }
+    }
+    taken
+}
+
+/// `bos` in front and `eos` behind, as the metadata asks.
+fn special_tokens_around(
+    content: &Content,
+    tokenizer: &Tokenizer,
+    default_bos: bool,
+) -> Result<Option<PostProcessorWrapper>> {
+    let flag = |key: &str| content.metadata.get(key).and_then(|value| value.to_bool().ok());
+    let token = |key: &str| -> Result<(String, u32)> {
+        let id = content
+            .metadata
+            .get(key)
+            .and_then(|value| value.to_u64().ok())
+            .map(|id| id as u32);
+        let token = id.and_then(|id| Some((tokenizer.id_to_token(id)?, id)));
+        token.ok_or_else(|| ModelError::tokenizer(format!("{key} is missing or names no token")))
+    };
+    let bos = flag("tokenizer.ggml.add_bos_token").unwrap_or(default_bos);
+    let eos = flag("tokenizer.ggml.add_eos_token").unwrap_or(false);
+    if !bos && !eos {
+        return Ok(None);
+    }
+    let (mut pieces, mut specials) = (vec!["$A".to_owned()], Vec::new());
+    if bos {
+        let (text, id) = token("tokenizer.ggml.bos_token_id")?;
+        pieces.insert(0, text.clone());
+        specials.push((text, id));
+    }
+    if eos {
+        let (text, id) = token("tokenizer.ggml.eos_token_id")?;
+        pieces.push(text.clone());
+        specials.push((text, id));
+    }
+    let template = TemplateProcessing::builder()
+        .try_single(pieces)
+        .map_err(ModelError::tokenizer)?
+        .special_tokens(specials)
+        .build()
+        .map_err(ModelError::tokenizer)?;
+    Ok(Some(template.into()))
+}
+
+fn text(content: &Content, key: &str) -> Option<String> {
+    content
+        .metadata
+        .get(key)
+        .and_then(|value| value.to_string().ok())
+        .cloned()
+}
+
+fn tokens(content: &Content) -> impl Iterator<Item = &str> {
+    let list = content
+        .metadata
+        .get("tokenizer.ggml.tokens")
+        .and_then(|value| value.to_vec().ok());
+    list.into_iter()
+        .flatten()
+        .map(|value| value.to_string().map_or("", String::as_str))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::*;
+
+    fn pieces(pre: &str, text: &str) -> Vec<String> {
+        let mut split = PreTokenizedString::from(text);
+        Flavour::named(pre)
+            .unwrap()
+            .pre_tokenizer
+            .pre_tokenize(&mut split)
+            .unwrap();
+        let splits = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits
+            .into_iter()
+            .map(|(piece, _, _)| piece.replace('Ġ', " ").replace('Ċ', "\n"))
+            .collect()
+    }
+
+    #[test]
+    fn digits_split_as_each_model_was_trained() {
+        assert_eq!(pieces("llama-bpe", "a 12345"), ["a", " ", "123", "45"]);
+        assert_eq!(pieces("qwen2", "a 123"), ["a", " ", "1", "2", "3"]);
+        assert_eq!(pieces("smollm", "a 123b"), ["a", " ", "1", "2", "3", "b"]);
+        assert_eq!(pieces("gpt-2", "a 123"), ["a", " 123"]);
+    }
+
+    #[test]
+    fn no_space_is_put_in_front() {
+        for pre in ["llama-bpe", "qwen2", "smollm", "gpt-2"] {
+            assert_eq!(
+                pieces(pre, "Hello it's\n\n x"),
+                ["Hello", " it", "'s", "\n\n", " x"],
+                "{pre}"
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_pre_tokenizer_is_refused() {
+        assert!(matches!(
+            Flavour::named("tekken"),
+            Err(ModelError::UnsupportedFeature {
+                feature: "tokenizer.ggml.pre",
+                ..
+            })
+        ));
+    }
+}

@@ -1,0 +1,201 @@
+//! Where models come from: the embedded one, a directory, a GGUF file, or the hub; and random weights for tests.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use candle_core::{DType, Device};
+use candle_nn::VarBuilder;
+use tokenizers::Tokenizer;
+
+use crate::config::DecoderConfig;
+use crate::decoder::{Decoder, Progress};
+use crate::error::{ModelError, Result};
+use crate::model::LoadedModel;
+
+mod gguf;
+mod gguf_tokenizer;
+mod hub;
+mod needle;
+mod safetensors;
+pub mod synthetic;
+
+pub(crate) use gguf::GgufMetadata;
+pub use hub::HubOptions;
+pub(crate) use needle::PASSKEY_JSONL;
+
+/// The name under which the embedded model is asked for.
+pub const NEEDLE_7M: &str = "needle-7m";
+
+/// A place to load a model from. Parses from a string: `needle-7m`, a directory, a path that ends in `.gguf`, or
+/// `org/name[@revision]`. An existing directory wins over a hub id of the same form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// The 7M-parameter Qwen3 retrieval model inside this library.
+    Needle7m,
+    /// A directory with `config.json`, safetensors weights and `tokenizer.json`.
+    Directory(PathBuf),
+    /// A GGUF file.
+    Gguf(PathBuf),
+    /// A repository on the Hugging Face hub.
+    Hub {
+        /// `org/name`.
+        id: String,
+        /// Branch, tag or commit.
+        revision: String,
+    },
+}
+
+impl FromStr for ModelSource {
+    type Err = ModelError;
+
+    fn from_str(source: &str) -> Result<Self> {
+        let path = Path::new(source);
+        if source == NEEDLE_7M {
+            return Ok(Self::Needle7m);
+        }
+        if path
+            .extension()
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+        {
+            return Ok(Self::Gguf(path.to_owned()));
+        }
+        if path.is_dir() {
+            return Ok(Self::Directory(path.to_owned()));
+        }
+        if let Some((id, revision)) = hub::parse_id(source) {
+            return Ok(Self::Hub { id, revision });
+        }
+        if source.starts_with(['.', '/', '~']) || source.contains(std::path::MAIN_SEPARATOR) {
+            // Looks like a path, so that loading reports the missing file rather than a strange source.
+            return Ok(Self::Directory(path.to_owned()));
+        }
+        Err(ModelError::InvalidSource { got: source.to_owned() })
+    }
+}
+
+/// How to load a model.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Where weights and work go.
+    pub device: Device,
+    /// Dtype of weights, activations and cache: f32, bf16 or f16. `None` is f32 on a CPU and bf16 elsewhere.
+    pub dtype: Option<DType>,
+    /// A `tokenizer.json` to use instead of the model's own.
+    pub tokenizer: Option<PathBuf>,
+    /// Where the hub and its cache are.
+    pub hub: HubOptions,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            device: Device::Cpu,
+            dtype: None,
+            tokenizer: None,
+            hub: HubOptions::from_env(),
+        }
+    }
+}
+
+impl LoadOptions {
+    fn dtype(&self) -> Result<DType> {
+        match self.dtype {
+            None if self.device.is_cpu() => Ok(DType::F32),
+            None => Ok(DType::BF16),
+            Some(dtype @ (DType::F32 | DType::BF16 | DType::F16)) => Ok(dtype),
+            Some(other) => Err(ModelError::UnsupportedFeature {
+                feature: "dtype",
+                expected: "f32, bf16 or f16",
+                got: format!("{other:?}"),
+            }),
+        }
+    }
+}
+
+impl ModelSource {
+    /// Loads weights, tokenizer and configuration. `progress` hears about each layer; downloads draw their own bars on
+    /// stderr when that is a terminal.
+    ///
+    /// # Errors
+    /// Whatever [`ModelError`] describes: missing, truncated or unsupported files, a hub that refuses or is away.
+    pub fn load(&self, options: &LoadOptions, progress: Option<&mut Progress>) -> Result<LoadedModel> {
+        let dtype = options.dtype()?;
+        let parts = match self {
+            Self::Needle7m => needle::open(dtype, &options.device)?,
+            Self::Directory(directory) => safetensors::open(directory, dtype, options)?,
+            Self::Gguf(path) => gguf::open(path, dtype, options)?,
+            Self::Hub { id, revision } => {
+                let directory = hub::fetch(id, revision, options)?;
+                safetensors::open(&directory, dtype, options)?
+            }
+        };
+        let decoder = Decoder::load(&parts.config, &parts.vb, progress)?;
+        LoadedModel::new(self.name(), decoder, parts.tokenizer, parts.eos_ids)
+    }
+
+    /// A short name for tables: the last part of the path or of the id.
+    pub fn name(&self) -> String {
+        let last = |path: &Path, whole: bool| {
+            let part = if whole { path.file_name() } else { path.file_stem() };
+            part.map_or_else(
+                || path.display().to_string(),
+                |name| name.to_string_lossy().into_owned(),
+            )
+        };
+        match self {
+            Self::Needle7m => NEEDLE_7M.to_owned(),
+            Self::Directory(path) => last(path, true),
+            Self::Gguf(path) => last(path, false),
+            Self::Hub { id, .. } => last(Path::new(id), true),
+        }
+    }
+}
+
+/// What each kind of source yields before the decoder is built.
+struct Parts {
+    config: DecoderConfig,
+    vb: VarBuilder<'static>,
+    tokenizer: Tokenizer,
+    eos_ids: Vec<u32>,
+}
+
+/// Reads a text file that must be there.
+fn read_text(path: &Path, hint: &str) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|error| io_error(path, hint, error))
+}
+
+/// `NotFound` becomes a missing file with a hint, everything else keeps its reason.
+fn io_error(path: &Path, hint: &str, source: std::io::Error) -> ModelError {
+    match source.kind() {
+        std::io::ErrorKind::NotFound => ModelError::MissingFile {
+            path: path.to_owned(),
+            hint: hint.to_owned(),
+        },
+        _ => ModelError::Io {
+            path: path.to_owned(),
+            source,
+        },
+    }
+}
+
+fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
+    let hint = ": a tokenizer.json is needed to encode text (tokenizer.model alone cannot be read)";
+    let text = read_text(path, hint)?;
+    Tokenizer::from_str(&text).map_err(|e| ModelError::tokenizer(format!("{}: {e}", path.display())))
+}
+
+/// `eos_token_id` of a `config.json` or `generation_config.json`: a number, a list, or nothing.
+fn eos_ids(json: &str, origin: &str) -> Result<Vec<u32>> {
+    let value: serde_json::Value = serde_json::from_str(json).map_err(|e| ModelError::config(origin, e))?;
+    let id = |value: &serde_json::Value| {
+        value
+            .as_u64()
+            .and_then(|id| u32::try_from(id).ok())
+            .ok_or_else(|| ModelError::config(origin, format!("eos_token_id holds {value}, expected a token id")))
+    };
+    match value.get("eos_token_id") {
+        None | Some(serde_json::Value::Null) => Ok(Vec::new()),
+        Some(serde_json::Value::Array(ids)) => ids.iter().map(id).collect(),
+        Some(single) => Ok(vec![id(single)?]),
+    }
+}

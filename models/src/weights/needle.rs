@@ -1,0 +1,27 @@
+//! The embedded model: it needs no file, no network and no licence question, so everything runs from anywhere.
+
+use std::str::FromStr;
+
+use candle_core::{DType, Device};
+use candle_nn::VarBuilder;
+use tokenizers::Tokenizer;
+
+use super::{NEEDLE_7M, Parts, eos_ids};
+use crate::config::DecoderConfig;
+use crate::error::{ModelError, Result};
+
+const WEIGHTS: &[u8] = include_bytes!("../../needle-7m/model.safetensors");
+const CONFIG: &str = include_str!("../../needle-7m/config.json");
+const TOKENIZER: &str = include_str!("../../needle-7m/tokenizer.json");
+
+/// Prompts with answers, read by [`crate::passkey`].
+pub(crate) const PASSKEY_JSONL: &str = include_str!("../../needle-7m/passkey.jsonl");
+
+pub(super) fn open(dtype: DType, device: &Device) -> Result<Parts> {
+    Ok(Parts {
+        config: DecoderConfig::from_json(CONFIG, NEEDLE_7M)?,
+        vb: VarBuilder::from_slice_safetensors(WEIGHTS, dtype, device)?,
+        tokenizer: Tokenizer::from_str(TOKENIZER).map_err(ModelError::tokenizer)?,
+        eos_ids: eos_ids(CONFIG, NEEDLE_7M)?,
+    })
+}

@@ -1,0 +1,115 @@
+//! A directory in the Hugging Face layout, its weights mapped into memory.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::DType;
+use candle_core::safetensors::MmapedSafetensors;
+use candle_nn::VarBuilder;
+use serde::Deserialize;
+
+use super::{LoadOptions, Parts, eos_ids, io_error, read_text, read_tokenizer};
+use crate::config::DecoderConfig;
+use crate::error::{ModelError, Result};
+
+pub(super) const CONFIG: &str = "config.json";
+pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+pub(super) fn open(directory: &Path, dtype: DType, options: &LoadOptions) -> Result<Parts> {
+    let config_path = directory.join(CONFIG);
+    let json = read_text(&config_path, ": a model directory needs it")?;
+    let origin = config_path.display().to_string();
+    let config = DecoderConfig::from_json(&json, &origin)?;
+    let mut eos = eos_ids(&json, &origin)?;
+    let generation_path = directory.join(GENERATION_CONFIG);
+    if generation_path.exists() {
+        let json = read_text(&generation_path, "")?;
+        eos.extend(eos_ids(&json, &generation_path.display().to_string())?);
+    }
+    let tokenizer = match &options.tokenizer {
+        Some(path) => read_tokenizer(path)?,
+        None => read_tokenizer(&directory.join(TOKENIZER))?,
+    };
+    let files = weight_files(directory)?;
+    for file in &files {
+        check(file)?;
+    }
+    // SAFETY: the map is only read, while the decoder copies or converts each tensor out of it. A process that rewrites
+    // the file in place meanwhile would change what is read, which every user of memory-mapped weights accepts.
+    let vb = unsafe { VarBuilder::from_mmaped_safetensors(&files, dtype, &options.device)? };
+    Ok(Parts {
+        config,
+        vb,
+        tokenizer,
+        eos_ids: eos,
+    })
+}
+
+/// The one weight file, or the shards that the index names.
+fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let single = directory.join(SINGLE);
+    let index = directory.join(INDEX);
+    if single.exists() {
+        return Ok(vec![single]);
+    }
+    if !index.exists() {
+        return Err(ModelError::MissingFile {
+            path: single,
+            hint: format!(": a model directory needs it, or {INDEX} with its shards (pytorch .bin files are not read)"),
+        });
+    }
+    let json = read_text(&index, "")?;
+    let files: Vec<PathBuf> = shard_names(&json, &index.display().to_string())?
+        .iter()
+        .map(|n| directory.join(n))
+        .collect();
+    match files.iter().find(|file| !file.exists()) {
+        Some(missing) => Err(ModelError::MissingFile {
+            path: missing.clone(),
+            hint: format!(": {INDEX} names it as a shard"),
+        }),
+        None => Ok(files),
+    }
+}
+
+/// File names in a `model.safetensors.index.json`, sorted, each once.
+pub(super) fn shard_names(json: &str, origin: &str) -> Result<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: HashMap<String, String>,
+    }
+    let index: Index = serde_json::from_str(json).map_err(|e| ModelError::config(origin, e))?;
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    // An index comes from elsewhere: it must not lead out of the directory.
+    if let Some(bad) = names
+        .iter()
+        .find(|name| Path::new(name).file_name() != Some(name.as_ref()))
+    {
+        return Err(ModelError::config(
+            origin,
+            format!("shard `{bad}` is no plain file name"),
+        ));
+    }
+    Ok(names.into_iter().collect())
+}
+
+/// Reads a weight file's header, which also proves that the file is as long as the header says.
+fn check(path: &Path) -> Result<()> {
+    std::fs::File::open(path).map_err(|error| io_error(path, "", error))?;
+    // SAFETY: the map is read once here and dropped; see `open`.
+    match unsafe { MmapedSafetensors::new(path) } {
+        Ok(_) => Ok(()),
+        Err(error) => Err(ModelError::InvalidWeights {
+            path: path.to_owned(),
+            reason: first_line(&error),
+        }),
+    }
+}
+
+/// A Candle error without its backtrace.
+pub(super) fn first_line(error: &dyn std::fmt::Display) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,299 @@
+//! Every bad input is a typed error that carries what was expected and what was found.
+
+use candle_core::{DType, Device, Tensor};
+use s2o_models::{
+    Decoder, DecoderConfig, GenerationOptions, LoadOptions, ModelError, ModelSource, PrefillOptions, passkey,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::fixtures::*;
+
+fn directory(json: &Value) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    write_directory(directory.path(), json, &weights(&llama_json(), 51));
+    directory
+}
+
+fn load_error(directory: &TempDir) -> ModelError {
+    ModelSource::Directory(directory.path().to_owned())
+        .load(&LoadOptions::default(), None)
+        .unwrap_err()
+}
+
+fn config_error(changes: Value) -> ModelError {
+    DecoderConfig::from_json(&with(llama_json(), changes).to_string(), "config.json").unwrap_err()
+}
+
+#[test]
+fn missing_files() {
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let directory = directory(&llama_json());
+        std::fs::remove_file(directory.path().join(file)).unwrap();
+        let error = load_error(&directory);
+        assert!(
+            matches!(&error, ModelError::MissingFile { path, .. } if path.ends_with(file)),
+            "{error}"
+        );
+    }
+    let sharded = tempfile::tempdir().unwrap();
+    write_sharded(sharded.path(), &llama_json(), &weights(&llama_json(), 51));
+    let load = || ModelSource::Directory(sharded.path().to_owned()).load(&LoadOptions::default(), None);
+    load().unwrap();
+    let shard = "model-00002-of-00002.safetensors";
+    std::fs::remove_file(sharded.path().join(shard)).unwrap();
+    assert!(matches!(load().unwrap_err(), ModelError::MissingFile { path, .. } if path.ends_with(shard)));
+    let outside = json!({"weight_map": {"x": "../elsewhere.safetensors"}}).to_string();
+    std::fs::write(sharded.path().join("model.safetensors.index.json"), outside).unwrap();
+    assert!(matches!(load().unwrap_err(), ModelError::InvalidConfig { .. }));
+}
+
+#[test]
+fn damaged_weights() {
+    let directory = directory(&llama_json());
+    let file = directory.path().join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    for len in [0, 5, 200, bytes.len() / 2, bytes.len() - 1] {
+        std::fs::write(&file, &bytes[..len]).unwrap();
+        let error = load_error(&directory);
+        assert!(
+            matches!(&error, ModelError::InvalidWeights { path, .. } if *path == file),
+            "cut to {len}: {error}"
+        );
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_configuration() {
+    let deeper = directory(&with(llama_json(), json!({"num_hidden_layers": 3})));
+    let error = load_error(&deeper);
+    assert!(
+        matches!(&error, ModelError::MissingTensor { name } if name.starts_with("model.layers.2.")),
+        "{error}"
+    );
+    let wider = directory(&with(llama_json(), json!({"intermediate_size": 160})));
+    let error = load_error(&wider);
+    assert!(
+        matches!(&error, ModelError::WrongShape { name, expected, got }
+            if name == "model.layers.0.mlp.gate_proj.weight" && *expected == [160, 64] && *got == [128, 64]),
+        "{error}"
+    );
+    let smaller = directory(&with(llama_json(), json!({"vocab_size": 200})));
+    assert!(matches!(load_error(&smaller), ModelError::WrongShape { .. }));
+}
+
+#[test]
+fn unsupported_models() {
+    let error = config_error(json!({"architectures": ["GPTNeoXForCausalLM"]}));
+    assert!(matches!(&error, ModelError::UnsupportedArchitecture { got, .. } if got == "GPTNeoXForCausalLM"));
+    let feature = |changes: Value| match config_error(changes) {
+        ModelError::UnsupportedFeature { feature, .. } => feature,
+        other => panic!("{other}"),
+    };
+    assert_eq!(
+        feature(json!({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}})),
+        "rope_scaling.rope_type"
+    );
+    assert_eq!(feature(json!({"hidden_act": "gelu"})), "hidden_act");
+    assert_eq!(feature(json!({"sliding_window": 4096})), "sliding_window");
+    let windowed = with(
+        qwen3_json(),
+        json!({"use_sliding_window": true, "sliding_window": 4096}),
+    );
+    let error = DecoderConfig::from_json(&windowed.to_string(), "config.json").unwrap_err();
+    assert!(matches!(
+        error,
+        ModelError::UnsupportedFeature {
+            feature: "use_sliding_window",
+            ..
+        }
+    ));
+    let options = LoadOptions {
+        dtype: Some(DType::F64),
+        ..Default::default()
+    };
+    let error = ModelSource::Needle7m.load(&options, None).unwrap_err();
+    assert!(matches!(error, ModelError::UnsupportedFeature { feature: "dtype", .. }));
+}
+
+#[test]
+fn malformed_configurations() {
+    for text in [
+        "",
+        "{",
+        "[]",
+        "{\"architectures\": [\"LlamaForCausalLM\"]}",
+        "{\"vocab_size\": -3}",
+    ] {
+        let error = DecoderConfig::from_json(text, "config.json").unwrap_err();
+        assert!(
+            matches!(&error, ModelError::InvalidConfig { origin, .. } if origin == "config.json"),
+            "{error}"
+        );
+    }
+    for changes in [
+        json!({"num_hidden_layers": 0}),
+        json!({"num_attention_heads": 0}),
+        json!({"num_key_value_heads": 3}),
+        json!({"head_dim": 15}),
+        json!({"hidden_size": u64::MAX}),
+        json!({"rope_theta": 0.0}),
+        json!({"rms_norm_eps": -1.0}),
+        json!({"rope_scaling": {"rope_type": "linear"}}),
+        json!({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}),
+        json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}}),
+    ] {
+        let error = config_error(changes.clone());
+        assert!(matches!(error, ModelError::InvalidConfig { .. }), "{changes}: {error}");
+    }
+    let directory = directory(&llama_json());
+    std::fs::write(directory.path().join("tokenizer.json"), "{}").unwrap();
+    assert!(matches!(load_error(&directory), ModelError::Tokenizer { .. }));
+    std::fs::write(
+        directory.path().join("generation_config.json"),
+        r#"{"eos_token_id": "x"}"#,
+    )
+    .unwrap();
+    assert!(matches!(load_error(&directory), ModelError::InvalidConfig { .. }));
+}
+
+#[test]
+fn bad_prompts() {
+    let decoder = decoder(&llama_json(), 52);
+    let mut cache = decoder.new_cache(1, 20).unwrap();
+    let mut error = |tokens: &Tensor, options: PrefillOptions| {
+        let error = decoder.prefill(tokens, &mut cache, &PlainDense, options).unwrap_err();
+        assert_eq!(cache.len(), 0, "a refused prompt leaves nothing in the cache");
+        error
+    };
+    let empty = Tensor::zeros((1, 0), DType::U32, &Device::Cpu).unwrap();
+    assert!(matches!(error(&empty, PrefillOptions::new()), ModelError::EmptyPrompt));
+    assert!(matches!(
+        error(&tokens(1, 5, 288), PrefillOptions::new().chunk(0)),
+        ModelError::EmptyChunk
+    ));
+    assert!(matches!(
+        error(&tokens(1, 21, 288), PrefillOptions::new()),
+        ModelError::CacheFull { expected: 20, got: 21 }
+    ));
+    assert!(matches!(
+        error(&tokens(1, 257, 288), PrefillOptions::new()),
+        ModelError::ContextTooLong {
+            expected: 256,
+            got: 257
+        }
+    ));
+    let outside = Tensor::new(&[[1u32, 288]], &Device::Cpu).unwrap();
+    assert!(matches!(
+        error(&outside, PrefillOptions::new()),
+        ModelError::TokenOutOfRange {
+            expected: 288,
+            got: 288
+        }
+    ));
+    let flat = Tensor::new(&[1u32, 2], &Device::Cpu).unwrap();
+    for wrong in [flat, tokens(2, 3, 288), tokens(1, 3, 288).to_dtype(DType::I64).unwrap()] {
+        assert!(matches!(
+            error(&wrong, PrefillOptions::new()),
+            ModelError::WrongInput { .. }
+        ));
+    }
+}
+
+#[test]
+fn bad_decoding() {
+    let decoder = decoder(&llama_json(), 53);
+    assert!(matches!(
+        decoder.new_cache(1, 257),
+        Err(ModelError::ContextTooLong {
+            expected: 256,
+            got: 257
+        })
+    ));
+    assert!(matches!(decoder.new_cache(0, 5), Err(ModelError::WrongInput { .. })));
+    assert!(matches!(decoder.new_cache(1, 0), Err(ModelError::WrongInput { .. })));
+    let mut cache = decoder.new_cache(1, 3).unwrap();
+    decoder
+        .prefill(&tokens(1, 3, 288), &mut cache, &PlainDense, PrefillOptions::new())
+        .unwrap();
+    let error = decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap_err();
+    assert!(matches!(error, ModelError::CacheFull { expected: 3, got: 4 }));
+    cache.reset();
+    assert!(matches!(
+        decoder.decode(&tokens(1, 2, 288), &mut cache),
+        Err(ModelError::WrongInput { .. })
+    ));
+    assert!(cache.layer(2).is_err());
+    let none = PrefillOptions::new().num_logits(0);
+    let out = decoder
+        .prefill(&tokens(1, 3, 288), &mut cache, &PlainDense, none)
+        .unwrap();
+    assert_eq!((out.logits.dims(), out.hidden.dims()), (&[1, 0, 288][..], &[1, 64][..]));
+    assert!(matches!(out.last_logits(), Err(ModelError::WrongInput { .. })));
+}
+
+#[test]
+fn generation_that_cannot_fit_is_refused_before_any_work() {
+    let directory = directory(&llama_json());
+    let model = ModelSource::Directory(directory.path().to_owned())
+        .load(&LoadOptions::default(), None)
+        .unwrap();
+    let mut cache = model.decoder.new_cache(1, 30).unwrap();
+    let mut run = |prompt: &[u32], max_new_tokens: usize| {
+        let options = GenerationOptions {
+            max_new_tokens,
+            ..Default::default()
+        };
+        let prefill = PrefillOptions::new();
+        let result = model.generate(prompt, &mut cache, &PlainDense, prefill, &options, &mut |_| ());
+        let len = cache.len();
+        cache.reset();
+        (result, len)
+    };
+    assert!(matches!(
+        run(&[1; 20], 12),
+        (Err(ModelError::CacheFull { expected: 30, got: 31 }), 0)
+    ));
+    assert!(matches!(
+        run(&[1; 20], 500),
+        (
+            Err(ModelError::ContextTooLong {
+                expected: 256,
+                got: 519
+            }),
+            0
+        )
+    ));
+    assert!(matches!(run(&[], 5), (Err(ModelError::EmptyPrompt), 0)));
+    assert!(run(&[1; 20], 11).0.is_ok());
+}
+
+#[test]
+fn a_tokenizer_larger_than_the_embedding() {
+    let small = with(llama_json(), json!({"vocab_size": 200, "eos_token_id": 7}));
+    let directory = tempfile::tempdir().unwrap();
+    write_directory(directory.path(), &small, &weights(&small, 54));
+    assert!(matches!(load_error(&directory), ModelError::InvalidConfig { .. }));
+}
+
+#[test]
+fn passkeys_that_cannot_be() {
+    let tokenizer = tiny_tokenizer();
+    assert!(matches!(
+        passkey::build(&tokenizer, 50, 0.5, 0),
+        Err(ModelError::PromptTooShort { got: 50, .. })
+    ));
+    for depth in [-0.1, 1.1, f64::NAN] {
+        assert!(matches!(
+            passkey::build(&tokenizer, 5000, depth, 0),
+            Err(ModelError::WrongInput { .. })
+        ));
+    }
+}
+
+#[test]
+fn loading_without_weights_names_the_first_tensor() {
+    let vb = candle_nn::VarBuilder::from_tensors(Default::default(), DType::F32, &Device::Cpu);
+    let error = Decoder::load(&config(&llama_json()), &vb, None).unwrap_err();
+    assert!(matches!(error, ModelError::MissingTensor { name } if name == "model.embed_tokens.weight"));
+}

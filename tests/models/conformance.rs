@@ -1,0 +1,94 @@
+//! Logits equal those of candle-transformers' `llama` and `qwen3` on the same weights.
+
+use candle_core::{DType, Device, Tensor};
+use candle_transformers::models::{llama, qwen3};
+use s2o_models::PrefillOptions;
+use serde_json::{Value, json};
+
+use crate::fixtures::*;
+
+const TOLERANCE: f32 = 1e-4;
+const LENGTHS: [usize; 4] = [1, 7, 65, 130];
+
+fn ours(json: &Value, tokens: &Tensor) -> Tensor {
+    let decoder = decoder(json, 7);
+    let (batch, len) = tokens.dims2().unwrap();
+    let mut cache = decoder.new_cache(batch, len).unwrap();
+    let out = decoder
+        .prefill(tokens, &mut cache, &PlainDense, PrefillOptions::new())
+        .unwrap();
+    out.last_logits().unwrap()
+}
+
+fn candle_llama(json: &Value, tokens: &Tensor) -> Tensor {
+    let config: llama::LlamaConfig = serde_json::from_value(json.clone()).unwrap();
+    let config = config.into_config(false);
+    let model = llama::Llama::load(builder(&weights(json, 7)), &config).unwrap();
+    let mut cache = llama::Cache::new(true, DType::F32, &config, &Device::Cpu).unwrap();
+    model.forward(tokens, 0, &mut cache).unwrap()
+}
+
+fn candle_qwen3(json: &Value, tokens: &Tensor) -> Tensor {
+    let config: qwen3::Config = serde_json::from_value(json.clone()).unwrap();
+    let mut model = qwen3::ModelForCausalLM::new(&config, builder(&weights(json, 7))).unwrap();
+    model.forward(tokens, 0).unwrap().squeeze(1).unwrap()
+}
+
+fn compare(json: &Value, theirs: fn(&Value, &Tensor) -> Tensor) {
+    for (batch, len) in LENGTHS.iter().map(|len| (1, *len)).chain([(2, 7), (2, 65)]) {
+        let tokens = tokens(batch, len, 288);
+        let (ours, theirs) = (ours(json, &tokens), theirs(json, &tokens));
+        let difference = max_diff(&ours, &theirs);
+        assert!(
+            difference < TOLERANCE,
+            "batch {batch}, len {len}: {difference} in {json}"
+        );
+        assert!(max_abs(&theirs) > 0.5, "logits too small to tell anything");
+    }
+}
+
+#[test]
+fn llama_with_grouped_heads() {
+    compare(&llama_json(), candle_llama);
+}
+
+#[test]
+fn llama_with_as_many_kv_heads() {
+    compare(&with(llama_json(), json!({"num_key_value_heads": 4})), candle_llama);
+}
+
+#[test]
+fn llama_with_one_kv_head_and_tied_head() {
+    compare(
+        &with(
+            llama_json(),
+            json!({"num_key_value_heads": 1, "tie_word_embeddings": true}),
+        ),
+        candle_llama,
+    );
+}
+
+#[test]
+fn llama_3_1_rope_scaling() {
+    let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64});
+    let scaled = with(llama_json(), json!({"rope_theta": 500000.0, "rope_scaling": scaling}));
+    compare(&scaled, candle_llama);
+    let plain = with(llama_json(), json!({"rope_theta": 500000.0}));
+    let tokens = tokens(1, 130, 288);
+    assert!(
+        max_diff(&ours(&scaled, &tokens), &ours(&plain, &tokens)) > 1e-2,
+        "the scaling changes nothing"
+    );
+}
+
+#[test]
+fn qwen3_tied_with_grouped_heads() {
+    compare(&qwen3_json(), candle_qwen3);
+}
+
+#[test]
+fn qwen3_untied_with_bias_and_as_many_kv_heads() {
+    let changes = json!({"num_key_value_heads": 4, "tie_word_embeddings": false, "attention_bias": true});
+    compare(&with(qwen3_json(), changes), candle_qwen3);
+}

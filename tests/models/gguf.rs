@@ -1,0 +1,291 @@
+//! GGUF files written here against the same weights read from safetensors.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
+
+use candle_core::quantized::gguf_file::{self, Value};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Device, Tensor};
+use s2o_models::{LoadOptions, LoadedModel, ModelError, ModelSource, PrefillOptions};
+use serde_json::{Value as Json, json};
+
+use crate::fixtures::*;
+
+/// How llama.cpp's conversion orders the rows of a Llama head (`LlamaModel.permute`).
+fn permute(weight: &Tensor, num_heads: usize) -> Tensor {
+    let (rows, columns) = weight.dims2().unwrap();
+    let heads = weight.reshape((num_heads, 2, rows / num_heads / 2, columns)).unwrap();
+    heads
+        .transpose(1, 2)
+        .unwrap()
+        .contiguous()
+        .unwrap()
+        .reshape((rows, columns))
+        .unwrap()
+}
+
+fn gguf_name(name: &str) -> String {
+    let pairs = [
+        ("model.embed_tokens", "token_embd"),
+        ("model.norm", "output_norm"),
+        ("lm_head", "output"),
+        ("model.layers", "blk"),
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.", "attn_"),
+        ("mlp.", "ffn_"),
+        ("_proj", ""),
+    ];
+    pairs
+        .iter()
+        .fold(name.to_owned(), |name, (hf, gguf)| name.replace(hf, gguf))
+}
+
+fn metadata(architecture: &str, json: &Json) -> Vec<(String, Value)> {
+    let number = |key: &str| Value::U32(json[key].as_u64().unwrap() as u32);
+    let head_dim = json["head_dim"].as_u64().unwrap_or(16) as u32;
+    let strings = |list: Vec<String>| Value::Array(list.into_iter().map(Value::String).collect());
+    let (tokens, merges) = tiny_vocabulary();
+    // 1 is a normal token, 3 a control token.
+    let types = (0..tokens.len())
+        .map(|id| Value::I32(if (256..259).contains(&id) { 3 } else { 1 }))
+        .collect();
+    let model = |key: &str| format!("{architecture}.{key}");
+    let tokenizer = |key: &str| format!("tokenizer.ggml.{key}");
+    vec![
+        (
+            "general.architecture".to_owned(),
+            Value::String(architecture.to_owned()),
+        ),
+        (model("context_length"), number("max_position_embeddings")),
+        (model("embedding_length"), number("hidden_size")),
+        (model("block_count"), number("num_hidden_layers")),
+        (model("feed_forward_length"), number("intermediate_size")),
+        (model("attention.head_count"), number("num_attention_heads")),
+        (model("attention.head_count_kv"), number("num_key_value_heads")),
+        (model("attention.key_length"), Value::U32(head_dim)),
+        (
+            model("attention.layer_norm_rms_epsilon"),
+            Value::F32(json["rms_norm_eps"].as_f64().unwrap() as f32),
+        ),
+        (
+            model("rope.freq_base"),
+            Value::F32(json["rope_theta"].as_f64().unwrap() as f32),
+        ),
+        (tokenizer("model"), Value::String("gpt2".to_owned())),
+        (tokenizer("pre"), Value::String("smollm".to_owned())),
+        (tokenizer("tokens"), strings(tokens)),
+        (
+            tokenizer("merges"),
+            strings(merges.iter().map(|(a, b)| format!("{a} {b}")).collect()),
+        ),
+        (tokenizer("token_type"), Value::Array(types)),
+        (tokenizer("bos_token_id"), Value::U32(256)),
+        (tokenizer("eos_token_id"), Value::U32(257)),
+    ]
+}
+
+fn write(path: &Path, metadata: &[(String, Value)], tensors: &[(String, QTensor)]) {
+    let metadata: Vec<_> = metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
+    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    gguf_file::write(&mut File::create(path).unwrap(), &metadata, &tensors).unwrap();
+}
+
+fn tensors(json: &Json, weights: &HashMap<String, Tensor>, matrices: GgmlDType) -> Vec<(String, QTensor)> {
+    let is_llama = json["model_type"] == "llama";
+    let heads = |key: &str| json[key].as_u64().unwrap() as usize;
+    weights
+        .iter()
+        .map(|(name, weight)| {
+            let weight = match name {
+                name if is_llama && name.contains("q_proj") => permute(weight, heads("num_attention_heads")),
+                name if is_llama && name.contains("k_proj") => permute(weight, heads("num_key_value_heads")),
+                _ => weight.clone(),
+            };
+            let dtype = if weight.rank() == 2 { matrices } else { GgmlDType::F32 };
+            (gguf_name(name), QTensor::quantize(&weight, dtype).unwrap())
+        })
+        .collect()
+}
+
+fn load(path: &Path, dtype: DType) -> LoadedModel {
+    let source: ModelSource = path.to_str().unwrap().parse().unwrap();
+    source
+        .load(
+            &LoadOptions {
+                dtype: Some(dtype),
+                ..Default::default()
+            },
+            None,
+        )
+        .unwrap()
+}
+
+fn logits(model: &LoadedModel) -> Tensor {
+    let mut cache = model.decoder.new_cache(1, 100).unwrap();
+    let options = PrefillOptions::new().num_logits(5);
+    model
+        .decoder
+        .prefill(&tokens(1, 90, 261), &mut cache, &PlainDense, options)
+        .unwrap()
+        .logits
+}
+
+#[test]
+fn logits_equal_those_of_the_safetensors() {
+    for (architecture, json) in [
+        ("llama", with(llama_json(), json!({"rms_norm_eps": 2f64.powi(-17)}))),
+        (
+            "llama",
+            with(
+                llama_json(),
+                json!({"rms_norm_eps": 2f64.powi(-17), "tie_word_embeddings": true}),
+            ),
+        ),
+        ("qwen3", with(qwen3_json(), json!({"rms_norm_eps": 2f64.powi(-20)}))),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let weights = weights(&json, 31);
+        write_directory(directory.path(), &json, &weights);
+        let reference = load(directory.path(), DType::F32);
+        let expected = logits(&reference);
+
+        let file = directory.path().join("tiny.gguf");
+        write(
+            &file,
+            &metadata(architecture, &json),
+            &tensors(&json, &weights, GgmlDType::F32),
+        );
+        let model = load(&file, DType::F32);
+        assert_eq!(model.name, "tiny");
+        assert_eq!(model.config(), reference.config());
+        assert_eq!(max_diff(&logits(&model), &expected), 0.0, "{architecture} in F32");
+        assert_eq!(model.eos_ids, [257, 258], "the file's own, and a known end of turn");
+
+        write(
+            &file,
+            &metadata(architecture, &json),
+            &tensors(&json, &weights, GgmlDType::Q8_0),
+        );
+        let difference = max_diff(&logits(&load(&file, DType::F32)), &expected);
+        assert!(
+            difference > 0.0 && difference < 0.06 * max_abs(&expected),
+            "{architecture} in Q8_0: {difference}"
+        );
+    }
+}
+
+#[test]
+fn its_tokenizer_is_the_directorys() {
+    let directory = tempfile::tempdir().unwrap();
+    let (json, file) = (llama_json(), directory.path().join("tiny.gguf"));
+    let weights = weights(&json, 32);
+    write_directory(directory.path(), &json, &weights);
+    let mut metadata = metadata("llama", &json);
+    write(&file, &metadata, &tensors(&json, &weights, GgmlDType::F32));
+    let (model, reference) = (load(&file, DType::F32), load(directory.path(), DType::F32));
+    for text in [
+        "the theory of 12345",
+        " two  spaces\n\n\tand a tab",
+        "naïve 日本語 🦀",
+        "<|bos|>the<|im_end|>",
+        "",
+    ] {
+        let ids = model.encode(text).unwrap();
+        assert_eq!(ids, reference.encode(text).unwrap(), "{text:?}");
+        assert_eq!(model.tokenizer.decode(&ids, false).unwrap(), text);
+    }
+    assert_eq!(model.encode("the<|bos|>").unwrap(), [260, 256]);
+    metadata.push(("tokenizer.ggml.add_bos_token".to_owned(), Value::Bool(true)));
+    write(&file, &metadata, &tensors(&json, &weights, GgmlDType::F32));
+    assert_eq!(load(&file, DType::F32).encode("the").unwrap(), [256, 260]);
+}
+
+#[test]
+fn rope_freqs_divide_the_frequencies() {
+    let json = llama_json();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tiny.gguf");
+    let weights = weights(&json, 33);
+    let mut tensors = tensors(&json, &weights, GgmlDType::F32);
+    let divisors: Vec<f32> = (0..8).map(|i| if i < 4 { 1.0 } else { 8.0 }).collect();
+    let divisors = Tensor::from_vec(divisors, 8, &Device::Cpu).unwrap();
+    tensors.push((
+        "rope_freqs.weight".to_owned(),
+        QTensor::quantize(&divisors, GgmlDType::F32).unwrap(),
+    ));
+    write(&file, &metadata("llama", &json), &tensors);
+    let frequencies = load(&file, DType::F32).config().rope.inverse_frequencies(16);
+    let plain = config(&json).rope.inverse_frequencies(16);
+    for i in 0..8 {
+        let expected = if i < 4 { plain[i] } else { plain[i] / 8.0 };
+        assert!((frequencies[i] / expected - 1.0).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn broken_files_are_typed_errors() {
+    let json = llama_json();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tiny.gguf");
+    let weights = weights(&json, 34);
+    let good_metadata = metadata("llama", &json);
+    let error = || {
+        ModelSource::Gguf(file.clone())
+            .load(&LoadOptions::default(), None)
+            .unwrap_err()
+    };
+    assert!(matches!(error(), ModelError::MissingFile { .. }));
+
+    write(&file, &good_metadata, &tensors(&json, &weights, GgmlDType::F32));
+    let bytes = std::fs::read(&file).unwrap();
+    for len in [0, 3, 100, bytes.len() / 2, bytes.len() - 40] {
+        std::fs::write(&file, &bytes[..len]).unwrap();
+        assert!(
+            matches!(error(), ModelError::InvalidWeights { .. }),
+            "cut to {len} bytes: {}",
+            error()
+        );
+    }
+    let other = metadata("gpt2", &json);
+    write(&file, &other, &tensors(&json, &weights, GgmlDType::F32));
+    assert!(matches!(error(), ModelError::UnsupportedArchitecture { got, .. } if got == "gpt2"));
+
+    let mut fewer = tensors(&json, &weights, GgmlDType::F32);
+    fewer.retain(|(name, _)| name != "blk.1.attn_k.weight");
+    write(&file, &good_metadata, &fewer);
+    assert!(matches!(error(), ModelError::MissingTensor { name } if name == "blk.1.attn_k.weight"));
+
+    let mut wrong = tensors(&json, &weights, GgmlDType::F32);
+    wrong.retain(|(name, _)| name != "output_norm.weight");
+    let short = Tensor::ones(32, DType::F32, &Device::Cpu).unwrap();
+    wrong.push((
+        "output_norm.weight".to_owned(),
+        QTensor::quantize(&short, GgmlDType::F32).unwrap(),
+    ));
+    write(&file, &good_metadata, &wrong);
+    assert!(matches!(error(), ModelError::WrongShape { expected, got, .. } if expected == [64] && got == [32]));
+
+    let mut spm = good_metadata;
+    spm.iter_mut().find(|(key, _)| key == "tokenizer.ggml.model").unwrap().1 = Value::String("llama".to_owned());
+    write(&file, &spm, &tensors(&json, &weights, GgmlDType::F32));
+    assert!(matches!(
+        error(),
+        ModelError::UnsupportedFeature {
+            feature: "tokenizer.ggml.model",
+            ..
+        }
+    ));
+    let tokenizer = directory.path().join("tokenizer.json");
+    tiny_tokenizer().save(&tokenizer, false).unwrap();
+    let options = LoadOptions {
+        tokenizer: Some(tokenizer),
+        ..Default::default()
+    };
+    assert!(
+        ModelSource::Gguf(file.clone()).load(&options, None).is_ok(),
+        "a tokenizer.json helps"
+    );
+}

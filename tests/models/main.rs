@@ -1,0 +1,11 @@
+//! The decoder against Candle's own models, its chunking and caching, every weight format, and bad input.
+
+mod bad_input;
+mod conformance;
+mod fixtures;
+mod gguf;
+mod hub;
+mod needle;
+mod prefill;
+mod rope;
+mod smollm2;

@@ -1,0 +1,145 @@
+//! The embedded model: equal to Candle's qwen3, and it finds what it is made to find.
+
+use std::path::Path;
+
+use candle_core::{DType, Device};
+use candle_nn::VarBuilder;
+use candle_transformers::models::qwen3;
+use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions, passkey};
+
+use crate::fixtures::*;
+
+fn needle() -> LoadedModel {
+    let source: ModelSource = "needle-7m".parse().unwrap();
+    let mut layers = Vec::new();
+    let model = source
+        .load(
+            &LoadOptions::default(),
+            Some(&mut |done, total| layers.push((done, total))),
+        )
+        .unwrap();
+    assert_eq!(layers, (1..=6).map(|layer| (layer, 6)).collect::<Vec<_>>());
+    model
+}
+
+fn answer(model: &LoadedModel, tokens: &[u32]) -> String {
+    let mut cache = model.decoder.new_cache(1, tokens.len() + 16).unwrap();
+    let options = GenerationOptions {
+        max_new_tokens: 12,
+        ..Default::default()
+    };
+    let mut streamed = String::new();
+    let mut show = |text: &str| streamed.push_str(text);
+    let prefill = PrefillOptions::new().chunk(512);
+    let out = model
+        .generate(tokens, &mut cache, &PlainDense, prefill, &options, &mut show)
+        .unwrap();
+    assert_eq!(out.text, model.decode_text(&out.tokens).unwrap());
+    assert_eq!(out.text, streamed);
+    out.text
+}
+
+#[test]
+fn what_it_is() {
+    let model = needle();
+    assert_eq!(model.num_parameters(), 6_951_680);
+    assert_eq!(model.eos_ids, [1]);
+    assert_eq!(model.config().max_positions, 131_072);
+    assert_eq!(model.encode("a").unwrap()[0], 0, "<|bos|> goes in front");
+    assert_eq!(model.encode("2024").unwrap().len(), 5, "every digit is a token");
+}
+
+#[test]
+fn logits_equal_candles_on_2k_tokens() {
+    let model = needle();
+    let text = &passkey::records().unwrap()[0].input;
+    let tokens = model.prompt(&model.encode(text).unwrap()[..2048]).unwrap();
+    let mut cache = model.decoder.new_cache(1, 2048).unwrap();
+    let options = PrefillOptions::new().chunk(600);
+    let ours = model
+        .decoder
+        .prefill(&tokens, &mut cache, &PlainDense, options)
+        .unwrap()
+        .last_logits()
+        .unwrap();
+
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/needle-7m");
+    let json = std::fs::read_to_string(directory.join("config.json")).unwrap();
+    let config: qwen3::Config = serde_json::from_str(&json).unwrap();
+    let weights = std::fs::read(directory.join("model.safetensors")).unwrap();
+    let vb = VarBuilder::from_buffered_safetensors(weights, DType::F32, &Device::Cpu).unwrap();
+    let mut theirs = qwen3::ModelForCausalLM::new(&config, vb).unwrap();
+    let theirs = theirs.forward(&tokens, 0).unwrap().squeeze(1).unwrap();
+    let (difference, scale) = (max_diff(&ours, &theirs), max_abs(&theirs));
+    assert!(difference < 1e-4 * scale, "{difference} at logits up to {scale}");
+}
+
+#[test]
+fn answers_an_embedded_4k_passkey() {
+    let model = needle();
+    let records = passkey::records().unwrap();
+    assert_eq!(records.len(), 30);
+    let record = records.iter().find(|record| record.kind == "passkey").unwrap();
+    let tokens = model.encode(&record.input).unwrap();
+    assert_eq!(tokens.len(), record.tokens);
+    let text = answer(&model, &tokens);
+    assert!(
+        passkey::answers_exactly(&text, &record.answer),
+        "{text:?}, expected {}",
+        record.answer
+    );
+}
+
+#[test]
+fn answers_a_built_passkey() {
+    let model = needle();
+    let prompt = passkey::build(&model.tokenizer, 3000, 0.3, 11).unwrap();
+    let text = answer(&model, &prompt.tokens);
+    assert!(
+        passkey::answers_exactly(&text, &prompt.answer),
+        "{text:?}, expected {}",
+        prompt.answer
+    );
+}
+
+#[test]
+fn built_prompts_have_the_wanted_length_and_depth() {
+    let model = needle();
+    for (num_tokens, depth, seed) in [
+        (100, 0.5, 0),
+        (512, 0.0, 1),
+        (4096, 0.25, 2),
+        (4096, 1.0, 3),
+        (32_768, 0.5, 4),
+        (131_072, 0.9, 5),
+    ] {
+        let prompt = passkey::build(&model.tokenizer, num_tokens, depth, seed).unwrap();
+        assert!(
+            prompt.tokens.len() <= num_tokens && prompt.tokens.len() > num_tokens - 64,
+            "{num_tokens}"
+        );
+        assert_eq!(prompt.tokens, model.encode(&prompt.text).unwrap());
+        let needle = format!(
+            "\nThe pass key is {0}. Remember it. {0} is the pass key.\n",
+            prompt.answer
+        );
+        assert_eq!(
+            prompt.text.matches("pass key is").count(),
+            2,
+            "one needle, one question"
+        );
+        let at = prompt.text.find(&needle).unwrap();
+        if num_tokens >= 4096 {
+            let place = at as f64 / (prompt.text.len() - needle.len()) as f64;
+            assert!((place - depth).abs() < 0.05, "wanted {depth}, got {place}");
+        }
+        assert_eq!((prompt.answer.len(), prompt.answer.starts_with('0')), (7, false));
+    }
+    let again = |seed| passkey::build(&model.tokenizer, 600, 0.5, seed).unwrap();
+    assert_eq!(again(1), again(1));
+    assert_ne!(again(1).answer, again(2).answer);
+    // A tokenizer of another kind, with many more tokens for the same text.
+    let tiny = tiny_tokenizer();
+    let prompt = passkey::build(&tiny, 5000, 0.5, 0).unwrap();
+    assert!(prompt.tokens.len() <= 5000 && prompt.tokens.len() > 4936);
+}

@@ -1,0 +1,300 @@
+//! Chunking, caching and decoding do not change what is computed.
+
+use std::sync::Mutex;
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use candle_s2o::{Attention, PrefillCall};
+use s2o_models::{Decoder, GenerationOptions, PrefillOptions, StopReason, TokenStream};
+use serde_json::{Value, json};
+
+use crate::fixtures::*;
+
+const TOLERANCE: f32 = 5e-5;
+
+fn both() -> [Value; 2] {
+    [llama_json(), with(qwen3_json(), json!({"attention_bias": true}))]
+}
+
+#[test]
+fn any_chunking_equals_the_whole() {
+    for json in both() {
+        let decoder = decoder(&json, 1);
+        for batch in [1, 2] {
+            let tokens = tokens(batch, 67, 288);
+            let run = |chunk: Option<usize>| {
+                let mut cache = decoder.new_cache(batch, 70).unwrap();
+                let options = PrefillOptions::new().chunk(chunk).num_logits(20);
+                let out = decoder.prefill(&tokens, &mut cache, &PlainDense, options).unwrap();
+                assert_eq!(out.logits.dims(), [batch, 20, 288]);
+                assert_eq!(out.hidden.dims(), [batch, 64]);
+                assert_eq!(cache.len(), 67);
+                (out, cache.layer(1).unwrap())
+            };
+            let (whole, (k, v)) = run(None);
+            for chunk in [1, 7, 16, 33, 66, 67, 500] {
+                let (out, (k_chunked, v_chunked)) = run(Some(chunk));
+                assert!(max_diff(&out.logits, &whole.logits) < TOLERANCE, "chunk {chunk}");
+                assert!(max_diff(&out.hidden, &whole.hidden) < TOLERANCE, "chunk {chunk}");
+                assert!(max_diff(&k_chunked, &k) < TOLERANCE, "chunk {chunk}");
+                assert!(max_diff(&v_chunked, &v) < TOLERANCE, "chunk {chunk}");
+            }
+        }
+    }
+}
+
+#[test]
+fn decoding_equals_a_longer_prefill() {
+    for json in both() {
+        let decoder = decoder(&json, 2);
+        for batch in [1, 2] {
+            let tokens = tokens(batch, 40, 288);
+            let mut cache = decoder.new_cache(batch, 64).unwrap();
+            let options = PrefillOptions::new().num_logits(40);
+            let whole = decoder
+                .prefill(&tokens, &mut cache, &PlainDense, options)
+                .unwrap()
+                .logits;
+            cache.reset();
+            let head = tokens.narrow(1, 0, 30).unwrap();
+            decoder
+                .prefill(&head, &mut cache, &PlainDense, PrefillOptions::new().chunk(11))
+                .unwrap();
+            for position in 30..40 {
+                let step = decoder
+                    .decode(&tokens.narrow(1, position, 1).unwrap(), &mut cache)
+                    .unwrap();
+                let expected = whole.narrow(1, position, 1).unwrap().squeeze(1).unwrap();
+                assert!(
+                    max_diff(&step, &expected) < TOLERANCE,
+                    "batch {batch}, position {position}"
+                );
+            }
+            assert_eq!(cache.len(), 40);
+        }
+    }
+}
+
+#[test]
+fn last_logits_equal_those_of_shorter_prompts() {
+    let decoder = decoder(&llama_json(), 3);
+    let tokens = tokens(1, 50, 288);
+    let mut cache = decoder.new_cache(1, 50).unwrap();
+    let options = PrefillOptions::new().chunk(16).num_logits(37);
+    let last = decoder
+        .prefill(&tokens, &mut cache, &PlainDense, options)
+        .unwrap()
+        .logits;
+    for len in [14, 15, 16, 17, 32, 33, 49, 50] {
+        cache.reset();
+        let shorter = tokens.narrow(1, 0, len).unwrap();
+        let expected = decoder
+            .prefill(&shorter, &mut cache, &PlainDense, PrefillOptions::new())
+            .unwrap();
+        let got = last.narrow(1, len - 14, 1).unwrap();
+        assert!(max_diff(&got, &expected.logits) < TOLERANCE, "prompt of {len}");
+    }
+}
+
+#[test]
+fn a_kept_prefix_is_not_computed_again() {
+    let decoder = decoder(&qwen3_json(), 4);
+    let prompt = tokens(1, 60, 288);
+    let mut cache = decoder.new_cache(1, 60).unwrap();
+    let whole = decoder
+        .prefill(&prompt, &mut cache, &PlainDense, PrefillOptions::new())
+        .unwrap();
+    cache.truncate(25);
+    assert_eq!((cache.len(), cache.is_empty()), (25, false));
+    // Another end, then the first one again: nothing of the other may remain.
+    let other = tokens(1, 90, 288).narrow(1, 60, 30).unwrap();
+    decoder
+        .prefill(&other, &mut cache, &PlainDense, PrefillOptions::new())
+        .unwrap();
+    cache.truncate(25);
+    let rest = prompt.narrow(1, 25, 35).unwrap();
+    let out = decoder
+        .prefill(&rest, &mut cache, &PlainDense, PrefillOptions::new().chunk(10))
+        .unwrap();
+    assert!(max_diff(&out.logits, &whole.logits) < TOLERANCE);
+}
+
+/// Notes each call before passing it on.
+#[derive(Debug, Default)]
+struct Noting(Mutex<Vec<(usize, usize, usize, bool)>>);
+
+impl Attention for Noting {
+    fn name(&self) -> &str {
+        "noting"
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        assert_eq!(k.dims(), v.dims());
+        assert!((call.softmax_scale - 1.0 / (q.dim(3)? as f32).sqrt()).abs() < 1e-7);
+        self.0
+            .lock()
+            .unwrap()
+            .push((call.layer, q.dim(1)?, k.dim(1)?, call.is_last_chunk));
+        PlainDense.prefill(call, q, k, v)
+    }
+}
+
+#[test]
+fn the_seam_sees_each_layer_and_the_last_chunk_once() {
+    let decoder = decoder(&llama_json(), 5);
+    let mut cache = decoder.new_cache(1, 32).unwrap();
+    let noting = Noting::default();
+    let mut reports = Vec::new();
+    let mut report = |done, total| reports.push((done, total));
+    let options = PrefillOptions::new().chunk(8).on_progress(&mut report);
+    decoder
+        .prefill(&tokens(1, 20, 288), &mut cache, &noting, options)
+        .unwrap();
+    let expected: Vec<_> = [(8, 8, false), (8, 16, false), (4, 20, true)]
+        .into_iter()
+        .flat_map(|(q_len, k_len, last)| (0..2).map(move |layer| (layer, q_len, k_len, last)))
+        .collect();
+    assert_eq!(*noting.0.lock().unwrap(), expected);
+    assert_eq!(reports, [(8, 20), (16, 20), (20, 20)]);
+    decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap();
+    assert_eq!(
+        noting.0.lock().unwrap().len(),
+        expected.len(),
+        "decoding must not use the seam"
+    );
+}
+
+/// Fails from the second chunk on.
+#[derive(Debug)]
+struct Failing;
+
+impl Attention for Failing {
+    fn name(&self) -> &str {
+        "failing"
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        if k.dim(1)? > 10 {
+            candle_core::bail!("no more")
+        }
+        PlainDense.prefill(call, q, k, v)
+    }
+}
+
+#[test]
+fn a_failed_prefill_leaves_the_cache_as_it_was() {
+    let decoder = decoder(&llama_json(), 6);
+    let mut cache = decoder.new_cache(1, 64).unwrap();
+    decoder
+        .prefill(&tokens(1, 4, 288), &mut cache, &PlainDense, PrefillOptions::new())
+        .unwrap();
+    assert!(
+        decoder
+            .prefill(
+                &tokens(1, 20, 288),
+                &mut cache,
+                &Failing,
+                PrefillOptions::new().chunk(5)
+            )
+            .is_err()
+    );
+    assert_eq!(cache.len(), 4);
+}
+
+#[test]
+fn half_precision_stays_close() {
+    for dtype in [DType::BF16, DType::F16] {
+        let json = llama_json();
+        let vb = VarBuilder::from_tensors(weights(&json, 8), dtype, &Device::Cpu);
+        let half = Decoder::load(&config(&json), &vb, None).unwrap();
+        assert_eq!(half.dtype(), dtype);
+        let run = |decoder: &Decoder| {
+            let mut cache = decoder.new_cache(1, 40).unwrap();
+            
+            let out = decoder
+                .prefill(&tokens(1, 33, 288), &mut cache, &Casting, PrefillOptions::new())
+                .unwrap();
+            assert_eq!(out.logits.dtype(), DType::F32);
+            decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap()
+        };
+        let (half, full) = (run(&half), run(&decoder(&json, 8)));
+        assert!(max_diff(&half, &full) < 0.05 * max_abs(&full), "{dtype:?}");
+    }
+}
+
+/// Dense attention in f32 whatever the model's dtype.
+#[derive(Debug)]
+struct Casting;
+
+impl Attention for Casting {
+    fn name(&self) -> &str {
+        "casting"
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        let wide = |x: &Tensor| x.to_dtype(DType::F32);
+        PlainDense
+            .prefill(call, &wide(q)?, &wide(k)?, &wide(v)?)?
+            .to_dtype(q.dtype())
+    }
+}
+
+#[test]
+fn the_stream_is_greedy_decoding_and_stops() {
+    let decoder = decoder(&llama_json(), 9);
+    let prompt = tokens(1, 12, 288);
+    let ids: Vec<u32> = prompt.flatten_all().unwrap().to_vec1().unwrap();
+    let mut cache = decoder.new_cache(1, 64).unwrap();
+    let mut run = |eos: &[u32], options: &GenerationOptions| {
+        cache.reset();
+        let out = decoder
+            .prefill(&prompt, &mut cache, &PlainDense, PrefillOptions::new())
+            .unwrap();
+        let logits = out.last_logits().unwrap();
+        let mut stream = TokenStream::new(&decoder, &mut cache, &logits, &ids, eos, options).unwrap();
+        let tokens: Vec<u32> = stream.by_ref().map(|token| token.unwrap()).collect();
+        (tokens, stream.stop_reason(), cache.len())
+    };
+    let options = GenerationOptions {
+        max_new_tokens: 6,
+        ..Default::default()
+    };
+    let (greedy, stop, cached) = run(&[], &options);
+    assert_eq!((greedy.len(), stop), (6, Some(StopReason::Length)));
+    assert_eq!(cached, 12 + 5, "the last token needs no forward pass");
+
+    // By hand: prefill the growing text, take the likeliest token.
+    let mut all = ids.clone();
+    for token in &greedy {
+        let mut cache = decoder.new_cache(1, 64).unwrap();
+        let tokens = Tensor::from_slice(&all, (1, all.len()), &Device::Cpu).unwrap();
+        let out = decoder
+            .prefill(&tokens, &mut cache, &PlainDense, PrefillOptions::new())
+            .unwrap();
+        let likeliest: Vec<u32> = out.last_logits().unwrap().argmax(1).unwrap().to_vec1().unwrap();
+        assert_eq!(likeliest, [*token]);
+        all.push(*token);
+    }
+    let stop_at = greedy.iter().position(|token| *token == greedy[3]).unwrap();
+    let (until_eos, stop, _) = run(&[greedy[3]], &options);
+    assert_eq!((&until_eos[..], stop), (&greedy[..stop_at], Some(StopReason::Eos)));
+
+    let sampled = GenerationOptions {
+        temperature: Some(1.5),
+        top_k: Some(50),
+        top_p: Some(0.9),
+        ..options.clone()
+    };
+    assert_eq!(run(&[], &sampled), run(&[], &sampled), "the seed decides");
+    let penalised = GenerationOptions {
+        repeat_penalty: 1e6,
+        repeat_last_n: 64,
+        ..options
+    };
+    let (fresh, ..) = run(&[], &penalised);
+    let mut seen = ids.clone();
+    for token in fresh {
+        assert!(!seen.contains(&token), "a penalised token came again");
+        seen.push(token);
+    }
+}
