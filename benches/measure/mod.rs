@@ -1,0 +1,183 @@
+//! Paired timings, and the rows they leave in `benches/record/<device>/<date>.csv`.
+//!
+//! A time alone depends on the machine and its mood; a ratio of two medians whose runs took turns in one process does
+//! so much less. Every row with a baseline is such a pair, and nothing is timed before its output was checked.
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use candle_core::{DType, Tensor};
+use serde::Serialize;
+
+/// One measurement.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    pub date: String,
+    pub commit: String,
+    pub device: String,
+    pub driver: String,
+    pub bench: String,
+    pub method: String,
+    pub q_len: usize,
+    pub k_len: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub dtype: String,
+    pub segment: String,
+    pub tau: Option<f32>,
+    pub density: Option<f64>,
+    pub ms: f64,
+    pub tflops: Option<f64>,
+    pub baseline: String,
+    pub baseline_ms: Option<f64>,
+    pub ratio: Option<f64>,
+    pub command: String,
+}
+
+/// Where and how the benchmark runs: the same in every row.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    device: String,
+    date: String,
+    commit: String,
+    command: String,
+}
+
+impl Machine {
+    /// Describes this machine, with the threads that rayon was given.
+    pub fn here() -> Self {
+        let cpu = fs::read_to_string("/proc/cpuinfo")
+            .ok()
+            .and_then(|info| {
+                let line = info.lines().find(|line| line.starts_with("model name"))?;
+                Some(line.split_once(':')?.1.trim().to_owned())
+            })
+            .unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+        let bench = std::env::current_exe().ok().and_then(|path| {
+            let stem = path.file_stem()?.to_string_lossy().into_owned();
+            Some(stem.rsplit_once('-').map_or(stem.clone(), |(name, _)| name.to_owned()))
+        });
+        let mut command = format!("cargo bench --bench {}", bench.unwrap_or_default());
+        if !arguments.is_empty() {
+            command = format!("{command} -- {}", arguments.join(" "));
+        }
+        Self {
+            device: format!("{cpu}, {} threads", rayon::current_num_threads()),
+            date: output_of("date", &["-u", "+%Y-%m-%d"]),
+            commit: output_of("git", &["describe", "--always", "--dirty", "--abbrev=10"]),
+            command,
+        }
+    }
+
+    /// The device, as rows name it.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// A row about tensors `q` and `k`; the caller fills in what was measured.
+    pub fn row(&self, bench: &str, method: &str, q: &Tensor, k: &Tensor) -> Result<Row> {
+        let (_, q_len, heads, head_dim) = q.dims4()?;
+        let (_, k_len, kv_heads, _) = k.dims4()?;
+        Ok(Row {
+            date: self.date.clone(),
+            commit: self.commit.clone(),
+            device: self.device.clone(),
+            driver: String::new(),
+            bench: bench.to_owned(),
+            method: method.to_owned(),
+            q_len,
+            k_len,
+            heads,
+            kv_heads,
+            head_dim,
+            dtype: q.dtype().as_str().to_owned(),
+            segment: String::new(),
+            tau: None,
+            density: None,
+            ms: f64::NAN,
+            tflops: None,
+            baseline: String::new(),
+            baseline_ms: None,
+            ratio: None,
+            command: self.command.clone(),
+        })
+    }
+
+    /// Appends rows to the record of this device and day.
+    pub fn append(&self, rows: &[Row]) -> Result<PathBuf> {
+        let slug: String = self
+            .device
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join("-")
+            .to_lowercase();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/record").join(slug);
+        fs::create_dir_all(&path)?;
+        let path = path.join(format!("{}.csv", self.date));
+        let has_headers = !path.exists();
+        let file = OpenOptions::new().create(true).append(true).open(&path).context("opening the record")?;
+        let mut writer = csv::WriterBuilder::new().has_headers(has_headers).from_writer(file);
+        for row in rows {
+            writer.serialize(row)?;
+        }
+        writer.flush()?;
+        Ok(path)
+    }
+}
+
+/// First line of what a program prints, or nothing.
+fn output_of(program: &str, arguments: &[&str]) -> String {
+    Command::new(program)
+        .args(arguments)
+        .output()
+        .ok()
+        .and_then(|output| Some(String::from_utf8(output.stdout).ok()?.lines().next()?.to_owned()))
+        .unwrap_or_default()
+}
+
+/// Runs the two in turns and returns the median milliseconds of each.
+pub fn pair(
+    repeats: usize,
+    mut ours: impl FnMut() -> Result<()>,
+    mut baseline: impl FnMut() -> Result<()>,
+) -> Result<(f64, f64)> {
+    let mut times = (Vec::new(), Vec::new());
+    for _ in 0..repeats {
+        times.0.push(time(&mut ours)?);
+        times.1.push(time(&mut baseline)?);
+    }
+    Ok((median(times.0), median(times.1)))
+}
+
+fn time(run: &mut impl FnMut() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    run()?;
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Refuses to go on if two outputs differ by more than `tolerance`, relative in the Euclidean norm.
+pub fn agree(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) -> Result<()> {
+    let norm = |t: &Tensor| -> Result<f64> { Ok(t.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>()?.sqrt()) };
+    let error = norm(&(got.to_dtype(DType::F32)? - want.to_dtype(DType::F32)?)?)? / norm(want)?;
+    ensure!(error <= tolerance, "{what}: outputs differ by {error:e}, more than {tolerance:e}: not timed");
+    Ok(())
+}
+
+/// 2 products of 2 `head_dim` FLOP for each visible (query, key) pair of causal attention, in units of 1e12.
+pub fn causal_tflop(q: &Tensor, k: &Tensor) -> Result<f64> {
+    let (batch, q_len, heads, head_dim) = q.dims4()?;
+    let offset = k.dim(1)? - q_len;
+    let pairs = (q_len * offset + q_len * (q_len + 1) / 2) as f64;
+    Ok(4.0 * head_dim as f64 * pairs * (batch * heads) as f64 / 1e12)
+}
