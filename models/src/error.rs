@@ -138,7 +138,7 @@ pub enum ModelError {
     },
     /// The hub refuses to hand out the repository (401 or 403).
     #[error(
-        "{id} is gated or private (HTTP {status}): accept the licence at {endpoint}/{id} and set HF_TOKEN or run `hf auth login`"
+        "{id} is gated, private or not there (HTTP {status}): accept the licence at {endpoint}/{id} and set HF_TOKEN or run `hf auth login`"
     )]
     Gated {
         /// The repository.
