@@ -119,13 +119,14 @@ pub(crate) fn decode(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> 
     // Candle multiplies a batch of matrices with one batch stride only, and (sequence, head) needs two.
     for b in 0..batch {
         let (q, k, v) = (q.get(b)?, k.get(b)?.transpose(0, 1)?, v.get(b)?.transpose(0, 1)?);
-        // cuBLAS through Candle takes no row stride other than the row length; the CPU takes any.
-        let (k, v) = if k.device().is_cpu() {
-            (k, v)
+        // cuBLAS through Candle takes no row stride other than the row length; the CPU takes any, so it need not copy the
+        // cache. There K q^T is up to twice as fast as q K^T, since the long side is then the row side of the product.
+        let (scores, v) = if k.device().is_cpu() {
+            (k.matmul(&q.t()?)?.t()?.contiguous()?, v)
         } else {
-            (k.contiguous()?, v.contiguous()?)
+            (q.matmul(&k.contiguous()?.t()?)?, v.contiguous()?)
         };
-        let scores = (q.matmul(&k.transpose(1, 2)?)?.to_dtype(DType::F32)? * f64::from(softmax_scale))?;
+        let scores = (scores.to_dtype(DType::F32)? * f64::from(softmax_scale))?;
         let weights = candle_nn::ops::softmax_last_dim(&scores)?.to_dtype(v.dtype())?;
         rows.push(weights.matmul(&v)?.flatten_all()?);
     }

@@ -21,7 +21,7 @@ impl Architecture {
     pub(crate) const ACCEPTED: &'static str = "LlamaForCausalLM or Qwen3ForCausalLM (GGUF: llama or qwen3)";
 }
 
-/// Shape and constants of a decoder. [`llama`](crate::llama) and [`qwen3`](crate::qwen3) make it from a `config.json`
+/// Shape and constants of a decoder. `llama.rs` and `qwen3.rs` make it from a `config.json`
 /// or from GGUF metadata; nothing behind it asks for the architecture again.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {

@@ -1,5 +1,6 @@
 //! The one error type of this crate: every variant says what was expected and what was found.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -138,59 +139,68 @@ pub enum ModelError {
     },
     /// The hub refuses to hand out the repository (401 or 403).
     #[error(
-        "{id} is gated or private (HTTP {status}): accept the licence at {endpoint}/{id} and set HF_TOKEN or run `hf auth login`"
+        "{} is gated, private or not there (HTTP {status}): accept the licence at {}/{} and set HF_TOKEN or run `hf auth login`",
+        at.id, at.endpoint, at.id
     )]
     Gated {
-        /// The repository.
-        id: String,
-        /// The hub's address.
-        endpoint: String,
+        /// What was asked for.
+        at: Box<HubFile>,
         /// 401 or 403.
         status: u16,
     },
     /// The hub has no such file, revision or repository (404).
-    #[error("{endpoint} has no file {file} in {id} at revision {revision} (HTTP 404): check the id and the revision")]
+    #[error("there is no {at} (HTTP 404): check the id and the revision")]
     HubFileNotFound {
-        /// The repository.
-        id: String,
-        /// The file asked for.
-        file: String,
-        /// The revision asked for.
-        revision: String,
-        /// The hub's address.
-        endpoint: String,
+        /// What was asked for.
+        at: Box<HubFile>,
     },
     /// The hub cannot be reached and the file is not in the local cache.
     #[error(
-        "cannot reach {endpoint} for {file} of {id}, and it is not in the cache {}: {reason}. Connect once, or give a local directory or .gguf file", cache.display()
+        "cannot reach {at}, and it is not in the cache {}: {reason}. Connect once, or give a local directory or .gguf file",
+        cache.display()
     )]
     Offline {
-        /// The repository.
-        id: String,
-        /// The file asked for.
-        file: String,
-        /// The hub's address.
-        endpoint: String,
+        /// What was asked for.
+        at: Box<HubFile>,
         /// The cache that was searched.
         cache: PathBuf,
         /// What the network said.
         reason: String,
     },
     /// Any other answer of the hub.
-    #[error("{endpoint} failed for {file} of {id}: {reason}")]
+    #[error("cannot fetch {at}: {reason}")]
     Hub {
-        /// The repository.
-        id: String,
-        /// The file asked for.
-        file: String,
-        /// The hub's address.
-        endpoint: String,
-        /// What it said.
+        /// What was asked for.
+        at: Box<HubFile>,
+        /// What the hub said.
         reason: String,
     },
     /// An error of Candle, or of the attention method behind the seam.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+/// A file on the hub, for errors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubFile {
+    /// The repository, `org/name`.
+    pub id: String,
+    /// The file in it.
+    pub file: String,
+    /// Branch, tag or commit.
+    pub revision: String,
+    /// The hub's address.
+    pub endpoint: String,
+}
+
+impl fmt::Display for HubFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} at revision {} on {}",
+            self.file, self.id, self.revision, self.endpoint
+        )
+    }
 }
 
 /// `Result` with [`ModelError`].

@@ -300,3 +300,50 @@ impl LoadedModel {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::weights::needle_tokenizer;
+
+    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| needle_tokenizer().unwrap());
+
+    fn streamed(tokens: &[u32]) -> (Vec<String>, String) {
+        let mut stream = TextStream::new(&TOKENIZER);
+        let pieces = tokens.iter().map(|token| stream.push(*token).unwrap()).collect();
+        (pieces, stream.finish().unwrap())
+    }
+
+    proptest! {
+        #[test]
+        fn streamed_text_is_the_text(text in r"(\PC|\n|\t| ){0,40}") {
+            let ids = TOKENIZER.encode(text.as_str(), true).unwrap().get_ids().to_vec();
+            let (pieces, rest) = streamed(&ids);
+            let broken = char::REPLACEMENT_CHARACTER;
+            prop_assert!(text.contains(broken) || !pieces.concat().contains(broken));
+            prop_assert_eq!(pieces.concat() + &rest, text);
+        }
+
+        #[test]
+        fn any_tokens_stream_as_they_decode(ids in prop::collection::vec(8u32..4096, 0..40)) {
+            let (pieces, rest) = streamed(&ids);
+            prop_assert_eq!(pieces.concat() + &rest, TOKENIZER.decode(&ids, true).unwrap());
+        }
+    }
+
+    #[test]
+    fn half_a_character_waits_for_the_other_half() {
+        let ids = TOKENIZER.encode("🦀!", false).unwrap().get_ids().to_vec();
+        assert!(ids.len() > 2, "the crab takes several tokens");
+        let (pieces, rest) = streamed(&ids);
+        assert_eq!(pieces.concat(), "🦀!");
+        assert!(pieces[..ids.len() - 2].iter().all(String::is_empty), "{pieces:?}");
+        assert_eq!(rest, "");
+        let (pieces, rest) = streamed(&ids[..2]);
+        assert_eq!((pieces.concat().as_str(), rest.as_str()), ("", "\u{fffd}"));
+    }
+}

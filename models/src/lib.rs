@@ -36,7 +36,7 @@ pub mod weights;
 
 pub use config::{Architecture, DecoderConfig};
 pub use decoder::{Decoder, PrefillOptions, PrefillOutput};
-pub use error::{ModelError, Result};
+pub use error::{HubFile, ModelError, Result};
 pub use generation::{Generated, GenerationOptions, StopReason, TextStream, TokenStream};
 pub use kv_cache::KvCache;
 pub use model::LoadedModel;

@@ -194,7 +194,7 @@ fn missing_files_are_named() {
     let server = Server::start(files.path());
     let options = options(&server.address, cache.path());
     let missing = |id: &str| match load(id, &options).unwrap_err() {
-        ModelError::HubFileNotFound { file, revision, .. } => format!("{file} {revision}"),
+        ModelError::HubFileNotFound { at } => format!("{} {}", at.file, at.revision),
         other => panic!("{other}"),
     };
     assert_eq!(missing("org/empty@v2"), "config.json v2");

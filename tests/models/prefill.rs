@@ -210,7 +210,7 @@ fn half_precision_stays_close() {
         assert_eq!(half.dtype(), dtype);
         let run = |decoder: &Decoder| {
             let mut cache = decoder.new_cache(1, 40).unwrap();
-            
+
             let out = decoder
                 .prefill(&tokens(1, 33, 288), &mut cache, &Casting, PrefillOptions::new())
                 .unwrap();

@@ -1,8 +1,13 @@
 //! SmolLM2-135M from a real GGUF file. `scripts/fetch-smollm2.sh` fetches it; `S2O_SMOLLM2` names it.
 
-use s2o_models::{GenerationOptions, LoadOptions, ModelSource, PrefillOptions, TextStream};
+use std::path::Path;
 
-use crate::fixtures::PlainDense;
+use candle_core::Device;
+use candle_core::quantized::gguf_file::Content;
+use candle_transformers::models::quantized_llama::ModelWeights;
+use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions, TextStream};
+
+use crate::fixtures::{PlainDense, max_abs, max_diff};
 
 #[test]
 fn completes_a_sentence() {
@@ -41,6 +46,7 @@ fn completes_a_sentence() {
     }
 
     let prompt = model.encode("The capital of France is").unwrap();
+    same_as_candles_quantised_llama(&model, path.as_ref(), &prompt);
     let mut cache = model.decoder.new_cache(1, 64).unwrap();
     let options = GenerationOptions {
         max_new_tokens: 12,
@@ -52,4 +58,22 @@ fn completes_a_sentence() {
         .unwrap();
     println!("The capital of France is{}", out.text);
     assert!(out.text.contains("Paris"), "{:?}", out.text);
+}
+
+/// Candle multiplies the quantised weights with quantised activations, so its logits are only near.
+fn same_as_candles_quantised_llama(model: &LoadedModel, path: &Path, prompt: &[u32]) {
+    let tokens = model.prompt(prompt).unwrap();
+    let mut cache = model.decoder.new_cache(1, prompt.len()).unwrap();
+    let out = model
+        .decoder
+        .prefill(&tokens, &mut cache, &PlainDense, PrefillOptions::new())
+        .unwrap();
+    let ours = out.last_logits().unwrap();
+    let mut file = std::fs::File::open(path).unwrap();
+    let content = Content::read(&mut file).unwrap();
+    let mut candle = ModelWeights::from_gguf(content, &mut file, &Device::Cpu).unwrap();
+    let theirs = candle.forward(&tokens, 0).unwrap();
+    let (difference, scale) = (max_diff(&ours, &theirs), max_abs(&theirs));
+    println!("largest difference to candle's quantised llama: {difference}, logits up to {scale}");
+    assert!(difference < 0.1 * scale);
 }

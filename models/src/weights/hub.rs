@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget};
 
 use super::safetensors::{CONFIG, GENERATION_CONFIG, INDEX, SINGLE, TOKENIZER, shard_names};
 use super::{LoadOptions, read_text};
-use crate::error::{ModelError, Result};
+use crate::error::{HubFile, ModelError, Result};
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 const DEFAULT_REVISION: &str = "main";
@@ -140,9 +140,12 @@ impl<'a> Repository<'a> {
             .with_progress(false)
             .build()
             .map_err(|error| ModelError::Hub {
-                id: id.to_owned(),
-                file: CONFIG.to_owned(),
-                endpoint: endpoint.clone(),
+                at: Box::new(HubFile {
+                    id: id.to_owned(),
+                    file: CONFIG.to_owned(),
+                    revision: revision.to_owned(),
+                    endpoint: endpoint.clone(),
+                }),
                 reason: error.to_string(),
             })?;
         Ok(Self {
@@ -187,16 +190,10 @@ impl<'a> Repository<'a> {
             ApiError::TooManyRetries(last) => self.explain(file, *last),
             ApiError::RequestError(request) => match *request {
                 ureq::Error::StatusCode(status @ (401 | 403)) => ModelError::Gated {
-                    id: self.id.to_owned(),
-                    endpoint: self.endpoint.clone(),
+                    at: self.at(file),
                     status,
                 },
-                ureq::Error::StatusCode(404) => ModelError::HubFileNotFound {
-                    id: self.id.to_owned(),
-                    file: file.to_owned(),
-                    revision: self.revision.to_owned(),
-                    endpoint: self.endpoint.clone(),
-                },
+                ureq::Error::StatusCode(404) => ModelError::HubFileNotFound { at: self.at(file) },
                 ureq::Error::StatusCode(status) => self.error(file, format!("HTTP {status}")),
                 other => self.offline(file, other.to_string()),
             },
@@ -204,11 +201,18 @@ impl<'a> Repository<'a> {
         }
     }
 
-    fn offline(&self, file: &str, reason: String) -> ModelError {
-        ModelError::Offline {
+    fn at(&self, file: &str) -> Box<HubFile> {
+        Box::new(HubFile {
             id: self.id.to_owned(),
             file: file.to_owned(),
+            revision: self.revision.to_owned(),
             endpoint: self.endpoint.clone(),
+        })
+    }
+
+    fn offline(&self, file: &str, reason: String) -> ModelError {
+        ModelError::Offline {
+            at: self.at(file),
             cache: self.options.cache.clone(),
             reason,
         }
@@ -216,9 +220,7 @@ impl<'a> Repository<'a> {
 
     fn error(&self, file: &str, reason: impl ToString) -> ModelError {
         ModelError::Hub {
-            id: self.id.to_owned(),
-            file: file.to_owned(),
-            endpoint: self.endpoint.clone(),
+            at: self.at(file),
             reason: reason.to_string(),
         }
     }

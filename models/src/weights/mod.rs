@@ -22,6 +22,8 @@ pub mod synthetic;
 pub(crate) use gguf::GgufMetadata;
 pub use hub::HubOptions;
 pub(crate) use needle::PASSKEY_JSONL;
+#[cfg(test)]
+pub(crate) use needle::tokenizer as needle_tokenizer;
 
 /// The name under which the embedded model is asked for.
 pub const NEEDLE_7M: &str = "needle-7m";

@@ -21,7 +21,11 @@ pub(super) fn open(dtype: DType, device: &Device) -> Result<Parts> {
     Ok(Parts {
         config: DecoderConfig::from_json(CONFIG, NEEDLE_7M)?,
         vb: VarBuilder::from_slice_safetensors(WEIGHTS, dtype, device)?,
-        tokenizer: Tokenizer::from_str(TOKENIZER).map_err(ModelError::tokenizer)?,
+        tokenizer: tokenizer()?,
         eos_ids: eos_ids(CONFIG, NEEDLE_7M)?,
     })
+}
+
+pub(crate) fn tokenizer() -> Result<Tokenizer> {
+    Tokenizer::from_str(TOKENIZER).map_err(ModelError::tokenizer)
 }
