@@ -91,7 +91,11 @@ impl SelfAttention {
         let (q, k) = (Rope::rotate(&q, rows)?, Rope::rotate(&k, rows)?);
         let (k, v) = cache.write(self.layer, &k, &v)?;
         let out = match phase {
-            Phase::Prefill { method, prompt_len, is_last_chunk } => {
+            Phase::Prefill {
+                method,
+                prompt_len,
+                is_last_chunk,
+            } => {
                 let call = PrefillCall {
                     layer: self.layer,
                     softmax_scale: self.softmax_scale,

@@ -132,8 +132,11 @@ fn sentence_end_near(text: &str, at: usize) -> usize {
     if at - before <= after - at { before } else { after }
 }
 
-/// All embedded prompts' text without header, needles and question.
-fn haystack() -> Result<String> {
+/// All embedded prompts' text without header, needles and question: about 1.2 million characters of English.
+///
+/// # Errors
+/// As [`records`].
+pub fn haystack() -> Result<String> {
     let mut text = String::with_capacity(PASSKEY_JSONL.len());
     for record in records()? {
         let body = record.input.strip_prefix(HEADER).unwrap_or(&record.input);

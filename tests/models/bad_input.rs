@@ -1,6 +1,7 @@
 //! Every bad input is a typed error that carries what was expected and what was found.
 
 use candle_core::{DType, Device, Tensor};
+use candle_s2o::Dense;
 use s2o_models::{
     Decoder, DecoderConfig, GenerationOptions, LoadOptions, ModelError, ModelSource, PrefillOptions, passkey,
 };
@@ -162,7 +163,7 @@ fn bad_prompts() {
     let decoder = decoder(&llama_json(), 52);
     let mut cache = decoder.new_cache(1, 20).unwrap();
     let mut error = |tokens: &Tensor, options: PrefillOptions| {
-        let error = decoder.prefill(tokens, &mut cache, &PlainDense, options).unwrap_err();
+        let error = decoder.prefill(tokens, &mut cache, &Dense, options).unwrap_err();
         assert_eq!(cache.len(), 0, "a refused prompt leaves nothing in the cache");
         error
     };
@@ -214,7 +215,7 @@ fn bad_decoding() {
     assert!(matches!(decoder.new_cache(1, 0), Err(ModelError::WrongInput { .. })));
     let mut cache = decoder.new_cache(1, 3).unwrap();
     decoder
-        .prefill(&tokens(1, 3, 288), &mut cache, &PlainDense, PrefillOptions::new())
+        .prefill(&tokens(1, 3, 288), &mut cache, &Dense, PrefillOptions::new())
         .unwrap();
     let error = decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap_err();
     assert!(matches!(error, ModelError::CacheFull { expected: 3, got: 4 }));
@@ -225,9 +226,7 @@ fn bad_decoding() {
     ));
     assert!(cache.layer(2).is_err());
     let none = PrefillOptions::new().num_logits(0);
-    let out = decoder
-        .prefill(&tokens(1, 3, 288), &mut cache, &PlainDense, none)
-        .unwrap();
+    let out = decoder.prefill(&tokens(1, 3, 288), &mut cache, &Dense, none).unwrap();
     assert_eq!((out.logits.dims(), out.hidden.dims()), (&[1, 0, 288][..], &[1, 64][..]));
     assert!(matches!(out.last_logits(), Err(ModelError::WrongInput { .. })));
 }
@@ -245,7 +244,7 @@ fn generation_that_cannot_fit_is_refused_before_any_work() {
             ..Default::default()
         };
         let prefill = PrefillOptions::new();
-        let result = model.generate(prompt, &mut cache, &PlainDense, prefill, &options, &mut |_| ());
+        let result = model.generate(prompt, &mut cache, &Dense, prefill, &options, &mut |_| ());
         let len = cache.len();
         cache.reset();
         (result, len)

@@ -1,6 +1,7 @@
 //! Logits equal those of candle-transformers' `llama` and `qwen3` on the same weights.
 
 use candle_core::{DType, Device, Tensor};
+use candle_s2o::Dense;
 use candle_transformers::models::{llama, qwen3};
 use s2o_models::PrefillOptions;
 use serde_json::{Value, json};
@@ -15,7 +16,7 @@ fn ours(json: &Value, tokens: &Tensor) -> Tensor {
     let (batch, len) = tokens.dims2().unwrap();
     let mut cache = decoder.new_cache(batch, len).unwrap();
     let out = decoder
-        .prefill(tokens, &mut cache, &PlainDense, PrefillOptions::new())
+        .prefill(tokens, &mut cache, &Dense, PrefillOptions::new())
         .unwrap();
     out.last_logits().unwrap()
 }

@@ -1,11 +1,10 @@
-//! Tiny random models, a plain dense attention, and comparisons.
+//! Tiny random models and comparisons.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_s2o::{Attention, PrefillCall};
 use s2o_models::weights::synthetic;
 use s2o_models::{Decoder, DecoderConfig};
 use serde_json::{Value, json};
@@ -14,38 +13,6 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::{AddedToken, Tokenizer};
-
-/// Dense causal attention in Candle operations: slow, obvious, and nothing of ours.
-#[derive(Debug)]
-pub(crate) struct PlainDense;
-
-impl Attention for PlainDense {
-    fn name(&self) -> &str {
-        "plain-dense"
-    }
-
-    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
-        let (_, q_len, num_heads, _) = q.dims4()?;
-        let (_, k_len, num_kv_heads, _) = k.dims4()?;
-        let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
-        let repeat = |x: Tensor| {
-            let (b, h, s, d) = x.dims4()?;
-            let group = num_heads / num_kv_heads;
-            x.unsqueeze(2)?
-                .broadcast_as((b, h, group, s, d))?
-                .reshape((b, h * group, s, d))?
-                .contiguous()
-        };
-        let (q, k, v) = (by_head(q)?, repeat(by_head(k)?)?, repeat(by_head(v)?)?);
-        let scores = (q.matmul(&k.transpose(2, 3)?)? * f64::from(call.softmax_scale))?;
-        let mask: Vec<f32> = (0..q_len)
-            .flat_map(|i| (0..k_len).map(move |j| if j > k_len - q_len + i { f32::NEG_INFINITY } else { 0.0 }))
-            .collect();
-        let mask = Tensor::from_vec(mask, (q_len, k_len), q.device())?;
-        let weights = candle_nn::ops::softmax_last_dim(&scores.broadcast_add(&mask)?)?;
-        weights.matmul(&v)?.transpose(1, 2)?.contiguous()
-    }
-}
 
 /// A small Llama `config.json`.
 pub(crate) fn llama_json() -> Value {

@@ -7,6 +7,7 @@ use std::path::Path;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
+use candle_s2o::Dense;
 use s2o_models::{LoadOptions, LoadedModel, ModelError, ModelSource, PrefillOptions};
 use serde_json::{Value as Json, json};
 
@@ -128,7 +129,7 @@ fn logits(model: &LoadedModel) -> Tensor {
     let options = PrefillOptions::new().num_logits(5);
     model
         .decoder
-        .prefill(&tokens(1, 90, 261), &mut cache, &PlainDense, options)
+        .prefill(&tokens(1, 90, 261), &mut cache, &Dense, options)
         .unwrap()
         .logits
 }

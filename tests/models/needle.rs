@@ -4,6 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
+use candle_s2o::Dense;
 use candle_transformers::models::qwen3;
 use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions, passkey};
 
@@ -32,7 +33,7 @@ fn answer(model: &LoadedModel, tokens: &[u32]) -> String {
     let mut show = |text: &str| streamed.push_str(text);
     let prefill = PrefillOptions::new().chunk(512);
     let out = model
-        .generate(tokens, &mut cache, &PlainDense, prefill, &options, &mut show)
+        .generate(tokens, &mut cache, &Dense, prefill, &options, &mut show)
         .unwrap();
     assert_eq!(out.text, model.decode_text(&out.tokens).unwrap());
     assert_eq!(out.text, streamed);
@@ -58,7 +59,7 @@ fn logits_equal_candles_on_2k_tokens() {
     let options = PrefillOptions::new().chunk(600);
     let ours = model
         .decoder
-        .prefill(&tokens, &mut cache, &PlainDense, options)
+        .prefill(&tokens, &mut cache, &Dense, options)
         .unwrap()
         .last_logits()
         .unwrap();

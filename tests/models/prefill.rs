@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_s2o::{Attention, PrefillCall};
+use candle_s2o::{Attention, Dense, PrefillCall};
 use s2o_models::{Decoder, GenerationOptions, PrefillOptions, StopReason, TokenStream};
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ fn any_chunking_equals_the_whole() {
             let run = |chunk: Option<usize>| {
                 let mut cache = decoder.new_cache(batch, 70).unwrap();
                 let options = PrefillOptions::new().chunk(chunk).num_logits(20);
-                let out = decoder.prefill(&tokens, &mut cache, &PlainDense, options).unwrap();
+                let out = decoder.prefill(&tokens, &mut cache, &Dense, options).unwrap();
                 assert_eq!(out.logits.dims(), [batch, 20, 288]);
                 assert_eq!(out.hidden.dims(), [batch, 64]);
                 assert_eq!(cache.len(), 67);
@@ -51,14 +51,11 @@ fn decoding_equals_a_longer_prefill() {
             let tokens = tokens(batch, 40, 288);
             let mut cache = decoder.new_cache(batch, 64).unwrap();
             let options = PrefillOptions::new().num_logits(40);
-            let whole = decoder
-                .prefill(&tokens, &mut cache, &PlainDense, options)
-                .unwrap()
-                .logits;
+            let whole = decoder.prefill(&tokens, &mut cache, &Dense, options).unwrap().logits;
             cache.reset();
             let head = tokens.narrow(1, 0, 30).unwrap();
             decoder
-                .prefill(&head, &mut cache, &PlainDense, PrefillOptions::new().chunk(11))
+                .prefill(&head, &mut cache, &Dense, PrefillOptions::new().chunk(11))
                 .unwrap();
             for position in 30..40 {
                 let step = decoder
@@ -81,15 +78,12 @@ fn last_logits_equal_those_of_shorter_prompts() {
     let tokens = tokens(1, 50, 288);
     let mut cache = decoder.new_cache(1, 50).unwrap();
     let options = PrefillOptions::new().chunk(16).num_logits(37);
-    let last = decoder
-        .prefill(&tokens, &mut cache, &PlainDense, options)
-        .unwrap()
-        .logits;
+    let last = decoder.prefill(&tokens, &mut cache, &Dense, options).unwrap().logits;
     for len in [14, 15, 16, 17, 32, 33, 49, 50] {
         cache.reset();
         let shorter = tokens.narrow(1, 0, len).unwrap();
         let expected = decoder
-            .prefill(&shorter, &mut cache, &PlainDense, PrefillOptions::new())
+            .prefill(&shorter, &mut cache, &Dense, PrefillOptions::new())
             .unwrap();
         let got = last.narrow(1, len - 14, 1).unwrap();
         assert!(max_diff(&got, &expected.logits) < TOLERANCE, "prompt of {len}");
@@ -102,19 +96,19 @@ fn a_kept_prefix_is_not_computed_again() {
     let prompt = tokens(1, 60, 288);
     let mut cache = decoder.new_cache(1, 60).unwrap();
     let whole = decoder
-        .prefill(&prompt, &mut cache, &PlainDense, PrefillOptions::new())
+        .prefill(&prompt, &mut cache, &Dense, PrefillOptions::new())
         .unwrap();
     cache.truncate(25);
     assert_eq!((cache.len(), cache.is_empty()), (25, false));
     // Another end, then the first one again: nothing of the other may remain.
     let other = tokens(1, 90, 288).narrow(1, 60, 30).unwrap();
     decoder
-        .prefill(&other, &mut cache, &PlainDense, PrefillOptions::new())
+        .prefill(&other, &mut cache, &Dense, PrefillOptions::new())
         .unwrap();
     cache.truncate(25);
     let rest = prompt.narrow(1, 25, 35).unwrap();
     let out = decoder
-        .prefill(&rest, &mut cache, &PlainDense, PrefillOptions::new().chunk(10))
+        .prefill(&rest, &mut cache, &Dense, PrefillOptions::new().chunk(10))
         .unwrap();
     assert!(max_diff(&out.logits, &whole.logits) < TOLERANCE);
 }
@@ -135,7 +129,7 @@ impl Attention for Noting {
             .lock()
             .unwrap()
             .push((call.layer, q.dim(1)?, k.dim(1)?, call.is_last_chunk));
-        PlainDense.prefill(call, q, k, v)
+        Dense.prefill(call, q, k, v)
     }
 }
 
@@ -177,7 +171,7 @@ impl Attention for Failing {
         if k.dim(1)? > 10 {
             candle_core::bail!("no more")
         }
-        PlainDense.prefill(call, q, k, v)
+        Dense.prefill(call, q, k, v)
     }
 }
 
@@ -186,7 +180,7 @@ fn a_failed_prefill_leaves_the_cache_as_it_was() {
     let decoder = decoder(&llama_json(), 6);
     let mut cache = decoder.new_cache(1, 64).unwrap();
     decoder
-        .prefill(&tokens(1, 4, 288), &mut cache, &PlainDense, PrefillOptions::new())
+        .prefill(&tokens(1, 4, 288), &mut cache, &Dense, PrefillOptions::new())
         .unwrap();
     assert!(
         decoder
@@ -233,7 +227,7 @@ impl Attention for Casting {
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
         let wide = |x: &Tensor| x.to_dtype(DType::F32);
-        PlainDense
+        Dense
             .prefill(call, &wide(q)?, &wide(k)?, &wide(v)?)?
             .to_dtype(q.dtype())
     }
@@ -248,7 +242,7 @@ fn the_stream_is_greedy_decoding_and_stops() {
     let mut run = |eos: &[u32], options: &GenerationOptions| {
         cache.reset();
         let out = decoder
-            .prefill(&prompt, &mut cache, &PlainDense, PrefillOptions::new())
+            .prefill(&prompt, &mut cache, &Dense, PrefillOptions::new())
             .unwrap();
         let logits = out.last_logits().unwrap();
         let mut stream = TokenStream::new(&decoder, &mut cache, &logits, &ids, eos, options).unwrap();
@@ -269,7 +263,7 @@ fn the_stream_is_greedy_decoding_and_stops() {
         let mut cache = decoder.new_cache(1, 64).unwrap();
         let tokens = Tensor::from_slice(&all, (1, all.len()), &Device::Cpu).unwrap();
         let out = decoder
-            .prefill(&tokens, &mut cache, &PlainDense, PrefillOptions::new())
+            .prefill(&tokens, &mut cache, &Dense, PrefillOptions::new())
             .unwrap();
         let likeliest: Vec<u32> = out.last_logits().unwrap().argmax(1).unwrap().to_vec1().unwrap();
         assert_eq!(likeliest, [*token]);

@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 use std::sync::Mutex;
 
 use candle_core::Tensor;
-use candle_s2o::{Attention, PrefillCall};
+use candle_s2o::{Attention, Dense, PrefillCall};
 use s2o_models::{DecoderConfig, PrefillOptions};
 use serde_json::{Value, json};
 
@@ -116,7 +116,7 @@ impl Attention for Capture {
         if call.layer == 0 {
             self.0.lock().unwrap().push(q.clone());
         }
-        PlainDense.prefill(call, q, k, v)
+        Dense.prefill(call, q, k, v)
     }
 }
 

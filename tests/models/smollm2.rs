@@ -4,10 +4,11 @@ use std::path::Path;
 
 use candle_core::Device;
 use candle_core::quantized::gguf_file::Content;
+use candle_s2o::Dense;
 use candle_transformers::models::quantized_llama::ModelWeights;
 use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions, TextStream};
 
-use crate::fixtures::{PlainDense, max_abs, max_diff};
+use crate::fixtures::{max_abs, max_diff};
 
 #[test]
 fn completes_a_sentence() {
@@ -54,7 +55,7 @@ fn completes_a_sentence() {
     };
     let prefill = PrefillOptions::new();
     let out = model
-        .generate(&prompt, &mut cache, &PlainDense, prefill, &options, &mut |_| ())
+        .generate(&prompt, &mut cache, &Dense, prefill, &options, &mut |_| ())
         .unwrap();
     println!("The capital of France is{}", out.text);
     assert!(out.text.contains("Paris"), "{:?}", out.text);
@@ -66,7 +67,7 @@ fn same_as_candles_quantised_llama(model: &LoadedModel, path: &Path, prompt: &[u
     let mut cache = model.decoder.new_cache(1, prompt.len()).unwrap();
     let out = model
         .decoder
-        .prefill(&tokens, &mut cache, &PlainDense, PrefillOptions::new())
+        .prefill(&tokens, &mut cache, &Dense, PrefillOptions::new())
         .unwrap();
     let ours = out.last_logits().unwrap();
     let mut file = std::fs::File::open(path).unwrap();

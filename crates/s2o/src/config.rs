@@ -282,6 +282,6 @@ options! {
     /// Prompts shorter than this many tokens take the dense path.
     dense_below: usize,
     /// Most bytes that key orders may take at a time. Segments are ranked in groups that fit; one segment of one KV
-    /// head needs `12 * group_size * prefix_len` bytes, and a smaller cap is an error.
+    /// head needs `20 * group_size * prefix_len` bytes, and a smaller cap is an error.
     workspace_cap: usize,
 }

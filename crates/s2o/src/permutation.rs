@@ -101,10 +101,14 @@ pub fn order_desc(a: f64, b: f64) -> std::cmp::Ordering {
     }
 }
 
-/// Sort key of the fast paths: ascending `u64` order equals [`order_desc`] on `score`, then `index` ascending.
+/// Sort key of the fast paths: the ascending order of the upper half, then of the lower, equals [`order_desc`] on `score`, then `index` ascending.
 pub(crate) fn sort_key(score: f32, index: u32) -> u64 {
     // -0.0 + 0.0 is +0.0: the two zeros tie, as they compare equal.
-    let bits = if score.is_nan() { f32::NAN.to_bits() & 0x7fff_ffff } else { (score + 0.0).to_bits() };
+    let bits = if score.is_nan() {
+        f32::NAN.to_bits() & 0x7fff_ffff
+    } else {
+        (score + 0.0).to_bits()
+    };
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 };
     (u64::from(!ascending) << 32) | u64::from(index)
 }
@@ -112,7 +116,36 @@ pub(crate) fn sort_key(score: f32, index: u32) -> u64 {
 /// The score that [`sort_key`] packed.
 pub(crate) fn score_of_key(key: u64) -> f32 {
     let ascending = !((key >> 32) as u32);
-    f32::from_bits(if ascending >> 31 == 1 { ascending & 0x7fff_ffff } else { !ascending })
+    f32::from_bits(if ascending >> 31 == 1 {
+        ascending & 0x7fff_ffff
+    } else {
+        !ascending
+    })
+}
+
+/// Sorts keys of [`sort_key`] that come with ascending indices: stable by score, which keeps the lower index first.
+/// Least significant digit first, 11 bits at a time; several times faster than a comparison sort at these lengths.
+pub(crate) fn sort_by_score(keys: &mut Vec<u64>) {
+    const DIGIT: u32 = 11;
+    let mut sorted = vec![0; keys.len()];
+    for shift in [32, 32 + DIGIT, 32 + 2 * DIGIT] {
+        let digit = |key: u64| (key >> shift) as usize & ((1 << DIGIT) - 1);
+        let mut ends = [0u32; 1 << DIGIT];
+        keys.iter().for_each(|&key| ends[digit(key)] += 1);
+        if ends.contains(&(keys.len() as u32)) {
+            continue;
+        }
+        let mut sum = 0;
+        for slot in &mut ends {
+            sum += std::mem::replace(slot, sum);
+        }
+        for &key in keys.iter() {
+            let slot = &mut ends[digit(key)];
+            sorted[*slot as usize] = key;
+            *slot += 1;
+        }
+        std::mem::swap(keys, &mut sorted);
+    }
 }
 
 #[cfg(test)]
@@ -124,9 +157,16 @@ mod tests {
     fn refuses_what_is_no_permutation() {
         assert_eq!(
             Permutation::new(vec![0, 3, 1]),
-            Err(PermutationError::OutOfRange { len: 3, got: 3, place: 1 })
+            Err(PermutationError::OutOfRange {
+                len: 3,
+                got: 3,
+                place: 1
+            })
         );
-        assert_eq!(Permutation::new(vec![0, 1, 1]), Err(PermutationError::Repeated { got: 1, place: 2 }));
+        assert_eq!(
+            Permutation::new(vec![0, 1, 1]),
+            Err(PermutationError::Repeated { got: 1, place: 2 })
+        );
         assert!(Permutation::new(vec![2, 0, 1]).is_ok());
     }
 
@@ -141,7 +181,7 @@ mod tests {
         fn sort_keys_order_as_argsort(scores in prop::collection::vec(
             prop_oneof![any::<f32>(), Just(0.0), Just(-0.0), Just(f32::NAN), Just(1.0)], 0..64)) {
             let mut keys: Vec<u64> = scores.iter().zip(0..).map(|(&s, i)| sort_key(s, i)).collect();
-            keys.sort_unstable();
+            sort_by_score(&mut keys);
             let by_key: Vec<u32> = keys.iter().map(|&k| k as u32).collect();
             let sorted = Permutation::argsort_desc(&scores.iter().map(|&s| f64::from(s)).collect::<Vec<_>>());
             prop_assert_eq!(by_key.as_slice(), sorted.as_slice());

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::strided::{Element, Inputs};
-use super::tile::{Workspace, gather};
+use super::tile::Workspace;
 use crate::segment::query_tiles;
 
 /// Loads the query tiles that `rows` are cut into and runs them over the keys from `start`: up to each query's own
@@ -21,20 +21,31 @@ pub(super) fn contiguous<T: Element>(
     let (head_dim, kv_offset, kv_head) = (shape.head_dim(), shape.kv_offset(), shape.kv_head(head));
     let cut = query_tiles(rows.clone(), tile_q);
     let count = cut.len();
-    let Workspace { tiles, scores, keys, values, row, .. } = workspace;
+    let Workspace {
+        tiles,
+        scores,
+        keys,
+        values,
+        rows: row_buffer,
+        ..
+    } = workspace;
     let tiles = Workspace::at_least(tiles, count);
     for (tile, rows) in tiles.iter_mut().zip(cut) {
-        tile.load(inputs, (batch, head), rows, row);
+        tile.load(inputs, (batch, head), rows, row_buffer);
     }
     let end = if causal { kv_offset + rows.end } else { shape.k_len() };
     for first in (start..end).step_by(tile_k) {
         let positions = first..(first + tile_k).min(end);
-        let keys = gather(&inputs.k, (batch, kv_head), positions.clone(), keys, head_dim);
-        let values = gather(&inputs.v, (batch, kv_head), positions, values, head_dim);
+        let keys = inputs.k.gather((batch, kv_head), positions.clone(), keys);
+        let values = inputs.v.gather((batch, kv_head), positions, values);
         for tile in tiles.iter_mut() {
             let (first_row, last_row) = (tile.rows[0], tile.rows[tile.rows.len() - 1]);
             // Keys that this tile can see: what it computes must not depend on the tiles it shares an item with.
-            let seen = if causal { (kv_offset + last_row + 1).saturating_sub(first) } else { usize::MAX };
+            let seen = if causal {
+                (kv_offset + last_row + 1).saturating_sub(first)
+            } else {
+                usize::MAX
+            };
             if seen == 0 {
                 continue;
             }

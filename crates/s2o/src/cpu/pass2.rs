@@ -1,7 +1,7 @@
 //! The ranked pass: prefix keys by index in descending estimated importance, until the gain is too small.
 
 use super::strided::{Element, Inputs};
-use super::tile::{QueryTile, Workspace, gather};
+use super::tile::{QueryTile, Workspace};
 use crate::config::{S2oConfig, TriggeringTile};
 use crate::early_stop::StopVote;
 use crate::plan::SegmentOrder;
@@ -18,11 +18,10 @@ pub(super) struct Visit {
 /// many tiles there are.
 pub(super) fn permute(workspace: &mut Workspace, count: usize, order: &SegmentOrder, tile_q: usize) -> usize {
     let natural = &workspace.tiles[..count];
-    let head_dim = workspace.row.len();
     let cut = order.q_perm.as_slice().chunks(tile_q);
     let permuted = Workspace::at_least(&mut workspace.permuted, cut.len());
     for (tile, members) in permuted.iter_mut().zip(cut) {
-        tile.resume(members.len(), head_dim, |i| {
+        tile.resume(members.len(), |i| {
             let row = members[i] as usize;
             (&natural[row / tile_q], row % tile_q)
         });
@@ -40,14 +39,30 @@ pub(super) fn ranked<T: Element>(
     workspace: &mut Workspace,
     count: usize,
 ) -> Vec<Visit> {
-    let head_dim = inputs.shape.head_dim();
     let at = (batch, inputs.shape.kv_head(head));
     let keep = config.triggering_tile() == TriggeringTile::Keep;
-    let Workspace { tiles, permuted, scores, keys, values, .. } = workspace;
-    let tiles = if config.q_perm() { &mut permuted[..count] } else { &mut tiles[..count] };
+    let Workspace {
+        tiles,
+        permuted,
+        scores,
+        keys,
+        values,
+        ..
+    } = workspace;
+    let tiles = if config.q_perm() {
+        &mut permuted[..count]
+    } else {
+        &mut tiles[..count]
+    };
     let key_tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = key_tiles.len();
-    let mut visits = vec![Visit { visited: total, skipped_mass: SkippedMass::default() }; count];
+    let mut visits = vec![
+        Visit {
+            visited: total,
+            skipped_mass: SkippedMass::default()
+        };
+        count
+    ];
     let mut running: Vec<usize> = (0..count).collect();
     tiles.iter_mut().for_each(QueryTile::enter_prefix);
     for (j, positions) in key_tiles.enumerate() {
@@ -55,8 +70,8 @@ pub(super) fn ranked<T: Element>(
             break;
         }
         let positions = positions.iter().map(|&t| t as usize);
-        let keys = gather(&inputs.k, at, positions.clone(), keys, head_dim);
-        let values = gather(&inputs.v, at, positions, values, head_dim);
+        let keys = inputs.k.gather(at, positions.clone(), keys);
+        let values = inputs.v.gather(at, positions, values);
         running.retain(|&i| {
             let tile = &mut tiles[i];
             tile.score(keys, None, scores);

@@ -3,24 +3,24 @@
 use rayon::prelude::*;
 
 use super::microkernel;
-use super::softmax::LANES;
+use super::moments::Moments;
+use super::softmax::{LANES, exp_sums};
 use super::strided::{Element, Inputs};
-use super::tile::gather;
 use crate::config::{KeyScore, S2oConfig};
-use crate::permutation::{Permutation, score_of_key, sort_key};
+use crate::permutation::{Permutation, score_of_key, sort_by_score, sort_key};
 use crate::plan::{Plan, SegmentOrder};
 use crate::segment::Segment;
 
 /// Segments whose keys are scored together: enough rows to read each key once for many, few enough tasks' worth
 /// of sort keys in flight.
-const SEGMENTS_PER_TASK: usize = 8;
+const SEGMENTS_PER_TASK: usize = 16;
 /// Keys scored at a time.
 const KEY_TILE: usize = 128;
 
-/// Bytes that the orders of one segment take for the heads of one KV head: a 64-bit sort key and a 32-bit index per
-/// key and head.
+/// Bytes that ranking one segment takes for the heads of one KV head: per key and head two 64-bit sort keys and a
+/// 32-bit index.
 pub(super) fn workspace_bytes(group_size: usize, prefix_len: usize) -> usize {
-    12 * group_size * prefix_len
+    20 * group_size * prefix_len
 }
 
 /// Ranks `segments` (numbers into `plan.segments`) for the heads of one KV head. Returns `orders[s][g]` for the
@@ -33,7 +33,9 @@ pub(super) fn rank_group<T: Element>(
     segments: &[usize],
 ) -> Vec<Vec<SegmentOrder>> {
     let group = inputs.shape.group_size();
-    let guide = config.q_perm().then(|| k_guide(inputs, plan.segment_len, (batch, kv_head)));
+    let guide = config
+        .q_perm()
+        .then(|| k_guide(inputs, plan.segment_len, (batch, kv_head)));
     segments
         .par_chunks(SEGMENTS_PER_TASK)
         .flat_map_iter(|segments| {
@@ -52,7 +54,11 @@ pub(super) fn rank_group<T: Element>(
                         None => Permutation::identity(member.segment.rows.len()),
                     };
                     let (kv_perm, tile_weights) = order_keys(scored, config.tile_k());
-                    SegmentOrder { q_perm, kv_perm, tile_weights }
+                    SegmentOrder {
+                        q_perm,
+                        kv_perm,
+                        tile_weights,
+                    }
                 })
                 .collect();
             orders.chunks(group).map(<[SegmentOrder]>::to_vec).collect::<Vec<_>>()
@@ -95,22 +101,29 @@ fn score_keys<T: Element>(
     }
     let mut scored: Vec<Scored> = members
         .iter()
-        .map(|member| Scored { keys: Vec::with_capacity(member.segment.start), sink_scores: Vec::new() })
+        .map(|member| Scored {
+            keys: Vec::with_capacity(member.segment.start),
+            sink_scores: Vec::new(),
+        })
         .collect();
-    let mut keys = vec![0.0; KEY_TILE * head_dim];
     let mut features = vec![0.0; KEY_TILE * depth];
     let mut scores = vec![0.0; KEY_TILE * lanes];
     let end = members.iter().map(|member| member.segment.start).max().unwrap_or(0);
     for first in (0..end).step_by(KEY_TILE) {
         let positions = first..(first + KEY_TILE).min(end);
-        let keys = gather(&inputs.k, (batch, kv_head), positions.clone(), &mut keys, head_dim);
         // [K | K * K], or K alone.
-        for (features, key) in features.chunks_exact_mut(depth).zip(keys.chunks_exact(head_dim)) {
-            let (plain, squared) = features.split_at_mut(head_dim);
-            plain.copy_from_slice(key);
-            squared.iter_mut().zip(key).for_each(|(square, k)| *square = k * k);
+        for (position, features) in positions.clone().zip(features.chunks_exact_mut(depth)) {
+            let (key, squared) = features.split_at_mut(head_dim);
+            inputs.k.read(batch, position, kv_head, key);
+            squared.iter_mut().zip(key).for_each(|(square, k)| *square = *k * *k);
         }
-        microkernel::scores(lanes, depth, &coefficients, &features[..positions.len() * depth], &mut scores);
+        microkernel::scores(
+            lanes,
+            depth,
+            &coefficients,
+            &features[..positions.len() * depth],
+            &mut scores,
+        );
         for (i, (scored, member)) in scored.iter_mut().zip(members).enumerate() {
             for (t, row) in (first..member.segment.start).zip(scores.chunks_exact(lanes).take(positions.len())) {
                 let index = t as u32;
@@ -138,49 +151,36 @@ fn score_coefficients<T: Element>(
     let head_dim = inputs.shape.head_dim();
     let rows = member.segment.all_rows();
     let count = rows.len() as f64;
-    let mut row_buffer = vec![0.0; head_dim];
-    let mut first = vec![0.0; head_dim];
-    inputs.q.read(batch, rows.start, member.head, &mut first);
-    // Sums of distances from the first query: exact enough in one sweep.
-    let mut sum = vec![0.0f64; head_dim];
-    let mut square = vec![0.0f64; head_dim];
+    let mut moments = Moments::new(head_dim);
+    let mut query = vec![0.0; head_dim];
     for row in rows {
-        inputs.q.read(batch, row, member.head, &mut row_buffer);
-        for d in 0..head_dim {
-            let x = f64::from(row_buffer[d]) - f64::from(first[d]);
-            sum[d] += x;
-            square[d] += x * x;
-        }
+        inputs.q.read(batch, row, member.head, &mut query);
+        moments.add(&query);
     }
+    let (mean, var) = moments.finish(count);
     let scale = f64::from(inputs.softmax_scale);
-    let mean = (0..head_dim).map(|d| (scale * (f64::from(first[d]) + sum[d] / count)) as f32);
+    let mean = mean.into_iter().map(|mean| (scale * mean) as f32);
     match config.key_score() {
         KeyScore::MeanQuery => mean.collect(),
         KeyScore::SecondCumulant { c } => {
             let weight = f64::from(c) * scale * scale;
-            let var = (0..head_dim).map(|d| (weight * (square[d] / count - (sum[d] / count).powi(2)).max(0.0)) as f32);
-            mean.chain(var).collect()
+            mean.chain(var.into_iter().map(|var| (weight * var) as f32)).collect()
         }
     }
 }
 
 /// `kv_perm`, and the weight of each of its tiles.
 fn order_keys(mut scored: Scored, tile_k: usize) -> (Permutation, Vec<f32>) {
-    scored.keys.sort_unstable();
-    let sink = scored.sink_scores.len();
-    let score = |place: usize, key: u64| {
-        if place < sink { scored.sink_scores[place] } else { score_of_key(key) }
-    };
-    let best_ranked = scored.keys.get(sink).map_or(f32::NEG_INFINITY, |&key| score_of_key(key));
-    let max = scored.sink_scores.iter().copied().fold(best_ranked, f32::max);
-    let tile_weights = scored
-        .keys
-        .chunks(tile_k)
-        .enumerate()
-        .map(|(tile, keys)| keys.iter().zip(tile * tile_k..).map(|(&key, place)| (score(place, key) - max).exp()).sum())
-        .collect();
+    sort_by_score(&mut scored.keys);
+    let mut scores: Vec<f32> = scored.keys.iter().map(|&key| score_of_key(key)).collect();
+    scores[..scored.sink_scores.len()].copy_from_slice(&scored.sink_scores);
+    let max = scores
+        .iter()
+        .take(scored.sink_scores.len() + 1)
+        .copied()
+        .fold(f32::NEG_INFINITY, f32::max);
     let indices = scored.keys.iter().map(|&key| key as u32).collect();
-    (Permutation::from_sorted(indices), tile_weights)
+    (Permutation::from_sorted(indices), exp_sums(&scores, max, tile_k))
 }
 
 /// `k_guide`: the mean of the first segment's keys.

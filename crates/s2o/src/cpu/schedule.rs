@@ -19,7 +19,10 @@ pub(super) fn run<Item: Sync, W, R: Send>(
             work(item, &mut workspace, &mut own);
         }
         // A worker that panics poisons nothing of value: rayon hands the panic on to the caller.
-        results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).append(&mut own);
+        results
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .append(&mut own);
     };
     rayon::scope(|scope| {
         for _ in 1..rayon::current_num_threads().min(items.len()) {
@@ -46,10 +49,14 @@ mod tests {
     #[test]
     fn every_item_is_done_once() {
         let items: Vec<usize> = (0..1000).collect();
-        let mut done = run(&items, || 0, |&item, count, out| {
-            *count += 1;
-            out.push(item);
-        });
+        let mut done = run(
+            &items,
+            || 0,
+            |&item, count, out| {
+                *count += 1;
+                out.push(item);
+            },
+        );
         done.sort_unstable();
         assert_eq!(done, items);
         assert!(run(&[] as &[usize], || (), |_, _, out| out.push(())).is_empty());

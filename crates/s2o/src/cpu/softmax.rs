@@ -1,5 +1,7 @@
 //! The softmax of one score tile, vectorised across queries.
 
+use std::f32::consts::LOG2_E;
+
 use pulp::{Arch, Simd, WithSimd};
 
 /// Queries that one pass of the inner loops handles; every tile's `lanes` is a multiple of it.
@@ -24,7 +26,11 @@ pub(super) fn exponentiate(scores: &mut [f32], row_max: &[f32], columns: &mut Co
     for column in [&mut columns.new_max, &mut columns.rescale, &mut columns.tile_sum] {
         column.resize(lanes, 0.0);
     }
-    Arch::new().dispatch(Exponentiate { scores, row_max, columns });
+    Arch::new().dispatch(Exponentiate {
+        scores,
+        row_max,
+        columns,
+    });
 }
 
 struct Exponentiate<'a> {
@@ -65,6 +71,40 @@ impl WithSimd for Exponentiate<'_> {
     }
 }
 
+/// `sum exp(score - max)` over each run of `tile` scores.
+pub(super) fn exp_sums(scores: &[f32], max: f32, tile: usize) -> Vec<f32> {
+    Arch::new().dispatch(ExpSums { scores, max, tile })
+}
+
+struct ExpSums<'a> {
+    scores: &'a [f32],
+    max: f32,
+    tile: usize,
+}
+
+impl WithSimd for ExpSums<'_> {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Vec<f32> {
+        let mut sums = Vec::with_capacity(self.scores.len().div_ceil(self.tile));
+        for tile in self.scores.chunks(self.tile) {
+            let mut lanes = [0.0f32; LANES];
+            let (runs, rest) = tile.as_chunks::<LANES>();
+            for run in runs {
+                for (lane, &score) in lanes.iter_mut().zip(run) {
+                    *lane += exp2::<S>((score - self.max) * LOG2_E);
+                }
+            }
+            for (lane, &score) in lanes.iter_mut().zip(rest) {
+                *lane += exp2::<S>((score - self.max) * LOG2_E);
+            }
+            sums.push(lanes.iter().sum());
+        }
+        sums
+    }
+}
+
 /// `acc[d][i] *= rescale[i]` for an `acc` of columns as long as `rescale`.
 pub(super) fn rescale_columns(acc: &mut [f32], rescale: &[f32]) {
     // Ranked keys come in descending order: most tiles move no maximum at all.
@@ -91,7 +131,14 @@ fn exp2<S: Simd>(x: f32) -> f32 {
     let fraction = clamped - (rounded - ROUND);
     // Minimax polynomial of (2^f - 1) / f on [-1/2, 1/2] (Cephes exp2f).
     let mut p = 1.535_336_2e-4;
-    for c in [1.339_887_4e-3, 9.618_437e-3, 5.550_332_5e-2, 2.402_264_8e-1, 6.931_472e-1, 1.0] {
+    for c in [
+        1.339_887_4e-3,
+        9.618_437e-3,
+        5.550_332_5e-2,
+        2.402_264_8e-1,
+        6.931_472e-1,
+        1.0,
+    ] {
         p = multiply_add::<S>(p, fraction, c);
     }
     let scale = f32::from_bits((rounded.to_bits() << 23).wrapping_add(0x3f80_0000));
@@ -120,7 +167,10 @@ mod tests {
         let xs: Vec<f32> = (0..=126_000).map(|i| -(i as f32) / 1000.0).collect();
         for (&x, got) in xs.iter().zip(exp2_all(&xs)) {
             let want = f64::from(x).exp2();
-            assert!((f64::from(got) / want - 1.0).abs() < 2.4e-7, "2^{x}: {got:e}, expected {want:e}");
+            assert!(
+                (f64::from(got) / want - 1.0).abs() < 2.4e-7,
+                "2^{x}: {got:e}, expected {want:e}"
+            );
             if x.fract() == 0.0 {
                 assert_eq!(f64::from(got), want);
             }
@@ -139,7 +189,9 @@ mod tests {
         for (i, s) in scores.iter_mut().enumerate() {
             *s = (i % (2 * LANES)) as f32 * 0.25 - (i / (2 * LANES)) as f32;
         }
-        let row_max: Vec<f32> = (0..2 * LANES).map(|i| if i % 2 == 0 { f32::NEG_INFINITY } else { 100.0 }).collect();
+        let row_max: Vec<f32> = (0..2 * LANES)
+            .map(|i| if i % 2 == 0 { f32::NEG_INFINITY } else { 100.0 })
+            .collect();
         let mut columns = Columns::default();
         exponentiate(&mut scores, &row_max, &mut columns);
         assert_eq!(columns.new_max[2], 0.5);

@@ -3,6 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::microkernel::prefetch;
 use crate::error::S2oError;
 use crate::shape::{AttnShape, ShapeError};
 
@@ -65,19 +66,18 @@ impl<'a, T: Element> Strided<'a, T> {
     ///
     /// # Errors
     /// [`ShapeError::Buffer`] if the strides reach beyond `data`.
-    pub fn new(
-        name: &'static str,
-        data: &'a [T],
-        dims: [usize; 4],
-        strides: [usize; 4],
-    ) -> Result<Self, ShapeError> {
+    pub fn new(name: &'static str, data: &'a [T], dims: [usize; 4], strides: [usize; 4]) -> Result<Self, ShapeError> {
         let reach = dims.iter().zip(strides).try_fold(1usize, |reach, (&dim, stride)| {
             reach.checked_add(dim.saturating_sub(1).checked_mul(stride)?)
         });
         let empty = dims.contains(&0);
         match reach {
             Some(expected) if empty || expected <= data.len() => Ok(Self { data, dims, strides }),
-            _ => Err(ShapeError::Buffer { name, expected: reach.unwrap_or(usize::MAX), got: data.len() }),
+            _ => Err(ShapeError::Buffer {
+                name,
+                expected: reach.unwrap_or(usize::MAX),
+                got: data.len(),
+            }),
         }
     }
 
@@ -90,14 +90,43 @@ impl<'a, T: Element> Strided<'a, T> {
         Self::new(name, data, dims, [s * h * d, h * d, d, 1])
     }
 
+    /// Reads the heads at `positions` into consecutive rows of `dst`, which are `head_dim` long; returns the part of
+    /// `dst` that holds them.
+    pub(super) fn gather<'b>(
+        &self,
+        (batch, head): (usize, usize),
+        positions: impl ExactSizeIterator<Item = usize> + Clone,
+        dst: &'b mut [f32],
+    ) -> &'b [f32] {
+        /// Rows between the request for a row and its use: enough to hide a trip to memory.
+        const AHEAD: usize = 12;
+        let [_, _, _, head_dim] = self.dims;
+        let len = positions.len();
+        let mut ahead = positions.clone().skip(AHEAD);
+        for (position, row) in positions.zip(dst.chunks_exact_mut(head_dim)) {
+            if let (Some(next), 1) = (ahead.next(), self.strides[3]) {
+                prefetch(&self.data[self.offset(batch, next, head)..][..head_dim]);
+            }
+            self.read(batch, position, head, row);
+        }
+        &dst[..len * head_dim]
+    }
+
+    fn offset(&self, batch: usize, position: usize, head: usize) -> usize {
+        batch * self.strides[0] + position * self.strides[1] + head * self.strides[2]
+    }
+
     /// Reads the head `(batch, position, head)` into `dst`.
     pub(super) fn read(&self, batch: usize, position: usize, head: usize, dst: &mut [f32]) {
-        let start = batch * self.strides[0] + position * self.strides[1] + head * self.strides[2];
+        let start = self.offset(batch, position, head);
         if self.strides[3] == 1 {
             T::widen(&self.data[start..start + dst.len()], dst);
         } else {
             for (d, dst) in dst.iter_mut().enumerate() {
-                T::widen(&self.data[start + d * self.strides[3]..][..1], std::slice::from_mut(dst));
+                T::widen(
+                    &self.data[start + d * self.strides[3]..][..1],
+                    std::slice::from_mut(dst),
+                );
             }
         }
     }
@@ -118,17 +147,18 @@ impl<'a, T: Element> Inputs<'a, T> {
     ///
     /// # Errors
     /// If the sizes do not fit each other or are not supported, or the scale is not finite.
-    pub fn new(
-        q: Strided<'a, T>,
-        k: Strided<'a, T>,
-        v: Strided<'a, T>,
-        softmax_scale: f32,
-    ) -> Result<Self, S2oError> {
+    pub fn new(q: Strided<'a, T>, k: Strided<'a, T>, v: Strided<'a, T>, softmax_scale: f32) -> Result<Self, S2oError> {
         let shape = AttnShape::of(q.dims, k.dims, v.dims)?;
         if !softmax_scale.is_finite() {
             return Err(S2oError::SoftmaxScale { got: softmax_scale });
         }
-        Ok(Self { q, k, v, shape, softmax_scale })
+        Ok(Self {
+            q,
+            k,
+            v,
+            shape,
+            softmax_scale,
+        })
     }
 
     /// The sizes.
@@ -147,7 +177,11 @@ mod tests {
         assert!(Strided::new("q", &data, [1, 3, 1, 8], [24, 8, 8, 1]).is_ok());
         assert_eq!(
             Strided::new("q", &data, [1, 4, 1, 8], [24, 8, 8, 1]).unwrap_err(),
-            ShapeError::Buffer { name: "q", expected: 32, got: 24 }
+            ShapeError::Buffer {
+                name: "q",
+                expected: 32,
+                got: 24
+            }
         );
         assert!(Strided::new("q", &data, [2, 2, 2, 2], [usize::MAX, 1, 1, 1]).is_err());
     }

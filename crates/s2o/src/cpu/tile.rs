@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::microkernel::{self, OutputRows};
 use super::softmax::{Columns, LANES, exponentiate, rescale_columns};
-use super::strided::{Element, Inputs, Strided};
+use super::strided::{Element, Inputs};
 use crate::config::GainFrame;
 use crate::early_stop::{Gain, StopVote};
 use crate::online_softmax::{RowUpdate, SoftmaxState};
@@ -31,6 +31,10 @@ pub(super) struct QueryTile {
 }
 
 impl QueryTile {
+    fn head_dim(&self) -> usize {
+        self.q.len() / self.lanes
+    }
+
     fn reset(&mut self, rows: impl Iterator<Item = usize>, head_dim: usize) {
         self.rows.clear();
         self.rows.extend(rows);
@@ -54,24 +58,28 @@ impl QueryTile {
         rows: Range<usize>,
         row_buffer: &mut [f32],
     ) {
-        self.reset(rows.clone(), row_buffer.len());
+        let head_dim = inputs.shape.head_dim();
+        self.reset(rows.clone(), head_dim);
         let scale = inputs.softmax_scale * LOG2_E;
-        for (i, row) in rows.enumerate() {
-            inputs.q.read(batch, row, head, row_buffer);
-            for (column, &x) in self.q.chunks_exact_mut(self.lanes).zip(&*row_buffer) {
-                column[i] = x * scale;
+        // Transposed by LANES rows at a time: whole cache lines on both sides.
+        for (first, block) in rows.step_by(LANES).zip((0..self.lanes).step_by(LANES)) {
+            let count = LANES.min(self.rows.len() - block);
+            for (i, row) in row_buffer.chunks_exact_mut(head_dim).take(count).enumerate() {
+                inputs.q.read(batch, first + i, head, row);
+            }
+            for (d, column) in self.q.chunks_exact_mut(self.lanes).enumerate() {
+                for (i, x) in column[block..block + count].iter_mut().enumerate() {
+                    *x = row_buffer[i * head_dim + d] * scale;
+                }
             }
         }
     }
 
-    /// Begins a tile of other tiles' rows, with their states: row `i` comes from `sources(i)`, a tile and its lane.
-    pub(super) fn resume<'t>(
-        &mut self,
-        len: usize,
-        head_dim: usize,
-        sources: impl Fn(usize) -> (&'t QueryTile, usize),
-    ) {
-        self.reset((0..len).map(|i| sources(i)).map(|(tile, lane)| tile.rows[lane]), head_dim);
+    /// Begins a tile of `len` rows of other tiles, with their states: row `i` comes from `sources(i)`, a tile and its
+    /// lane.
+    pub(super) fn resume<'t>(&mut self, len: usize, sources: impl Fn(usize) -> (&'t QueryTile, usize)) {
+        let head_dim = sources(0).0.head_dim();
+        self.reset((0..len).map(&sources).map(|(tile, lane)| tile.rows[lane]), head_dim);
         for i in 0..len {
             let (from, lane) = sources(i);
             for d in 0..head_dim {
@@ -86,7 +94,7 @@ impl QueryTile {
     /// Scores a key tile: `scores` become weights relative to the new maxima in `columns`. With `diagonal` the tile's
     /// rows are consecutive, and row `i` sees the first `diagonal + i + 1` keys only.
     pub(super) fn score(&self, keys: &[f32], diagonal: Option<isize>, scores: &mut Scores) {
-        let head_dim = self.q.len() / self.lanes;
+        let head_dim = self.head_dim();
         let n = keys.len() / head_dim;
         scores.weights.resize(n * self.lanes, 0.0);
         microkernel::scores(self.lanes, head_dim, &self.q, keys, &mut scores.weights);
@@ -121,7 +129,7 @@ impl QueryTile {
         }
         self.row_max.copy_from_slice(&columns.new_max);
         rescale_columns(&mut self.acc, &columns.rescale);
-        let head_dim = self.acc.len() / self.lanes;
+        let head_dim = self.head_dim();
         microkernel::accumulate(self.lanes, head_dim, &scores.weights, values, &mut self.acc);
     }
 
@@ -150,12 +158,17 @@ impl QueryTile {
         row_of: impl Fn(usize) -> usize,
         row_buffer: &mut [f32],
     ) {
-        for (i, &row) in self.rows.iter().enumerate() {
-            let norm = self.row_sum[i].recip();
-            for (x, column) in row_buffer.iter_mut().zip(self.acc.chunks_exact(self.lanes)) {
-                *x = column[i] * norm;
+        let head_dim = self.head_dim();
+        for (block, rows) in self.rows.chunks(LANES).enumerate() {
+            let first = block * LANES;
+            for (d, column) in self.acc.chunks_exact(self.lanes).enumerate() {
+                for (i, &x) in column[first..first + rows.len()].iter().enumerate() {
+                    row_buffer[i * head_dim + d] = x / self.row_sum[first + i];
+                }
             }
-            out.write(row_of(row), |dst| T::narrow(row_buffer, dst));
+            for (&row, values) in rows.iter().zip(row_buffer.chunks_exact(head_dim)) {
+                out.write(row_of(row), |dst| T::narrow(values, dst));
+            }
         }
     }
 
@@ -164,7 +177,11 @@ impl QueryTile {
         SoftmaxState {
             row_max: f64::from(self.row_max[i] * LN_2),
             row_sum: f64::from(self.row_sum[i]),
-            acc: self.acc.chunks_exact(self.lanes).map(|column| f64::from(column[i])).collect(),
+            acc: self
+                .acc
+                .chunks_exact(self.lanes)
+                .map(|column| f64::from(column[i]))
+                .collect(),
         }
     }
 }
@@ -184,7 +201,8 @@ pub(super) struct Workspace {
     pub(super) scores: Scores,
     pub(super) keys: Vec<f32>,
     pub(super) values: Vec<f32>,
-    pub(super) row: Vec<f32>,
+    /// (LANES, head_dim): rows on their way into or out of a tile.
+    pub(super) rows: Vec<f32>,
 }
 
 impl Workspace {
@@ -195,7 +213,7 @@ impl Workspace {
             scores: Scores::default(),
             keys: vec![0.0; tile_k * head_dim],
             values: vec![0.0; tile_k * head_dim],
-            row: vec![0.0; head_dim],
+            rows: vec![0.0; LANES * head_dim],
         }
     }
 
@@ -206,19 +224,4 @@ impl Workspace {
         }
         &mut tiles[..count]
     }
-}
-
-/// Copies the keys or values at `positions` into `buffer`; returns the part that holds them.
-pub(super) fn gather<'b, T: Element>(
-    from: &Strided<'_, T>,
-    (batch, kv_head): (usize, usize),
-    positions: impl ExactSizeIterator<Item = usize>,
-    buffer: &'b mut [f32],
-    head_dim: usize,
-) -> &'b [f32] {
-    let len = positions.len();
-    for (position, row) in positions.zip(buffer.chunks_exact_mut(head_dim)) {
-        from.read(batch, position, kv_head, row);
-    }
-    &buffer[..len * head_dim]
 }

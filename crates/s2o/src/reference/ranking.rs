@@ -24,7 +24,11 @@ pub fn rank(head: &Head, segment: &Segment, segment_len: usize, config: &S2oConf
         .chunks(config.tile_k())
         .map(|tile| tile.iter().map(|&t| (k_scores[t as usize] - max).exp()).sum::<f64>() as f32)
         .collect();
-    SegmentOrder { q_perm, kv_perm, tile_weights }
+    SegmentOrder {
+        q_perm,
+        kv_perm,
+        tile_weights,
+    }
 }
 
 /// `k_scores[t] = scale <q_mean, K[t]>` (and the variance term) for the keys before the segment.

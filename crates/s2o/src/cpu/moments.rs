@@ -1,0 +1,68 @@
+//! Mean and variance of the rows of a matrix, per column.
+
+use pulp::Arch;
+
+/// Sums of distances from the first row, in f64: exact enough in one sweep.
+#[derive(Debug)]
+pub(super) struct Moments {
+    first: Vec<f32>,
+    sum: Vec<f64>,
+    square: Vec<f64>,
+    empty: bool,
+}
+
+impl Moments {
+    pub(super) fn new(columns: usize) -> Self {
+        Self {
+            first: vec![0.0; columns],
+            sum: vec![0.0; columns],
+            square: vec![0.0; columns],
+            empty: true,
+        }
+    }
+
+    pub(super) fn add(&mut self, row: &[f32]) {
+        if std::mem::replace(&mut self.empty, false) {
+            self.first.copy_from_slice(row);
+        }
+        let Self { first, sum, square, .. } = self;
+        Arch::new().dispatch(|| {
+            for (((&x, &first), sum), square) in row.iter().zip(&*first).zip(sum).zip(square) {
+                let distance = f64::from(x) - f64::from(first);
+                *sum += distance;
+                *square += distance * distance;
+            }
+        });
+    }
+
+    /// Mean and variance over `count` rows.
+    pub(super) fn finish(&self, count: f64) -> (Vec<f64>, Vec<f64>) {
+        let mean = self
+            .first
+            .iter()
+            .zip(&self.sum)
+            .map(|(&first, sum)| f64::from(first) + sum / count)
+            .collect();
+        let var = self
+            .sum
+            .iter()
+            .zip(&self.square)
+            .map(|(sum, square)| (square / count - (sum / count).powi(2)).max(0.0))
+            .collect();
+        (mean, var)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn far_from_zero_the_variance_survives() {
+        let mut moments = Moments::new(2);
+        for x in [1000.0f32, 1000.5, 1001.0, 1000.5] {
+            moments.add(&[x, -7.0]);
+        }
+        assert_eq!(moments.finish(4.0), (vec![1000.5, -7.0], vec![0.125, 0.0]));
+    }
+}

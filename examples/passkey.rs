@@ -1,0 +1,176 @@
+//! Right answers on the passkey prompts of needle-7m, by attention method, length and chunk size.
+//!
+//! ```text
+//! cargo run --release --example passkey -- --csv docs/results/passkey.csv
+//! ```
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use candle_s2o::{Attention, Dense, S2o, S2oConfig};
+use clap::Parser;
+use s2o_models::passkey::{self, PasskeyRecord};
+use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
+use serde::Serialize;
+
+/// Counts right answers on passkey prompts.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Prompts, one JSON object a line with `input`, `answer`, `kind`, `tokens`, `depth`; those of needle-7m if absent.
+    #[arg(long)]
+    prompts: Option<PathBuf>,
+    /// Only prompts of at most this many tokens.
+    #[arg(long, default_value_t = usize::MAX)]
+    max_tokens: usize,
+    /// Chunk sizes in tokens, 0 for whole prompts; answers are compared between them.
+    #[arg(long, value_delimiter = ',', default_value = "0,4096")]
+    chunk: Vec<usize>,
+    /// Where to write the table.
+    #[arg(long)]
+    csv: Option<PathBuf>,
+    /// Worker threads; all cores if absent.
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+/// One line of the table.
+#[derive(Debug, Serialize)]
+struct Row {
+    method: String,
+    /// Prompt length, rounded to the nearest thousand tokens.
+    context: String,
+    chunk: usize,
+    prompts: usize,
+    right: usize,
+    density: f64,
+    seconds_prefill: f64,
+    /// Answers that differ from those of the first chunk size.
+    changed_by_chunks: usize,
+    command: String,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if let Some(threads) = arguments.threads {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+    }
+    let mut records = match &arguments.prompts {
+        Some(path) => std::fs::read_to_string(path)
+            .with_context(|| path.display().to_string())?
+            .lines()
+            .map(|line| serde_json::from_str(line).context("a prompt"))
+            .collect::<Result<Vec<PasskeyRecord>>>()?,
+        None => passkey::records()?,
+    };
+    records.retain(|record| record.tokens <= arguments.max_tokens);
+    let model = ModelSource::Needle7m.load(&LoadOptions::default(), None)?;
+    let mut contexts: Vec<usize> = records.iter().map(context_of).collect();
+    contexts.sort_unstable();
+    contexts.dedup();
+    let methods: [(&str, Option<S2oConfig>); 3] = [
+        ("dense", None),
+        ("s2o", Some(S2oConfig::default())),
+        ("s2o-paper", Some(S2oConfig::paper())),
+    ];
+    let command = format!(
+        "cargo run --release --example passkey -- {}",
+        std::env::args().skip(1).collect::<Vec<_>>().join(" ")
+    );
+    println!(
+        "{:10} {:>8} {:>6} {:>7} {:>8} {:>10} {:>8}",
+        "method", "context", "chunk", "right", "density", "s/prefill", "changed"
+    );
+    let mut rows = Vec::new();
+    for context in contexts {
+        let group: Vec<&PasskeyRecord> = records.iter().filter(|record| context_of(record) == context).collect();
+        for (name, config) in &methods {
+            let mut first_answers: Option<Vec<String>> = None;
+            for &chunk in &arguments.chunk {
+                let run = run(&model, &group, config.as_ref(), chunk)?;
+                let changed = match &first_answers {
+                    None => 0,
+                    Some(first) => first.iter().zip(&run.answers).filter(|(a, b)| a != b).count(),
+                };
+                first_answers.get_or_insert(run.answers);
+                let row = Row {
+                    method: (*name).to_owned(),
+                    context: format!("{context}K"),
+                    chunk,
+                    prompts: group.len(),
+                    right: run.right,
+                    density: run.density,
+                    seconds_prefill: run.seconds,
+                    changed_by_chunks: changed,
+                    command: command.clone(),
+                };
+                println!(
+                    "{:10} {:>8} {:>6} {:>4}/{:<2} {:>8.3} {:>10.2} {:>8}",
+                    row.method, row.context, chunk, row.right, row.prompts, row.density, row.seconds_prefill, changed
+                );
+                rows.push(row);
+            }
+        }
+    }
+    if let Some(path) = &arguments.csv {
+        let mut writer = csv::Writer::from_path(path).with_context(|| path.display().to_string())?;
+        for row in &rows {
+            writer.serialize(row)?;
+        }
+        writer.flush()?;
+    }
+    Ok(())
+}
+
+fn context_of(record: &PasskeyRecord) -> usize {
+    (record.tokens + 512) / 1024
+}
+
+/// One method over a group of prompts.
+struct Run {
+    answers: Vec<String>,
+    right: usize,
+    /// Mean over prompts and layers.
+    density: f64,
+    /// Mean per prompt.
+    seconds: f64,
+}
+
+fn run(model: &LoadedModel, records: &[&PasskeyRecord], config: Option<&S2oConfig>, chunk: usize) -> Result<Run> {
+    let options = GenerationOptions {
+        max_new_tokens: 12,
+        ..GenerationOptions::default()
+    };
+    let mut run = Run {
+        answers: Vec::new(),
+        right: 0,
+        density: 0.0,
+        seconds: 0.0,
+    };
+    for record in records {
+        let tokens = model.encode(&record.input)?;
+        let mut cache = model.decoder.new_cache(1, tokens.len() + options.max_new_tokens)?;
+        let s2o = config.map(|config| S2o::new(config.clone()));
+        let method: &dyn Attention = match &s2o {
+            Some(s2o) => s2o,
+            None => &Dense,
+        };
+        let prefill = PrefillOptions::new().chunk((chunk > 0).then_some(chunk));
+        let start = Instant::now();
+        let generated = model.generate(&tokens, &mut cache, method, prefill, &options, &mut |_| {})?;
+        run.seconds += (start.elapsed() - generated.decode_time).as_secs_f64();
+        run.density += match &s2o {
+            Some(s2o) => {
+                let stats = s2o.take_stats();
+                stats.values().map(|layer| layer.density()).sum::<f64>() / stats.len() as f64
+            }
+            None => 1.0,
+        };
+        run.right += usize::from(passkey::answers_exactly(&generated.text, &record.answer));
+        run.answers
+            .push(generated.text.split('.').next().unwrap_or_default().trim().to_owned());
+    }
+    run.density /= records.len() as f64;
+    run.seconds /= records.len() as f64;
+    Ok(run)
+}

@@ -1,0 +1,396 @@
+//! The ops as a Candle user meets them: layouts, dtypes, errors, gradients, the seam.
+
+use candle_core::{DType, Device, Tensor};
+use candle_s2o::{
+    Attention, AttnError, Dense, PrefillCall, S2o, S2oConfig, S2oError, SegmentLen, ShapeError, dense_attn, s2o_attn,
+    s2o_attn_with_stats,
+};
+
+const SCALE: f32 = 0.125;
+
+fn random(dims: (usize, usize, usize, usize)) -> Tensor {
+    Tensor::randn(0f32, 1.0, dims, &Device::Cpu).unwrap()
+}
+
+/// Options under which short random tensors are sparse.
+fn sparse() -> S2oConfig {
+    S2oConfig::builder()
+        .segment_len(SegmentLen::Fixed(128))
+        .tile_q(32)
+        .tile_k(16)
+        .dense_below(0)
+        .dense_tail(16)
+        .tau(0.2)
+        .build()
+        .unwrap()
+}
+
+fn max_difference(a: &Tensor, b: &Tensor) -> f32 {
+    let difference = a.to_dtype(DType::F32).unwrap() - b.to_dtype(DType::F32).unwrap();
+    difference
+        .unwrap()
+        .abs()
+        .unwrap()
+        .flatten_all()
+        .unwrap()
+        .max(0)
+        .unwrap()
+        .to_scalar()
+        .unwrap()
+}
+
+/// Attention from Candle's own matmul and softmax, bottom-right causal or full.
+fn by_matmul(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Tensor {
+    let group = q.dim(2).unwrap() / k.dim(2).unwrap();
+    let heads_first = |t: &Tensor| t.transpose(1, 2).unwrap().contiguous().unwrap();
+    let repeat = |t: &Tensor| {
+        let (b, s, h, d) = t.dims4().unwrap();
+        let wide = t.unsqueeze(3).unwrap().expand((b, s, h, group, d)).unwrap();
+        heads_first(&wide.reshape((b, s, h * group, d)).unwrap())
+    };
+    let (q_len, k_len) = (q.dim(1).unwrap(), k.dim(1).unwrap());
+    let mut scores = (heads_first(q)
+        .matmul(&repeat(k).t().unwrap().contiguous().unwrap())
+        .unwrap()
+        * f64::from(SCALE))
+    .unwrap();
+    if causal {
+        let mask: Vec<f32> = (0..q_len)
+            .flat_map(|i| (0..k_len).map(move |t| if t > k_len - q_len + i { f32::NEG_INFINITY } else { 0.0 }))
+            .collect();
+        let mask = Tensor::from_vec(mask, (1, 1, q_len, k_len), &Device::Cpu).unwrap();
+        scores = scores.broadcast_add(&mask).unwrap();
+    }
+    let weights = candle_nn::ops::softmax_last_dim(&scores).unwrap();
+    weights
+        .matmul(&repeat(v))
+        .unwrap()
+        .transpose(1, 2)
+        .unwrap()
+        .contiguous()
+        .unwrap()
+}
+
+#[test]
+fn dense_equals_candle() {
+    for (q_dims, k_len, kv_heads) in [
+        ((1, 1, 2, 64), 1, 2),
+        ((2, 70, 4, 32), 200, 2),
+        ((1, 333, 8, 64), 333, 1),
+        ((1, 1, 4, 128), 900, 2),
+    ] {
+        let q = random(q_dims);
+        let (k, v) = (
+            random((q_dims.0, k_len, kv_heads, q_dims.3)),
+            random((q_dims.0, k_len, kv_heads, q_dims.3)),
+        );
+        for causal in [true, false] {
+            let out = dense_attn(&q, &k, &v, SCALE, causal).unwrap();
+            assert_eq!(out.dims(), q.dims());
+            assert!(
+                max_difference(&out, &by_matmul(&q, &k, &v, causal)) < 2e-5,
+                "{q_dims:?} causal {causal}"
+            );
+        }
+    }
+}
+
+#[test]
+fn s2o_that_never_stops_equals_dense() {
+    let (q, k, v) = (
+        random((2, 400, 4, 64)),
+        random((2, 600, 2, 64)),
+        random((2, 600, 2, 64)),
+    );
+    let config = sparse().to_builder().tau(0.0).build().unwrap();
+    let (out, stats) = s2o_attn_with_stats(&q, &k, &v, SCALE, &config).unwrap();
+    assert!(max_difference(&out, &dense_attn(&q, &k, &v, SCALE, true).unwrap()) < 2e-5);
+    assert_eq!(stats.density(), 1.0);
+    assert_eq!(stats.heads.len(), 8);
+}
+
+#[test]
+fn layouts_and_dtypes() {
+    let (q, k, v) = (
+        random((1, 400, 4, 64)),
+        random((1, 600, 2, 64)),
+        random((1, 600, 2, 64)),
+    );
+    let config = sparse();
+    let (want, stats) = s2o_attn_with_stats(&q, &k, &v, SCALE, &config).unwrap();
+    assert!(stats.density() < 1.0, "the case should skip something");
+    // Views into a longer cache, heads before length, and a head_dim that is not innermost.
+    let view = |t: &Tensor| {
+        let padded = Tensor::cat(&[&random((1, 9, t.dim(2).unwrap(), 64)), t, t], 1).unwrap();
+        padded.narrow(1, 9, t.dim(1).unwrap()).unwrap()
+    };
+    let heads_first = |t: &Tensor| {
+        t.transpose(1, 2)
+            .unwrap()
+            .contiguous()
+            .unwrap()
+            .transpose(1, 2)
+            .unwrap()
+    };
+    let dim_first = |t: &Tensor| {
+        t.transpose(1, 3)
+            .unwrap()
+            .contiguous()
+            .unwrap()
+            .transpose(1, 3)
+            .unwrap()
+    };
+    let layouts: [&dyn Fn(&Tensor) -> Tensor; 3] = [&view, &heads_first, &dim_first];
+    for layout in layouts {
+        let (q, k, v) = (layout(&q), layout(&k), layout(&v));
+        assert_eq!(
+            max_difference(&s2o_attn(&q, &k, &v, SCALE, &config).unwrap(), &want),
+            0.0
+        );
+        let dense = dense_attn(&q, &k, &v, SCALE, true).unwrap();
+        assert!(max_difference(&dense, &by_matmul(&q, &k, &v, true)) < 2e-5);
+    }
+    for (dtype, tolerance) in [(DType::F16, 2e-3), (DType::BF16, 2e-2)] {
+        let cast = |t: &Tensor| t.to_dtype(dtype).unwrap();
+        let (q, k, v) = (cast(&q), cast(&k), cast(&v));
+        let out = s2o_attn(&q, &k, &v, SCALE, &config).unwrap();
+        assert_eq!(out.dtype(), dtype);
+        let wide = |t: &Tensor| t.to_dtype(DType::F32).unwrap();
+        let want = s2o_attn(&wide(&q), &wide(&k), &wide(&v), SCALE, &config).unwrap();
+        assert!(max_difference(&out, &want) < tolerance, "{dtype:?}");
+    }
+}
+
+#[test]
+fn gradients_are_an_error_not_silence() {
+    let q = candle_core::Var::from_tensor(&random((1, 8, 1, 8))).unwrap();
+    let kv = random((1, 8, 1, 8));
+    for out in [
+        s2o_attn(&q, &kv, &kv, SCALE, &sparse()).unwrap(),
+        dense_attn(&q, &kv, &kv, SCALE, true).unwrap(),
+    ] {
+        assert!(out.sum_all().unwrap().backward().is_err());
+    }
+}
+
+/// Both entry points refuse alike.
+fn refused(q: &Tensor, k: &Tensor, v: &Tensor) -> [AttnError; 2] {
+    [
+        s2o_attn(q, k, v, SCALE, &sparse()).unwrap_err(),
+        dense_attn(q, k, v, SCALE, true).unwrap_err(),
+    ]
+}
+
+#[test]
+fn bad_tensors_are_typed_errors() {
+    let ok = random((1, 16, 2, 8));
+    for error in refused(&ok.squeeze(0).unwrap(), &ok, &ok) {
+        assert!(
+            matches!(&error, AttnError::Rank { name: "q", got } if got == &[16, 2, 8]),
+            "{error}"
+        );
+        assert_eq!(
+            error.to_string(),
+            "q: expected 4 dimensions (batch, length, heads, head_dim), got [16, 2, 8]"
+        );
+    }
+    let shape = |error: &AttnError| match error {
+        AttnError::S2o(S2oError::Shape(shape)) => shape.clone(),
+        other => panic!("expected a shape error, got {other:?}"),
+    };
+    type Dims = (usize, usize, usize, usize);
+    let cases: [(Dims, Dims, Dims, ShapeError); 8] = [
+        // heads
+        (
+            (1, 16, 3, 8),
+            (1, 16, 2, 8),
+            (1, 16, 2, 8),
+            ShapeError::Heads {
+                num_heads: 3,
+                num_kv_heads: 2,
+            },
+        ),
+        // v is not k
+        (
+            (1, 16, 2, 8),
+            (1, 16, 2, 8),
+            (1, 15, 2, 8),
+            ShapeError::Mismatch {
+                name: "v",
+                expected: [1, 16, 2, 8],
+                got: [1, 15, 2, 8],
+            },
+        ),
+        // batch, head_dim
+        (
+            (2, 16, 2, 8),
+            (1, 16, 2, 8),
+            (1, 16, 2, 8),
+            ShapeError::Mismatch {
+                name: "k",
+                expected: [2, 16, 2, 8],
+                got: [1, 16, 2, 8],
+            },
+        ),
+        (
+            (1, 16, 2, 16),
+            (1, 16, 2, 8),
+            (1, 16, 2, 8),
+            ShapeError::Mismatch {
+                name: "k",
+                expected: [1, 16, 2, 16],
+                got: [1, 16, 2, 8],
+            },
+        ),
+        (
+            (1, 17, 2, 8),
+            (1, 16, 2, 8),
+            (1, 16, 2, 8),
+            ShapeError::MoreQueriesThanKeys { q_len: 17, k_len: 16 },
+        ),
+        (
+            (1, 16, 2, 12),
+            (1, 16, 2, 12),
+            (1, 16, 2, 12),
+            ShapeError::HeadDim { got: 12 },
+        ),
+        (
+            (1, 4, 2, 264),
+            (1, 4, 2, 264),
+            (1, 4, 2, 264),
+            ShapeError::HeadDim { got: 264 },
+        ),
+        (
+            (1, 0, 2, 8),
+            (1, 16, 2, 8),
+            (1, 16, 2, 8),
+            ShapeError::Empty { name: "q_len" },
+        ),
+    ];
+    for (q, k, v, want) in cases {
+        let zeros = |dims: Dims| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
+        for error in refused(&zeros(q), &zeros(k), &zeros(v)) {
+            assert_eq!(shape(&error), want);
+        }
+    }
+    let wide = ok.to_dtype(DType::F64).unwrap();
+    for error in refused(&wide, &wide, &wide) {
+        assert!(
+            matches!(
+                error,
+                AttnError::DType {
+                    name: "q",
+                    got: DType::F64
+                }
+            ),
+            "{error}"
+        );
+    }
+    for error in refused(&ok, &ok.to_dtype(DType::F16).unwrap(), &ok) {
+        assert!(
+            matches!(
+                error,
+                AttnError::DTypeMismatch {
+                    name: "k",
+                    expected: DType::F32,
+                    got: DType::F16
+                }
+            ),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn bad_options_are_typed_errors() {
+    let qkv = random((1, 512, 2, 8));
+    for scale in [f32::NAN, f32::INFINITY] {
+        let error = s2o_attn(&qkv, &qkv, &qkv, scale, &sparse()).unwrap_err();
+        assert!(
+            matches!(error, AttnError::S2o(S2oError::SoftmaxScale { .. })),
+            "{error}"
+        );
+        let error = dense_attn(&qkv, &qkv, &qkv, scale, true).unwrap_err();
+        assert!(
+            matches!(error, AttnError::S2o(S2oError::SoftmaxScale { .. })),
+            "{error}"
+        );
+    }
+    let tight = sparse().to_builder().workspace_cap(1).build().unwrap();
+    let error = s2o_attn(&qkv, &qkv, &qkv, SCALE, &tight).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            AttnError::S2o(S2oError::WorkspaceTooSmall {
+                got: 1,
+                prefix_len: 384,
+                ..
+            })
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn errors_reach_candle_with_their_words() {
+    let qkv = random((1, 4, 2, 12));
+    let call = PrefillCall {
+        layer: 0,
+        softmax_scale: SCALE,
+        prompt_len: 4,
+        is_last_chunk: true,
+    };
+    let methods: [&dyn Attention; 2] = [&Dense, &S2o::new(sparse())];
+    for method in methods {
+        let error = method.prefill(&call, &qkv, &qkv, &qkv).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("head_dim: expected a multiple of 8 up to 256, got 12"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn layers_have_options_of_their_own() {
+    let qkv = random((1, 512, 2, 16));
+    let method = S2o::new(sparse()).skip_layers([1]).layer_tau(2, 0.9).unwrap();
+    assert!(S2o::new(sparse()).layer_tau(2, 1.0).is_err());
+    for layer in 0..3 {
+        let call = PrefillCall {
+            layer,
+            softmax_scale: SCALE,
+            prompt_len: 512,
+            is_last_chunk: true,
+        };
+        method.prefill(&call, &qkv, &qkv, &qkv).unwrap();
+    }
+    let stats = method.take_stats();
+    let density = |layer: usize| stats[&layer].density();
+    assert_eq!(density(1), 1.0);
+    assert!(
+        density(2) < density(0) && density(0) < 1.0,
+        "{} {}",
+        density(2),
+        density(0)
+    );
+    assert!(method.take_stats().is_empty(), "taken");
+}
+
+#[test]
+fn the_dense_tail_waits_for_the_last_chunk() {
+    let qkv = random((1, 256, 2, 16));
+    let config = sparse().to_builder().dense_tail(256).tau(0.9).build().unwrap();
+    let method = S2o::new(config);
+    let call = |is_last_chunk| PrefillCall {
+        layer: 0,
+        softmax_scale: SCALE,
+        prompt_len: 512,
+        is_last_chunk,
+    };
+    method.prefill(&call(false), &qkv, &qkv, &qkv).unwrap();
+    assert!(method.take_stats()[&0].density() < 1.0);
+    method.prefill(&call(true), &qkv, &qkv, &qkv).unwrap();
+    assert_eq!(method.take_stats()[&0].density(), 1.0);
+}
