@@ -41,11 +41,16 @@ pub struct ModelFlags {
 }
 
 impl ModelFlags {
+    /// Where the flags say to run.
+    pub fn device(&self) -> Result<Device> {
+        device(self.cpu)
+    }
+
     /// Loads the model.
     pub fn load(&self) -> Result<LoadedModel> {
         let source = self.source()?;
         let options = LoadOptions {
-            device: device(self.cpu)?,
+            device: self.device()?,
             dtype: self.dtype.map(|dtype| match dtype {
                 Precision::F32 => DType::F32,
                 Precision::Bf16 => DType::BF16,

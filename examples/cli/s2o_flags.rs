@@ -176,7 +176,7 @@ pub fn describe(config: &S2oConfig, prompt_len: usize) -> String {
         KeyScore::SecondCumulant { c } => format!("second cumulant {c}"),
     };
     format!(
-        "segment {}{auto}, tau {} ({rule}), score {score}, dense tail {}, query permutation {}",
+        "segment {}{auto}, tau {} ({rule}), score {score}, dense tail {}, q-perm {}",
         config.segment_len().resolve(prompt_len),
         config.tau(),
         config.dense_tail(),
