@@ -57,9 +57,10 @@ impl Look {
     }
 }
 
-/// Seconds with three significant digits.
+/// A time in the unit that suits it, to about three digits.
 pub fn seconds(seconds: f64) -> String {
     match seconds {
+        s if s < 0.00995 => format!("{:.1} ms", s * 1e3),
         s if s < 0.9995 => format!("{:.0} ms", s * 1e3),
         s if s < 9.995 => format!("{s:.2} s"),
         s if s < 99.95 => format!("{s:.1} s"),

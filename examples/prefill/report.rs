@@ -210,11 +210,14 @@ impl Report<'_> {
         if let Some(expected) = &self.prompt.expected {
             writeln!(out, "expected      {expected}")?;
         }
-        if let (Some(dense), Some((sparse, _))) = (&self.dense, &self.sparse) {
+        let both = self.dense.as_ref().zip(self.sparse.as_ref());
+        if let Some((dense, (sparse, _))) = both {
             writeln!(out, "dense answers {}", quoted(&dense.text))?;
             writeln!(out, "S2O answers   {}", quoted(&sparse.text))?;
         }
-        writeln!(out)?;
+        if self.prompt.expected.is_some() || both.is_some() {
+            writeln!(out)?;
+        }
         Ok(())
     }
 
