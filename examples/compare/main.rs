@@ -131,12 +131,12 @@ fn compare(flags: &Flags) -> Result<()> {
         tensors::write(path, outputs, None)?;
     }
     if !flags.json {
-        let table = rows::table(&all_rows, Look::of_stdout());
-        exit::print(&format!(
-            "{}\n\n{table}\n\n{}\n",
-            source.description,
-            machine::describe()
-        ))?;
+        let look = Look::of_stdout();
+        let table = rows::table(&all_rows, look);
+        // Apart from the progress bars.
+        let gap = if look == Look::Terminal { "\n" } else { "" };
+        let (header, footer) = (source.description, machine::describe());
+        exit::print(&format!("{gap}{header}\n\n{table}\n\n{footer}\n"))?;
     }
     Ok(())
 }

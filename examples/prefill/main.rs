@@ -165,7 +165,13 @@ fn prefill(flags: &Flags) -> Result<()> {
     if flags.json {
         exit::print(&format!("{}\n", serde_json::to_string(&report.json()?)?))
     } else {
-        let gap = if streams { "\n\n" } else { "" };
-        exit::print(&format!("{gap}{}", report.text(Look::of_stdout())?))
+        let look = Look::of_stdout();
+        // Apart from the generated text, or from the progress bars.
+        let gap = match look {
+            _ if streams => "\n\n",
+            Look::Terminal => "\n",
+            Look::Plain => "",
+        };
+        exit::print(&format!("{gap}{}", report.text(look)?))
     }
 }

@@ -138,7 +138,7 @@ impl Report<'_> {
             let dense = self
                 .dense
                 .as_ref()
-                .map(|_| Cell::new(if name == "density" { "1" } else { "" }));
+                .map(|_| Cell::new(if name == "density" { "1.000" } else { "" }));
             table.add_row(
                 [Cell::new(name)]
                     .into_iter()
@@ -151,7 +151,7 @@ impl Report<'_> {
             sparse_row("density", format!("{:.3}", density(stats)));
         }
         if let Some(Difference { hidden, top1_agreement }) = &difference {
-            sparse_row("last hidden: MSE", format!("{:.2e}", hidden.mse));
+            sparse_row("hidden state: MSE", format!("{:.2e}", hidden.mse));
             sparse_row("  relative L1", format!("{:.2e}", hidden.rel_l1));
             sparse_row("  cosine", format!("{:.6}", hidden.cosine));
             sparse_row("top-1 agreement", format!("{:.1} %", top1_agreement * 100.0));
@@ -212,8 +212,8 @@ impl Report<'_> {
         }
         let both = self.dense.as_ref().zip(self.sparse.as_ref());
         if let Some((dense, (sparse, _))) = both {
-            writeln!(out, "dense answers {}", quoted(&dense.text))?;
-            writeln!(out, "S2O answers   {}", quoted(&sparse.text))?;
+            writeln!(out, "dense answers {}", quoted(self.answer(dense)))?;
+            writeln!(out, "S2O answers   {}", quoted(self.answer(sparse)))?;
         }
         if self.prompt.expected.is_some() || both.is_some() {
             writeln!(out)?;
