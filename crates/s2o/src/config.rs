@@ -174,7 +174,7 @@ impl Default for S2oConfig {
 
 impl S2oConfig {
     /// Default of [`S2oConfig::dense_below`], in tokens: the measured break-even on the CPU (docs/results.md).
-    pub const DENSE_BELOW: usize = 1024;
+    pub const DENSE_BELOW: usize = 2048;
     /// Default of [`S2oConfig::workspace_cap`]: 256 MiB.
     pub const WORKSPACE_CAP: usize = 256 << 20;
 

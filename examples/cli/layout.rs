@@ -1,0 +1,82 @@
+//! Tables and bar charts: drawn with box characters on a terminal, in plain ASCII anywhere else.
+
+use std::io::IsTerminal;
+
+use comfy_table::presets::{ASCII_BORDERS_ONLY_CONDENSED, UTF8_BORDERS_ONLY};
+use comfy_table::{Attribute, Cell, CellAlignment, Table};
+
+/// How the output is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Colours and box characters.
+    Terminal,
+    /// ASCII, no escape codes.
+    Plain,
+}
+
+impl Look {
+    /// What suits stdout.
+    pub fn of_stdout() -> Self {
+        if std::io::stdout().is_terminal() {
+            Self::Terminal
+        } else {
+            Self::Plain
+        }
+    }
+
+    /// A table with a header; every column but the first is aligned to the right.
+    pub fn table<'a>(self, header: impl IntoIterator<Item = &'a str>) -> Table {
+        let mut table = Table::new();
+        table.load_style(match self {
+            Self::Terminal => UTF8_BORDERS_ONLY,
+            Self::Plain => ASCII_BORDERS_ONLY_CONDENSED,
+        });
+        // https://no-color.org
+        if self == Self::Plain || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
+            table.force_no_tty();
+        }
+        table.set_header(
+            header
+                .into_iter()
+                .map(|name| Cell::new(name).add_attribute(Attribute::Bold)),
+        );
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+
+    /// A bar that is `share` (0 to 1) of `width` full.
+    pub fn bar(self, share: f64, width: usize) -> String {
+        let full = ((share.clamp(0.0, 1.0) * width as f64).round() as usize).min(width);
+        let (on, off) = match self {
+            Self::Terminal => ("█", "░"),
+            Self::Plain => ("#", "."),
+        };
+        on.repeat(full) + &off.repeat(width - full)
+    }
+}
+
+/// A time in the unit that suits it, to about three digits.
+pub fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s < 0.00995 => format!("{:.1} ms", s * 1e3),
+        s if s < 0.9995 => format!("{:.0} ms", s * 1e3),
+        s if s < 9.995 => format!("{s:.2} s"),
+        s if s < 99.95 => format!("{s:.1} s"),
+        s => format!("{s:.0} s"),
+    }
+}
+
+/// A whole number with thousands set apart.
+pub fn grouped(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

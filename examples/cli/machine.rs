@@ -1,0 +1,38 @@
+//! The machine that a measurement was made on, so that pasted output says so itself; and how much of it to use.
+
+use std::fs;
+use std::num::NonZeroUsize;
+
+/// Limits every thread pool of the process.
+pub fn limit_threads(threads: Option<NonZeroUsize>) {
+    let Some(threads) = threads else { return };
+    // Candle has a pool beside Rayon's, and both take their size from the environment when they are first used.
+    for variable in ["RAYON_NUM_THREADS", "CANDLE_NUM_THREADS"] {
+        // SAFETY: main calls this before anything else, so there is no other thread that could read the environment.
+        unsafe { std::env::set_var(variable, threads.to_string()) };
+    }
+}
+
+/// Threads, CPU and memory on one line.
+pub fn describe() -> String {
+    let threads = rayon::current_num_threads();
+    let mut parts = vec![format!("{threads} thread{}", if threads == 1 { "" } else { "s" })];
+    parts.extend(proc_entry("/proc/cpuinfo", "model name"));
+    if let Some(kib) = proc_entry("/proc/self/status", "VmHWM").and_then(|value| kibibytes(&value)) {
+        parts.push(format!("peak memory {} MiB", kib / 1024));
+    }
+    parts.join(", ")
+}
+
+/// The first value of a key in a file of `key: value` lines; nothing where there is no such file.
+fn proc_entry(path: &str, key: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == key).then(|| value.split_whitespace().collect::<Vec<_>>().join(" "))
+    })
+}
+
+fn kibibytes(value: &str) -> Option<usize> {
+    value.strip_suffix(" kB")?.parse().ok()
+}

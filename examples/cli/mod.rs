@@ -1,0 +1,11 @@
+//! What the command lines of the examples share: flags, loading with a progress bar, error measures, and the look of
+//! the output.
+
+pub mod errors;
+pub mod exit;
+pub mod layout;
+pub mod machine;
+pub mod model_flags;
+pub mod progress;
+pub mod prompt_flags;
+pub mod s2o_flags;

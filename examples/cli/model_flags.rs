@@ -1,0 +1,110 @@
+//! Which model, from where and in what precision; and loading it under a progress bar.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use candle_core::{DType, Device};
+use clap::{Args, ValueEnum};
+use s2o_models::{LoadOptions, LoadedModel, ModelSource};
+
+use super::progress;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Precision {
+    F32,
+    Bf16,
+    F16,
+}
+
+/// Flags that say what to load.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelFlags {
+    /// `needle-7m` (built in), a directory, a .gguf file, or a Hugging Face id such as meta-llama/Llama-3.1-8B
+    #[arg(long, visible_alias = "model-id", value_name = "MODEL", default_value = "needle-7m")]
+    model: String,
+    /// Branch, tag or commit of a Hugging Face id
+    #[arg(long)]
+    revision: Option<String>,
+    /// A tokenizer.json instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    tokenizer_file: Option<PathBuf>,
+    /// Precision of weights, activations and KV cache; f32 on a CPU unless given
+    #[arg(long, value_name = "DTYPE")]
+    dtype: Option<Precision>,
+    /// Run on the CPU, whatever else there is
+    #[arg(long)]
+    cpu: bool,
+    /// Tokens per prefill chunk: bounds the memory of activations
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
+    pub chunk: usize,
+}
+
+impl ModelFlags {
+    /// Where the flags say to run.
+    pub fn device(&self) -> Result<Device> {
+        device(self.cpu)
+    }
+
+    /// Loads the model.
+    pub fn load(&self) -> Result<LoadedModel> {
+        let source = self.source()?;
+        let options = LoadOptions {
+            device: self.device()?,
+            dtype: self.dtype.map(|dtype| match dtype {
+                Precision::F32 => DType::F32,
+                Precision::Bf16 => DType::BF16,
+                Precision::F16 => DType::F16,
+            }),
+            tokenizer: self.tokenizer_file.clone(),
+            ..LoadOptions::default()
+        };
+        let bar = progress::bar("loading", 0, "layers");
+        let mut report = |done: usize, all: usize| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+        };
+        let model = source.load(&options, Some(&mut report))?;
+        progress::finish(&bar);
+        Ok(model)
+    }
+
+    fn source(&self) -> Result<ModelSource> {
+        match (self.model.parse()?, &self.revision) {
+            (ModelSource::Hub { id, .. }, Some(revision)) => Ok(ModelSource::Hub {
+                id,
+                revision: revision.clone(),
+            }),
+            (_, Some(_)) => bail!("--revision: expected a Hugging Face id as --model, got {}", self.model),
+            (source, None) => Ok(source),
+        }
+    }
+}
+
+/// Where to run. This build knows only the CPU; a build for GPUs asks for one here unless `cpu` is set.
+fn device(_cpu: bool) -> Result<Device> {
+    Ok(Device::Cpu)
+}
+
+/// Name, shape and precision on one line.
+pub fn describe(model: &LoadedModel) -> String {
+    let config = model.config();
+    format!(
+        "{}: {:?}, {} parameters, {} layers, {} query and {} KV heads of {}, {}",
+        model.name,
+        config.architecture,
+        count(model.num_parameters()),
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        model.decoder.dtype().as_str(),
+    )
+}
+
+fn count(number: usize) -> String {
+    match number as f64 {
+        n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+        n => format!("{:.1}M", n / 1e6),
+    }
+}

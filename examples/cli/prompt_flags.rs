@@ -1,0 +1,91 @@
+//! The prompt: given text, a file, or a passkey task of any length.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use s2o_models::{LoadedModel, passkey};
+
+/// Flags that say what to prefill.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Prompt")]
+pub struct PromptFlags {
+    /// The prompt
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// A file that holds the prompt
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    prompt_file: Option<PathBuf>,
+    /// Hide a seven-digit key in real text and ask for it; this is what runs when there is no other prompt
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
+    passkey: bool,
+    /// Tokens of the prompt: the length of a passkey prompt (8192 unless given), the most that is taken from a text,
+    /// whose middle is cut out
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    /// Place of the passkey, 0 at the start and 1 at the end [default: 0.5]
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
+    depth: Option<f64>,
+    /// Seed of the passkey prompt and of sampling
+    #[arg(long, default_value_t = 299_792_458)]
+    pub seed: u64,
+}
+
+/// A prompt ready to prefill.
+#[derive(Debug, Clone)]
+pub struct Prompt {
+    /// Its tokens, special tokens included.
+    pub tokens: Vec<u32>,
+    /// The passkey that must come out, if that is the task.
+    pub expected: Option<String>,
+    /// What it is, on one line.
+    pub description: String,
+}
+
+impl PromptFlags {
+    /// Whether the prompt is a passkey task: asked for, or for want of another prompt.
+    pub fn is_passkey(&self) -> bool {
+        self.passkey || (self.prompt.is_none() && self.prompt_file.is_none())
+    }
+
+    /// Makes the prompt in the model's tokens.
+    pub fn prompt(&self, model: &LoadedModel) -> Result<Prompt> {
+        if self.is_passkey() {
+            let (context, depth) = (self.context.unwrap_or(8192), self.depth.unwrap_or(0.5));
+            let built = passkey::build(&model.tokenizer, context, depth, self.seed)?;
+            return Ok(Prompt {
+                description: format!("passkey at depth {depth} of {} tokens", built.tokens.len()),
+                tokens: built.tokens,
+                expected: Some(built.answer),
+            });
+        }
+        let (text, name) = self.text()?;
+        let mut tokens = model.encode(&text)?;
+        let all = tokens.len();
+        if let Some(context) = self.context.filter(|context| *context < all) {
+            // Instructions stand at the start of a text and questions at its end: the middle is what can go.
+            let head = context.div_ceil(2);
+            tokens.drain(head..all - (context - head));
+            eprintln!(
+                "{name}: {all} tokens, of which the first {head} and the last {} are kept (--context {context})",
+                context - head
+            );
+        }
+        Ok(Prompt {
+            description: format!("{name}, {} tokens", tokens.len()),
+            tokens,
+            expected: None,
+        })
+    }
+
+    fn text(&self) -> Result<(String, String)> {
+        match (&self.prompt, &self.prompt_file) {
+            (_, Some(path)) => {
+                let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+                Ok((text, path.display().to_string()))
+            }
+            (prompt, None) => Ok((prompt.clone().unwrap_or_default(), "prompt".to_owned())),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Taking q, k, v out of a model's prefill.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Result, bail};
+use candle_core::Tensor;
+use candle_s2o::{Attention, Dense, PrefillCall};
+use s2o_models::{LoadedModel, PrefillOptions};
+
+use crate::cli::progress;
+use crate::tensors::LayerTensors;
+
+/// Dense attention that keeps what it is given in some layers.
+#[derive(Debug)]
+struct Recorder {
+    layers: Vec<usize>,
+    parts: Mutex<BTreeMap<usize, Parts>>,
+}
+
+/// The queries of each chunk, and what the last chunk's call brings.
+#[derive(Debug, Default)]
+struct Parts {
+    queries: Vec<Tensor>,
+    keys_values_scale: Option<(Tensor, Tensor, f32)>,
+}
+
+impl Attention for Recorder {
+    fn name(&self) -> &str {
+        Dense.name()
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        if self.layers.contains(&call.layer) {
+            let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+            let parts = all.entry(call.layer).or_default();
+            parts.queries.push(q.clone());
+            if call.is_last_chunk {
+                // Views of the cache, which is done with when the prefill ends.
+                parts.keys_values_scale = Some((k.clone(), v.clone(), call.softmax_scale));
+            }
+        }
+        Dense.prefill(call, q, k, v)
+    }
+}
+
+/// Prefills `prompt` densely and returns q, k, v of `layers`; of the first, middle and last when none are named.
+pub fn capture(model: &LoadedModel, prompt: &[u32], chunk: usize, layers: &[usize]) -> Result<Vec<LayerTensors>> {
+    let num_layers = model.config().num_layers;
+    if let Some(layer) = layers.iter().find(|layer| **layer >= num_layers) {
+        bail!("--layers: expected layers 0 to {}, got {layer}", num_layers - 1);
+    }
+    let layers = if layers.is_empty() {
+        vec![0, num_layers / 2, num_layers - 1]
+    } else {
+        layers.to_vec()
+    };
+    let recorder = Recorder {
+        layers,
+        parts: Mutex::default(),
+    };
+
+    let tokens = model.prompt(prompt)?;
+    let mut cache = model.decoder.new_cache(1, prompt.len())?;
+    let bar = progress::bar("capturing", prompt.len(), "tokens");
+    let mut report = |done: usize, _: usize| bar.set_position(done as u64);
+    let options = PrefillOptions::new()
+        .chunk(chunk)
+        .num_logits(0)
+        .on_progress(&mut report);
+    model.decoder.prefill(&tokens, &mut cache, &recorder, options)?;
+    progress::finish(&bar);
+
+    let parts = recorder.parts.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let captured = parts.into_iter().filter_map(|(layer, parts)| {
+        let (k, v, softmax_scale) = parts.keys_values_scale?;
+        Some(Tensor::cat(&parts.queries, 1).map(|q| LayerTensors {
+            layer,
+            q,
+            k,
+            v,
+            softmax_scale,
+        }))
+    });
+    Ok(captured.collect::<candle_core::Result<_>>()?)
+}

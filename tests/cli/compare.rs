@@ -1,0 +1,275 @@
+//! `compare`: its rows, its files, and that they say what the library computes.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use candle_s2o::{KeyScore, S2oConfig, SegmentLen, StopRule, dense_attn, s2o_attn};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{error_of, stdout_of, text};
+
+/// Numbers of about unit variance, the same on every machine.
+fn numbers(seed: u64, shape: (usize, usize, usize, usize)) -> Tensor {
+    let mut state = seed;
+    let mut uniform = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    let count = shape.0 * shape.1 * shape.2 * shape.3;
+    let values: Vec<f32> = (0..count)
+        .map(|_| (0..4).map(|_| uniform()).sum::<f32>() * 1.7)
+        .collect();
+    Tensor::from_vec(values, shape, &Device::Cpu).expect("a tensor")
+}
+
+fn save(path: &Path, tensors: &[(&str, &Tensor)]) {
+    let map: HashMap<&str, Tensor> = tensors
+        .iter()
+        .map(|(name, tensor)| (*name, (*tensor).clone()))
+        .collect();
+    candle_core::safetensors::save(&map, path).expect("saved");
+}
+
+fn rows(args: &[&str]) -> Vec<Value> {
+    let stdout = stdout_of("compare", &[args, &["--json"]].concat());
+    stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a JSON object a line"))
+        .collect()
+}
+
+fn f32s(tensor: &Tensor) -> Vec<f32> {
+    tensor
+        .to_dtype(DType::F32)
+        .and_then(|t| t.flatten_all()?.to_vec1())
+        .expect("numbers")
+}
+
+#[test]
+fn compare_agrees_with_the_library() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = |name: &str| directory.path().join(name);
+    let (input, out, csv) = (file("qkv.safetensors"), file("out.safetensors"), file("rows.csv"));
+    // Peaked attention, so that stopping early leaves an error to see.
+    let q = numbers(1, (2, 1500, 4, 32));
+    let (k, v) = (numbers(2, (2, 1500, 2, 32)), numbers(3, (2, 1500, 2, 32)));
+    let scale = Tensor::new(&[0.5f32], &Device::Cpu).expect("a tensor");
+    save(&input, &[("q", &q), ("k", &k), ("v", &v), ("softmax_scale", &scale)]);
+
+    let flags = [
+        "--preset",
+        "paper",
+        "--segment",
+        "256",
+        "--tau",
+        "0.2",
+        "--stop-rule",
+        "sum",
+        "--score",
+        "second-cumulant=0.5",
+    ];
+    let files = [
+        "--tensors",
+        text(&input),
+        "--out-tensors",
+        text(&out),
+        "--csv",
+        text(&csv),
+        "--repeat",
+        "2",
+    ];
+    let rows = rows(&[&files[..], &flags].concat());
+
+    // Two methods, each with a row for all heads and one for each of four.
+    assert_eq!(rows.len(), 10);
+    let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+    for row in &rows {
+        let mut keys: Vec<&String> = row.as_object().expect("an object").keys().collect();
+        keys.sort();
+        let expected = [
+            "cosine", "density", "head", "layer", "mae", "method", "mse", "rel_l1", "seconds",
+        ];
+        assert_eq!(keys, expected);
+        assert_eq!(row["layer"], 0);
+        assert!(number(row, "seconds") > 0.0);
+    }
+    for row in &rows[..5] {
+        assert_eq!(row["method"], "dense");
+        assert_eq!(
+            ["mse", "mae", "rel_l1", "cosine", "density"].map(|key| number(row, key)),
+            [0.0, 0.0, 0.0, 1.0, 1.0]
+        );
+    }
+    let (total, heads) = (&rows[5], &rows[6..]);
+    assert_eq!((&total["method"], &total["head"]), (&json!("s2o"), &json!(-1)));
+    for key in ["mse", "mae", "density"] {
+        let mean = heads.iter().map(|row| number(row, key)).sum::<f64>() / 4.0;
+        assert!(
+            (mean / number(total, key) - 1.0).abs() < 1e-9,
+            "{key}: {mean} and {total}"
+        );
+    }
+    assert!(number(total, "density") < 0.9, "{total}");
+
+    // The CSV holds the same rows.
+    let mut reader = csv::Reader::from_path(&csv).expect("a CSV file");
+    let header: Vec<String> = reader.headers().expect("a header").iter().map(str::to_owned).collect();
+    let records: Vec<csv::StringRecord> = reader.records().collect::<Result<_, _>>().expect("records");
+    assert_eq!(records.len(), rows.len());
+    for (record, row) in records.iter().zip(&rows) {
+        for (name, field) in header.iter().zip(record) {
+            match &row[name] {
+                Value::String(text) => assert_eq!(field, text),
+                value => {
+                    // serde_json may be off by the last bit when it reads a number.
+                    let (got, expected) = (
+                        field.parse::<f64>().expect("a number"),
+                        value.as_f64().expect("a number"),
+                    );
+                    assert!(
+                        (got - expected).abs() <= 1e-12 * expected.abs(),
+                        "{name}: {got} and {expected}"
+                    );
+                }
+            }
+        }
+    }
+
+    // The outputs are the library's, and the errors follow from them.
+    let config = S2oConfig::paper()
+        .to_builder()
+        .segment_len(SegmentLen::Fixed(256))
+        .tau(0.2);
+    let config = config
+        .stop_rule(StopRule::SumRatio)
+        .key_score(KeyScore::SecondCumulant { c: 0.5 });
+    let sparse = f32s(&s2o_attn(&q, &k, &v, 0.5, &config.build().expect("options")).expect("S2O"));
+    let dense = f32s(&dense_attn(&q, &k, &v, 0.5, true).expect("dense"));
+    let outputs = candle_core::safetensors::load(&out, &Device::Cpu).expect("outputs");
+    assert_eq!(outputs["dense"].dims(), q.dims());
+    assert_eq!(f32s(&outputs["dense"]), dense);
+    assert_eq!(f32s(&outputs["s2o"]), sparse);
+    let pairs = || dense.iter().zip(&sparse).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+    let sum = |term: fn((f64, f64)) -> f64| pairs().map(term).sum::<f64>();
+    let near = |key: &str, value: f64| assert!((number(total, key) / value - 1.0).abs() < 1e-9, "{key}: {value}");
+    near("mse", sum(|(a, b)| (a - b).powi(2)) / dense.len() as f64);
+    near("rel_l1", sum(|(a, b)| (a - b).abs()) / sum(|(a, _)| a.abs()));
+    near(
+        "cosine",
+        sum(|(a, b)| a * b) / (sum(|(a, _)| a * a) * sum(|(_, b)| b * b)).sqrt(),
+    );
+}
+
+#[test]
+fn compare_takes_half_precision_and_chunks() {
+    let directory = TempDir::new().expect("a temporary directory");
+    // The queries are the last 300 of 1200 positions.
+    let (q, k) = (numbers(4, (1, 300, 2, 64)), numbers(5, (1, 1200, 1, 64)));
+    for dtype in [DType::F16, DType::BF16] {
+        let path: PathBuf = directory.path().join(format!("{}.safetensors", dtype.as_str()));
+        let half = |tensor: &Tensor| tensor.to_dtype(dtype).expect("converted");
+        save(&path, &[("q", &half(&q)), ("k", &half(&k)), ("v", &half(&k))]);
+        let rows = rows(&["--tensors", text(&path), "--methods", "s2o"]);
+        assert_eq!(rows.len(), 3);
+        assert!(rows[0]["cosine"].as_f64() > Some(0.9), "{}", rows[0]);
+    }
+}
+
+#[test]
+fn bad_tensor_files_are_refused() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = directory.path().join("bad.safetensors");
+    let refused = |tensors: &[(&str, &Tensor)], part: &str| {
+        save(&file, tensors);
+        let error = error_of("compare", &["--tensors", text(&file)]);
+        assert!(error.contains(part), "{part}: {error}");
+    };
+    let q = numbers(6, (1, 64, 2, 16));
+    let flat = q.squeeze(0).expect("three dimensions");
+    let wide = numbers(7, (1, 64, 2, 24));
+    let double = q.to_dtype(DType::F64).expect("converted");
+    let two = Tensor::new(&[0.5f32, 0.5], &Device::Cpu).expect("a tensor");
+    refused(
+        &[("queries", &q)],
+        "expected tensors q, k and v, or layer.N.q, layer.N.k and layer.N.v, got queries",
+    );
+    refused(
+        &[("q", &q), ("k", &q)],
+        "expected a tensor `v` beside the queries, got k, q",
+    );
+    refused(&[("layer.3.q", &q)], "expected a tensor `layer.3.k`");
+    refused(
+        &[("q", &flat), ("k", &q), ("v", &q)],
+        "q: expected 4 dimensions (batch, length, heads, head_dim), got [64, 2, 16]",
+    );
+    refused(&[("q", &q), ("k", &wide), ("v", &wide)], "expected");
+    refused(
+        &[("q", &double), ("k", &double), ("v", &double)],
+        "q: expected dtype F32, F16 or BF16, got F64",
+    );
+    refused(
+        &[("q", &q), ("k", &q), ("v", &q), ("softmax_scale", &two)],
+        "softmax_scale: expected one number, got a tensor of shape [2]",
+    );
+
+    save(&file, &[("q", &q), ("k", &q), ("v", &q)]);
+    let error = error_of("compare", &["--tensors", text(&file), "--layers", "4"]);
+    assert!(error.contains("expected layers [0], got --layers 4"), "{error}");
+    let bytes = fs::read(&file).expect("a file");
+    fs::write(&file, &bytes[..bytes.len() - 100]).expect("written");
+    let error = error_of("compare", &["--tensors", text(&file)]);
+    assert!(
+        error.contains("bad.safetensors is not a valid safetensors file"),
+        "{error}"
+    );
+    let error = error_of("compare", &["--tensors", text(&directory.path().join("none"))]);
+    assert!(error.contains("cannot read"), "{error}");
+}
+
+#[test]
+fn captured_tensors_compare_as_the_model_does() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = directory.path().join("captured.safetensors");
+    for (layers, names) in [("4", vec!["k", "q", "softmax_scale", "v"]), ("1,4", vec![])] {
+        let capture = [
+            "--context",
+            "1500",
+            "--chunk",
+            "600",
+            "--layers",
+            layers,
+            "--save-tensors",
+            text(&file),
+        ];
+        let untimed = |rows: Vec<Value>| -> Vec<Value> {
+            rows.into_iter()
+                .map(|mut row| {
+                    row.as_object_mut().expect("an object").remove("seconds");
+                    row
+                })
+                .collect()
+        };
+        let captured = untimed(rows(&capture));
+        let read = untimed(rows(&["--tensors", text(&file)]));
+        assert_eq!(captured, read);
+        assert_eq!(captured.last().expect("rows")["layer"], 4);
+        let saved = candle_core::safetensors::load(&file, &Device::Cpu).expect("captured tensors");
+        let mut found: Vec<&str> = saved.keys().map(String::as_str).collect();
+        found.sort_unstable();
+        if names.is_empty() {
+            assert!(
+                found.contains(&"layer.1.q") && found.contains(&"layer.4.v"),
+                "{found:?}"
+            );
+        } else {
+            assert_eq!(found, names);
+        }
+    }
+    let error = error_of("compare", &["--layers", "6", "--context", "100"]);
+    assert!(error.contains("expected layers 0 to 5, got 6"), "{error}");
+}
