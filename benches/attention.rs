@@ -50,9 +50,7 @@ enum What {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(arguments.threads)
-        .build_global()?;
+    rayon::ThreadPoolBuilder::new().num_threads(arguments.threads).build_global()?;
     let machine = Machine::here();
     println!("{}", machine.device());
     let wanted = |what| arguments.what.is_none_or(|only| only == what);
@@ -61,11 +59,7 @@ fn main() -> Result<()> {
         rows.push(dense(&machine, &arguments)?);
     }
     let lengths = |default: &[usize]| {
-        if arguments.tokens.is_empty() {
-            default.to_vec()
-        } else {
-            arguments.tokens.clone()
-        }
+        if arguments.tokens.is_empty() { default.to_vec() } else { arguments.tokens.clone() }
     };
     if wanted(What::S2o) {
         for tokens in lengths(&[16 << 10, 32 << 10]) {
@@ -99,10 +93,7 @@ fn dense(machine: &Machine, arguments: &Arguments) -> Result<Row> {
         density: Some(1.0),
         ..machine.row("dense", "dense", &q, &k)?
     };
-    println!(
-        "dense   8192 tokens  {ms:9.1} ms, Candle {baseline_ms:9.1} ms: {:.1}x",
-        baseline_ms / ms
-    );
+    println!("dense   8192 tokens  {ms:9.1} ms, Candle {baseline_ms:9.1} ms: {:.1}x", baseline_ms / ms);
     Ok(row)
 }
 
@@ -113,12 +104,7 @@ fn s2o(machine: &Machine, arguments: &Arguments, bench: &str, tokens: usize) -> 
     for (layer, [q, k, v], scale) in captured(tokens, &arguments.layers)? {
         let never_stops = config.to_builder().tau(0.0).build()?;
         let exact = dense_attn(&q, &k, &v, scale, true)?;
-        agree(
-            "S2O that never stops",
-            &s2o_attn_with_stats(&q, &k, &v, scale, &never_stops)?.0,
-            &exact,
-            1e-5,
-        )?;
+        agree("S2O that never stops", &s2o_attn_with_stats(&q, &k, &v, scale, &never_stops)?.0, &exact, 1e-5)?;
         let (out, stats) = s2o_attn_with_stats(&q, &k, &v, scale, &config)?;
         agree("S2O", &out, &exact, 0.5)?;
         let (ms, baseline_ms) = pair(
@@ -157,16 +143,8 @@ fn captured(tokens: usize, layers: &[usize]) -> Result<Vec<(usize, [Tensor; 3], 
     let model = ModelSource::Needle7m.load(&LoadOptions::default(), None)?;
     let prompt = passkey::build(&model.tokenizer, tokens, 0.5, 0)?;
     let mut cache = model.decoder.new_cache(1, prompt.tokens.len())?;
-    let capture = Capture {
-        layers: layers.to_vec(),
-        taken: Mutex::default(),
-    };
-    model.decoder.prefill(
-        &model.prompt(&prompt.tokens)?,
-        &mut cache,
-        &capture,
-        PrefillOptions::new(),
-    )?;
+    let capture = Capture { layers: layers.to_vec(), taken: Mutex::default() };
+    model.decoder.prefill(&model.prompt(&prompt.tokens)?, &mut cache, &capture, PrefillOptions::new())?;
     Ok(capture.taken.into_inner().expect("no thread panicked"))
 }
 

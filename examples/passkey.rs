@@ -68,15 +68,10 @@ fn main() -> Result<()> {
     let mut contexts: Vec<usize> = records.iter().map(context_of).collect();
     contexts.sort_unstable();
     contexts.dedup();
-    let methods: [(&str, Option<S2oConfig>); 3] = [
-        ("dense", None),
-        ("s2o", Some(S2oConfig::default())),
-        ("s2o-paper", Some(S2oConfig::paper())),
-    ];
-    let command = format!(
-        "cargo run --release --example passkey -- {}",
-        std::env::args().skip(1).collect::<Vec<_>>().join(" ")
-    );
+    let methods: [(&str, Option<S2oConfig>); 3] =
+        [("dense", None), ("s2o", Some(S2oConfig::default())), ("s2o-paper", Some(S2oConfig::paper()))];
+    let command =
+        format!("cargo run --release --example passkey -- {}", std::env::args().skip(1).collect::<Vec<_>>().join(" "));
     println!(
         "{:10} {:>8} {:>6} {:>7} {:>8} {:>10} {:>8}",
         "method", "context", "chunk", "right", "density", "s/prefill", "changed"
@@ -137,16 +132,8 @@ struct Run {
 }
 
 fn run(model: &LoadedModel, records: &[&PasskeyRecord], config: Option<&S2oConfig>, chunk: usize) -> Result<Run> {
-    let options = GenerationOptions {
-        max_new_tokens: 12,
-        ..GenerationOptions::default()
-    };
-    let mut run = Run {
-        answers: Vec::new(),
-        right: 0,
-        density: 0.0,
-        seconds: 0.0,
-    };
+    let options = GenerationOptions { max_new_tokens: 12, ..GenerationOptions::default() };
+    let mut run = Run { answers: Vec::new(), right: 0, density: 0.0, seconds: 0.0 };
     for record in records {
         let tokens = model.encode(&record.input)?;
         let mut cache = model.decoder.new_cache(1, tokens.len() + options.max_new_tokens)?;
@@ -167,8 +154,7 @@ fn run(model: &LoadedModel, records: &[&PasskeyRecord], config: Option<&S2oConfi
             None => 1.0,
         };
         run.right += usize::from(passkey::answers_exactly(&generated.text, &record.answer));
-        run.answers
-            .push(generated.text.split('.').next().unwrap_or_default().trim().to_owned());
+        run.answers.push(generated.text.split('.').next().unwrap_or_default().trim().to_owned());
     }
     run.density /= records.len() as f64;
     run.seconds /= records.len() as f64;

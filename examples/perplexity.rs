@@ -37,10 +37,7 @@ fn main() -> Result<()> {
     if let Some(threads) = arguments.threads {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
     }
-    let model = arguments
-        .model
-        .parse::<ModelSource>()?
-        .load(&LoadOptions::default(), None)?;
+    let model = arguments.model.parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
     let text = match &arguments.text_file {
         Some(path) => std::fs::read_to_string(path).with_context(|| path.display().to_string())?,
         None => passkey::haystack()?,
@@ -59,25 +56,15 @@ fn main() -> Result<()> {
         arguments.last
     );
     tokens.truncate(arguments.context);
-    println!(
-        "{}, {} tokens, perplexity of the last {}",
-        model.name,
-        tokens.len(),
-        arguments.last
-    );
-    println!(
-        "{:22} {:>10} {:>8} {:>12}",
-        "method", "perplexity", "density", "top-1 agrees"
-    );
+    println!("{}, {} tokens, perplexity of the last {}", model.name, tokens.len(), arguments.last);
+    println!("{:22} {:>10} {:>8} {:>12}", "method", "perplexity", "density", "top-1 agrees");
     // The dense tail covers the very tokens whose perplexity is taken: without it the sparse rows themselves show.
     let no_tail = S2oConfig::builder().dense_tail(0).build()?;
     let dense = run(&model, &tokens, arguments.last, &Dense)?;
     println!("{:22} {:>10.3} {:>8.3} {:>12.3}", "dense", dense.perplexity, 1.0, 1.0);
-    for (name, config) in [
-        ("s2o", S2oConfig::default()),
-        ("s2o, no dense tail", no_tail),
-        ("s2o, paper's settings", S2oConfig::paper()),
-    ] {
+    for (name, config) in
+        [("s2o", S2oConfig::default()), ("s2o, no dense tail", no_tail), ("s2o, paper's settings", S2oConfig::paper())]
+    {
         let s2o = S2o::new(config);
         let outcome = run(&model, &tokens, arguments.last, &s2o)?;
         let stats = s2o.take_stats();
@@ -102,20 +89,9 @@ fn run(model: &LoadedModel, tokens: &[u32], last: usize, method: &dyn Attention)
     let targets = &tokens[tokens.len() - last..];
     let mut cache = model.decoder.new_cache(1, inputs.len())?;
     let options = PrefillOptions::new().num_logits(last);
-    let logits = model
-        .decoder
-        .prefill(&model.prompt(inputs)?, &mut cache, method, options)?
-        .logits
-        .squeeze(0)?;
+    let logits = model.decoder.prefill(&model.prompt(inputs)?, &mut cache, method, options)?.logits.squeeze(0)?;
     let log_probabilities = candle_nn::ops::log_softmax(&logits, 1)?;
     let targets = Tensor::new(targets, logits.device())?.unsqueeze(1)?;
-    let loss = log_probabilities
-        .gather(&targets, 1)?
-        .mean_all()?
-        .neg()?
-        .to_scalar::<f32>()?;
-    Ok(Outcome {
-        perplexity: f64::from(loss).exp(),
-        top1: logits.argmax(1)?.to_vec1()?,
-    })
+    let loss = log_probabilities.gather(&targets, 1)?.mean_all()?.neg()?.to_scalar::<f32>()?;
+    Ok(Outcome { perplexity: f64::from(loss).exp(), top1: logits.argmax(1)?.to_vec1()? })
 }

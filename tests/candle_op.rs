@@ -27,16 +27,7 @@ fn sparse() -> S2oConfig {
 
 fn max_difference(a: &Tensor, b: &Tensor) -> f32 {
     let difference = a.to_dtype(DType::F32).unwrap() - b.to_dtype(DType::F32).unwrap();
-    difference
-        .unwrap()
-        .abs()
-        .unwrap()
-        .flatten_all()
-        .unwrap()
-        .max(0)
-        .unwrap()
-        .to_scalar()
-        .unwrap()
+    difference.unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar().unwrap()
 }
 
 /// Attention from Candle's own matmul and softmax, bottom-right causal or full.
@@ -49,11 +40,8 @@ fn by_matmul(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Tensor {
         heads_first(&wide.reshape((b, s, h * group, d)).unwrap())
     };
     let (q_len, k_len) = (q.dim(1).unwrap(), k.dim(1).unwrap());
-    let mut scores = (heads_first(q)
-        .matmul(&repeat(k).t().unwrap().contiguous().unwrap())
-        .unwrap()
-        * f64::from(SCALE))
-    .unwrap();
+    let mut scores =
+        (heads_first(q).matmul(&repeat(k).t().unwrap().contiguous().unwrap()).unwrap() * f64::from(SCALE)).unwrap();
     if causal {
         let mask: Vec<f32> = (0..q_len)
             .flat_map(|i| (0..k_len).map(move |t| if t > k_len - q_len + i { f32::NEG_INFINITY } else { 0.0 }))
@@ -62,46 +50,27 @@ fn by_matmul(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Tensor {
         scores = scores.broadcast_add(&mask).unwrap();
     }
     let weights = candle_nn::ops::softmax_last_dim(&scores).unwrap();
-    weights
-        .matmul(&repeat(v))
-        .unwrap()
-        .transpose(1, 2)
-        .unwrap()
-        .contiguous()
-        .unwrap()
+    weights.matmul(&repeat(v)).unwrap().transpose(1, 2).unwrap().contiguous().unwrap()
 }
 
 #[test]
 fn dense_equals_candle() {
-    for (q_dims, k_len, kv_heads) in [
-        ((1, 1, 2, 64), 1, 2),
-        ((2, 70, 4, 32), 200, 2),
-        ((1, 333, 8, 64), 333, 1),
-        ((1, 1, 4, 128), 900, 2),
-    ] {
+    for (q_dims, k_len, kv_heads) in
+        [((1, 1, 2, 64), 1, 2), ((2, 70, 4, 32), 200, 2), ((1, 333, 8, 64), 333, 1), ((1, 1, 4, 128), 900, 2)]
+    {
         let q = random(q_dims);
-        let (k, v) = (
-            random((q_dims.0, k_len, kv_heads, q_dims.3)),
-            random((q_dims.0, k_len, kv_heads, q_dims.3)),
-        );
+        let (k, v) = (random((q_dims.0, k_len, kv_heads, q_dims.3)), random((q_dims.0, k_len, kv_heads, q_dims.3)));
         for causal in [true, false] {
             let out = dense_attn(&q, &k, &v, SCALE, causal).unwrap();
             assert_eq!(out.dims(), q.dims());
-            assert!(
-                max_difference(&out, &by_matmul(&q, &k, &v, causal)) < 2e-5,
-                "{q_dims:?} causal {causal}"
-            );
+            assert!(max_difference(&out, &by_matmul(&q, &k, &v, causal)) < 2e-5, "{q_dims:?} causal {causal}");
         }
     }
 }
 
 #[test]
 fn s2o_that_never_stops_equals_dense() {
-    let (q, k, v) = (
-        random((2, 400, 4, 64)),
-        random((2, 600, 2, 64)),
-        random((2, 600, 2, 64)),
-    );
+    let (q, k, v) = (random((2, 400, 4, 64)), random((2, 600, 2, 64)), random((2, 600, 2, 64)));
     let config = sparse().to_builder().tau(0.0).build().unwrap();
     let (out, stats) = s2o_attn_with_stats(&q, &k, &v, SCALE, &config).unwrap();
     assert!(max_difference(&out, &dense_attn(&q, &k, &v, SCALE, true).unwrap()) < 2e-5);
@@ -111,11 +80,7 @@ fn s2o_that_never_stops_equals_dense() {
 
 #[test]
 fn layouts_and_dtypes() {
-    let (q, k, v) = (
-        random((1, 400, 4, 64)),
-        random((1, 600, 2, 64)),
-        random((1, 600, 2, 64)),
-    );
+    let (q, k, v) = (random((1, 400, 4, 64)), random((1, 600, 2, 64)), random((1, 600, 2, 64)));
     let config = sparse();
     let (want, stats) = s2o_attn_with_stats(&q, &k, &v, SCALE, &config).unwrap();
     assert!(stats.density() < 1.0, "the case should skip something");
@@ -124,29 +89,12 @@ fn layouts_and_dtypes() {
         let padded = Tensor::cat(&[&random((1, 9, t.dim(2).unwrap(), 64)), t, t], 1).unwrap();
         padded.narrow(1, 9, t.dim(1).unwrap()).unwrap()
     };
-    let heads_first = |t: &Tensor| {
-        t.transpose(1, 2)
-            .unwrap()
-            .contiguous()
-            .unwrap()
-            .transpose(1, 2)
-            .unwrap()
-    };
-    let dim_first = |t: &Tensor| {
-        t.transpose(1, 3)
-            .unwrap()
-            .contiguous()
-            .unwrap()
-            .transpose(1, 3)
-            .unwrap()
-    };
+    let heads_first = |t: &Tensor| t.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap();
+    let dim_first = |t: &Tensor| t.transpose(1, 3).unwrap().contiguous().unwrap().transpose(1, 3).unwrap();
     let layouts: [&dyn Fn(&Tensor) -> Tensor; 3] = [&view, &heads_first, &dim_first];
     for layout in layouts {
         let (q, k, v) = (layout(&q), layout(&k), layout(&v));
-        assert_eq!(
-            max_difference(&s2o_attn(&q, &k, &v, SCALE, &config).unwrap(), &want),
-            0.0
-        );
+        assert_eq!(max_difference(&s2o_attn(&q, &k, &v, SCALE, &config).unwrap(), &want), 0.0);
         let dense = dense_attn(&q, &k, &v, SCALE, true).unwrap();
         assert!(max_difference(&dense, &by_matmul(&q, &k, &v, true)) < 2e-5);
     }
@@ -165,34 +113,22 @@ fn layouts_and_dtypes() {
 fn gradients_are_an_error_not_silence() {
     let q = candle_core::Var::from_tensor(&random((1, 8, 1, 8))).unwrap();
     let kv = random((1, 8, 1, 8));
-    for out in [
-        s2o_attn(&q, &kv, &kv, SCALE, &sparse()).unwrap(),
-        dense_attn(&q, &kv, &kv, SCALE, true).unwrap(),
-    ] {
+    for out in [s2o_attn(&q, &kv, &kv, SCALE, &sparse()).unwrap(), dense_attn(&q, &kv, &kv, SCALE, true).unwrap()] {
         assert!(out.sum_all().unwrap().backward().is_err());
     }
 }
 
 /// Both entry points refuse alike.
 fn refused(q: &Tensor, k: &Tensor, v: &Tensor) -> [AttnError; 2] {
-    [
-        s2o_attn(q, k, v, SCALE, &sparse()).unwrap_err(),
-        dense_attn(q, k, v, SCALE, true).unwrap_err(),
-    ]
+    [s2o_attn(q, k, v, SCALE, &sparse()).unwrap_err(), dense_attn(q, k, v, SCALE, true).unwrap_err()]
 }
 
 #[test]
 fn bad_tensors_are_typed_errors() {
     let ok = random((1, 16, 2, 8));
     for error in refused(&ok.squeeze(0).unwrap(), &ok, &ok) {
-        assert!(
-            matches!(&error, AttnError::Rank { name: "q", got } if got == &[16, 2, 8]),
-            "{error}"
-        );
-        assert_eq!(
-            error.to_string(),
-            "q: expected 4 dimensions (batch, length, heads, head_dim), got [16, 2, 8]"
-        );
+        assert!(matches!(&error, AttnError::Rank { name: "q", got } if got == &[16, 2, 8]), "{error}");
+        assert_eq!(error.to_string(), "q: expected 4 dimensions (batch, length, heads, head_dim), got [16, 2, 8]");
     }
     let shape = |error: &AttnError| match error {
         AttnError::S2o(S2oError::Shape(shape)) => shape.clone(),
@@ -201,71 +137,31 @@ fn bad_tensors_are_typed_errors() {
     type Dims = (usize, usize, usize, usize);
     let cases: [(Dims, Dims, Dims, ShapeError); 8] = [
         // heads
-        (
-            (1, 16, 3, 8),
-            (1, 16, 2, 8),
-            (1, 16, 2, 8),
-            ShapeError::Heads {
-                num_heads: 3,
-                num_kv_heads: 2,
-            },
-        ),
+        ((1, 16, 3, 8), (1, 16, 2, 8), (1, 16, 2, 8), ShapeError::Heads { num_heads: 3, num_kv_heads: 2 }),
         // v is not k
         (
             (1, 16, 2, 8),
             (1, 16, 2, 8),
             (1, 15, 2, 8),
-            ShapeError::Mismatch {
-                name: "v",
-                expected: [1, 16, 2, 8],
-                got: [1, 15, 2, 8],
-            },
+            ShapeError::Mismatch { name: "v", expected: [1, 16, 2, 8], got: [1, 15, 2, 8] },
         ),
         // batch, head_dim
         (
             (2, 16, 2, 8),
             (1, 16, 2, 8),
             (1, 16, 2, 8),
-            ShapeError::Mismatch {
-                name: "k",
-                expected: [2, 16, 2, 8],
-                got: [1, 16, 2, 8],
-            },
+            ShapeError::Mismatch { name: "k", expected: [2, 16, 2, 8], got: [1, 16, 2, 8] },
         ),
         (
             (1, 16, 2, 16),
             (1, 16, 2, 8),
             (1, 16, 2, 8),
-            ShapeError::Mismatch {
-                name: "k",
-                expected: [1, 16, 2, 16],
-                got: [1, 16, 2, 8],
-            },
+            ShapeError::Mismatch { name: "k", expected: [1, 16, 2, 16], got: [1, 16, 2, 8] },
         ),
-        (
-            (1, 17, 2, 8),
-            (1, 16, 2, 8),
-            (1, 16, 2, 8),
-            ShapeError::MoreQueriesThanKeys { q_len: 17, k_len: 16 },
-        ),
-        (
-            (1, 16, 2, 12),
-            (1, 16, 2, 12),
-            (1, 16, 2, 12),
-            ShapeError::HeadDim { got: 12 },
-        ),
-        (
-            (1, 4, 2, 264),
-            (1, 4, 2, 264),
-            (1, 4, 2, 264),
-            ShapeError::HeadDim { got: 264 },
-        ),
-        (
-            (1, 0, 2, 8),
-            (1, 16, 2, 8),
-            (1, 16, 2, 8),
-            ShapeError::Empty { name: "q_len" },
-        ),
+        ((1, 17, 2, 8), (1, 16, 2, 8), (1, 16, 2, 8), ShapeError::MoreQueriesThanKeys { q_len: 17, k_len: 16 }),
+        ((1, 16, 2, 12), (1, 16, 2, 12), (1, 16, 2, 12), ShapeError::HeadDim { got: 12 }),
+        ((1, 4, 2, 264), (1, 4, 2, 264), (1, 4, 2, 264), ShapeError::HeadDim { got: 264 }),
+        ((1, 0, 2, 8), (1, 16, 2, 8), (1, 16, 2, 8), ShapeError::Empty { name: "q_len" }),
     ];
     for (q, k, v, want) in cases {
         let zeros = |dims: Dims| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
@@ -275,27 +171,11 @@ fn bad_tensors_are_typed_errors() {
     }
     let wide = ok.to_dtype(DType::F64).unwrap();
     for error in refused(&wide, &wide, &wide) {
-        assert!(
-            matches!(
-                error,
-                AttnError::DType {
-                    name: "q",
-                    got: DType::F64
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, AttnError::DType { name: "q", got: DType::F64 }), "{error}");
     }
     for error in refused(&ok, &ok.to_dtype(DType::F16).unwrap(), &ok) {
         assert!(
-            matches!(
-                error,
-                AttnError::DTypeMismatch {
-                    name: "k",
-                    expected: DType::F32,
-                    got: DType::F16
-                }
-            ),
+            matches!(error, AttnError::DTypeMismatch { name: "k", expected: DType::F32, got: DType::F16 }),
             "{error}"
         );
     }
@@ -306,49 +186,23 @@ fn bad_options_are_typed_errors() {
     let qkv = random((1, 512, 2, 8));
     for scale in [f32::NAN, f32::INFINITY] {
         let error = s2o_attn(&qkv, &qkv, &qkv, scale, &sparse()).unwrap_err();
-        assert!(
-            matches!(error, AttnError::S2o(S2oError::SoftmaxScale { .. })),
-            "{error}"
-        );
+        assert!(matches!(error, AttnError::S2o(S2oError::SoftmaxScale { .. })), "{error}");
         let error = dense_attn(&qkv, &qkv, &qkv, scale, true).unwrap_err();
-        assert!(
-            matches!(error, AttnError::S2o(S2oError::SoftmaxScale { .. })),
-            "{error}"
-        );
+        assert!(matches!(error, AttnError::S2o(S2oError::SoftmaxScale { .. })), "{error}");
     }
     let tight = sparse().to_builder().workspace_cap(1).build().unwrap();
     let error = s2o_attn(&qkv, &qkv, &qkv, SCALE, &tight).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            AttnError::S2o(S2oError::WorkspaceTooSmall {
-                got: 1,
-                prefix_len: 384,
-                ..
-            })
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, AttnError::S2o(S2oError::WorkspaceTooSmall { got: 1, prefix_len: 384, .. })), "{error}");
 }
 
 #[test]
 fn errors_reach_candle_with_their_words() {
     let qkv = random((1, 4, 2, 12));
-    let call = PrefillCall {
-        layer: 0,
-        softmax_scale: SCALE,
-        prompt_len: 4,
-        is_last_chunk: true,
-    };
+    let call = PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len: 4, is_last_chunk: true };
     let methods: [&dyn Attention; 2] = [&Dense, &S2o::new(sparse())];
     for method in methods {
         let error = method.prefill(&call, &qkv, &qkv, &qkv).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("head_dim: expected a multiple of 8 up to 256, got 12"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("head_dim: expected a multiple of 8 up to 256, got 12"), "{error}");
     }
 }
 
@@ -358,23 +212,13 @@ fn layers_have_options_of_their_own() {
     let method = S2o::new(sparse()).skip_layers([1]).layer_tau(2, 0.9).unwrap();
     assert!(S2o::new(sparse()).layer_tau(2, 1.0).is_err());
     for layer in 0..3 {
-        let call = PrefillCall {
-            layer,
-            softmax_scale: SCALE,
-            prompt_len: 512,
-            is_last_chunk: true,
-        };
+        let call = PrefillCall { layer, softmax_scale: SCALE, prompt_len: 512, is_last_chunk: true };
         method.prefill(&call, &qkv, &qkv, &qkv).unwrap();
     }
     let stats = method.take_stats();
     let density = |layer: usize| stats[&layer].density();
     assert_eq!(density(1), 1.0);
-    assert!(
-        density(2) < density(0) && density(0) < 1.0,
-        "{} {}",
-        density(2),
-        density(0)
-    );
+    assert!(density(2) < density(0) && density(0) < 1.0, "{} {}", density(2), density(0));
     assert!(method.take_stats().is_empty(), "taken");
 }
 
@@ -383,12 +227,7 @@ fn the_dense_tail_waits_for_the_last_chunk() {
     let qkv = random((1, 256, 2, 16));
     let config = sparse().to_builder().dense_tail(256).tau(0.9).build().unwrap();
     let method = S2o::new(config);
-    let call = |is_last_chunk| PrefillCall {
-        layer: 0,
-        softmax_scale: SCALE,
-        prompt_len: 512,
-        is_last_chunk,
-    };
+    let call = |is_last_chunk| PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len: 512, is_last_chunk };
     method.prefill(&call(false), &qkv, &qkv, &qkv).unwrap();
     assert!(method.take_stats()[&0].density() < 1.0);
     method.prefill(&call(true), &qkv, &qkv, &qkv).unwrap();

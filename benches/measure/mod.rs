@@ -121,11 +121,7 @@ impl Machine {
         fs::create_dir_all(&path)?;
         let path = path.join(format!("{}.csv", self.date));
         let has_headers = !path.exists();
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .context("opening the record")?;
+        let file = OpenOptions::new().create(true).append(true).open(&path).context("opening the record")?;
         let mut writer = csv::WriterBuilder::new().has_headers(has_headers).from_writer(file);
         for row in rows {
             writer.serialize(row)?;
@@ -174,10 +170,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 pub fn agree(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) -> Result<()> {
     let norm = |t: &Tensor| -> Result<f64> { Ok(t.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>()?.sqrt()) };
     let error = norm(&(got.to_dtype(DType::F32)? - want.to_dtype(DType::F32)?)?)? / norm(want)?;
-    ensure!(
-        error <= tolerance,
-        "{what}: outputs differ by {error:e}, more than {tolerance:e}: not timed"
-    );
+    ensure!(error <= tolerance, "{what}: outputs differ by {error:e}, more than {tolerance:e}: not timed");
     Ok(())
 }
 

@@ -38,11 +38,7 @@ impl ErrorSums {
     pub fn errors(&self) -> Errors {
         // 0 / 0 is no error: both outputs are zero. Anything else over 0 stays infinite.
         let ratio = |part: f64, whole: f64, of_zeros: f64| {
-            if part == whole && whole == 0.0 {
-                of_zeros
-            } else {
-                part / whole
-            }
+            if part == whole && whole == 0.0 { of_zeros } else { part / whole }
         };
         let norms = (self.exact_squared * self.other_squared).sqrt();
         Errors {

@@ -7,9 +7,7 @@ use std::process::ExitCode;
 pub fn with(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     let is_closed_pipe = |cause: &(dyn std::error::Error + 'static)| {
-        cause
-            .downcast_ref::<std::io::Error>()
-            .is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+        cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
     };
     // Whoever reads the output (`| head`) has seen enough.
     if error.chain().any(is_closed_pipe) {

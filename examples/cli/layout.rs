@@ -17,11 +17,7 @@ pub enum Look {
 impl Look {
     /// What suits stdout.
     pub fn of_stdout() -> Self {
-        if std::io::stdout().is_terminal() {
-            Self::Terminal
-        } else {
-            Self::Plain
-        }
+        if std::io::stdout().is_terminal() { Self::Terminal } else { Self::Plain }
     }
 
     /// A table with a header; every column but the first is aligned to the right.
@@ -35,11 +31,7 @@ impl Look {
         if self == Self::Plain || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
             table.force_no_tty();
         }
-        table.set_header(
-            header
-                .into_iter()
-                .map(|name| Cell::new(name).add_attribute(Attribute::Bold)),
-        );
+        table.set_header(header.into_iter().map(|name| Cell::new(name).add_attribute(Attribute::Bold)));
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }

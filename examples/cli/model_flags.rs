@@ -71,10 +71,7 @@ impl ModelFlags {
 
     fn source(&self) -> Result<ModelSource> {
         match (self.model.parse()?, &self.revision) {
-            (ModelSource::Hub { id, .. }, Some(revision)) => Ok(ModelSource::Hub {
-                id,
-                revision: revision.clone(),
-            }),
+            (ModelSource::Hub { id, .. }, Some(revision)) => Ok(ModelSource::Hub { id, revision: revision.clone() }),
             (_, Some(_)) => bail!("--revision: expected a Hugging Face id as --model, got {}", self.model),
             (source, None) => Ok(source),
         }

@@ -5,9 +5,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// A bar of `len` steps for the phase `what`. It stays when it is finished.
 pub fn bar(what: impl Into<String>, len: usize, unit: &str) -> ProgressBar {
     let template = format!("{{prefix:<16}} {{bar:32}} {{pos:>7}} / {{len}} {unit}, {{elapsed}}");
-    let style = ProgressStyle::with_template(&template)
-        .expect("the template is fixed")
-        .progress_chars("━━╌");
+    let style = ProgressStyle::with_template(&template).expect("the template is fixed").progress_chars("━━╌");
     let bar = ProgressBar::new(len as u64).with_style(style).with_prefix(what.into());
     bar.tick();
     bar

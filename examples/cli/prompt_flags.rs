@@ -72,11 +72,7 @@ impl PromptFlags {
                 context - head
             );
         }
-        Ok(Prompt {
-            description: format!("{name}, {} tokens", tokens.len()),
-            tokens,
-            expected: None,
-        })
+        Ok(Prompt { description: format!("{name}, {} tokens", tokens.len()), tokens, expected: None })
     }
 
     fn text(&self) -> Result<(String, String)> {

@@ -156,16 +156,9 @@ impl S2oFlags {
 /// The options in force for a prompt, on one line.
 pub fn describe(config: &S2oConfig, prompt_len: usize) -> String {
     if prompt_len < config.dense_below() {
-        return format!(
-            "dense, because the prompt is shorter than {} tokens",
-            config.dense_below()
-        );
+        return format!("dense, because the prompt is shorter than {} tokens", config.dense_below());
     }
-    let auto = if config.segment_len() == SegmentLen::Auto {
-        " (auto)"
-    } else {
-        ""
-    };
+    let auto = if config.segment_len() == SegmentLen::Auto { " (auto)" } else { "" };
     let rule = match config.stop_rule() {
         StopRule::AllRows => "all rows",
         StopRule::MeanRatio => "mean ratio",
@@ -198,10 +191,7 @@ fn with<T>(
 fn segment_len(text: &str) -> Result<SegmentLen, String> {
     match text {
         "auto" => Ok(SegmentLen::Auto),
-        _ => text
-            .parse()
-            .map(SegmentLen::Fixed)
-            .map_err(|_| "expected `auto` or a number of tokens".to_owned()),
+        _ => text.parse().map(SegmentLen::Fixed).map_err(|_| "expected `auto` or a number of tokens".to_owned()),
     }
 }
 
@@ -210,10 +200,7 @@ fn key_score(text: &str) -> Result<KeyScore, String> {
     match text.split_once('=') {
         None if text == "mean" => Ok(KeyScore::MeanQuery),
         None if text == "second-cumulant" => Ok(KeyScore::default()),
-        Some(("second-cumulant", c)) => c
-            .parse()
-            .map(|c| KeyScore::SecondCumulant { c })
-            .map_err(|_| expected()),
+        Some(("second-cumulant", c)) => c.parse().map(|c| KeyScore::SecondCumulant { c }).map_err(|_| expected()),
         _ => Err(expected()),
     }
 }

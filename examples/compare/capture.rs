@@ -50,37 +50,21 @@ pub fn capture(model: &LoadedModel, prompt: &[u32], chunk: usize, layers: &[usiz
     if let Some(layer) = layers.iter().find(|layer| **layer >= num_layers) {
         bail!("--layers: expected layers 0 to {}, got {layer}", num_layers - 1);
     }
-    let layers = if layers.is_empty() {
-        vec![0, num_layers / 2, num_layers - 1]
-    } else {
-        layers.to_vec()
-    };
-    let recorder = Recorder {
-        layers,
-        parts: Mutex::default(),
-    };
+    let layers = if layers.is_empty() { vec![0, num_layers / 2, num_layers - 1] } else { layers.to_vec() };
+    let recorder = Recorder { layers, parts: Mutex::default() };
 
     let tokens = model.prompt(prompt)?;
     let mut cache = model.decoder.new_cache(1, prompt.len())?;
     let bar = progress::bar("capturing", prompt.len(), "tokens");
     let mut report = |done: usize, _: usize| bar.set_position(done as u64);
-    let options = PrefillOptions::new()
-        .chunk(chunk)
-        .num_logits(0)
-        .on_progress(&mut report);
+    let options = PrefillOptions::new().chunk(chunk).num_logits(0).on_progress(&mut report);
     model.decoder.prefill(&tokens, &mut cache, &recorder, options)?;
     progress::finish(&bar);
 
     let parts = recorder.parts.into_inner().unwrap_or_else(PoisonError::into_inner);
     let captured = parts.into_iter().filter_map(|(layer, parts)| {
         let (k, v, softmax_scale) = parts.keys_values_scale?;
-        Some(Tensor::cat(&parts.queries, 1).map(|q| LayerTensors {
-            layer,
-            q,
-            k,
-            v,
-            softmax_scale,
-        }))
+        Some(Tensor::cat(&parts.queries, 1).map(|q| LayerTensors { layer, q, k, v, softmax_scale }))
     });
     Ok(captured.collect::<candle_core::Result<_>>()?)
 }

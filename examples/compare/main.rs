@@ -162,11 +162,7 @@ impl Flags {
         }
         Ok(Source {
             count: layers.len(),
-            description: format!(
-                "model   {}\nprompt  {}",
-                model_flags::describe(&model),
-                prompt.description
-            ),
+            description: format!("model   {}\nprompt  {}", model_flags::describe(&model), prompt.description),
             layers: Box::new(layers.into_iter().map(Ok)),
         })
     }

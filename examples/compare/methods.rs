@@ -5,10 +5,8 @@ use candle_s2o::{Attention, AttnStats, ConfigError, Dense, HeadStats, S2o};
 use crate::cli::s2o_flags::S2oFlags;
 
 /// One row a method: its name, and how the flags make it.
-const METHODS: &[(&str, Make)] = &[
-    ("dense", |_| Ok(Box::new(Dense))),
-    ("s2o", |flags| Ok(Box::new(flags.attention()?))),
-];
+const METHODS: &[(&str, Make)] =
+    &[("dense", |_| Ok(Box::new(Dense))), ("s2o", |flags| Ok(Box::new(flags.attention()?)))];
 
 type Make = fn(&S2oFlags) -> Result<Box<dyn Method>, ConfigError>;
 
@@ -34,18 +32,13 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 /// The methods of these names.
 pub fn build(names: &[String], flags: &S2oFlags) -> Result<Vec<Box<dyn Method>>, ConfigError> {
-    let rows = names
-        .iter()
-        .filter_map(|name| METHODS.iter().find(|(row, _)| row == name));
+    let rows = names.iter().filter_map(|name| METHODS.iter().find(|(row, _)| row == name));
     rows.map(|(_, make)| make(flags)).collect()
 }
 
 impl Method for Dense {
     fn take_density(&self, num_heads: usize) -> Density {
-        Density {
-            total: 1.0,
-            heads: vec![1.0; num_heads],
-        }
+        Density { total: 1.0, heads: vec![1.0; num_heads] }
     }
 }
 
@@ -57,9 +50,6 @@ impl Method for S2o {
         for (i, head) in total.heads.iter().enumerate() {
             heads[i % num_heads].tiles.extend(&head.tiles);
         }
-        Density {
-            total: total.density(),
-            heads: heads.iter().map(HeadStats::density).collect(),
-        }
+        Density { total: total.density(), heads: heads.iter().map(HeadStats::density).collect() }
     }
 }

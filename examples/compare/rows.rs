@@ -63,24 +63,9 @@ pub fn compare(
         let mut total = ErrorSums::default();
         heads.iter().for_each(|head| total += *head);
         let row = |head, density, sums: &ErrorSums| {
-            let Errors {
-                mse,
-                mae,
-                rel_l1,
-                cosine,
-            } = sums.errors();
+            let Errors { mse, mae, rel_l1, cosine } = sums.errors();
             let (method, layer, seconds) = (method.name().to_owned(), layer.layer, measured.seconds);
-            Row {
-                method,
-                layer,
-                head,
-                density,
-                mse,
-                mae,
-                rel_l1,
-                cosine,
-                seconds,
-            }
+            Row { method, layer, head, density, mse, mae, rel_l1, cosine, seconds }
         };
         rows.push(row(ALL_HEADS, measured.density.total, &total));
         for (head, (sums, density)) in heads.iter().zip(&measured.density.heads).enumerate() {
@@ -113,11 +98,7 @@ fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<M
     }
     times.sort_by(f64::total_cmp);
     let (output, density) = last.expect("at least one repeat");
-    Ok(Measured {
-        output,
-        density,
-        seconds: times[times.len() / 2],
-    })
+    Ok(Measured { output, density, seconds: times[times.len() / 2] })
 }
 
 /// Sums over outputs (batch, length, heads, head_dim), by head.
@@ -130,11 +111,7 @@ fn sums_by_head(exact: &Tensor, other: &Tensor) -> Result<Vec<ErrorSums>> {
             part.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()
         });
         let (exact, other) = (exact?, other?);
-        for (i, (exact, other)) in exact
-            .chunks_exact(head_dim)
-            .zip(other.chunks_exact(head_dim))
-            .enumerate()
-        {
+        for (i, (exact, other)) in exact.chunks_exact(head_dim).zip(other.chunks_exact(head_dim)).enumerate() {
             heads[i % num_heads] += ErrorSums::of(exact, other);
         }
     }
@@ -143,31 +120,14 @@ fn sums_by_head(exact: &Tensor, other: &Tensor) -> Result<Vec<ErrorSums>> {
 
 /// The rows for people; dense has nothing to say about single heads.
 pub fn table(rows: &[Row], look: Look) -> Table {
-    let header = [
-        "layer",
-        "method",
-        "head",
-        "density",
-        "MSE",
-        "MAE",
-        "relative L1",
-        "cosine",
-        "time",
-    ];
+    let header = ["layer", "method", "head", "density", "MSE", "MAE", "relative L1", "cosine", "time"];
     let mut table = look.table(header);
-    for row in rows
-        .iter()
-        .filter(|row| row.head == ALL_HEADS || row.density < 1.0 || row.mse > 0.0)
-    {
+    for row in rows.iter().filter(|row| row.head == ALL_HEADS || row.density < 1.0 || row.mse > 0.0) {
         let is_total = row.head == ALL_HEADS;
         table.add_row(vec![
             Cell::new(row.layer),
             Cell::new(&row.method),
-            Cell::new(if is_total {
-                "all".to_owned()
-            } else {
-                row.head.to_string()
-            }),
+            Cell::new(if is_total { "all".to_owned() } else { row.head.to_string() }),
             Cell::new(format!("{:.3}", row.density)),
             Cell::new(scientific(row.mse)),
             Cell::new(scientific(row.mae)),
@@ -180,9 +140,5 @@ pub fn table(rows: &[Row], look: Look) -> Table {
 }
 
 fn scientific(value: f64) -> String {
-    if value == 0.0 {
-        "0".to_owned()
-    } else {
-        format!("{value:.2e}")
-    }
+    if value == 0.0 { "0".to_owned() } else { format!("{value:.2e}") }
 }

@@ -40,17 +40,9 @@ pub enum TensorFileError {
     #[error("{}: expected tensors q, k and v, or layer.N.q, layer.N.k and layer.N.v, got {got}", path.display())]
     NoQueries { path: PathBuf, got: String },
     #[error("{}: expected a tensor `{expected}` beside the queries, got {got}", path.display())]
-    Missing {
-        path: PathBuf,
-        expected: String,
-        got: String,
-    },
+    Missing { path: PathBuf, expected: String, got: String },
     #[error("{}: expected layers {expected:?}, got --layers {got}", path.display())]
-    NoSuchLayer {
-        path: PathBuf,
-        expected: Vec<usize>,
-        got: usize,
-    },
+    NoSuchLayer { path: PathBuf, expected: Vec<usize>, got: usize },
     #[error("{}: softmax_scale: expected one number, got {got}", path.display())]
     SoftmaxScale { path: PathBuf, got: String },
     #[error(transparent)]
@@ -70,10 +62,7 @@ pub struct TensorFile {
 impl TensorFile {
     /// Opens a file and finds its layers.
     pub fn open(path: &Path) -> Result<Self, TensorFileError> {
-        let io = |source| TensorFileError::Io {
-            path: path.to_owned(),
-            source,
-        };
+        let io = |source| TensorFileError::Io { path: path.to_owned(), source };
         let invalid = |reason: &dyn ToString| TensorFileError::Invalid {
             path: path.to_owned(),
             reason: reason.to_string().lines().next().unwrap_or_default().to_owned(),
@@ -98,49 +87,28 @@ impl TensorFile {
             layers = vec![(layer, String::new())];
         }
         if layers.is_empty() {
-            return Err(TensorFileError::NoQueries {
-                path: path.to_owned(),
-                got: listed(&names),
-            });
+            return Err(TensorFileError::NoQueries { path: path.to_owned(), got: listed(&names) });
         }
-        Ok(Self {
-            path: path.to_owned(),
-            tensors,
-            names,
-            metadata,
-            layers,
-        })
+        Ok(Self { path: path.to_owned(), tensors, names, metadata, layers })
     }
 
     /// The layers to read: those asked for, or all.
     pub fn choose(&self, wanted: &[usize]) -> Result<Vec<usize>, TensorFileError> {
         let all: Vec<usize> = self.layers.iter().map(|(layer, _)| *layer).collect();
         if let Some(&got) = wanted.iter().find(|layer| !all.contains(layer)) {
-            return Err(TensorFileError::NoSuchLayer {
-                path: self.path.clone(),
-                expected: all,
-                got,
-            });
+            return Err(TensorFileError::NoSuchLayer { path: self.path.clone(), expected: all, got });
         }
         Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
     }
 
     /// Reads a layer that [`Self::choose`] named.
     pub fn load(&self, layer: usize, device: &Device) -> Result<LayerTensors, TensorFileError> {
-        let prefix = self
-            .layers
-            .iter()
-            .find(|(l, _)| *l == layer)
-            .map_or("", |(_, prefix)| prefix);
+        let prefix = self.layers.iter().find(|(l, _)| *l == layer).map_or("", |(_, prefix)| prefix);
         let [q, k, v] = ["q", "k", "v"].map(|name| {
             let name = format!("{prefix}{name}");
             if !self.names.contains(&name) {
                 let (path, got) = (self.path.clone(), listed(&self.names));
-                return Err(TensorFileError::Missing {
-                    path,
-                    expected: name,
-                    got,
-                });
+                return Err(TensorFileError::Missing { path, expected: name, got });
             }
             Ok(self.tensors.load(&name, device)?)
         });
@@ -150,26 +118,14 @@ impl TensorFile {
             // Rank and sizes are for attention itself to refuse.
             None => 1.0 / (q.dims().last().copied().unwrap_or(1) as f32).sqrt(),
         };
-        Ok(LayerTensors {
-            layer,
-            q,
-            k,
-            v,
-            softmax_scale,
-        })
+        Ok(LayerTensors { layer, q, k, v, softmax_scale })
     }
 
     /// The layer's own, the file's, or the metadata's.
     fn softmax_scale(&self, prefix: &str) -> Result<Option<f32>, TensorFileError> {
-        let wrong = |got: String| TensorFileError::SoftmaxScale {
-            path: self.path.clone(),
-            got,
-        };
+        let wrong = |got: String| TensorFileError::SoftmaxScale { path: self.path.clone(), got };
         let own = format!("{prefix}{SOFTMAX_SCALE}");
-        if let Some(name) = [own.as_str(), SOFTMAX_SCALE]
-            .into_iter()
-            .find(|name| self.names.contains(*name))
-        {
+        if let Some(name) = [own.as_str(), SOFTMAX_SCALE].into_iter().find(|name| self.names.contains(*name)) {
             let tensor = self.tensors.load(name, &Device::Cpu)?;
             return match tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?[..] {
                 [scale] => Ok(Some(scale)),
@@ -185,11 +141,7 @@ impl TensorFile {
 
 /// `name` where there is one layer, else with the layer before it.
 pub fn name(name: &str, layer: usize, num_layers: usize) -> String {
-    if num_layers == 1 {
-        name.to_owned()
-    } else {
-        format!("layer.{layer}.{name}")
-    }
+    if num_layers == 1 { name.to_owned() } else { format!("layer.{layer}.{name}") }
 }
 
 /// Writes q, k, v and the scale, as [`TensorFile`] reads them.
@@ -199,10 +151,8 @@ pub fn save_layers(path: &Path, layers: &[LayerTensors]) -> Result<()> {
         for (part, tensor) in [("q", &layer.q), ("k", &layer.k), ("v", &layer.v)] {
             tensors.insert(name(part, layer.layer, layers.len()), tensor.clone());
         }
-        tensors.insert(
-            name(SOFTMAX_SCALE, layer.layer, layers.len()),
-            Tensor::new(&[layer.softmax_scale], &Device::Cpu)?,
-        );
+        tensors
+            .insert(name(SOFTMAX_SCALE, layer.layer, layers.len()), Tensor::new(&[layer.softmax_scale], &Device::Cpu)?);
     }
     let metadata = match layers {
         [only] => Some(HashMap::from([(LAYER.to_owned(), only.layer.to_string())])),
@@ -221,20 +171,12 @@ fn read_metadata(file: &mut File) -> std::io::Result<HashMap<String, String>> {
     let mut len = [0; 8];
     file.read_exact(&mut len)?;
     let header: serde_json::Value = serde_json::from_reader(file.take(u64::from_le_bytes(len)))?;
-    Ok(header
-        .get("__metadata__")
-        .and_then(|data| serde_json::from_value(data.clone()).ok())
-        .unwrap_or_default())
+    Ok(header.get("__metadata__").and_then(|data| serde_json::from_value(data.clone()).ok()).unwrap_or_default())
 }
 
 fn listed(names: &BTreeSet<String>) -> String {
     const SHOWN: usize = 8;
-    let mut text = names
-        .iter()
-        .take(SHOWN)
-        .map(String::as_str)
-        .collect::<Vec<_>>()
-        .join(", ");
+    let mut text = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
     if names.len() > SHOWN {
         text = format!("{text} and {} more", names.len() - SHOWN);
     }

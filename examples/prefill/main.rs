@@ -111,9 +111,7 @@ impl Flags {
     fn generation(&self) -> GenerationOptions {
         let flags = &self.generation;
         GenerationOptions {
-            max_new_tokens: flags
-                .sample_len
-                .unwrap_or(if self.prompt.is_passkey() { 24 } else { 256 }),
+            max_new_tokens: flags.sample_len.unwrap_or(if self.prompt.is_passkey() { 24 } else { 256 }),
             temperature: flags.temperature,
             top_k: flags.top_k,
             top_p: flags.top_p,
@@ -146,13 +144,7 @@ fn prefill(flags: &Flags) -> Result<()> {
         session.compares()?;
     }
     let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
-    let mut report = Report {
-        model: &model,
-        prompt: &prompt,
-        s2o: &s2o,
-        dense: None,
-        sparse: None,
-    };
+    let mut report = Report { model: &model, prompt: &prompt, s2o: &s2o, dense: None, sparse: None };
     for method in methods {
         match method {
             Method::Dense => report.dense = Some(session.run("dense", &Dense, &mut on_text)?),

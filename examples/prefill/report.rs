@@ -91,61 +91,37 @@ impl Report<'_> {
     }
 
     fn table(&self, look: Look) -> Result<comfy_table::Table> {
-        let runs: Vec<(&str, &Run)> = [
-            self.dense.as_ref().map(|run| ("dense", run)),
-            self.sparse.as_ref().map(|(run, _)| ("S2O", run)),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
+        let runs: Vec<(&str, &Run)> =
+            [self.dense.as_ref().map(|run| ("dense", run)), self.sparse.as_ref().map(|(run, _)| ("S2O", run))]
+                .into_iter()
+                .flatten()
+                .collect();
         let difference = self.difference()?;
         let header = [""].into_iter().chain(runs.iter().map(|(name, _)| *name));
         let mut table = look.table(header.chain(difference.as_ref().map(|_| "speed-up")));
 
         let speed_up = |time: fn(&Run) -> Duration| match (&self.dense, &self.sparse) {
-            (Some(dense), Some((sparse, _))) => Some(Cell::new(format!(
-                "{:.2}x",
-                time(dense).as_secs_f64() / time(sparse).as_secs_f64()
-            ))),
+            (Some(dense), Some((sparse, _))) => {
+                Some(Cell::new(format!("{:.2}x", time(dense).as_secs_f64() / time(sparse).as_secs_f64())))
+            }
             _ => None,
         };
         let row = |name: &str, cell: &dyn Fn(&Run) -> String, last: Option<Cell>| {
             let cells = runs.iter().map(|(_, run)| Cell::new(cell(run)));
-            [Cell::new(name)]
-                .into_iter()
-                .chain(cells)
-                .chain(last)
-                .collect::<Vec<_>>()
+            [Cell::new(name)].into_iter().chain(cells).chain(last).collect::<Vec<_>>()
         };
         let time = |time: fn(&Run) -> Duration| move |run: &Run| seconds(time(run).as_secs_f64());
         let tokens = self.prompt.tokens.len() as f64;
         table.add_row(row("prefill", &time(|run| run.prefill), speed_up(|run| run.prefill)));
-        table.add_row(row(
-            "tokens/s",
-            &|run| grouped(tokens / run.prefill.as_secs_f64()),
-            None,
-        ));
-        table.add_row(row(
-            "attention",
-            &time(Run::attention_total),
-            speed_up(Run::attention_total),
-        ));
+        table.add_row(row("tokens/s", &|run| grouped(tokens / run.prefill.as_secs_f64()), None));
+        table.add_row(row("attention", &time(Run::attention_total), speed_up(Run::attention_total)));
         let per_second = |run: &Run| format!("{:.1}", run.num_generated as f64 / run.decode.as_secs_f64());
         table.add_row(row("decode tokens/s", &per_second, None));
 
         // Only S2O has these: dense computes everything and is what the differences are taken from.
         let mut sparse_row = |name: &str, value: String| {
-            let dense = self
-                .dense
-                .as_ref()
-                .map(|_| Cell::new(if name == "density" { "1.000" } else { "" }));
-            table.add_row(
-                [Cell::new(name)]
-                    .into_iter()
-                    .chain(dense)
-                    .chain([Cell::new(value)])
-                    .collect::<Vec<_>>(),
-            );
+            let dense = self.dense.as_ref().map(|_| Cell::new(if name == "density" { "1.000" } else { "" }));
+            table.add_row([Cell::new(name)].into_iter().chain(dense).chain([Cell::new(value)]).collect::<Vec<_>>());
         };
         if let Some((_, stats)) = &self.sparse {
             sparse_row("density", format!("{:.3}", density(stats)));
@@ -168,15 +144,8 @@ impl Report<'_> {
 
     fn chart(&self, out: &mut String, look: Look, sparse: &Run, stats: &Stats) -> Result<()> {
         let dense = self.dense.as_ref();
-        let times = if dense.is_some() {
-            "     attention time"
-        } else {
-            "   time"
-        };
-        let labels = format!(
-            "{:BAR_WIDTH$}  density  window  skipped  {times}",
-            "share of tiles computed"
-        );
+        let times = if dense.is_some() { "     attention time" } else { "   time" };
+        let labels = format!("{:BAR_WIDTH$}  density  window  skipped  {times}", "share of tiles computed");
         writeln!(out, "          {labels}")?;
         let arrow = if look == Look::Terminal { "→" } else { "->" };
         for (layer, layer_stats) in stats {
@@ -185,9 +154,7 @@ impl Report<'_> {
             };
             let density = layer_stats.density();
             let time = |run: &Run| seconds(run.attention[*layer].as_secs_f64());
-            let before = dense
-                .map(|run| format!("{:>7} {arrow} ", time(run)))
-                .unwrap_or_default();
+            let before = dense.map(|run| format!("{:>7} {arrow} ", time(run))).unwrap_or_default();
             writeln!(
                 out,
                 "layer {layer:>3} {}  {density:>7.3}  {:>6.2}  {:>7.3}  {before}{:>7}",
@@ -227,10 +194,7 @@ impl Report<'_> {
         };
         let [exact, other] = [dense, sparse].map(|run| run.output.hidden.flatten_all()?.to_vec1::<f32>());
         let hidden = ErrorSums::of(&exact?, &other?).errors();
-        Ok(Some(Difference {
-            hidden,
-            top1_agreement: dense.top1_agreement(sparse)?,
-        }))
+        Ok(Some(Difference { hidden, top1_agreement: dense.top1_agreement(sparse)? }))
     }
 
     /// A passkey task's answer ends with its sentence; any other is the whole text.

@@ -81,18 +81,8 @@ impl<'m> Session<'m> {
             eprintln!("generating at most {room} tokens: the model's context ends at {expected}");
             options.max_new_tokens = room;
         }
-        let cache = model
-            .decoder
-            .new_cache(1, got + options.max_new_tokens.saturating_sub(1))?;
-        Ok(Self {
-            model,
-            prompt,
-            tokens,
-            cache,
-            chunk,
-            num_logits: 1,
-            options,
-        })
+        let cache = model.decoder.new_cache(1, got + options.max_new_tokens.saturating_sub(1))?;
+        Ok(Self { model, prompt, tokens, cache, chunk, num_logits: 1, options })
     }
 
     /// Prepares for two methods on an equal footing: thread pools and code are warm before the first is timed, and
@@ -100,9 +90,7 @@ impl<'m> Session<'m> {
     pub fn compares(&mut self) -> Result<()> {
         self.num_logits = COMPARED_POSITIONS.min(self.prompt.len());
         let few = self.tokens.narrow(1, 0, WARM_UP_TOKENS.min(self.prompt.len()))?;
-        self.model
-            .decoder
-            .prefill(&few, &mut self.cache, &Dense, PrefillOptions::new())?;
+        self.model.decoder.prefill(&few, &mut self.cache, &Dense, PrefillOptions::new())?;
         self.cache.reset();
         Ok(())
     }
@@ -128,14 +116,7 @@ impl<'m> Session<'m> {
 
         let start = Instant::now();
         let (text, num_generated) = self.generate(&output, on_text)?;
-        Ok(Run {
-            prefill,
-            attention,
-            output,
-            text,
-            num_generated,
-            decode: start.elapsed(),
-        })
+        Ok(Run { prefill, attention, output, text, num_generated, decode: start.elapsed() })
     }
 
     fn generate(
@@ -144,14 +125,8 @@ impl<'m> Session<'m> {
         on_text: &mut dyn FnMut(&str) -> Result<()>,
     ) -> Result<(String, usize)> {
         let (model, logits) = (self.model, output.last_logits()?);
-        let stream = TokenStream::new(
-            &model.decoder,
-            &mut self.cache,
-            &logits,
-            self.prompt,
-            &model.eos_ids,
-            &self.options,
-        )?;
+        let stream =
+            TokenStream::new(&model.decoder, &mut self.cache, &logits, self.prompt, &model.eos_ids, &self.options)?;
         let mut pieces = TextStream::new(&model.tokenizer);
         let (mut text, mut count) = (String::new(), 0);
         let mut show = |piece: String| -> Result<()> {

@@ -19,11 +19,7 @@ pub struct Timed<'a> {
 impl<'a> Timed<'a> {
     /// Times `inner` in a model of `num_layers` layers.
     pub fn new(inner: &'a dyn Attention, num_layers: usize, bar: &'a ProgressBar) -> Self {
-        Self {
-            inner,
-            bar,
-            layers: Mutex::new(vec![Duration::ZERO; num_layers]),
-        }
+        Self { inner, bar, layers: Mutex::new(vec![Duration::ZERO; num_layers]) }
     }
 
     /// Time spent in each layer, over all chunks.
@@ -46,8 +42,7 @@ impl Attention for Timed<'_> {
         let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         layers[call.layer] += start.elapsed();
         let (chunk, end) = (q.dim(1)?, k.dim(1)?);
-        self.bar
-            .set_position((end - chunk + chunk * (call.layer + 1) / layers.len()) as u64);
+        self.bar.set_position((end - chunk + chunk * (call.layer + 1) / layers.len()) as u64);
         Ok(out)
     }
 }

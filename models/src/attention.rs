@@ -72,18 +72,9 @@ impl SelfAttention {
         phase: Phase,
     ) -> Result<Tensor> {
         let (batch, len, _) = x.dims3()?;
-        let q = self
-            .q_proj
-            .forward(x)?
-            .reshape((batch, len, self.num_heads, self.head_dim))?;
-        let k = self
-            .k_proj
-            .forward(x)?
-            .reshape((batch, len, self.num_kv_heads, self.head_dim))?;
-        let v = self
-            .v_proj
-            .forward(x)?
-            .reshape((batch, len, self.num_kv_heads, self.head_dim))?;
+        let q = self.q_proj.forward(x)?.reshape((batch, len, self.num_heads, self.head_dim))?;
+        let k = self.k_proj.forward(x)?.reshape((batch, len, self.num_kv_heads, self.head_dim))?;
+        let v = self.v_proj.forward(x)?.reshape((batch, len, self.num_kv_heads, self.head_dim))?;
         let (q, k) = match &self.qk_norm {
             Some((q_norm, k_norm)) => (q_norm.forward(&q)?, k_norm.forward(&k)?),
             None => (q, k),
@@ -91,24 +82,14 @@ impl SelfAttention {
         let (q, k) = (Rope::rotate(&q, rows)?, Rope::rotate(&k, rows)?);
         let (k, v) = cache.write(self.layer, &k, &v)?;
         let out = match phase {
-            Phase::Prefill {
-                method,
-                prompt_len,
-                is_last_chunk,
-            } => {
-                let call = PrefillCall {
-                    layer: self.layer,
-                    softmax_scale: self.softmax_scale,
-                    prompt_len,
-                    is_last_chunk,
-                };
+            Phase::Prefill { method, prompt_len, is_last_chunk } => {
+                let call =
+                    PrefillCall { layer: self.layer, softmax_scale: self.softmax_scale, prompt_len, is_last_chunk };
                 method.prefill(&call, &q, &k, &v)?
             }
             Phase::Decode => decode(&q, &k, &v, self.softmax_scale)?,
         };
-        Ok(self
-            .o_proj
-            .forward(&out.reshape((batch, len, self.num_heads * self.head_dim))?)?)
+        Ok(self.o_proj.forward(&out.reshape((batch, len, self.num_heads * self.head_dim))?)?)
     }
 }
 

@@ -80,10 +80,7 @@ impl DecoderConfig {
 
     /// Parameters of the model, a tied head counted once.
     pub fn num_parameters(&self) -> usize {
-        self.tensor_shapes()
-            .iter()
-            .map(|(_, shape)| shape.iter().product::<usize>())
-            .sum()
+        self.tensor_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
     /// Bytes that one cached position takes over all layers (keys and values), at `bytes_per_element`.
@@ -117,11 +114,9 @@ impl DecoderConfig {
                 push("self_attn.q_norm.weight", &[self.head_dim]);
                 push("self_attn.k_norm.weight", &[self.head_dim]);
             }
-            for (name, out, from) in [
-                ("gate_proj", inner, hidden),
-                ("up_proj", inner, hidden),
-                ("down_proj", hidden, inner),
-            ] {
+            for (name, out, from) in
+                [("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner)]
+            {
                 push(&format!("mlp.{name}.weight"), &[out, from]);
                 if self.mlp_bias {
                     push(&format!("mlp.{name}.bias"), &[out]);
@@ -151,29 +146,17 @@ impl DecoderConfig {
             return Err(ModelError::config(origin, format!("{name} is 0")));
         }
         if let Some((name, size)) = sizes.iter().find(|(_, size)| *size > u32::MAX as usize) {
-            return Err(ModelError::config(
-                origin,
-                format!("{name} is {size}, more than any model has"),
-            ));
+            return Err(ModelError::config(origin, format!("{name} is {size}, more than any model has")));
         }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            let reason = format!(
-                "{} query heads are no multiple of {} KV heads",
-                self.num_heads, self.num_kv_heads
-            );
+            let reason = format!("{} query heads are no multiple of {} KV heads", self.num_heads, self.num_kv_heads);
             return Err(ModelError::config(origin, reason));
         }
         if !self.head_dim.is_multiple_of(2) {
-            return Err(ModelError::config(
-                origin,
-                format!("head_dim is {}, expected an even number", self.head_dim),
-            ));
+            return Err(ModelError::config(origin, format!("head_dim is {}, expected an even number", self.head_dim)));
         }
         if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0) {
-            return Err(ModelError::config(
-                origin,
-                format!("rms_norm_eps is {}", self.rms_norm_eps),
-            ));
+            return Err(ModelError::config(origin, format!("rms_norm_eps is {}", self.rms_norm_eps)));
         }
         self.rope.check(self.head_dim, origin)?;
         Ok(self)
@@ -217,11 +200,9 @@ impl HfConfig {
     pub(crate) fn check_activation(&self) -> Result<()> {
         match self.hidden_act.as_deref() {
             None | Some("silu" | "swish") => Ok(()),
-            Some(other) => Err(ModelError::UnsupportedFeature {
-                feature: "hidden_act",
-                expected: "silu",
-                got: other.to_owned(),
-            }),
+            Some(other) => {
+                Err(ModelError::UnsupportedFeature { feature: "hidden_act", expected: "silu", got: other.to_owned() })
+            }
         }
     }
 

@@ -113,10 +113,7 @@ impl Decoder {
         let config = config.clone().checked("DecoderConfig")?;
         let model = vb.pp("model");
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = Embedding::new(
-            load_tensor(&[vocab, hidden], "weight", &model.pp("embed_tokens"))?,
-            hidden,
-        );
+        let embedding = Embedding::new(load_tensor(&[vocab, hidden], "weight", &model.pp("embed_tokens"))?, hidden);
         let mut layers = Vec::with_capacity(config.num_layers);
         let mut progress = progress;
         for layer in 0..config.num_layers {
@@ -132,13 +129,7 @@ impl Decoder {
         };
         Ok(Self {
             norm: load_norm(hidden, config.rms_norm_eps, &model.pp("norm"))?,
-            rope: Rope::new(
-                &config.rope,
-                config.head_dim,
-                config.max_positions,
-                vb.dtype(),
-                vb.device(),
-            ),
+            rope: Rope::new(&config.rope, config.head_dim, config.max_positions, vb.dtype(), vb.device()),
             dtype: vb.dtype(),
             device: vb.device().clone(),
             config,
@@ -199,11 +190,7 @@ impl Decoder {
         let mut last_hidden = None;
         for start in (0..len).step_by(chunk) {
             let count = chunk.min(len - start);
-            let phase = Phase::Prefill {
-                method,
-                prompt_len: before + len,
-                is_last_chunk: start + count == len,
-            };
+            let phase = Phase::Prefill { method, prompt_len: before + len, is_last_chunk: start + count == len };
             // From the first position of this chunk that needs logits, or the prompt's last for its hidden state.
             let from = (len - num_logits.max(1)).saturating_sub(start);
             let hidden = match self.forward(&tokens.narrow(1, start, count)?, cache, phase, from.min(count)) {
@@ -225,10 +212,7 @@ impl Decoder {
         }
         // The last chunk always yields hidden states, because at least one position is asked for.
         let hidden = last_hidden.ok_or(ModelError::EmptyPrompt)?;
-        let hidden = hidden
-            .narrow(1, hidden.dim(1)? - 1, 1)?
-            .squeeze(1)?
-            .to_dtype(DType::F32)?;
+        let hidden = hidden.narrow(1, hidden.dim(1)? - 1, 1)?.squeeze(1)?.to_dtype(DType::F32)?;
         let logits = match logits.len() {
             0 => Tensor::zeros((batch, 0, self.config.vocab_size), DType::F32, &self.device)?,
             1 => logits.remove(0),
@@ -251,9 +235,7 @@ impl Decoder {
                 got: len.to_string(),
             });
         }
-        let hidden = self
-            .forward(tokens, cache, Phase::Decode, 0)?
-            .ok_or(ModelError::EmptyPrompt)?;
+        let hidden = self.forward(tokens, cache, Phase::Decode, 0)?.ok_or(ModelError::EmptyPrompt)?;
         Ok(self.head.forward(&hidden)?.squeeze(1)?.to_dtype(DType::F32)?)
     }
 
@@ -299,19 +281,13 @@ impl Decoder {
         }
         let got = cache.len().saturating_add(len);
         if got > self.config.max_positions {
-            return Err(ModelError::ContextTooLong {
-                expected: self.config.max_positions,
-                got,
-            });
+            return Err(ModelError::ContextTooLong { expected: self.config.max_positions, got });
         }
         cache.check_room(len)?;
         // On a GPU an id outside the embedding would read foreign memory in silence.
         let largest = tokens.flatten_all()?.max(0)?.to_scalar::<u32>()?;
         if largest as usize >= self.config.vocab_size {
-            return Err(ModelError::TokenOutOfRange {
-                expected: self.config.vocab_size,
-                got: largest,
-            });
+            return Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got: largest });
         }
         Ok((batch, len))
     }
@@ -337,9 +313,7 @@ impl Layer {
     }
 
     fn forward(&self, x: Tensor, rows: &(Tensor, Tensor), cache: &mut KvCache, phase: Phase) -> Result<Tensor> {
-        let attended = self
-            .attention
-            .forward(&self.input_norm.forward(&x)?, rows, cache, phase)?;
+        let attended = self.attention.forward(&self.input_norm.forward(&x)?, rows, cache, phase)?;
         let x = (x + attended)?;
         let mixed = self.mlp.forward(&self.post_norm.forward(&x)?)?;
         Ok((x + mixed)?)
@@ -377,27 +351,18 @@ impl Mlp {
                 Ok(self.down.forward(&inner)?)
             })
             .collect::<Result<Vec<_>>>()?;
-        let out = if slices.len() == 1 {
-            slices[0].clone()
-        } else {
-            Tensor::cat(&slices, 0)?
-        };
+        let out = if slices.len() == 1 { slices[0].clone() } else { Tensor::cat(&slices, 0)? };
         Ok(out.reshape((batch, len, hidden))?)
     }
 }
 
 fn load_tensor(shape: &[usize], name: &str, vb: &VarBuilder) -> Result<Tensor> {
-    vb.get(shape, name)
-        .map_err(|error| ModelError::from_tensor_read(&format!("{}.{name}", vb.prefix()), error))
+    vb.get(shape, name).map_err(|error| ModelError::from_tensor_read(&format!("{}.{name}", vb.prefix()), error))
 }
 
 pub(crate) fn load_linear(size_in: usize, size_out: usize, bias: bool, vb: &VarBuilder) -> Result<Linear> {
     let weight = load_tensor(&[size_out, size_in], "weight", vb)?;
-    let bias = if bias {
-        Some(load_tensor(&[size_out], "bias", vb)?)
-    } else {
-        None
-    };
+    let bias = if bias { Some(load_tensor(&[size_out], "bias", vb)?) } else { None };
     Ok(Linear::new(weight, bias))
 }
 

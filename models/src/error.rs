@@ -195,11 +195,7 @@ pub struct HubFile {
 
 impl fmt::Display for HubFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} of {} at revision {} on {}",
-            self.file, self.id, self.revision, self.endpoint
-        )
+        write!(f, "{} of {} at revision {} on {}", self.file, self.id, self.revision, self.endpoint)
     }
 }
 
@@ -211,26 +207,19 @@ impl ModelError {
     pub(crate) fn from_tensor_read(name: &str, error: candle_core::Error) -> Self {
         match innermost(&error) {
             candle_core::Error::CannotFindTensor { path } => Self::MissingTensor { name: path.clone() },
-            candle_core::Error::UnexpectedShape { expected, got, .. } => Self::WrongShape {
-                name: name.to_owned(),
-                expected: expected.dims().to_vec(),
-                got: got.dims().to_vec(),
-            },
+            candle_core::Error::UnexpectedShape { expected, got, .. } => {
+                Self::WrongShape { name: name.to_owned(), expected: expected.dims().to_vec(), got: got.dims().to_vec() }
+            }
             _ => Self::Candle(error),
         }
     }
 
     pub(crate) fn config(origin: impl Into<String>, reason: impl ToString) -> Self {
-        Self::InvalidConfig {
-            origin: origin.into(),
-            reason: reason.to_string(),
-        }
+        Self::InvalidConfig { origin: origin.into(), reason: reason.to_string() }
     }
 
     pub(crate) fn tokenizer(reason: impl ToString) -> Self {
-        Self::Tokenizer {
-            reason: reason.to_string(),
-        }
+        Self::Tokenizer { reason: reason.to_string() }
     }
 }
 

@@ -184,12 +184,7 @@ pub struct TextStream<'t> {
 impl<'t> TextStream<'t> {
     /// An empty stream.
     pub fn new(tokenizer: &'t Tokenizer) -> Self {
-        Self {
-            tokenizer,
-            tokens: Vec::new(),
-            context_start: 0,
-            shown: 0,
-        }
+        Self { tokenizer, tokens: Vec::new(), context_start: 0, shown: 0 }
     }
 
     /// Adds a token and returns the text that is now whole, possibly none.
@@ -291,13 +286,7 @@ impl LoadedModel {
         }
         show(text_stream.finish()?);
         let stop = stream.stop_reason().unwrap_or(StopReason::Length);
-        Ok(Generated {
-            tokens,
-            text,
-            stop,
-            prefill_time,
-            decode_time: start.elapsed(),
-        })
+        Ok(Generated { tokens, text, stop, prefill_time, decode_time: start.elapsed() })
     }
 }
 

@@ -25,10 +25,7 @@ impl KvCache {
     /// [`ModelError::ContextTooLong`] when the model has fewer positions; Candle's errors when memory is short.
     pub fn new(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
         if capacity > config.max_positions {
-            return Err(ModelError::ContextTooLong {
-                expected: config.max_positions,
-                got: capacity,
-            });
+            return Err(ModelError::ContextTooLong { expected: config.max_positions, got: capacity });
         }
         if batch == 0 || capacity == 0 {
             return Err(ModelError::WrongInput {
@@ -39,19 +36,9 @@ impl KvCache {
         }
         let shape = (batch, capacity, config.num_kv_heads, config.head_dim);
         let layers = (0..config.num_layers)
-            .map(|_| {
-                Ok((
-                    Tensor::zeros(shape, dtype, device)?,
-                    Tensor::zeros(shape, dtype, device)?,
-                ))
-            })
+            .map(|_| Ok((Tensor::zeros(shape, dtype, device)?, Tensor::zeros(shape, dtype, device)?)))
             .collect::<Result<_>>()?;
-        Ok(Self {
-            layers,
-            batch,
-            capacity,
-            len: 0,
-        })
+        Ok(Self { layers, batch, capacity, len: 0 })
     }
 
     /// Positions that are filled.
@@ -102,10 +89,7 @@ impl KvCache {
     pub(crate) fn check_room(&self, count: usize) -> Result<()> {
         let got = self.len.saturating_add(count);
         if got > self.capacity {
-            return Err(ModelError::CacheFull {
-                expected: self.capacity,
-                got,
-            });
+            return Err(ModelError::CacheFull { expected: self.capacity, got });
         }
         Ok(())
     }

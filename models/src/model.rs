@@ -34,12 +34,7 @@ impl LoadedModel {
             let reason = format!("the tokenizer has token id {largest}, but the embedding only {vocab_size} rows");
             return Err(ModelError::config(name, reason));
         }
-        Ok(Self {
-            name,
-            decoder,
-            tokenizer,
-            eos_ids,
-        })
+        Ok(Self { name, decoder, tokenizer, eos_ids })
     }
 
     /// Shape and constants of the decoder.
@@ -81,9 +76,5 @@ impl LoadedModel {
 }
 
 pub(crate) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
-    Ok(tokenizer
-        .encode(text, true)
-        .map_err(ModelError::tokenizer)?
-        .get_ids()
-        .to_vec())
+    Ok(tokenizer.encode(text, true).map_err(ModelError::tokenizer)?.get_ids().to_vec())
 }

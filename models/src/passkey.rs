@@ -76,10 +76,7 @@ pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) ->
 
     let around = encode(tokenizer, &assemble("", depth, &answer))?.len();
     if around > num_tokens {
-        return Err(ModelError::PromptTooShort {
-            expected: around,
-            got: num_tokens,
-        });
+        return Err(ModelError::PromptTooShort { expected: around, got: num_tokens });
     }
     // Tokens are not additive where texts meet, so the haystack's length is corrected until the whole prompt fits.
     let mut wanted = num_tokens - around;
@@ -96,9 +93,7 @@ pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) ->
         }
         body = haystack.of_tokens(tokenizer, wanted)?;
     }
-    Err(ModelError::tokenizer(format!(
-        "no haystack makes a prompt of {num_tokens} tokens"
-    )))
+    Err(ModelError::tokenizer(format!("no haystack makes a prompt of {num_tokens} tokens")))
 }
 
 /// Whether a continuation answers right by `needle-7m`'s rule: the text up to the first `.`, trimmed, is the answer.
@@ -140,9 +135,7 @@ pub fn haystack() -> Result<String> {
     let mut text = String::with_capacity(PASSKEY_JSONL.len());
     for record in records()? {
         let body = record.input.strip_prefix(HEADER).unwrap_or(&record.input);
-        let body = body
-            .rfind("\n\nWhat is the ")
-            .map_or(body, |question| &body[..question]);
+        let body = body.rfind("\n\nWhat is the ").map_or(body, |question| &body[..question]);
         for line in body.split_inclusive('\n') {
             if !line.starts_with("The pass key is ") && !line.starts_with("The special magic number for ") {
                 text.push_str(line);
@@ -162,13 +155,8 @@ impl Haystack {
     /// Turns the text so that it starts at a line that `place` chooses.
     fn from_place(text: &str, place: u64) -> Self {
         let starts: Vec<usize> = text.match_indices('\n').map(|(i, _)| i + 1).collect();
-        let start = starts
-            .get((place % starts.len().max(1) as u64) as usize)
-            .copied()
-            .unwrap_or(0);
-        Self {
-            text: [&text[start..], &text[..start]].concat(),
-        }
+        let start = starts.get((place % starts.len().max(1) as u64) as usize).copied().unwrap_or(0);
+        Self { text: [&text[start..], &text[..start]].concat() }
     }
 
     /// The first characters that make `count` tokens.
@@ -182,9 +170,7 @@ impl Haystack {
             let encoding = tokenizer.encode(text.as_str(), false).map_err(ModelError::tokenizer)?;
             match encoding.get_offsets().get(count - 1) {
                 Some(&(_, end)) => {
-                    let end = (end..=text.len())
-                        .find(|i| text.is_char_boundary(*i))
-                        .unwrap_or(text.len());
+                    let end = (end..=text.len()).find(|i| text.is_char_boundary(*i)).unwrap_or(text.len());
                     return Ok(text[..end].to_owned());
                 }
                 None if encoding.is_empty() => return Err(ModelError::tokenizer("it makes no tokens of plain text")),

@@ -62,10 +62,7 @@ pub enum RopeScaling {
 impl RopeScaling {
     /// Reads `rope_scaling` / `rope_parameters` of a `config.json` whose context is `max_positions`.
     pub(crate) fn from_json(value: &Value, max_positions: usize, origin: &str) -> Result<Self> {
-        let kind = ["rope_type", "type"]
-            .iter()
-            .find_map(|key| value.get(key))
-            .and_then(Value::as_str);
+        let kind = ["rope_type", "type"].iter().find_map(|key| value.get(key)).and_then(Value::as_str);
         let number = |key: &str| value.get(key).and_then(Value::as_f64);
         let need = |key: &str| {
             number(key).ok_or_else(|| ModelError::config(origin, format!("rope_scaling lacks the number {key}")))
@@ -73,17 +70,12 @@ impl RopeScaling {
         let original = || match value.get("original_max_position_embeddings") {
             None | Some(Value::Null) => Ok(max_positions),
             Some(length) => length.as_u64().filter(|n| *n > 0).map(|n| n as usize).ok_or_else(|| {
-                ModelError::config(
-                    origin,
-                    "rope_scaling.original_max_position_embeddings is no positive integer",
-                )
+                ModelError::config(origin, "rope_scaling.original_max_position_embeddings is no positive integer")
             }),
         };
         match kind {
             None | Some("default") => Ok(Self::None),
-            Some("linear") => Ok(Self::Linear {
-                factor: need("factor")?,
-            }),
+            Some("linear") => Ok(Self::Linear { factor: need("factor")? }),
             Some("llama3") => Ok(Self::Llama3 {
                 factor: need("factor")?,
                 low_freq_factor: need("low_freq_factor")?,
@@ -120,11 +112,7 @@ impl RopeScaling {
     /// The context that YaRN reaches. Qwen3's configurations keep the short `max_position_embeddings` beside it.
     pub(crate) fn extended_positions(&self) -> usize {
         match self {
-            Self::Yarn {
-                factor,
-                original_max_positions,
-                ..
-            } => (*original_max_positions as f64 * factor) as usize,
+            Self::Yarn { factor, original_max_positions, .. } => (*original_max_positions as f64 * factor) as usize,
             _ => 0,
         }
     }
@@ -132,11 +120,7 @@ impl RopeScaling {
 
 /// YaRN's recommended factor on cos and sin for a context `factor` times longer.
 pub(crate) fn yarn_scale(factor: f64, scale: f64) -> f64 {
-    if factor <= 1.0 {
-        1.0
-    } else {
-        0.1 * scale * factor.ln() + 1.0
-    }
+    if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }
 
 impl RopeConfig {
@@ -145,44 +129,27 @@ impl RopeConfig {
             if value.is_finite() && value > 0.0 {
                 Ok(())
             } else {
-                Err(ModelError::config(
-                    origin,
-                    format!("{name} is {value}, expected a positive number"),
-                ))
+                Err(ModelError::config(origin, format!("{name} is {value}, expected a positive number")))
             }
         };
         positive("rope_theta", self.theta)?;
         match &self.scaling {
             RopeScaling::None => Ok(()),
             RopeScaling::Linear { factor } => positive("rope_scaling.factor", *factor),
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                ..
-            } => {
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, .. } => {
                 positive("rope_scaling.factor", *factor)?;
                 positive("rope_scaling.low_freq_factor", *low_freq_factor)?;
-                positive(
-                    "rope_scaling.high_freq_factor - low_freq_factor",
-                    *high_freq_factor - *low_freq_factor,
-                )
+                positive("rope_scaling.high_freq_factor - low_freq_factor", *high_freq_factor - *low_freq_factor)
             }
-            RopeScaling::Yarn {
-                factor,
-                attention_factor,
-                beta_fast,
-                beta_slow,
-                ..
-            } => {
+            RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, .. } => {
                 positive("rope_scaling.factor", *factor)?;
                 positive("rope_scaling.attention_factor", *attention_factor)?;
                 positive("rope_scaling.beta_fast", *beta_fast)?;
                 positive("rope_scaling.beta_slow", *beta_slow)
             }
-            RopeScaling::Divisors(divisors) if divisors.len() == head_dim / 2 => divisors
-                .iter()
-                .try_for_each(|d| positive("a rope frequency divisor", f64::from(*d))),
+            RopeScaling::Divisors(divisors) if divisors.len() == head_dim / 2 => {
+                divisors.iter().try_for_each(|d| positive("a rope frequency divisor", f64::from(*d)))
+            }
             RopeScaling::Divisors(divisors) => Err(ModelError::config(
                 origin,
                 format!("{} rope frequency divisors, expected {}", divisors.len(), head_dim / 2),
@@ -197,17 +164,10 @@ impl RopeConfig {
         let scaled: Vec<f64> = match &self.scaling {
             RopeScaling::None => (0..count).map(base).collect(),
             RopeScaling::Linear { factor } => (0..count).map(|i| base(i) / factor).collect(),
-            RopeScaling::Divisors(divisors) => divisors
-                .iter()
-                .enumerate()
-                .map(|(i, d)| base(i) / f64::from(*d))
-                .collect(),
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_positions,
-            } => {
+            RopeScaling::Divisors(divisors) => {
+                divisors.iter().enumerate().map(|(i, d)| base(i) / f64::from(*d)).collect()
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
                 let rotations = |freq: f64| *original_max_positions as f64 * freq / (2.0 * PI);
                 (0..count)
                     .map(base)
@@ -218,25 +178,14 @@ impl RopeConfig {
                     })
                     .collect()
             }
-            RopeScaling::Yarn {
-                factor,
-                beta_fast,
-                beta_slow,
-                truncate,
-                original_max_positions,
-                ..
-            } => {
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_max_positions, .. } => {
                 // The dimension whose frequency turns `rotations` times within the original context.
                 let dimension = |rotations: f64| {
                     let positions = *original_max_positions as f64;
                     head_dim as f64 * (positions / (rotations * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
                 };
                 let (low, high) = (dimension(*beta_fast), dimension(*beta_slow));
-                let (low, high) = if *truncate {
-                    (low.floor(), high.ceil())
-                } else {
-                    (low, high)
-                };
+                let (low, high) = if *truncate { (low.floor(), high.ceil()) } else { (low, high) };
                 let (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
                 let width = if high == low { 0.001 } else { high - low };
                 (0..count)
@@ -302,10 +251,7 @@ impl Rope {
     pub(crate) fn rows(&self, start: usize, len: usize) -> Result<(Tensor, Tensor)> {
         let end = start + len;
         if end > self.max_positions {
-            return Err(ModelError::ContextTooLong {
-                expected: self.max_positions,
-                got: end,
-            });
+            return Err(ModelError::ContextTooLong { expected: self.max_positions, got: end });
         }
         // A panic while the lock was held leaves a table that is whole or absent, so poison means nothing here.
         let mut guard = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -323,10 +269,7 @@ impl Rope {
     /// would differ by up to 0.004 rad. cos and sin are taken on the host, where they are exact for large angles.
     fn build(&self, positions: usize) -> Result<Table> {
         let columns = self.inverse_frequencies.len();
-        let (mut cos, mut sin) = (
-            Vec::with_capacity(positions * columns),
-            Vec::with_capacity(positions * columns),
-        );
+        let (mut cos, mut sin) = (Vec::with_capacity(positions * columns), Vec::with_capacity(positions * columns));
         for position in 0..positions {
             for freq in &self.inverse_frequencies {
                 let (s, c) = (position as f32 * freq).sin_cos();
@@ -336,11 +279,7 @@ impl Rope {
         }
         let tensor =
             |values: Vec<f32>| Tensor::from_vec(values, (positions, columns), &self.device)?.to_dtype(self.dtype);
-        Ok(Table {
-            cos: tensor(cos)?,
-            sin: tensor(sin)?,
-            positions,
-        })
+        Ok(Table { cos: tensor(cos)?, sin: tensor(sin)?, positions })
     }
 
     /// Rotates `x` `(batch, len, heads, head_dim)` by rows of the table.

@@ -13,18 +13,9 @@ mod prefill;
 /// Cargo builds the examples before the tests, but tells tests only the paths of ordinary binaries.
 pub(crate) fn example(name: &str) -> Command {
     let test = std::env::current_exe().expect("the test has a path");
-    let target = test
-        .parent()
-        .and_then(Path::parent)
-        .expect("tests lie in target/<profile>/deps");
-    let path = target
-        .join("examples")
-        .join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        path.exists(),
-        "{} is not built: run `cargo build --release --examples`",
-        path.display()
-    );
+    let target = test.parent().and_then(Path::parent).expect("tests lie in target/<profile>/deps");
+    let path = target.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(path.exists(), "{} is not built: run `cargo build --release --examples`", path.display());
     let mut command = Command::new(path);
     // A backtrace must not spoil the one line of an error, even when it is asked for.
     command.env("RUST_BACKTRACE", "1").env("HF_HUB_OFFLINE", "1");
@@ -74,11 +65,7 @@ fn wrong_usage_exits_with_2() {
         ("prefill", &["--threads", "0"], "--threads"),
         ("compare", &["--methods", "magic"], "dense, s2o"),
         ("compare", &["--methods", "dense", "--tau", "0.1"], "no effect"),
-        (
-            "compare",
-            &["--tensors", text(&file), "--prompt", "a"],
-            "cannot be used with",
-        ),
+        ("compare", &["--tensors", text(&file), "--prompt", "a"], "cannot be used with"),
         ("compare", &["--repeat", "0"], "--repeat"),
     ];
     for (name, args, part) in cases {

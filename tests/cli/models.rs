@@ -29,20 +29,14 @@ fn bad_models_are_refused() {
 
     let other = model_directory(|config| config["architectures"] = json!(["MambaForCausalLM"]));
     let error = error_of("prefill", &["--model", text(other.path())]);
-    assert!(
-        error.contains("`MambaForCausalLM` is not supported: expected LlamaForCausalLM"),
-        "{error}"
-    );
+    assert!(error.contains("`MambaForCausalLM` is not supported: expected LlamaForCausalLM"), "{error}");
 
     let truncated = model_directory(|_| {});
     let weights = truncated.path().join("model.safetensors");
     let bytes = fs::read(&weights).expect("weights");
     fs::write(&weights, &bytes[..bytes.len() / 2]).expect("written");
     let error = error_of("compare", &["--model", text(truncated.path())]);
-    assert!(
-        error.contains("model.safetensors is not a valid weight file"),
-        "{error}"
-    );
+    assert!(error.contains("model.safetensors is not a valid weight file"), "{error}");
 
     fs::remove_file(&weights).expect("removed");
     let error = error_of("prefill", &["--model", text(truncated.path())]);
@@ -54,40 +48,18 @@ fn the_models_context_is_the_limit() {
     let short = model_directory(|config| config["max_position_embeddings"] = json!(512));
     let model = text(short.path());
     let error = error_of("prefill", &["--model", model, "--context", "1024"]);
-    let got: usize = error
-        .trim()
-        .rsplit(", but ")
-        .next()
-        .and_then(|s| s.split(' ').next()?.parse().ok())
-        .expect("got");
-    assert!(
-        error.contains("the model has 512 positions") && (961..=1024).contains(&got),
-        "{error}"
-    );
+    let got: usize = error.trim().rsplit(", but ").next().and_then(|s| s.split(' ').next()?.parse().ok()).expect("got");
+    assert!(error.contains("the model has 512 positions") && (961..=1024).contains(&got), "{error}");
     let error = error_of("compare", &["--model", model, "--context", "1024"]);
     assert!(error.contains("the model has 512 positions"), "{error}");
 
     // A file is cut in the middle, and no more is generated than there is room for.
     let file = short.path().join("prompt.txt");
     fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(200)).expect("written");
-    let output = run(
-        "prefill",
-        &[
-            "--model",
-            model,
-            "--prompt-file",
-            text(&file),
-            "--context",
-            "511",
-            "--json",
-        ],
-    );
+    let output = run("prefill", &["--model", model, "--prompt-file", text(&file), "--context", "511", "--json"]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
-    assert!(
-        stderr.contains("the first 256 and the last 255 are kept (--context 511)"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("the first 256 and the last 255 are kept (--context 511)"), "{stderr}");
     assert!(stderr.contains("generating at most 2 tokens"), "{stderr}");
     let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert_eq!(object["tokens"], 511);

@@ -26,11 +26,7 @@ fn prefill_compares_dense_and_s2o() {
         "top1_agree",
     ];
     assert_eq!(keys, expected);
-    let number = |key: &str| {
-        object[key]
-            .as_f64()
-            .unwrap_or_else(|| panic!("{key} is a number: {object}"))
-    };
+    let number = |key: &str| object[key].as_f64().unwrap_or_else(|| panic!("{key} is a number: {object}"));
     assert_eq!(object["model"], "needle-7m");
     assert!((4033..=4096).contains(&object["tokens"].as_u64().expect("tokens")));
     assert!(number("seconds_dense") > 0.0 && number("seconds_s2o") > 0.0);
@@ -49,16 +45,7 @@ fn prefill_is_plain_on_a_pipe() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     let stdout = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(!stdout.contains(['\x1b', '│', '█', '→']), "{stdout}");
-    for part in [
-        "needle-7m",
-        "prefill",
-        "attention",
-        "density",
-        "cosine",
-        "right",
-        "layer   5 #",
-        "1 thread,",
-    ] {
+    for part in ["needle-7m", "prefill", "attention", "density", "cosine", "right", "layer   5 #", "1 thread,"] {
         assert!(stdout.contains(part), "{part} in {stdout}");
     }
     assert!(!stdout.contains("wrong"), "{stdout}");
@@ -73,17 +60,7 @@ fn prefill_runs_one_method_alone() {
     assert_eq!(dense["answer_dense"], dense["expected"]);
 
     // A prompt of the user's own: S2O alone, and no answer to expect. A threshold of 0 never stops.
-    let own = [
-        "--prompt",
-        "What is a passkey?",
-        "-n",
-        "3",
-        "--json",
-        "--dense-below",
-        "0",
-        "--tau",
-        "0",
-    ];
+    let own = ["--prompt", "What is a passkey?", "-n", "3", "--json", "--dense-below", "0", "--tau", "0"];
     let own = json_of(&own);
     for key in ["seconds_dense", "rel_l1", "answer_dense", "expected"] {
         assert_eq!(own[key], Value::Null, "{key}");
@@ -91,16 +68,8 @@ fn prefill_runs_one_method_alone() {
     assert!(own["answer_s2o"].is_string());
     assert_eq!(own["density"], 1.0);
 
-    let sparse = json_of(&["--attention", "s2o", "--context", "2048", "--json"]);
-    let skipped = [
-        "--attention",
-        "s2o",
-        "--context",
-        "2048",
-        "--json",
-        "--skip-layers",
-        "0,1,2,3,4,5",
-    ];
+    let sparse = json_of(&["--attention", "s2o", "--context", "3000", "--json"]);
+    let skipped = ["--attention", "s2o", "--context", "3000", "--json", "--skip-layers", "0,1,2,3,4,5"];
     assert!(sparse["density"].as_f64() < Some(1.0));
     assert_eq!(json_of(&skipped)["density"], 1.0);
 }
@@ -116,19 +85,7 @@ fn prefill_in_chunks_answers_the_same() {
 #[test]
 fn sampling_follows_its_seed() {
     let sampled = |seed: &str| {
-        let args = [
-            "--prompt",
-            "The",
-            "-n",
-            "12",
-            "--temperature",
-            "1.5",
-            "--top-k",
-            "500",
-            "--json",
-            "--seed",
-            seed,
-        ];
+        let args = ["--prompt", "The", "-n", "12", "--temperature", "1.5", "--top-k", "500", "--json", "--seed", seed];
         json_of(&args)["answer_s2o"].clone()
     };
     assert_eq!(sampled("1"), sampled("1"));
@@ -139,23 +96,11 @@ fn sampling_follows_its_seed() {
 fn wrong_options_say_expected_and_got() {
     let cases: &[(&[&str], &str)] = &[
         (&["--tau", "1.5"], "tau: expected a number in [0, 1), got 1.5"),
-        (
-            &["--segment", "100"],
-            "segment_len: expected a positive multiple of tile_q = 128, got 100",
-        ),
-        (
-            &["--preset", "paper", "--tile-k", "0"],
-            "tile_k: expected 1 to 1024, got 0",
-        ),
-        (
-            &["--score", "second-cumulant=-1"],
-            "expected a finite number >= 0, got -1",
-        ),
-        (
-            &["--skip-layers", "6", "--context", "100"],
-            "expected layers 0 to 5, got 6",
-        ),
-        (&["--workspace-mib", "0", "--context", "2048"], "got 0"),
+        (&["--segment", "100"], "segment_len: expected a positive multiple of tile_q = 128, got 100"),
+        (&["--preset", "paper", "--tile-k", "0"], "tile_k: expected 1 to 1024, got 0"),
+        (&["--score", "second-cumulant=-1"], "expected a finite number >= 0, got -1"),
+        (&["--skip-layers", "6", "--context", "100"], "expected layers 0 to 5, got 6"),
+        (&["--workspace-mib", "0", "--context", "3000"], "got 0"),
         (&["--context", "10"], "at least 77 tokens with this tokenizer, got 10"),
         (&["--depth", "2"], "expected a number from 0 to 1, got 2"),
         (&["--chunk", "0", "--context", "100"], "at least one token, got 0"),
@@ -169,9 +114,6 @@ fn wrong_options_say_expected_and_got() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
         let error = stderr.lines().last().unwrap_or_default();
-        assert!(
-            error.starts_with("error: ") && error.contains(part),
-            "{args:?}: {stderr}"
-        );
+        assert!(error.starts_with("error: ") && error.contains(part), "{args:?}: {stderr}");
     }
 }

@@ -11,9 +11,7 @@ use crate::vectors::{load_all, relative_norm};
 
 fn reference_ranking(case: &Case) -> Ranking {
     let plan = Plan::new(&case.config, &case.shape, case.chunk).unwrap();
-    heads(case)
-        .map(|head| reference::rank_all(&head, &plan, &case.config))
-        .collect()
+    heads(case).map(|head| reference::rank_all(&head, &plan, &case.config)).collect()
 }
 
 fn heads(case: &Case) -> impl Iterator<Item = Head> {
@@ -52,10 +50,7 @@ fn check_ranking(case: &Case) {
             order.check(segment).unwrap();
             let sink = case.config.front_sink().min(segment.start);
             let kv_perm = order.kv_perm.as_slice();
-            assert!(
-                kv_perm[..sink].iter().copied().eq(0..sink as u32),
-                "the front sink leads"
-            );
+            assert!(kv_perm[..sink].iter().copied().eq(0..sink as u32), "the front sink leads");
             let scores = reference::key_scores(&head, segment, &case.config);
             check_descending(&order.kv_perm, &scores, sink);
             if case.config.q_perm() {
@@ -66,10 +61,7 @@ fn check_ranking(case: &Case) {
             }
             let want = reference::rank(&head, segment, plan.segment_len, &case.config).tile_weights;
             for (got, want) in order.tile_weights.iter().zip(&want) {
-                assert!(
-                    (got - want).abs() <= 1e-3 * want.abs() + 1e-6,
-                    "tile weight {got} {want}"
-                );
+                assert!((got - want).abs() <= 1e-3 * want.abs() + 1e-6, "tile weight {got} {want}");
             }
             assert_eq!(order.tile_weights.len(), want.len());
         }
@@ -108,40 +100,23 @@ fn against_reference(case: &Case, ranking: Option<&Ranking>) -> (f64, f64, usize
             if got.visited == want.visited {
                 let (got, want) = (got.skipped_mass, want.skipped_mass);
                 assert!((got.by_last_gain - want.by_last_gain).abs() < 1e-3, "{got:?} {want:?}");
-                assert!(
-                    (got.by_key_scores - want.by_key_scores).abs() < 1e-3,
-                    "{got:?} {want:?}"
-                );
+                assert!((got.by_key_scores - want.by_key_scores).abs() < 1e-3, "{got:?} {want:?}");
             } else {
                 moved += 1;
             }
         }
     }
-    (
-        relative_norm(&out, &want),
-        (stats.density() - want_stats.density()).abs(),
-        moved,
-    )
+    (relative_norm(&out, &want), (stats.density() - want_stats.density()).abs(), moved)
 }
 
 /// Whether a gain anywhere is so near its threshold that f32 may decide otherwise.
 fn near_tie(case: &Case, ranking: &Ranking) -> bool {
     let visits = |factor: f32| {
         let nudged = case.with(|config| config.tau(case.config.tau() * factor));
-        let (_, stats) = reference::attention(
-            &case.shape,
-            case.qkv(),
-            case.scale(),
-            &nudged.config,
-            case.chunk,
-            Some(ranking),
-        )
-        .unwrap();
-        stats
-            .heads
-            .iter()
-            .flat_map(|head| head.tiles.iter().map(|t| t.visited))
-            .collect::<Vec<_>>()
+        let (_, stats) =
+            reference::attention(&case.shape, case.qkv(), case.scale(), &nudged.config, case.chunk, Some(ranking))
+                .unwrap();
+        stats.heads.iter().flat_map(|head| head.tiles.iter().map(|t| t.visited)).collect::<Vec<_>>()
     };
     visits(1.0 - 1e-4) != visits(1.0 + 1e-4)
 }

@@ -123,26 +123,15 @@ proptest! {
 fn whole_segments_in_chunks_equal_the_whole() {
     let whole = AttnShape::new([1, 512, 2, 64], [512, 1]).unwrap();
     let [q, k, v] = tensors(&whole, 7, 4.0);
-    let config = S2oConfig::builder()
-        .segment_len(SegmentLen::Fixed(128))
-        .dense_below(0)
-        .build()
-        .unwrap();
+    let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(128)).dense_below(0).build().unwrap();
     let mut want = vec![f32::NAN; q.len()];
     let want_stats = cpu::attention(&inputs(&whole, &q, &k, &v), &config, Chunk::last(512), &mut want).unwrap();
     let mut got = Vec::new();
     let mut stats = AttnStats::default();
     for end in [128, 384, 512] {
-        let begin = if end == 128 {
-            0
-        } else {
-            end - if end == 384 { 256 } else { 128 }
-        };
+        let begin = if end == 128 { 0 } else { end - if end == 384 { 256 } else { 128 } };
         let shape = AttnShape::new([1, end - begin, 2, 64], [end, 1]).unwrap();
-        let chunk = Chunk {
-            prompt_len: 512,
-            is_last: end == 512,
-        };
+        let chunk = Chunk { prompt_len: 512, is_last: end == 512 };
         let mut out = vec![f32::NAN; (end - begin) * 128];
         let part = inputs(&shape, &q[begin * 128..end * 128], &k[..end * 64], &v[..end * 64]);
         stats.append(cpu::attention(&part, &config, chunk, &mut out).unwrap());
@@ -164,10 +153,7 @@ fn short_prompts_take_the_dense_path() {
     assert_eq!(out, want);
     assert_eq!(stats.density(), 1.0);
     // What counts is the prompt, not the chunk.
-    let longer = Chunk {
-        prompt_len: 701,
-        is_last: false,
-    };
+    let longer = Chunk { prompt_len: 701, is_last: false };
     assert!(cpu::attention(&inputs, &config, longer, &mut out).unwrap().density() < 1.0);
 }
 
@@ -193,12 +179,7 @@ fn a_million_keys() {
     let k_len = (1 << 20) + 77;
     let shape = AttnShape::new([1, 300, 1, 8], [k_len, 1]).unwrap();
     let [q, k, v] = tensors(&shape, 11, 2.0);
-    let config = S2oConfig::builder()
-        .segment_len(SegmentLen::Fixed(256))
-        .dense_tail(1)
-        .tau(0.0)
-        .build()
-        .unwrap();
+    let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).dense_tail(1).tau(0.0).build().unwrap();
     let inputs = inputs(&shape, &q, &k, &v);
     let mut out = vec![f32::NAN; q.len()];
     let stats = cpu::attention(&inputs, &config, Chunk::last(k_len), &mut out).unwrap();
@@ -211,13 +192,8 @@ fn a_million_keys() {
 #[test]
 fn nan_and_infinity_neither_hang_nor_hide() {
     let shape = AttnShape::new([1, 400, 1, 16], [400, 1]).unwrap();
-    let config = S2oConfig::builder()
-        .segment_len(SegmentLen::Fixed(128))
-        .dense_below(0)
-        .dense_tail(0)
-        .tau(0.5)
-        .build()
-        .unwrap();
+    let config =
+        S2oConfig::builder().segment_len(SegmentLen::Fixed(128)).dense_below(0).dense_tail(0).tau(0.5).build().unwrap();
     for q_perm in [false, true] {
         let config = config.to_builder().q_perm(q_perm).build().unwrap();
         for poison in [f32::NAN, -f32::NAN, f32::INFINITY] {
@@ -254,14 +230,7 @@ fn a_cap_below_one_segment_is_refused() {
         .unwrap();
     let mut out = vec![0.0; q.len()];
     let error = cpu::attention(&inputs(&shape, &q, &kv, &kv), &config, Chunk::last(512), &mut out).unwrap_err();
-    assert_eq!(
-        error,
-        S2oError::WorkspaceTooSmall {
-            expected: 15360,
-            got: 15359,
-            prefix_len: 384
-        }
-    );
+    assert_eq!(error, S2oError::WorkspaceTooSmall { expected: 15360, got: 15359, prefix_len: 384 });
     assert!(error.to_string().contains("expected at least 15360 bytes"), "{error}");
 }
 
@@ -272,10 +241,7 @@ fn misfits_are_refused() {
     let inputs = inputs(&shape, &data, &data, &data);
     let config = S2oConfig::builder().dense_below(0).build().unwrap();
     let mut out = vec![0.0; data.len()];
-    let short = Chunk {
-        prompt_len: 255,
-        is_last: false,
-    };
+    let short = Chunk { prompt_len: 255, is_last: false };
     assert_eq!(
         cpu::attention(&inputs, &config, short, &mut out).unwrap_err(),
         S2oError::PromptShorterThanKeys { k_len: 256, got: 255 }

@@ -36,10 +36,7 @@ impl Case {
     }
 
     pub fn with(&self, change: impl FnOnce(s2o::S2oConfigBuilder) -> s2o::S2oConfigBuilder) -> Self {
-        Self {
-            config: change(self.config.to_builder()).build().unwrap(),
-            ..self.clone()
-        }
+        Self { config: change(self.config.to_builder()).build().unwrap(), ..self.clone() }
     }
 }
 

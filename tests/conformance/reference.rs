@@ -13,31 +13,13 @@ fn orders_are_the_same() {
     for vectors in load_all() {
         let config = vectors.config(&vectors.runs()[0]);
         let plan = Plan::new(&config, &vectors.shape, vectors.chunk()).unwrap();
-        let head = Head::new(
-            &vectors.shape,
-            vectors.qkv(),
-            vectors.shape.default_softmax_scale(),
-            0,
-            0,
-        );
+        let head = Head::new(&vectors.shape, vectors.qkv(), vectors.shape.default_softmax_scale(), 0, 0);
         for (s, order) in reference::rank_all(&head, &plan, &config).iter().enumerate() {
             let SegmentOrder { q_perm, kv_perm, .. } = order;
             let name = |what: &str| format!("{what}.h0.s{s}");
             let (q_want, kv_want) = (vectors.ints(&name("q_perm")), vectors.ints(&name("kv_perm")));
-            assert_eq!(
-                kv_perm.as_slice(),
-                kv_want.unwrap(),
-                "{} {}",
-                vectors.name,
-                name("kv_perm")
-            );
-            assert_eq!(
-                q_perm.as_slice(),
-                q_want.unwrap(),
-                "{} {}",
-                vectors.name,
-                name("q_perm")
-            );
+            assert_eq!(kv_perm.as_slice(), kv_want.unwrap(), "{} {}", vectors.name, name("kv_perm"));
+            assert_eq!(q_perm.as_slice(), q_want.unwrap(), "{} {}", vectors.name, name("q_perm"));
         }
     }
 }
@@ -52,21 +34,14 @@ fn outputs_and_visits_are_the_same() {
             let config = vectors.config(run);
             let (out, stats) =
                 reference::attention(&vectors.shape, vectors.qkv(), scale, &config, vectors.chunk(), None).unwrap();
-            let visited: Vec<u32> = stats
-                .heads
-                .iter()
-                .flat_map(|head| head.tiles.iter().map(|tile| tile.visited as u32))
-                .collect();
+            let visited: Vec<u32> =
+                stats.heads.iter().flat_map(|head| head.tiles.iter().map(|tile| tile.visited as u32)).collect();
             let want = vectors.ints(&format!("visited.{}", run.index)).unwrap();
             assert_eq!(visited, want, "{at}: visited prefix tiles");
             let error = relative_norm(&out, &vectors.floats(&format!("out.{}", run.index)).unwrap());
             assert!(error < ROUNDING, "{at}: output differs by {error:e}");
             if let Some(density) = run.density {
-                assert!(
-                    (stats.density() - density).abs() < 1e-12,
-                    "{at}: density {} {density}",
-                    stats.density()
-                );
+                assert!((stats.density() - density).abs() < 1e-12, "{at}: density {} {density}", stats.density());
             }
             if run.tau == 0.0 {
                 let dense = vectors.floats("dense").unwrap();

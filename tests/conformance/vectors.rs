@@ -42,10 +42,8 @@ pub struct Vectors {
 
 /// All files of tests/data, or of the directory that S2O_VECTORS names.
 pub fn load_all() -> Vec<Vectors> {
-    let dir = std::env::var_os("S2O_VECTORS").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data"),
-        PathBuf::from,
-    );
+    let dir = std::env::var_os("S2O_VECTORS")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data"), PathBuf::from);
     let mut paths: Vec<PathBuf> = std::fs::read_dir(&dir)
         .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
         .map(|entry| entry.unwrap().path())
@@ -101,11 +99,7 @@ impl Vectors {
                 "sum" => StopRule::SumRatio,
                 other => panic!("unknown rule {other}"),
             })
-            .triggering_tile(if run.keep == 1 {
-                TriggeringTile::Keep
-            } else {
-                TriggeringTile::Discard
-            })
+            .triggering_tile(if run.keep == 1 { TriggeringTile::Keep } else { TriggeringTile::Discard })
             .key_score(if run.second_cumulant == 0.0 {
                 KeyScore::MeanQuery
             } else {
@@ -126,23 +120,13 @@ impl Vectors {
     pub fn ints(&self, name: &str) -> Option<Vec<u32>> {
         let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
         let bytes = tensors.tensor(name).ok()?.data().to_vec();
-        Some(
-            bytes
-                .chunks_exact(4)
-                .map(|b| u32::from_le_bytes(b.try_into().unwrap()))
-                .collect(),
-        )
+        Some(bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect())
     }
 }
 
 fn floats(tensors: &SafeTensors<'_>, name: &str) -> Option<Vec<f32>> {
     let bytes = tensors.tensor(name).ok()?.data().to_vec();
-    Some(
-        bytes
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
-            .collect(),
-    )
+    Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
 }
 
 /// `|a - b| / |b|`, Euclidean norms; infinite if any element of `a` is not finite.

@@ -17,9 +17,7 @@ fn directory(json: &Value) -> TempDir {
 }
 
 fn load_error(directory: &TempDir) -> ModelError {
-    ModelSource::Directory(directory.path().to_owned())
-        .load(&LoadOptions::default(), None)
-        .unwrap_err()
+    ModelSource::Directory(directory.path().to_owned()).load(&LoadOptions::default(), None).unwrap_err()
 }
 
 fn config_error(changes: Value) -> ModelError {
@@ -32,10 +30,7 @@ fn missing_files() {
         let directory = directory(&llama_json());
         std::fs::remove_file(directory.path().join(file)).unwrap();
         let error = load_error(&directory);
-        assert!(
-            matches!(&error, ModelError::MissingFile { path, .. } if path.ends_with(file)),
-            "{error}"
-        );
+        assert!(matches!(&error, ModelError::MissingFile { path, .. } if path.ends_with(file)), "{error}");
     }
     let sharded = tempfile::tempdir().unwrap();
     write_sharded(sharded.path(), &llama_json(), &weights(&llama_json(), 51));
@@ -57,10 +52,7 @@ fn damaged_weights() {
     for len in [0, 5, 200, bytes.len() / 2, bytes.len() - 1] {
         std::fs::write(&file, &bytes[..len]).unwrap();
         let error = load_error(&directory);
-        assert!(
-            matches!(&error, ModelError::InvalidWeights { path, .. } if *path == file),
-            "cut to {len}: {error}"
-        );
+        assert!(matches!(&error, ModelError::InvalidWeights { path, .. } if *path == file), "cut to {len}: {error}");
     }
 }
 
@@ -68,10 +60,7 @@ fn damaged_weights() {
 fn tensors_that_do_not_fit_the_configuration() {
     let deeper = directory(&with(llama_json(), json!({"num_hidden_layers": 3})));
     let error = load_error(&deeper);
-    assert!(
-        matches!(&error, ModelError::MissingTensor { name } if name.starts_with("model.layers.2.")),
-        "{error}"
-    );
+    assert!(matches!(&error, ModelError::MissingTensor { name } if name.starts_with("model.layers.2.")), "{error}");
     let wider = directory(&with(llama_json(), json!({"intermediate_size": 160})));
     let error = load_error(&wider);
     assert!(
@@ -91,46 +80,22 @@ fn unsupported_models() {
         ModelError::UnsupportedFeature { feature, .. } => feature,
         other => panic!("{other}"),
     };
-    assert_eq!(
-        feature(json!({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}})),
-        "rope_scaling.rope_type"
-    );
+    assert_eq!(feature(json!({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}})), "rope_scaling.rope_type");
     assert_eq!(feature(json!({"hidden_act": "gelu"})), "hidden_act");
     assert_eq!(feature(json!({"sliding_window": 4096})), "sliding_window");
-    let windowed = with(
-        qwen3_json(),
-        json!({"use_sliding_window": true, "sliding_window": 4096}),
-    );
+    let windowed = with(qwen3_json(), json!({"use_sliding_window": true, "sliding_window": 4096}));
     let error = DecoderConfig::from_json(&windowed.to_string(), "config.json").unwrap_err();
-    assert!(matches!(
-        error,
-        ModelError::UnsupportedFeature {
-            feature: "use_sliding_window",
-            ..
-        }
-    ));
-    let options = LoadOptions {
-        dtype: Some(DType::F64),
-        ..Default::default()
-    };
+    assert!(matches!(error, ModelError::UnsupportedFeature { feature: "use_sliding_window", .. }));
+    let options = LoadOptions { dtype: Some(DType::F64), ..Default::default() };
     let error = ModelSource::Needle7m.load(&options, None).unwrap_err();
     assert!(matches!(error, ModelError::UnsupportedFeature { feature: "dtype", .. }));
 }
 
 #[test]
 fn malformed_configurations() {
-    for text in [
-        "",
-        "{",
-        "[]",
-        "{\"architectures\": [\"LlamaForCausalLM\"]}",
-        "{\"vocab_size\": -3}",
-    ] {
+    for text in ["", "{", "[]", "{\"architectures\": [\"LlamaForCausalLM\"]}", "{\"vocab_size\": -3}"] {
         let error = DecoderConfig::from_json(text, "config.json").unwrap_err();
-        assert!(
-            matches!(&error, ModelError::InvalidConfig { origin, .. } if origin == "config.json"),
-            "{error}"
-        );
+        assert!(matches!(&error, ModelError::InvalidConfig { origin, .. } if origin == "config.json"), "{error}");
     }
     for changes in [
         json!({"num_hidden_layers": 0}),
@@ -150,11 +115,7 @@ fn malformed_configurations() {
     let directory = directory(&llama_json());
     std::fs::write(directory.path().join("tokenizer.json"), "{}").unwrap();
     assert!(matches!(load_error(&directory), ModelError::Tokenizer { .. }));
-    std::fs::write(
-        directory.path().join("generation_config.json"),
-        r#"{"eos_token_id": "x"}"#,
-    )
-    .unwrap();
+    std::fs::write(directory.path().join("generation_config.json"), r#"{"eos_token_id": "x"}"#).unwrap();
     assert!(matches!(load_error(&directory), ModelError::InvalidConfig { .. }));
 }
 
@@ -169,61 +130,35 @@ fn bad_prompts() {
     };
     let empty = Tensor::zeros((1, 0), DType::U32, &Device::Cpu).unwrap();
     assert!(matches!(error(&empty, PrefillOptions::new()), ModelError::EmptyPrompt));
-    assert!(matches!(
-        error(&tokens(1, 5, 288), PrefillOptions::new().chunk(0)),
-        ModelError::EmptyChunk
-    ));
+    assert!(matches!(error(&tokens(1, 5, 288), PrefillOptions::new().chunk(0)), ModelError::EmptyChunk));
     assert!(matches!(
         error(&tokens(1, 21, 288), PrefillOptions::new()),
         ModelError::CacheFull { expected: 20, got: 21 }
     ));
     assert!(matches!(
         error(&tokens(1, 257, 288), PrefillOptions::new()),
-        ModelError::ContextTooLong {
-            expected: 256,
-            got: 257
-        }
+        ModelError::ContextTooLong { expected: 256, got: 257 }
     ));
     let outside = Tensor::new(&[[1u32, 288]], &Device::Cpu).unwrap();
-    assert!(matches!(
-        error(&outside, PrefillOptions::new()),
-        ModelError::TokenOutOfRange {
-            expected: 288,
-            got: 288
-        }
-    ));
+    assert!(matches!(error(&outside, PrefillOptions::new()), ModelError::TokenOutOfRange { expected: 288, got: 288 }));
     let flat = Tensor::new(&[1u32, 2], &Device::Cpu).unwrap();
     for wrong in [flat, tokens(2, 3, 288), tokens(1, 3, 288).to_dtype(DType::I64).unwrap()] {
-        assert!(matches!(
-            error(&wrong, PrefillOptions::new()),
-            ModelError::WrongInput { .. }
-        ));
+        assert!(matches!(error(&wrong, PrefillOptions::new()), ModelError::WrongInput { .. }));
     }
 }
 
 #[test]
 fn bad_decoding() {
     let decoder = decoder(&llama_json(), 53);
-    assert!(matches!(
-        decoder.new_cache(1, 257),
-        Err(ModelError::ContextTooLong {
-            expected: 256,
-            got: 257
-        })
-    ));
+    assert!(matches!(decoder.new_cache(1, 257), Err(ModelError::ContextTooLong { expected: 256, got: 257 })));
     assert!(matches!(decoder.new_cache(0, 5), Err(ModelError::WrongInput { .. })));
     assert!(matches!(decoder.new_cache(1, 0), Err(ModelError::WrongInput { .. })));
     let mut cache = decoder.new_cache(1, 3).unwrap();
-    decoder
-        .prefill(&tokens(1, 3, 288), &mut cache, &Dense, PrefillOptions::new())
-        .unwrap();
+    decoder.prefill(&tokens(1, 3, 288), &mut cache, &Dense, PrefillOptions::new()).unwrap();
     let error = decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap_err();
     assert!(matches!(error, ModelError::CacheFull { expected: 3, got: 4 }));
     cache.reset();
-    assert!(matches!(
-        decoder.decode(&tokens(1, 2, 288), &mut cache),
-        Err(ModelError::WrongInput { .. })
-    ));
+    assert!(matches!(decoder.decode(&tokens(1, 2, 288), &mut cache), Err(ModelError::WrongInput { .. })));
     assert!(cache.layer(2).is_err());
     let none = PrefillOptions::new().num_logits(0);
     let out = decoder.prefill(&tokens(1, 3, 288), &mut cache, &Dense, none).unwrap();
@@ -234,35 +169,18 @@ fn bad_decoding() {
 #[test]
 fn generation_that_cannot_fit_is_refused_before_any_work() {
     let directory = directory(&llama_json());
-    let model = ModelSource::Directory(directory.path().to_owned())
-        .load(&LoadOptions::default(), None)
-        .unwrap();
+    let model = ModelSource::Directory(directory.path().to_owned()).load(&LoadOptions::default(), None).unwrap();
     let mut cache = model.decoder.new_cache(1, 30).unwrap();
     let mut run = |prompt: &[u32], max_new_tokens: usize| {
-        let options = GenerationOptions {
-            max_new_tokens,
-            ..Default::default()
-        };
+        let options = GenerationOptions { max_new_tokens, ..Default::default() };
         let prefill = PrefillOptions::new();
         let result = model.generate(prompt, &mut cache, &Dense, prefill, &options, &mut |_| ());
         let len = cache.len();
         cache.reset();
         (result, len)
     };
-    assert!(matches!(
-        run(&[1; 20], 12),
-        (Err(ModelError::CacheFull { expected: 30, got: 31 }), 0)
-    ));
-    assert!(matches!(
-        run(&[1; 20], 500),
-        (
-            Err(ModelError::ContextTooLong {
-                expected: 256,
-                got: 519
-            }),
-            0
-        )
-    ));
+    assert!(matches!(run(&[1; 20], 12), (Err(ModelError::CacheFull { expected: 30, got: 31 }), 0)));
+    assert!(matches!(run(&[1; 20], 500), (Err(ModelError::ContextTooLong { expected: 256, got: 519 }), 0)));
     assert!(matches!(run(&[], 5), (Err(ModelError::EmptyPrompt), 0)));
     assert!(run(&[1; 20], 11).0.is_ok());
 }
@@ -278,15 +196,9 @@ fn a_tokenizer_larger_than_the_embedding() {
 #[test]
 fn passkeys_that_cannot_be() {
     let tokenizer = tiny_tokenizer();
-    assert!(matches!(
-        passkey::build(&tokenizer, 50, 0.5, 0),
-        Err(ModelError::PromptTooShort { got: 50, .. })
-    ));
+    assert!(matches!(passkey::build(&tokenizer, 50, 0.5, 0), Err(ModelError::PromptTooShort { got: 50, .. })));
     for depth in [-0.1, 1.1, f64::NAN] {
-        assert!(matches!(
-            passkey::build(&tokenizer, 5000, depth, 0),
-            Err(ModelError::WrongInput { .. })
-        ));
+        assert!(matches!(passkey::build(&tokenizer, 5000, depth, 0), Err(ModelError::WrongInput { .. })));
     }
 }
 

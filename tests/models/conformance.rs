@@ -15,9 +15,7 @@ fn ours(json: &Value, tokens: &Tensor) -> Tensor {
     let decoder = decoder(json, 7);
     let (batch, len) = tokens.dims2().unwrap();
     let mut cache = decoder.new_cache(batch, len).unwrap();
-    let out = decoder
-        .prefill(tokens, &mut cache, &Dense, PrefillOptions::new())
-        .unwrap();
+    let out = decoder.prefill(tokens, &mut cache, &Dense, PrefillOptions::new()).unwrap();
     out.last_logits().unwrap()
 }
 
@@ -40,10 +38,7 @@ fn compare(json: &Value, theirs: fn(&Value, &Tensor) -> Tensor) {
         let tokens = tokens(batch, len, 288);
         let (ours, theirs) = (ours(json, &tokens), theirs(json, &tokens));
         let difference = max_diff(&ours, &theirs);
-        assert!(
-            difference < TOLERANCE,
-            "batch {batch}, len {len}: {difference} in {json}"
-        );
+        assert!(difference < TOLERANCE, "batch {batch}, len {len}: {difference} in {json}");
         assert!(max_abs(&theirs) > 0.5, "logits too small to tell anything");
     }
 }
@@ -60,13 +55,7 @@ fn llama_with_as_many_kv_heads() {
 
 #[test]
 fn llama_with_one_kv_head_and_tied_head() {
-    compare(
-        &with(
-            llama_json(),
-            json!({"num_key_value_heads": 1, "tie_word_embeddings": true}),
-        ),
-        candle_llama,
-    );
+    compare(&with(llama_json(), json!({"num_key_value_heads": 1, "tie_word_embeddings": true})), candle_llama);
 }
 
 #[test]
@@ -77,10 +66,7 @@ fn llama_3_1_rope_scaling() {
     compare(&scaled, candle_llama);
     let plain = with(llama_json(), json!({"rope_theta": 500000.0}));
     let tokens = tokens(1, 130, 288);
-    assert!(
-        max_diff(&ours(&scaled, &tokens), &ours(&plain, &tokens)) > 1e-2,
-        "the scaling changes nothing"
-    );
+    assert!(max_diff(&ours(&scaled, &tokens), &ours(&plain, &tokens)) > 1e-2, "the scaling changes nothing");
 }
 
 #[test]

@@ -62,20 +62,13 @@ pub(crate) fn decoder(json: &Value, seed: u64) -> Decoder {
 
 /// Tokens without a pattern, `(batch, len)`.
 pub(crate) fn tokens(batch: usize, len: usize, vocab: u32) -> Tensor {
-    let ids: Vec<u32> = (0..(batch * len) as u32)
-        .map(|i| i.wrapping_mul(2_654_435_761) >> 8)
-        .map(|i| i % vocab)
-        .collect();
+    let ids: Vec<u32> =
+        (0..(batch * len) as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 8).map(|i| i % vocab).collect();
     Tensor::from_vec(ids, (batch, len), &Device::Cpu).unwrap()
 }
 
 pub(crate) fn values(x: &Tensor) -> Vec<f32> {
-    x.flatten_all()
-        .unwrap()
-        .to_dtype(DType::F32)
-        .unwrap()
-        .to_vec1()
-        .unwrap()
+    x.flatten_all().unwrap().to_dtype(DType::F32).unwrap().to_vec1().unwrap()
 }
 
 /// Largest absolute difference; a NaN counts as infinite.
@@ -99,29 +92,20 @@ pub(crate) fn tiny_vocabulary() -> (Vec<String>, Vec<(String, String)>) {
     tokens.push("<|im_end|>".to_owned());
     tokens.push("th".to_owned());
     tokens.push("the".to_owned());
-    (
-        tokens,
-        vec![("t".to_owned(), "h".to_owned()), ("th".to_owned(), "e".to_owned())],
-    )
+    (tokens, vec![("t".to_owned(), "h".to_owned()), ("th".to_owned(), "e".to_owned())])
 }
 
 /// The tiny tokenizer with SmolLM's pre-tokenizer.
 pub(crate) fn tiny_tokenizer() -> Tokenizer {
     let (tokens, merges) = tiny_vocabulary();
-    let vocab: Vocab = tokens
-        .iter()
-        .enumerate()
-        .map(|(id, token)| (token.clone(), id as u32))
-        .collect();
+    let vocab: Vocab = tokens.iter().enumerate().map(|(id, token)| (token.clone(), id as u32)).collect();
     let bpe = BPE::builder().vocab_and_merges(vocab, merges).build().unwrap();
     let mut tokenizer = Tokenizer::new(bpe);
     let pieces = vec![Digits::new(true).into(), ByteLevel::new(false, true, true).into()];
     tokenizer.with_pre_tokenizer(Some(Sequence::new(pieces)));
     tokenizer.with_decoder(Some(ByteLevel::new(false, true, true)));
     let special = |text: &str| AddedToken::from(text, true);
-    tokenizer
-        .add_special_tokens([special("<|bos|>"), special("<|eos|>"), special("<|im_end|>")])
-        .unwrap();
+    tokenizer.add_special_tokens([special("<|bos|>"), special("<|eos|>"), special("<|im_end|>")]).unwrap();
     tokenizer
 }
 
@@ -140,10 +124,7 @@ pub(crate) fn write_sharded(directory: &Path, json: &Value, weights: &HashMap<St
     let mut map = serde_json::Map::new();
     for (i, (name, tensor)) in weights.iter().enumerate() {
         shards[i % 2].insert(name.clone(), tensor.clone());
-        map.insert(
-            name.clone(),
-            json!(format!("model-0000{}-of-00002.safetensors", i % 2 + 1)),
-        );
+        map.insert(name.clone(), json!(format!("model-0000{}-of-00002.safetensors", i % 2 + 1)));
     }
     for (i, shard) in shards.iter().enumerate() {
         let file = directory.join(format!("model-0000{}-of-00002.safetensors", i + 1));

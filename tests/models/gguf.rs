@@ -17,13 +17,7 @@ use crate::fixtures::*;
 fn permute(weight: &Tensor, num_heads: usize) -> Tensor {
     let (rows, columns) = weight.dims2().unwrap();
     let heads = weight.reshape((num_heads, 2, rows / num_heads / 2, columns)).unwrap();
-    heads
-        .transpose(1, 2)
-        .unwrap()
-        .contiguous()
-        .unwrap()
-        .reshape((rows, columns))
-        .unwrap()
+    heads.transpose(1, 2).unwrap().contiguous().unwrap().reshape((rows, columns)).unwrap()
 }
 
 fn gguf_name(name: &str) -> String {
@@ -39,9 +33,7 @@ fn gguf_name(name: &str) -> String {
         ("mlp.", "ffn_"),
         ("_proj", ""),
     ];
-    pairs
-        .iter()
-        .fold(name.to_owned(), |name, (hf, gguf)| name.replace(hf, gguf))
+    pairs.iter().fold(name.to_owned(), |name, (hf, gguf)| name.replace(hf, gguf))
 }
 
 fn metadata(architecture: &str, json: &Json) -> Vec<(String, Value)> {
@@ -50,16 +42,11 @@ fn metadata(architecture: &str, json: &Json) -> Vec<(String, Value)> {
     let strings = |list: Vec<String>| Value::Array(list.into_iter().map(Value::String).collect());
     let (tokens, merges) = tiny_vocabulary();
     // 1 is a normal token, 3 a control token.
-    let types = (0..tokens.len())
-        .map(|id| Value::I32(if (256..259).contains(&id) { 3 } else { 1 }))
-        .collect();
+    let types = (0..tokens.len()).map(|id| Value::I32(if (256..259).contains(&id) { 3 } else { 1 })).collect();
     let model = |key: &str| format!("{architecture}.{key}");
     let tokenizer = |key: &str| format!("tokenizer.ggml.{key}");
     vec![
-        (
-            "general.architecture".to_owned(),
-            Value::String(architecture.to_owned()),
-        ),
+        ("general.architecture".to_owned(), Value::String(architecture.to_owned())),
         (model("context_length"), number("max_position_embeddings")),
         (model("embedding_length"), number("hidden_size")),
         (model("block_count"), number("num_hidden_layers")),
@@ -67,21 +54,12 @@ fn metadata(architecture: &str, json: &Json) -> Vec<(String, Value)> {
         (model("attention.head_count"), number("num_attention_heads")),
         (model("attention.head_count_kv"), number("num_key_value_heads")),
         (model("attention.key_length"), Value::U32(head_dim)),
-        (
-            model("attention.layer_norm_rms_epsilon"),
-            Value::F32(json["rms_norm_eps"].as_f64().unwrap() as f32),
-        ),
-        (
-            model("rope.freq_base"),
-            Value::F32(json["rope_theta"].as_f64().unwrap() as f32),
-        ),
+        (model("attention.layer_norm_rms_epsilon"), Value::F32(json["rms_norm_eps"].as_f64().unwrap() as f32)),
+        (model("rope.freq_base"), Value::F32(json["rope_theta"].as_f64().unwrap() as f32)),
         (tokenizer("model"), Value::String("gpt2".to_owned())),
         (tokenizer("pre"), Value::String("smollm".to_owned())),
         (tokenizer("tokens"), strings(tokens)),
-        (
-            tokenizer("merges"),
-            strings(merges.iter().map(|(a, b)| format!("{a} {b}")).collect()),
-        ),
+        (tokenizer("merges"), strings(merges.iter().map(|(a, b)| format!("{a} {b}")).collect())),
         (tokenizer("token_type"), Value::Array(types)),
         (tokenizer("bos_token_id"), Value::U32(256)),
         (tokenizer("eos_token_id"), Value::U32(257)),
@@ -113,38 +91,20 @@ fn tensors(json: &Json, weights: &HashMap<String, Tensor>, matrices: GgmlDType) 
 
 fn load(path: &Path, dtype: DType) -> LoadedModel {
     let source: ModelSource = path.to_str().unwrap().parse().unwrap();
-    source
-        .load(
-            &LoadOptions {
-                dtype: Some(dtype),
-                ..Default::default()
-            },
-            None,
-        )
-        .unwrap()
+    source.load(&LoadOptions { dtype: Some(dtype), ..Default::default() }, None).unwrap()
 }
 
 fn logits(model: &LoadedModel) -> Tensor {
     let mut cache = model.decoder.new_cache(1, 100).unwrap();
     let options = PrefillOptions::new().num_logits(5);
-    model
-        .decoder
-        .prefill(&tokens(1, 90, 261), &mut cache, &Dense, options)
-        .unwrap()
-        .logits
+    model.decoder.prefill(&tokens(1, 90, 261), &mut cache, &Dense, options).unwrap().logits
 }
 
 #[test]
 fn logits_equal_those_of_the_safetensors() {
     for (architecture, json) in [
         ("llama", with(llama_json(), json!({"rms_norm_eps": 2f64.powi(-17)}))),
-        (
-            "llama",
-            with(
-                llama_json(),
-                json!({"rms_norm_eps": 2f64.powi(-17), "tie_word_embeddings": true}),
-            ),
-        ),
+        ("llama", with(llama_json(), json!({"rms_norm_eps": 2f64.powi(-17), "tie_word_embeddings": true}))),
         ("qwen3", with(qwen3_json(), json!({"rms_norm_eps": 2f64.powi(-20)}))),
     ] {
         let directory = tempfile::tempdir().unwrap();
@@ -154,27 +114,16 @@ fn logits_equal_those_of_the_safetensors() {
         let expected = logits(&reference);
 
         let file = directory.path().join("tiny.gguf");
-        write(
-            &file,
-            &metadata(architecture, &json),
-            &tensors(&json, &weights, GgmlDType::F32),
-        );
+        write(&file, &metadata(architecture, &json), &tensors(&json, &weights, GgmlDType::F32));
         let model = load(&file, DType::F32);
         assert_eq!(model.name, "tiny");
         assert_eq!(model.config(), reference.config());
         assert_eq!(max_diff(&logits(&model), &expected), 0.0, "{architecture} in F32");
         assert_eq!(model.eos_ids, [257, 258], "the file's own, and a known end of turn");
 
-        write(
-            &file,
-            &metadata(architecture, &json),
-            &tensors(&json, &weights, GgmlDType::Q8_0),
-        );
+        write(&file, &metadata(architecture, &json), &tensors(&json, &weights, GgmlDType::Q8_0));
         let difference = max_diff(&logits(&load(&file, DType::F32)), &expected);
-        assert!(
-            difference > 0.0 && difference < 0.06 * max_abs(&expected),
-            "{architecture} in Q8_0: {difference}"
-        );
+        assert!(difference > 0.0 && difference < 0.06 * max_abs(&expected), "{architecture} in Q8_0: {difference}");
     }
 }
 
@@ -187,13 +136,8 @@ fn its_tokenizer_is_the_directorys() {
     let mut metadata = metadata("llama", &json);
     write(&file, &metadata, &tensors(&json, &weights, GgmlDType::F32));
     let (model, reference) = (load(&file, DType::F32), load(directory.path(), DType::F32));
-    for text in [
-        "the theory of 12345",
-        " two  spaces\n\n\tand a tab",
-        "naïve 日本語 🦀",
-        "<|bos|>the<|im_end|>",
-        "",
-    ] {
+    for text in ["the theory of 12345", " two  spaces\n\n\tand a tab", "naïve 日本語 🦀", "<|bos|>the<|im_end|>", ""]
+    {
         let ids = model.encode(text).unwrap();
         assert_eq!(ids, reference.encode(text).unwrap(), "{text:?}");
         assert_eq!(model.tokenizer.decode(&ids, false).unwrap(), text);
@@ -213,10 +157,7 @@ fn rope_freqs_divide_the_frequencies() {
     let mut tensors = tensors(&json, &weights, GgmlDType::F32);
     let divisors: Vec<f32> = (0..8).map(|i| if i < 4 { 1.0 } else { 8.0 }).collect();
     let divisors = Tensor::from_vec(divisors, 8, &Device::Cpu).unwrap();
-    tensors.push((
-        "rope_freqs.weight".to_owned(),
-        QTensor::quantize(&divisors, GgmlDType::F32).unwrap(),
-    ));
+    tensors.push(("rope_freqs.weight".to_owned(), QTensor::quantize(&divisors, GgmlDType::F32).unwrap()));
     write(&file, &metadata("llama", &json), &tensors);
     let frequencies = load(&file, DType::F32).config().rope.inverse_frequencies(16);
     let plain = config(&json).rope.inverse_frequencies(16);
@@ -233,22 +174,14 @@ fn broken_files_are_typed_errors() {
     let file = directory.path().join("tiny.gguf");
     let weights = weights(&json, 34);
     let good_metadata = metadata("llama", &json);
-    let error = || {
-        ModelSource::Gguf(file.clone())
-            .load(&LoadOptions::default(), None)
-            .unwrap_err()
-    };
+    let error = || ModelSource::Gguf(file.clone()).load(&LoadOptions::default(), None).unwrap_err();
     assert!(matches!(error(), ModelError::MissingFile { .. }));
 
     write(&file, &good_metadata, &tensors(&json, &weights, GgmlDType::F32));
     let bytes = std::fs::read(&file).unwrap();
     for len in [0, 3, 100, bytes.len() / 2, bytes.len() - 40] {
         std::fs::write(&file, &bytes[..len]).unwrap();
-        assert!(
-            matches!(error(), ModelError::InvalidWeights { .. }),
-            "cut to {len} bytes: {}",
-            error()
-        );
+        assert!(matches!(error(), ModelError::InvalidWeights { .. }), "cut to {len} bytes: {}", error());
     }
     let other = metadata("gpt2", &json);
     write(&file, &other, &tensors(&json, &weights, GgmlDType::F32));
@@ -262,31 +195,16 @@ fn broken_files_are_typed_errors() {
     let mut wrong = tensors(&json, &weights, GgmlDType::F32);
     wrong.retain(|(name, _)| name != "output_norm.weight");
     let short = Tensor::ones(32, DType::F32, &Device::Cpu).unwrap();
-    wrong.push((
-        "output_norm.weight".to_owned(),
-        QTensor::quantize(&short, GgmlDType::F32).unwrap(),
-    ));
+    wrong.push(("output_norm.weight".to_owned(), QTensor::quantize(&short, GgmlDType::F32).unwrap()));
     write(&file, &good_metadata, &wrong);
     assert!(matches!(error(), ModelError::WrongShape { expected, got, .. } if expected == [64] && got == [32]));
 
     let mut spm = good_metadata;
     spm.iter_mut().find(|(key, _)| key == "tokenizer.ggml.model").unwrap().1 = Value::String("llama".to_owned());
     write(&file, &spm, &tensors(&json, &weights, GgmlDType::F32));
-    assert!(matches!(
-        error(),
-        ModelError::UnsupportedFeature {
-            feature: "tokenizer.ggml.model",
-            ..
-        }
-    ));
+    assert!(matches!(error(), ModelError::UnsupportedFeature { feature: "tokenizer.ggml.model", .. }));
     let tokenizer = directory.path().join("tokenizer.json");
     tiny_tokenizer().save(&tokenizer, false).unwrap();
-    let options = LoadOptions {
-        tokenizer: Some(tokenizer),
-        ..Default::default()
-    };
-    assert!(
-        ModelSource::Gguf(file.clone()).load(&options, None).is_ok(),
-        "a tokenizer.json helps"
-    );
+    let options = LoadOptions { tokenizer: Some(tokenizer), ..Default::default() };
+    assert!(ModelSource::Gguf(file.clone()).load(&options, None).is_ok(), "a tokenizer.json helps");
 }

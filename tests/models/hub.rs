@@ -41,21 +41,13 @@ impl Server {
 fn serve(stream: TcpStream, files: &Path, own: &str, log: &Mutex<Vec<String>>) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
     let Some(Ok(request)) = lines.next() else { return };
-    let headers: Vec<String> = lines
-        .map_while(Result::ok)
-        .take_while(|line| !line.is_empty())
-        .collect();
+    let headers: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
     let header = |name: &str| {
         let prefix = format!("{name}: ");
-        headers
-            .iter()
-            .find(|h| h.to_lowercase().starts_with(&prefix))
-            .map(|h| h[prefix.len()..].to_owned())
+        headers.iter().find(|h| h.to_lowercase().starts_with(&prefix)).map(|h| h[prefix.len()..].to_owned())
     };
     let path = request.split(' ').nth(1).unwrap().to_owned();
-    log.lock()
-        .unwrap()
-        .push(format!("{path} {}", header("authorization").unwrap_or_default()));
+    log.lock().unwrap().push(format!("{path} {}", header("authorization").unwrap_or_default()));
     let file = path.rsplit('/').next().unwrap().to_owned();
     let (status, extra, body): (&str, String, Vec<u8>) = if path.starts_with("/org/gated/") {
         ("403 Forbidden", String::new(), Vec::new())
@@ -68,27 +60,15 @@ fn serve(stream: TcpStream, files: &Path, own: &str, log: &Mutex<Vec<String>>) {
             Err(_) => ("404 Not Found", String::new(), Vec::new()),
             Ok(_) if file.ends_with(".safetensors") && path.starts_with("/org/") => {
                 let location = format!("{own}/storage/{file}");
-                (
-                    "302 Found",
-                    format!("Location: {location}\r\nX-Linked-Etag: \"{file}\"\r\n"),
-                    Vec::new(),
-                )
+                ("302 Found", format!("Location: {location}\r\nX-Linked-Etag: \"{file}\"\r\n"), Vec::new())
             }
             Ok(bytes) => {
                 let range = header("range").unwrap_or_else(|| "bytes=0-".to_owned());
                 let (from, to) = range.trim_start_matches("bytes=").split_once('-').unwrap();
                 let from: usize = from.parse().unwrap();
                 let to = to.parse::<usize>().map_or(bytes.len(), |to| to + 1).min(bytes.len());
-                let content_range = format!(
-                    "Content-Range: bytes {from}-{}/{}\r\n",
-                    to.saturating_sub(1),
-                    bytes.len()
-                );
-                (
-                    "206 Partial Content",
-                    format!("{content_range}ETag: \"{file}\"\r\n"),
-                    bytes[from..to].to_vec(),
-                )
+                let content_range = format!("Content-Range: bytes {from}-{}/{}\r\n", to.saturating_sub(1), bytes.len());
+                ("206 Partial Content", format!("{content_range}ETag: \"{file}\"\r\n"), bytes[from..to].to_vec())
             }
         }
     };
@@ -108,10 +88,7 @@ fn options(endpoint: &str, cache: &Path) -> LoadOptions {
         token: Some("hf_test".to_owned()),
         offline: false,
     };
-    LoadOptions {
-        hub,
-        ..Default::default()
-    }
+    LoadOptions { hub, ..Default::default() }
 }
 
 fn load(source: &str, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
@@ -143,12 +120,7 @@ fn a_model_is_fetched_once_and_then_read_from_the_cache() {
         let embedding = model.decoder.config().vocab_size;
         assert_eq!(embedding, 288);
         let requests = server.requests();
-        assert!(
-            requests
-                .iter()
-                .any(|r| r == "/org/tiny/resolve/main/config.json Bearer hf_test"),
-            "{requests:?}"
-        );
+        assert!(requests.iter().any(|r| r == "/org/tiny/resolve/main/config.json Bearer hf_test"), "{requests:?}");
         assert!(requests.iter().any(|r| r.starts_with("/storage/model")), "{requests:?}");
 
         let mut offline = options.clone();
@@ -156,10 +128,7 @@ fn a_model_is_fetched_once_and_then_read_from_the_cache() {
         assert!(load("org/tiny", &offline).is_ok(), "a full cache needs no network");
         offline.hub.offline = true;
         assert!(load("org/tiny", &offline).is_ok(), "HF_HUB_OFFLINE allows the cache");
-        assert!(
-            load(&format!("org/tiny@{COMMIT}"), &offline).is_ok(),
-            "a commit's snapshot needs no reference"
-        );
+        assert!(load(&format!("org/tiny@{COMMIT}"), &offline).is_ok(), "a commit's snapshot needs no reference");
     }
 }
 
@@ -170,22 +139,13 @@ fn refusals_say_what_to_do() {
     let options = options(&server.address, cache.path());
     for (id, expected) in [("org/gated", 403), ("org/private", 401)] {
         let error = load(id, &options).unwrap_err();
-        assert!(
-            matches!(&error, ModelError::Gated { status, .. } if *status == expected),
-            "{error}"
-        );
+        assert!(matches!(&error, ModelError::Gated { status, .. } if *status == expected), "{error}");
         let text = error.to_string();
-        assert!(
-            text.contains(&format!("{}/{id}", server.address)) && text.contains("HF_TOKEN"),
-            "{text}"
-        );
+        assert!(text.contains(&format!("{}/{id}", server.address)) && text.contains("HF_TOKEN"), "{text}");
         assert!(text.contains("hf auth login") && !text.contains("hf_test"), "{text}");
     }
     let error = load("org/broken", &options).unwrap_err();
-    assert!(
-        matches!(&error, ModelError::Hub { reason, .. } if reason.contains("500")),
-        "{error}"
-    );
+    assert!(matches!(&error, ModelError::Hub { reason, .. } if reason.contains("500")), "{error}");
 }
 
 #[test]
@@ -213,10 +173,7 @@ fn no_network_says_so() {
     assert!(matches!(error, ModelError::Offline { .. }), "{error}");
     options.hub.offline = true;
     let error = load("org/tiny", &options).unwrap_err();
-    assert!(
-        matches!(&error, ModelError::Offline { reason, .. } if reason.contains("HF_HUB_OFFLINE")),
-        "{error}"
-    );
+    assert!(matches!(&error, ModelError::Offline { reason, .. } if reason.contains("HF_HUB_OFFLINE")), "{error}");
 }
 
 #[test]
@@ -226,20 +183,11 @@ fn sources_parse() {
     let parse = |source: &str| source.parse::<ModelSource>();
     assert_eq!(parse("needle-7m").unwrap(), ModelSource::Needle7m);
     assert_eq!(parse(path).unwrap(), ModelSource::Directory(PathBuf::from(path)));
-    assert_eq!(
-        parse("a/b/c.gguf").unwrap(),
-        ModelSource::Gguf(PathBuf::from("a/b/c.gguf"))
-    );
-    let hub = |id: &str, revision: &str| ModelSource::Hub {
-        id: id.to_owned(),
-        revision: revision.to_owned(),
-    };
+    assert_eq!(parse("a/b/c.gguf").unwrap(), ModelSource::Gguf(PathBuf::from("a/b/c.gguf")));
+    let hub = |id: &str, revision: &str| ModelSource::Hub { id: id.to_owned(), revision: revision.to_owned() };
     assert_eq!(parse("Qwen/Qwen3-8B").unwrap(), hub("Qwen/Qwen3-8B", "main"));
     assert_eq!(parse("Qwen/Qwen3-8B@v1").unwrap(), hub("Qwen/Qwen3-8B", "v1"));
-    assert_eq!(
-        parse("./nowhere").unwrap(),
-        ModelSource::Directory(PathBuf::from("./nowhere"))
-    );
+    assert_eq!(parse("./nowhere").unwrap(), ModelSource::Directory(PathBuf::from("./nowhere")));
     for bad in ["", "llama", "needle 7m"] {
         assert!(matches!(parse(bad), Err(ModelError::InvalidSource { .. })), "{bad:?}");
     }

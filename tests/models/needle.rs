@@ -13,28 +13,18 @@ use crate::fixtures::*;
 fn needle() -> LoadedModel {
     let source: ModelSource = "needle-7m".parse().unwrap();
     let mut layers = Vec::new();
-    let model = source
-        .load(
-            &LoadOptions::default(),
-            Some(&mut |done, total| layers.push((done, total))),
-        )
-        .unwrap();
+    let model = source.load(&LoadOptions::default(), Some(&mut |done, total| layers.push((done, total)))).unwrap();
     assert_eq!(layers, (1..=6).map(|layer| (layer, 6)).collect::<Vec<_>>());
     model
 }
 
 fn answer(model: &LoadedModel, tokens: &[u32]) -> String {
     let mut cache = model.decoder.new_cache(1, tokens.len() + 16).unwrap();
-    let options = GenerationOptions {
-        max_new_tokens: 12,
-        ..Default::default()
-    };
+    let options = GenerationOptions { max_new_tokens: 12, ..Default::default() };
     let mut streamed = String::new();
     let mut show = |text: &str| streamed.push_str(text);
     let prefill = PrefillOptions::new().chunk(512);
-    let out = model
-        .generate(tokens, &mut cache, &Dense, prefill, &options, &mut show)
-        .unwrap();
+    let out = model.generate(tokens, &mut cache, &Dense, prefill, &options, &mut show).unwrap();
     assert_eq!(out.text, model.decode_text(&out.tokens).unwrap());
     assert_eq!(out.text, streamed);
     out.text
@@ -57,12 +47,7 @@ fn logits_equal_candles_on_2k_tokens() {
     let tokens = model.prompt(&model.encode(text).unwrap()[..2048]).unwrap();
     let mut cache = model.decoder.new_cache(1, 2048).unwrap();
     let options = PrefillOptions::new().chunk(600);
-    let ours = model
-        .decoder
-        .prefill(&tokens, &mut cache, &Dense, options)
-        .unwrap()
-        .last_logits()
-        .unwrap();
+    let ours = model.decoder.prefill(&tokens, &mut cache, &Dense, options).unwrap().last_logits().unwrap();
 
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/needle-7m");
     let json = std::fs::read_to_string(directory.join("config.json")).unwrap();
@@ -84,11 +69,7 @@ fn answers_an_embedded_4k_passkey() {
     let tokens = model.encode(&record.input).unwrap();
     assert_eq!(tokens.len(), record.tokens);
     let text = answer(&model, &tokens);
-    assert!(
-        passkey::answers_exactly(&text, &record.answer),
-        "{text:?}, expected {}",
-        record.answer
-    );
+    assert!(passkey::answers_exactly(&text, &record.answer), "{text:?}, expected {}", record.answer);
 }
 
 #[test]
@@ -96,39 +77,20 @@ fn answers_a_built_passkey() {
     let model = needle();
     let prompt = passkey::build(&model.tokenizer, 3000, 0.3, 11).unwrap();
     let text = answer(&model, &prompt.tokens);
-    assert!(
-        passkey::answers_exactly(&text, &prompt.answer),
-        "{text:?}, expected {}",
-        prompt.answer
-    );
+    assert!(passkey::answers_exactly(&text, &prompt.answer), "{text:?}, expected {}", prompt.answer);
 }
 
 #[test]
 fn built_prompts_have_the_wanted_length_and_depth() {
     let model = needle();
-    for (num_tokens, depth, seed) in [
-        (100, 0.5, 0),
-        (512, 0.0, 1),
-        (4096, 0.25, 2),
-        (4096, 1.0, 3),
-        (32_768, 0.5, 4),
-        (131_072, 0.9, 5),
-    ] {
+    for (num_tokens, depth, seed) in
+        [(100, 0.5, 0), (512, 0.0, 1), (4096, 0.25, 2), (4096, 1.0, 3), (32_768, 0.5, 4), (131_072, 0.9, 5)]
+    {
         let prompt = passkey::build(&model.tokenizer, num_tokens, depth, seed).unwrap();
-        assert!(
-            prompt.tokens.len() <= num_tokens && prompt.tokens.len() > num_tokens - 64,
-            "{num_tokens}"
-        );
+        assert!(prompt.tokens.len() <= num_tokens && prompt.tokens.len() > num_tokens - 64, "{num_tokens}");
         assert_eq!(prompt.tokens, model.encode(&prompt.text).unwrap());
-        let needle = format!(
-            "\nThe pass key is {0}. Remember it. {0} is the pass key.\n",
-            prompt.answer
-        );
-        assert_eq!(
-            prompt.text.matches("pass key is").count(),
-            2,
-            "one needle, one question"
-        );
+        let needle = format!("\nThe pass key is {0}. Remember it. {0} is the pass key.\n", prompt.answer);
+        assert_eq!(prompt.text.matches("pass key is").count(), 2, "one needle, one question");
         let at = prompt.text.find(&needle).unwrap();
         if num_tokens >= 4096 {
             let place = at as f64 / (prompt.text.len() - needle.len()) as f64;

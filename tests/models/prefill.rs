@@ -54,18 +54,11 @@ fn decoding_equals_a_longer_prefill() {
             let whole = decoder.prefill(&tokens, &mut cache, &Dense, options).unwrap().logits;
             cache.reset();
             let head = tokens.narrow(1, 0, 30).unwrap();
-            decoder
-                .prefill(&head, &mut cache, &Dense, PrefillOptions::new().chunk(11))
-                .unwrap();
+            decoder.prefill(&head, &mut cache, &Dense, PrefillOptions::new().chunk(11)).unwrap();
             for position in 30..40 {
-                let step = decoder
-                    .decode(&tokens.narrow(1, position, 1).unwrap(), &mut cache)
-                    .unwrap();
+                let step = decoder.decode(&tokens.narrow(1, position, 1).unwrap(), &mut cache).unwrap();
                 let expected = whole.narrow(1, position, 1).unwrap().squeeze(1).unwrap();
-                assert!(
-                    max_diff(&step, &expected) < TOLERANCE,
-                    "batch {batch}, position {position}"
-                );
+                assert!(max_diff(&step, &expected) < TOLERANCE, "batch {batch}, position {position}");
             }
             assert_eq!(cache.len(), 40);
         }
@@ -82,9 +75,7 @@ fn last_logits_equal_those_of_shorter_prompts() {
     for len in [14, 15, 16, 17, 32, 33, 49, 50] {
         cache.reset();
         let shorter = tokens.narrow(1, 0, len).unwrap();
-        let expected = decoder
-            .prefill(&shorter, &mut cache, &Dense, PrefillOptions::new())
-            .unwrap();
+        let expected = decoder.prefill(&shorter, &mut cache, &Dense, PrefillOptions::new()).unwrap();
         let got = last.narrow(1, len - 14, 1).unwrap();
         assert!(max_diff(&got, &expected.logits) < TOLERANCE, "prompt of {len}");
     }
@@ -95,21 +86,15 @@ fn a_kept_prefix_is_not_computed_again() {
     let decoder = decoder(&qwen3_json(), 4);
     let prompt = tokens(1, 60, 288);
     let mut cache = decoder.new_cache(1, 60).unwrap();
-    let whole = decoder
-        .prefill(&prompt, &mut cache, &Dense, PrefillOptions::new())
-        .unwrap();
+    let whole = decoder.prefill(&prompt, &mut cache, &Dense, PrefillOptions::new()).unwrap();
     cache.truncate(25);
     assert_eq!((cache.len(), cache.is_empty()), (25, false));
     // Another end, then the first one again: nothing of the other may remain.
     let other = tokens(1, 90, 288).narrow(1, 60, 30).unwrap();
-    decoder
-        .prefill(&other, &mut cache, &Dense, PrefillOptions::new())
-        .unwrap();
+    decoder.prefill(&other, &mut cache, &Dense, PrefillOptions::new()).unwrap();
     cache.truncate(25);
     let rest = prompt.narrow(1, 25, 35).unwrap();
-    let out = decoder
-        .prefill(&rest, &mut cache, &Dense, PrefillOptions::new().chunk(10))
-        .unwrap();
+    let out = decoder.prefill(&rest, &mut cache, &Dense, PrefillOptions::new().chunk(10)).unwrap();
     assert!(max_diff(&out.logits, &whole.logits) < TOLERANCE);
 }
 
@@ -125,10 +110,7 @@ impl Attention for Noting {
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
         assert_eq!(k.dims(), v.dims());
         assert!((call.softmax_scale - 1.0 / (q.dim(3)? as f32).sqrt()).abs() < 1e-7);
-        self.0
-            .lock()
-            .unwrap()
-            .push((call.layer, q.dim(1)?, k.dim(1)?, call.is_last_chunk));
+        self.0.lock().unwrap().push((call.layer, q.dim(1)?, k.dim(1)?, call.is_last_chunk));
         Dense.prefill(call, q, k, v)
     }
 }
@@ -141,9 +123,7 @@ fn the_seam_sees_each_layer_and_the_last_chunk_once() {
     let mut reports = Vec::new();
     let mut report = |done, total| reports.push((done, total));
     let options = PrefillOptions::new().chunk(8).on_progress(&mut report);
-    decoder
-        .prefill(&tokens(1, 20, 288), &mut cache, &noting, options)
-        .unwrap();
+    decoder.prefill(&tokens(1, 20, 288), &mut cache, &noting, options).unwrap();
     let expected: Vec<_> = [(8, 8, false), (8, 16, false), (4, 20, true)]
         .into_iter()
         .flat_map(|(q_len, k_len, last)| (0..2).map(move |layer| (layer, q_len, k_len, last)))
@@ -151,11 +131,7 @@ fn the_seam_sees_each_layer_and_the_last_chunk_once() {
     assert_eq!(*noting.0.lock().unwrap(), expected);
     assert_eq!(reports, [(8, 20), (16, 20), (20, 20)]);
     decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap();
-    assert_eq!(
-        noting.0.lock().unwrap().len(),
-        expected.len(),
-        "decoding must not use the seam"
-    );
+    assert_eq!(noting.0.lock().unwrap().len(), expected.len(), "decoding must not use the seam");
 }
 
 /// Fails from the second chunk on.
@@ -179,19 +155,8 @@ impl Attention for Failing {
 fn a_failed_prefill_leaves_the_cache_as_it_was() {
     let decoder = decoder(&llama_json(), 6);
     let mut cache = decoder.new_cache(1, 64).unwrap();
-    decoder
-        .prefill(&tokens(1, 4, 288), &mut cache, &Dense, PrefillOptions::new())
-        .unwrap();
-    assert!(
-        decoder
-            .prefill(
-                &tokens(1, 20, 288),
-                &mut cache,
-                &Failing,
-                PrefillOptions::new().chunk(5)
-            )
-            .is_err()
-    );
+    decoder.prefill(&tokens(1, 4, 288), &mut cache, &Dense, PrefillOptions::new()).unwrap();
+    assert!(decoder.prefill(&tokens(1, 20, 288), &mut cache, &Failing, PrefillOptions::new().chunk(5)).is_err());
     assert_eq!(cache.len(), 4);
 }
 
@@ -205,9 +170,7 @@ fn half_precision_stays_close() {
         let run = |decoder: &Decoder| {
             let mut cache = decoder.new_cache(1, 40).unwrap();
 
-            let out = decoder
-                .prefill(&tokens(1, 33, 288), &mut cache, &Casting, PrefillOptions::new())
-                .unwrap();
+            let out = decoder.prefill(&tokens(1, 33, 288), &mut cache, &Casting, PrefillOptions::new()).unwrap();
             assert_eq!(out.logits.dtype(), DType::F32);
             decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap()
         };
@@ -227,9 +190,7 @@ impl Attention for Casting {
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
         let wide = |x: &Tensor| x.to_dtype(DType::F32);
-        Dense
-            .prefill(call, &wide(q)?, &wide(k)?, &wide(v)?)?
-            .to_dtype(q.dtype())
+        Dense.prefill(call, &wide(q)?, &wide(k)?, &wide(v)?)?.to_dtype(q.dtype())
     }
 }
 
@@ -241,18 +202,13 @@ fn the_stream_is_greedy_decoding_and_stops() {
     let mut cache = decoder.new_cache(1, 64).unwrap();
     let mut run = |eos: &[u32], options: &GenerationOptions| {
         cache.reset();
-        let out = decoder
-            .prefill(&prompt, &mut cache, &Dense, PrefillOptions::new())
-            .unwrap();
+        let out = decoder.prefill(&prompt, &mut cache, &Dense, PrefillOptions::new()).unwrap();
         let logits = out.last_logits().unwrap();
         let mut stream = TokenStream::new(&decoder, &mut cache, &logits, &ids, eos, options).unwrap();
         let tokens: Vec<u32> = stream.by_ref().map(|token| token.unwrap()).collect();
         (tokens, stream.stop_reason(), cache.len())
     };
-    let options = GenerationOptions {
-        max_new_tokens: 6,
-        ..Default::default()
-    };
+    let options = GenerationOptions { max_new_tokens: 6, ..Default::default() };
     let (greedy, stop, cached) = run(&[], &options);
     assert_eq!((greedy.len(), stop), (6, Some(StopReason::Length)));
     assert_eq!(cached, 12 + 5, "the last token needs no forward pass");
@@ -262,9 +218,7 @@ fn the_stream_is_greedy_decoding_and_stops() {
     for token in &greedy {
         let mut cache = decoder.new_cache(1, 64).unwrap();
         let tokens = Tensor::from_slice(&all, (1, all.len()), &Device::Cpu).unwrap();
-        let out = decoder
-            .prefill(&tokens, &mut cache, &Dense, PrefillOptions::new())
-            .unwrap();
+        let out = decoder.prefill(&tokens, &mut cache, &Dense, PrefillOptions::new()).unwrap();
         let likeliest: Vec<u32> = out.last_logits().unwrap().argmax(1).unwrap().to_vec1().unwrap();
         assert_eq!(likeliest, [*token]);
         all.push(*token);
@@ -273,18 +227,9 @@ fn the_stream_is_greedy_decoding_and_stops() {
     let (until_eos, stop, _) = run(&[greedy[3]], &options);
     assert_eq!((&until_eos[..], stop), (&greedy[..stop_at], Some(StopReason::Eos)));
 
-    let sampled = GenerationOptions {
-        temperature: Some(1.5),
-        top_k: Some(50),
-        top_p: Some(0.9),
-        ..options.clone()
-    };
+    let sampled = GenerationOptions { temperature: Some(1.5), top_k: Some(50), top_p: Some(0.9), ..options.clone() };
     assert_eq!(run(&[], &sampled), run(&[], &sampled), "the seed decides");
-    let penalised = GenerationOptions {
-        repeat_penalty: 1e6,
-        repeat_last_n: 64,
-        ..options
-    };
+    let penalised = GenerationOptions { repeat_penalty: 1e6, repeat_last_n: 64, ..options };
     let (fresh, ..) = run(&[], &penalised);
     let mut seen = ids.clone();
     for token in fresh {

@@ -17,10 +17,7 @@ fn scaled(scaling: Value) -> DecoderConfig {
 fn assert_close(got: &[f32], expected: &[f64]) {
     assert_eq!(got.len(), expected.len());
     for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
-        assert!(
-            (f64::from(*got) / expected - 1.0).abs() < 1e-6,
-            "frequency {i}: {got}, expected {expected}"
-        );
+        assert!((f64::from(*got) / expected - 1.0).abs() < 1e-6, "frequency {i}: {got}, expected {expected}");
     }
 }
 
@@ -67,10 +64,7 @@ fn yarn_follows_the_paper() {
     // From `_compute_yarn_parameters` in transformers' modeling_rope_utils, for Qwen3's recommended extension.
     let config = scaled(json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}));
     let correction_dim = |rotations: f64| 32.0 * (32768.0 / (rotations * 2.0 * PI)).ln() / (2.0 * 1e6f64.ln());
-    let (low, high) = (
-        correction_dim(32.0).floor().max(0.0),
-        correction_dim(1.0).ceil().min(31.0),
-    );
+    let (low, high) = (correction_dim(32.0).floor().max(0.0), correction_dim(1.0).ceil().min(31.0));
     assert_eq!((low, high), (5.0, 10.0));
     let expected: Vec<f64> = plain()
         .iter()
@@ -82,10 +76,7 @@ fn yarn_follows_the_paper() {
         .collect();
     assert_close(&config.rope.inverse_frequencies(32), &expected);
     assert!((config.rope.attention_factor() - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
-    assert_eq!(
-        config.max_positions, 131_072,
-        "the extension, not the short max_position_embeddings beside it"
-    );
+    assert_eq!(config.max_positions, 131_072, "the extension, not the short max_position_embeddings beside it");
 
     let given = scaled(json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.25}));
     assert_eq!(given.rope.attention_factor(), 1.25);
@@ -126,29 +117,16 @@ fn first_head(json: &Value, len: usize) -> Vec<Vec<f32>> {
     let mut cache = decoder.new_cache(1, len).unwrap();
     let capture = Capture::default();
     let same = Tensor::full(5u32, (1, len), decoder.device()).unwrap();
-    decoder
-        .prefill(&same, &mut cache, &capture, PrefillOptions::new().chunk(50))
-        .unwrap();
+    decoder.prefill(&same, &mut cache, &capture, PrefillOptions::new().chunk(50)).unwrap();
     let q = Tensor::cat(&capture.0.lock().unwrap(), 1).unwrap();
-    q.get(0)
-        .unwrap()
-        .narrow(1, 0, 1)
-        .unwrap()
-        .squeeze(1)
-        .unwrap()
-        .to_vec2()
-        .unwrap()
+    q.get(0).unwrap().narrow(1, 0, 1).unwrap().squeeze(1).unwrap().to_vec2().unwrap()
 }
 
 #[test]
 fn positions_turn_half_split_pairs() {
     // The same token everywhere, so layer 0's q differ by their rotation alone.
     let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
-    for json in [
-        qwen3_json(),
-        with(qwen3_json(), json!({"rope_scaling": yarn})),
-        llama_json(),
-    ] {
+    for json in [qwen3_json(), with(qwen3_json(), json!({"rope_scaling": yarn})), llama_json()] {
         let config = config(&json);
         let half = config.head_dim / 2;
         let frequencies = config.rope.inverse_frequencies(config.head_dim);
@@ -158,27 +136,15 @@ fn positions_turn_half_split_pairs() {
                 let (sin, cos) = (position as f64 * f64::from(frequencies[i])).sin_cos();
                 let (x, y) = (f64::from(q[0][i]), f64::from(q[0][i + half]));
                 let (got_x, got_y) = (f64::from(q[position][i]), f64::from(q[position][i + half]));
-                assert!(
-                    (got_x - (x * cos - y * sin)).abs() < 1e-4,
-                    "position {position}, entry {i}"
-                );
-                assert!(
-                    (got_y - (y * cos + x * sin)).abs() < 1e-4,
-                    "position {position}, entry {i}"
-                );
+                assert!((got_x - (x * cos - y * sin)).abs() < 1e-4, "position {position}, entry {i}");
+                assert!((got_y - (y * cos + x * sin)).abs() < 1e-4, "position {position}, entry {i}");
             }
         }
     }
-    let scaled = with(
-        qwen3_json(),
-        json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
-    );
+    let scaled = with(qwen3_json(), json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}));
     let (plain, scaled) = (first_head(&qwen3_json(), 1), first_head(&scaled, 1));
     let factor = (0.1 * 4f64.ln() + 1.0) as f32;
     for (plain, scaled) in plain[0].iter().zip(&scaled[0]) {
-        assert!(
-            (plain * factor - scaled).abs() < 1e-5,
-            "YaRN scales q and k by its attention factor"
-        );
+        assert!((plain * factor - scaled).abs() < 1e-5, "YaRN scales q and k by its attention factor");
     }
 }

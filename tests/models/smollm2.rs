@@ -29,14 +29,8 @@ fn completes_a_sentence() {
     for (text, expected) in known {
         assert_eq!(model.encode(text).unwrap(), expected, "{text:?}");
     }
-    for text in [
-        "  leading",
-        "tabs\tand\n\nlines  ",
-        "naïve café 日本語 🦀🎉",
-        "x=12345; y = {6}",
-        "it's they'll",
-        "",
-    ] {
+    for text in ["  leading", "tabs\tand\n\nlines  ", "naïve café 日本語 🦀🎉", "x=12345; y = {6}", "it's they'll", ""]
+    {
         let ids = model.encode(text).unwrap();
         assert_eq!(model.decode_text(&ids).unwrap(), text);
         let mut stream = TextStream::new(&model.tokenizer);
@@ -49,14 +43,9 @@ fn completes_a_sentence() {
     let prompt = model.encode("The capital of France is").unwrap();
     same_as_candles_quantised_llama(&model, path.as_ref(), &prompt);
     let mut cache = model.decoder.new_cache(1, 64).unwrap();
-    let options = GenerationOptions {
-        max_new_tokens: 12,
-        ..Default::default()
-    };
+    let options = GenerationOptions { max_new_tokens: 12, ..Default::default() };
     let prefill = PrefillOptions::new();
-    let out = model
-        .generate(&prompt, &mut cache, &Dense, prefill, &options, &mut |_| ())
-        .unwrap();
+    let out = model.generate(&prompt, &mut cache, &Dense, prefill, &options, &mut |_| ()).unwrap();
     println!("The capital of France is{}", out.text);
     assert!(out.text.contains("Paris"), "{:?}", out.text);
 }
@@ -65,10 +54,7 @@ fn completes_a_sentence() {
 fn same_as_candles_quantised_llama(model: &LoadedModel, path: &Path, prompt: &[u32]) {
     let tokens = model.prompt(prompt).unwrap();
     let mut cache = model.decoder.new_cache(1, prompt.len()).unwrap();
-    let out = model
-        .decoder
-        .prefill(&tokens, &mut cache, &Dense, PrefillOptions::new())
-        .unwrap();
+    let out = model.decoder.prefill(&tokens, &mut cache, &Dense, PrefillOptions::new()).unwrap();
     let ours = out.last_logits().unwrap();
     let mut file = std::fs::File::open(path).unwrap();
     let content = Content::read(&mut file).unwrap();

@@ -25,10 +25,7 @@ pub(crate) fn run<K: Kernel>(
         CpuStorage::F32(_) => typed::<f32, K>(kernel, operands, softmax_scale),
         CpuStorage::F16(_) => typed::<half::f16, K>(kernel, operands, softmax_scale),
         CpuStorage::BF16(_) => typed::<half::bf16, K>(kernel, operands, softmax_scale),
-        other => Err(AttnError::DType {
-            name: "q",
-            got: other.dtype(),
-        }),
+        other => Err(AttnError::DType { name: "q", got: other.dtype() }),
     }
 }
 
@@ -38,12 +35,7 @@ fn typed<T: Element + WithDType, K: Kernel>(
     softmax_scale: f32,
 ) -> Result<(CpuStorage, Shape, K::Report), AttnError> {
     let [q, k, v] = operands;
-    let inputs = Inputs::new(
-        strided::<T>("q", q)?,
-        strided::<T>("k", k)?,
-        strided::<T>("v", v)?,
-        softmax_scale,
-    )?;
+    let inputs = Inputs::new(strided::<T>("q", q)?, strided::<T>("k", k)?, strided::<T>("v", v)?, softmax_scale)?;
     let mut out = vec![T::default(); q.1.shape().elem_count()];
     let report = kernel.run(&inputs, &mut out)?;
     Ok((T::to_cpu_storage_owned(out), q.1.shape().clone(), report))
@@ -58,10 +50,8 @@ fn strided<'a, T: Element + WithDType>(
         expected: T::DTYPE,
         got: storage.dtype(),
     })?;
-    let dims: [usize; 4] = layout.dims().try_into().map_err(|_| AttnError::Rank {
-        name,
-        got: layout.dims().to_vec(),
-    })?;
+    let dims: [usize; 4] =
+        layout.dims().try_into().map_err(|_| AttnError::Rank { name, got: layout.dims().to_vec() })?;
     let strides: [usize; 4] = layout.stride().try_into().expect("as many strides as dimensions");
     let data = data.get(layout.start_offset()..).unwrap_or_default();
     Ok(Strided::new(name, data, dims, strides).map_err(s2o::S2oError::from)?)

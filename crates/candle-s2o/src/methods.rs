@@ -40,11 +40,7 @@ pub struct S2o {
 impl S2o {
     /// The same options in every layer.
     pub fn new(config: S2oConfig) -> Self {
-        Self {
-            config,
-            layers: BTreeMap::new(),
-            stats: Mutex::default(),
-        }
+        Self { config, layers: BTreeMap::new(), stats: Mutex::default() }
     }
 
     /// Options of one layer.
@@ -87,10 +83,7 @@ impl Attention for S2o {
     }
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let chunk = Chunk {
-            prompt_len: call.prompt_len,
-            is_last: call.is_last_chunk,
-        };
+        let chunk = Chunk { prompt_len: call.prompt_len, is_last: call.is_last_chunk };
         let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_chunk(chunk);
         let (out, stats) = op.apply(q, k, v)?;
         let mut all = self.stats.lock().unwrap_or_else(PoisonError::into_inner);

@@ -23,12 +23,7 @@ pub struct S2oOp {
 impl S2oOp {
     /// An op for a prompt that ends with the call's last query.
     pub fn new(softmax_scale: f32, config: S2oConfig) -> Self {
-        Self {
-            config,
-            softmax_scale,
-            chunk: None,
-            outcome: Arc::default(),
-        }
+        Self { config, softmax_scale, chunk: None, outcome: Arc::default() }
     }
 
     /// Says where the call stands in its prompt.
@@ -226,25 +221,12 @@ pub fn dense_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal
 fn check_tensors(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(), AttnError> {
     let mut dims = [[0; 4]; 3];
     for ((name, tensor), dims) in [("q", q), ("k", k), ("v", v)].into_iter().zip(&mut dims) {
-        *dims = tensor.dims().try_into().map_err(|_| AttnError::Rank {
-            name,
-            got: tensor.dims().to_vec(),
-        })?;
-        if !matches!(
-            tensor.dtype(),
-            candle_core::DType::F32 | candle_core::DType::F16 | candle_core::DType::BF16
-        ) {
-            return Err(AttnError::DType {
-                name,
-                got: tensor.dtype(),
-            });
+        *dims = tensor.dims().try_into().map_err(|_| AttnError::Rank { name, got: tensor.dims().to_vec() })?;
+        if !matches!(tensor.dtype(), candle_core::DType::F32 | candle_core::DType::F16 | candle_core::DType::BF16) {
+            return Err(AttnError::DType { name, got: tensor.dtype() });
         }
         if tensor.dtype() != q.dtype() {
-            return Err(AttnError::DTypeMismatch {
-                name,
-                expected: q.dtype(),
-                got: tensor.dtype(),
-            });
+            return Err(AttnError::DTypeMismatch { name, expected: q.dtype(), got: tensor.dtype() });
         }
     }
     let [q_dims, k_dims, v_dims] = dims;

@@ -19,14 +19,8 @@ impl Gain {
     /// The gain of one row in `frame`.
     pub fn of(update: &RowUpdate, frame: GainFrame) -> Self {
         match frame {
-            GainFrame::NewMax => Self {
-                gain: update.tile_sum,
-                mass: update.old_sum * update.rescale,
-            },
-            GainFrame::Literal => Self {
-                gain: update.new_sum() - update.old_sum,
-                mass: update.old_sum,
-            },
+            GainFrame::NewMax => Self { gain: update.tile_sum, mass: update.old_sum * update.rescale },
+            GainFrame::Literal => Self { gain: update.new_sum() - update.old_sum, mass: update.old_sum },
         }
     }
 }
@@ -115,12 +109,7 @@ mod tests {
 
     #[test]
     fn the_literal_frame_can_gain_less_than_nothing() {
-        let update = RowUpdate {
-            new_max: 3.0,
-            rescale: (-3.0f64).exp(),
-            old_sum: 8.0,
-            tile_sum: 1.0,
-        };
+        let update = RowUpdate { new_max: 3.0, rescale: (-3.0f64).exp(), old_sum: 8.0, tile_sum: 1.0 };
         assert!(Gain::of(&update, GainFrame::Literal).gain < 0.0);
         let fair = Gain::of(&update, GainFrame::NewMax);
         assert_eq!(fair.gain, 1.0);

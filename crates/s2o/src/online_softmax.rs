@@ -42,23 +42,14 @@ fn exp_diff(a: f64, b: f64) -> f64 {
 impl SoftmaxState {
     /// The state before any key.
     pub fn empty(head_dim: usize) -> Self {
-        Self {
-            row_max: f64::NEG_INFINITY,
-            row_sum: 0.0,
-            acc: vec![0.0; head_dim],
-        }
+        Self { row_max: f64::NEG_INFINITY, row_sum: 0.0, acc: vec![0.0; head_dim] }
     }
 
     /// What a tile with these scaled scores would do, without doing it.
     pub fn preview(&self, scores: &[f64]) -> RowUpdate {
         let new_max = scores.iter().copied().fold(self.row_max, f64::max);
         let tile_sum = scores.iter().map(|&s| exp_diff(s, new_max)).sum();
-        RowUpdate {
-            new_max,
-            rescale: exp_diff(self.row_max, new_max),
-            old_sum: self.row_sum,
-            tile_sum,
-        }
+        RowUpdate { new_max, rescale: exp_diff(self.row_max, new_max), old_sum: self.row_sum, tile_sum }
     }
 
     /// Adds a tile: `scores[t]` belongs to `values(t)`, a slice of `head_dim` elements.

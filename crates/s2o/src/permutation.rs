@@ -104,11 +104,7 @@ pub fn order_desc(a: f64, b: f64) -> std::cmp::Ordering {
 /// Sort key of the fast paths: the ascending order of the upper half, then of the lower, equals [`order_desc`] on `score`, then `index` ascending.
 pub(crate) fn sort_key(score: f32, index: u32) -> u64 {
     // -0.0 + 0.0 is +0.0: the two zeros tie, as they compare equal.
-    let bits = if score.is_nan() {
-        f32::NAN.to_bits() & 0x7fff_ffff
-    } else {
-        (score + 0.0).to_bits()
-    };
+    let bits = if score.is_nan() { f32::NAN.to_bits() & 0x7fff_ffff } else { (score + 0.0).to_bits() };
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 };
     (u64::from(!ascending) << 32) | u64::from(index)
 }
@@ -116,11 +112,7 @@ pub(crate) fn sort_key(score: f32, index: u32) -> u64 {
 /// The score that [`sort_key`] packed.
 pub(crate) fn score_of_key(key: u64) -> f32 {
     let ascending = !((key >> 32) as u32);
-    f32::from_bits(if ascending >> 31 == 1 {
-        ascending & 0x7fff_ffff
-    } else {
-        !ascending
-    })
+    f32::from_bits(if ascending >> 31 == 1 { ascending & 0x7fff_ffff } else { !ascending })
 }
 
 /// Sorts keys of [`sort_key`] that come with ascending indices: stable by score, which keeps the lower index first.
@@ -155,18 +147,8 @@ mod tests {
 
     #[test]
     fn refuses_what_is_no_permutation() {
-        assert_eq!(
-            Permutation::new(vec![0, 3, 1]),
-            Err(PermutationError::OutOfRange {
-                len: 3,
-                got: 3,
-                place: 1
-            })
-        );
-        assert_eq!(
-            Permutation::new(vec![0, 1, 1]),
-            Err(PermutationError::Repeated { got: 1, place: 2 })
-        );
+        assert_eq!(Permutation::new(vec![0, 3, 1]), Err(PermutationError::OutOfRange { len: 3, got: 3, place: 1 }));
+        assert_eq!(Permutation::new(vec![0, 1, 1]), Err(PermutationError::Repeated { got: 1, place: 2 }));
         assert!(Permutation::new(vec![2, 0, 1]).is_ok());
     }
 

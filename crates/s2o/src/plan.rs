@@ -19,10 +19,7 @@ pub struct Chunk {
 impl Chunk {
     /// A prompt that ends with this call, as when it is prefilled whole.
     pub fn last(k_len: usize) -> Self {
-        Self {
-            prompt_len: k_len,
-            is_last: true,
-        }
+        Self { prompt_len: k_len, is_last: true }
     }
 }
 
@@ -42,10 +39,7 @@ impl Plan {
     /// [`S2oError::PromptShorterThanKeys`] if `chunk` does not fit `shape`.
     pub fn new(config: &S2oConfig, shape: &AttnShape, chunk: Chunk) -> Result<Self, S2oError> {
         if chunk.prompt_len < shape.k_len() {
-            return Err(S2oError::PromptShorterThanKeys {
-                k_len: shape.k_len(),
-                got: chunk.prompt_len,
-            });
+            return Err(S2oError::PromptShorterThanKeys { k_len: shape.k_len(), got: chunk.prompt_len });
         }
         let segment_len = config.segment_len().resolve(chunk.prompt_len);
         let dense_tail = if chunk.is_last { config.dense_tail() } else { 0 };
@@ -81,10 +75,7 @@ impl SegmentOrder {
     /// # Errors
     /// [`PermutationError::Length`]
     pub fn check(&self, segment: &Segment) -> Result<(), PermutationError> {
-        for (expected, got) in [
-            (segment.start, self.kv_perm.len()),
-            (segment.rows.len(), self.q_perm.len()),
-        ] {
+        for (expected, got) in [(segment.start, self.kv_perm.len()), (segment.rows.len(), self.q_perm.len())] {
             if expected != got {
                 return Err(PermutationError::Length { expected, got });
             }

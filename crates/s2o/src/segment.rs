@@ -35,12 +35,7 @@ pub fn segments(kv_offset: usize, q_len: usize, segment_len: usize, dense_tail: 
             let row_start = start.max(kv_offset) - kv_offset;
             let row_end = (start + segment_len).min(end) - kv_offset;
             let split = tail_start.clamp(row_start, row_end);
-            Segment {
-                index,
-                start,
-                rows: row_start..split,
-                tail_rows: split..row_end,
-            }
+            Segment { index, start, rows: row_start..split, tail_rows: split..row_end }
         })
         .collect()
 }
@@ -65,24 +60,8 @@ mod tests {
     fn a_chunk_may_start_inside_a_segment() {
         let cut = segments(300, 201, 128, 16);
         assert_eq!(cut.len(), 2);
-        assert_eq!(
-            cut[0],
-            Segment {
-                index: 2,
-                start: 256,
-                rows: 0..84,
-                tail_rows: 84..84
-            }
-        );
-        assert_eq!(
-            cut[1],
-            Segment {
-                index: 3,
-                start: 384,
-                rows: 84..185,
-                tail_rows: 185..201
-            }
-        );
+        assert_eq!(cut[0], Segment { index: 2, start: 256, rows: 0..84, tail_rows: 84..84 });
+        assert_eq!(cut[1], Segment { index: 3, start: 384, rows: 84..185, tail_rows: 185..201 });
     }
 
     #[test]

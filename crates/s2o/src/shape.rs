@@ -107,28 +107,15 @@ impl AttnShape {
             return Err(ShapeError::HeadDim { got: head_dim });
         }
         if !num_heads.is_multiple_of(num_kv_heads) {
-            return Err(ShapeError::Heads {
-                num_heads,
-                num_kv_heads,
-            });
+            return Err(ShapeError::Heads { num_heads, num_kv_heads });
         }
         if q_len > k_len {
             return Err(ShapeError::MoreQueriesThanKeys { q_len, k_len });
         }
         if k_len > Self::MAX_K_LEN {
-            return Err(ShapeError::TooManyKeys {
-                max: Self::MAX_K_LEN,
-                got: k_len,
-            });
+            return Err(ShapeError::TooManyKeys { max: Self::MAX_K_LEN, got: k_len });
         }
-        Ok(Self {
-            batch,
-            num_heads,
-            num_kv_heads,
-            q_len,
-            k_len,
-            head_dim,
-        })
+        Ok(Self { batch, num_heads, num_kv_heads, q_len, k_len, head_dim })
     }
 
     /// Checks the sizes of `q` (batch, q_len, num_heads, head_dim), `k` and `v` (batch, k_len, num_kv_heads, head_dim).

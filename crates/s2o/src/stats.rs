@@ -93,16 +93,9 @@ impl HeadStats {
     pub fn skipped_mass(&self) -> SkippedMass {
         let rows: usize = self.tiles.iter().map(|t| t.rows).sum();
         let mean = |pick: fn(&SkippedMass) -> f64| {
-            self.tiles
-                .iter()
-                .map(|t| t.rows as f64 * pick(&t.skipped_mass))
-                .sum::<f64>()
-                / rows.max(1) as f64
+            self.tiles.iter().map(|t| t.rows as f64 * pick(&t.skipped_mass)).sum::<f64>() / rows.max(1) as f64
         };
-        SkippedMass {
-            by_last_gain: mean(|s| s.by_last_gain),
-            by_key_scores: mean(|s| s.by_key_scores),
-        }
+        SkippedMass { by_last_gain: mean(|s| s.by_last_gain), by_key_scores: mean(|s| s.by_key_scores) }
     }
 
     fn ranked(&self) -> impl Iterator<Item = &TileStats> {
@@ -142,17 +135,13 @@ impl AttnStats {
 
     /// Share of the visited tiles that belong to local windows, in `[0, 1]`.
     pub fn local_window_share(&self) -> f64 {
-        ratio(
-            self.heads.iter().map(HeadStats::tiles_window).sum(),
-            self.tiles_visited(),
-        )
+        ratio(self.heads.iter().map(HeadStats::tiles_window).sum(), self.tiles_visited())
     }
 
     /// Appends the query tiles of a later chunk of the same prompt.
     pub fn append(&mut self, chunk: Self) {
         self.num_heads = chunk.num_heads;
-        self.heads
-            .resize_with(chunk.heads.len().max(self.heads.len()), HeadStats::default);
+        self.heads.resize_with(chunk.heads.len().max(self.heads.len()), HeadStats::default);
         for (head, more) in self.heads.iter_mut().zip(chunk.heads) {
             head.tiles.extend(more.tiles);
         }
@@ -181,9 +170,7 @@ mod tests {
 
     #[test]
     fn density_counts_window_and_visited_over_causal() {
-        let head = HeadStats {
-            tiles: vec![tile(1, 0, 0), tile(2, 8, 3), tile(1, 8, 1)],
-        };
+        let head = HeadStats { tiles: vec![tile(1, 0, 0), tile(2, 8, 3), tile(1, 8, 1)] };
         assert_eq!(head.tiles_causal(), 20);
         assert_eq!(head.tiles_visited(), 8);
         assert_eq!(head.density(), 0.4);
@@ -195,24 +182,13 @@ mod tests {
     fn the_window_alone_is_the_papers_sparsity_at_128k() {
         // "local window only" at 128K with S 2048 and tiles of 128: sparsity 0.983 in the paper.
         let tiles = (0..1024).map(|q| tile(q % 16 + 1, q / 16 * 16, 0)).collect();
-        let stats = AttnStats {
-            num_heads: 1,
-            heads: vec![HeadStats { tiles }],
-        };
+        let stats = AttnStats { num_heads: 1, heads: vec![HeadStats { tiles }] };
         assert!((stats.sparsity() - 0.9834).abs() < 5e-5, "{}", stats.sparsity());
     }
 
     #[test]
     fn chunks_append_head_by_head() {
-        let chunk = AttnStats {
-            num_heads: 2,
-            heads: vec![
-                HeadStats {
-                    tiles: vec![tile(1, 1, 1)]
-                };
-                2
-            ],
-        };
+        let chunk = AttnStats { num_heads: 2, heads: vec![HeadStats { tiles: vec![tile(1, 1, 1)] }; 2] };
         let mut all = AttnStats::default();
         all.append(chunk.clone());
         all.append(chunk);

@@ -23,20 +23,11 @@ pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<P
     let file = File::open(path).map_err(|error| io_error(path, "", error))?;
     let file_len = file.metadata().map_err(|error| io_error(path, "", error))?.len();
     let mut reader = BufReader::new(file);
-    let invalid = |reason: String| ModelError::InvalidWeights {
-        path: path.to_owned(),
-        reason,
-    };
+    let invalid = |reason: String| ModelError::InvalidWeights { path: path.to_owned(), reason };
     let content = Content::read(&mut reader).map_err(|error| invalid(first_line(&error)))?;
     check_length(&content, file_len).map_err(invalid)?;
 
-    let mut source = Source {
-        content,
-        reader,
-        path,
-        dtype,
-        device: options.device.clone(),
-    };
+    let mut source = Source { content, reader, path, dtype, device: options.device.clone() };
     let config = source.config()?;
     let tensors = config
         .tensor_shapes()
@@ -51,12 +42,7 @@ pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<P
         Some(path) => read_tokenizer(path)?,
         None => gguf_tokenizer::build(source.content)?,
     };
-    Ok(Parts {
-        config,
-        vb: VarBuilder::from_tensors(tensors, dtype, &options.device),
-        tokenizer,
-        eos_ids,
-    })
+    Ok(Parts { config, vb: VarBuilder::from_tensors(tensors, dtype, &options.device), tokenizer, eos_ids })
 }
 
 /// Every tensor must end within the file; otherwise a cut-off download would only show after minutes of loading.
@@ -64,14 +50,9 @@ fn check_length(content: &Content, file_len: u64) -> Result<(), String> {
     for (name, info) in &content.tensor_infos {
         let blocks = info.shape.elem_count().div_ceil(info.ggml_dtype.block_size());
         let bytes = blocks as u64 * info.ggml_dtype.type_size() as u64;
-        let end = content
-            .tensor_data_offset
-            .saturating_add(info.offset)
-            .saturating_add(bytes);
+        let end = content.tensor_data_offset.saturating_add(info.offset).saturating_add(bytes);
         if end > file_len {
-            return Err(format!(
-                "tensor `{name}` ends at byte {end}, expected at most the file's {file_len}"
-            ));
+            return Err(format!("tensor `{name}` ends at byte {end}, expected at most the file's {file_len}"));
         }
     }
     Ok(())
@@ -89,28 +70,16 @@ impl Source<'_> {
     fn config(&mut self) -> Result<DecoderConfig> {
         let origin = self.path.display().to_string();
         let divisors = match self.content.tensor_infos.contains_key(ROPE_FREQS) {
-            true => Some(
-                self.read(ROPE_FREQS, DType::F32, &Device::Cpu)?
-                    .flatten_all()?
-                    .to_vec1::<f32>()?,
-            ),
+            true => Some(self.read(ROPE_FREQS, DType::F32, &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?),
             false => None,
         };
         let architecture = match self.content.metadata.get("general.architecture").map(Value::to_string) {
             Some(Ok(name)) => name.clone(),
             _ => {
-                return Err(ModelError::config(
-                    origin,
-                    "general.architecture is missing or no string",
-                ));
+                return Err(ModelError::config(origin, "general.architecture is missing or no string"));
             }
         };
-        let metadata = GgufMetadata {
-            content: &self.content,
-            prefix: &architecture,
-            origin: &origin,
-            divisors,
-        };
+        let metadata = GgufMetadata { content: &self.content, prefix: &architecture, origin: &origin, divisors };
         let config = match architecture.as_str() {
             "llama" => llama::from_gguf(&metadata)?,
             "qwen3" => qwen3::from_gguf(&metadata)?,
@@ -127,18 +96,11 @@ impl Source<'_> {
     /// A weight under its Hugging Face name and in its Hugging Face layout.
     fn tensor(&mut self, config: &DecoderConfig, hf_name: &str, shape: &[usize]) -> Result<Tensor> {
         let name = gguf_name(hf_name);
-        let info = self
-            .content
-            .tensor_infos
-            .get(&name)
-            .ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
+        let info =
+            self.content.tensor_infos.get(&name).ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
         if info.shape.dims() != shape {
             let got = info.shape.dims().to_vec();
-            return Err(ModelError::WrongShape {
-                name,
-                expected: shape.to_vec(),
-                got,
-            });
+            return Err(ModelError::WrongShape { name, expected: shape.to_vec(), got });
         }
         let tensor = self.read(&name, self.dtype, &self.device.clone())?;
         match (config.architecture, hf_name) {
@@ -151,10 +113,7 @@ impl Source<'_> {
     fn read(&mut self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
         let tensor = self.content.tensor(&mut self.reader, name, device).map_err(|error| {
             let reason = format!("tensor `{name}`: {}", first_line(&error));
-            ModelError::InvalidWeights {
-                path: self.path.to_owned(),
-                reason,
-            }
+            ModelError::InvalidWeights { path: self.path.to_owned(), reason }
         })?;
         Ok(tensor.dequantize(device)?.to_dtype(dtype)?)
     }
@@ -166,10 +125,7 @@ fn half_split(tensor: &Tensor, num_heads: usize) -> Result<Tensor> {
     let rows = tensor.dim(0)?;
     let half = rows / num_heads / 2;
     let columns = tensor.elem_count() / rows;
-    let split = tensor
-        .reshape((num_heads, half, 2, columns))?
-        .transpose(1, 2)?
-        .contiguous()?;
+    let split = tensor.reshape((num_heads, half, 2, columns))?.transpose(1, 2)?.contiguous()?;
     Ok(split.reshape(tensor.shape())?)
 }
 
@@ -234,10 +190,7 @@ impl GgufMetadata<'_> {
             Some(heads) => heads as usize,
             None => num_heads,
         };
-        let head_dim = match self
-            .number("attention.key_length")
-            .or_else(|| self.number("rope.dimension_count"))
-        {
+        let head_dim = match self.number("attention.key_length").or_else(|| self.number("rope.dimension_count")) {
             Some(head_dim) => head_dim as usize,
             None => hidden_size.checked_div(num_heads).unwrap_or(0),
         };
@@ -247,13 +200,11 @@ impl GgufMetadata<'_> {
                 return Err(ModelError::config(self.origin, reason));
             }
         }
-        let embedding =
-            self.content
-                .tensor_infos
-                .get("token_embd.weight")
-                .ok_or_else(|| ModelError::MissingTensor {
-                    name: "token_embd.weight".to_owned(),
-                })?;
+        let embedding = self
+            .content
+            .tensor_infos
+            .get("token_embd.weight")
+            .ok_or_else(|| ModelError::MissingTensor { name: "token_embd.weight".to_owned() })?;
         let context = self.size("context_length")?;
         let scaling = self.rope_scaling(context)?;
         Ok(DecoderConfig {
@@ -269,10 +220,7 @@ impl GgufMetadata<'_> {
             rms_norm_eps: self
                 .number("attention.layer_norm_rms_epsilon")
                 .ok_or_else(|| self.missing("attention.layer_norm_rms_epsilon"))?,
-            rope: RopeConfig {
-                theta: self.number("rope.freq_base").unwrap_or(10_000.0),
-                scaling,
-            },
+            rope: RopeConfig { theta: self.number("rope.freq_base").unwrap_or(10_000.0), scaling },
             attention_bias: has("blk.0.attn_q.bias"),
             mlp_bias: has("blk.0.ffn_gate.bias"),
             qk_norm,
@@ -286,10 +234,7 @@ impl GgufMetadata<'_> {
         }
         let key = format!("{}.rope.scaling.type", self.prefix);
         let kind = self.content.metadata.get(&key).and_then(|value| value.to_string().ok());
-        let factor = || {
-            self.number("rope.scaling.factor")
-                .ok_or_else(|| self.missing("rope.scaling.factor"))
-        };
+        let factor = || self.number("rope.scaling.factor").ok_or_else(|| self.missing("rope.scaling.factor"));
         match kind.map(String::as_str) {
             None | Some("none") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),

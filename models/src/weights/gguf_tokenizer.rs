@@ -28,14 +28,7 @@ const USER_DEFINED: i64 = 4;
 const NORMAL: u32 = 1;
 
 /// End-of-turn and end-of-text tokens that llama.cpp also stops at, beside the one in the metadata.
-const END_TOKENS: [&str; 6] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
-    "<|eom_id|>",
-    "<|end|>",
-];
+const END_TOKENS: [&str; 6] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>", "<|end|>"];
 
 /// What differs between byte-level BPE tokenizers beyond the vocabulary.
 struct Flavour {
@@ -53,22 +46,12 @@ impl Flavour {
             let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(ModelError::tokenizer)?;
             Ok(Sequence::new(vec![split.into(), ByteLevel::new(false, true, false).into()]).into())
         };
-        let flavour = |pre_tokenizer| Self {
-            pre_tokenizer,
-            normalizer: None,
-            ignore_merges: false,
-            add_bos: false,
-        };
+        let flavour = |pre_tokenizer| Self { pre_tokenizer, normalizer: None, ignore_merges: false, add_bos: false };
         Ok(match pre {
-            "llama-bpe" | "llama3" | "llama-v3" => Self {
-                ignore_merges: true,
-                add_bos: true,
-                ..flavour(split(LLAMA3)?)
-            },
-            "qwen2" => Self {
-                normalizer: Some(NFC.into()),
-                ..flavour(split(QWEN2)?)
-            },
+            "llama-bpe" | "llama3" | "llama-v3" => {
+                Self { ignore_merges: true, add_bos: true, ..flavour(split(LLAMA3)?) }
+            }
+            "qwen2" => Self { normalizer: Some(NFC.into()), ..flavour(split(QWEN2)?) },
             "smollm" => flavour(Sequence::new(vec![Digits::new(true).into(), gpt2().into()]).into()),
             "gpt-2" | "gpt2" | "default" => flavour(gpt2().into()),
             other => {
@@ -94,23 +77,16 @@ pub(super) fn build(mut content: Content) -> Result<Tokenizer> {
     let pre = text(&content, "tokenizer.ggml.pre").unwrap_or_else(|| "default".to_owned());
     let flavour = Flavour::named(&pre)?;
     let user_defined = take_user_defined(&mut content);
-    content.metadata.insert(
-        "tokenizer.ggml.ignore_merges".to_owned(),
-        Value::Bool(flavour.ignore_merges),
-    );
+    content.metadata.insert("tokenizer.ggml.ignore_merges".to_owned(), Value::Bool(flavour.ignore_merges));
 
     let mut tokenizer = Tokenizer::from_gguf(&content).map_err(ModelError::tokenizer)?;
-    tokenizer
-        .with_normalizer(flavour.normalizer)
-        .map_err(ModelError::tokenizer)?;
+    tokenizer.with_normalizer(flavour.normalizer).map_err(ModelError::tokenizer)?;
     tokenizer.with_pre_tokenizer(Some(flavour.pre_tokenizer));
     tokenizer.with_decoder(Some(ByteLevelDecoder::new(false, true, true)));
     let around = special_tokens_around(&content, &tokenizer, flavour.add_bos)?;
     tokenizer.with_post_processor(around);
-    let user_defined: Vec<AddedToken> = user_defined
-        .into_iter()
-        .map(|token| AddedToken::from(token, false).normalized(false))
-        .collect();
+    let user_defined: Vec<AddedToken> =
+        user_defined.into_iter().map(|token| AddedToken::from(token, false).normalized(false)).collect();
     tokenizer.add_tokens(user_defined).map_err(ModelError::tokenizer)?;
     Ok(tokenizer)
 }
@@ -121,10 +97,7 @@ pub(super) fn eos_ids(content: &Content) -> Vec<u32> {
         .iter()
         .filter_map(|key| content.metadata.get(&format!("tokenizer.ggml.{key}")))
         .filter_map(|value| value.to_u64().ok().and_then(|id| u32::try_from(id).ok()));
-    let listed = tokens(content)
-        .enumerate()
-        .filter(|(_, token)| END_TOKENS.contains(token))
-        .map(|(id, _)| id as u32);
+    let listed = tokens(content).enumerate().filter(|(_, token)| END_TOKENS.contains(token)).map(|(id, _)| id as u32);
     named.chain(listed).collect()
 }
 
@@ -157,11 +130,7 @@ fn special_tokens_around(
 ) -> Result<Option<PostProcessorWrapper>> {
     let flag = |key: &str| content.metadata.get(key).and_then(|value| value.to_bool().ok());
     let token = |key: &str| -> Result<(String, u32)> {
-        let id = content
-            .metadata
-            .get(key)
-            .and_then(|value| value.to_u64().ok())
-            .map(|id| id as u32);
+        let id = content.metadata.get(key).and_then(|value| value.to_u64().ok()).map(|id| id as u32);
         let token = id.and_then(|id| Some((tokenizer.id_to_token(id)?, id)));
         token.ok_or_else(|| ModelError::tokenizer(format!("{key} is missing or names no token")))
     };
@@ -191,21 +160,12 @@ fn special_tokens_around(
 }
 
 fn text(content: &Content, key: &str) -> Option<String> {
-    content
-        .metadata
-        .get(key)
-        .and_then(|value| value.to_string().ok())
-        .cloned()
+    content.metadata.get(key).and_then(|value| value.to_string().ok()).cloned()
 }
 
 fn tokens(content: &Content) -> impl Iterator<Item = &str> {
-    let list = content
-        .metadata
-        .get("tokenizer.ggml.tokens")
-        .and_then(|value| value.to_vec().ok());
-    list.into_iter()
-        .flatten()
-        .map(|value| value.to_string().map_or("", String::as_str))
+    let list = content.metadata.get("tokenizer.ggml.tokens").and_then(|value| value.to_vec().ok());
+    list.into_iter().flatten().map(|value| value.to_string().map_or("", String::as_str))
 }
 
 #[cfg(test)]
@@ -216,16 +176,9 @@ mod tests {
 
     fn pieces(pre: &str, text: &str) -> Vec<String> {
         let mut split = PreTokenizedString::from(text);
-        Flavour::named(pre)
-            .unwrap()
-            .pre_tokenizer
-            .pre_tokenize(&mut split)
-            .unwrap();
+        Flavour::named(pre).unwrap().pre_tokenizer.pre_tokenize(&mut split).unwrap();
         let splits = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
-        splits
-            .into_iter()
-            .map(|(piece, _, _)| piece.replace('Ġ', " ").replace('Ċ', "\n"))
-            .collect()
+        splits.into_iter().map(|(piece, _, _)| piece.replace('Ġ', " ").replace('Ċ', "\n")).collect()
     }
 
     #[test]
@@ -239,11 +192,7 @@ mod tests {
     #[test]
     fn no_space_is_put_in_front() {
         for pre in ["llama-bpe", "qwen2", "smollm", "gpt-2"] {
-            assert_eq!(
-                pieces(pre, "Hello it's\n\n x"),
-                ["Hello", " it", "'s", "\n\n", " x"],
-                "{pre}"
-            );
+            assert_eq!(pieces(pre, "Hello it's\n\n x"), ["Hello", " it", "'s", "\n\n", " x"], "{pre}");
         }
     }
 
@@ -251,10 +200,7 @@ mod tests {
     fn unknown_pre_tokenizer_is_refused() {
         assert!(matches!(
             Flavour::named("tekken"),
-            Err(ModelError::UnsupportedFeature {
-                feature: "tokenizer.ggml.pre",
-                ..
-            })
+            Err(ModelError::UnsupportedFeature { feature: "tokenizer.ggml.pre", .. })
         ));
     }
 }

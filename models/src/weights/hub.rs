@@ -62,9 +62,7 @@ impl HubOptions {
         Self {
             endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),
             cache: variable("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
-            token: token
-                .map(|token| token.trim().to_owned())
-                .filter(|token| !token.is_empty()),
+            token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()),
             offline: variable("HF_HUB_OFFLINE")
                 .is_some_and(|value| matches!(value.to_lowercase().as_str(), "1" | "on" | "yes" | "true")),
         }
@@ -78,9 +76,7 @@ pub(super) fn parse_id(source: &str) -> Option<(String, String)> {
     let is_part = |part: &str| {
         !part.is_empty()
             && !part.starts_with('.')
-            && part
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
     };
     let revision_ok = !revision.is_empty() && !revision.contains(char::is_whitespace) && !revision.contains("..");
     (is_part(org) && is_part(name) && revision_ok).then(|| (id.to_owned(), revision.to_owned()))
@@ -112,10 +108,7 @@ pub(super) fn fetch(id: &str, revision: &str, options: &LoadOptions) -> Result<P
             repository.get(&shard)?;
         }
     }
-    config
-        .parent()
-        .map(Path::to_owned)
-        .ok_or_else(|| repository.error(CONFIG, "the cache path has no parent"))
+    config.parent().map(Path::to_owned).ok_or_else(|| repository.error(CONFIG, "the cache path has no parent"))
 }
 
 struct Repository<'a> {
@@ -148,15 +141,7 @@ impl<'a> Repository<'a> {
                 }),
                 reason: error.to_string(),
             })?;
-        Ok(Self {
-            id,
-            revision,
-            options,
-            endpoint,
-            cache: cache.repo(repo.clone()),
-            repo,
-            api,
-        })
+        Ok(Self { id, revision, options, endpoint, cache: cache.repo(repo.clone()), repo, api })
     }
 
     fn cached(&self, file: &str) -> Option<PathBuf> {
@@ -172,16 +157,10 @@ impl<'a> Repository<'a> {
         if self.options.offline {
             return Err(self.offline(file, "HF_HUB_OFFLINE is set".to_owned()));
         }
-        let target = if std::io::stderr().is_terminal() {
-            ProgressDrawTarget::stderr()
-        } else {
-            ProgressDrawTarget::hidden()
-        };
+        let target =
+            if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(None, target);
-        self.api
-            .repo(self.repo.clone())
-            .download_with_progress(file, bar)
-            .map_err(|error| self.explain(file, error))
+        self.api.repo(self.repo.clone()).download_with_progress(file, bar).map_err(|error| self.explain(file, error))
     }
 
     /// What a failure means for the user.
@@ -189,10 +168,7 @@ impl<'a> Repository<'a> {
         match error {
             ApiError::TooManyRetries(last) => self.explain(file, *last),
             ApiError::RequestError(request) => match *request {
-                ureq::Error::StatusCode(status @ (401 | 403)) => ModelError::Gated {
-                    at: self.at(file),
-                    status,
-                },
+                ureq::Error::StatusCode(status @ (401 | 403)) => ModelError::Gated { at: self.at(file), status },
                 ureq::Error::StatusCode(404) => ModelError::HubFileNotFound { at: self.at(file) },
                 ureq::Error::StatusCode(status) => self.error(file, format!("HTTP {status}")),
                 other => self.offline(file, other.to_string()),
@@ -211,18 +187,11 @@ impl<'a> Repository<'a> {
     }
 
     fn offline(&self, file: &str, reason: String) -> ModelError {
-        ModelError::Offline {
-            at: self.at(file),
-            cache: self.options.cache.clone(),
-            reason,
-        }
+        ModelError::Offline { at: self.at(file), cache: self.options.cache.clone(), reason }
     }
 
     fn error(&self, file: &str, reason: impl ToString) -> ModelError {
-        ModelError::Hub {
-            at: self.at(file),
-            reason: reason.to_string(),
-        }
+        ModelError::Hub { at: self.at(file), reason: reason.to_string() }
     }
 }
 
@@ -233,10 +202,7 @@ mod tests {
     #[test]
     fn ids_and_revisions() {
         let parsed = |s| parse_id(s).map(|(id, revision)| format!("{id} {revision}"));
-        assert_eq!(
-            parsed("meta-llama/Llama-3.1-8B").as_deref(),
-            Some("meta-llama/Llama-3.1-8B main")
-        );
+        assert_eq!(parsed("meta-llama/Llama-3.1-8B").as_deref(), Some("meta-llama/Llama-3.1-8B main"));
         assert_eq!(parsed("a/b@refs/pr/1").as_deref(), Some("a/b refs/pr/1"));
         for bad in ["a", "a/", "/b", "a/b/c", "../b", "a/..", "a/b@", "a b/c", "a/b@x y"] {
             assert_eq!(parsed(bad), None, "{bad}");
@@ -257,31 +223,17 @@ mod tests {
         assert_eq!(options.cache, home.path().join("hub"));
         assert_eq!(options.token.as_deref(), Some("hf_file"));
         assert!(!options.offline);
-        let pairs = [
-            ("HF_HOME", &*home_text),
-            ("HF_TOKEN", "hf_env"),
-            ("HF_HUB_CACHE", "c"),
-            ("HF_HUB_OFFLINE", "1"),
-        ];
+        let pairs = [("HF_HOME", &*home_text), ("HF_TOKEN", "hf_env"), ("HF_HUB_CACHE", "c"), ("HF_HUB_OFFLINE", "1")];
         let options = from(&[&pairs[..], &[("HF_ENDPOINT", "http://mirror")]].concat());
         assert_eq!(options.token.as_deref(), Some("hf_env"));
-        assert_eq!(
-            (options.cache, options.endpoint.as_str()),
-            (PathBuf::from("c"), "http://mirror")
-        );
+        assert_eq!((options.cache, options.endpoint.as_str()), (PathBuf::from("c"), "http://mirror"));
         assert!(options.offline);
-        assert_eq!(
-            from(&[("XDG_CACHE_HOME", "/x")]).cache,
-            PathBuf::from("/x/huggingface/hub")
-        );
+        assert_eq!(from(&[("XDG_CACHE_HOME", "/x")]).cache, PathBuf::from("/x/huggingface/hub"));
     }
 
     #[test]
     fn a_token_is_never_printed() {
-        let options = HubOptions {
-            token: Some("hf_secret".to_owned()),
-            ..HubOptions::from_variables(|_| None)
-        };
+        let options = HubOptions { token: Some("hf_secret".to_owned()), ..HubOptions::from_variables(|_| None) };
         assert!(!format!("{options:?}").contains("hf_secret"));
     }
 }

@@ -55,10 +55,7 @@ impl FromStr for ModelSource {
         if source == NEEDLE_7M {
             return Ok(Self::Needle7m);
         }
-        if path
-            .extension()
-            .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
-        {
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
             return Ok(Self::Gguf(path.to_owned()));
         }
         if path.is_dir() {
@@ -90,12 +87,7 @@ pub struct LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self {
-            device: Device::Cpu,
-            dtype: None,
-            tokenizer: None,
-            hub: HubOptions::from_env(),
-        }
+        Self { device: Device::Cpu, dtype: None, tokenizer: None, hub: HubOptions::from_env() }
     }
 }
 
@@ -139,10 +131,7 @@ impl ModelSource {
     pub fn name(&self) -> String {
         let last = |path: &Path, whole: bool| {
             let part = if whole { path.file_name() } else { path.file_stem() };
-            part.map_or_else(
-                || path.display().to_string(),
-                |name| name.to_string_lossy().into_owned(),
-            )
+            part.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
         };
         match self {
             Self::Needle7m => NEEDLE_7M.to_owned(),
@@ -169,14 +158,8 @@ fn read_text(path: &Path, hint: &str) -> Result<String> {
 /// `NotFound` becomes a missing file with a hint, everything else keeps its reason.
 fn io_error(path: &Path, hint: &str, source: std::io::Error) -> ModelError {
     match source.kind() {
-        std::io::ErrorKind::NotFound => ModelError::MissingFile {
-            path: path.to_owned(),
-            hint: hint.to_owned(),
-        },
-        _ => ModelError::Io {
-            path: path.to_owned(),
-            source,
-        },
+        std::io::ErrorKind::NotFound => ModelError::MissingFile { path: path.to_owned(), hint: hint.to_owned() },
+        _ => ModelError::Io { path: path.to_owned(), source },
     }
 }
 

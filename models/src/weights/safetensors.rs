@@ -40,12 +40,7 @@ pub(super) fn open(directory: &Path, dtype: DType, options: &LoadOptions) -> Res
     // SAFETY: the map is only read, while the decoder copies or converts each tensor out of it. A process that rewrites
     // the file in place meanwhile would change what is read, which every user of memory-mapped weights accepts.
     let vb = unsafe { VarBuilder::from_mmaped_safetensors(&files, dtype, &options.device)? };
-    Ok(Parts {
-        config,
-        vb,
-        tokenizer,
-        eos_ids: eos,
-    })
+    Ok(Parts { config, vb, tokenizer, eos_ids: eos })
 }
 
 /// The one weight file, or the shards that the index names.
@@ -62,15 +57,12 @@ fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
         });
     }
     let json = read_text(&index, "")?;
-    let files: Vec<PathBuf> = shard_names(&json, &index.display().to_string())?
-        .iter()
-        .map(|n| directory.join(n))
-        .collect();
+    let files: Vec<PathBuf> =
+        shard_names(&json, &index.display().to_string())?.iter().map(|n| directory.join(n)).collect();
     match files.iter().find(|file| !file.exists()) {
-        Some(missing) => Err(ModelError::MissingFile {
-            path: missing.clone(),
-            hint: format!(": {INDEX} names it as a shard"),
-        }),
+        Some(missing) => {
+            Err(ModelError::MissingFile { path: missing.clone(), hint: format!(": {INDEX} names it as a shard") })
+        }
         None => Ok(files),
     }
 }
@@ -84,14 +76,8 @@ pub(super) fn shard_names(json: &str, origin: &str) -> Result<Vec<String>> {
     let index: Index = serde_json::from_str(json).map_err(|e| ModelError::config(origin, e))?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     // An index comes from elsewhere: it must not lead out of the directory.
-    if let Some(bad) = names
-        .iter()
-        .find(|name| Path::new(name).file_name() != Some(name.as_ref()))
-    {
-        return Err(ModelError::config(
-            origin,
-            format!("shard `{bad}` is no plain file name"),
-        ));
+    if let Some(bad) = names.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
+        return Err(ModelError::config(origin, format!("shard `{bad}` is no plain file name")));
     }
     Ok(names.into_iter().collect())
 }
@@ -102,10 +88,7 @@ fn check(path: &Path) -> Result<()> {
     // SAFETY: the map is read once here and dropped; see `open`.
     match unsafe { MmapedSafetensors::new(path) } {
         Ok(_) => Ok(()),
-        Err(error) => Err(ModelError::InvalidWeights {
-            path: path.to_owned(),
-            reason: first_line(&error),
-        }),
+        Err(error) => Err(ModelError::InvalidWeights { path: path.to_owned(), reason: first_line(&error) }),
     }
 }
 

@@ -29,15 +29,7 @@ pub fn dense<T: Element>(inputs: &Inputs<'_, T>, causal: bool, out: &mut [T]) {
         &items,
         || Workspace::new(shape.head_dim(), TILE),
         |((batch, head), rows), workspace, _: &mut Vec<()>| {
-            let count = contiguous(
-                inputs,
-                (*batch, *head),
-                rows.clone(),
-                0,
-                causal,
-                (TILE, TILE),
-                workspace,
-            );
+            let count = contiguous(inputs, (*batch, *head), rows.clone(), 0, causal, (TILE, TILE), workspace);
             for tile in &workspace.tiles[..count] {
                 tile.finish(&out, |row| output_row(inputs, *batch, row, *head), &mut workspace.rows);
             }

@@ -17,15 +17,7 @@ pub(super) fn scores(lanes: usize, depth: usize, q: &[f32], keys: &[f32], scores
 
 /// `acc[d][i] += sum_t weights[t][i] values[t][d]` for `lanes` queries `i` and the `values.len() / head_dim` keys `t`.
 pub(super) fn accumulate(lanes: usize, head_dim: usize, weights: &[f32], values: &[f32], acc: &mut [f32]) {
-    product(
-        lanes,
-        head_dim,
-        values.len() / head_dim,
-        weights,
-        (values, head_dim, 1),
-        acc,
-        true,
-    );
+    product(lanes, head_dim, values.len() / head_dim, weights, (values, head_dim, 1), acc, true);
 }
 
 /// `dst[j][i] (+)= sum_p lhs[p][i] rhs(p, j)` with `rhs(p, j) = rhs[p * p_stride + j * j_stride]`.
@@ -105,12 +97,7 @@ impl<'a, T> OutputRows<'a, T> {
     pub(super) fn new(data: &'a mut [T], row_len: usize) -> Self {
         assert!(data.len().is_multiple_of(row_len));
         let taken = (0..data.len() / row_len).map(|_| AtomicBool::new(false)).collect();
-        Self {
-            data: data.as_mut_ptr(),
-            row_len,
-            taken,
-            owner: PhantomData,
-        }
+        Self { data: data.as_mut_ptr(), row_len, taken, owner: PhantomData }
     }
 
     /// Lets `write` fill row `row`.
@@ -118,10 +105,7 @@ impl<'a, T> OutputRows<'a, T> {
     /// # Panics
     /// If the row does not exist or was handed out before.
     pub(super) fn write(&self, row: usize, write: impl FnOnce(&mut [T])) {
-        assert!(
-            !self.taken[row].swap(true, Ordering::Relaxed),
-            "row {row} is written twice"
-        );
+        assert!(!self.taken[row].swap(true, Ordering::Relaxed), "row {row} is written twice");
         // SAFETY: indexing `taken` has checked that the row lies inside the slice, and the swap that nobody else has
         // or will get it: this is the only reference to these elements, within the lifetime of the slice.
         let row = unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.row_len), self.row_len) };

@@ -94,9 +94,7 @@ pub fn attention_with_ranking<T: Element>(
     }
     let mut call = Call::new(inputs, &plan, config, out);
     let all = units(inputs, &plan);
-    call.run(&all, |unit, head| {
-        &ranking[unit.batch * inputs.shape.num_heads() + head][unit.segment]
-    });
+    call.run(&all, |unit, head| &ranking[unit.batch * inputs.shape.num_heads() + head][unit.segment]);
     Ok(call.finish())
 }
 
@@ -111,9 +109,7 @@ pub fn rank<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, chunk: Chunk
     Ok((0..shape.batch())
         .flat_map(|b| (0..shape.num_heads()).map(move |h| (b, h)))
         .map(|(b, h)| {
-            (0..plan.segments.len())
-                .map(|s| ranking.remove(&(b, h, s)).expect("every segment is ranked"))
-                .collect()
+            (0..plan.segments.len()).map(|s| ranking.remove(&(b, h, s)).expect("every segment is ranked")).collect()
         })
         .collect())
 }
@@ -131,30 +127,18 @@ pub fn pass1<T: Element>(
     let plan = Plan::new(config, &inputs.shape, chunk)?;
     let tiles = (config.tile_q(), config.tile_k());
     let shape = inputs.shape;
-    let heads: Vec<(usize, usize)> = (0..shape.batch())
-        .flat_map(|b| (0..shape.num_heads()).map(move |h| (b, h)))
-        .collect();
+    let heads: Vec<(usize, usize)> =
+        (0..shape.batch()).flat_map(|b| (0..shape.num_heads()).map(move |h| (b, h))).collect();
     Ok(heads
         .into_par_iter()
         .map(|at| {
             let mut workspace = Workspace::new(shape.head_dim(), config.tile_k());
             let mut states = Vec::new();
             for segment in plan.segments.iter().filter(|segment| !segment.rows.is_empty()) {
-                let count = pass1::contiguous(
-                    inputs,
-                    at,
-                    segment.rows.clone(),
-                    segment.start,
-                    true,
-                    tiles,
-                    &mut workspace,
-                );
+                let count =
+                    pass1::contiguous(inputs, at, segment.rows.clone(), segment.start, true, tiles, &mut workspace);
                 let tiles = &workspace.tiles[..count];
-                states.extend(
-                    tiles
-                        .iter()
-                        .flat_map(|tile| (0..tile.rows.len()).map(|i| tile.state(i))),
-                );
+                states.extend(tiles.iter().flat_map(|tile| (0..tile.rows.len()).map(|i| tile.state(i))));
             }
             states
         })
@@ -162,21 +146,14 @@ pub fn pass1<T: Element>(
 }
 
 fn check_length(expected: usize, got: usize) -> Result<(), S2oError> {
-    if expected == got {
-        Ok(())
-    } else {
-        Err(crate::permutation::PermutationError::Length { expected, got }.into())
-    }
+    if expected == got { Ok(()) } else { Err(crate::permutation::PermutationError::Length { expected, got }.into()) }
 }
 
 fn whole_dense<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, out: &mut [T]) -> AttnStats {
     dense(inputs, true, out);
     let shape = inputs.shape;
     let head = dense_stats(shape.kv_offset(), shape.q_len(), config.tile_q(), config.tile_k());
-    AttnStats {
-        num_heads: shape.num_heads(),
-        heads: vec![head; shape.batch() * shape.num_heads()],
-    }
+    AttnStats { num_heads: shape.num_heads(), heads: vec![head; shape.batch() * shape.num_heads()] }
 }
 
 /// One segment of one KV head: what is ranked together, because its query heads share the keys.
@@ -194,11 +171,7 @@ fn units<T: Element>(inputs: &Inputs<'_, T>, plan: &Plan) -> Vec<Unit> {
     let mut units = Vec::new();
     for segment in (0..plan.segments.len()).rev() {
         for batch in 0..shape.batch() {
-            units.extend((0..shape.num_kv_heads()).map(|kv_head| Unit {
-                batch,
-                kv_head,
-                segment,
-            }));
+            units.extend((0..shape.num_kv_heads()).map(|kv_head| Unit { batch, kv_head, segment }));
         }
     }
     units
@@ -213,11 +186,7 @@ fn waves<T: Element>(inputs: &Inputs<'_, T>, plan: &Plan, config: &S2oConfig) ->
         let prefix_len = plan.segments[unit.segment].start;
         let bytes = ranking::workspace_bytes(inputs.shape.group_size(), prefix_len);
         if bytes > cap {
-            return Err(S2oError::WorkspaceTooSmall {
-                expected: bytes,
-                got: cap,
-                prefix_len,
-            });
+            return Err(S2oError::WorkspaceTooSmall { expected: bytes, got: cap, prefix_len });
         }
         if used + bytes > cap {
             waves.push(Vec::new());
@@ -248,10 +217,7 @@ fn rank_wave<T: Element>(inputs: &Inputs<'_, T>, plan: &Plan, config: &S2oConfig
             let orders = ranking::rank_group(inputs, plan, config, (batch, kv_head), &segments);
             let first_head = kv_head * shape.group_size();
             segments.into_iter().zip(orders).flat_map(move |(segment, heads)| {
-                heads
-                    .into_iter()
-                    .zip(first_head..)
-                    .map(move |(order, head)| ((batch, head, segment), order))
+                heads.into_iter().zip(first_head..).map(move |(order, head)| ((batch, head, segment), order))
             })
         })
         .collect()
@@ -273,12 +239,7 @@ struct Item<'a> {
 impl Item<'_> {
     /// Where its statistics belong.
     fn place(&self, num_heads: usize) -> Place {
-        (
-            self.batch * num_heads + self.head,
-            self.segment.index,
-            self.order.is_some(),
-            self.rows.start,
-        )
+        (self.batch * num_heads + self.head, self.segment.index, self.order.is_some(), self.rows.start)
     }
 }
 
@@ -293,13 +254,7 @@ struct Call<'a, T> {
 
 impl<'a, T: Element> Call<'a, T> {
     fn new(inputs: &'a Inputs<'a, T>, plan: &'a Plan, config: &'a S2oConfig, out: &'a mut [T]) -> Self {
-        Self {
-            inputs,
-            plan,
-            config,
-            out: OutputRows::new(out, inputs.shape.head_dim()),
-            done: Vec::new(),
-        }
+        Self { inputs, plan, config, out: OutputRows::new(out, inputs.shape.head_dim()), done: Vec::new() }
     }
 
     fn run<'o>(&mut self, wave: &[Unit], order: impl Fn(&Unit, usize) -> &'o SegmentOrder)
@@ -325,11 +280,7 @@ impl<'a, T: Element> Call<'a, T> {
                 };
                 push(segment.tail_rows.clone(), tile_q, None);
                 // A permuted tile has rows from anywhere in its segment: the segment stays together.
-                let step = if self.config.q_perm() {
-                    segment.rows.len().max(1)
-                } else {
-                    group_rows
-                };
+                let step = if self.config.q_perm() { segment.rows.len().max(1) } else { group_rows };
                 push(segment.rows.clone(), step, Some(order(unit, head)));
             }
         }
@@ -350,13 +301,7 @@ impl<'a, T: Element> Call<'a, T> {
         let count = pass1::contiguous(inputs, at, item.rows.clone(), start, true, tiles, workspace);
         let prefix_tiles = item.segment.start / config.tile_k();
         let visits = match item.order {
-            None => vec![
-                pass2::Visit {
-                    visited: prefix_tiles,
-                    skipped_mass: SkippedMass::default()
-                };
-                count
-            ],
+            None => vec![pass2::Visit { visited: prefix_tiles, skipped_mass: SkippedMass::default() }; count],
             Some(order) => {
                 if config.q_perm() {
                     pass2::permute(workspace, count, order, config.tile_q());
@@ -365,17 +310,9 @@ impl<'a, T: Element> Call<'a, T> {
             }
         };
         let permuted = config.q_perm() && item.order.is_some();
-        let states = if permuted {
-            &workspace.permuted[..count]
-        } else {
-            &workspace.tiles[..count]
-        };
+        let states = if permuted { &workspace.permuted[..count] } else { &workspace.tiles[..count] };
         for tile in states {
-            tile.finish(
-                &self.out,
-                |row| output_row(inputs, item.batch, row, item.head),
-                &mut workspace.rows,
-            );
+            tile.finish(&self.out, |row| output_row(inputs, item.batch, row, item.head), &mut workspace.rows);
         }
         let kv_offset = inputs.shape.kv_offset();
         query_tiles(item.rows.clone(), config.tile_q())
@@ -400,9 +337,6 @@ impl<'a, T: Element> Call<'a, T> {
         for ((head, ..), tiles) in self.done {
             heads[head].tiles.extend(tiles);
         }
-        AttnStats {
-            num_heads: shape.num_heads(),
-            heads,
-        }
+        AttnStats { num_heads: shape.num_heads(), heads }
     }
 }

@@ -13,12 +13,7 @@ pub(super) struct Moments {
 
 impl Moments {
     pub(super) fn new(columns: usize) -> Self {
-        Self {
-            first: vec![0.0; columns],
-            sum: vec![0.0; columns],
-            square: vec![0.0; columns],
-            empty: true,
-        }
+        Self { first: vec![0.0; columns], sum: vec![0.0; columns], square: vec![0.0; columns], empty: true }
     }
 
     pub(super) fn add(&mut self, row: &[f32]) {
@@ -37,12 +32,7 @@ impl Moments {
 
     /// Mean and variance over `count` rows.
     pub(super) fn finish(&self, count: f64) -> (Vec<f64>, Vec<f64>) {
-        let mean = self
-            .first
-            .iter()
-            .zip(&self.sum)
-            .map(|(&first, sum)| f64::from(first) + sum / count)
-            .collect();
+        let mean = self.first.iter().zip(&self.sum).map(|(&first, sum)| f64::from(first) + sum / count).collect();
         let var = self
             .sum
             .iter()

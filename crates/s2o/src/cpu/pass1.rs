@@ -21,14 +21,7 @@ pub(super) fn contiguous<T: Element>(
     let (head_dim, kv_offset, kv_head) = (shape.head_dim(), shape.kv_offset(), shape.kv_head(head));
     let cut = query_tiles(rows.clone(), tile_q);
     let count = cut.len();
-    let Workspace {
-        tiles,
-        scores,
-        keys,
-        values,
-        rows: row_buffer,
-        ..
-    } = workspace;
+    let Workspace { tiles, scores, keys, values, rows: row_buffer, .. } = workspace;
     let tiles = Workspace::at_least(tiles, count);
     for (tile, rows) in tiles.iter_mut().zip(cut) {
         tile.load(inputs, (batch, head), rows, row_buffer);
@@ -41,11 +34,7 @@ pub(super) fn contiguous<T: Element>(
         for tile in tiles.iter_mut() {
             let (first_row, last_row) = (tile.rows[0], tile.rows[tile.rows.len() - 1]);
             // Keys that this tile can see: what it computes must not depend on the tiles it shares an item with.
-            let seen = if causal {
-                (kv_offset + last_row + 1).saturating_sub(first)
-            } else {
-                usize::MAX
-            };
+            let seen = if causal { (kv_offset + last_row + 1).saturating_sub(first) } else { usize::MAX };
             if seen == 0 {
                 continue;
             }

@@ -41,28 +41,11 @@ pub(super) fn ranked<T: Element>(
 ) -> Vec<Visit> {
     let at = (batch, inputs.shape.kv_head(head));
     let keep = config.triggering_tile() == TriggeringTile::Keep;
-    let Workspace {
-        tiles,
-        permuted,
-        scores,
-        keys,
-        values,
-        ..
-    } = workspace;
-    let tiles = if config.q_perm() {
-        &mut permuted[..count]
-    } else {
-        &mut tiles[..count]
-    };
+    let Workspace { tiles, permuted, scores, keys, values, .. } = workspace;
+    let tiles = if config.q_perm() { &mut permuted[..count] } else { &mut tiles[..count] };
     let key_tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = key_tiles.len();
-    let mut visits = vec![
-        Visit {
-            visited: total,
-            skipped_mass: SkippedMass::default()
-        };
-        count
-    ];
+    let mut visits = vec![Visit { visited: total, skipped_mass: SkippedMass::default() }; count];
     let mut running: Vec<usize> = (0..count).collect();
     tiles.iter_mut().for_each(QueryTile::enter_prefix);
     for (j, positions) in key_tiles.enumerate() {

@@ -33,9 +33,7 @@ pub(super) fn rank_group<T: Element>(
     segments: &[usize],
 ) -> Vec<Vec<SegmentOrder>> {
     let group = inputs.shape.group_size();
-    let guide = config
-        .q_perm()
-        .then(|| k_guide(inputs, plan.segment_len, (batch, kv_head)));
+    let guide = config.q_perm().then(|| k_guide(inputs, plan.segment_len, (batch, kv_head)));
     segments
         .par_chunks(SEGMENTS_PER_TASK)
         .flat_map_iter(|segments| {
@@ -54,11 +52,7 @@ pub(super) fn rank_group<T: Element>(
                         None => Permutation::identity(member.segment.rows.len()),
                     };
                     let (kv_perm, tile_weights) = order_keys(scored, config.tile_k());
-                    SegmentOrder {
-                        q_perm,
-                        kv_perm,
-                        tile_weights,
-                    }
+                    SegmentOrder { q_perm, kv_perm, tile_weights }
                 })
                 .collect();
             orders.chunks(group).map(<[SegmentOrder]>::to_vec).collect::<Vec<_>>()
@@ -101,10 +95,7 @@ fn score_keys<T: Element>(
     }
     let mut scored: Vec<Scored> = members
         .iter()
-        .map(|member| Scored {
-            keys: Vec::with_capacity(member.segment.start),
-            sink_scores: Vec::new(),
-        })
+        .map(|member| Scored { keys: Vec::with_capacity(member.segment.start), sink_scores: Vec::new() })
         .collect();
     let mut features = vec![0.0; KEY_TILE * depth];
     let mut scores = vec![0.0; KEY_TILE * lanes];
@@ -117,13 +108,7 @@ fn score_keys<T: Element>(
             inputs.k.read(batch, position, kv_head, key);
             squared.iter_mut().zip(key).for_each(|(square, k)| *square = *k * *k);
         }
-        microkernel::scores(
-            lanes,
-            depth,
-            &coefficients,
-            &features[..positions.len() * depth],
-            &mut scores,
-        );
+        microkernel::scores(lanes, depth, &coefficients, &features[..positions.len() * depth], &mut scores);
         for (i, (scored, member)) in scored.iter_mut().zip(members).enumerate() {
             for (t, row) in (first..member.segment.start).zip(scores.chunks_exact(lanes).take(positions.len())) {
                 let index = t as u32;
@@ -174,11 +159,7 @@ fn order_keys(mut scored: Scored, tile_k: usize) -> (Permutation, Vec<f32>) {
     sort_by_score(&mut scored.keys);
     let mut scores: Vec<f32> = scored.keys.iter().map(|&key| score_of_key(key)).collect();
     scores[..scored.sink_scores.len()].copy_from_slice(&scored.sink_scores);
-    let max = scores
-        .iter()
-        .take(scored.sink_scores.len() + 1)
-        .copied()
-        .fold(f32::NEG_INFINITY, f32::max);
+    let max = scores.iter().take(scored.sink_scores.len() + 1).copied().fold(f32::NEG_INFINITY, f32::max);
     let indices = scored.keys.iter().map(|&key| key as u32).collect();
     (Permutation::from_sorted(indices), exp_sums(&scores, max, tile_k))
 }

@@ -19,10 +19,7 @@ pub(super) fn run<Item: Sync, W, R: Send>(
             work(item, &mut workspace, &mut own);
         }
         // A worker that panics poisons nothing of value: rayon hands the panic on to the caller.
-        results
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .append(&mut own);
+        results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).append(&mut own);
     };
     rayon::scope(|scope| {
         for _ in 1..rayon::current_num_threads().min(items.len()) {

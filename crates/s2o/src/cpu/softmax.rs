@@ -26,11 +26,7 @@ pub(super) fn exponentiate(scores: &mut [f32], row_max: &[f32], columns: &mut Co
     for column in [&mut columns.new_max, &mut columns.rescale, &mut columns.tile_sum] {
         column.resize(lanes, 0.0);
     }
-    Arch::new().dispatch(Exponentiate {
-        scores,
-        row_max,
-        columns,
-    });
+    Arch::new().dispatch(Exponentiate { scores, row_max, columns });
 }
 
 struct Exponentiate<'a> {
@@ -131,14 +127,7 @@ fn exp2<S: Simd>(x: f32) -> f32 {
     let fraction = clamped - (rounded - ROUND);
     // Minimax polynomial of (2^f - 1) / f on [-1/2, 1/2] (Cephes exp2f).
     let mut p = 1.535_336_2e-4;
-    for c in [
-        1.339_887_4e-3,
-        9.618_437e-3,
-        5.550_332_5e-2,
-        2.402_264_8e-1,
-        6.931_472e-1,
-        1.0,
-    ] {
+    for c in [1.339_887_4e-3, 9.618_437e-3, 5.550_332_5e-2, 2.402_264_8e-1, 6.931_472e-1, 1.0] {
         p = multiply_add::<S>(p, fraction, c);
     }
     let scale = f32::from_bits((rounded.to_bits() << 23).wrapping_add(0x3f80_0000));
@@ -167,10 +156,7 @@ mod tests {
         let xs: Vec<f32> = (0..=126_000).map(|i| -(i as f32) / 1000.0).collect();
         for (&x, got) in xs.iter().zip(exp2_all(&xs)) {
             let want = f64::from(x).exp2();
-            assert!(
-                (f64::from(got) / want - 1.0).abs() < 2.4e-7,
-                "2^{x}: {got:e}, expected {want:e}"
-            );
+            assert!((f64::from(got) / want - 1.0).abs() < 2.4e-7, "2^{x}: {got:e}, expected {want:e}");
             if x.fract() == 0.0 {
                 assert_eq!(f64::from(got), want);
             }
@@ -189,9 +175,7 @@ mod tests {
         for (i, s) in scores.iter_mut().enumerate() {
             *s = (i % (2 * LANES)) as f32 * 0.25 - (i / (2 * LANES)) as f32;
         }
-        let row_max: Vec<f32> = (0..2 * LANES)
-            .map(|i| if i % 2 == 0 { f32::NEG_INFINITY } else { 100.0 })
-            .collect();
+        let row_max: Vec<f32> = (0..2 * LANES).map(|i| if i % 2 == 0 { f32::NEG_INFINITY } else { 100.0 }).collect();
         let mut columns = Columns::default();
         exponentiate(&mut scores, &row_max, &mut columns);
         assert_eq!(columns.new_max[2], 0.5);

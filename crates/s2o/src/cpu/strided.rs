@@ -67,17 +67,14 @@ impl<'a, T: Element> Strided<'a, T> {
     /// # Errors
     /// [`ShapeError::Buffer`] if the strides reach beyond `data`.
     pub fn new(name: &'static str, data: &'a [T], dims: [usize; 4], strides: [usize; 4]) -> Result<Self, ShapeError> {
-        let reach = dims.iter().zip(strides).try_fold(1usize, |reach, (&dim, stride)| {
-            reach.checked_add(dim.saturating_sub(1).checked_mul(stride)?)
-        });
+        let reach = dims
+            .iter()
+            .zip(strides)
+            .try_fold(1usize, |reach, (&dim, stride)| reach.checked_add(dim.saturating_sub(1).checked_mul(stride)?));
         let empty = dims.contains(&0);
         match reach {
             Some(expected) if empty || expected <= data.len() => Ok(Self { data, dims, strides }),
-            _ => Err(ShapeError::Buffer {
-                name,
-                expected: reach.unwrap_or(usize::MAX),
-                got: data.len(),
-            }),
+            _ => Err(ShapeError::Buffer { name, expected: reach.unwrap_or(usize::MAX), got: data.len() }),
         }
     }
 
@@ -123,10 +120,7 @@ impl<'a, T: Element> Strided<'a, T> {
             T::widen(&self.data[start..start + dst.len()], dst);
         } else {
             for (d, dst) in dst.iter_mut().enumerate() {
-                T::widen(
-                    &self.data[start + d * self.strides[3]..][..1],
-                    std::slice::from_mut(dst),
-                );
+                T::widen(&self.data[start + d * self.strides[3]..][..1], std::slice::from_mut(dst));
             }
         }
     }
@@ -152,13 +146,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         if !softmax_scale.is_finite() {
             return Err(S2oError::SoftmaxScale { got: softmax_scale });
         }
-        Ok(Self {
-            q,
-            k,
-            v,
-            shape,
-            softmax_scale,
-        })
+        Ok(Self { q, k, v, shape, softmax_scale })
     }
 
     /// The sizes.
@@ -177,11 +165,7 @@ mod tests {
         assert!(Strided::new("q", &data, [1, 3, 1, 8], [24, 8, 8, 1]).is_ok());
         assert_eq!(
             Strided::new("q", &data, [1, 4, 1, 8], [24, 8, 8, 1]).unwrap_err(),
-            ShapeError::Buffer {
-                name: "q",
-                expected: 32,
-                got: 24
-            }
+            ShapeError::Buffer { name: "q", expected: 32, got: 24 }
         );
         assert!(Strided::new("q", &data, [2, 2, 2, 2], [usize::MAX, 1, 1, 1]).is_err());
     }

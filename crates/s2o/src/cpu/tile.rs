@@ -177,11 +177,7 @@ impl QueryTile {
         SoftmaxState {
             row_max: f64::from(self.row_max[i] * LN_2),
             row_sum: f64::from(self.row_sum[i]),
-            acc: self
-                .acc
-                .chunks_exact(self.lanes)
-                .map(|column| f64::from(column[i]))
-                .collect(),
+            acc: self.acc.chunks_exact(self.lanes).map(|column| f64::from(column[i])).collect(),
         }
     }
 }

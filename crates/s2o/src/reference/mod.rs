@@ -96,10 +96,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 /// Ranks every segment of `plan`.
 pub fn rank_all(head: &Head, plan: &Plan, config: &S2oConfig) -> Vec<SegmentOrder> {
-    plan.segments
-        .iter()
-        .map(|segment| rank(head, segment, plan.segment_len, config))
-        .collect()
+    plan.segments.iter().map(|segment| rank(head, segment, plan.segment_len, config)).collect()
 }
 
 /// S2O attention of one head, given the orders of its segments: the output (q_len, head_dim) and the statistics.
@@ -114,9 +111,7 @@ pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oCon
         for rows in query_tiles(segment.tail_rows.clone(), config.tile_q()) {
             write_rows(&mut out, rows.clone(), &dense(head, rows.clone()));
             let all = segment.start / config.tile_k();
-            stats
-                .tiles
-                .push(tile_stats(head, segment, rows, all, SkippedMass::default(), config));
+            stats.tiles.push(tile_stats(head, segment, rows, all, SkippedMass::default(), config));
         }
         let (rows_out, visits) = if config.q_perm() {
             let states = pass1(head, segment, config.tile_k());
@@ -126,14 +121,7 @@ pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oCon
         };
         write_rows(&mut out, segment.rows.clone(), &rows_out);
         for (rows, visit) in query_tiles(segment.rows.clone(), config.tile_q()).zip(visits) {
-            stats.tiles.push(tile_stats(
-                head,
-                segment,
-                rows,
-                visit.visited,
-                visit.skipped_mass,
-                config,
-            ));
+            stats.tiles.push(tile_stats(head, segment, rows, visit.visited, visit.skipped_mass, config));
         }
     }
     (out, stats)
@@ -158,10 +146,7 @@ pub fn attention(
     let plan = Plan::new(config, shape, chunk)?;
     let (d, heads) = (shape.head_dim(), shape.num_heads());
     let mut out = vec![0.0; shape.batch() * shape.q_len() * heads * d];
-    let mut stats = AttnStats {
-        num_heads: heads,
-        heads: Vec::new(),
-    };
+    let mut stats = AttnStats { num_heads: heads, heads: Vec::new() };
     for b in 0..shape.batch() {
         for h in 0..heads {
             let head = Head::new(shape, qkv, softmax_scale, b, h);

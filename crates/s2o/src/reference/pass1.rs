@@ -4,11 +4,7 @@ use crate::segment::Segment;
 
 /// Algorithm 2: causal attention of each query outside the dense tail over its own segment, as a state to resume.
 pub fn pass1(head: &Head, segment: &Segment, tile_k: usize) -> Vec<SoftmaxState> {
-    segment
-        .rows
-        .clone()
-        .map(|row| window(head, segment, row, tile_k))
-        .collect()
+    segment.rows.clone().map(|row| window(head, segment, row, tile_k)).collect()
 }
 
 /// The state of one query after its local window.

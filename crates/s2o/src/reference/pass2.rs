@@ -45,10 +45,8 @@ pub(super) fn prefix(
     let tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = tiles.len();
     for (j, tile) in tiles.enumerate() {
-        let scores: Vec<Vec<f64>> = rows
-            .iter()
-            .map(|&row| tile.iter().map(|&t| head.score(row, t as usize)).collect())
-            .collect();
+        let scores: Vec<Vec<f64>> =
+            rows.iter().map(|&row| tile.iter().map(|&t| head.score(row, t as usize)).collect()).collect();
         let mut vote = StopVote::new(config);
         for (state, scores) in states.iter().zip(&scores) {
             vote.add(Gain::of(&state.preview(scores), config.gain_frame()));
@@ -61,11 +59,7 @@ pub(super) fn prefix(
         }
         if stops {
             let visited = j + 1;
-            let share = states
-                .iter()
-                .zip(&before)
-                .map(|(now, then)| prefix_share(now, then))
-                .sum::<f64>();
+            let share = states.iter().zip(&before).map(|(now, then)| prefix_share(now, then)).sum::<f64>();
             let skipped_mass = SkippedMass::estimate(
                 vote.mean_ratio(),
                 total - visited,
@@ -75,10 +69,7 @@ pub(super) fn prefix(
             return Visit { visited, skipped_mass };
         }
     }
-    Visit {
-        visited: total,
-        skipped_mass: SkippedMass::default(),
-    }
+    Visit { visited: total, skipped_mass: SkippedMass::default() }
 }
 
 /// Share of a row's mass that came from the prefix.

@@ -24,11 +24,7 @@ pub fn rank(head: &Head, segment: &Segment, segment_len: usize, config: &S2oConf
         .chunks(config.tile_k())
         .map(|tile| tile.iter().map(|&t| (k_scores[t as usize] - max).exp()).sum::<f64>() as f32)
         .collect();
-    SegmentOrder {
-        q_perm,
-        kv_perm,
-        tile_weights,
-    }
+    SegmentOrder { q_perm, kv_perm, tile_weights }
 }
 
 /// `k_scores[t] = scale <q_mean, K[t]>` (and the variance term) for the keys before the segment.
@@ -53,9 +49,8 @@ pub fn key_scores(head: &Head, segment: &Segment, config: &S2oConfig) -> Vec<f64
 /// keys.
 pub fn query_scores(head: &Head, segment: &Segment, segment_len: usize) -> Vec<f64> {
     let guide_len = segment_len.min(head.k.len() / head.head_dim);
-    let k_guide: Vec<f64> = (0..head.head_dim)
-        .map(|d| (0..guide_len).map(|t| head.k(t)[d]).sum::<f64>() / guide_len as f64)
-        .collect();
+    let k_guide: Vec<f64> =
+        (0..head.head_dim).map(|d| (0..guide_len).map(|t| head.k(t)[d]).sum::<f64>() / guide_len as f64).collect();
     segment.rows.clone().map(|row| dot(head.q(row), &k_guide)).collect()
 }
 

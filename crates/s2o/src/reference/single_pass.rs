@@ -10,10 +10,8 @@ pub fn single_pass(head: &Head, segment: &Segment, order: &SegmentOrder, config:
     let mut out = Vec::with_capacity(segment.rows.len() * head.head_dim);
     let mut visits = Vec::new();
     for rows in query_tiles(segment.rows.clone(), config.tile_q()) {
-        let mut states: Vec<SoftmaxState> = rows
-            .clone()
-            .map(|row| pass1::window(head, segment, row, config.tile_k()))
-            .collect();
+        let mut states: Vec<SoftmaxState> =
+            rows.clone().map(|row| pass1::window(head, segment, row, config.tile_k())).collect();
         let rows: Vec<usize> = rows.collect();
         visits.push(pass2::prefix(head, &rows, &mut states, order, config));
         out.extend(states.iter().flat_map(SoftmaxState::finish));
