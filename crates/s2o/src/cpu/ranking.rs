@@ -9,13 +9,13 @@ use super::strided::{Element, Inputs};
 use crate::config::{KeyScore, S2oConfig};
 use crate::permutation::{Permutation, score_of_key, sort_by_score, sort_key};
 use crate::plan::{Plan, SegmentOrder};
-use crate::segment::Segment;
+use crate::segment::{Segment, query_tiles};
 
 /// Segments whose keys are scored together: enough rows to read each key once for many, few enough tasks' worth
 /// of sort keys in flight.
 const SEGMENTS_PER_TASK: usize = 16;
-/// Keys scored at a time.
-const KEY_TILE: usize = 128;
+/// Keys scored, or queries averaged, at a time.
+const ROWS_AT_A_TIME: usize = 128;
 
 /// Bytes that ranking one segment takes for the heads of one KV head: per key and head two 64-bit sort keys and a
 /// 32-bit index.
@@ -97,16 +97,18 @@ fn score_keys<T: Element>(
         .iter()
         .map(|member| Scored { keys: Vec::with_capacity(member.segment.start), sink_scores: Vec::new() })
         .collect();
-    let mut features = vec![0.0; KEY_TILE * depth];
-    let mut scores = vec![0.0; KEY_TILE * lanes];
+    let mut keys = vec![0.0; ROWS_AT_A_TIME * head_dim];
+    let mut features = vec![0.0; ROWS_AT_A_TIME * depth];
+    let mut scores = vec![0.0; ROWS_AT_A_TIME * lanes];
     let end = members.iter().map(|member| member.segment.start).max().unwrap_or(0);
-    for first in (0..end).step_by(KEY_TILE) {
-        let positions = first..(first + KEY_TILE).min(end);
+    for first in (0..end).step_by(ROWS_AT_A_TIME) {
+        let positions = first..(first + ROWS_AT_A_TIME).min(end);
+        let keys = inputs.k.gather((batch, kv_head), positions.clone(), &mut keys);
         // [K | K * K], or K alone.
-        for (position, features) in positions.clone().zip(features.chunks_exact_mut(depth)) {
-            let (key, squared) = features.split_at_mut(head_dim);
-            inputs.k.read(batch, position, kv_head, key);
-            squared.iter_mut().zip(key).for_each(|(square, k)| *square = *k * *k);
+        for (key, features) in keys.chunks_exact(head_dim).zip(features.chunks_exact_mut(depth)) {
+            let (plain, squared) = features.split_at_mut(head_dim);
+            plain.copy_from_slice(key);
+            squared.iter_mut().zip(key).for_each(|(square, k)| *square = k * k);
         }
         microkernel::scores(lanes, depth, &coefficients, &features[..positions.len() * depth], &mut scores);
         for (i, (scored, member)) in scored.iter_mut().zip(members).enumerate() {
@@ -137,10 +139,10 @@ fn score_coefficients<T: Element>(
     let rows = member.segment.all_rows();
     let count = rows.len() as f64;
     let mut moments = Moments::new(head_dim);
-    let mut query = vec![0.0; head_dim];
-    for row in rows {
-        inputs.q.read(batch, row, member.head, &mut query);
-        moments.add(&query);
+    let mut queries = vec![0.0; ROWS_AT_A_TIME * head_dim];
+    for rows in query_tiles(rows, ROWS_AT_A_TIME) {
+        let queries = inputs.q.gather((batch, member.head), rows, &mut queries);
+        queries.chunks_exact(head_dim).for_each(|query| moments.add(query));
     }
     let (mean, var) = moments.finish(count);
     let scale = f64::from(inputs.softmax_scale);

@@ -64,12 +64,10 @@ impl QueryTile {
         // Transposed by LANES rows at a time: whole cache lines on both sides.
         for (first, block) in rows.step_by(LANES).zip((0..self.lanes).step_by(LANES)) {
             let count = LANES.min(self.rows.len() - block);
-            for (i, row) in row_buffer.chunks_exact_mut(head_dim).take(count).enumerate() {
-                inputs.q.read(batch, first + i, head, row);
-            }
+            let queries = inputs.q.gather((batch, head), first..first + count, row_buffer);
             for (d, column) in self.q.chunks_exact_mut(self.lanes).enumerate() {
                 for (i, x) in column[block..block + count].iter_mut().enumerate() {
-                    *x = row_buffer[i * head_dim + d] * scale;
+                    *x = queries[i * head_dim + d] * scale;
                 }
             }
         }
