@@ -5,7 +5,6 @@
 //! ```
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use candle_s2o::{Attention, Dense, S2o, S2oConfig};
@@ -44,7 +43,6 @@ struct Row {
     prompts: usize,
     right: usize,
     density: f64,
-    seconds_prefill: f64,
     /// Answers that differ from those of the first chunk size.
     changed_by_chunks: usize,
     command: String,
@@ -72,10 +70,7 @@ fn main() -> Result<()> {
         [("dense", None), ("s2o", Some(S2oConfig::default())), ("s2o-paper", Some(S2oConfig::paper()))];
     let command =
         format!("cargo run --release --example passkey -- {}", std::env::args().skip(1).collect::<Vec<_>>().join(" "));
-    println!(
-        "{:10} {:>8} {:>6} {:>7} {:>8} {:>10} {:>8}",
-        "method", "context", "chunk", "right", "density", "s/prefill", "changed"
-    );
+    println!("{:10} {:>8} {:>6} {:>7} {:>8} {:>8}", "method", "context", "chunk", "right", "density", "changed");
     let mut rows = Vec::new();
     for context in contexts {
         let group: Vec<&PasskeyRecord> = records.iter().filter(|record| context_of(record) == context).collect();
@@ -95,13 +90,12 @@ fn main() -> Result<()> {
                     prompts: group.len(),
                     right: run.right,
                     density: run.density,
-                    seconds_prefill: run.seconds,
                     changed_by_chunks: changed,
                     command: command.clone(),
                 };
                 println!(
-                    "{:10} {:>8} {:>6} {:>4}/{:<2} {:>8.3} {:>10.2} {:>8}",
-                    row.method, row.context, chunk, row.right, row.prompts, row.density, row.seconds_prefill, changed
+                    "{:10} {:>8} {:>6} {:>4}/{:<2} {:>8.3} {:>8}",
+                    row.method, row.context, chunk, row.right, row.prompts, row.density, changed
                 );
                 rows.push(row);
             }
@@ -127,13 +121,11 @@ struct Run {
     right: usize,
     /// Mean over prompts and layers.
     density: f64,
-    /// Mean per prompt.
-    seconds: f64,
 }
 
 fn run(model: &LoadedModel, records: &[&PasskeyRecord], config: Option<&S2oConfig>, chunk: usize) -> Result<Run> {
     let options = GenerationOptions { max_new_tokens: 12, ..GenerationOptions::default() };
-    let mut run = Run { answers: Vec::new(), right: 0, density: 0.0, seconds: 0.0 };
+    let mut run = Run { answers: Vec::new(), right: 0, density: 0.0 };
     for record in records {
         let tokens = model.encode(&record.input)?;
         let mut cache = model.decoder.new_cache(1, tokens.len() + options.max_new_tokens)?;
@@ -143,9 +135,7 @@ fn run(model: &LoadedModel, records: &[&PasskeyRecord], config: Option<&S2oConfi
             None => &Dense,
         };
         let prefill = PrefillOptions::new().chunk((chunk > 0).then_some(chunk));
-        let start = Instant::now();
         let generated = model.generate(&tokens, &mut cache, method, prefill, &options, &mut |_| {})?;
-        run.seconds += (start.elapsed() - generated.decode_time).as_secs_f64();
         run.density += match &s2o {
             Some(s2o) => {
                 let stats = s2o.take_stats();
@@ -157,6 +147,5 @@ fn run(model: &LoadedModel, records: &[&PasskeyRecord], config: Option<&S2oConfi
         run.answers.push(generated.text.split('.').next().unwrap_or_default().trim().to_owned());
     }
     run.density /= records.len() as f64;
-    run.seconds /= records.len() as f64;
     Ok(run)
 }

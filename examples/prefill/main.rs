@@ -16,6 +16,8 @@ use candle_s2o::Dense;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, ValueEnum};
 use s2o_models::GenerationOptions;
+use tracing_chrome::ChromeLayerBuilder;
+use tracing_subscriber::prelude::*;
 
 #[path = "../cli/mod.rs"]
 mod cli;
@@ -38,11 +40,11 @@ use run::Session;
 #[derive(Debug, Parser)]
 #[command(name = "prefill")]
 struct Flags {
-    /// Run this attention alone
+    /// Run this attention alone, unless --compare is given
     #[arg(long, value_name = "METHOD")]
     attention: Option<Method>,
     /// Run dense and S2O side by side; the default for passkey prompts
-    #[arg(long, conflicts_with = "attention")]
+    #[arg(long)]
     compare: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -50,6 +52,9 @@ struct Flags {
     /// Threads to use [default: all]
     #[arg(long)]
     threads: Option<NonZeroUsize>,
+    /// Write the time spent in each layer as a Chrome trace (trace-TIMESTAMP.json)
+    #[arg(long)]
+    tracing: bool,
     #[command(flatten)]
     model: ModelFlags,
     #[command(flatten)]
@@ -93,16 +98,17 @@ impl Flags {
     /// The methods to run, dense first.
     fn methods(&self) -> &'static [Method] {
         match self.attention {
+            _ if self.compare => &[Method::Dense, Method::S2o],
             Some(Method::Dense) => &[Method::Dense],
             Some(Method::S2o) => &[Method::S2o],
-            None if self.compare || self.prompt.is_passkey() => &[Method::Dense, Method::S2o],
+            None if self.prompt.is_passkey() => &[Method::Dense, Method::S2o],
             None => &[Method::S2o],
         }
     }
 
     /// What clap's attributes cannot say.
     fn check(&self) {
-        if self.attention == Some(Method::Dense) && self.s2o.any() {
+        if self.methods() == [Method::Dense] && self.s2o.any() {
             let text = "the S2O flags have no effect with '--attention dense'";
             Self::command().error(ErrorKind::ArgumentConflict, text).exit();
         }
@@ -130,6 +136,12 @@ fn main() -> ExitCode {
 
 fn prefill(flags: &Flags) -> Result<()> {
     machine::limit_threads(flags.threads);
+    // Written when it is dropped, at the end.
+    let _trace = flags.tracing.then(|| {
+        let (layer, guard) = ChromeLayerBuilder::new().include_args(true).build();
+        tracing_subscriber::registry().with(layer).init();
+        guard
+    });
     // Before the model: a wrong option should not cost the loading of 16 GB.
     let s2o = flags.s2o.attention()?;
     let methods = flags.methods();

@@ -6,9 +6,9 @@ use candle_nn::{Linear, Module, RmsNorm, VarBuilder};
 use candle_s2o::{Attention, PrefillCall};
 
 use crate::config::DecoderConfig;
-use crate::decoder::{load_linear, load_norm};
 use crate::error::Result;
 use crate::kv_cache::KvCache;
+use crate::layers::{load_linear, load_norm};
 use crate::rope::Rope;
 
 /// How a forward pass attends.
@@ -61,6 +61,11 @@ impl SelfAttention {
             head_dim,
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
         })
+    }
+
+    /// Counted from 0.
+    pub(crate) fn layer(&self) -> usize {
+        self.layer
     }
 
     /// `x` is `(batch, len, hidden)`, normalised; `rows` are the table rows of its positions.

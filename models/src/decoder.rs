@@ -10,6 +10,7 @@ use crate::attention::{Phase, SelfAttention};
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
 use crate::kv_cache::KvCache;
+use crate::layers::{load_linear, load_norm, load_tensor};
 use crate::rope::Rope;
 
 /// Elements of one MLP intermediate that are held at a time (three such tensors live at once).
@@ -313,8 +314,12 @@ impl Layer {
     }
 
     fn forward(&self, x: Tensor, rows: &(Tensor, Tensor), cache: &mut KvCache, phase: Phase) -> Result<Tensor> {
-        let attended = self.attention.forward(&self.input_norm.forward(&x)?, rows, cache, phase)?;
+        let attended = {
+            let _span = tracing::debug_span!("attention", layer = self.attention.layer()).entered();
+            self.attention.forward(&self.input_norm.forward(&x)?, rows, cache, phase)?
+        };
         let x = (x + attended)?;
+        let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
         let mixed = self.mlp.forward(&self.post_norm.forward(&x)?)?;
         Ok((x + mixed)?)
     }
@@ -354,18 +359,4 @@ impl Mlp {
         let out = if slices.len() == 1 { slices[0].clone() } else { Tensor::cat(&slices, 0)? };
         Ok(out.reshape((batch, len, hidden))?)
     }
-}
-
-fn load_tensor(shape: &[usize], name: &str, vb: &VarBuilder) -> Result<Tensor> {
-    vb.get(shape, name).map_err(|error| ModelError::from_tensor_read(&format!("{}.{name}", vb.prefix()), error))
-}
-
-pub(crate) fn load_linear(size_in: usize, size_out: usize, bias: bool, vb: &VarBuilder) -> Result<Linear> {
-    let weight = load_tensor(&[size_out, size_in], "weight", vb)?;
-    let bias = if bias { Some(load_tensor(&[size_out], "bias", vb)?) } else { None };
-    Ok(Linear::new(weight, bias))
-}
-
-pub(crate) fn load_norm(size: usize, eps: f64, vb: &VarBuilder) -> Result<RmsNorm> {
-    Ok(RmsNorm::new(load_tensor(&[size], "weight", vb)?, eps))
 }

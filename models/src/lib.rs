@@ -26,6 +26,7 @@ pub mod decoder;
 pub mod error;
 pub mod generation;
 pub mod kv_cache;
+mod layers;
 mod llama;
 pub mod model;
 pub mod passkey;

@@ -55,7 +55,6 @@ fn wrong_usage_exits_with_2() {
     let cases: &[(&str, &[&str], &str)] = &[
         ("prefill", &["--no-such-flag"], "--no-such-flag"),
         ("prefill", &["--attention", "sparse"], "s2o, dense"),
-        ("prefill", &["--attention", "dense", "--compare"], "cannot be used with"),
         ("prefill", &["--attention", "dense", "--tau", "0.1"], "no effect"),
         ("prefill", &["--prompt", "a", "--passkey"], "cannot be used with"),
         ("prefill", &["--prompt", "a", "--depth", "0.1"], "cannot be used with"),

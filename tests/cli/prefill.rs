@@ -75,6 +75,32 @@ fn prefill_runs_one_method_alone() {
 }
 
 #[test]
+fn compare_wins_over_attention() {
+    for attention in ["dense", "s2o"] {
+        let both = json_of(&["--attention", attention, "--compare", "--context", "2100", "--json"]);
+        assert!(both["seconds_dense"].is_number() && both["seconds_s2o"].is_number(), "{both}");
+    }
+}
+
+#[test]
+fn tracing_writes_where_the_time_goes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let status = crate::example("prefill")
+        .args(["--prompt", "The", "-n", "1", "--tracing"])
+        .current_dir(directory.path())
+        .output()
+        .expect("the example runs")
+        .status;
+    assert!(status.success());
+    let trace = std::fs::read_dir(directory.path()).expect("files").next().expect("a trace").expect("a file");
+    let trace = std::fs::read_to_string(trace.path()).expect("text");
+    let events: Vec<Value> = serde_json::from_str(&trace).expect("a JSON array of events");
+    for name in ["attention", "mlp"] {
+        assert!(events.iter().any(|event| event["name"] == name), "{name} in {trace:.200}");
+    }
+}
+
+#[test]
 fn prefill_in_chunks_answers_the_same() {
     let whole = json_of(&["--context", "3000", "--attention", "s2o", "--json"]);
     let chunked = json_of(&["--context", "3000", "--attention", "s2o", "--json", "--chunk", "1024"]);

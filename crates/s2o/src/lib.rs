@@ -1,4 +1,42 @@
-//! S2O, sparse attention with early stopping via online permutation (arXiv 2602.22575), in plain Rust.
+//! S2O, sparse attention with early stopping via online permutation (arXiv 2602.22575), in plain Rust: the algorithm,
+//! a readable f64 reference, and a fast CPU path. No Candle, no CUDA; unsafe code in one file.
+//!
+//! # From the paper to the code
+//!
+//! | paper | item |
+//! |---|---|
+//! | segment length S, tiles B_M and B_N, tau | [`S2oConfig`] ([`S2oConfig::paper`] for the paper's values) |
+//! | segments, the local window and the prefix | [`segments`], [`Segment`], [`Plan`] |
+//! | Algorithm 1, ranking: `q_mean`, `k_scores`, `kv_perm`, `k_guide`, `q_perm` | [`reference::rank`], [`cpu::rank`], [`SegmentOrder`] |
+//! | Algorithm 2, pass 1: the window's state (m, l, acc) | [`reference::pass1`], [`cpu::pass1`], [`SoftmaxState`] |
+//! | Algorithm 3, pass 2: resume, gather in order, stop early | [`reference::pass2`], [`cpu::attention`] with [`S2oConfig::q_perm`] |
+//! | Algorithm 4, single pass without query permutation | [`reference::single_pass`], [`cpu::attention`] |
+//! | the stop condition on the gain of a tile | [`Gain`], [`StopVote`], [`StopRule`], [`GainFrame`], [`TriggeringTile`] |
+//! | density and sparsity | [`AttnStats`], [`HeadStats`] |
+//!
+//! What the paper leaves open is an option of [`S2oConfig`]; docs/algorithm.md has the reasons for each default.
+//!
+//! # One call
+//!
+//! ```
+//! use s2o::cpu::{self, Inputs, Strided};
+//! use s2o::{Chunk, S2oConfig};
+//!
+//! let (len, heads, kv_heads, head_dim) = (2048, 2, 1, 16);
+//! let wave = |n: usize| (0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>();
+//! let (q, k, v) = (wave(len * heads * head_dim), wave(len * kv_heads * head_dim), wave(len * kv_heads * head_dim));
+//! let inputs = Inputs::new(
+//!     Strided::contiguous("q", &q, [1, len, heads, head_dim])?,
+//!     Strided::contiguous("k", &k, [1, len, kv_heads, head_dim])?,
+//!     Strided::contiguous("v", &v, [1, len, kv_heads, head_dim])?,
+//!     0.25,
+//! )?;
+//! let mut out = vec![0.0; q.len()];
+//! let stats = cpu::attention(&inputs, &S2oConfig::default(), Chunk::last(len), &mut out)?;
+//! println!("computed {:.0} % of the tiles", 100.0 * stats.density());
+//! # Ok::<(), s2o::S2oError>(())
+//! ```
+
 #![deny(unsafe_code)]
 
 mod config;
