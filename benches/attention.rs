@@ -5,6 +5,9 @@
 //! cargo bench --bench attention -- s2o --tokens 32768
 //! ```
 
+#[allow(dead_code, reason = "only the thread limit is needed")]
+#[path = "../examples/cli/machine.rs"]
+mod machine;
 mod measure;
 
 use anyhow::Result;
@@ -14,6 +17,7 @@ use candle_s2o::{Attention, PrefillCall, S2oConfig, dense_attn, s2o_attn_with_st
 use clap::{Parser, ValueEnum};
 use measure::{Machine, Row, agree, causal_tflop, pair};
 use s2o_models::{LoadOptions, ModelSource, PrefillOptions, passkey};
+use std::num::NonZeroUsize;
 use std::sync::Mutex;
 
 /// Times attention and appends to benches/record/.
@@ -28,11 +32,11 @@ struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "0,1,2,3,4,5")]
     layers: Vec<usize>,
     /// Worker threads.
-    #[arg(long, default_value_t = 2)]
-    threads: usize,
+    #[arg(long, default_value = "2")]
+    threads: NonZeroUsize,
     /// Timed runs of each side.
-    #[arg(long, default_value_t = 3)]
-    repeats: usize,
+    #[arg(long, default_value = "3")]
+    repeats: NonZeroUsize,
     /// Given by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -50,7 +54,8 @@ enum What {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    rayon::ThreadPoolBuilder::new().num_threads(arguments.threads).build_global()?;
+    // Candle has a pool of its own beside rayon's: both sides must get the same threads.
+    machine::limit_threads(Some(arguments.threads));
     let machine = Machine::here();
     println!("{}", machine.device());
     let wanted = |what| arguments.what.is_none_or(|only| only == what);
@@ -83,7 +88,7 @@ fn dense(machine: &Machine, arguments: &Arguments) -> Result<Row> {
     let ours = || dense_attn(&q, &k, &v, scale, true);
     let candle = || flash_attn::<f32>(&q, &k, &v, scale, AttnMask::causal_with_offset(0), None, None);
     agree("dense", &ours()?, &candle()?.transpose(1, 2)?, 1e-5)?;
-    let (ms, baseline_ms) = pair(arguments.repeats, || Ok(ours().map(drop)?), || Ok(candle().map(drop)?))?;
+    let (ms, baseline_ms) = pair(arguments.repeats.get(), || Ok(ours().map(drop)?), || Ok(candle().map(drop)?))?;
     let row = Row {
         ms,
         tflops: Some(causal_tflop(&q, &k)? / ms * 1e3),
@@ -108,7 +113,7 @@ fn s2o(machine: &Machine, arguments: &Arguments, bench: &str, tokens: usize) -> 
         let (out, stats) = s2o_attn_with_stats(&q, &k, &v, scale, &config)?;
         agree("S2O", &out, &exact, 0.5)?;
         let (ms, baseline_ms) = pair(
-            arguments.repeats,
+            arguments.repeats.get(),
             || Ok(s2o_attn_with_stats(&q, &k, &v, scale, &config).map(drop)?),
             || Ok(dense_attn(&q, &k, &v, scale, true).map(drop)?),
         )?;

@@ -4,14 +4,19 @@
 //! cargo run --release --example passkey -- --csv docs/results/passkey.csv
 //! ```
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use candle_s2o::{Attention, Dense, S2o, S2oConfig};
+use anyhow::{Context, Result, bail};
+use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use clap::Parser;
 use s2o_models::passkey::{self, PasskeyRecord};
 use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
 use serde::Serialize;
+
+#[allow(dead_code, reason = "only the thread limit is needed")]
+#[path = "cli/machine.rs"]
+mod machine;
 
 /// Counts right answers on passkey prompts.
 #[derive(Debug, Parser)]
@@ -25,12 +30,15 @@ struct Arguments {
     /// Chunk sizes in tokens, 0 for whole prompts; answers are compared between them.
     #[arg(long, value_delimiter = ',', default_value = "0,4096")]
     chunk: Vec<usize>,
+    /// Methods to run.
+    #[arg(long, value_delimiter = ',', default_value = "dense,s2o,s2o-paper")]
+    methods: Vec<String>,
     /// Where to write the table.
     #[arg(long)]
     csv: Option<PathBuf>,
     /// Worker threads; all cores if absent.
     #[arg(long)]
-    threads: Option<usize>,
+    threads: Option<NonZeroUsize>,
 }
 
 /// One line of the table.
@@ -50,9 +58,7 @@ struct Row {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let Some(threads) = arguments.threads {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
-    }
+    machine::limit_threads(arguments.threads);
     let mut records = match &arguments.prompts {
         Some(path) => std::fs::read_to_string(path)
             .with_context(|| path.display().to_string())?
@@ -66,8 +72,16 @@ fn main() -> Result<()> {
     let mut contexts: Vec<usize> = records.iter().map(context_of).collect();
     contexts.sort_unstable();
     contexts.dedup();
-    let methods: [(&str, Option<S2oConfig>); 3] =
-        [("dense", None), ("s2o", Some(S2oConfig::default())), ("s2o-paper", Some(S2oConfig::paper()))];
+    let methods = arguments
+        .methods
+        .iter()
+        .map(|name| match name.as_str() {
+            "dense" => Ok((name, None)),
+            "s2o" => Ok((name, Some(S2oConfig::default()))),
+            "s2o-paper" => Ok((name, Some(S2oConfig::paper()))),
+            other => bail!("--methods: expected dense, s2o or s2o-paper, got {other}"),
+        })
+        .collect::<Result<Vec<_>>>()?;
     let command =
         format!("cargo run --release --example passkey -- {}", std::env::args().skip(1).collect::<Vec<_>>().join(" "));
     println!("{:10} {:>8} {:>6} {:>7} {:>8} {:>8}", "method", "context", "chunk", "right", "density", "changed");
@@ -84,7 +98,7 @@ fn main() -> Result<()> {
                 };
                 first_answers.get_or_insert(run.answers);
                 let row = Row {
-                    method: (*name).to_owned(),
+                    method: (*name).clone(),
                     context: format!("{context}K"),
                     chunk,
                     prompts: group.len(),
@@ -139,7 +153,7 @@ fn run(model: &LoadedModel, records: &[&PasskeyRecord], config: Option<&S2oConfi
         run.density += match &s2o {
             Some(s2o) => {
                 let stats = s2o.take_stats();
-                stats.values().map(|layer| layer.density()).sum::<f64>() / stats.len() as f64
+                AttnStats::joint_density(stats.values())
             }
             None => 1.0,
         };

@@ -1,16 +1,21 @@
 //! Perplexity of the last tokens of a long text, dense and S2O: what skipping costs a language model.
 //!
 //! ```text
-//! cargo run --release --example perplexity -- --model target/models/smollm2-135m.gguf --context 8192
+//! cargo run --release --example perplexity -- --model target/models/SmolLM2-135M-Instruct.Q4_1.gguf --context 8192
 //! ```
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::Tensor;
-use candle_s2o::{Attention, Dense, S2o, S2oConfig};
+use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use clap::Parser;
 use s2o_models::{LoadOptions, LoadedModel, ModelSource, PrefillOptions, passkey};
+
+#[allow(dead_code, reason = "only the thread limit is needed")]
+#[path = "cli/machine.rs"]
+mod machine;
 
 /// Compares perplexities.
 #[derive(Debug, Parser)]
@@ -29,14 +34,12 @@ struct Arguments {
     last: usize,
     /// Worker threads; all cores if absent.
     #[arg(long)]
-    threads: Option<usize>,
+    threads: Option<NonZeroUsize>,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let Some(threads) = arguments.threads {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
-    }
+    machine::limit_threads(arguments.threads);
     let model = arguments.model.parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
     let text = match &arguments.text_file {
         Some(path) => std::fs::read_to_string(path).with_context(|| path.display().to_string())?,
@@ -68,7 +71,7 @@ fn main() -> Result<()> {
         let s2o = S2o::new(config);
         let outcome = run(&model, &tokens, arguments.last, &s2o)?;
         let stats = s2o.take_stats();
-        let density = stats.values().map(|layer| layer.density()).sum::<f64>() / stats.len() as f64;
+        let density = AttnStats::joint_density(stats.values());
         let agree = outcome.top1.iter().zip(&dense.top1).filter(|(a, b)| a == b).count();
         println!(
             "{name:22} {:>10.3} {density:>8.3} {:>12.3}",

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{
-    Attention, AttnError, Dense, PrefillCall, S2o, S2oConfig, S2oError, SegmentLen, ShapeError, dense_attn, s2o_attn,
-    s2o_attn_with_stats,
+    Attention, AttnError, Dense, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, ShapeError, dense_attn,
+    s2o_attn, s2o_attn_with_stats,
 };
 
 const SCALE: f32 = 0.125;
@@ -198,7 +198,7 @@ fn bad_options_are_typed_errors() {
 #[test]
 fn errors_reach_candle_with_their_words() {
     let qkv = random((1, 4, 2, 12));
-    let call = PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len: 4, is_last_chunk: true };
+    let call = PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len: 4 };
     let methods: [&dyn Attention; 2] = [&Dense, &S2o::new(sparse())];
     for method in methods {
         let error = method.prefill(&call, &qkv, &qkv, &qkv).unwrap_err();
@@ -212,7 +212,7 @@ fn layers_have_options_of_their_own() {
     let method = S2o::new(sparse()).skip_layers([1]).layer_tau(2, 0.9).unwrap();
     assert!(S2o::new(sparse()).layer_tau(2, 1.0).is_err());
     for layer in 0..3 {
-        let call = PrefillCall { layer, softmax_scale: SCALE, prompt_len: 512, is_last_chunk: true };
+        let call = PrefillCall { layer, softmax_scale: SCALE, prompt_len: 512 };
         method.prefill(&call, &qkv, &qkv, &qkv).unwrap();
     }
     let stats = method.take_stats();
@@ -223,13 +223,48 @@ fn layers_have_options_of_their_own() {
 }
 
 #[test]
-fn the_dense_tail_waits_for_the_last_chunk() {
+fn the_dense_tail_waits_for_the_prompts_end() {
     let qkv = random((1, 256, 2, 16));
     let config = sparse().to_builder().dense_tail(256).tau(0.9).build().unwrap();
-    let method = S2o::new(config);
-    let call = |is_last_chunk| PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len: 512, is_last_chunk };
-    method.prefill(&call(false), &qkv, &qkv, &qkv).unwrap();
-    assert!(method.take_stats()[&0].density() < 1.0);
-    method.prefill(&call(true), &qkv, &qkv, &qkv).unwrap();
-    assert_eq!(method.take_stats()[&0].density(), 1.0);
+    let density = |prompt_len| {
+        let method = S2o::new(config.clone());
+        let call = PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len };
+        method.prefill(&call, &qkv, &qkv, &qkv).unwrap();
+        method.take_stats()[&0].density()
+    };
+    assert!(density(512) < 1.0);
+    assert_eq!(density(256), 1.0);
+}
+
+#[test]
+fn statistics_are_those_of_the_last_prompt() {
+    let (first, second) = (random((1, 256, 2, 16)), random((1, 512, 2, 16)));
+    let method = S2o::new(sparse());
+    let call = |prompt_len| PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len };
+    let chunk = second.narrow(1, 256, 256).unwrap();
+    let rows = || method.take_stats()[&0].heads[0].tiles.iter().map(|tile| tile.rows).sum::<usize>();
+    for _ in 0..3 {
+        method.prefill(&call(512), &first, &first, &first).unwrap();
+    }
+    assert_eq!(rows(), 256, "a prompt from its beginning starts anew");
+    method.prefill(&call(512), &first, &first, &first).unwrap();
+    method.prefill(&call(512), &chunk, &second, &second).unwrap();
+    assert_eq!(rows(), 512, "its chunks are joined");
+}
+
+#[test]
+fn clones_of_an_op_keep_their_results_apart() {
+    let (small, large) = (random((1, 200, 1, 16)), random((1, 400, 4, 16)));
+    let op = S2oOp::new(SCALE, sparse());
+    std::thread::scope(|scope| {
+        for (qkv, heads) in [(&small, 1), (&large, 4)] {
+            let op = op.clone();
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    let (_, stats) = op.clone().apply(qkv, qkv, qkv).unwrap();
+                    assert_eq!(stats.heads.len(), heads);
+                }
+            });
+        }
+    });
 }

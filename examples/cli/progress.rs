@@ -1,12 +1,16 @@
-//! Progress bars on stderr, which are only there when that is a terminal.
+//! Progress bars on stderr, which are only there when that and stdout are a terminal: whoever redirects the output
+//! wants quiet.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{IsTerminal, stdout};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar of `len` steps for the phase `what`. It stays when it is finished.
 pub fn bar(what: impl Into<String>, len: usize, unit: &str) -> ProgressBar {
     let template = format!("{{prefix:<16}} {{bar:32}} {{pos:>7}} / {{len}} {unit}, {{elapsed}}");
     let style = ProgressStyle::with_template(&template).expect("the template is fixed").progress_chars("━━╌");
-    let bar = ProgressBar::new(len as u64).with_style(style).with_prefix(what.into());
+    let target = if stdout().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(len as u64), target).with_style(style).with_prefix(what.into());
     bar.tick();
     bar
 }

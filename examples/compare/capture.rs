@@ -35,7 +35,7 @@ impl Attention for Recorder {
             let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
             let parts = all.entry(call.layer).or_default();
             parts.queries.push(q.clone());
-            if call.is_last_chunk {
+            if k.dim(1)? == call.prompt_len {
                 // Views of the cache, which is done with when the prefill ends.
                 parts.keys_values_scale = Some((k.clone(), v.clone(), call.softmax_scale));
             }

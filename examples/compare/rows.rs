@@ -82,7 +82,6 @@ fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<M
         layer: layer.layer,
         softmax_scale: layer.softmax_scale,
         prompt_len: k.dims().get(1).copied().unwrap_or_default(),
-        is_last_chunk: true,
     };
     let mut times = Vec::with_capacity(repeat);
     let mut last = None;

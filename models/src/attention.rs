@@ -19,7 +19,6 @@ pub(crate) enum Phase<'a> {
         method: &'a dyn Attention,
         /// Tokens of the whole prompt, those in the cache before it included.
         prompt_len: usize,
-        is_last_chunk: bool,
     },
     /// One token, dense.
     Decode,
@@ -87,9 +86,8 @@ impl SelfAttention {
         let (q, k) = (Rope::rotate(&q, rows)?, Rope::rotate(&k, rows)?);
         let (k, v) = cache.write(self.layer, &k, &v)?;
         let out = match phase {
-            Phase::Prefill { method, prompt_len, is_last_chunk } => {
-                let call =
-                    PrefillCall { layer: self.layer, softmax_scale: self.softmax_scale, prompt_len, is_last_chunk };
+            Phase::Prefill { method, prompt_len } => {
+                let call = PrefillCall { layer: self.layer, softmax_scale: self.softmax_scale, prompt_len };
                 method.prefill(&call, &q, &k, &v)?
             }
             Phase::Decode => decode(&q, &k, &v, self.softmax_scale)?,

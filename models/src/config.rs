@@ -83,11 +83,6 @@ impl DecoderConfig {
         self.tensor_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
-    /// Bytes that one cached position takes over all layers (keys and values), at `bytes_per_element`.
-    pub fn kv_bytes_per_position(&self, bytes_per_element: usize) -> usize {
-        2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
-    }
-
     /// Every weight tensor: its Hugging Face name and shape.
     pub fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);

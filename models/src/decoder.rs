@@ -177,6 +177,21 @@ impl Decoder {
         tokens: &Tensor,
         cache: &mut KvCache,
         method: &dyn Attention,
+        options: PrefillOptions,
+    ) -> Result<PrefillOutput> {
+        let before = cache.len();
+        let result = self.prefill_chunks(tokens, cache, method, options);
+        if result.is_err() {
+            cache.truncate(before);
+        }
+        result
+    }
+
+    fn prefill_chunks(
+        &self,
+        tokens: &Tensor,
+        cache: &mut KvCache,
+        method: &dyn Attention,
         mut options: PrefillOptions,
     ) -> Result<PrefillOutput> {
         let (batch, len) = self.check_tokens(tokens, cache)?;
@@ -191,16 +206,10 @@ impl Decoder {
         let mut last_hidden = None;
         for start in (0..len).step_by(chunk) {
             let count = chunk.min(len - start);
-            let phase = Phase::Prefill { method, prompt_len: before + len, is_last_chunk: start + count == len };
+            let phase = Phase::Prefill { method, prompt_len: before + len };
             // From the first position of this chunk that needs logits, or the prompt's last for its hidden state.
             let from = (len - num_logits.max(1)).saturating_sub(start);
-            let hidden = match self.forward(&tokens.narrow(1, start, count)?, cache, phase, from.min(count)) {
-                Ok(hidden) => hidden,
-                Err(error) => {
-                    cache.truncate(before);
-                    return Err(error);
-                }
-            };
+            let hidden = self.forward(&tokens.narrow(1, start, count)?, cache, phase, from.min(count))?;
             if let Some(hidden) = hidden {
                 if num_logits > 0 {
                     logits.push(self.head.forward(&hidden)?.to_dtype(DType::F32)?);

@@ -2,20 +2,20 @@
 
 use proptest::prelude::*;
 use s2o::cpu::{self, Inputs, Strided};
-use s2o::{AttnShape, AttnStats, Chunk, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
+use s2o::{AttnShape, AttnStats, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
 
 use crate::random::{Case, cases, inputs, noise, tensors};
 use crate::vectors::relative_norm;
 
 fn run(case: &Case) -> (Vec<f32>, AttnStats) {
     let mut out = vec![f32::NAN; case.q.len()];
-    let stats = cpu::attention(&case.inputs(), &case.config, case.chunk, &mut out).unwrap();
+    let stats = cpu::attention(&case.inputs(), &case.config, case.prompt_len, &mut out).unwrap();
     (out, stats)
 }
 
 fn run_ranked(case: &Case, ranking: &Ranking) -> (Vec<f32>, AttnStats) {
     let mut out = vec![f32::NAN; case.q.len()];
-    let stats = cpu::attention_with_ranking(&case.inputs(), &case.config, case.chunk, ranking, &mut out).unwrap();
+    let stats = cpu::attention_with_ranking(&case.inputs(), &case.config, case.prompt_len, ranking, &mut out).unwrap();
     (out, stats)
 }
 
@@ -45,14 +45,14 @@ proptest! {
         let (out, stats) = run(&case);
         prop_assert!(relative_norm(&out, &want) <= 2e-6);
         prop_assert_eq!(stats.density(), 1.0);
-        let ranking = reversed(cpu::rank(&case.inputs(), &case.config, case.chunk).unwrap());
+        let ranking = reversed(cpu::rank(&case.inputs(), &case.config, case.prompt_len).unwrap());
         let (out, _) = run_ranked(&case, &ranking);
         prop_assert!(relative_norm(&out, &want) <= 2e-6);
     }
 
     #[test]
     fn a_larger_tau_never_visits_more(case in cases(), factor in 1.0..4.0f32) {
-        let ranking = cpu::rank(&case.inputs(), &case.config, case.chunk).unwrap();
+        let ranking = cpu::rank(&case.inputs(), &case.config, case.prompt_len).unwrap();
         let larger = case.with(|config| config.tau((case.config.tau() * factor).min(0.99)));
         // From one order, up to its stop a tile's gains do not depend on tau.
         let ((_, few), (_, many)) = (run_ranked(&larger, &ranking), run_ranked(&case, &ranking));
@@ -99,13 +99,13 @@ proptest! {
             case.scale(),
         ).unwrap();
         let mut moved_out = vec![f32::NAN; case.q.len()];
-        let moved_stats = cpu::attention(&strided, &case.config, case.chunk, &mut moved_out).unwrap();
+        let moved_stats = cpu::attention(&strided, &case.config, case.prompt_len, &mut moved_out).unwrap();
         prop_assert_eq!((moved_out, moved_stats), (out, stats));
     }
 
     #[test]
     fn the_dense_tail_sees_every_key(case in cases()) {
-        let case = Case { chunk: Chunk::last(case.shape.k_len()), ..case }.with(|config| config.tau(0.9));
+        let case = Case { prompt_len: case.shape.k_len(), ..case }.with(|config| config.tau(0.9));
         let (out, _) = run(&case);
         let want = dense(&case);
         let row = case.shape.num_heads() * case.shape.head_dim();
@@ -125,16 +125,15 @@ fn whole_segments_in_chunks_equal_the_whole() {
     let [q, k, v] = tensors(&whole, 7, 4.0);
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(128)).dense_below(0).build().unwrap();
     let mut want = vec![f32::NAN; q.len()];
-    let want_stats = cpu::attention(&inputs(&whole, &q, &k, &v), &config, Chunk::last(512), &mut want).unwrap();
+    let want_stats = cpu::attention(&inputs(&whole, &q, &k, &v), &config, 512, &mut want).unwrap();
     let mut got = Vec::new();
     let mut stats = AttnStats::default();
     for end in [128, 384, 512] {
         let begin = if end == 128 { 0 } else { end - if end == 384 { 256 } else { 128 } };
         let shape = AttnShape::new([1, end - begin, 2, 64], [end, 1]).unwrap();
-        let chunk = Chunk { prompt_len: 512, is_last: end == 512 };
         let mut out = vec![f32::NAN; (end - begin) * 128];
         let part = inputs(&shape, &q[begin * 128..end * 128], &k[..end * 64], &v[..end * 64]);
-        stats.append(cpu::attention(&part, &config, chunk, &mut out).unwrap());
+        stats.append(cpu::attention(&part, &config, 512, &mut out).unwrap());
         got.extend(out);
     }
     assert_eq!(got, want);
@@ -148,13 +147,12 @@ fn short_prompts_take_the_dense_path() {
     let inputs = inputs(&shape, &q, &k, &v);
     let config = S2oConfig::builder().tau(0.9).dense_below(701).build().unwrap();
     let (mut out, mut want) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
-    let stats = cpu::attention(&inputs, &config, Chunk::last(700), &mut out).unwrap();
+    let stats = cpu::attention(&inputs, &config, 700, &mut out).unwrap();
     cpu::dense(&inputs, true, &mut want);
     assert_eq!(out, want);
     assert_eq!(stats.density(), 1.0);
     // What counts is the prompt, not the chunk.
-    let longer = Chunk { prompt_len: 701, is_last: false };
-    assert!(cpu::attention(&inputs, &config, longer, &mut out).unwrap().density() < 1.0);
+    assert!(cpu::attention(&inputs, &config, 701, &mut out).unwrap().density() < 1.0);
 }
 
 #[test]
@@ -182,7 +180,7 @@ fn a_million_keys() {
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).dense_tail(1).tau(0.0).build().unwrap();
     let inputs = inputs(&shape, &q, &k, &v);
     let mut out = vec![f32::NAN; q.len()];
-    let stats = cpu::attention(&inputs, &config, Chunk::last(k_len), &mut out).unwrap();
+    let stats = cpu::attention(&inputs, &config, k_len, &mut out).unwrap();
     let mut want = vec![f32::NAN; q.len()];
     cpu::dense(&inputs, true, &mut want);
     assert!(relative_norm(&out, &want) < 1e-5);
@@ -192,28 +190,39 @@ fn a_million_keys() {
 #[test]
 fn nan_and_infinity_neither_hang_nor_hide() {
     let shape = AttnShape::new([1, 400, 1, 16], [400, 1]).unwrap();
-    let config =
-        S2oConfig::builder().segment_len(SegmentLen::Fixed(128)).dense_below(0).dense_tail(0).tau(0.5).build().unwrap();
+    let config = S2oConfig::builder()
+        .segment_len(SegmentLen::Fixed(128))
+        .tile_q(32)
+        .tile_k(16)
+        .dense_below(0)
+        .dense_tail(0)
+        .tau(0.5);
+    let nan_rows = |out: &[f32]| (0..400).filter(|row| out[row * 16].is_nan()).collect::<Vec<usize>>();
     for q_perm in [false, true] {
-        let config = config.to_builder().q_perm(q_perm).build().unwrap();
-        for poison in [f32::NAN, -f32::NAN, f32::INFINITY] {
+        let config = config.clone().q_perm(q_perm).build().unwrap();
+        for poison in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let (mut out, mut dense) = (vec![0.0; 400 * 16], vec![0.0; 400 * 16]);
             let [q, mut k, v] = tensors(&shape, 1, 4.0);
             k[20 * 16..21 * 16].fill(poison);
-            let mut out = vec![0.0; q.len()];
-            cpu::attention(&inputs(&shape, &q, &k, &v), &config, Chunk::last(400), &mut out).unwrap();
-            let nan_rows: Vec<usize> = (0..400).filter(|row| out[row * 16].is_nan()).collect();
-            let mut dense = vec![0.0; q.len()];
+            cpu::attention(&inputs(&shape, &q, &k, &v), &config, 400, &mut out).unwrap();
             cpu::dense(&inputs(&shape, &q, &k, &v), true, &mut dense);
-            let want: Vec<usize> = (0..400).filter(|row| dense[row * 16].is_nan()).collect();
-            assert!(!want.is_empty());
-            if poison.is_nan() {
-                assert_eq!(nan_rows, want, "{poison} key: as in dense attention");
-            }
+            assert_eq!(nan_rows(&out), (20..400).collect::<Vec<_>>(), "{poison} key");
+            assert_eq!(nan_rows(&out), nan_rows(&dense), "{poison} key: as in dense attention");
+
             let [mut q, k, v] = tensors(&shape, 1, 4.0);
             q[200 * 16] = poison;
-            cpu::attention(&inputs(&shape, &q, &k, &v), &config, Chunk::last(400), &mut out).unwrap();
-            let nan_rows: Vec<usize> = (0..400).filter(|row| out[row * 16].is_nan()).collect();
-            assert_eq!(nan_rows, [200], "{poison} query poisons its own output only");
+            let stats = cpu::attention(&inputs(&shape, &q, &k, &v), &config, 400, &mut out).unwrap();
+            assert_eq!(nan_rows(&out), [200], "{poison} query poisons its own output only");
+            let segment: Vec<_> = stats.heads[0].tiles.iter().filter(|tile| tile.segment == 1).collect();
+            assert!(segment.iter().any(|tile| tile.visited == tile.prefix_tiles), "the poisoned tile sees every key");
+            assert!(segment.iter().any(|tile| tile.visited < tile.prefix_tiles), "its neighbours stop as before");
+
+            let [q, k, mut v] = tensors(&shape, 1, 4.0);
+            v[150 * 16..151 * 16].fill(poison);
+            cpu::attention(&inputs(&shape, &q, &k, &v), &config, 400, &mut out).unwrap();
+            let poisoned = (0..400).filter(|row| !out[row * 16].is_finite()).collect::<Vec<usize>>();
+            assert!((150..256).all(|row| poisoned.contains(&row)), "{poison} value: the window shows it");
+            assert!(poisoned[0] >= 128, "{poison} value: not before its query tile");
         }
     }
 }
@@ -222,16 +231,53 @@ fn nan_and_infinity_neither_hang_nor_hide() {
 fn a_cap_below_one_segment_is_refused() {
     let shape = AttnShape::new([1, 512, 4, 8], [512, 2]).unwrap();
     let (q, kv) = (noise(512 * 32, 1), noise(512 * 16, 2));
-    let config = S2oConfig::builder()
-        .segment_len(SegmentLen::Fixed(128))
-        .dense_below(0)
-        .workspace_cap(20 * 2 * 384 - 1)
-        .build()
-        .unwrap();
-    let mut out = vec![0.0; q.len()];
-    let error = cpu::attention(&inputs(&shape, &q, &kv, &kv), &config, Chunk::last(512), &mut out).unwrap_err();
-    assert_eq!(error, S2oError::WorkspaceTooSmall { expected: 15360, got: 15359, prefix_len: 384 });
-    assert!(error.to_string().contains("expected at least 15360 bytes"), "{error}");
+    let inputs = inputs(&shape, &q, &kv, &kv);
+    let run = |cap: usize| {
+        let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(128)).dense_below(0).dense_tail(0);
+        let mut out = vec![f32::NAN; q.len()];
+        let stats = cpu::attention(&inputs, &config.workspace_cap(cap).build().unwrap(), 512, &mut out)?;
+        Ok::<_, S2oError>((out, stats))
+    };
+    // One head of the last segment; the two heads of a group are ranked apart if they must be.
+    let one_head = 20 * 384;
+    let error = run(one_head - 1).unwrap_err();
+    assert_eq!(error, S2oError::WorkspaceTooSmall { expected: 7680, got: 7679, prefix_len: 384 });
+    assert!(error.to_string().contains("expected at least 7680 bytes"), "{error}");
+    assert_eq!(run(one_head).unwrap(), run(1 << 20).unwrap());
+}
+
+#[test]
+fn queries_in_the_dense_tail_alone_need_no_ranking() {
+    // As when a prompt ends a few tokens behind a long cache: not even one order would fit.
+    let shape = AttnShape::new([1, 100, 2, 8], [3000, 1]).unwrap();
+    let [q, k, v] = tensors(&shape, 2, 3.0);
+    let config = S2oConfig::builder().workspace_cap(1).build().unwrap();
+    let (mut out, mut want) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
+    let inputs = inputs(&shape, &q, &k, &v);
+    cpu::attention(&inputs, &config, 3000, &mut out).unwrap();
+    cpu::dense(&inputs, true, &mut want);
+    assert_eq!(out, want);
+}
+
+#[test]
+fn the_dense_tail_reaches_into_the_chunk_before() {
+    // A last chunk shorter than the tail: the chunk before must know.
+    let whole = AttnShape::new([1, 3001, 1, 16], [3001, 1]).unwrap();
+    let [q, k, v] = tensors(&whole, 9, 6.0);
+    let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).tau(0.9).build().unwrap();
+    let mut want = vec![f32::NAN; q.len()];
+    cpu::dense(&inputs(&whole, &q, &k, &v), true, &mut want);
+    let mut got = Vec::new();
+    for (begin, end) in [(0, 1500), (1500, 3000), (3000, 3001)] {
+        let shape = AttnShape::new([1, end - begin, 1, 16], [end, 1]).unwrap();
+        let part = inputs(&shape, &q[begin * 16..end * 16], &k[..end * 16], &v[..end * 16]);
+        let mut out = vec![f32::NAN; (end - begin) * 16];
+        cpu::attention(&part, &config, 3001, &mut out).unwrap();
+        got.extend(out);
+    }
+    let tail = (3001 - 128) * 16;
+    assert!(relative_norm(&got[tail..], &want[tail..]) < 2e-6);
+    assert!(relative_norm(&got[..tail], &want[..tail]) > 1e-3, "the rest is sparse");
 }
 
 #[test]
@@ -241,20 +287,15 @@ fn misfits_are_refused() {
     let inputs = inputs(&shape, &data, &data, &data);
     let config = S2oConfig::builder().dense_below(0).build().unwrap();
     let mut out = vec![0.0; data.len()];
-    let short = Chunk { prompt_len: 255, is_last: false };
     assert_eq!(
-        cpu::attention(&inputs, &config, short, &mut out).unwrap_err(),
+        cpu::attention(&inputs, &config, 255, &mut out).unwrap_err(),
         S2oError::PromptShorterThanKeys { k_len: 256, got: 255 }
     );
-    let chunk = Chunk::last(256);
-    assert!(matches!(
-        cpu::attention_with_ranking(&inputs, &config, chunk, &vec![], &mut out),
-        Err(S2oError::Ranking(_))
-    ));
-    let mut ranking = cpu::rank(&inputs, &config, chunk).unwrap();
+    assert!(matches!(cpu::attention_with_ranking(&inputs, &config, 256, &vec![], &mut out), Err(S2oError::Ranking(_))));
+    let mut ranking = cpu::rank(&inputs, &config, 256).unwrap();
     ranking[0][0].q_perm = Permutation::identity(5);
     assert!(matches!(
-        cpu::attention_with_ranking(&inputs, &config, chunk, &ranking, &mut out),
+        cpu::attention_with_ranking(&inputs, &config, 256, &ranking, &mut out),
         Err(S2oError::Ranking(_))
     ));
 }

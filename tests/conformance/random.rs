@@ -2,14 +2,14 @@
 
 use proptest::prelude::*;
 use s2o::cpu::{Element, Inputs, Strided};
-use s2o::{AttnShape, Chunk, GainFrame, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
+use s2o::{AttnShape, GainFrame, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
 
 /// One attention call.
 #[derive(Clone)]
 pub struct Case {
     pub shape: AttnShape,
     pub config: S2oConfig,
-    pub chunk: Chunk,
+    pub prompt_len: usize,
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
@@ -18,7 +18,7 @@ pub struct Case {
 /// Without the tensors, which would fill the screen.
 impl std::fmt::Debug for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} {:?} {:?}", self.shape, self.config, self.chunk)
+        write!(f, "{:?} {:?} {:?}", self.shape, self.config, self.prompt_len)
     }
 }
 
@@ -84,7 +84,7 @@ prop_compose! {
         batch in 1..=2usize,
         kv_heads in 1..=2usize,
         group in prop_oneof![Just(1usize), Just(2), Just(4)],
-        head_dim in prop_oneof![Just(8usize), Just(24), Just(64), Just(128)],
+        head_dim in prop_oneof![Just(8usize), Just(24), Just(40), Just(64), Just(128), Just(192), Just(256)],
         k_len in 1..700usize,
         before in 0.0..1.0f64,
     ) -> AttnShape {
@@ -137,6 +137,6 @@ prop_compose! {
     ) -> Case {
         let prompt_len = if is_last { shape.k_len() } else { shape.k_len() + more };
         let [q, k, v] = tensors(&shape, u64::from(seed), sharpness);
-        Case { shape, config, chunk: Chunk { prompt_len, is_last }, q, k, v }
+        Case { shape, config, prompt_len, q, k, v }
     }
 }

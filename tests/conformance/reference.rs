@@ -12,7 +12,7 @@ const ROUNDING: f64 = 1e-7;
 fn orders_are_the_same() {
     for vectors in load_all() {
         let config = vectors.config(&vectors.runs()[0]);
-        let plan = Plan::new(&config, &vectors.shape, vectors.chunk()).unwrap();
+        let plan = Plan::new(&config, &vectors.shape, vectors.prompt_len()).unwrap();
         let head = Head::new(&vectors.shape, vectors.qkv(), vectors.shape.default_softmax_scale(), 0, 0);
         for (s, order) in reference::rank_all(&head, &plan, &config).iter().enumerate() {
             let SegmentOrder { q_perm, kv_perm, .. } = order;
@@ -33,16 +33,16 @@ fn outputs_and_visits_are_the_same() {
             let at = format!("{} run {}", vectors.name, run.index);
             let config = vectors.config(run);
             let (out, stats) =
-                reference::attention(&vectors.shape, vectors.qkv(), scale, &config, vectors.chunk(), None).unwrap();
+                reference::attention(&vectors.shape, vectors.qkv(), scale, &config, vectors.prompt_len(), None)
+                    .unwrap();
             let visited: Vec<u32> =
                 stats.heads.iter().flat_map(|head| head.tiles.iter().map(|tile| tile.visited as u32)).collect();
             let want = vectors.ints(&format!("visited.{}", run.index)).unwrap();
             assert_eq!(visited, want, "{at}: visited prefix tiles");
             let error = relative_norm(&out, &vectors.floats(&format!("out.{}", run.index)).unwrap());
             assert!(error < ROUNDING, "{at}: output differs by {error:e}");
-            if let Some(density) = run.density {
-                assert!((stats.density() - density).abs() < 1e-12, "{at}: density {} {density}", stats.density());
-            }
+            let (got, want) = (stats.density(), run.density);
+            assert!((got - want).abs() < 1e-12, "{at}: density {got}, expected {want}");
             if run.tau == 0.0 {
                 let dense = vectors.floats("dense").unwrap();
                 assert!(relative_norm(&out, &dense) < ROUNDING, "{at}: never stopping is dense");

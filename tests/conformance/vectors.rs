@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use s2o::{AttnShape, Chunk, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
+use s2o::{AttnShape, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
@@ -25,8 +25,8 @@ pub struct Run {
     second_cumulant: f32,
     front_sink: usize,
     dense_tail: usize,
-    /// Over all heads; absent where a file holds only some of the heads that its density was computed over.
-    pub density: Option<f64>,
+    /// Over the heads in the file.
+    pub density: f64,
 }
 
 /// One file.
@@ -79,8 +79,9 @@ impl Vectors {
         [&self.q, &self.k, &self.v]
     }
 
-    pub fn chunk(&self) -> Chunk {
-        Chunk::last(self.shape.k_len())
+    /// Every file ends with its prompt.
+    pub fn prompt_len(&self) -> usize {
+        self.shape.k_len()
     }
 
     pub fn runs(&self) -> &[Run] {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
-use candle_s2o::Dense;
+use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use candle_transformers::models::qwen3;
 use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions, passkey};
 
@@ -19,15 +19,36 @@ fn needle() -> LoadedModel {
 }
 
 fn answer(model: &LoadedModel, tokens: &[u32]) -> String {
+    answer_with(model, tokens, &Dense, 512)
+}
+
+fn answer_with(model: &LoadedModel, tokens: &[u32], method: &dyn Attention, chunk: usize) -> String {
     let mut cache = model.decoder.new_cache(1, tokens.len() + 16).unwrap();
     let options = GenerationOptions { max_new_tokens: 12, ..Default::default() };
     let mut streamed = String::new();
     let mut show = |text: &str| streamed.push_str(text);
-    let prefill = PrefillOptions::new().chunk(512);
-    let out = model.generate(tokens, &mut cache, &Dense, prefill, &options, &mut show).unwrap();
+    let prefill = PrefillOptions::new().chunk(chunk);
+    let out = model.generate(tokens, &mut cache, method, prefill, &options, &mut show).unwrap();
     assert_eq!(out.text, model.decode_text(&out.tokens).unwrap());
     assert_eq!(out.text, streamed);
     out.text
+}
+
+#[test]
+fn s2o_finds_the_needles() {
+    let model = needle();
+    let records = passkey::records().unwrap();
+    for record in records.iter().filter(|record| record.tokens < 5000).step_by(5) {
+        let tokens = model.encode(&record.input).unwrap();
+        let s2o = S2o::new(S2oConfig::default());
+        // Whole, in chunks that cut segments, and with a last chunk much shorter than the dense tail.
+        for chunk in [tokens.len(), 1000, tokens.len() - 9] {
+            let answer = answer_with(&model, &tokens, &s2o, chunk);
+            assert!(passkey::answers_exactly(&answer, &record.answer), "chunk {chunk}: {answer:?} {record:?}");
+            let density = AttnStats::joint_density(s2o.take_stats().values());
+            assert!(density < 0.85, "chunk {chunk}: density {density}");
+        }
+    }
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn a_kept_prefix_is_not_computed_again() {
 
 /// Notes each call before passing it on.
 #[derive(Debug, Default)]
-struct Noting(Mutex<Vec<(usize, usize, usize, bool)>>);
+struct Noting(Mutex<Vec<(usize, usize, usize, usize)>>);
 
 impl Attention for Noting {
     fn name(&self) -> &str {
@@ -110,13 +110,13 @@ impl Attention for Noting {
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
         assert_eq!(k.dims(), v.dims());
         assert!((call.softmax_scale - 1.0 / (q.dim(3)? as f32).sqrt()).abs() < 1e-7);
-        self.0.lock().unwrap().push((call.layer, q.dim(1)?, k.dim(1)?, call.is_last_chunk));
+        self.0.lock().unwrap().push((call.layer, q.dim(1)?, k.dim(1)?, call.prompt_len));
         Dense.prefill(call, q, k, v)
     }
 }
 
 #[test]
-fn the_seam_sees_each_layer_and_the_last_chunk_once() {
+fn the_seam_sees_each_layer_and_the_prompts_length() {
     let decoder = decoder(&llama_json(), 5);
     let mut cache = decoder.new_cache(1, 32).unwrap();
     let noting = Noting::default();
@@ -124,12 +124,16 @@ fn the_seam_sees_each_layer_and_the_last_chunk_once() {
     let mut report = |done, total| reports.push((done, total));
     let options = PrefillOptions::new().chunk(8).on_progress(&mut report);
     decoder.prefill(&tokens(1, 20, 288), &mut cache, &noting, options).unwrap();
-    let expected: Vec<_> = [(8, 8, false), (8, 16, false), (4, 20, true)]
-        .into_iter()
-        .flat_map(|(q_len, k_len, last)| (0..2).map(move |layer| (layer, q_len, k_len, last)))
-        .collect();
+    let calls = |chunks: &[(usize, usize)], prompt_len| -> Vec<_> {
+        chunks.iter().flat_map(|&(q_len, k_len)| (0..2).map(move |layer| (layer, q_len, k_len, prompt_len))).collect()
+    };
+    let expected = calls(&[(8, 8), (8, 16), (4, 20)], 20);
     assert_eq!(*noting.0.lock().unwrap(), expected);
     assert_eq!(reports, [(8, 20), (16, 20), (20, 20)]);
+    // Behind a cached prefix the prompt is longer than what is fed.
+    let behind = Noting::default();
+    decoder.prefill(&tokens(1, 9, 288), &mut cache, &behind, PrefillOptions::new().chunk(8)).unwrap();
+    assert_eq!(*behind.0.lock().unwrap(), calls(&[(8, 28), (1, 29)], 29));
     decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap();
     assert_eq!(noting.0.lock().unwrap().len(), expected.len(), "decoding must not use the seam");
 }
@@ -169,28 +173,12 @@ fn half_precision_stays_close() {
         assert_eq!(half.dtype(), dtype);
         let run = |decoder: &Decoder| {
             let mut cache = decoder.new_cache(1, 40).unwrap();
-
-            let out = decoder.prefill(&tokens(1, 33, 288), &mut cache, &Casting, PrefillOptions::new()).unwrap();
+            let out = decoder.prefill(&tokens(1, 33, 288), &mut cache, &Dense, PrefillOptions::new()).unwrap();
             assert_eq!(out.logits.dtype(), DType::F32);
             decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap()
         };
         let (half, full) = (run(&half), run(&decoder(&json, 8)));
         assert!(max_diff(&half, &full) < 0.05 * max_abs(&full), "{dtype:?}");
-    }
-}
-
-/// Dense attention in f32 whatever the model's dtype.
-#[derive(Debug)]
-struct Casting;
-
-impl Attention for Casting {
-    fn name(&self) -> &str {
-        "casting"
-    }
-
-    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
-        let wide = |x: &Tensor| x.to_dtype(DType::F32);
-        Dense.prefill(call, &wide(q)?, &wide(k)?, &wide(v)?)?.to_dtype(q.dtype())
     }
 }
 

@@ -2,22 +2,53 @@
 
 use std::path::Path;
 
-use candle_core::Device;
 use candle_core::quantized::gguf_file::Content;
-use candle_s2o::Dense;
+use candle_core::{Device, Tensor};
+use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use candle_transformers::models::quantized_llama::ModelWeights;
-use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions, TextStream};
+use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions, TextStream, passkey};
 
 use crate::fixtures::{max_abs, max_diff};
 
+fn path() -> std::ffi::OsString {
+    std::env::var_os("S2O_SMOLLM2").expect("S2O_SMOLLM2: expected the path that scripts/fetch-smollm2.sh prints")
+}
+
+fn load() -> LoadedModel {
+    let source: ModelSource = path().to_str().unwrap().parse().unwrap();
+    source.load(&LoadOptions::default(), None).unwrap()
+}
+
 #[test]
-fn completes_a_sentence() {
-    let Some(path) = std::env::var_os("S2O_SMOLLM2") else {
-        println!("not run: S2O_SMOLLM2 is not set; `scripts/fetch-smollm2.sh target/models` fetches the file");
-        return;
+#[ignore = "needs a model file: S2O_SMOLLM2=$(scripts/fetch-smollm2.sh) cargo test --release -- --include-ignored"]
+fn s2o_keeps_the_perplexity() {
+    let model = load();
+    let (len, last) = (4096, 512);
+    let tokens = model.encode(&passkey::haystack().unwrap()[..40_000]).unwrap()[..len].to_vec();
+    let perplexity = |method: &dyn Attention| {
+        let mut cache = model.decoder.new_cache(1, len).unwrap();
+        let options = PrefillOptions::new().num_logits(last).chunk(1500);
+        let prompt = model.prompt(&tokens[..len - 1]).unwrap();
+        let logits = model.decoder.prefill(&prompt, &mut cache, method, options).unwrap().logits.squeeze(0).unwrap();
+        let targets = Tensor::new(&tokens[len - last..], &Device::Cpu).unwrap().unsqueeze(1).unwrap();
+        let picked = candle_nn::ops::log_softmax(&logits, 1).unwrap().gather(&targets, 1).unwrap();
+        (-picked.mean_all().unwrap().to_scalar::<f32>().unwrap()).exp()
     };
-    let source: ModelSource = path.to_str().unwrap().parse().unwrap();
-    let model = source.load(&LoadOptions::default(), None).unwrap();
+    let dense = perplexity(&Dense);
+    // Without the dense tail, which would cover a part of what is measured.
+    let s2o = S2o::new(S2oConfig::builder().dense_tail(0).build().unwrap());
+    let sparse = perplexity(&s2o);
+    let density = AttnStats::joint_density(s2o.take_stats().values());
+    println!("perplexity {dense:.3} dense, {sparse:.3} S2O at density {density:.3}");
+    assert!(density < 0.95, "{density}");
+    assert!((sparse / dense - 1.0).abs() < 0.02, "{dense} {sparse}");
+}
+
+#[test]
+#[ignore = "needs a model file: S2O_SMOLLM2=$(scripts/fetch-smollm2.sh) cargo test --release -- --include-ignored"]
+fn completes_a_sentence() {
+    let path = path();
+    let model = load();
     assert_eq!(model.num_parameters(), 134_515_008);
 
     // As the model's own tokenizer.json encodes them.

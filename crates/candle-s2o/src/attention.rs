@@ -11,11 +11,9 @@ pub struct PrefillCall {
     pub layer: usize,
     /// Factor on `q . k` before the softmax, usually `1 / sqrt(head_dim)`.
     pub softmax_scale: f32,
-    /// Tokens in the whole prompt, of which this call may be a chunk. S2O's segment length goes by it, so that the
-    /// chunks of a prompt are cut as the whole would be.
+    /// Tokens in the whole prompt, those in the cache before it included; the call whose keys reach it is the prompt's
+    /// last chunk. S2O's segment length and dense tail go by it, so that chunks are cut as the whole would be.
     pub prompt_len: usize,
-    /// Whether this call holds the prompt's last tokens. S2O's dense tail belongs to that chunk alone.
-    pub is_last_chunk: bool,
 }
 
 /// Causal prefill attention as a plug.

@@ -36,9 +36,11 @@ pub enum AttnError {
         got: DType,
     },
     /// The kernels for this device are not part of this build.
-    #[error("device: expected tensors on the CPU, got {got}; S2O has no kernels for it in this build")]
+    #[error("{name}: expected a tensor on the CPU, got {got}; S2O has no kernels for it in this build")]
     Device {
-        /// The device of the tensors.
+        /// `q`, `k` or `v`.
+        name: &'static str,
+        /// Its device.
         got: &'static str,
     },
     /// The sizes, the options or the workspace do not fit.

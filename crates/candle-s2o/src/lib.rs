@@ -14,6 +14,6 @@ pub use error::AttnError;
 pub use methods::{Dense, S2o};
 pub use op::{S2oOp, dense_attn, s2o_attn, s2o_attn_with_stats};
 pub use s2o::{
-    AttnStats, Chunk, ConfigError, GainFrame, HeadStats, KeyScore, S2oConfig, S2oConfigBuilder, S2oError, SegmentLen,
+    AttnStats, ConfigError, GainFrame, HeadStats, KeyScore, S2oConfig, S2oConfigBuilder, S2oError, SegmentLen,
     ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile,
 };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
-use s2o::{AttnStats, Chunk, ConfigError, S2oConfig};
+use s2o::{AttnStats, ConfigError, S2oConfig};
 
 use crate::attention::{Attention, PrefillCall};
 use crate::op::{S2oOp, dense_attn};
@@ -34,7 +34,8 @@ impl Attention for Dense {
 pub struct S2o {
     config: S2oConfig,
     layers: BTreeMap<usize, S2oConfig>,
-    stats: Mutex<BTreeMap<usize, AttnStats>>,
+    /// By layer, with the number of keys that they cover.
+    stats: Mutex<BTreeMap<usize, (usize, AttnStats)>>,
 }
 
 impl S2o {
@@ -71,9 +72,11 @@ impl S2o {
         self.layers.get(&layer).unwrap_or(&self.config)
     }
 
-    /// Takes the statistics gathered since the last call, by layer; chunks of a prompt are joined.
+    /// Takes the statistics of the last prompt, by layer. Chunks that follow each other are joined; a call that does
+    /// not go on where the one before ended begins anew, so what is held does not grow from prompt to prompt.
     pub fn take_stats(&self) -> BTreeMap<usize, AttnStats> {
-        std::mem::take(&mut *self.stats.lock().unwrap_or_else(PoisonError::into_inner))
+        let all = std::mem::take(&mut *self.stats.lock().unwrap_or_else(PoisonError::into_inner));
+        all.into_iter().map(|(layer, (_, stats))| (layer, stats)).collect()
     }
 }
 
@@ -83,11 +86,16 @@ impl Attention for S2o {
     }
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let chunk = Chunk { prompt_len: call.prompt_len, is_last: call.is_last_chunk };
-        let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_chunk(chunk);
+        let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(call.prompt_len);
         let (out, stats) = op.apply(q, k, v)?;
         let mut all = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        all.entry(call.layer).or_default().append(stats);
+        let (q_len, k_len) = (q.dim(1)?, k.dim(1)?);
+        let (end, gathered) = all.entry(call.layer).or_default();
+        if *end != k_len - q_len {
+            *gathered = AttnStats::default();
+        }
+        gathered.append(stats);
+        *end = k_len;
         Ok(out)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, MetalStorage, Shape, Tensor};
 use s2o::cpu::{self, Element, Inputs};
-use s2o::{AttnStats, Chunk, S2oConfig, S2oError};
+use s2o::{AttnStats, S2oConfig, S2oError};
 
 use crate::cpu::{Kernel, run};
 use crate::error::AttnError;
@@ -15,7 +15,7 @@ use crate::error::AttnError;
 pub struct S2oOp {
     config: S2oConfig,
     softmax_scale: f32,
-    chunk: Option<Chunk>,
+    prompt_len: Option<usize>,
     /// How the last forward ended: Candle's signature has room for neither statistics nor a typed error.
     outcome: Arc<Mutex<Option<Result<AttnStats, AttnError>>>>,
 }
@@ -23,12 +23,12 @@ pub struct S2oOp {
 impl S2oOp {
     /// An op for a prompt that ends with the call's last query.
     pub fn new(softmax_scale: f32, config: S2oConfig) -> Self {
-        Self { config, softmax_scale, chunk: None, outcome: Arc::default() }
+        Self { config, softmax_scale, prompt_len: None, outcome: Arc::default() }
     }
 
-    /// Says where the call stands in its prompt.
-    pub fn with_chunk(mut self, chunk: Chunk) -> Self {
-        self.chunk = Some(chunk);
+    /// Makes the call a chunk of a prompt of `prompt_len` tokens, its keys from the prompt's beginning.
+    pub fn with_prompt_len(mut self, prompt_len: usize) -> Self {
+        self.prompt_len = Some(prompt_len);
         self
     }
 
@@ -36,16 +36,19 @@ impl S2oOp {
     ///
     /// # Errors
     /// If the tensors or options do not fit, see [`AttnError`].
-    pub fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
+    pub fn apply(mut self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
         check_tensors(q, k, v)?;
+        // Of this application alone: clones of the op may be at work elsewhere.
+        self.outcome = Arc::default();
         let outcome = Arc::clone(&self.outcome);
         let result = q.apply_op3(k, v, self);
         let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
         match (result, outcome) {
             (Ok(out), Some(Ok(stats))) => Ok((out, stats)),
-            (Err(_), Some(Err(typed))) => Err(typed),
+            (_, Some(Err(typed))) => Err(typed),
             (Err(error), _) => Err(error.into()),
-            (Ok(_), _) => unreachable!("a forward that succeeds leaves its statistics"),
+            // Only a backend that forgets its statistics comes here: an error, not a wrong answer.
+            (Ok(_), None) => Err(candle_core::Error::msg("the forward pass left no statistics").into()),
         }
     }
 }
@@ -54,8 +57,8 @@ impl Kernel for S2oOp {
     type Report = AttnStats;
 
     fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<AttnStats, AttnError> {
-        let chunk = self.chunk.unwrap_or_else(|| Chunk::last(inputs.shape().k_len()));
-        Ok(cpu::attention(inputs, &self.config, chunk, out)?)
+        let prompt_len = self.prompt_len.unwrap_or(inputs.shape().k_len());
+        Ok(cpu::attention(inputs, &self.config, prompt_len, out)?)
     }
 }
 
@@ -97,7 +100,7 @@ impl CustomOp3 for S2oOp {
         _: &CudaStorage,
         _: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Err(AttnError::Device { got: "CUDA" }.into())
+        Err(AttnError::Device { name: "q", got: "CUDA" }.into())
     }
 
     fn metal_fwd(
@@ -109,7 +112,7 @@ impl CustomOp3 for S2oOp {
         _: &MetalStorage,
         _: &Layout,
     ) -> candle_core::Result<(MetalStorage, Shape)> {
-        Err(AttnError::Device { got: "Metal" }.into())
+        Err(AttnError::Device { name: "q", got: "Metal" }.into())
     }
 }
 
@@ -156,7 +159,19 @@ impl CustomOp3 for DenseOp {
         _: &CudaStorage,
         _: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Err(AttnError::Device { got: "CUDA" }.into())
+        Err(AttnError::Device { name: "q", got: "CUDA" }.into())
+    }
+
+    fn metal_fwd(
+        &self,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(MetalStorage, Shape)> {
+        Err(AttnError::Device { name: "q", got: "Metal" }.into())
     }
 }
 
@@ -224,6 +239,10 @@ fn check_tensors(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(), AttnError> {
         *dims = tensor.dims().try_into().map_err(|_| AttnError::Rank { name, got: tensor.dims().to_vec() })?;
         if !matches!(tensor.dtype(), candle_core::DType::F32 | candle_core::DType::F16 | candle_core::DType::BF16) {
             return Err(AttnError::DType { name, got: tensor.dtype() });
+        }
+        if !tensor.device().is_cpu() {
+            let got = if tensor.device().is_cuda() { "CUDA" } else { "Metal" };
+            return Err(AttnError::Device { name, got });
         }
         if tensor.dtype() != q.dtype() {
             return Err(AttnError::DTypeMismatch { name, expected: q.dtype(), got: tensor.dtype() });

@@ -20,7 +20,7 @@
 //!
 //! ```
 //! use s2o::cpu::{self, Inputs, Strided};
-//! use s2o::{Chunk, S2oConfig};
+//! use s2o::S2oConfig;
 //!
 //! let (len, heads, kv_heads, head_dim) = (2048, 2, 1, 16);
 //! let wave = |n: usize| (0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>();
@@ -32,7 +32,7 @@
 //!     0.25,
 //! )?;
 //! let mut out = vec![0.0; q.len()];
-//! let stats = cpu::attention(&inputs, &S2oConfig::default(), Chunk::last(len), &mut out)?;
+//! let stats = cpu::attention(&inputs, &S2oConfig::default(), len, &mut out)?;
 //! println!("computed {:.0} % of the tiles", 100.0 * stats.density());
 //! # Ok::<(), s2o::S2oError>(())
 //! ```
@@ -56,7 +56,7 @@ pub use early_stop::{Gain, StopVote};
 pub use error::S2oError;
 pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
-pub use plan::{Chunk, Plan, Ranking, SegmentOrder};
+pub use plan::{Plan, Ranking, SegmentOrder};
 pub use segment::{Segment, causal_tiles, query_tiles, segments};
 pub use shape::{AttnShape, ShapeError};
 pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats};

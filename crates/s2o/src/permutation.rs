@@ -90,26 +90,27 @@ impl Permutation {
     }
 }
 
-/// The tie rule: larger scores first, NaN before every number, equal scores by lower index. A NaN key thus is always
-/// visited, and poisons the output exactly as dense attention lets it.
+/// The tie rule: larger scores first, equal scores by lower index, and scores that are not finite (NaN or either
+/// infinity, alike) before all others. A key that is not finite thus is always visited, and poisons the output as it
+/// does in dense attention.
 ///
 /// Use with a stable sort, which keeps the lower index first.
 pub fn order_desc(a: f64, b: f64) -> std::cmp::Ordering {
-    match (a.is_nan(), b.is_nan()) {
-        (false, false) => b.partial_cmp(&a).expect("neither is NaN"),
-        (a_nan, b_nan) => b_nan.cmp(&a_nan),
+    match (a.is_finite(), b.is_finite()) {
+        (true, true) => b.partial_cmp(&a).expect("neither is NaN"),
+        (a_finite, b_finite) => a_finite.cmp(&b_finite),
     }
 }
 
 /// Sort key of the fast paths: the ascending order of the upper half, then of the lower, equals [`order_desc`] on `score`, then `index` ascending.
 pub(crate) fn sort_key(score: f32, index: u32) -> u64 {
     // -0.0 + 0.0 is +0.0: the two zeros tie, as they compare equal.
-    let bits = if score.is_nan() { f32::NAN.to_bits() & 0x7fff_ffff } else { (score + 0.0).to_bits() };
+    let bits = if score.is_finite() { (score + 0.0).to_bits() } else { f32::INFINITY.to_bits() };
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 };
     (u64::from(!ascending) << 32) | u64::from(index)
 }
 
-/// The score that [`sort_key`] packed.
+/// The score that [`sort_key`] packed; infinity for one that is not finite.
 pub(crate) fn score_of_key(key: u64) -> f32 {
     let ascending = !((key >> 32) as u32);
     f32::from_bits(if ascending >> 31 == 1 { ascending & 0x7fff_ffff } else { !ascending })
@@ -153,9 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn ties_keep_the_lower_index_first_and_nan_leads() {
-        let scores = [1.0, 2.0, f64::NAN, 2.0, -0.0, 0.0];
-        assert_eq!(Permutation::argsort_desc(&scores).as_slice(), [2, 1, 3, 0, 4, 5]);
+    fn ties_keep_the_lower_index_first_and_what_is_not_finite_leads() {
+        let scores = [1.0, 2.0, f64::NAN, 2.0, -0.0, 0.0, f64::NEG_INFINITY];
+        assert_eq!(Permutation::argsort_desc(&scores).as_slice(), [2, 6, 1, 3, 0, 4, 5]);
     }
 
     proptest! {
@@ -169,7 +170,8 @@ mod tests {
             prop_assert_eq!(by_key.as_slice(), sorted.as_slice());
             for &key in &keys {
                 let (got, want) = (score_of_key(key), scores[key as u32 as usize]);
-                prop_assert!(got == want || (got.is_nan() && want.is_nan()));
+                let want = if want.is_finite() { want } else { f32::INFINITY };
+                prop_assert_eq!(got, want);
             }
         }
     }

@@ -7,22 +7,6 @@ use crate::segment::{Segment, causal_tiles, query_tiles, segments};
 use crate::shape::AttnShape;
 use crate::stats::{HeadStats, SkippedMass, TileStats};
 
-/// Where a call stands in its prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Chunk {
-    /// Tokens in the whole prompt. It chooses the segment length, so that all chunks of a prompt agree on it.
-    pub prompt_len: usize,
-    /// Whether the call holds the prompt's last tokens: the dense tail belongs to that chunk alone.
-    pub is_last: bool,
-}
-
-impl Chunk {
-    /// A prompt that ends with this call, as when it is prefilled whole.
-    pub fn last(k_len: usize) -> Self {
-        Self { prompt_len: k_len, is_last: true }
-    }
-}
-
 /// The segments of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -33,20 +17,21 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Cuts a call into segments.
+    /// Cuts a call of a prompt of `prompt_len` tokens into segments. The prompt's length chooses the segment length and
+    /// says where the dense tail begins, so that all chunks of a prompt are cut as the whole would be.
     ///
     /// # Errors
-    /// [`S2oError::PromptShorterThanKeys`] if `chunk` does not fit `shape`.
-    pub fn new(config: &S2oConfig, shape: &AttnShape, chunk: Chunk) -> Result<Self, S2oError> {
-        if chunk.prompt_len < shape.k_len() {
-            return Err(S2oError::PromptShorterThanKeys { k_len: shape.k_len(), got: chunk.prompt_len });
+    /// [`S2oError::PromptShorterThanKeys`] if the call's keys reach beyond the prompt.
+    pub fn new(config: &S2oConfig, shape: &AttnShape, prompt_len: usize) -> Result<Self, S2oError> {
+        if prompt_len < shape.k_len() {
+            return Err(S2oError::PromptShorterThanKeys { k_len: shape.k_len(), got: prompt_len });
         }
-        let segment_len = config.segment_len().resolve(chunk.prompt_len);
-        let dense_tail = if chunk.is_last { config.dense_tail() } else { 0 };
-        let segments = if chunk.prompt_len < config.dense_below() {
+        let segment_len = config.segment_len().resolve(prompt_len);
+        let segments = if prompt_len < config.dense_below() {
             Vec::new()
         } else {
-            segments(shape.kv_offset(), shape.q_len(), segment_len, dense_tail)
+            let tail_start = prompt_len.saturating_sub(config.dense_tail());
+            segments(shape.kv_offset(), shape.q_len(), segment_len, tail_start)
         };
         Ok(Self { segment_len, segments })
     }
@@ -83,11 +68,11 @@ impl SegmentOrder {
         Ok(())
     }
 
-    /// Weight of the prefix tiles after the first `visited`, over that of the visited ones.
-    pub(crate) fn unvisited_over_visited(&self, visited: usize) -> f64 {
+    /// Weight of the prefix tiles after the first `kept`, over that of those; 0 if either is nothing.
+    pub(crate) fn unvisited_over_visited(&self, kept: usize) -> f64 {
         let sum = |tiles: &[f32]| tiles.iter().map(|&w| f64::from(w)).sum::<f64>();
-        let (seen, left) = self.tile_weights.split_at(visited.min(self.tile_weights.len()));
-        if left.is_empty() { 0.0 } else { sum(left) / sum(seen) }
+        let (seen, left) = self.tile_weights.split_at(kept.min(self.tile_weights.len()));
+        if left.is_empty() || seen.is_empty() { 0.0 } else { sum(left) / sum(seen) }
     }
 }
 

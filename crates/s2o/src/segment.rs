@@ -24,17 +24,16 @@ impl Segment {
     }
 }
 
-/// Cuts `q_len` queries that begin at position `kv_offset` into segments of `segment_len`, of which the last
-/// `dense_tail` queries are set apart. Only segments that hold queries are returned, in order.
-pub fn segments(kv_offset: usize, q_len: usize, segment_len: usize, dense_tail: usize) -> Vec<Segment> {
+/// Cuts `q_len` queries that begin at position `kv_offset` into segments of `segment_len`; those from position
+/// `tail_start` on are the dense tail. Only segments that hold queries are returned, in order.
+pub fn segments(kv_offset: usize, q_len: usize, segment_len: usize, tail_start: usize) -> Vec<Segment> {
     let end = kv_offset + q_len;
-    let tail_start = q_len.saturating_sub(dense_tail);
     (kv_offset / segment_len..end.div_ceil(segment_len))
         .map(|index| {
             let start = index * segment_len;
             let row_start = start.max(kv_offset) - kv_offset;
             let row_end = (start + segment_len).min(end) - kv_offset;
-            let split = tail_start.clamp(row_start, row_end);
+            let split = tail_start.saturating_sub(kv_offset).clamp(row_start, row_end);
             Segment { index, start, rows: row_start..split, tail_rows: split..row_end }
         })
         .collect()
@@ -58,17 +57,16 @@ mod tests {
 
     #[test]
     fn a_chunk_may_start_inside_a_segment() {
-        let cut = segments(300, 201, 128, 16);
+        let cut = segments(300, 201, 128, 485);
         assert_eq!(cut.len(), 2);
         assert_eq!(cut[0], Segment { index: 2, start: 256, rows: 0..84, tail_rows: 84..84 });
         assert_eq!(cut[1], Segment { index: 3, start: 384, rows: 84..185, tail_rows: 185..201 });
     }
 
     #[test]
-    fn a_tail_longer_than_the_call_takes_every_row() {
-        for cut in segments(0, 300, 128, 1000) {
-            assert!(cut.rows.is_empty());
-        }
+    fn the_tail_may_begin_before_or_after_the_call() {
+        assert!(segments(700, 300, 128, 600).iter().all(|cut| cut.rows.is_empty()));
+        assert!(segments(700, 300, 128, 1000).iter().all(|cut| cut.tail_rows.is_empty()));
     }
 
     #[test]

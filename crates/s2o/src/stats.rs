@@ -39,7 +39,7 @@ impl SkippedMass {
             _ => 1.0,
         };
         Self {
-            by_last_gain: share(last_ratio * tiles_left as f64),
+            by_last_gain: if tiles_left == 0 { 0.0 } else { share(last_ratio * tiles_left as f64) },
             by_key_scores: share(prefix_share * unvisited_over_visited),
         }
     }
@@ -126,6 +126,14 @@ impl AttnStats {
     /// Visited over causal tiles, in `[0, 1]`.
     pub fn density(&self) -> f64 {
         ratio(self.tiles_visited(), self.tiles_causal())
+    }
+
+    /// Visited over causal tiles of several calls together, as of the layers of a model.
+    pub fn joint_density<'s>(calls: impl IntoIterator<Item = &'s Self>) -> f64 {
+        let (visited, causal) = calls
+            .into_iter()
+            .fold((0, 0), |(visited, causal), call| (visited + call.tiles_visited(), causal + call.tiles_causal()));
+        ratio(visited, causal)
     }
 
     /// `1 - density`.

@@ -1,4 +1,4 @@
-//! Mean and variance of the rows of a matrix, per column.
+//! Mean and variance of the finite rows of a matrix, per column.
 
 use pulp::Arch;
 
@@ -8,18 +8,23 @@ pub(super) struct Moments {
     first: Vec<f32>,
     sum: Vec<f64>,
     square: Vec<f64>,
-    empty: bool,
+    rows: usize,
 }
 
 impl Moments {
     pub(super) fn new(columns: usize) -> Self {
-        Self { first: vec![0.0; columns], sum: vec![0.0; columns], square: vec![0.0; columns], empty: true }
+        Self { first: vec![0.0; columns], sum: vec![0.0; columns], square: vec![0.0; columns], rows: 0 }
     }
 
     pub(super) fn add(&mut self, row: &[f32]) {
-        if std::mem::replace(&mut self.empty, false) {
+        // One poisoned query must not cost its neighbours their order.
+        if !Arch::new().dispatch(|| row.iter().all(|x| x.is_finite())) {
+            return;
+        }
+        if self.rows == 0 {
             self.first.copy_from_slice(row);
         }
+        self.rows += 1;
         let Self { first, sum, square, .. } = self;
         Arch::new().dispatch(|| {
             for (((&x, &first), sum), square) in row.iter().zip(&*first).zip(sum).zip(square) {
@@ -30,8 +35,9 @@ impl Moments {
         });
     }
 
-    /// Mean and variance over `count` rows.
-    pub(super) fn finish(&self, count: f64) -> (Vec<f64>, Vec<f64>) {
+    /// Mean and variance over the rows; zeros if there were none.
+    pub(super) fn finish(&self) -> (Vec<f64>, Vec<f64>) {
+        let count = self.rows.max(1) as f64;
         let mean = self.first.iter().zip(&self.sum).map(|(&first, sum)| f64::from(first) + sum / count).collect();
         let var = self
             .sum
@@ -52,7 +58,8 @@ mod tests {
         let mut moments = Moments::new(2);
         for x in [1000.0f32, 1000.5, 1001.0, 1000.5] {
             moments.add(&[x, -7.0]);
+            moments.add(&[x, f32::NAN]);
         }
-        assert_eq!(moments.finish(4.0), (vec![1000.5, -7.0], vec![0.125, 0.0]));
+        assert_eq!(moments.finish(), (vec![1000.5, -7.0], vec![0.125, 0.0]));
     }
 }

@@ -70,9 +70,9 @@ pub(super) fn ranked<T: Element>(
                     visited,
                     skipped_mass: SkippedMass::estimate(
                         vote.mean_ratio(),
-                        total - visited,
+                        total - visited + usize::from(!keep),
                         tile.prefix_share(),
-                        order.unvisited_over_visited(visited),
+                        order.unvisited_over_visited(visited - usize::from(!keep)),
                     ),
                 };
             }

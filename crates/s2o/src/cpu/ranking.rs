@@ -1,5 +1,7 @@
 //! Algorithm 1 on the CPU: all heads that share a KV head, and several segments, read the keys together.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::microkernel;
@@ -23,27 +25,27 @@ pub(super) fn workspace_bytes(group_size: usize, prefix_len: usize) -> usize {
     20 * group_size * prefix_len
 }
 
-/// Ranks `segments` (numbers into `plan.segments`) for the heads of one KV head. Returns `orders[s][g]` for the
-/// `s`-th of them and the `g`-th head of the group.
+/// Ranks `segments` (numbers into `plan.segments`) for `heads`, which share one KV head. Returns `orders[s][g]` for the
+/// `s`-th segment and the `g`-th head.
 pub(super) fn rank_group<T: Element>(
     inputs: &Inputs<'_, T>,
     plan: &Plan,
     config: &S2oConfig,
     (batch, kv_head): (usize, usize),
+    heads: Range<usize>,
     segments: &[usize],
 ) -> Vec<Vec<SegmentOrder>> {
-    let group = inputs.shape.group_size();
     let guide = config.q_perm().then(|| k_guide(inputs, plan.segment_len, (batch, kv_head)));
     segments
         .par_chunks(SEGMENTS_PER_TASK)
         .flat_map_iter(|segments| {
             let members: Vec<Member<'_>> = segments
                 .iter()
-                .flat_map(|&s| (0..group).map(move |g| (&plan.segments[s], kv_head * group + g)))
+                .flat_map(|&s| heads.clone().map(move |head| (&plan.segments[s], head)))
                 .map(|(segment, head)| Member { segment, head })
                 .collect();
             let scored = score_keys(inputs, config, (batch, kv_head), &members);
-            let orders: Vec<SegmentOrder> = scored
+            let mut orders = scored
                 .into_par_iter()
                 .zip(&members)
                 .map(|(scored, member)| {
@@ -54,8 +56,9 @@ pub(super) fn rank_group<T: Element>(
                     let (kv_perm, tile_weights) = order_keys(scored, config.tile_k());
                     SegmentOrder { q_perm, kv_perm, tile_weights }
                 })
-                .collect();
-            orders.chunks(group).map(<[SegmentOrder]>::to_vec).collect::<Vec<_>>()
+                .collect::<Vec<_>>()
+                .into_iter();
+            segments.iter().map(|_| orders.by_ref().take(heads.len()).collect()).collect::<Vec<Vec<_>>>()
         })
         .collect()
 }
@@ -137,14 +140,13 @@ fn score_coefficients<T: Element>(
 ) -> Vec<f32> {
     let head_dim = inputs.shape.head_dim();
     let rows = member.segment.all_rows();
-    let count = rows.len() as f64;
     let mut moments = Moments::new(head_dim);
     let mut queries = vec![0.0; ROWS_AT_A_TIME * head_dim];
     for rows in query_tiles(rows, ROWS_AT_A_TIME) {
         let queries = inputs.q.gather((batch, member.head), rows, &mut queries);
         queries.chunks_exact(head_dim).for_each(|query| moments.add(query));
     }
-    let (mean, var) = moments.finish(count);
+    let (mean, var) = moments.finish();
     let scale = f64::from(inputs.softmax_scale);
     let mean = mean.into_iter().map(|mean| (scale * mean) as f32);
     match config.key_score() {

@@ -62,11 +62,11 @@ impl QueryTile {
         self.reset(rows.clone(), head_dim);
         let scale = inputs.softmax_scale * LOG2_E;
         // Transposed by LANES rows at a time: whole cache lines on both sides.
-        for (first, block) in rows.step_by(LANES).zip((0..self.lanes).step_by(LANES)) {
-            let count = LANES.min(self.rows.len() - block);
+        for (first, lane) in rows.step_by(LANES).zip((0..self.lanes).step_by(LANES)) {
+            let count = LANES.min(self.rows.len() - lane);
             let queries = inputs.q.gather((batch, head), first..first + count, row_buffer);
             for (d, column) in self.q.chunks_exact_mut(self.lanes).enumerate() {
-                for (i, x) in column[block..block + count].iter_mut().enumerate() {
+                for (i, x) in column[lane..lane + count].iter_mut().enumerate() {
                     *x = queries[i * head_dim + d] * scale;
                 }
             }
@@ -157,8 +157,7 @@ impl QueryTile {
         row_buffer: &mut [f32],
     ) {
         let head_dim = self.head_dim();
-        for (block, rows) in self.rows.chunks(LANES).enumerate() {
-            let first = block * LANES;
+        for (first, rows) in (0..).step_by(LANES).zip(self.rows.chunks(LANES)) {
             for (d, column) in self.acc.chunks_exact(self.lanes).enumerate() {
                 for (i, &x) in column[first..first + rows.len()].iter().enumerate() {
                     row_buffer[i * head_dim + d] = x / self.row_sum[first + i];

@@ -19,7 +19,8 @@ use std::ops::Range;
 
 use crate::config::S2oConfig;
 use crate::error::S2oError;
-use crate::plan::{Chunk, Plan, Ranking, SegmentOrder, dense_stats};
+use crate::permutation::PermutationError;
+use crate::plan::{Plan, Ranking, SegmentOrder, dense_stats};
 use crate::segment::{Segment, causal_tiles, query_tiles};
 use crate::shape::AttnShape;
 use crate::stats::{AttnStats, HeadStats, SkippedMass, TileStats};
@@ -131,7 +132,7 @@ pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oCon
 /// the orders come from the caller.
 ///
 /// # Errors
-/// If `chunk` does not fit `shape`, or an order of `ranking` does not fit its segment.
+/// If `prompt_len` does not fit `shape`, or an order of `ranking` does not fit its segment.
 ///
 /// # Panics
 /// If a slice is shorter than `shape` says.
@@ -140,10 +141,10 @@ pub fn attention(
     qkv: [&[f32]; 3],
     softmax_scale: f32,
     config: &S2oConfig,
-    chunk: Chunk,
+    prompt_len: usize,
     ranking: Option<&Ranking>,
 ) -> Result<(Vec<f64>, AttnStats), S2oError> {
-    let plan = Plan::new(config, shape, chunk)?;
+    let plan = Plan::new(config, shape, prompt_len)?;
     let (d, heads) = (shape.head_dim(), shape.num_heads());
     let mut out = vec![0.0; shape.batch() * shape.q_len() * heads * d];
     let mut stats = AttnStats { num_heads: heads, heads: Vec::new() };
@@ -152,12 +153,15 @@ pub fn attention(
             let head = Head::new(shape, qkv, softmax_scale, b, h);
             let own;
             let orders = match ranking {
-                Some(given) => &given[b * heads + h],
+                Some(given) => given.get(b * heads + h).map_or(&[][..], Vec::as_slice),
                 None => {
                     own = rank_all(&head, &plan, config);
-                    &own
+                    &own[..]
                 }
             };
+            if orders.len() != plan.segments.len() {
+                return Err(PermutationError::Length { expected: plan.segments.len(), got: orders.len() }.into());
+            }
             for (segment, order) in plan.segments.iter().zip(orders) {
                 order.check(segment)?;
             }

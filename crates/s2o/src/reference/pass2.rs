@@ -52,7 +52,8 @@ pub(super) fn prefix(
             vote.add(Gain::of(&state.preview(scores), config.gain_frame()));
         }
         let stops = vote.stops();
-        if !stops || config.triggering_tile() == TriggeringTile::Keep {
+        let keep = config.triggering_tile() == TriggeringTile::Keep;
+        if !stops || keep {
             for (state, scores) in states.iter_mut().zip(&scores) {
                 state.update(scores, |i| head.v(tile[i] as usize));
             }
@@ -62,9 +63,9 @@ pub(super) fn prefix(
             let share = states.iter().zip(&before).map(|(now, then)| prefix_share(now, then)).sum::<f64>();
             let skipped_mass = SkippedMass::estimate(
                 vote.mean_ratio(),
-                total - visited,
+                total - visited + usize::from(!keep),
                 share / rows.len() as f64,
-                order.unvisited_over_visited(visited),
+                order.unvisited_over_visited(visited - usize::from(!keep)),
             );
             return Visit { visited, skipped_mass };
         }

@@ -54,10 +54,10 @@ pub fn query_scores(head: &Head, segment: &Segment, segment_len: usize) -> Vec<f
     segment.rows.clone().map(|row| dot(head.q(row), &k_guide)).collect()
 }
 
-/// Mean and variance, per dimension, of the segment's queries in this call (those of the dense tail included).
+/// Mean and variance, per dimension, of the segment's finite queries in this call (those of the dense tail included).
 fn query_moments(head: &Head, segment: &Segment) -> (Vec<f64>, Vec<f64>) {
-    let rows = segment.all_rows();
-    let count = rows.len() as f64;
+    let rows = segment.all_rows().filter(|&row| head.q(row).iter().all(|x| x.is_finite()));
+    let count = rows.clone().count().max(1) as f64;
     (0..head.head_dim)
         .map(|d| {
             let mean = rows.clone().map(|row| head.q(row)[d]).sum::<f64>() / count;
