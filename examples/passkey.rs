@@ -158,7 +158,7 @@ fn run(model: &LoadedModel, records: &[&PasskeyRecord], config: Option<&S2oConfi
             None => 1.0,
         };
         run.right += usize::from(passkey::answers_exactly(&generated.text, &record.answer));
-        run.answers.push(generated.text.split('.').next().unwrap_or_default().trim().to_owned());
+        run.answers.push(passkey::answer(&generated.text).to_owned());
     }
     run.density /= records.len() as f64;
     Ok(run)

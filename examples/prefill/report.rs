@@ -200,7 +200,7 @@ impl Report<'_> {
     /// A passkey task's answer ends with its sentence; any other is the whole text.
     fn answer<'r>(&self, run: &'r Run) -> &'r str {
         match self.prompt.expected {
-            Some(_) => run.text.split('.').next().unwrap_or_default().trim(),
+            Some(_) => passkey::answer(&run.text),
             None => &run.text,
         }
     }

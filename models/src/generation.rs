@@ -48,6 +48,24 @@ impl Default for GenerationOptions {
 }
 
 impl GenerationOptions {
+    /// Refuses what no sampler can follow, before it turns into something else in silence.
+    fn check(&self) -> Result<()> {
+        let refuse = |what, expected: &str, got: String| {
+            Err(ModelError::WrongInput { what, expected: expected.to_owned(), got })
+        };
+        match (self.temperature, self.top_k, self.top_p) {
+            (Some(t), ..) if !(t.is_finite() && t >= 0.0) => {
+                refuse("temperature", "a finite number >= 0", t.to_string())
+            }
+            (_, Some(0), _) => refuse("top_k", "at least 1", "0".to_owned()),
+            (.., Some(p)) if !(p > 0.0 && p <= 1.0) => refuse("top_p", "a number in (0, 1]", p.to_string()),
+            _ if !(self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0) => {
+                refuse("repeat_penalty", "a finite number > 0", self.repeat_penalty.to_string())
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn sampling(&self) -> Sampling {
         let Some(temperature) = self.temperature.filter(|t| *t >= 1e-7) else {
             return Sampling::ArgMax;
@@ -92,7 +110,7 @@ impl<'m> TokenStream<'m> {
     /// prompt, and `prompt` is only looked at for the repeat penalty.
     ///
     /// # Errors
-    /// [`ModelError::WrongInput`] for a batch other than 1.
+    /// [`ModelError::WrongInput`] for a batch other than 1, or options that no sampler can follow.
     pub fn new(
         decoder: &'m Decoder,
         cache: &'m mut KvCache,
@@ -108,6 +126,7 @@ impl<'m> TokenStream<'m> {
                 got: format!("{:?}", logits.dims()),
             });
         }
+        options.check()?;
         let processor = LogitsProcessor::from_sampling(options.seed, options.sampling());
         let context = prompt[prompt.len().saturating_sub(options.repeat_last_n)..].to_vec();
         Ok(Self {
@@ -256,6 +275,7 @@ impl LoadedModel {
         options: &GenerationOptions,
         on_text: &mut dyn FnMut(&str),
     ) -> Result<Generated> {
+        options.check()?;
         let tokens = self.prompt(prompt)?;
         // The last new token is never fed back.
         let room = prompt.len().saturating_add(options.max_new_tokens.saturating_sub(1));

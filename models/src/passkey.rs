@@ -96,9 +96,14 @@ pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) ->
     Err(ModelError::tokenizer(format!("no haystack makes a prompt of {num_tokens} tokens")))
 }
 
+/// The answer in a continuation by `needle-7m`'s rule: the text up to the first `.`, trimmed.
+pub fn answer(generated: &str) -> &str {
+    generated.split('.').next().unwrap_or_default().trim()
+}
+
 /// Whether a continuation answers right by `needle-7m`'s rule: the text up to the first `.`, trimmed, is the answer.
 pub fn answers_exactly(generated: &str, answer: &str) -> bool {
-    generated.split('.').next().is_some_and(|start| start.trim() == answer)
+    self::answer(generated) == answer
 }
 
 /// Whether a continuation holds the answer anywhere: the rule for models with words of their own.

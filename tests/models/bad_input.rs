@@ -186,6 +186,26 @@ fn generation_that_cannot_fit_is_refused_before_any_work() {
 }
 
 #[test]
+fn sampling_that_cannot_be_is_refused_before_any_work() {
+    let directory = directory(&llama_json());
+    let model = ModelSource::Directory(directory.path().to_owned()).load(&LoadOptions::default(), None).unwrap();
+    let mut cache = model.decoder.new_cache(1, 30).unwrap();
+    let defaults = GenerationOptions { max_new_tokens: 2, temperature: Some(0.5), ..Default::default() };
+    for (options, name) in [
+        (GenerationOptions { temperature: Some(-1.0), ..defaults.clone() }, "temperature"),
+        (GenerationOptions { temperature: Some(f64::NAN), ..defaults.clone() }, "temperature"),
+        (GenerationOptions { top_k: Some(0), ..defaults.clone() }, "top_k"),
+        (GenerationOptions { top_p: Some(1.5), ..defaults.clone() }, "top_p"),
+        (GenerationOptions { repeat_penalty: 0.0, ..defaults.clone() }, "repeat_penalty"),
+    ] {
+        let result = model.generate(&[1; 5], &mut cache, &Dense, PrefillOptions::new(), &options, &mut |_| ());
+        let error = result.unwrap_err();
+        assert!(matches!(&error, ModelError::WrongInput { what, .. } if *what == name), "{error}");
+        assert_eq!(cache.len(), 0);
+    }
+}
+
+#[test]
 fn a_tokenizer_larger_than_the_embedding() {
     let small = with(llama_json(), json!({"vocab_size": 200, "eos_token_id": 7}));
     let directory = tempfile::tempdir().unwrap();

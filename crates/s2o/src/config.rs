@@ -152,7 +152,7 @@ pub struct S2oConfig {
 }
 
 impl Default for S2oConfig {
-    /// The settings that kept dense attention's answers in every measurement (docs/algorithm.md).
+    /// The settings that keep dense attention's answers where the paper's lose them (docs/results.md).
     fn default() -> Self {
         Self {
             segment_len: SegmentLen::Auto,
