@@ -1,6 +1,6 @@
 // Checks the sm_90a kernels against reference.cuh, then times them. Build and use:
 //   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -o runner kernels/bench/runner.cu
-//   runner [check|small|time|all]      `small` is for compute-sanitizer
+//   runner [check|small|time|all] [longest]      `small` is for compute-sanitizer
 // Timing is refused when a check fails. Times are medians of CUDA-event timings, one launch each, on random data.
 #include <cuda_runtime.h>
 
@@ -36,22 +36,25 @@ __global__ void fill_normal(T* x, int64_t n, uint64_t seed, float std) {
         x[i] = T(std * sqrtf(-2.f * logf(u)) * cospif(2.f * w));
     }
 }
-// Row n of a (batch, head): identity, or an affine walk over n*S tokens with an odd step (n*S a multiple of 128; a step
-// that shares a factor with n*S is replaced): a permutation without locality.
-__device__ int gcd(int a, int b) { while (b) { int t = a % b; a = b; b = t; } return a; }
+// Row n of a (batch, head): identity, or a pseudo-random permutation of the n*S tokens (multiply and xor-shift rounds are
+// a bijection of the next power of two; values past the end walk on).
 __global__ void fill_perm(int32_t* perm, int64_t head_stride, int first_segment, int S, bool random) {
     const int n = first_segment + blockIdx.x, head = blockIdx.y, len = n * S;
     if (len == 0) return;
     int64_t before = 0;
     for (int m = first_segment; m < n; ++m) before += int64_t(m) * S;
-    int step = 1, start = 0;
-    if (random) {
-        step = int((mix(head * 7919 + n) % len) | 1);
-        while (gcd(step, len) != 1) step += 2;
-        start = mix(head * 104729 + n + 12345) % len;
+    const int bits = 32 - __clz(len - 1);
+    const uint32_t mask = (1ull << bits) - 1, key = mix(head * 7919 + n);
+    for (int i = threadIdx.x; i < len; i += blockDim.x) {
+        uint32_t x = i;
+        do {
+            for (int round = 0; random && round < 3; ++round) {
+                x = (x * (0x9e3779b1u + 2 * key) + key + round) & mask;
+                x ^= x >> (bits / 2);
+            }
+        } while (x >= uint32_t(len));
+        perm[head * head_stride + before + i] = x;
     }
-    for (int i = threadIdx.x; i < len; i += blockDim.x)
-        perm[head * head_stride + before + i] = int32_t((start + int64_t(i) * step) % len);
 }
 
 struct Case {
@@ -297,6 +300,7 @@ void checks(bool small) {
     check_sparse<B, 128>({1, 8, 2, 555, 1777, true, 2}, 512, 1.f, {-1.f, 0.f, .1f, .2f});
     check_sparse<B, 64>({1, 2, 2, 1500, 1500, true, 0}, 256, 1.f, {0.f, .2f});
     check_sparse<__half, 128>({1, 2, 2, 1500, 1500, true, 0}, 256, 1.f, {0.f, .2f});
+    check_sparse<B, 128>({1, 4, 2, 2048, 2048, true, 0}, 128, .5f, {.1f, .2f});
     check_sparse<B, 128>({1, 16, 4, 4096, 4096, true, 0}, 512, 3.f, {0.f, .02f, .1f});
 }
 
@@ -315,10 +319,11 @@ double median_ms(F launch, int runs) {
     return ms[runs / 2];
 }
 
-void times() {
+void times(int longest) {
     using B = __nv_bfloat16;
     auto runs = [](int len) { return len >= 131072 ? 5 : len >= 65536 ? 9 : 25; };
     for (int len : {8192, 32768, 65536, 131072}) {
+        if (len > longest) break;
         Problem<B, 128> pr({1, 32, 8, len, len, true, 0}, 1.f, 2048);
         const double ms = median_ms([&] { pr.dense(); }, runs(len));
         printf("A dense causal           L=%6d  %9.3f ms  %6.1f TF/s\n", len, ms, pr.flops() / ms * 1e-9);
@@ -331,9 +336,27 @@ void times() {
         printf("D random, stop voted     L=%6d  %9.3f ms  %6.1f TF/s  x%.3f of A\n", len, stop, pr.flops() / stop * 1e-9, stop / ms);
     }
     {
+        // Every prefix tile is random here, so the vote decides by tau alone: how fast the machinery skips.
+        const int len = longest;
+        Problem<B, 128> pr({1, 32, 8, len, len, true, 0}, 1.f, 2048);
+        pr.permute(true);
+        for (float tau : {.02f, .05f, .1f}) {
+            const double ms = median_ms([&] { pr.sparse_stop(tau); }, runs(len));
+            std::vector<int32_t> visited(int64_t(32) * pr.tiles);
+            CHECK(cudaMemcpy(visited.data(), pr.visited, 4 * visited.size(), cudaMemcpyDeviceToHost));
+            double sum = 0;
+            for (int x : visited) sum += x;
+            const double density = sum / (32.0 * pr.tiles * (pr.tiles + 1) / 2);
+            printf("E random, tau %.2f        L=%6d  %9.3f ms  density %.4f  %6.1f TF/s of visited tiles\n", tau, len, ms, density, sum * 4 * 128 * 128 * 128 / ms * 1e-9);
+        }
+    }
+    {
         Problem<B, 128> pr({1, 32, 8, 16384, 16384, false, 0});
-        const double ms = median_ms([&] { pr.dense(); }, 15);
-        printf("A dense non-causal       L= 16384  %9.3f ms  %6.1f TF/s\n", ms, pr.flops() / ms * 1e-9);
+        for (int heads : {4, 32}) {
+            pr.p.dense.heads_per_section = heads;
+            const double ms = median_ms([&] { pr.dense(); }, 15);
+            printf("A dense non-causal       L= 16384  %9.3f ms  %6.1f TF/s  (%d heads a section)\n", ms, pr.flops() / ms * 1e-9, heads);
+        }
         Problem<B, 64> p64({1, 32, 8, 32768, 32768, true, 0});
         const double m64 = median_ms([&] { p64.dense(); }, 15);
         printf("A dense causal D=64      L= 32768  %9.3f ms  %6.1f TF/s\n", m64, p64.flops() / m64 * 1e-9);
@@ -349,6 +372,6 @@ int main(int argc, char** argv) {
         printf("%d passed, %d failed\n", passed, failed);
         if (failed && !getenv("TIME_ANYWAY")) return 1;
     }
-    if (!strcmp(mode, "time") || !strcmp(mode, "all")) times();
+    if (!strcmp(mode, "time") || !strcmp(mode, "all")) times(argc > 2 ? atoi(argv[2]) : 131072);
     return 0;
 }

@@ -3,6 +3,10 @@
 #include <cuda.h>
 #include <cstdint>
 
+#ifndef S2O_CP_ASYNC_HINT
+#define S2O_CP_ASYNC_HINT ".L2::256B"
+#endif
+
 namespace s2o {
 
 __device__ __forceinline__ uint32_t smem_address(const void* p) {
@@ -62,20 +66,6 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Meets, and tells whether the predicate held for any thread: one decision for all.
-__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool predicate) {
-    uint32_t any;
-    asm volatile(
-        "{\n.reg .pred p, q;\n"
-        "setp.ne.u32 p, %3, 0;\n"
-        "barrier.cta.red.or.pred q, %1, %2, p;\n"
-        "selp.u32 %0, 1, 0, q;\n}"
-        : "=r"(any)
-        : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(predicate))
-        : "memory");
-    return any != 0;
-}
-
 // ---- copies ----
 
 // Box at (d, token, head, batch) of a 4-D map; rows outside the tensor, negative ones too, arrive as zeros.
@@ -91,7 +81,7 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
 }
 // 16 bytes past L1; L2 fetches the whole 256-byte row with the first piece.
 __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+    asm volatile("cp.async.cg.shared.global" S2O_CP_ASYNC_HINT " [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
 // Orders this thread's view of ordinary shared-memory writes before its later tensor-core reads.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

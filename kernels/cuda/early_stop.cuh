@@ -27,7 +27,7 @@ __device__ __forceinline__ bool rows_below(const float (&gain)[2], const float (
                                            float tau) {
     const float d0 = quad_sum(fmaf(tau, mass[0], -gain[0]));
     const float d1 = quad_sum(fmaf(tau, mass[1], -gain[1]));
-    return (d0 > 0.f || !exists[0]) && (d1 > 0.f || !exists[1]);
+    return (d0 > 0.f | !exists[0]) & (d1 > 0.f | !exists[1]);
 }
 
 }  // namespace s2o

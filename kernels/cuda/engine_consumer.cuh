@@ -83,6 +83,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         v_pos.advance();
     };
     auto free_q = [&] {
+        __syncwarp();  // every lane has read the item
         if (leader) mbarrier_arrive(smem_address(&control->q_empty));
     };
 
@@ -133,16 +134,17 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
 
         int i = 1;
         for (; i < steps; ++i) {
-            if constexpr (!X::STOP) await_k();
+            await_k();
             named_barrier_sync(my_turn, 2 * WARPGROUP);
             if constexpr (X::STOP) {
                 if (i >= 2 && control->votes.all(i - 2)) {
                     named_barrier_arrive(other_turn, 2 * WARPGROUP);
-                    if (threadIdx.x == WARPGROUP) *const_cast<volatile int*>(&control->stopped) = sequence;
+                    // Before the keys of step i are freed: see the producer.
+                    if (threadIdx.x == WARPGROUP) control->stop_at(sequence, i + X::STAGES);
+                    free_k();
                     free_q();
                     break;
                 }
-                await_k();
             }
             wgmma_fence();
             issue_scores<X>(s, q_desc, k_desc());
@@ -156,17 +158,21 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             if (i == steps - 1) free_q();
             const float before[2] = {softmax.row_sum[0], softmax.row_sum[1]};
             softmax.update(s, scale_log2, rescale, tile_sum);
-            if constexpr (X::STOP) {
-                const float mass[2] = {before[0] * rescale[0], before[1] * rescale[1]};
-                const bool below = i >= w.num_window && rows_below(tile_sum, mass, exists, p.tau);
-                const bool all = __all_sync(0xffffffffu, below);
-                if (leader) control->votes.warp[i % VOTE_SLOTS][wg * 4 + warp] = all;
-            }
             wgmma_wait<0>();
             pin(acc);
             free_v();
+            // The vote's shuffles and the packing share a basic block: one hides the other's latency.
+            bool below = false;
+            if constexpr (X::STOP) {
+                const float mass[2] = {before[0] * rescale[0], before[1] * rescale[1]};
+                below = rows_below(tile_sum, mass, exists, p.tau) && i >= w.num_window;
+            }
             pack_probabilities<T>(s, probs);
             rescale_rows(acc, rescale);
+            if constexpr (X::STOP) {
+                const bool all = __all_sync(0xffffffffu, below);
+                if (leader) control->votes.warp[i % VOTE_SLOTS][wg * 4 + warp] = all;
+            }
         }
 
         await_v();

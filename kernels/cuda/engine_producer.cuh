@@ -107,17 +107,11 @@ __device__ __forceinline__ void produce(const SharedLayout<X>& shared, const CUt
                 const int ahead = i + 1 - w.num_window;
                 if (ahead >= 0 && ahead < w.num_prefix) next_index = w.kv_perm[ahead * TILE_K + gather.slot];
                 if (i < steps) {
-                    const uint32_t empty = smem_address(&control->k_empty[k_pos.stage]);
-                    if (X::STOP && i > w.num_window) {
-                        // The consumers may have stopped and will then never free this stage.
-                        bool seen = false;
-                        while (!seen && !mbarrier_try_wait(empty, k_pos.parity ^ 1)) {
-                            seen = *const_cast<volatile int*>(&control->stopped) == sequence;
-                        }
-                        stopped = named_barrier_any(PRODUCERS, WARPGROUP, seen);
-                    } else {
-                        mbarrier_wait(empty, k_pos.parity ^ 1);
-                    }
+                    mbarrier_wait(smem_address(&control->k_empty[k_pos.stage]), k_pos.parity ^ 1);
+                    // Consumers that stop at step b free its keys once more, unread, after announcing b + STAGES: the
+                    // very wait that this frees is step b + STAGES here. So every thread stops at the same step, without
+                    // meeting; one that sees the announcement earlier goes on until then.
+                    if constexpr (X::STOP) stopped = control->stops(sequence, i);
                     if (!stopped) {
                         const uint32_t full = smem_address(&control->k_full[k_pos.stage]);
                         if (i >= w.num_window) {

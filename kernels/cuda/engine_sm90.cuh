@@ -20,6 +20,12 @@
 #ifndef S2O_CONSUMER_PROXY_FENCE
 #define S2O_CONSUMER_PROXY_FENCE 1
 #endif
+#ifndef S2O_STAGES
+#define S2O_STAGES 2
+#endif
+#ifndef S2O_GATHER_STAGES
+#define S2O_GATHER_STAGES 3
+#endif
 #ifndef S2O_CONSUMER_REGISTERS
 #define S2O_CONSUMER_REGISTERS 232
 #define S2O_PRODUCER_REGISTERS 40
@@ -62,8 +68,16 @@ struct ControlBlock {
     // Written by the producer before q_full, read by the consumers before q_empty.
     int item;                   // -1: the end
     uint32_t k_begin, v_begin;  // ring positions of the item's first tiles: what lies before is stale
-    int stopped;                // sequence number of the last item the consumers stopped early
+    uint64_t stop;              // the last early stop: sequence number of the item, step at which the loads end
     StopVotes votes;
+
+    __device__ __forceinline__ void stop_at(int sequence, int step) {
+        *const_cast<volatile uint64_t*>(&stop) = uint64_t(sequence) << 32 | uint32_t(step);
+    }
+    __device__ __forceinline__ bool stops(int sequence, int step) const {
+        const uint64_t s = *const_cast<const volatile uint64_t*>(&stop);
+        return int(s >> 32) == sequence && step >= int(uint32_t(s));
+    }
 };
 
 // Addresses of everything in shared memory, shared by both roles.
@@ -108,7 +122,7 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
             mbarrier_init(smem_address(&control->k_empty[i]), CONSUMER_WARPS);
             mbarrier_init(smem_address(&control->v_empty[i]), CONSUMER_WARPS);
         }
-        control->stopped = -1;
+        control->stop_at(-1, 0);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         fence_proxy_async();
     }

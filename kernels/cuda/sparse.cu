@@ -3,7 +3,7 @@
 #include "engine_sm90.cuh"
 #include "instantiate.cuh"
 
-S2O_KERNEL(s2o_sparse_full_bf16_128, __nv_bfloat16, 128, s2o::SparseSchedule, true, false, 2)
-S2O_KERNEL(s2o_sparse_stop_bf16_128, __nv_bfloat16, 128, s2o::SparseSchedule, true, true, 2)
-S2O_KERNEL(s2o_sparse_stop_bf16_64, __nv_bfloat16, 64, s2o::SparseSchedule, true, true, 2)
-S2O_KERNEL(s2o_sparse_stop_f16_128, __half, 128, s2o::SparseSchedule, true, true, 2)
+S2O_KERNEL(s2o_sparse_full_bf16_128, __nv_bfloat16, 128, s2o::SparseSchedule, true, false, S2O_GATHER_STAGES)
+S2O_KERNEL(s2o_sparse_stop_bf16_128, __nv_bfloat16, 128, s2o::SparseSchedule, true, true, S2O_GATHER_STAGES)
+S2O_KERNEL(s2o_sparse_stop_bf16_64, __nv_bfloat16, 64, s2o::SparseSchedule, true, true, S2O_GATHER_STAGES)
+S2O_KERNEL(s2o_sparse_stop_f16_128, __half, 128, s2o::SparseSchedule, true, true, S2O_GATHER_STAGES)
