@@ -227,6 +227,19 @@ void compare(const char* what, Problem<T, D>& pr, const float* ref, const float*
                what, c.batch, c.heads, c.kv_heads, c.q_len, c.k_len, c.causal, c.layout, D, rel, worst, lse_err);
 }
 
+// A second launch gives the same bits.
+template <typename T, int D, class F>
+void check_repeatable(const char* what, Problem<T, D>& pr, F launch) {
+    std::vector<T> first(pr.out.count), second(pr.out.count);
+    CHECK(cudaMemcpy(first.data(), pr.out.data, first.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    pr.poison();
+    launch();
+    CHECK(cudaMemcpy(second.data(), pr.out.data, second.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    const bool same = !memcmp(first.data(), second.data(), first.size() * sizeof(T));
+    same ? ++passed : ++failed;
+    if (!same) printf("FAIL %s: two launches differ\n", what);
+}
+
 template <typename T, int D>
 void check_dense(const Case& c, float std = 1.f) {
     Problem<T, D> pr(c, std);
@@ -240,6 +253,7 @@ void check_dense(const Case& c, float std = 1.f) {
     pr.dense();
     CHECK(cudaDeviceSynchronize());
     compare("dense", pr, ref, ref_lse, rows, row_step);
+    if (c.q_len > 4096) check_repeatable("dense", pr, [&] { pr.dense(); });
     cudaFree(ref); cudaFree(ref_lse);
 }
 
@@ -267,6 +281,7 @@ void check_sparse(const Case& c, int segment_len, float std, std::vector<float> 
             int64_t differ = 0, sum = 0, want = 0;
             for (int64_t i = 0; i < n; ++i) { differ += a[i] != b[i]; sum += a[i]; want += b[i]; }
             if (differ || getenv("VERBOSE")) printf("  tau %g: tiles visited %ld, reference %ld, items that differ %ld of %ld\n", tau, long(sum), long(want), long(differ), long(n));
+            if (tau > 0) check_repeatable("sparse stop", pr, [&] { pr.sparse_stop(tau); });
             compare(tau < 0 ? "sparse full" : "sparse stop", pr, ref, nullptr, c.q_len, 1);
         }
     }

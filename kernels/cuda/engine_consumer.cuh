@@ -83,8 +83,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         v_pos.advance();
     };
     auto free_q = [&] {
-        __syncwarp();  // every lane has read the item
-        if (leader) mbarrier_arrive(smem_address(&control->q_empty));
+        mbarrier_arrive(smem_address(&control->q_empty));  // every thread, for every thread has read the item
     };
 
     if (wg == 1) named_barrier_arrive(TURN, 2 * WARPGROUP);  // the first turn is the first warpgroup's
@@ -133,25 +132,27 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         if (X::STOP && leader) control->votes.warp[0][wg * 4 + warp] = 0;
 
         int i = 1;
+        bool stopped = false;  // before step i; the values of step i - 1 are then done
         for (; i < steps; ++i) {
             await_k();
             named_barrier_sync(my_turn, 2 * WARPGROUP);
-            if constexpr (X::STOP) {
-                if (i >= 2 && control->votes.all(i - 2)) {
-                    named_barrier_arrive(other_turn, 2 * WARPGROUP);
-                    // Before the keys of step i are freed: see the producer.
-                    if (threadIdx.x == WARPGROUP) control->stop_at(sequence, i + X::STAGES);
-                    free_k();
-                    free_q();
-                    break;
-                }
-            }
             wgmma_fence();
             issue_scores<X>(s, q_desc, k_desc());
             await_v();
             wgmma_fence();
             issue_values<X>(acc, probs, v_desc());
             named_barrier_arrive(other_turn, 2 * WARPGROUP);
+            if constexpr (X::STOP) {
+                // Asked after the products are issued, where its latency is hidden. A stop throws the scores of step i
+                // away: half a tile of work for each item that stops, instead of a delay in every step.
+                if (i >= 2 && control->votes.all(i - 2)) {
+                    wgmma_wait<0>();
+                    pin(s);
+                    pin(acc);
+                    stopped = true;
+                    break;
+                }
+            }
             wgmma_wait<1>();
             pin(s);
             free_k();
@@ -175,13 +176,21 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
         }
 
-        await_v();
-        wgmma_fence();
-        issue_values<X>(acc, probs, v_desc());
-        softmax.finish();
-        wgmma_wait<0>();
-        pin(acc);
+        if (!X::STOP || !stopped) {
+            await_v();
+            wgmma_fence();
+            issue_values<X>(acc, probs, v_desc());
+            wgmma_wait<0>();
+            pin(acc);
+        }
         free_v();
+        softmax.finish();
+        if (X::STOP && stopped) {
+            // Before the keys of step i are freed: see the producer.
+            if (threadIdx.x == WARPGROUP) control->stop_at(sequence, i + X::STAGES);
+            free_k();
+            free_q();
+        }
 
         if constexpr (X::GATHER) {
             if (p.tiles_visited != nullptr && threadIdx.x == WARPGROUP) {

@@ -115,7 +115,7 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
         tma_prefetch_map(&map_k);
         tma_prefetch_map(&map_v);
         mbarrier_init(smem_address(&control->q_full), 1);
-        mbarrier_init(smem_address(&control->q_empty), CONSUMER_WARPS);
+        mbarrier_init(smem_address(&control->q_empty), CONSUMERS * WARPGROUP);
         for (int i = 0; i < X::STAGES; ++i) {
             mbarrier_init(smem_address(&control->k_full[i]), X::GATHER ? WARPGROUP : 1);
             mbarrier_init(smem_address(&control->v_full[i]), X::GATHER ? WARPGROUP : 1);
