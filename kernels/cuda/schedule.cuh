@@ -82,11 +82,14 @@ struct SparseSchedule {
         const int back = item / per_segment;
         const int in_segment = item - back * per_segment;
         const int segment = last_segment - back;
-        const int batch_head = in_segment / tiles;
+        // The first segment gathers nothing and ends the launch: there strictly the longest first.
+        const int heads = p.dense.batch * p.dense.num_heads;
+        const int batch_head = segment == 0 ? in_segment % heads : in_segment / tiles;
+        const int back_in_segment = segment == 0 ? in_segment / heads : in_segment - batch_head * tiles;
         w.batch = batch_head / p.dense.num_heads;
         w.head = batch_head - w.batch * p.dense.num_heads;
         w.kv_head = w.head / (p.dense.num_heads / p.dense.num_kv_heads);
-        w.tile = segment * tiles + tiles - 1 - (in_segment - batch_head * tiles);
+        w.tile = segment * tiles + tiles - 1 - back_in_segment;
         w.q_start = w.tile * TILE_Q - grid.offset;
         w.window_last = w.tile;
         w.num_window = w.tile - segment * tiles + 1;
