@@ -1,0 +1,139 @@
+// The attention engine of sm_90a: one persistent, warp-specialised kernel for dense and sparse attention.
+//
+// Warpgroup 0 loads: queries and window tiles by TMA, prefix tiles by gather (gather.cuh), into rings of STAGES key
+// and STAGES value tiles. Warpgroups 1 and 2 compute 64 query rows each. Two overlaps keep the tensor cores busy:
+//   - inside a warpgroup the scores of tile i are issued together with the values product of tile i-1, and the softmax
+//     of tile i runs while the latter is still executing;
+//   - between the two, named barriers let one issue its products while the other is in its softmax (ping-pong).
+// A step visits one key tile: S = Q K^T, P = exp(S - row_max), acc += P V.
+#pragma once
+#include "barrier_sm90.cuh"
+#include "early_stop.cuh"
+#include "gather.cuh"
+#include "online_softmax.cuh"
+#include "params.cuh"
+#include "schedule.cuh"
+#include "store.cuh"
+#include "wgmma_sm90.cuh"
+
+// wgmma reads through the async proxy what cp.async wrote through the generic one.
+#ifndef S2O_CONSUMER_PROXY_FENCE
+#define S2O_CONSUMER_PROXY_FENCE 1
+#endif
+#ifndef S2O_STAGES
+#define S2O_STAGES 2
+#endif
+#ifndef S2O_GATHER_STAGES
+#define S2O_GATHER_STAGES 3
+#endif
+#ifndef S2O_CONSUMER_REGISTERS
+#define S2O_CONSUMER_REGISTERS 232
+#define S2O_PRODUCER_REGISTERS 40
+#endif
+#ifndef S2O_GATHER_CONSUMER_REGISTERS
+#define S2O_GATHER_CONSUMER_REGISTERS 224
+#define S2O_GATHER_PRODUCER_REGISTERS 56
+#endif
+
+namespace s2o {
+
+constexpr int WARPGROUP = 128;
+constexpr int CONSUMERS = 2;
+constexpr int CONSUMER_WARPS = CONSUMERS * 4;
+constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
+
+enum NamedBarrier { TURN = 1 /* and 2: one for each consumer */, PRODUCERS = 3 };
+
+template <typename T_, int HEAD_DIM_, class Schedule_, bool GATHER_, bool STOP_, int STAGES_>
+struct Traits {
+    using T = T_;
+    using Schedule = Schedule_;
+    using Params = typename Schedule::Params;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr bool GATHER = GATHER_;  // prefix tiles come by index
+    static constexpr bool STOP = STOP_;      // and may end early
+    static constexpr int STAGES = STAGES_;
+    static constexpr int PANELS = HEAD_DIM / 64;
+    static constexpr uint32_t Q_PANEL = TILE_Q * 128, KV_PANEL = TILE_K * 128;
+    static constexpr uint32_t Q_BYTES = PANELS * Q_PANEL, KV_BYTES = PANELS * KV_PANEL;
+    // 1024 more, to align the tiles.
+    static constexpr uint32_t TILES_BYTES = Q_BYTES + 2 * STAGES * KV_BYTES;
+    static constexpr uint32_t SHARED_BYTES = 1024 + TILES_BYTES + 512;
+};
+
+template <int STAGES>
+struct ControlBlock {
+    uint64_t q_full, q_empty;
+    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    // Written by the producer before q_full, read by the consumers before q_empty.
+    int item;                   // -1: the end
+    uint32_t k_begin, v_begin;  // ring positions of the item's first tiles: what lies before is stale
+    uint64_t stop;              // the last early stop: sequence number of the item, step at which the loads end
+    StopVotes votes;
+
+    __device__ __forceinline__ void stop_at(int sequence, int step) {
+        *const_cast<volatile uint64_t*>(&stop) = uint64_t(sequence) << 32 | uint32_t(step);
+    }
+    __device__ __forceinline__ bool stops(int sequence, int step) const {
+        const uint64_t s = *const_cast<const volatile uint64_t*>(&stop);
+        return int(s >> 32) == sequence && step >= int(uint32_t(s));
+    }
+};
+
+// Addresses of everything in shared memory, shared by both roles.
+template <class X>
+struct SharedLayout {
+    uint32_t q, k, v;
+    ControlBlock<X::STAGES>* control;
+    __device__ __forceinline__ explicit SharedLayout(char* raw) {
+        const uint32_t base = (smem_address(raw) + 1023) & ~1023u;
+        q = base;
+        k = q + X::Q_BYTES;
+        v = k + X::STAGES * X::KV_BYTES;
+        control = reinterpret_cast<ControlBlock<X::STAGES>*>(raw + (base - smem_address(raw)) + X::TILES_BYTES);
+    }
+    __device__ __forceinline__ uint32_t k_tile(uint32_t stage) const { return k + stage * X::KV_BYTES; }
+    __device__ __forceinline__ uint32_t v_tile(uint32_t stage) const { return v + stage * X::KV_BYTES; }
+};
+
+}  // namespace s2o
+
+#include "engine_consumer.cuh"
+#include "engine_producer.cuh"
+
+namespace s2o {
+
+// The body of every kernel; instantiate.cuh gives them their names.
+template <class X>
+__device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtensorMap& map_k, const CUtensorMap& map_v,
+                                          const typename X::Params& p) {
+    extern __shared__ char raw[];
+    const SharedLayout<X> shared(raw);
+    auto* control = shared.control;
+    if (threadIdx.x == 0) {
+        tma_prefetch_map(&map_q);
+        tma_prefetch_map(&map_k);
+        tma_prefetch_map(&map_v);
+        mbarrier_init(smem_address(&control->q_full), 1);
+        mbarrier_init(smem_address(&control->q_empty), CONSUMERS * WARPGROUP);
+        for (int i = 0; i < X::STAGES; ++i) {
+            mbarrier_init(smem_address(&control->k_full[i]), X::GATHER ? WARPGROUP : 1);
+            mbarrier_init(smem_address(&control->v_full[i]), X::GATHER ? WARPGROUP : 1);
+            mbarrier_init(smem_address(&control->k_empty[i]), CONSUMER_WARPS);
+            mbarrier_init(smem_address(&control->v_empty[i]), CONSUMER_WARPS);
+        }
+        control->stop_at(-1, 0);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_proxy_async();
+    }
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        registers_decrease<X::GATHER ? S2O_GATHER_PRODUCER_REGISTERS : S2O_PRODUCER_REGISTERS>();
+        produce<X>(shared, map_q, map_k, map_v, p);
+    } else {
+        registers_increase<X::GATHER ? S2O_GATHER_CONSUMER_REGISTERS : S2O_CONSUMER_REGISTERS>();
+        consume<X>(shared, p);
+    }
+}
+
+}  // namespace s2o

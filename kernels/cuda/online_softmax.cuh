@@ -1,0 +1,75 @@
+// Online softmax over a 64-row accumulator fragment: the state (row_max, row_sum) of the two rows a thread holds.
+//
+// Fragment layout (wgmma, m64): element i of a thread is row 8*((i>>1)&1) + lane/4 of its warp's 16 rows and column
+// 8*(i>>2) + 2*(lane%4) + (i&1). row_sum stays per thread until `finish`: only row_max needs the quad every tile.
+#pragma once
+#include <cmath>
+
+namespace s2o {
+
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+struct OnlineSoftmax {
+    float row_max[2] = {-INFINITY, -INFINITY};
+    float row_sum[2] = {0.f, 0.f};
+
+    // Scores in, probabilities (against the new maximum) out. `rescale` is what earlier sums and accumulators take.
+    // `tile_sum` is this thread's share of the tile's mass: the gain of early stopping. Every row must have a finite
+    // score in its first tile (its own key, or any key): then no maximum is -inf.
+    template <int N>
+    __device__ __forceinline__ void update(float (&s)[N], float scale_log2, float (&rescale)[2], float (&tile_sum)[2]) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            // Two chains per row: one chain would wait on its own latency.
+            float m0 = row_max[h], m1 = s[2 * h + 1];
+#pragma unroll
+            for (int i = 0; i < N; i += 4) {
+                m0 = fmaxf(m0, s[i + 2 * h]);
+                m1 = fmaxf(m1, s[i + 2 * h + 1]);
+            }
+            const float m = quad_max(fmaxf(m0, m1));
+            rescale[h] = exp2_approx((row_max[h] - m) * scale_log2);
+            row_max[h] = m;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float shift = row_max[h] * scale_log2;
+            float sum0 = 0.f, sum1 = 0.f;
+#pragma unroll
+            for (int i = 0; i < N; i += 4) {
+                s[i + 2 * h] = exp2_approx(fmaf(s[i + 2 * h], scale_log2, -shift));
+                s[i + 2 * h + 1] = exp2_approx(fmaf(s[i + 2 * h + 1], scale_log2, -shift));
+                sum0 += s[i + 2 * h];
+                sum1 += s[i + 2 * h + 1];
+            }
+            tile_sum[h] = sum0 + sum1;
+            row_sum[h] = fmaf(row_sum[h], rescale[h], tile_sum[h]);
+        }
+    }
+
+    __device__ __forceinline__ void finish() {
+        row_sum[0] = quad_sum(row_sum[0]);
+        row_sum[1] = quad_sum(row_sum[1]);
+    }
+};
+
+// acc *= the row's factor.
+template <int N>
+__device__ __forceinline__ void rescale_rows(float (&acc)[N], const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) acc[i] *= factor[(i >> 1) & 1];
+}
+
+}  // namespace s2o
