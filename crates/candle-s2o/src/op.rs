@@ -181,7 +181,8 @@ impl CustomOp3 for DenseOp {
 /// bf16 with f32 accumulation; `head_dim` is a multiple of 8 up to 256. Queries are the last `q_len` of the `k_len`
 /// positions, and the prompt ends with them. Returns (batch, q_len, num_heads, head_dim) in the dtype of `q`.
 ///
-/// Memory beside the output stays below [`S2oConfig::workspace_cap`] for the key orders, plus about 2 MiB per thread.
+/// Memory beside the output: [`S2oConfig::workspace_cap`] for the key orders, about 2 MiB per thread at the default
+/// tiles, a byte per output row, and the statistics (64 bytes per query tile and head).
 ///
 /// # Errors
 /// If the tensors or options do not fit, see [`AttnError`].

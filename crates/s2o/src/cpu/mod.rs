@@ -5,7 +5,7 @@
 //! **Memory.** Beside the output, a call holds the key orders of the segments it is working on, at most
 //! [`S2oConfig::workspace_cap`] bytes (segments are ranked in groups that fit); per thread the states of a few query
 //! tiles, about 2 MiB at the default tiles, or `4 * segment_len * head_dim` floats with query permutation; a byte per
-//! output row; and 88 bytes of statistics per query tile and head.
+//! output row; and 64 bytes of statistics per query tile and head.
 //!
 //! **NaN and infinity.** Nothing hangs and nothing panics. A key that is not finite ranks before all others, so every
 //! query tile visits it, and the output is NaN where it is in dense attention. A query that is not finite is left out
