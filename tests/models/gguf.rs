@@ -149,6 +149,43 @@ fn its_tokenizer_is_the_directorys() {
 }
 
 #[test]
+fn sentencepiece_vocabularies_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("spm.gguf");
+    let json = llama_json();
+    let mut entries: Vec<(String, f32, i32)> =
+        [("<unk>", 2), ("<s>", 3), ("</s>", 3)].map(|(text, kind)| (text.to_owned(), 0.0, kind)).to_vec();
+    entries.extend((0..256).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6)));
+    let pieces = ["▁he", "ll", "he", "llo", "▁", "h", "e", "l", "o"];
+    entries.extend(pieces.iter().enumerate().map(|(i, text)| ((*text).to_owned(), -(i as f32), 1)));
+    let mut metadata = metadata("llama", &json);
+    metadata.retain(|(key, _)| !key.starts_with("tokenizer."));
+    let list = |pick: &dyn Fn(&(String, f32, i32)) -> Value| Value::Array(entries.iter().map(pick).collect());
+    let spm = [
+        ("model", Value::String("llama".to_owned())),
+        ("tokens", list(&|entry| Value::String(entry.0.clone()))),
+        ("scores", list(&|entry| Value::F32(entry.1))),
+        ("token_type", list(&|entry| Value::I32(entry.2))),
+        ("bos_token_id", Value::U32(1)),
+        ("eos_token_id", Value::U32(2)),
+    ];
+    metadata.extend(spm.map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)));
+    let tensors = tensors(&json, &weights(&json, 62), GgmlDType::F32);
+    write(&path, &metadata, &tensors);
+    let model = load(&path, DType::F32);
+    assert_eq!(model.eos_ids, [2]);
+    let ids = model.encode("hello 🦀").unwrap();
+    let tokens: Vec<String> = ids.iter().map(|id| model.tokenizer.id_to_token(*id).unwrap()).collect();
+    assert_eq!(tokens, ["<s>", "▁he", "llo", "▁", "<0xF0>", "<0x9F>", "<0xA6>", "<0x80>"]);
+    assert_eq!(model.decode_text(&ids).unwrap(), "hello 🦀");
+
+    metadata.retain(|(key, _)| key != "tokenizer.ggml.scores");
+    write(&path, &metadata, &tensors);
+    let error = ModelSource::Gguf(path).load(&LoadOptions::default(), None).unwrap_err();
+    assert!(matches!(&error, ModelError::Tokenizer { reason } if reason.contains("scores: expected 268")), "{error}");
+}
+
+#[test]
 fn rope_freqs_divide_the_frequencies() {
     let json = llama_json();
     let directory = tempfile::tempdir().unwrap();
@@ -199,9 +236,9 @@ fn broken_files_are_typed_errors() {
     write(&file, &good_metadata, &wrong);
     assert!(matches!(error(), ModelError::WrongShape { expected, got, .. } if expected == [64] && got == [32]));
 
-    let mut spm = good_metadata;
-    spm.iter_mut().find(|(key, _)| key == "tokenizer.ggml.model").unwrap().1 = Value::String("llama".to_owned());
-    write(&file, &spm, &tensors(&json, &weights, GgmlDType::F32));
+    let mut foreign = good_metadata;
+    foreign.iter_mut().find(|(key, _)| key == "tokenizer.ggml.model").unwrap().1 = Value::String("bert".to_owned());
+    write(&file, &foreign, &tensors(&json, &weights, GgmlDType::F32));
     assert!(matches!(error(), ModelError::UnsupportedFeature { feature: "tokenizer.ggml.model", .. }));
     let tokenizer = directory.path().join("tokenizer.json");
     tiny_tokenizer().save(&tokenizer, false).unwrap();

@@ -17,13 +17,14 @@ use tokenizers::{
     AddedToken, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer,
 };
 
+use super::gguf_spm;
 use crate::error::{ModelError, Result};
 
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
+pub(super) const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const USER_DEFINED: i64 = 4;
 const NORMAL: u32 = 1;
 
@@ -67,10 +68,16 @@ impl Flavour {
 
 pub(super) fn build(mut content: Content) -> Result<Tokenizer> {
     let model = text(&content, "tokenizer.ggml.model").unwrap_or_default();
+    if model == "llama" {
+        let mut tokenizer = gguf_spm::build(&content)?;
+        let around = special_tokens_around(&content, &tokenizer, true)?;
+        tokenizer.with_post_processor(around);
+        return Ok(tokenizer);
+    }
     if model != "gpt2" {
         return Err(ModelError::UnsupportedFeature {
             feature: "tokenizer.ggml.model",
-            expected: "gpt2 (byte-level BPE); for others give the model's tokenizer.json",
+            expected: "gpt2 (byte-level BPE) or llama (SentencePiece); for others give the model's tokenizer.json",
             got: if model.is_empty() { "nothing".to_owned() } else { model },
         });
     }
@@ -163,7 +170,7 @@ fn text(content: &Content, key: &str) -> Option<String> {
     content.metadata.get(key).and_then(|value| value.to_string().ok()).cloned()
 }
 
-fn tokens(content: &Content) -> impl Iterator<Item = &str> {
+pub(super) fn tokens(content: &Content) -> impl Iterator<Item = &str> {
     let list = content.metadata.get("tokenizer.ggml.tokens").and_then(|value| value.to_vec().ok());
     list.into_iter().flatten().map(|value| value.to_string().map_or("", String::as_str))
 }

@@ -13,6 +13,7 @@ use crate::error::{ModelError, Result};
 use crate::model::LoadedModel;
 
 mod gguf;
+mod gguf_spm;
 mod gguf_tokenizer;
 mod hub;
 mod needle;
