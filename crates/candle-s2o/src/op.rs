@@ -116,7 +116,8 @@ impl CustomOp3 for S2oOp {
     }
 }
 
-/// Dense attention as a Candle op, by the engine that S2O uses for its windows.
+/// Dense attention as a Candle op, by the engine that S2O uses for its windows. Only [`dense_attn`] applies it, which
+/// refuses other devices before Candle asks for them.
 #[derive(Debug, Clone, Copy)]
 struct DenseOp {
     softmax_scale: f32,
@@ -148,30 +149,6 @@ impl CustomOp3 for DenseOp {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (storage, shape, ()) = run(self, [(q, q_layout), (k, k_layout), (v, v_layout)], self.softmax_scale)?;
         Ok((storage, shape))
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Err(AttnError::Device { name: "q", got: "CUDA" }.into())
-    }
-
-    fn metal_fwd(
-        &self,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(MetalStorage, Shape)> {
-        Err(AttnError::Device { name: "q", got: "Metal" }.into())
     }
 }
 
