@@ -155,19 +155,22 @@ impl Report<'_> {
             let density = layer_stats.density();
             let time = |run: &Run| seconds(run.attention[*layer].as_secs_f64());
             let before = dense.map(|run| format!("{:>7} {arrow} ", time(run))).unwrap_or_default();
+            let skipped = layer_stats.heads.iter().all(|head| head.skipped_mass().is_some()).then(|| {
+                mean(|head| head.skipped_mass().map_or(0.0, |skipped| skipped.by_key_scores))
+            });
             writeln!(
                 out,
-                "layer {layer:>3} {}  {density:>7.3}  {:>6.2}  {:>7.3}  {before}{:>7}",
+                "layer {layer:>3} {}  {density:>7.3}  {:>6.2}  {:>7}  {before}{:>7}",
                 look.bar(density, BAR_WIDTH),
                 mean(HeadStats::local_window_share),
-                mean(|head| head.skipped_mass().by_key_scores),
+                skipped.map_or_else(|| "n/a".to_owned(), |skipped| format!("{skipped:.3}")),
                 time(sparse),
             )?;
         }
         writeln!(
             out,
             "density: key tiles computed of those that causal attention has. window: part of them in the query's own\n\
-             segment. skipped: softmax mass left out, estimated from the key scores. Means over heads.\n"
+             segment. skipped: softmax mass left out, estimated from the key scores (n/a on a GPU). Means over heads.\n"
         )?;
         Ok(())
     }

@@ -57,6 +57,6 @@ pub use error::S2oError;
 pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};
-pub use segment::{Segment, causal_tiles, query_tiles, segments};
+pub use segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 pub use shape::{AttnShape, ShapeError};
 pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats};

@@ -3,7 +3,7 @@
 use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::permutation::{Permutation, PermutationError};
-use crate::segment::{Segment, causal_tiles, query_tiles, segments};
+use crate::segment::{Segment, causal_tiles, position_tiles, segments};
 use crate::shape::AttnShape;
 use crate::stats::{HeadStats, SkippedMass, TileStats};
 
@@ -81,7 +81,7 @@ pub type Ranking = Vec<Vec<SegmentOrder>>;
 
 /// Statistics of a head whose `q_len` queries, beginning at position `kv_offset`, all attend densely.
 pub(crate) fn dense_stats(kv_offset: usize, q_len: usize, tile_q: usize, tile_k: usize) -> HeadStats {
-    let tiles = query_tiles(0..q_len, tile_q)
+    let tiles = position_tiles(0..q_len, kv_offset, tile_q)
         .map(|rows| TileStats {
             segment: 0,
             dense_tail: false,
@@ -89,7 +89,7 @@ pub(crate) fn dense_stats(kv_offset: usize, q_len: usize, tile_q: usize, tile_k:
             window_tiles: causal_tiles(0, kv_offset + rows.end - 1, tile_k),
             prefix_tiles: 0,
             visited: 0,
-            skipped_mass: SkippedMass::default(),
+            skipped_mass: Some(SkippedMass::default()),
         })
         .collect();
     HeadStats { tiles }

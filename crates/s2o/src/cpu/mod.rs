@@ -125,7 +125,6 @@ pub fn pass1<T: Element>(
     prompt_len: usize,
 ) -> Result<Vec<Vec<SoftmaxState>>, S2oError> {
     let plan = Plan::new(config, &inputs.shape, prompt_len)?;
-    let tiles = (config.tile_q(), config.tile_k());
     let shape = inputs.shape;
     let heads: Vec<(usize, usize)> =
         (0..shape.batch()).flat_map(|b| (0..shape.num_heads()).map(move |h| (b, h))).collect();
@@ -135,9 +134,9 @@ pub fn pass1<T: Element>(
             let mut workspace = Workspace::new(shape.head_dim(), config.tile_k());
             let mut states = Vec::new();
             for segment in plan.segments.iter().filter(|segment| !segment.rows.is_empty()) {
-                let count =
-                    pass1::contiguous(inputs, at, segment.rows.clone(), segment.start, true, tiles, &mut workspace);
-                let tiles = &workspace.tiles[..count];
+                let cut = segment.ranked_tiles(shape.kv_offset(), config);
+                pass1::contiguous(inputs, at, &cut, segment.start, true, config.tile_k(), &mut workspace);
+                let tiles = &workspace.tiles[..cut.len()];
                 states.extend(tiles.iter().flat_map(|tile| (0..tile.rows.len()).map(|i| tile.state(i))));
             }
             states
