@@ -57,7 +57,8 @@ struct SparseParams {
     int64_t kv_perm_head_stride;
     const int32_t* q_perm;   // (batch, num_heads, q_len): slot r of a segment's row range names the row that comes there
     RowState* state;         // (batch, num_heads, q_len): written by pass 1, read by pass 2
-    int32_t* tiles_visited;  // (batch, num_heads, segments of the call, segment_len / TILE_Q); or null
+    int32_t* tiles_visited;  // (batch, num_heads, segments of the call, segment_len / TILE_Q), by pass 2 without the
+                             // window's; or null
     int32_t segment_len;     // S, a multiple of TILE_Q and TILE_K
     int32_t first_segment;   // on absolute positions
     int32_t num_segments;

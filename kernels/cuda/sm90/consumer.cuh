@@ -1,4 +1,4 @@
-// A consumer warpgroup of engine_sm90.cuh: 64 query rows against the item's key tiles.
+// A consumer warpgroup of engine.cuh: 64 query rows against the item's key tiles.
 #pragma once
 
 namespace s2o {
@@ -37,6 +37,17 @@ __device__ __forceinline__ void pack_probabilities(const float (&s)[TILE_K / 2],
     for (int i = 0; i < TILE_K / 4; ++i) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
 }
 
+// Hides what a row must not see of a key tile. `first_key` is the tile's; `position` that of this thread's first row.
+__device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnParams& p, int first_key, int position) {
+    const int column = first_key + 2 * (threadIdx.x % 4);
+    const int limit0 = min(p.causal ? position : p.k_len, p.k_len - 1) - column;
+    const int limit1 = min(p.causal ? position + 8 : p.k_len, p.k_len - 1) - column;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; ++i) {
+        if (8 * (i >> 2) + (i & 1) > ((i & 2) ? limit1 : limit0)) s[i] = -INFINITY;
+    }
+}
+
 template <class X>
 __device__ __forceinline__ void await_tile(uint32_t bar, uint32_t parity) {
     mbarrier_wait(bar, parity);
@@ -54,18 +65,40 @@ __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin,
     }
 }
 
+// Whether the item ends with this step, by the exact rule; all consumers meet. A discarded tile leaves the mass as it was.
+__device__ __forceinline__ bool ends_exactly(const SparseParams& p, ExactVotes& votes, const OutputRows& rows,
+                                             OnlineSoftmax& softmax, const float (&before)[2], const float (&rescale)[2],
+                                             const float (&tile_sum)[2], int step) {
+    RowGains gains;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        gains.exists[h] = rows.exists[h];
+        gains.gain[h] = p.literal_frame ? softmax.row_sum[h] - before[h] : tile_sum[h];
+        gains.mass[h] = p.literal_frame ? before[h] : before[h] * rescale[h];
+    }
+    const VoteShare share = vote_share(gains, p.stop_rule, p.tau);
+    if (threadIdx.x % 32 == 0) votes.warp[step % 2][threadIdx.x / 32 - WARPGROUP / 32] = share;
+    named_barrier_sync(DECISION, CONSUMERS * WARPGROUP);
+    const bool ends = p.tau > 0.f && votes.below(step, p.stop_rule, p.tau);
+    if (ends && p.discard) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) softmax.row_sum[h] = before[h] * rescale[h];
+    }
+    return ends;
+}
+
 template <class X>
 __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typename X::Params& p) {
     using T = typename X::T;
     constexpr int ACC = X::HEAD_DIM / 2;
     auto* control = shared.control;
-    const DenseParams& dense = X::Schedule::dense(p);
+    const AttnParams& attn = X::Schedule::attn(p);
     const int wg = threadIdx.x / WARPGROUP - 1;
-    const int warp = (threadIdx.x / 32) % 4;
+    const int warp = wg * 4 + (threadIdx.x / 32) % 4;
     const int lane = threadIdx.x % 32;
     const bool leader = lane == 0;
-    const int row0 = wg * 64 + warp * 16 + lane / 4;  // in the tile; the other row is 8 further
-    const float scale_log2 = dense.softmax_scale * 1.4426950408889634f;
+    const int row0 = warp * 16 + lane / 4;  // in the tile; the other row is 8 further
+    const float scale_log2 = attn.softmax_scale * 1.4426950408889634f;
     const int my_turn = TURN + wg, other_turn = TURN + 1 - wg;
 
     RingPosition<X::STAGES> k_pos, v_pos;
@@ -90,50 +123,56 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
 
     for (int sequence = 0;; ++sequence) {
         mbarrier_wait(smem_address(&control->q_full), sequence & 1);
+        if constexpr (X::PERMUTED) fence_proxy_async();
         const int item = control->item;
         if (item < 0) return;
         WorkItem w;
         X::Schedule::decode(p, item, w);
-        const int steps = w.num_window + w.num_prefix;
-        const bool exists[2] = {unsigned(w.q_start + row0) < unsigned(dense.q_len),
-                                unsigned(w.q_start + row0 + 8) < unsigned(dense.q_len)};
-        if constexpr (X::STOP) {
+        if constexpr (X::STOP != Stop::NEVER) {
             drain(k_pos, control->k_begin, control->k_full, control->k_empty, leader);
             drain(v_pos, control->v_begin, control->v_full, control->v_empty, leader);
         }
 
+        OutputRows rows(w, row0);
         OnlineSoftmax softmax;
         float s[TILE_K / 2];
         float acc[ACC];
         uint32_t probs[TILE_K / 4];
-        float rescale[2], tile_sum[2];
+        float before[2], rescale[2], tile_sum[2];
 #pragma unroll
         for (int i = 0; i < ACC; ++i) acc[i] = 0.f;
+        if constexpr (X::MAY_BE_EMPTY) {
+            if (w.steps == 0) {
+                free_q();
+                store_item<X>(p, w, rows, acc, softmax, scale_log2);
+                continue;
+            }
+        }
+        if constexpr (X::PERMUTED) resume(p, w, rows, softmax);
 
-        // Step 0: the only one with a mask.
+        // Step 0: elsewhere than in a split the only one with a mask.
         await_k();
         wgmma_fence();
         issue_scores<X>(s, q_desc, k_desc());
         wgmma_wait<0>();
         pin(s);
         free_k();
-        if (steps == 1) free_q();
-        {
-            const int column = 2 * (lane % 4);
-            const int limit0 = (dense.causal ? row0 : w.tail_limit) - column;
-            const int limit1 = (dense.causal ? row0 + 8 : w.tail_limit) - column;
-#pragma unroll
-            for (int i = 0; i < TILE_K / 2; ++i) {
-                if (8 * (i >> 2) + (i & 1) > ((i & 2) ? limit1 : limit0)) s[i] = -INFINITY;
-            }
+        if (w.steps == 1) free_q();
+        if constexpr (!X::PERMUTED) mask_tile(s, attn, w.key_tile * TILE_K, w.position + row0);
+        if constexpr (X::PERMUTED) {
+            before[0] = softmax.row_sum[0];
+            before[1] = softmax.row_sum[1];
         }
-        softmax.update(s, scale_log2, rescale, tile_sum);
+        softmax.update<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
         pack_probabilities<T>(s, probs);
-        if (X::STOP && leader) control->votes.warp[0][wg * 4 + warp] = 0;
+        bool stopped = false;
+        if constexpr (X::STOP == Stop::EXACT && X::PERMUTED) {
+            stopped = ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, 0);
+        }
+        if (X::STOP == Stop::LAGGED && leader) control->votes.lagged.warp[0][warp] = 0;
 
         int i = 1;
-        bool stopped = false;  // before step i; the values of step i - 1 are then done
-        for (; i < steps; ++i) {
+        for (; i < w.steps && !stopped; ++i) {
             await_k();
             named_barrier_sync(my_turn, 2 * WARPGROUP);
             wgmma_fence();
@@ -142,10 +181,10 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             wgmma_fence();
             issue_values<X>(acc, probs, v_desc());
             named_barrier_arrive(other_turn, 2 * WARPGROUP);
-            if constexpr (X::STOP) {
+            if constexpr (X::STOP == Stop::LAGGED) {
                 // Asked after the products are issued, where its latency is hidden. A stop throws the scores of step i
                 // away: half a tile of work for each item that stops, instead of a delay in every step.
-                if (i >= 2 && control->votes.all(i - 2)) {
+                if (i >= 2 && control->votes.lagged.all(i - 2)) {
                     wgmma_wait<0>();
                     pin(s);
                     pin(acc);
@@ -156,27 +195,46 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             wgmma_wait<1>();
             pin(s);
             free_k();
-            if (i == steps - 1) free_q();
-            const float before[2] = {softmax.row_sum[0], softmax.row_sum[1]};
-            softmax.update(s, scale_log2, rescale, tile_sum);
+            if (i == w.steps - 1) free_q();
+            if constexpr (X::PARTIAL) {
+                const int first_key = (w.key_tile + i) * TILE_K;
+                if (first_key + TILE_K > min(attn.causal ? w.position + 1 : attn.k_len, attn.k_len)) {
+                    mask_tile(s, attn, first_key, w.position + row0);
+                }
+            }
+            before[0] = softmax.row_sum[0];
+            before[1] = softmax.row_sum[1];
+            softmax.update<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
             wgmma_wait<0>();
             pin(acc);
             free_v();
             // The vote's shuffles and the packing share a basic block: one hides the other's latency.
             bool below = false;
-            if constexpr (X::STOP) {
-                const float mass[2] = {before[0] * rescale[0], before[1] * rescale[1]};
-                below = rows_below(tile_sum, mass, exists, p.tau) && i >= w.num_window;
+            if constexpr (X::STOP == Stop::LAGGED) {
+                const RowGains gains = {{tile_sum[0], tile_sum[1]},
+                                        {before[0] * rescale[0], before[1] * rescale[1]},
+                                        {rows.exists[0], rows.exists[1]}};
+                below = rows_below(gains, p.tau) && i >= w.gather_from;
             }
             pack_probabilities<T>(s, probs);
             rescale_rows(acc, rescale);
-            if constexpr (X::STOP) {
+            if constexpr (X::STOP == Stop::LAGGED) {
                 const bool all = __all_sync(0xffffffffu, below);
-                if (leader) control->votes.warp[i % VOTE_SLOTS][wg * 4 + warp] = all;
+                if (leader) control->votes.lagged.warp[i % VOTE_SLOTS][warp] = all;
+            }
+            if constexpr (X::STOP == Stop::EXACT) {
+                stopped = i >= w.gather_from &&
+                          ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, i);
             }
         }
 
-        if (!X::STOP || !stopped) {
+        bool values_left = true;
+        if constexpr (X::STOP == Stop::LAGGED) values_left = !stopped;
+        if constexpr (X::STOP == Stop::EXACT) {
+            values_left = !(stopped && p.discard);
+            if (!values_left) await_v();
+        }
+        if (values_left) {
             await_v();
             wgmma_fence();
             issue_values<X>(acc, probs, v_desc());
@@ -185,29 +243,21 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         }
         free_v();
         softmax.finish();
-        if (X::STOP && stopped) {
-            // Before the keys of step i are freed: see the producer.
-            if (threadIdx.x == WARPGROUP) control->stop_at(sequence, i + X::STAGES);
-            free_k();
-            free_q();
+        if constexpr (X::STOP != Stop::NEVER) {
+            if (stopped && i < w.steps) {
+                if constexpr (X::STOP == Stop::EXACT) await_k();
+                // Before the keys of step i are freed, unread: see the producer.
+                if (threadIdx.x == WARPGROUP) control->stop_at(sequence, i + X::STAGES);
+                free_k();
+                free_q();
+            }
         }
-
-        if constexpr (X::GATHER) {
+        if constexpr (X::COUNTS_TILES) {
             if (p.tiles_visited != nullptr && threadIdx.x == WARPGROUP) {
-                const TileGrid grid(dense);
-                p.tiles_visited[(int64_t(w.batch) * dense.num_heads + w.head) * grid.count + w.tile - grid.first] = i;
+                p.tiles_visited[w.slot] = i;
             }
         }
-        T* out = static_cast<T*>(dense.out) + w.batch * dense.out_batch_stride + w.head * dense.out_head_stride;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = w.q_start + row0 + 8 * h;
-            store_row<T>(acc, h, 1.f / softmax.row_sum[h], out + row * dense.out_seq_stride, exists[h]);
-            if (dense.lse != nullptr && exists[h] && lane % 4 == 0) {
-                dense.lse[(int64_t(w.batch) * dense.num_heads + w.head) * dense.q_len + row] =
-                    softmax.row_max[h] * dense.softmax_scale + logf(softmax.row_sum[h]);
-            }
-        }
+        store_item<X>(p, w, rows, acc, softmax, scale_log2);
     }
 }
 

@@ -167,4 +167,13 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return r;
 }
 
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+    } else {
+        return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    }
+}
+
 }  // namespace s2o
