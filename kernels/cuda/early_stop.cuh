@@ -46,15 +46,16 @@ struct VoteShare {
     float rows;
 };
 
-// One share for each warp; a slot is reused two steps later.
+// One share for each warp. A slot is reused two decisions later, counted across items: every warp has then met the others
+// once more, and so has read the slot.
 struct ExactVotes {
     VoteShare warp[2][VOTING_WARPS];
 
     // The same for every thread: a fixed order of the same numbers. Negated comparisons would take NaN for below.
-    __device__ __forceinline__ bool below(int step, int rule, float tau) const {
+    __device__ __forceinline__ bool below(int slot, int rule, float tau) const {
         float value = 0.f, rows = 0.f;
         for (int i = 0; i < VOTING_WARPS; ++i) {
-            const volatile VoteShare& share = warp[step % 2][i];
+            const volatile VoteShare& share = warp[slot][i];
             value += share.value;
             rows += share.rows;
         }

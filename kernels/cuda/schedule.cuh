@@ -159,7 +159,7 @@ struct SegmentSchedule {
         w.key_tile = w.position / TILE_K;
         w.gather_from = tile + 1;
         w.steps = w.gather_from + (PREFIX ? segment * (p.segment_len / TILE_K) : 0);
-        return w.q_start + TILE_Q > 0 && w.q_start < w.row_end;
+        return w.q_start + TILE_Q > 0 && max(w.q_start, 0) < w.row_end;
     }
 };
 

@@ -68,7 +68,8 @@ __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin,
 // Whether the item ends with this step, by the exact rule; all consumers meet. A discarded tile leaves the mass as it was.
 __device__ __forceinline__ bool ends_exactly(const SparseParams& p, ExactVotes& votes, const OutputRows& rows,
                                              OnlineSoftmax& softmax, const float (&before)[2], const float (&rescale)[2],
-                                             const float (&tile_sum)[2], int step) {
+                                             const float (&tile_sum)[2], int& slot) {
+    slot ^= 1;
     RowGains gains;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -77,9 +78,9 @@ __device__ __forceinline__ bool ends_exactly(const SparseParams& p, ExactVotes& 
         gains.mass[h] = p.literal_frame ? before[h] : before[h] * rescale[h];
     }
     const VoteShare share = vote_share(gains, p.stop_rule, p.tau);
-    if (threadIdx.x % 32 == 0) votes.warp[step % 2][threadIdx.x / 32 - WARPGROUP / 32] = share;
+    if (threadIdx.x % 32 == 0) votes.warp[slot][threadIdx.x / 32 - WARPGROUP / 32] = share;
     named_barrier_sync(DECISION, CONSUMERS * WARPGROUP);
-    const bool ends = p.tau > 0.f && votes.below(step, p.stop_rule, p.tau);
+    const bool ends = p.tau > 0.f && votes.below(slot, p.stop_rule, p.tau);
     if (ends && p.discard) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) softmax.row_sum[h] = before[h] * rescale[h];
@@ -121,6 +122,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
 
     if (wg == 1) named_barrier_arrive(TURN, 2 * WARPGROUP);  // the first turn is the first warpgroup's
 
+    int vote_slot = 0;
     for (int sequence = 0;; ++sequence) {
         mbarrier_wait(smem_address(&control->q_full), sequence & 1);
         if constexpr (X::PERMUTED) fence_proxy_async();
@@ -167,7 +169,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         pack_probabilities<T>(s, probs);
         bool stopped = false;
         if constexpr (X::STOP == Stop::EXACT && X::PERMUTED) {
-            stopped = ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, 0);
+            stopped = ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, vote_slot);
         }
         if (X::STOP == Stop::LAGGED && leader) control->votes.lagged.warp[0][warp] = 0;
 
@@ -224,7 +226,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
             if constexpr (X::STOP == Stop::EXACT) {
                 stopped = i >= w.gather_from &&
-                          ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, i);
+                          ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, vote_slot);
             }
         }
 
