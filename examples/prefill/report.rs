@@ -155,9 +155,11 @@ impl Report<'_> {
             let density = layer_stats.density();
             let time = |run: &Run| seconds(run.attention[*layer].as_secs_f64());
             let before = dense.map(|run| format!("{:>7} {arrow} ", time(run))).unwrap_or_default();
-            let skipped = layer_stats.heads.iter().all(|head| head.skipped_mass().is_some()).then(|| {
-                mean(|head| head.skipped_mass().map_or(0.0, |skipped| skipped.by_key_scores))
-            });
+            let skipped = layer_stats
+                .heads
+                .iter()
+                .all(|head| head.skipped_mass().is_some())
+                .then(|| mean(|head| head.skipped_mass().map_or(0.0, |skipped| skipped.by_key_scores)));
             writeln!(
                 out,
                 "layer {layer:>3} {}  {density:>7.3}  {:>6.2}  {:>7}  {before}{:>7}",

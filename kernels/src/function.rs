@@ -130,7 +130,9 @@ impl fmt::Display for Function {
             Dtype::Bf16 => "bf16",
             Dtype::F16 => "f16",
         };
-        write!(f, "s2o_{}_{dtype}_{}", self.kernel.name(), self.head_dim.get())
+        write!(f, "s2o_{}_{dtype}", self.kernel.name())?;
+        // One merge serves every head size.
+        if self.kernel == Kernel::Merge { Ok(()) } else { write!(f, "_{}", self.head_dim.get()) }
     }
 }
 
@@ -144,5 +146,6 @@ mod tests {
         assert_eq!(function.to_string(), "s2o_sparse_exact_bf16_128");
         assert_eq!(function.launch_symbol(), "s2o_sparse_exact_bf16_128_launch");
         assert_eq!(function.or_fallback(Arch::Sm80).to_string(), "s2o_sparse_bf16_128");
+        assert_eq!(Function { kernel: Kernel::Merge, ..function }.to_string(), "s2o_merge_bf16");
     }
 }

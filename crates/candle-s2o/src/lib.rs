@@ -2,9 +2,13 @@
 //!
 //! [`s2o_attn`] is one call on tensors, in the layout of `candle-flash-attn`; [`dense_attn`] is the exact attention to
 //! compare it with. Models take either through the [`Attention`] seam: [`S2o`] or [`Dense`].
+//!
+//! Tensors may be on the CPU or, with the feature `cuda`, on an NVIDIA GPU; what then holds is said in the module `cuda`.
 
 mod attention;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod methods;
 mod op;

@@ -1,11 +1,13 @@
 //! [`Plan`]: one call's segments, or the decision that it is dense. All backends start from it.
 
+use std::ops::Range;
+
 use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::permutation::{Permutation, PermutationError};
-use crate::segment::{Segment, causal_tiles, position_tiles, segments};
+use crate::segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 use crate::shape::AttnShape;
-use crate::stats::{HeadStats, SkippedMass, TileStats};
+use crate::stats::{AttnStats, HeadStats, SkippedMass, TileStats};
 
 /// The segments of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +36,71 @@ impl Plan {
             segments(shape.kv_offset(), shape.q_len(), segment_len, tail_start)
         };
         Ok(Self { segment_len, segments })
+    }
+
+    /// Checks that orders given by a caller fit the call's heads and segments.
+    ///
+    /// # Errors
+    /// [`PermutationError::Length`]
+    pub fn check_ranking(&self, shape: &AttnShape, ranking: &Ranking) -> Result<(), PermutationError> {
+        let same = |expected: usize, got: usize| {
+            if expected == got { Ok(()) } else { Err(PermutationError::Length { expected, got }) }
+        };
+        same(shape.batch() * shape.num_heads(), ranking.len())?;
+        for orders in ranking {
+            same(self.segments.len(), orders.len())?;
+            self.segments.iter().zip(orders).try_for_each(|(segment, order)| order.check(segment))?;
+        }
+        Ok(())
+    }
+
+    /// Rows of the call before the dense tail; 0 if the call takes the dense path.
+    pub fn ranked_rows(&self) -> usize {
+        self.segments
+            .iter()
+            .filter(|segment| !segment.rows.is_empty())
+            .map(|segment| segment.rows.end)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// The statistics of a backend that only counts: `visited(head, segment, tile)` says how many prefix tiles the
+    /// `tile`-th query tile outside the dense tail computed, in the `segment`-th segment of the plan for head
+    /// `b * num_heads + h`. There is no estimate of the mass that it skipped.
+    pub fn stats_of_visits(
+        &self,
+        shape: &AttnShape,
+        config: &S2oConfig,
+        visited: impl Fn(usize, usize, usize) -> usize,
+    ) -> AttnStats {
+        let (kv_offset, tile_q, tile_k) = (shape.kv_offset(), config.tile_q(), config.tile_k());
+        let head_stats = |head: usize| {
+            if self.is_dense() {
+                return dense_stats(kv_offset, shape.q_len(), tile_q, tile_k);
+            }
+            let mut tiles = Vec::new();
+            for (s, segment) in self.segments.iter().enumerate() {
+                let prefix_tiles = segment.start / tile_k;
+                let mut push = |rows: Range<usize>, dense_tail: bool, visited: usize| {
+                    tiles.push(TileStats {
+                        segment: segment.index,
+                        dense_tail,
+                        rows: rows.len(),
+                        window_tiles: causal_tiles(segment.start, kv_offset + rows.end - 1, tile_k),
+                        prefix_tiles,
+                        visited,
+                        skipped_mass: (visited == prefix_tiles).then(SkippedMass::default),
+                    });
+                };
+                query_tiles(segment.tail_rows.clone(), tile_q).for_each(|rows| push(rows, true, prefix_tiles));
+                for (tile, rows) in segment.ranked_tiles(kv_offset, config).into_iter().enumerate() {
+                    push(rows, false, visited(head, s, tile));
+                }
+            }
+            HeadStats { tiles }
+        };
+        let heads = (0..shape.batch() * shape.num_heads()).map(head_stats).collect();
+        AttnStats { num_heads: shape.num_heads(), heads }
     }
 
     /// Whether the call takes the dense path.

@@ -33,7 +33,6 @@ use rayon::prelude::*;
 use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::online_softmax::SoftmaxState;
-use crate::permutation::PermutationError;
 use crate::plan::{Plan, Ranking, dense_stats};
 use crate::stats::AttnStats;
 use call::{Call, rank_units, units, waves};
@@ -84,14 +83,7 @@ pub fn attention_with_ranking<T: Element>(
     if plan.is_dense() {
         return Ok(whole_dense(inputs, config, out));
     }
-    let heads = inputs.shape.batch() * inputs.shape.num_heads();
-    check_length(heads, ranking.len())?;
-    for orders in ranking {
-        check_length(plan.segments.len(), orders.len())?;
-        for (segment, order) in plan.segments.iter().zip(orders) {
-            order.check(segment)?;
-        }
-    }
+    plan.check_ranking(&inputs.shape, ranking)?;
     let mut call = Call::new(inputs, &plan, config, out);
     let all = units(inputs, &plan);
     call.run(&all, |unit, head| &ranking[unit.batch * inputs.shape.num_heads() + head][unit.segment]);
@@ -142,10 +134,6 @@ pub fn pass1<T: Element>(
             states
         })
         .collect())
-}
-
-fn check_length(expected: usize, got: usize) -> Result<(), S2oError> {
-    if expected == got { Ok(()) } else { Err(PermutationError::Length { expected, got }.into()) }
 }
 
 fn whole_dense<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, out: &mut [T]) -> AttnStats {
