@@ -139,9 +139,9 @@ impl S2oFlags {
         with(builder, workspace, S2oConfigBuilder::workspace_cap).build()
     }
 
-    /// S2O with these options, to plug into a model.
+    /// S2O with these options and statistics, to plug into a model.
     pub fn attention(&self) -> Result<S2o, ConfigError> {
-        Ok(S2o::new(self.config()?).skip_layers(self.skip_layers.iter().copied()))
+        Ok(S2o::new(self.config()?).with_stats().skip_layers(self.skip_layers.iter().copied()))
     }
 
     /// The layers of `--skip-layers`; a layer that the model lacks is a mistake worth saying.

@@ -86,7 +86,7 @@ impl Report<'_> {
             self.chart(&mut out, look, sparse, stats)?;
         }
         self.answers(&mut out)?;
-        writeln!(out, "{}", machine::describe())?;
+        writeln!(out, "{}", machine::describe(self.model.decoder.device()))?;
         Ok(out)
     }
 

@@ -105,8 +105,7 @@ mod tests {
     fn positions_cut_a_chunk_as_they_cut_the_whole() {
         let tiles: Vec<_> = position_tiles(0..300, 200, 128).collect();
         assert_eq!(tiles, [0..56, 56..184, 184..300]);
-        let one: Vec<_> = position_tiles(3..9, 200, 128).collect();
-        assert_eq!(one, [3..9]);
+        assert!(position_tiles(3..9, 200, 128).eq(std::iter::once(3..9)));
         assert_eq!(position_tiles(0..128, 256, 128).len(), 1);
         assert_eq!(position_tiles(7..7, 200, 128).len(), 0);
     }
