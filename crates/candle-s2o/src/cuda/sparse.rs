@@ -10,6 +10,7 @@ use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 use super::call::{Call, Grid};
 use super::dense;
 use super::error::{CudaError, int};
+use super::library::refuse_capture;
 use super::memory::{Region, Regions, Scratch};
 use crate::error::AttnError;
 
@@ -30,6 +31,9 @@ pub(crate) struct Request<'a> {
 pub(crate) fn attend(call: &Call, request: &Request<'_>) -> Result<Option<AttnStats>, AttnError> {
     let &Request { config, prompt_len, ranking, wants_stats } = request;
     check_tiles(config)?;
+    if wants_stats {
+        refuse_capture(&call.stream, "reading statistics", "ask for none in the capture")?;
+    }
     let plan = Plan::new(config, &call.shape, prompt_len)?;
     if plan.is_dense() {
         dense::attend(call, true, 0, None)?;
