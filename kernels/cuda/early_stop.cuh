@@ -14,14 +14,18 @@ namespace s2o {
 
 enum class Stop { NEVER, LAGGED, EXACT };
 
-constexpr int VOTE_SLOTS = 4;
+constexpr int VOTE_SLOTS = 8;
 constexpr int VOTING_WARPS = 8;
 
-// One byte for each warp; a slot is reused four steps later.
+// One byte for each warp. Steps are counted across items: one warpgroup may be two steps into the next item before the
+// other has read its last votes of this one.
 struct LaggedVotes {
     alignas(8) uint8_t warp[VOTE_SLOTS][VOTING_WARPS];
 
-    __device__ __forceinline__ bool all(int step) const {
+    __device__ __forceinline__ void cast(uint32_t step, int voter, bool below) {
+        warp[step % VOTE_SLOTS][voter] = below;
+    }
+    __device__ __forceinline__ bool all(uint32_t step) const {
         return *reinterpret_cast<const volatile uint64_t*>(warp[step % VOTE_SLOTS]) == 0x0101010101010101ull;
     }
 };

@@ -5,12 +5,12 @@ namespace s2o {
 
 // S = Q K^T for 64 rows: started, not awaited.
 template <class X>
-__device__ __forceinline__ void issue_scores(float (&s)[TILE_K / 2], uint64_t q, uint64_t k) {
+__device__ __forceinline__ void issue_scores(float (&s)[TILE_K / 2], uint32_t q, uint32_t k) {
     using T = typename X::T;
 #pragma unroll
     for (int step = 0; step < X::HEAD_DIM / 16; ++step) {
-        const uint64_t dq = descriptor_step((step / 4) * X::Q_PANEL + (step % 4) * 32);
-        const uint64_t dk = descriptor_step((step / 4) * X::KV_PANEL + (step % 4) * 32);
+        const uint32_t dq = descriptor_step((step / 4) * X::Q_PANEL + (step % 4) * 32);
+        const uint32_t dk = descriptor_step((step / 4) * X::KV_PANEL + (step % 4) * 32);
         if (step == 0) {
             wgmma_ss<T, 0>(s, q + dq, k + dk);
         } else {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[TILE_K / 2], uint64_t q,
 
 // acc += P V: started, not awaited.
 template <class X>
-__device__ __forceinline__ void issue_values(float (&acc)[X::HEAD_DIM / 2], const uint32_t (&p)[TILE_K / 4], uint64_t v) {
+__device__ __forceinline__ void issue_values(float (&acc)[X::HEAD_DIM / 2], const uint32_t (&p)[TILE_K / 4], uint32_t v) {
 #pragma unroll
     for (int step = 0; step < TILE_K / 16; ++step) {
         wgmma_rs<typename X::T>(acc, p + 4 * step, v + descriptor_step(step * 2048));
@@ -103,9 +103,9 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
     const int my_turn = TURN + wg, other_turn = TURN + 1 - wg;
 
     RingPosition<X::STAGES> k_pos, v_pos;
-    const uint64_t q_desc = descriptor_k_major(shared.q + wg * 64 * 128);
-    auto k_desc = [&] { return descriptor_k_major(shared.k_tile(k_pos.stage)); };
-    auto v_desc = [&] { return descriptor_n_major(shared.v_tile(v_pos.stage), X::KV_PANEL); };
+    const uint32_t q_desc = uniform(descriptor_k_major(shared.q + wg * 64 * 128));
+    auto k_desc = [&] { return uniform(descriptor_k_major(shared.k_tile(k_pos.stage))); };
+    auto v_desc = [&] { return uniform(descriptor_n_major(shared.v_tile(v_pos.stage), X::KV_PANEL)); };
     auto await_k = [&] { await_tile<X>(smem_address(&control->k_full[k_pos.stage]), k_pos.parity); };
     auto await_v = [&] { await_tile<X>(smem_address(&control->v_full[v_pos.stage]), v_pos.parity); };
     auto free_k = [&] {
@@ -122,17 +122,18 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
 
     if (wg == 1) named_barrier_arrive(TURN, 2 * WARPGROUP);  // the first turn is the first warpgroup's
 
-    int vote_slot = 0;
+    int vote_slot = 0;        // of the last exact decision
+    uint32_t first_step = 0;  // of the item, counted across items
     for (int sequence = 0;; ++sequence) {
         mbarrier_wait(smem_address(&control->q_full), sequence & 1);
         if constexpr (X::PERMUTED) fence_proxy_async();
-        const int item = control->item;
+        const int item = control->item[sequence & 1];
         if (item < 0) return;
         WorkItem w;
         X::Schedule::decode(p, item, w);
         if constexpr (X::STOP != Stop::NEVER) {
-            drain(k_pos, control->k_begin, control->k_full, control->k_empty, leader);
-            drain(v_pos, control->v_begin, control->v_full, control->v_empty, leader);
+            drain(k_pos, control->k_begin[sequence & 1], control->k_full, control->k_empty, leader);
+            drain(v_pos, control->v_begin[sequence & 1], control->v_full, control->v_empty, leader);
         }
 
         OutputRows rows(w, row0);
@@ -171,7 +172,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         if constexpr (X::STOP == Stop::EXACT && X::PERMUTED) {
             stopped = ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, vote_slot);
         }
-        if (X::STOP == Stop::LAGGED && leader) control->votes.lagged.warp[0][warp] = 0;
+        if (X::STOP == Stop::LAGGED && leader) control->votes.lagged.cast(first_step, warp, false);
 
         int i = 1;
         for (; i < w.steps && !stopped; ++i) {
@@ -186,7 +187,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             if constexpr (X::STOP == Stop::LAGGED) {
                 // Asked after the products are issued, where its latency is hidden. A stop throws the scores of step i
                 // away: half a tile of work for each item that stops, instead of a delay in every step.
-                if (i >= 2 && control->votes.lagged.all(i - 2)) {
+                if (i >= 2 && control->votes.lagged.all(first_step + i - 2)) {
                     wgmma_wait<0>();
                     pin(s);
                     pin(acc);
@@ -222,7 +223,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             rescale_rows(acc, rescale);
             if constexpr (X::STOP == Stop::LAGGED) {
                 const bool all = __all_sync(0xffffffffu, below);
-                if (leader) control->votes.lagged.warp[i % VOTE_SLOTS][warp] = all;
+                if (leader) control->votes.lagged.cast(first_step + i, warp, all);
             }
             if constexpr (X::STOP == Stop::EXACT) {
                 stopped = i >= w.gather_from &&
@@ -230,6 +231,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
         }
 
+        first_step += w.steps;
         bool values_left = true;
         if constexpr (X::STOP == Stop::LAGGED) values_left = !stopped;
         if constexpr (X::STOP == Stop::EXACT) {
@@ -249,7 +251,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             if (stopped && i < w.steps) {
                 if constexpr (X::STOP == Stop::EXACT) await_k();
                 // Before the keys of step i are freed, unread: see the producer.
-                if (threadIdx.x == WARPGROUP) control->stop_at(sequence, i + X::STAGES);
+                if (threadIdx.x == WARPGROUP) control->stopped[k_pos.stage] = sequence;
                 free_k();
                 free_q();
             }

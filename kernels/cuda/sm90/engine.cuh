@@ -31,8 +31,8 @@
 #define S2O_PRODUCER_REGISTERS 40
 #endif
 #ifndef S2O_GATHER_CONSUMER_REGISTERS
-#define S2O_GATHER_CONSUMER_REGISTERS 224
-#define S2O_GATHER_PRODUCER_REGISTERS 56
+#define S2O_GATHER_CONSUMER_REGISTERS 232
+#define S2O_GATHER_PRODUCER_REGISTERS 40
 #endif
 
 namespace s2o {
@@ -78,22 +78,15 @@ template <int STAGES>
 struct ControlBlock {
     uint64_t q_full, q_empty;
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-    // Written by the producer before q_full, read by the consumers before q_empty.
-    int item;                   // -1: the end
-    uint32_t k_begin, v_begin;  // ring positions of the item's first tiles: what lies before is stale
-    uint64_t stop;              // the last early stop: sequence number of the item, step at which the loads end
+    // Of this item and the next: written by the producer before q_full. -1 is the end; what lies before the ring positions
+    // of the item's first tiles is stale.
+    int item[2];
+    uint32_t k_begin[2], v_begin[2];
+    int stopped[STAGES];        // sequence number of the item whose early stop freed the keys of this stage unread
     union {
         LaggedVotes lagged;
         ExactVotes exact;
     } votes;
-
-    __device__ __forceinline__ void stop_at(int sequence, int step) {
-        *const_cast<volatile uint64_t*>(&stop) = uint64_t(sequence) << 32 | uint32_t(step);
-    }
-    __device__ __forceinline__ bool stops(int sequence, int step) const {
-        const uint64_t s = *const_cast<const volatile uint64_t*>(&stop);
-        return int(s >> 32) == sequence && step >= int(uint32_t(s));
-    }
 };
 static_assert(sizeof(ControlBlock<3>) <= 512, "what Traits::SHARED_BYTES leaves for it");
 
@@ -139,8 +132,8 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
             mbarrier_init(smem_address(&control->v_full[i]), X::GATHER ? WARPGROUP : 1);
             mbarrier_init(smem_address(&control->k_empty[i]), CONSUMER_WARPS);
             mbarrier_init(smem_address(&control->v_empty[i]), CONSUMER_WARPS);
+            control->stopped[i] = -1;
         }
-        control->stop_at(-1, 0);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         fence_proxy_async();
     }

@@ -45,8 +45,9 @@ __device__ __forceinline__ void produce_tiles(const SharedLayout<X>& shared, con
         // Queries first: the consumers free them before the last values product, so this does not starve the rings.
         mbarrier_wait(smem_address(&control->q_empty), (sequence & 1) ^ 1);
         const uint32_t q_full = smem_address(&control->q_full);
-        control->item = queue.current(p, w);
-        if (control->item < 0) {
+        const int item = queue.current(p, w);
+        control->item[sequence & 1] = item;
+        if (item < 0) {
             mbarrier_arrive(q_full);
             return;
         }
@@ -99,9 +100,9 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
         if (thread == 0) {
             mbarrier_wait(smem_address(&control->q_empty), (sequence & 1) ^ 1);
             const int item = queue.current(p, w);
-            control->item = item;
-            control->k_begin = k_pos.count;
-            control->v_begin = v_pos.count;
+            control->item[sequence & 1] = item;
+            control->k_begin[sequence & 1] = k_pos.count;
+            control->v_begin[sequence & 1] = v_pos.count;
             if constexpr (!X::PERMUTED) {
                 if (item >= 0) {
                     mbarrier_arrive_expect_tx(q_full, X::Q_BYTES);
@@ -116,7 +117,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
             if (item >= 0) queue.fetch(p);
         }
         named_barrier_sync(PRODUCERS, WARPGROUP);
-        const int item = *const_cast<volatile int*>(&control->item);
+        const int item = *const_cast<volatile int*>(&control->item[sequence & 1]);
         if constexpr (X::PERMUTED) {
             if (item < 0) mbarrier_arrive(q_full);
         }
@@ -145,10 +146,11 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
             if (ahead >= 0 && i + 1 < w.steps) next_index = w.kv_perm[ahead * TILE_K + gather.slot];
             if (i < w.steps) {
                 mbarrier_wait(smem_address(&control->k_empty[k_pos.stage]), k_pos.parity ^ 1);
-                // Consumers that stop before step b free its keys once more, unread, after announcing b + STAGES: the
-                // very wait that this frees is step b + STAGES here. So every thread stops at the same step, without
-                // meeting; one that sees the announcement earlier goes on until then.
-                if constexpr (X::STOP != Stop::NEVER) stopped = control->stops(sequence, i);
+                // Consumers that stop before step b free its keys once more, unread, with a mark: the very wait that this
+                // frees is step b + STAGES here. So every thread stops at the same step, without meeting.
+                if constexpr (X::STOP != Stop::NEVER) {
+                    stopped = *const_cast<volatile int*>(&control->stopped[k_pos.stage]) == sequence;
+                }
                 if (!stopped) {
                     const uint32_t full = smem_address(&control->k_full[k_pos.stage]);
                     if (i >= w.gather_from) {
