@@ -143,7 +143,7 @@ pub fn cases(runner: &mut Runner) {
 
 /// Every rule, frame and treatment of the triggering tile, with and without query permutation.
 fn rules(runner: &mut Runner) {
-    for (stop_rule, tau) in [(StopRule::AllRows, 0.1), (StopRule::MeanRatio, 0.04), (StopRule::SumRatio, 0.04)] {
+    for (stop_rule, tau) in [(StopRule::AllRows, 0.1), (StopRule::MeanRatio, 0.09), (StopRule::SumRatio, 0.09)] {
         for gain_frame in [GainFrame::NewMax, GainFrame::Literal] {
             for triggering_tile in [TriggeringTile::Keep, TriggeringTile::Discard] {
                 for q_perm in [false, true] {
