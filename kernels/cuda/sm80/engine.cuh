@@ -1,0 +1,250 @@
+// The attention engine of sm_80 and everything later: one persistent kernel for dense, block, split and sparse attention.
+//
+// Four warps, 32 query rows each; two blocks share an SM, and one multiplies while the other is in its softmax. Keys and
+// values come in half tiles of 64 (loader.cuh); queries stay in shared memory. A step of the schedule is two visits:
+// S = Q K^T, P = exp(S - row_max), acc += P V.
+#pragma once
+#include "../launch.cuh"
+#include "loader.cuh"
+#include "store.cuh"
+#include "vote.cuh"
+
+namespace s2o::sm80 {
+
+template <class X>
+__device__ __forceinline__ void scores(float (&s)[2][HALF_K / 2], uint32_t q, uint32_t k) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int i = 0; i < HALF_K / 2; ++i) s[m][i] = 0.f;
+    }
+#pragma unroll
+    for (int d = 0; d < X::HEAD_DIM / 16; ++d) {
+        uint32_t a[2][4];
+        ldmatrix(a[0], column_step(q, d));
+        ldmatrix(a[1], column_step(q, d) + 16 * X::ROW);
+#pragma unroll
+        for (int n = 0; n < HALF_K / 16; ++n) {
+            uint32_t b[4];
+            ldmatrix(b, column_step(k, d) + n * 16 * X::ROW);
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                mma<typename X::T>(s[m] + 8 * n, a[m], b[0], b[1]);
+                mma<typename X::T>(s[m] + 8 * n + 4, a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// The accumulator layout of S is the operand layout of P: packing in pairs is all.
+template <class X>
+__device__ __forceinline__ void add_values(float (&acc)[2][X::HEAD_DIM / 2], const uint32_t (&probs)[2][HALF_K / 4],
+                                           uint32_t v) {
+#pragma unroll
+    for (int k = 0; k < HALF_K / 16; ++k) {
+        uint32_t a[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            a[0][i] = probs[0][4 * k + i];
+            a[1][i] = probs[1][4 * k + i];
+        }
+#pragma unroll
+        for (int n = 0; n < X::HEAD_DIM / 16; ++n) {
+            uint32_t b[4];
+            ldmatrix_transposed(b, column_step(v, n) + k * 16 * X::ROW);
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                mma<typename X::T>(acc[m] + 8 * n, a[m], b[0], b[1]);
+                mma<typename X::T>(acc[m] + 8 * n + 4, a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+template <class X>
+__device__ __forceinline__ void load_queries(const typename X::Params& p, const WorkItem& w, char* q) {
+    const AttnParams& attn = X::Schedule::attn(p);
+    const char* head = static_cast<const char*>(attn.q) + 2 * (w.batch * attn.q_strides.batch + w.head * attn.q_strides.head);
+    for_each_chunk<X>(q, [&](int r, char* chunk, int column) {
+        const int row = row_of<X>(p, w, r);
+        cp_async_16(smem_address(chunk), head + 2 * (max(row, 0) * attn.q_strides.seq + column), row >= 0);
+    });
+}
+
+// Which keys of a half tile the rows of a warp see.
+struct Visibility {
+    int last_existing, last_causal;  // the latter for the warp's first row; each row sees one more than the one before
+    __device__ __forceinline__ bool all() const { return min(last_existing, last_causal) >= HALF_K - 1; }
+    __device__ __forceinline__ bool none() const { return min(last_existing, last_causal + WARP_ROWS - 1) < 0; }
+
+    __device__ __forceinline__ void mask(float (&s)[2][HALF_K / 2], int lane) const {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int i = 0; i < HALF_K / 2; ++i) {
+                const int row = m * 16 + 8 * (i >> 1 & 1) + lane / 4;
+                const int key = 8 * (i >> 2) + 2 * (lane % 4) + (i & 1);
+                if (key > min(last_existing, last_causal + row)) s[m][i] = -INFINITY;
+            }
+        }
+    }
+};
+
+template <class X>
+__device__ __forceinline__ void attend(const SharedLayout<X>& shared, const typename X::Params& p) {
+    const AttnParams& attn = X::Schedule::attn(p);
+    const WorkItem& w = shared.control().work;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp * WARP_ROWS;
+    const float scale_log2 = attn.softmax_scale * 1.4426950408889634f;
+
+    Loader<X> loader(shared, p);
+    load_queries<X>(p, w, shared.q());
+    loader.start();
+
+    OnlineSoftmax softmax[2];
+    float acc[2][X::HEAD_DIM / 2];
+    [[maybe_unused]] Committed committed;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int i = 0; i < X::HEAD_DIM / 2; ++i) acc[m][i] = 0.f;
+        if constexpr (X::GATHER) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int row = row_of<X>(p, w, warp_row + m * 16 + h * 8 + lane / 4);
+                RowState before = {-INFINITY, 0.f};
+                if constexpr (X::OUTPUT == Output::RESUMED) {
+                    before = row < 0 ? RowState{0.f, 1.f} : p.state[int64_t(w.batch_head(attn)) * attn.q_len + row];
+                    softmax[m].row_max[h] = before.row_max;
+                }
+                committed.row_max[m][h] = before.row_max;
+                committed.row_sum[m][h] = lane % 4 == 0 ? before.row_sum : 0.f;
+            }
+        }
+    }
+
+    const uint32_t k_offset = columns_first<X::ROW>(lane), v_offset = rows_first<X::ROW>(lane);
+    const uint32_t q = smem_address(shared.q()) + warp_row * X::ROW + rows_first<X::ROW>(lane);
+
+    int step = 0;
+    bool stop = false;
+    for (; step < w.steps && !stop; ++step) {
+        const bool gathered = X::GATHER && step >= w.gather_from;
+        const bool twice = scores_twice<X>(p, w, step);
+        for (int visit = 0; visit < (twice ? 3 : 2); ++visit) {
+            const uint32_t k = loader.next() + k_offset;
+            Visibility visibility{HALF_K, HALF_K};
+            if constexpr (!X::PERMUTED) {
+                if (!gathered) {
+                    const int first_key = X::Schedule::key_tile(w, step) * TILE_K + visit * HALF_K;
+                    visibility.last_existing = attn.k_len - 1 - first_key;
+                    if (attn.causal) visibility.last_causal = w.position + warp_row - first_key;
+                }
+            }
+            const bool visible = !visibility.none();
+            uint32_t probs[2][HALF_K / 4];
+            float rescale[2][2];
+            if (visible) {
+                float s[2][HALF_K / 2];
+                scores<X>(s, q, k);
+                if (!visibility.all()) visibility.mask(s, lane);
+#pragma unroll
+                for (int m = 0; m < 2; ++m) {
+                    float tile_sum[2];
+                    softmax[m].template update<X::MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum);
+#pragma unroll
+                    for (int i = 0; i < HALF_K / 4; ++i) {
+                        probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
+                    }
+                }
+            }
+            if constexpr (X::GATHER) {
+                if (gathered && visit == 1 && p.tau > 0.f) {
+                    const float2 vote = cast_vote(p, committed, softmax, scale_log2, w);
+                    if (lane == 0) shared.control().votes[warp] = vote;
+                }
+                if (twice && visit == 0) continue;
+            }
+            const uint32_t v = loader.next() + v_offset;
+            if constexpr (X::GATHER) {
+                if (visit == 1) {
+                    stop = gathered && p.tau > 0.f && count_votes(p, shared.control().votes);
+                    if (stop && twice) break;
+                    if (twice) {
+#pragma unroll
+                        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+                            for (int h = 0; h < 2; ++h) rescale[m][h] = committed.rescale(softmax, scale_log2, m, h);
+                        }
+                    }
+                    committed.commit(softmax, scale_log2);
+                } else if (visit == 2) {
+                    // Its mass has been committed.
+#pragma unroll
+                    for (int m = 0; m < 2; ++m) softmax[m].row_sum[0] = softmax[m].row_sum[1] = 0.f;
+                }
+            }
+            if (visible) {
+                rescale_rows(acc[0], rescale[0]);
+                rescale_rows(acc[1], rescale[1]);
+                add_values<X>(acc, probs, v);
+            }
+        }
+    }
+
+    float row_max[2][2], row_sum[2][2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            row_max[m][h] = X::GATHER ? committed.row_max[m][h] : softmax[m].row_max[h];
+            row_sum[m][h] = quad_sum(X::GATHER ? committed.row_sum[m][h] : softmax[m].row_sum[h]);
+        }
+    }
+    if constexpr (X::OUTPUT == Output::PARTIAL) {
+        store_partial<X>(p, w, acc, row_max, row_sum);
+    } else {
+        store_rows<X>(p, w, shared.q(), acc, row_max, row_sum, scale_log2);
+    }
+    if constexpr (X::SPARSE) {
+        if (p.tiles_visited != nullptr && threadIdx.x == 0) p.tiles_visited[w.slot] = step;
+    }
+}
+
+// The next item that exists. The first of a block is its index, the others come from the counter, asked one ahead. Not
+// inlined: what its divisions precompute would spill.
+template <class X>
+__device__ __noinline__ void take_item(const typename X::Params& p, Control& control) {
+    const AttnParams& attn = X::Schedule::attn(p);
+    const WorkItem& w = control.work;
+    const Strides &k = attn.k_strides, &v = attn.v_strides;
+    const int num_items = X::Schedule::num_items(p);
+    auto advance = [&] { control.item = gridDim.x + atomicAdd(attn.next_item, 1); };
+    while (control.item < num_items && !X::Schedule::decode(p, control.item, control.work)) advance();
+    control.end = control.item >= num_items;
+    if (control.end) return;
+    control.rows[0] = static_cast<const char*>(attn.k) + 2 * (w.batch * k.batch + w.kv_head * k.head);
+    control.rows[1] = static_cast<const char*>(attn.v) + 2 * (w.batch * v.batch + w.kv_head * v.head);
+    advance();
+}
+
+// The body of every kernel; instantiate.cuh gives them their names.
+template <class X>
+__device__ __forceinline__ void attention(const typename X::Params& p) {
+    extern __shared__ __align__(1024) char raw[];
+    const SharedLayout<X> shared{raw};
+    Control& control = shared.control();
+    if (threadIdx.x == 0) control.item = blockIdx.x;
+    for (;;) {
+        if (threadIdx.x == 0) take_item<X>(p, control);
+        __syncthreads();
+        if (control.end) return;
+        attend<X>(shared, p);
+        // An early stop leaves loads on their way.
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+}
+
+}  // namespace s2o::sm80
