@@ -121,7 +121,7 @@ void check_sparse(const Case& c, int segment_len, float std, Kernel kernel, std:
                     pr.permute(random);
                     if (reference_too)
                         reference::sparse<T, D><<<dim3(n / (c.batch * c.heads), c.heads, c.batch), s2o::TILE_Q>>>(pr.q.strided(), pr.k.strided(),
-                            pr.v.strided(), pr.p, kernel == LAGGED, kernel == TWO_PASS, ref, ref_visited);
+                            pr.v.strided(), pr.p, kernel == LAGGED ? LAG : 0, kernel == TWO_PASS, ref, ref_visited);
                     CHECK(cudaGetLastError());
                     if (kernel == FULL) pr.sparse_full();
                     if (kernel == LAGGED) pr.sparse();
