@@ -31,7 +31,6 @@ struct Traits {
     static constexpr Output OUTPUT = OUTPUT_;
     static constexpr int BLOCKS_PER_SM = BLOCKS_PER_SM_;
     static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
-    static constexpr bool SPARSE = std::is_same_v<Params, SparseParams>;
     // Prefix tiles come by index, and may end early.
     static constexpr bool GATHER = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>>;
     // A split may hold no visible key for some of its rows.
@@ -73,14 +72,6 @@ __device__ __forceinline__ int row_of(const typename X::Params& p, const WorkIte
     } else {
         return slot;
     }
-}
-
-// Whether the first half of a step's keys is scored twice: first to decide, with the values left alone, then again to
-// take part. Alg. 3 drops the triggering tile, and the scores of 128 keys and `acc` do not fit in registers together.
-template <class X>
-__device__ __forceinline__ bool scores_twice(const typename X::Params& p, const WorkItem& w, int step) {
-    if constexpr (X::GATHER) return p.discard && p.tau > 0.f && step >= w.gather_from;
-    return false;
 }
 
 }  // namespace s2o::sm80
