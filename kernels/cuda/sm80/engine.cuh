@@ -131,14 +131,14 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
         for (int m = 0; m < 2; ++m) softmax[m].row_max[0] = row_max[m][0], softmax[m].row_max[1] = row_max[m][1];
     }
 
-    const uint32_t k_offset = columns_first<X::ROW>(lane), v_offset = rows_first<X::ROW>(lane);
     const uint32_t q = smem_address(shared.q()) + warp_row * X::ROW + rows_first<X::ROW>(lane);
 
     int step = 0;
     for (bool stop = false; step < w.steps; ++step) {
-        const bool gathered = X::GATHER && step >= w.gather_from;
+        const bool gathered = X::GATHER && (X::PERMUTED || step >= w.gather_from);
         const bool twice = DISCARD && gathered;
         for (int visit = 0; visit < (twice ? 3 : 2); ++visit) {
+            const uint32_t k_offset = columns_first<X::ROW>(thread_index() % 32);
             const uint32_t k = loader.next() + k_offset;
             if constexpr (X::GATHER && !DISCARD) {
                 stop = visit == 0 && step > w.gather_from && count_votes(p, control.votes);
@@ -181,6 +181,13 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     cast_vote(p, w, committed, tile, control.votes[warp]);
                 }
             }
+#ifdef S2O_EARLY
+            if (visible && !DISCARD) {
+                rescale_rows(acc[0], rescale[0]);
+                rescale_rows(acc[1], rescale[1]);
+            }
+#endif
+            const uint32_t v_offset = rows_first<X::ROW>(thread_index() % 32);
             const uint32_t v = loader.next() + v_offset;
             if constexpr (DISCARD) {
                 if (twice && visit == 1) {
@@ -191,8 +198,16 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 }
             }
             if (visible) {
+#ifdef S2O_EARLY
+                if (DISCARD)
+#endif
+#ifdef S2O_SKIP
+                if (__any_sync(0xffffffffu, rescale[0][0] != 1.f | rescale[0][1] != 1.f | rescale[1][0] != 1.f | rescale[1][1] != 1.f))
+#endif
+                {
                 rescale_rows(acc[0], rescale[0]);
                 rescale_rows(acc[1], rescale[1]);
+                }
                 add_values<X>(acc, probs, v, loader);
             } else {
                 loader.copy_all();

@@ -29,16 +29,15 @@ class Loader {
     uint64_t row_bytes;
 
     __device__ __forceinline__ int step() const { return next_load >> 3; }
-    __device__ __forceinline__ bool gathers() const { return X::GATHER && step() >= control.work.gather_from; }
-    __device__ __forceinline__ static int line() { return threadIdx.x / X::ROW_CHUNKS; }
-    __device__ __forceinline__ static int chunk() { return threadIdx.x % X::ROW_CHUNKS; }
+    __device__ __forceinline__ bool gathers() const { return X::GATHER && (X::PERMUTED || step() >= control.work.gather_from); }
 
     __device__ __forceinline__ void fetch_index() {
         const WorkItem& w = control.work;
         index = X::Schedule::attn(p).k_len;
         if (step() >= w.steps) return;
+        const int thread = thread_index();
         const int half = (next_load >> 1 & 1) * HALF_K;
-        const int slot = half + line() + (X::GATHER ? ROWS_APART * (threadIdx.x % ROWS) : 0);
+        const int slot = half + thread / X::ROW_CHUNKS + (X::GATHER ? ROWS_APART * (thread % ROWS) : 0);
         if (gathers()) {
             index = w.kv_perm[(step() - w.gather_from) * TILE_K + slot];
         } else if constexpr (!X::PERMUTED) {
@@ -47,12 +46,13 @@ class Loader {
     }
     __device__ __forceinline__ void begin(uint32_t slot) {
         const AttnParams& attn = X::Schedule::attn(p);
+        const int thread = thread_index(), line = thread / X::ROW_CHUNKS, chunk = thread % X::ROW_CHUNKS;
         const bool values = next_load & 1;
         row_bytes = (values ? attn.v_strides.seq : attn.k_strides.seq) * 2;
-        rows = control.rows[values] + chunk() * 16;
+        rows = control.rows[values] + chunk * 16;
         if constexpr (!X::GATHER) rows += index * row_bytes;
         // ROWS_APART is a multiple of 8: one swizzle for all rows of a thread.
-        dst = ring + slot + line() * X::ROW + ((chunk() ^ (line() & 7)) << 4);
+        dst = ring + slot + line * X::ROW + ((chunk ^ (line & 7)) << 4);
     }
 
 public:
