@@ -11,20 +11,46 @@
 
 namespace s2o::sm80 {
 
-// S = Q K^T, with the copies of the next load in between.
-template <class X, class Loader>
-__device__ __forceinline__ void scores(float (&s)[2][HALF_K / 2], uint32_t q, uint32_t k, Loader& loader) {
-    constexpr int STEPS = X::HEAD_DIM / 16;
+// The warp's queries as operands: for head_dim 64 kept in registers, else read again for each half tile.
+template <class X>
+struct Queries {
+    static constexpr int STEPS = X::HEAD_DIM / 16;
+    static constexpr bool KEPT = X::HEAD_DIM == 64;
+    uint32_t address;
+    uint32_t kept[KEPT ? STEPS : 1][2][4];
+
+    __device__ __forceinline__ void read(uint32_t (&a)[2][4], int step) const {
+        ldmatrix(a[0], column_step(address, step));
+        ldmatrix(a[1], column_step(address, step) + 16 * X::ROW);
+    }
+    __device__ __forceinline__ void keep() {
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int d = 0; d < STEPS; ++d) read(kept[d], d);
+        }
+    }
+    __device__ __forceinline__ void operand(uint32_t (&a)[2][4], int step) const {
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = kept[step][i / 4][i % 4];
+        } else {
+            read(a, step);
+        }
+    }
+};
+
+// S = Q K^T
+template <class X>
+__device__ __forceinline__ void scores(float (&s)[2][HALF_K / 2], const Queries<X>& q, uint32_t k) {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
         for (int i = 0; i < HALF_K / 2; ++i) s[m][i] = 0.f;
     }
 #pragma unroll
-    for (int d = 0; d < STEPS; ++d) {
+    for (int d = 0; d < X::HEAD_DIM / 16; ++d) {
         uint32_t a[2][4];
-        ldmatrix(a[0], column_step(q, d));
-        ldmatrix(a[1], column_step(q, d) + 16 * X::ROW);
+        q.operand(a, d);
 #pragma unroll
         for (int n = 0; n < HALF_K / 16; ++n) {
             uint32_t b[4];
@@ -35,25 +61,18 @@ __device__ __forceinline__ void scores(float (&s)[2][HALF_K / 2], uint32_t q, ui
                 mma<typename X::T>(s[m] + 8 * n + 4, a[m], b[2], b[3]);
             }
         }
-#pragma unroll
-        for (int i = 0; i < Loader::ROWS / STEPS; ++i) loader.copy(d * (Loader::ROWS / STEPS) + i);
     }
 }
 
-// acc += P V, with the copies of the next load in between. The accumulator layout of S is the operand layout of P:
-// packing in pairs was all.
-template <class X, class Loader>
+// acc += P V. The accumulator layout of S is the operand layout of P: packing in pairs was all.
+template <class X>
 __device__ __forceinline__ void add_values(float (&acc)[2][X::HEAD_DIM / 2], const uint32_t (&probs)[2][HALF_K / 4],
-                                           uint32_t v, Loader& loader) {
-    constexpr int STEPS = HALF_K / 16;
+                                           uint32_t v) {
 #pragma unroll
-    for (int k = 0; k < STEPS; ++k) {
+    for (int k = 0; k < HALF_K / 16; ++k) {
         uint32_t a[2][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            a[0][i] = probs[0][4 * k + i];
-            a[1][i] = probs[1][4 * k + i];
-        }
+        for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = probs[i / 4][4 * k + i % 4];
 #pragma unroll
         for (int n = 0; n < X::HEAD_DIM / 16; ++n) {
             uint32_t b[4];
@@ -64,8 +83,6 @@ __device__ __forceinline__ void add_values(float (&acc)[2][X::HEAD_DIM / 2], con
                 mma<typename X::T>(acc[m] + 8 * n + 4, a[m], b[2], b[3]);
             }
         }
-#pragma unroll
-        for (int i = 0; i < Loader::ROWS / STEPS; ++i) loader.copy(k * (Loader::ROWS / STEPS) + i);
     }
 }
 
@@ -131,7 +148,11 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
         for (int m = 0; m < 2; ++m) softmax[m].row_max[0] = row_max[m][0], softmax[m].row_max[1] = row_max[m][1];
     }
 
-    const uint32_t q = smem_address(shared.q()) + warp_row * X::ROW + rows_first<X::ROW>(lane);
+    Queries<X> queries;
+    queries.address = smem_address(shared.q()) + warp_row * X::ROW + rows_first<X::ROW>(lane);
+    cp_async_wait<RING_SLOTS - 2>();  // they came with the first keys; a warp loads its own
+    __syncwarp();
+    queries.keep();
 
     int step = 0;
     for (bool stop = false; step < w.steps; ++step) {
@@ -157,8 +178,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             float rescale[2][2];
             if (visible) {
                 float s[2][HALF_K / 2];
-                scores<X>(s, q, k, loader);
-                loader.end();
+                scores<X>(s, queries, k);
                 if (!visibility.all()) visibility.mask(s, lane);
 #pragma unroll
                 for (int m = 0; m < 2; ++m) {
@@ -169,9 +189,6 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                         probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
                     }
                 }
-            } else {
-                loader.copy_all();
-                loader.end();
             }
             [[maybe_unused]] TileGain tile;
             if constexpr (DISCARD) {
@@ -181,12 +198,6 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     cast_vote(p, w, committed, tile, control.votes[warp]);
                 }
             }
-#ifdef S2O_EARLY
-            if (visible && !DISCARD) {
-                rescale_rows(acc[0], rescale[0]);
-                rescale_rows(acc[1], rescale[1]);
-            }
-#endif
             const uint32_t v_offset = rows_first<X::ROW>(thread_index() % 32);
             const uint32_t v = loader.next() + v_offset;
             if constexpr (DISCARD) {
@@ -198,21 +209,14 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 }
             }
             if (visible) {
-#ifdef S2O_EARLY
-                if (DISCARD)
-#endif
-#ifdef S2O_SKIP
-                if (__any_sync(0xffffffffu, rescale[0][0] != 1.f | rescale[0][1] != 1.f | rescale[1][0] != 1.f | rescale[1][1] != 1.f))
-#endif
-                {
-                rescale_rows(acc[0], rescale[0]);
-                rescale_rows(acc[1], rescale[1]);
+                // Late in a row no maximum rises any more.
+                const bool rises = rescale[0][0] != 1.f || rescale[0][1] != 1.f || rescale[1][0] != 1.f || rescale[1][1] != 1.f;
+                if (__any_sync(0xffffffffu, rises)) {
+                    rescale_rows(acc[0], rescale[0]);
+                    rescale_rows(acc[1], rescale[1]);
                 }
-                add_values<X>(acc, probs, v, loader);
-            } else {
-                loader.copy_all();
+                add_values<X>(acc, probs, v);
             }
-            loader.end();
             if constexpr (X::GATHER) {
                 if (visit == 0) continue;
                 if (!twice) {
