@@ -156,8 +156,9 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 
     int step = 0;
     for (bool stop = false; step < w.steps; ++step) {
-        const bool gathered = X::GATHER && (X::PERMUTED || step >= w.gather_from);
+        const bool gathered = X::GATHER && step >= w.gather_from;
         const bool twice = DISCARD && gathered;
+#pragma unroll 1
         for (int visit = 0; visit < (twice ? 3 : 2); ++visit) {
             const uint32_t k_offset = columns_first<X::ROW>(thread_index() % 32);
             const uint32_t k = loader.next() + k_offset;
@@ -166,12 +167,10 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 if (stop) break;
             }
             Visibility visibility{HALF_K, HALF_K};
-            if constexpr (!X::PERMUTED) {
-                if (!gathered) {
-                    const int first_key = X::Schedule::key_tile(w, step) * TILE_K + visit * HALF_K;
-                    visibility.last_existing = attn.k_len - 1 - first_key;
-                    if (attn.causal) visibility.last_causal = w.position + warp_row - first_key;
-                }
+            if (!gathered) {
+                const int first_key = key_tile<X>(w, step) * TILE_K + visit * HALF_K;
+                visibility.last_existing = attn.k_len - 1 - first_key;
+                if (attn.causal) visibility.last_causal = w.position + warp_row - first_key;
             }
             const bool visible = !visibility.none();
             uint32_t probs[2][HALF_K / 4];
@@ -190,12 +189,10 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     }
                 }
             }
-            [[maybe_unused]] TileGain tile;
             if constexpr (DISCARD) {
                 if (twice && visit == 0) continue;
                 if (twice && visit == 1) {
-                    tile = committed.tile(softmax, scale_log2);
-                    cast_vote(p, w, committed, tile, control.votes[warp]);
+                    cast_vote(p, w, committed, committed.tile(softmax, scale_log2), control.votes);
                 }
             }
             const uint32_t v_offset = rows_first<X::ROW>(thread_index() % 32);
@@ -204,6 +201,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 if (twice && visit == 1) {
                     stop = count_votes(p, control.votes);
                     if (stop) break;
+                    const TileGain tile = committed.tile(softmax, scale_log2);
                     to_quad(tile.rescale, rescale);
                     committed.commit(tile);
                 }
@@ -220,8 +218,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if constexpr (X::GATHER) {
                 if (visit == 0) continue;
                 if (!twice) {
-                    tile = committed.tile(softmax, scale_log2);
-                    if (gathered) cast_vote(p, w, committed, tile, control.votes[warp]);
+                    const TileGain tile = committed.tile(softmax, scale_log2);
+                    if (gathered && !DISCARD) cast_vote(p, w, committed, tile, control.votes);
                     committed.commit(tile);
                 }
 #pragma unroll

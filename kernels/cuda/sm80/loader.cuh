@@ -37,8 +37,8 @@ class Loader {
         const int slot = half + thread / X::ROW_CHUNKS + (X::GATHER ? ROWS_APART * (thread % ROWS) : 0);
         if (gathers()) {
             index = w.kv_perm[(step() - w.gather_from) * TILE_K + slot];
-        } else if constexpr (!X::PERMUTED) {
-            index = X::Schedule::key_tile(w, step()) * TILE_K + slot;
+        } else {
+            index = key_tile<X>(w, step()) * TILE_K + slot;
         }
     }
     __device__ __forceinline__ void load(uint32_t slot) {

@@ -11,12 +11,14 @@ namespace s2o::sm80 {
 // A thread shares four rows, 2m + h, with the three other lanes of its quad. What is needed once a key tile is kept by one
 // lane for all, row lane % 4 by each: one register instead of four, one exponential instead of four.
 __device__ __forceinline__ float own_row(float r0, float r1, float r2, float r3) {
-    const float low = threadIdx.x & 1 ? r1 : r0, high = threadIdx.x & 1 ? r3 : r2;
-    return threadIdx.x & 2 ? high : low;
+    const int thread = thread_index();
+    const float low = thread & 1 ? r1 : r0, high = thread & 1 ? r3 : r2;
+    return thread & 2 ? high : low;
 }
 // The quad's sum of the own row.
 __device__ __forceinline__ float own_row_sum(float r0, float r1, float r2, float r3) {
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    const int thread = thread_index();
+    const bool odd = thread & 1, high = thread & 2;
     const float low_pair = (odd ? r1 : r0) + __shfl_xor_sync(0xffffffffu, odd ? r0 : r1, 1);
     const float high_pair = (odd ? r3 : r2) + __shfl_xor_sync(0xffffffffu, odd ? r2 : r3, 1);
     return (high ? high_pair : low_pair) + __shfl_xor_sync(0xffffffffu, high ? low_pair : high_pair, 2);
@@ -27,7 +29,8 @@ __device__ __forceinline__ void to_quad(float own, float (&rows)[2][2]) {
     for (int r = 0; r < 4; ++r) rows[r / 2][r % 2] = __shfl_sync(0xffffffffu, own, r, 4);
 }
 __device__ __forceinline__ int own_row_index() {
-    return threadIdx.x / 32 * WARP_ROWS + threadIdx.x % 4 * 8 + threadIdx.x % 32 / 4;
+    const int thread = thread_index();
+    return thread / 32 * WARP_ROWS + thread % 4 * 8 + thread % 32 / 4;
 }
 
 // What a key tile does to the own row.
@@ -41,11 +44,15 @@ struct TileGain {
 struct Committed {
     float row_max, row_sum;
 
+    __device__ __forceinline__ static float max_now(const OnlineSoftmax (&softmax)[2]) {
+        return own_row(softmax[0].row_max[0], softmax[0].row_max[1], softmax[1].row_max[0], softmax[1].row_max[1]);
+    }
+    __device__ __forceinline__ float rescale(const OnlineSoftmax (&softmax)[2], float scale_log2) const {
+        return exp2_approx((row_max - max_now(softmax)) * scale_log2);
+    }
     __device__ __forceinline__ TileGain tile(const OnlineSoftmax (&softmax)[2], float scale_log2) const {
-        const auto &a = softmax[0], &b = softmax[1];
-        const float now = own_row(a.row_max[0], a.row_max[1], b.row_max[0], b.row_max[1]);
-        return {now, exp2_approx((row_max - now) * scale_log2),
-                own_row_sum(a.row_sum[0], a.row_sum[1], b.row_sum[0], b.row_sum[1])};
+        return {max_now(softmax), rescale(softmax, scale_log2),
+                own_row_sum(softmax[0].row_sum[0], softmax[0].row_sum[1], softmax[1].row_sum[0], softmax[1].row_sum[1])};
     }
     __device__ __forceinline__ void commit(const TileGain& tile) {
         row_sum = fmaf(row_sum, tile.rescale, tile.gain);
@@ -54,7 +61,7 @@ struct Committed {
 };
 
 __device__ __forceinline__ void cast_vote(const SparseParams& p, const WorkItem& w, const Committed& before,
-                                          const TileGain& tile, float2& vote) {
+                                          const TileGain& tile, float2 (&votes)[WARPS]) {
     float gain = tile.gain, mass = before.row_sum * tile.rescale;
     if (p.literal_frame) {
         gain = mass + gain - before.row_sum;
@@ -74,7 +81,8 @@ __device__ __forceinline__ void cast_vote(const SparseParams& p, const WorkItem&
             sums.y += __shfl_xor_sync(0xffffffffu, sums.y, lanes);
         }
     }
-    if (threadIdx.x % 32 == 0) vote = sums;
+    const int thread = thread_index();
+    if (thread % 32 == 0) votes[thread / 32] = sums;
 }
 
 __device__ __forceinline__ bool count_votes(const SparseParams& p, const float2 (&votes)[WARPS]) {
