@@ -31,7 +31,6 @@ struct Traits {
     static constexpr Output OUTPUT = OUTPUT_;
     static constexpr int BLOCKS_PER_SM = BLOCKS_PER_SM_;
     static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
-    static constexpr bool SPARSE = std::is_same_v<Params, SparseParams>;
     // Prefix tiles come by index, and may end early.
     static constexpr bool GATHER = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>>;
     // A split may hold no visible key for some of its rows.
@@ -75,12 +74,15 @@ __device__ __forceinline__ int row_of(const typename X::Params& p, const WorkIte
     }
 }
 
-// Whether the first half of a step's keys is scored twice: first to decide, with the values left alone, then again to
-// take part. Alg. 3 drops the triggering tile, and the scores of 128 keys and `acc` do not fit in registers together.
+// The keys of a step that does not gather. A permuted tile has none: its engine tests for them like the others because
+// the register allocation of ptxas comes out worse (spills) without that branch.
 template <class X>
-__device__ __forceinline__ bool scores_twice(const typename X::Params& p, const WorkItem& w, int step) {
-    if constexpr (X::GATHER) return p.discard && p.tau > 0.f && step >= w.gather_from;
-    return false;
+__device__ __forceinline__ int key_tile(const WorkItem& w, int step) {
+    if constexpr (X::PERMUTED) {
+        return 0;
+    } else {
+        return X::Schedule::key_tile(w, step);
+    }
 }
 
 }  // namespace s2o::sm80
