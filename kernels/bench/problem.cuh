@@ -8,11 +8,19 @@
 #include <vector>
 
 #include "../cuda/merge.cu"
+#ifdef S2O_SM80
+#include "../cuda/sm80/block_sparse.cu"
+#include "../cuda/sm80/dense.cu"
+#include "../cuda/sm80/sparse.cu"
+#include "../cuda/sm80/split.cu"
+#include "../cuda/sm80/two_pass.cu"
+#else
 #include "../cuda/sm90/block_sparse.cu"
 #include "../cuda/sm90/dense.cu"
 #include "../cuda/sm90/sparse.cu"
 #include "../cuda/sm90/split.cu"
 #include "../cuda/sm90/two_pass.cu"
+#endif
 #include "reference.cuh"
 
 #define CHECK(call)                                                                              \
@@ -25,6 +33,13 @@
     } while (0)
 
 using reference::Strided;
+
+// How many tiles after the triggering one the sparse kernel still keeps.
+#ifdef S2O_SM80
+constexpr int LAG = 0;
+#else
+constexpr int LAG = 1;
+#endif
 
 __device__ uint32_t mix(uint64_t x) {
     x ^= x >> 33; x *= 0xff51afd7ed558ccdull; x ^= x >> 33; x *= 0xc4ceb9fe1a85ec53ull; x ^= x >> 33;
@@ -79,6 +94,7 @@ struct Tensor {
     ~Tensor() { cudaFree(data); }
 };
 
+#ifndef S2O_SM80
 template <typename T>
 CUtensorMap tensor_map(const Tensor<T>& x, int batch, int len, int heads, int dim, int box_rows) {
     static auto encode = [] {
@@ -96,6 +112,13 @@ CUtensorMap tensor_map(const Tensor<T>& x, int batch, int len, int heads, int di
                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) { printf("cuTensorMapEncodeTiled: %d\n", int(r)); exit(2); }
     return map;
+}
+#endif
+
+// What an earlier kernel may have left in shared memory.
+__global__ void poison_shared(int words) {
+    extern __shared__ uint32_t anything[];
+    for (int i = threadIdx.x; i < words; i += blockDim.x) const_cast<volatile uint32_t*>(anything)[i] = 0xffffffffu;
 }
 
 // Calls KERNEL(name) with the kernel of the family for T and D.
@@ -115,7 +138,9 @@ struct Problem {
     s2o::RowState* state = nullptr;
     int64_t perm_entries = 0;
     int call_segment = 0, call_segments = 0, tiles = 0;
+#ifndef S2O_SM80
     CUtensorMap mq, mk, mv;
+#endif
     s2o::SparseParams p{};
 
     Problem(const Case& c, float std = 1.f, int segment_len = 0) : c(c) {
@@ -125,9 +150,11 @@ struct Problem {
         out.make(c.batch, c.q_len, c.heads, D, c.layout);
         CHECK(cudaMalloc(&lse, sizeof(float) * c.batch * c.heads * c.q_len));
         CHECK(cudaMalloc(&counter, 4));
+#ifndef S2O_SM80
         mq = tensor_map(q, c.batch, c.q_len, c.heads, D, s2o::TILE_Q);
         mk = tensor_map(k, c.batch, c.k_len, c.kv_heads, D, s2o::TILE_K);
         mv = tensor_map(v, c.batch, c.k_len, c.kv_heads, D, s2o::TILE_K);
+#endif
         const int64_t kv_bytes = int64_t(c.k_len) * D * 4;
         const int kv_in_l2 = int(std::max<int64_t>(1, (32 << 20) / kv_bytes));
         auto strides = [](const Tensor<T>& x) { return s2o::Strides{x.sb, x.ss, x.sh}; };
@@ -180,32 +207,45 @@ struct Problem {
         CHECK(cudaMemcpy(q_perm, order.data(), 4 * order.size(), cudaMemcpyHostToDevice));
     }
     void poison() {
+        int bytes = 0;
+        CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+        CHECK(cudaFuncSetAttribute(poison_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        poison_shared<<<1024, 256, bytes>>>(bytes / 4);
         CHECK(cudaMemset(out.data, 0xff, out.count * sizeof(T)));
         CHECK(cudaMemset(lse, 0xff, sizeof(float) * c.batch * c.heads * c.q_len));
         if (visited) CHECK(cudaMemset(visited, 0xff, 4 * slots()));
         if (state) CHECK(cudaMemset(state, 0xff, 8 * int64_t(c.batch) * c.heads * c.q_len));
     }
     template <class X, class Kernel, class Params>
-    void launch_with(Kernel kernel, const Params& params) {
-        static bool ready = false;
+    void launch_with(Kernel kernel, const s2o::LaunchInfo& symbol, const Params& params) {
+        static s2o::LaunchInfo info{};
         static int sms = 0;
-        if (!ready) {
-            CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, X::SHARED_BYTES));
+        if (!info.threads) {
+            CHECK(cudaMemcpyFromSymbol(&info, symbol, sizeof(info)));
+            CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, info.shared_bytes));
             CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
-            ready = true;
         }
         CHECK(cudaMemsetAsync(counter, 0, 4));
-        kernel<<<sms, s2o::THREADS, X::SHARED_BYTES>>>(mq, mk, mv, params);
+#ifdef S2O_SM80
+        kernel<<<sms * info.blocks_per_sm, info.threads, info.shared_bytes>>>(params);
+#else
+        kernel<<<sms * info.blocks_per_sm, info.threads, info.shared_bytes>>>(mq, mk, mv, params);
+#endif
         CHECK(cudaGetLastError());
     }
-#define LAUNCH_ATTN(name) launch_with<name##_traits>(name, p.attn)
-#define LAUNCH_SPARSE(name) launch_with<name##_traits>(name, p)
-#define LAUNCH_BLOCK(name) launch_with<name##_traits>(name, block)
-#define LAUNCH_SPLIT(name) launch_with<name##_traits>(name, split)
+#define LAUNCH_ATTN(name) launch_with<name##_traits>(name, name##_launch, p.attn)
+#define LAUNCH_SPARSE(name) launch_with<name##_traits>(name, name##_launch, p)
+#define LAUNCH_BLOCK(name) launch_with<name##_traits>(name, name##_launch, block)
+#define LAUNCH_SPLIT(name) launch_with<name##_traits>(name, name##_launch, split)
     void dense() { S2O_PICK(s2o_dense, LAUNCH_ATTN) }
-    void sparse_full() { S2O_PICK(s2o_sparse_full, LAUNCH_SPARSE) }
     void sparse() { S2O_PICK(s2o_sparse, LAUNCH_SPARSE) }
+#ifdef S2O_SM80  // one kernel for every rule, and for none
+    void sparse_full() { sparse(); }
+    void sparse_exact() { sparse(); }
+#else
+    void sparse_full() { S2O_PICK(s2o_sparse_full, LAUNCH_SPARSE) }
     void sparse_exact() { S2O_PICK(s2o_sparse_exact, LAUNCH_SPARSE) }
+#endif
     void two_pass() {
         S2O_PICK(s2o_window, LAUNCH_SPARSE)
         S2O_PICK(s2o_prefix, LAUNCH_SPARSE)
