@@ -94,7 +94,7 @@ pub fn cases(runner: &mut Runner) {
         let tight = roomy.to_builder().workspace_cap(400 << 10).build().unwrap();
         assert!(rank(&problem, &roomy, 6000) == rank(&problem, &tight, 6000), "groups change the orders");
     });
-    runner.case("ranking of what is not finite", |runner| not_finite(runner));
+    runner.case("ranking of what is not finite", not_finite);
     runner.case("ranking of 128K, last chunk", |runner| {
         let config = S2oConfig::default();
         let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 3000, k_len: 131_072, head_dim: 128 };

@@ -1,8 +1,8 @@
 // The attention engine of sm_80 and everything later: one persistent kernel for dense, block, split and sparse attention.
 //
 // Four warps, 32 query rows each; two blocks share an SM, and one multiplies while the other is in its softmax. Keys and
-// values come in half tiles of 64 (loader.cuh); queries stay in shared memory. A step of the schedule is two visits:
-// S = Q K^T, P = exp(S - row_max), acc += P V.
+// values come in half tiles of 64 (loader.cuh); queries stay in shared memory. A step of the schedule is two visits of a
+// half tile: S = Q K^T, P = exp(S - row_max), acc += P V. The stop decision is the step's, of all its 128 keys.
 #pragma once
 #include "../launch.cuh"
 #include "loader.cuh"
@@ -89,7 +89,8 @@ __device__ __forceinline__ void add_values(float (&acc)[2][X::HEAD_DIM / 2], con
 template <class X>
 __device__ __forceinline__ void load_queries(const typename X::Params& p, const WorkItem& w, char* q) {
     const AttnParams& attn = X::Schedule::attn(p);
-    const char* head = static_cast<const char*>(attn.q) + 2 * (w.batch * attn.q_strides.batch + w.head * attn.q_strides.head);
+    const char* head =
+        static_cast<const char*>(attn.q) + 2 * (w.batch * attn.q_strides.batch + w.head * attn.q_strides.head);
     for_each_chunk<X>(q, [&](int r, char* chunk, int column) {
         const int row = row_of<X>(p, w, r);
         cp_async_16(smem_address(chunk), head + 2 * (max(row, 0) * attn.q_strides.seq + column), row >= 0);
@@ -145,7 +146,10 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
         float row_max[2][2];
         to_quad(committed.row_max, row_max);
 #pragma unroll
-        for (int m = 0; m < 2; ++m) softmax[m].row_max[0] = row_max[m][0], softmax[m].row_max[1] = row_max[m][1];
+        for (int m = 0; m < 2; ++m) {
+            softmax[m].row_max[0] = row_max[m][0];
+            softmax[m].row_max[1] = row_max[m][1];
+        }
     }
 
     Queries<X> queries;
@@ -208,7 +212,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             }
             if (visible) {
                 // Late in a row no maximum rises any more.
-                const bool rises = rescale[0][0] != 1.f || rescale[0][1] != 1.f || rescale[1][0] != 1.f || rescale[1][1] != 1.f;
+                const bool rises = rescale[0][0] != 1.f || rescale[0][1] != 1.f || rescale[1][0] != 1.f ||
+                                   rescale[1][1] != 1.f;
                 if (__any_sync(0xffffffffu, rises)) {
                     rescale_rows(acc[0], rescale[0]);
                     rescale_rows(acc[1], rescale[1]);

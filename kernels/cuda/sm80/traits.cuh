@@ -14,6 +14,7 @@ constexpr int THREADS = WARPS * 32;
 constexpr int WARP_ROWS = TILE_Q / WARPS;  // two m16 fragments: each key fragment loaded then serves two products
 constexpr int HALF_K = TILE_K / 2;         // keys loaded and scored at a time: more would not leave registers for `acc`
 constexpr int RING_SLOTS = 3;              // one read, two on their way
+constexpr int BLOCKS_PER_SM = 2;
 
 enum class Output {
     NORMALISED,  // attention
@@ -22,14 +23,13 @@ enum class Output {
     RESUMED,     // pass 2: joined with what pass 1 left in `out`
 };
 
-template <typename T_, int HEAD_DIM_, class Schedule_, Output OUTPUT_, int BLOCKS_PER_SM_>
+template <typename T_, int HEAD_DIM_, class Schedule_, Output OUTPUT_>
 struct Traits {
     using T = T_;
     using Schedule = Schedule_;
     using Params = typename Schedule::Params;
     static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr Output OUTPUT = OUTPUT_;
-    static constexpr int BLOCKS_PER_SM = BLOCKS_PER_SM_;
     static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
     // Prefix tiles come by index, and may end early.
     static constexpr bool GATHER = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>>;
@@ -54,7 +54,7 @@ struct SharedLayout {
     static constexpr uint32_t TILES_BYTES = X::Q_BYTES + RING_SLOTS * X::SLOT_BYTES;
     static constexpr uint32_t BYTES = TILES_BYTES + sizeof(Control);
     // Two blocks with 1024 bytes of the system's each fit in an A100's 164 KiB, one in the 99 KiB of consumer cards.
-    static_assert(X::BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024 && BYTES <= 99 * 1024);
+    static_assert(BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024 && BYTES <= 99 * 1024);
 
     char* raw;
     __device__ __forceinline__ char* q() const { return raw; }
