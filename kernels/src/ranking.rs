@@ -10,6 +10,8 @@ pub const SCORE_KEYS: usize = 32 * SCORE_BLOCK;
 /// How a row of scores is sorted: by counting into buckets, placed in shared memory a window at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SortShape {
+    /// Of a block.
+    pub threads: usize,
     /// A power of two.
     pub buckets: usize,
     /// Entries placed at a time, a multiple of 64.
@@ -21,9 +23,10 @@ impl SortShape {
 
     /// The largest that fits in `shared_bytes` and rows of `longest` keys have use for.
     pub fn fitting(shared_bytes: usize, longest: usize) -> Self {
-        let buckets = if shared_bytes >= 128 << 10 { 16384 } else { 8192 };
+        let long = longest > 16384 && shared_bytes >= 128 << 10;
+        let (threads, buckets) = if long { (1024, 16384) } else { (512, 8192) };
         let room = shared_bytes / 4 - buckets - 4 - Self::PADDING;
-        Self { buckets, window: room.min(longest.next_multiple_of(64)) / 64 * 64 }
+        Self { threads, buckets, window: room.min(longest.next_multiple_of(64)) / 64 * 64 }
     }
 
     /// Dynamic shared memory that it takes.

@@ -106,13 +106,10 @@ pub(super) enum Grid {
         /// Of the launch.
         rows: usize,
     },
-    /// As many blocks as said, with this much dynamic shared memory if the kernel leaves it open.
-    Blocks {
-        /// In x, y and z.
-        blocks: [usize; 3],
-        /// In bytes.
-        shared: Option<usize>,
-    },
+    /// As many blocks as said, in x, y and z.
+    Blocks([usize; 3]),
+    /// The same for a kernel that leaves its threads or its dynamic shared memory to the launch.
+    Shaped { blocks: [usize; 3], threads: Option<usize>, shared_bytes: usize },
 }
 
 impl Call {
@@ -175,13 +172,19 @@ impl Call {
     /// has run.
     pub(super) unsafe fn launch<P: Params>(&self, kernel: KernelName, params: &P, grid: Grid) -> Result<(), CudaError> {
         let Entry { function, info, .. } = self.entry(kernel)?;
-        let (blocks, shared) = match grid {
+        let (mut threads, mut shared_bytes) = (info.threads as usize, info.shared_bytes as usize);
+        let blocks = match grid {
             Grid::Persistent { items } => {
                 int("work items", items)?;
-                ([items.min(self.library.multiprocessors * info.blocks_per_sm as usize), 1, 1], None)
+                [items.min(self.library.multiprocessors * info.blocks_per_sm as usize), 1, 1]
             }
-            Grid::Warps { rows } => ([rows.div_ceil(info.threads as usize / 32), 1, 1], None),
-            Grid::Blocks { blocks, shared } => (blocks, shared),
+            Grid::Warps { rows } => [rows.div_ceil(threads / 32), 1, 1],
+            Grid::Blocks(blocks) => blocks,
+            Grid::Shaped { blocks, threads: of_block, shared_bytes: bytes } => {
+                threads = of_block.unwrap_or(threads);
+                shared_bytes = bytes;
+                blocks
+            }
         };
         if blocks.contains(&0) {
             return Ok(());
@@ -208,8 +211,8 @@ impl Call {
             result::launch_kernel(
                 function.cu_function(),
                 (x as u32, y as u32, z as u32),
-                (info.threads as u32, 1, 1),
-                shared.unwrap_or(info.shared_bytes as usize) as u32,
+                (threads as u32, 1, 1),
+                shared_bytes as u32,
                 self.stream.cu_stream(),
                 &mut arguments,
             )

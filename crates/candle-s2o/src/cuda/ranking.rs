@@ -13,9 +13,9 @@ use super::memory::{Region, Regions, Scratch};
 use super::sparse::Group;
 
 /// Blocks for each multiprocessor that the moments kernel should have, by sharing a segment's queries out.
-const MOMENT_BLOCKS_PER_SM: usize = 2;
+const MOMENT_BLOCKS_PER_SM: usize = 4;
 /// Queries that a block of the moments kernel should have at least.
-const MIN_MOMENT_ROWS: usize = 256;
+const MIN_MOMENT_ROWS: usize = 128;
 
 /// Bytes that the order of `keys` keys takes for one head: an index and a score each, and the ranges of the scores.
 pub(super) fn bytes(keys: usize) -> usize {
@@ -111,30 +111,33 @@ impl Ranker {
                 KeyScore::SecondCumulant { c } => c,
             },
         };
-        let blocks = |blocks, shared| Grid::Blocks { blocks, shared };
         let [batch, heads, kv_heads] = [shape.batch(), shape.num_heads(), shape.num_kv_heads()];
         // SAFETY: RankingParams are what these kernels take; the regions have room for the largest group, and the
         // scratch memory is released on this stream after the launches.
         unsafe {
             if orders.q_perm.is_some() {
-                let shared = query_order_shared_bytes(plan.segment_len);
+                let shared_bytes = query_order_shared_bytes(plan.segment_len);
                 let limit = call.entry(Kernel::QueryOrder)?.shared_limit;
-                if shared > limit {
+                if shared_bytes > limit {
                     let max = limit / query_order_shared_bytes(1);
                     return Err(CudaError::TooLarge { name: "segment_len with q_perm", max, got: plan.segment_len });
                 }
-                call.launch(Kernel::KeyGuide, &params, blocks([kv_heads, batch, 1], None))?;
-                call.launch(Kernel::QueryOrder, &params, blocks([heads, segments, batch], Some(shared)))?;
+                call.launch(Kernel::KeyGuide, &params, Grid::Blocks([kv_heads, batch, 1]))?;
+                let blocks = [heads, segments, batch];
+                let grid = Grid::Shaped { blocks, threads: None, shared_bytes };
+                call.launch(Kernel::QueryOrder, &params, grid)?;
             }
             if longest == 0 {
                 return Ok(());
             }
             let splits = moment_splits(call, plan, group);
-            call.launch(Kernel::Moments, &params, blocks([heads, segments, batch * splits], None))?;
+            call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
             let rows = segments * shape.group_size();
-            let tiles = [longest.div_ceil(SCORE_KEYS), rows.div_ceil(SCORE_ROWS), batch * kv_heads];
-            call.launch(Kernel::Scores, &params, blocks(tiles, None))?;
-            call.launch(Kernel::Sort, &params, blocks([batch * heads, segments, 1], Some(sort.shared_bytes())))
+            let blocks = [longest.div_ceil(SCORE_KEYS), rows.div_ceil(SCORE_ROWS), batch * kv_heads];
+            call.launch(Kernel::Scores, &params, Grid::Blocks(blocks))?;
+            let blocks = [batch * heads, segments, 1];
+            let grid = Grid::Shaped { blocks, threads: Some(sort.threads), shared_bytes: sort.shared_bytes() };
+            call.launch(Kernel::Sort, &params, grid)
         }
     }
 }
@@ -142,6 +145,6 @@ impl Ranker {
 /// Blocks among which the moments kernel shares out a segment's queries: several only where segments are few.
 fn moment_splits(call: &Call, plan: &Plan, group: &Group) -> usize {
     let items = call.shape.batch() * call.shape.num_heads() * (group.end - group.first);
-    let wanted = (MOMENT_BLOCKS_PER_SM * call.library.multiprocessors).div_ceil(items);
-    wanted.min(plan.segment_len.div_ceil(MIN_MOMENT_ROWS)).max(1)
+    let wanted = MOMENT_BLOCKS_PER_SM * call.library.multiprocessors / items;
+    wanted.min(plan.segment_len / MIN_MOMENT_ROWS).max(1)
 }
