@@ -37,6 +37,7 @@ if [ ! -e "$root/.ready-2" ]; then
     | sort -u | sed 's/^PFN_\(.*\)/void \1(void){}/' >> "$root/stub.c"
   sort -u -o "$root/stub.c" "$root/stub.c"
   cc -w -shared -fPIC -nostdlib -Wl,-soname,libcuda.so.1 -o "$root/home/lib64/stubs/libcuda.so" "$root/stub.c"
+  ln -sfn libcuda.so "$root/home/lib64/stubs/libcuda.so.1"
   touch "$root/.ready-2"
 fi
 h="$root/home"

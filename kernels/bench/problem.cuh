@@ -9,9 +9,11 @@
 
 #include "../cuda/merge.cu"
 #ifdef S2O_SM80
-#include "../cuda/sm80/block.cu"
+#include "../cuda/sm80/block_sparse.cu"
 #include "../cuda/sm80/dense.cu"
 #include "../cuda/sm80/sparse.cu"
+#include "../cuda/sm80/split.cu"
+#include "../cuda/sm80/two_pass.cu"
 #else
 #include "../cuda/sm90/block_sparse.cu"
 #include "../cuda/sm90/dense.cu"

@@ -64,7 +64,7 @@ __global__ void dense(Strided q, Strided k, Strided v, float* out, float* lse, i
 // rows of a tile are named by q_perm; the window is then visited for every row first, and does not count as visited.
 template <typename T, int D>
 __global__ void sparse(Strided q, Strided k, Strided v, s2o::SparseParams p, int lag, bool permuted, float* out,
-                       int32_t* visited) {
+                       float* lse, int32_t* visited) {
     const int heads = p.attn.num_heads, q_len = p.attn.q_len, S = p.segment_len;
     const int offset = p.attn.k_len - q_len, call_segment = offset / S, tiles = S / s2o::TILE_Q;
     const int segment = call_segment + blockIdx.x / tiles, tile = blockIdx.x % tiles;
@@ -146,6 +146,7 @@ __global__ void sparse(Strided q, Strided k, Strided v, s2o::SparseParams p, int
     }
     if (exists) {
         for (int d = 0; d < D; ++d) out[((int64_t(b) * q_len + row) * heads + h) * D + d] = acc[d] / l;
+        lse[head * q_len + row] = m + logf(l);
     }
     const int count = step - (permuted ? window : 0);
     if (__syncthreads_or(exists) && threadIdx.x == 0 && (!permuted || prefix > 0)) visited[head * gridDim.x + blockIdx.x] = count;

@@ -25,11 +25,21 @@ pub enum Kernel {
     Merge,
     /// Attention on lists of blocks.
     Block,
+    /// Mean and variance of each segment's queries: the coefficients of the key scores.
+    Moments,
+    /// Scores of the keys before each segment.
+    Scores,
+    /// `kv_perm` from the scores.
+    Sort,
+    /// Mean of the first segment's keys.
+    KeyGuide,
+    /// `q_perm` from products with that mean.
+    QueryOrder,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 14] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
@@ -39,7 +49,17 @@ impl Kernel {
         Self::Split,
         Self::Merge,
         Self::Block,
+        Self::Moments,
+        Self::Scores,
+        Self::Sort,
+        Self::KeyGuide,
+        Self::QueryOrder,
     ];
+
+    /// Whether a launch says how much dynamic shared memory it needs.
+    pub fn sizes_its_shared_memory(self) -> bool {
+        matches!(self, Self::Sort | Self::QueryOrder)
+    }
 
     fn name(self) -> &'static str {
         match self {
@@ -52,6 +72,11 @@ impl Kernel {
             Self::Split => "split",
             Self::Merge => "merge",
             Self::Block => "block",
+            Self::Moments => "moments",
+            Self::Scores => "scores",
+            Self::Sort => "sort",
+            Self::KeyGuide => "key_guide",
+            Self::QueryOrder => "query_order",
         }
     }
 }
@@ -130,9 +155,14 @@ impl fmt::Display for Function {
             Dtype::Bf16 => "bf16",
             Dtype::F16 => "f16",
         };
-        write!(f, "s2o_{}_{dtype}", self.kernel.name())?;
-        // One merge serves every head size.
-        if self.kernel == Kernel::Merge { Ok(()) } else { write!(f, "_{}", self.head_dim.get()) }
+        let name = self.kernel.name();
+        match self.kernel {
+            // It sees scores only.
+            Kernel::Sort => write!(f, "s2o_{name}"),
+            // One serves every head size.
+            Kernel::Merge => write!(f, "s2o_{name}_{dtype}"),
+            _ => write!(f, "s2o_{name}_{dtype}_{}", self.head_dim.get()),
+        }
     }
 }
 
@@ -147,5 +177,6 @@ mod tests {
         assert_eq!(function.launch_symbol(), "s2o_sparse_exact_bf16_128_launch");
         assert_eq!(function.or_fallback(Arch::Sm80).to_string(), "s2o_sparse_bf16_128");
         assert_eq!(Function { kernel: Kernel::Merge, ..function }.to_string(), "s2o_merge_bf16");
+        assert_eq!(Function { kernel: Kernel::Sort, ..function }.to_string(), "s2o_sort");
     }
 }

@@ -7,6 +7,7 @@ mod function;
 #[cfg(feature = "cuda")]
 mod modules;
 pub mod params;
+pub mod ranking;
 
 pub use arch::{Arch, UnknownArch};
 pub use function::{Dtype, Function, HeadDim, Kernel};
@@ -24,7 +25,7 @@ pub const TILE_K: usize = 128;
 pub struct LaunchInfo {
     /// Threads of a block.
     pub threads: i32,
-    /// Dynamic shared memory in bytes.
+    /// Dynamic shared memory in bytes; 0 for kernels whose need depends on the call, see [`ranking`].
     pub shared_bytes: i32,
     /// Blocks of a persistent kernel on one multiprocessor; the grid of others is documented at the kernel.
     pub blocks_per_sm: i32,

@@ -49,8 +49,15 @@ mod tests {
                     (Dtype::F16, HeadDim::D128),
                 ] {
                     let name = Function { dtype, head_dim, ..function }.to_string();
-                    let holders = modules(arch).iter().filter(|module| module.kernels.contains(&name.as_str()));
-                    assert_eq!(holders.count(), 1, "{name} in {arch}");
+                    let holders: Vec<&Module> =
+                        modules(arch).iter().filter(|module| module.kernels.contains(&name.as_str())).collect();
+                    assert_eq!(holders.len(), 1, "{name} in {arch}");
+                    let code = match holders[0].code {
+                        Code::Cubin(code) => code,
+                        Code::Ptx(text) => text.as_bytes(),
+                    };
+                    let symbol = format!("{name}_launch");
+                    assert!(code.windows(symbol.len()).any(|bytes| bytes == symbol.as_bytes()), "{symbol} in {arch}");
                 }
             }
         }

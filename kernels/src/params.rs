@@ -139,6 +139,66 @@ pub struct BlockParams {
     pub block_offsets: *const i64,
 }
 
+/// Algorithm 1 on the segments `first_segment .. first_segment + num_segments` of every head (cuda/ranking_params.cuh).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct RankingParams {
+    /// (batch, q_len, num_heads, head_dim)
+    pub q: *const c_void,
+    /// (batch, k_len, num_kv_heads, head_dim)
+    pub k: *const c_void,
+    /// Per (batch, head): the orders of the segments one after the other, segment `n` has `n * segment_len` keys.
+    pub kv_perm: *mut i32,
+    /// (batch, num_kv_heads, num_segments, heads of a kv head, 3, head_dim), 16 bits each.
+    pub coefficients: *mut u16,
+    /// (batch, num_heads, num_segments, splits, 2 * head_dim + 1); unused with one split.
+    pub partial_moments: *mut f32,
+    /// (batch, num_heads, num_segments), zero at launch and zero again after it.
+    pub arrivals: *mut u32,
+    /// Laid out as `kv_perm`; the sort overwrites it.
+    pub scores: *mut u16,
+    /// A pair for each [`SCORE_BLOCK`](crate::ranking::SCORE_BLOCK) scores.
+    pub score_ranges: *mut f32,
+    /// (batch, num_heads, q_len): slot `r` of a segment's rows holds the row that comes there.
+    pub q_perm: *mut i32,
+    /// (batch, num_kv_heads, head_dim)
+    pub key_guide: *mut f32,
+    /// Of `q`.
+    pub q_strides: Strides,
+    /// Of `k`.
+    pub k_strides: Strides,
+    /// From head to head of `kv_perm`.
+    pub kv_perm_head_stride: i64,
+    /// Sequences.
+    pub batch: i32,
+    /// Query heads.
+    pub num_heads: i32,
+    /// KV heads.
+    pub num_kv_heads: i32,
+    /// Queries.
+    pub q_len: i32,
+    /// Keys.
+    pub k_len: i32,
+    /// Tokens in a segment.
+    pub segment_len: i32,
+    /// First segment of the launch, on absolute positions.
+    pub first_segment: i32,
+    /// Segments of the launch.
+    pub num_segments: i32,
+    /// Tokens `0..front_sink` lead every order.
+    pub front_sink: i32,
+    /// Rows from here on are the dense tail's: `q_perm` leaves them in place.
+    pub ranked_rows: i32,
+    /// A power of two, at least 4 for each thread of the sort.
+    pub sort_buckets: i32,
+    /// Entries that the sort places at a time, a multiple of 64.
+    pub sort_window: i32,
+    /// Factor on `q . k`.
+    pub softmax_scale: f32,
+    /// Weight of the variance term; 0 ranks by the mean query alone.
+    pub second_cumulant: f32,
+}
+
 macro_rules! layout {
     ($type:ident: $size:literal $(, $field:ident at $offset:literal)*) => {
         const _: () = assert!(size_of::<$type>() == $size $(&& std::mem::offset_of!($type, $field) == $offset)*);
@@ -151,4 +211,5 @@ layout!(AttnParams: 176, q_strides at 48, batch at 144);
 layout!(SparseParams: 248, kv_perm at 176, segment_len at 216);
 layout!(SplitParams: 208, partial_out at 176);
 layout!(BlockParams: 192, key_blocks at 176);
+layout!(RankingParams: 192, batch at 136);
 const _: () = assert!(size_of::<RowState>() == 8);

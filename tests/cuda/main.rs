@@ -14,6 +14,7 @@ mod dense;
 mod exact;
 mod host;
 mod problem;
+mod ranking;
 mod sparse;
 
 use std::cell::Cell;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
     let mut runner = Runner { device, stops_late, words, passed: 0, failed: Cell::new(0) };
     dense::cases(&mut runner);
     blocks::cases(&mut runner);
+    ranking::cases(&mut runner);
     sparse::cases(&mut runner);
     host::cases(&mut runner);
     let (passed, failed) = (runner.passed, runner.failed.get());

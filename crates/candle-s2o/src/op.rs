@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, MetalStorage, Shape, Tensor};
 use s2o::cpu::{self, Element, Inputs};
-use s2o::{AttnStats, Ranking, S2oConfig, S2oError};
+use s2o::{AttnShape, AttnStats, Ranking, S2oConfig, S2oError};
 
 use crate::error::AttnError;
 
@@ -174,6 +174,41 @@ impl S2oOp {
         let (out, stats) = apply(self, q, k, v)?;
         Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass left no statistics"))?))
     }
+
+    /// Algorithm 1 alone, on the device of the tensors: the orders of every head (`b * num_heads + h`) and segment.
+    ///
+    /// # Errors
+    /// As [`S2oOp::apply`].
+    pub fn rank(self, q: &Tensor, k: &Tensor) -> Result<Ranking, AttnError> {
+        // The values do not matter; the output is not written.
+        Ok(apply(RankOp(self), q, k, k)?.1)
+    }
+
+    fn prompt_len(&self, shape: &AttnShape) -> usize {
+        self.prompt_len.unwrap_or(shape.k_len())
+    }
+}
+
+/// The ranking of an [`S2oOp`].
+#[derive(Debug)]
+struct RankOp(S2oOp);
+
+impl Kernel for RankOp {
+    const NAME: &'static str = "s2o-ranking";
+    type Report = Ranking;
+
+    fn softmax_scale(&self) -> f32 {
+        self.0.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, _: &mut [T]) -> Result<Ranking, AttnError> {
+        Ok(cpu::rank(inputs, &self.0.config, self.0.prompt_len(inputs.shape()))?)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, call: &crate::cuda::Call) -> Result<Ranking, AttnError> {
+        crate::cuda::rank(call, &self.0.config, self.0.prompt_len(call.shape()))
+    }
 }
 
 impl Kernel for S2oOp {
@@ -185,7 +220,7 @@ impl Kernel for S2oOp {
     }
 
     fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Option<AttnStats>, AttnError> {
-        let prompt_len = self.prompt_len.unwrap_or(inputs.shape().k_len());
+        let prompt_len = self.prompt_len(inputs.shape());
         let stats = match &self.ranking {
             Some(ranking) => cpu::attention_with_ranking(inputs, &self.config, prompt_len, ranking, out)?,
             None => cpu::attention(inputs, &self.config, prompt_len, out)?,
@@ -197,7 +232,7 @@ impl Kernel for S2oOp {
     fn cuda(&self, call: &crate::cuda::Call) -> Result<Option<AttnStats>, AttnError> {
         let request = crate::cuda::Request {
             config: &self.config,
-            prompt_len: self.prompt_len.unwrap_or(call.shape().k_len()),
+            prompt_len: self.prompt_len(call.shape()),
             ranking: self.ranking.as_deref(),
             wants_stats: self.wants_stats,
         };

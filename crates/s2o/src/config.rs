@@ -281,7 +281,8 @@ options! {
     q_perm: bool,
     /// Prompts shorter than this many tokens take the dense path.
     dense_below: usize,
-    /// Most bytes that key orders may take at a time. Segments are ranked in groups that fit; one segment of one KV
-    /// head needs `20 * group_size * prefix_len` bytes, and a smaller cap is an error.
+    /// Most bytes that key orders may take at a time. Segments are ranked in groups that fit, and a cap too small for
+    /// one is an error: on the CPU one segment of one head needs `20 * prefix_len` bytes, on a GPU one segment of all
+    /// heads and sequences `6.125 * batch * num_heads * prefix_len`.
     workspace_cap: usize,
 }

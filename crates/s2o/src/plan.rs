@@ -117,7 +117,7 @@ pub struct SegmentOrder {
     /// Order of the keys `0..segment.start`.
     pub kv_perm: Permutation,
     /// For each prefix tile in `kv_perm` order, `sum exp(k_score - max k_score)` over its keys: feeds the estimate
-    /// of the skipped mass.
+    /// of the skipped mass. Empty if the orders come from a backend that does not keep the scores.
     pub tile_weights: Vec<f32>,
 }
 

@@ -1,92 +1,77 @@
 // Keys and values on their way: a ring of half tiles filled by cp.async, from consecutive rows or by index.
 //
-// The order of the loads is the order of the reads: for each visit of a half tile its keys, then its values. All threads
-// load; a step of the ring costs one barrier, which also says that the slot about to be filled has been read.
+// The order of the loads is the order of the reads: for each visit of a half tile its keys, then its values. A step of the
+// ring costs one barrier, which also says that the slot about to be filled has been read.
 #pragma once
 #include "traits.cuh"
 
 namespace s2o::sm80 {
 
-template <class X>
+// DISCARD: see `attend`.
+template <class X, bool DISCARD>
 class Loader {
     using Params = typename X::Params;
     static constexpr int ROWS_APART = THREADS / X::ROW_CHUNKS;  // ROW_CHUNKS threads copy a row
-    static constexpr int ROWS_PER_THREAD = HALF_K / ROWS_APART;
+    static constexpr int ROWS = HALF_K / ROWS_APART;            // of a thread
     static constexpr uint32_t RING_BYTES = RING_SLOTS * X::SLOT_BYTES;
 
-    // Everything here lives in registers beside the accumulators: few words, the rest is read from `control`.
+    // What lives here lives in registers beside the accumulators: few words, the rest is read from `control`.
     const Params& p;
     const Control& control;
     uint32_t ring;
-    uint32_t read = 0;  // slot, in bytes
+    uint32_t read = 0;       // slot, in bytes
     uint32_t next_load = 0;  // 8 * step + 2 * visit + (1 for values)
-    // Of the next load: its key tile, or one token of it when it gathers (the threads that copy a row pass their rows'
-    // tokens around). Fetched one load ahead.
+    // Of the next load, fetched one load ahead: the thread's first token, or when the kernel gathers one of its tokens
+    // (the threads that copy a row pass their rows' tokens around). k_len when there is nothing left to load.
     int index;
 
     __device__ __forceinline__ int step() const { return next_load >> 3; }
-    __device__ __forceinline__ int half() const { return next_load >> 1 & 1; }
     __device__ __forceinline__ bool gathers() const { return X::GATHER && step() >= control.work.gather_from; }
-    __device__ __forceinline__ static int row() { return threadIdx.x / X::ROW_CHUNKS; }
 
     __device__ __forceinline__ void fetch_index() {
         const WorkItem& w = control.work;
+        index = X::Schedule::attn(p).k_len;
         if (step() >= w.steps) return;
+        const int thread = thread_index();
+        const int half = (next_load >> 1 & 1) * HALF_K;
+        const int slot = half + thread / X::ROW_CHUNKS + (X::GATHER ? ROWS_APART * (thread % ROWS) : 0);
         if (gathers()) {
-            const int slot = row() + ROWS_APART * (threadIdx.x % ROWS_PER_THREAD);
-            index = w.kv_perm[int64_t(step() - w.gather_from) * TILE_K + half() * HALF_K + slot];
-        } else if constexpr (!X::PERMUTED) {
-            index = X::Schedule::key_tile(w, step());
+            index = w.kv_perm[(step() - w.gather_from) * TILE_K + slot];
+        } else {
+            index = key_tile<X>(w, step()) * TILE_K + slot;
         }
     }
-    __device__ __forceinline__ void advance() {
+    __device__ __forceinline__ void load(uint32_t slot) {
+        const AttnParams& attn = X::Schedule::attn(p);
+        const int thread = thread_index(), line = thread / X::ROW_CHUNKS, chunk = thread % X::ROW_CHUNKS;
+        const bool values = next_load & 1;
+        const uint64_t row_bytes = (values ? attn.v_strides.seq : attn.k_strides.seq) * 2;
+        const char* rows = control.rows[values] + chunk * 16;
+        // ROWS_APART is a multiple of 8: one swizzle for all rows of a thread.
+        const uint32_t dst = ring + slot + line * X::ROW + ((chunk ^ (line & 7)) << 4);
+        // Zeros beyond the last key: garbage times a probability of zero may be NaN.
+        if constexpr (X::GATHER) {
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                const uint32_t token = __shfl_sync(0xffffffffu, index, i, X::ROW_CHUNKS);
+                cp_async_16(dst + i * ROWS_APART * X::ROW, rows + token * row_bytes, token < attn.k_len);
+            }
+        } else {
+            rows += index * row_bytes;
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                cp_async_16(dst + i * ROWS_APART * X::ROW, rows, index + i * ROWS_APART < attn.k_len);
+                rows += ROWS_APART * row_bytes;
+            }
+        }
+        cp_async_commit();
         const uint32_t in_step = next_load & 7;
-        if (scores_twice<X>(p, control.work, step())) {
+        if (DISCARD && gathers()) {
             next_load += in_step == 0 ? 2 : in_step == 5 ? 3 : 1;
         } else {
             next_load += in_step == 3 ? 5 : 1;
         }
         fetch_index();
-    }
-
-    __device__ __forceinline__ void load(uint32_t slot) {
-        if (step() < control.work.steps) {
-            const AttnParams& attn = X::Schedule::attn(p);
-            const bool values = next_load & 1;
-            const char* rows = control.rows[values] + threadIdx.x % X::ROW_CHUNKS * 16;
-            const uint64_t row_bytes = (values ? attn.v_strides.seq : attn.k_strides.seq) * 2;
-            // ROWS_APART is a multiple of 8: one swizzle for all rows of a thread.
-            const uint32_t dst =
-                ring + slot + row() * X::ROW + ((threadIdx.x % X::ROW_CHUNKS ^ (row() & 7)) << 4);
-            if (gathers()) {
-                const int group = threadIdx.x % 32 / X::ROW_CHUNKS * X::ROW_CHUNKS;
-#pragma unroll
-                for (int i = 0; i < ROWS_PER_THREAD; ++i) {
-                    const uint32_t key = __shfl_sync(0xffffffffu, index, group + i);
-                    cp_async_16(dst + i * ROWS_APART * X::ROW, rows + uint64_t(key) * row_bytes, true);
-                }
-            } else {
-                const int first_key = index * TILE_K + half() * HALF_K, key = first_key + row();
-                const char* src = rows + key * row_bytes;
-                if (first_key + HALF_K <= attn.k_len) {
-#pragma unroll
-                    for (int i = 0; i < ROWS_PER_THREAD; ++i) {
-                        cp_async_16(dst + i * ROWS_APART * X::ROW, src, true);
-                        src += ROWS_APART * row_bytes;
-                    }
-                } else {
-                    // Zeros beyond the last key: garbage times a probability of zero may be NaN.
-#pragma unroll 1
-                    for (int i = 0; i < ROWS_PER_THREAD; ++i) {
-                        const bool exists = key + i * ROWS_APART < attn.k_len;
-                        cp_async_16(dst + i * ROWS_APART * X::ROW, exists ? src : rows, exists);
-                        src += ROWS_APART * row_bytes;
-                    }
-                }
-            }
-            advance();
-        }
-        cp_async_commit();  // empty at the end, so that the wait can count
     }
 
 public:

@@ -15,8 +15,7 @@ __device__ __forceinline__ uint32_t smem_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// The thread's index, read anew: what is derived from it at an item's start and end stays out of the registers of the
-// loop between.
+// The thread's index, read anew: what is derived from it occupies no register until then.
 __device__ __forceinline__ int thread_index() {
     int x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));

@@ -14,6 +14,7 @@ constexpr int THREADS = WARPS * 32;
 constexpr int WARP_ROWS = TILE_Q / WARPS;  // two m16 fragments: each key fragment loaded then serves two products
 constexpr int HALF_K = TILE_K / 2;         // keys loaded and scored at a time: more would not leave registers for `acc`
 constexpr int RING_SLOTS = 3;              // one read, two on their way
+constexpr int BLOCKS_PER_SM = 2;
 
 enum class Output {
     NORMALISED,  // attention
@@ -22,16 +23,14 @@ enum class Output {
     RESUMED,     // pass 2: joined with what pass 1 left in `out`
 };
 
-template <typename T_, int HEAD_DIM_, class Schedule_, Output OUTPUT_, int BLOCKS_PER_SM_>
+template <typename T_, int HEAD_DIM_, class Schedule_, Output OUTPUT_>
 struct Traits {
     using T = T_;
     using Schedule = Schedule_;
     using Params = typename Schedule::Params;
     static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr Output OUTPUT = OUTPUT_;
-    static constexpr int BLOCKS_PER_SM = BLOCKS_PER_SM_;
     static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
-    static constexpr bool SPARSE = std::is_same_v<Params, SparseParams>;
     // Prefix tiles come by index, and may end early.
     static constexpr bool GATHER = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>>;
     // A split may hold no visible key for some of its rows.
@@ -55,7 +54,7 @@ struct SharedLayout {
     static constexpr uint32_t TILES_BYTES = X::Q_BYTES + RING_SLOTS * X::SLOT_BYTES;
     static constexpr uint32_t BYTES = TILES_BYTES + sizeof(Control);
     // Two blocks with 1024 bytes of the system's each fit in an A100's 164 KiB, one in the 99 KiB of consumer cards.
-    static_assert(X::BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024 && BYTES <= 99 * 1024);
+    static_assert(BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024 && BYTES <= 99 * 1024);
 
     char* raw;
     __device__ __forceinline__ char* q() const { return raw; }
@@ -75,12 +74,15 @@ __device__ __forceinline__ int row_of(const typename X::Params& p, const WorkIte
     }
 }
 
-// Whether the first half of a step's keys is scored twice: first to decide, with the values left alone, then again to
-// take part. Alg. 3 drops the triggering tile, and the scores of 128 keys and `acc` do not fit in registers together.
+// The keys of a step that does not gather. A permuted tile has none: its engine tests for them like the others because
+// the register allocation of ptxas comes out worse (spills) without that branch.
 template <class X>
-__device__ __forceinline__ bool scores_twice(const typename X::Params& p, const WorkItem& w, int step) {
-    if constexpr (X::GATHER) return p.discard && p.tau > 0.f && step >= w.gather_from;
-    return false;
+__device__ __forceinline__ int key_tile(const WorkItem& w, int step) {
+    if constexpr (X::PERMUTED) {
+        return 0;
+    } else {
+        return X::Schedule::key_tile(w, step);
+    }
 }
 
 }  // namespace s2o::sm80

@@ -16,9 +16,11 @@
 #include "gather.cuh"
 #include "wgmma.cuh"
 
-// wgmma reads through the async proxy what cp.async wrote through the generic one.
+// wgmma reads through the async proxy what cp.async wrote through the generic one; PTX wants a proxy fence between. It becomes
+// a MEMBAR in every step of every consumer, 2-3 % of the time (docs/kernels.md). CUTLASS' and FlashAttention-3's cp.async
+// main loops go without, and so do we: the mbarrier that the copies complete orders them on this hardware.
 #ifndef S2O_CONSUMER_PROXY_FENCE
-#define S2O_CONSUMER_PROXY_FENCE 1
+#define S2O_CONSUMER_PROXY_FENCE 0
 #endif
 #ifndef S2O_STAGES
 #define S2O_STAGES 2

@@ -106,6 +106,10 @@ pub(super) enum Grid {
         /// Of the launch.
         rows: usize,
     },
+    /// As many blocks as said, in x, y and z.
+    Blocks([usize; 3]),
+    /// The same for a kernel that leaves its threads or its dynamic shared memory to the launch.
+    Shaped { blocks: [usize; 3], threads: Option<usize>, shared_bytes: usize },
 }
 
 impl Call {
@@ -156,25 +160,42 @@ impl Call {
         self.library.pool.allocate(&self.stream, regions)
     }
 
+    /// A kernel, loaded.
+    pub(super) fn entry(&self, kernel: KernelName) -> Result<Entry, CudaError> {
+        self.library.entry(Function::new(kernel, self.dtype, self.head_dim), &self.stream)
+    }
+
     /// Enqueues a kernel.
     ///
     /// # Safety
     /// `params` must be what the kernel takes, and every address in it must hold what params.cuh says until the kernel
     /// has run.
     pub(super) unsafe fn launch<P: Params>(&self, kernel: KernelName, params: &P, grid: Grid) -> Result<(), CudaError> {
-        let function = Function::new(kernel, self.dtype, self.head_dim);
-        let Entry { function, info } = self.library.entry(function, &self.stream)?;
+        let Entry { function, info, .. } = self.entry(kernel)?;
+        let (mut threads, mut shared_bytes) = (info.threads as usize, info.shared_bytes as usize);
         let blocks = match grid {
             Grid::Persistent { items } => {
                 int("work items", items)?;
-                items.min(self.library.multiprocessors * info.blocks_per_sm as usize)
+                [items.min(self.library.multiprocessors * info.blocks_per_sm as usize), 1, 1]
             }
-            Grid::Warps { rows } => rows.div_ceil(info.threads as usize / 32),
+            Grid::Warps { rows } => [rows.div_ceil(threads / 32), 1, 1],
+            Grid::Blocks(blocks) => blocks,
+            Grid::Shaped { blocks, threads: of_block, shared_bytes: bytes } => {
+                threads = of_block.unwrap_or(threads);
+                shared_bytes = bytes;
+                blocks
+            }
         };
-        if blocks == 0 {
+        if blocks.contains(&0) {
             return Ok(());
         }
-        let blocks = int("thread blocks", blocks)? as u32;
+        let [x, y, z] = blocks;
+        int("thread blocks", x)?;
+        for got in [y, z] {
+            if got > MAX_GRID_YZ {
+                return Err(CudaError::TooLarge { name: "thread blocks", max: MAX_GRID_YZ, got });
+            }
+        }
         let maps = match info.tensor_maps {
             0 => Vec::new(),
             _ => [self.q, self.k, self.v]
@@ -189,9 +210,9 @@ impl Call {
         unsafe {
             result::launch_kernel(
                 function.cu_function(),
-                (blocks, 1, 1),
-                (info.threads as u32, 1, 1),
-                info.shared_bytes as u32,
+                (x as u32, y as u32, z as u32),
+                (threads as u32, 1, 1),
+                shared_bytes as u32,
                 self.stream.cu_stream(),
                 &mut arguments,
             )
@@ -200,5 +221,7 @@ impl Call {
     }
 }
 
+/// Most blocks of a grid in y or z.
+const MAX_GRID_YZ: usize = 65535;
 /// Of both element types.
 const ELEMENT_BYTES: usize = 2;

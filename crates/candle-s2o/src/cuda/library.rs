@@ -36,6 +36,8 @@ struct Loaded {
 pub(super) struct Entry {
     pub(super) function: CudaFunction,
     pub(super) info: LaunchInfo,
+    /// Most dynamic shared memory that a launch may ask for.
+    pub(super) shared_limit: usize,
 }
 
 /// By context and build. Candle devices of one GPU share its primary context, and so this. A context is kept alive by
@@ -127,9 +129,16 @@ fn entry_of(module: &Arc<CudaModule>, function: Function, stream: &Arc<CudaStrea
         .and_then(|()| stream.synchronize())
         .doing("reading how to launch a kernel")?;
     let info = LaunchInfo::from_bytes(bytes);
+    let shared_limit = if function.kernel.sizes_its_shared_memory() {
+        let own = kernel.shared_size_bytes().doing("asking for a kernel's shared memory")?;
+        let of_block = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        stream.context().attribute(of_block).doing("asking for shared memory")? - own
+    } else {
+        info.shared_bytes
+    };
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    kernel.set_attribute(attribute, info.shared_bytes).doing("allowing a kernel its shared memory")?;
-    Ok(Entry { function: kernel, info })
+    kernel.set_attribute(attribute, shared_limit).doing("allowing a kernel its shared memory")?;
+    Ok(Entry { function: kernel, info, shared_limit: shared_limit as usize })
 }
 
 /// Refuses to wait for a stream that is capturing a graph.

@@ -11,7 +11,7 @@
 //! **Streams.** Everything is enqueued on the Candle device's own stream, and the host waits for nothing but
 //! statistics, orders and the first call of each kernel (which loads it). Scratch memory is allocated in the order of
 //! the stream, from a pool that keeps it for the next call, so threads and streams do not disturb each other: the key
-//! orders take at most [`S2oConfig::workspace_cap`](crate::S2oConfig::workspace_cap), the partial results of split calls
+//! orders take at most [`S2oConfig::workspace_cap`](crate::S2oConfig::workspace_cap) (6 1/8 bytes per key and head), the partial results of split calls
 //! and the row states of permuted queries come on top.
 //!
 //! **CUDA graphs.** A call can be captured after one like it has run, which loads the kernels; the scratch memory
@@ -24,6 +24,7 @@ mod error;
 mod library;
 mod memory;
 mod operand;
+mod ranking;
 mod sparse;
 mod tensor_map;
 
@@ -31,19 +32,13 @@ pub use block::BlockLists;
 pub use error::CudaError;
 
 pub(crate) use call::{Call, run};
-pub(crate) use sparse::Request;
+pub(crate) use sparse::{Request, attend as s2o, rank};
 
 use candle_core::Tensor;
-use s2o::AttnStats;
 use s2o::cpu::{Element, Inputs};
 
 use crate::error::AttnError;
 use crate::op::{Kernel, apply};
-
-/// S2O attention on a GPU.
-pub(crate) fn s2o(call: &Call, request: &Request<'_>) -> Result<Option<AttnStats>, AttnError> {
-    sparse::attend(call, request)
-}
 
 /// Dense attention on a GPU.
 pub(crate) fn dense(call: &Call, causal: bool) -> Result<(), AttnError> {

@@ -3,7 +3,10 @@
 
 use std::ptr;
 
-use s2o::{AttnStats, GainFrame, Plan, Ranking, S2oConfig, S2oError, Segment, StopRule, TriggeringTile};
+use s2o::{
+    AttnStats, GainFrame, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
+    TriggeringTile,
+};
 use s2o_kernels::params::{RowState, SparseParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
@@ -12,10 +15,8 @@ use super::dense;
 use super::error::{CudaError, int};
 use super::library::refuse_capture;
 use super::memory::{Region, Regions, Scratch};
+use super::ranking::{self, Orders, Ranker};
 use crate::error::AttnError;
-
-/// Bytes that the order of one key for one head takes: its index and its score.
-const BYTES_PER_KEY: usize = size_of::<i32>() + size_of::<u16>();
 
 /// What to compute, beside the tensors.
 pub(crate) struct Request<'a> {
@@ -42,12 +43,20 @@ pub(crate) fn attend(call: &Call, request: &Request<'_>) -> Result<Option<AttnSt
     if let Some(ranking) = ranking {
         plan.check_ranking(&call.shape, ranking).map_err(S2oError::from)?;
     }
-    let launch = Launch::new(call, config, &plan, wants_stats)?;
-    launch.run(ranking)?;
+    let launch = Launch::new(call, config, &plan, ranking.is_none(), wants_stats)?;
+    launch.attend(ranking)?;
     if plan.ranked_rows() < call.shape.q_len() {
         dense::attend(call, true, plan.ranked_rows(), None)?;
     }
     Ok(if wants_stats { Some(launch.stats()?) } else { None })
+}
+
+/// Algorithm 1 alone, its orders on the host: `ranking[b * num_heads + h][s]` for the `s`-th segment of the plan.
+pub(crate) fn rank(call: &Call, config: &S2oConfig, prompt_len: usize) -> Result<Ranking, AttnError> {
+    check_tiles(config)?;
+    refuse_capture(&call.stream, "reading orders", "rank outside the capture")?;
+    let plan = Plan::new(config, &call.shape, prompt_len)?;
+    Launch::new(call, config, &plan, true, false)?.rank_only()
 }
 
 fn check_tiles(config: &S2oConfig) -> Result<(), CudaError> {
@@ -70,11 +79,11 @@ pub(super) struct Group {
 
 /// Cuts the segments with ranked rows into groups whose orders for `heads` heads fit the cap, the last segments first.
 fn groups(segments: &[Segment], heads: usize, cap: usize) -> Result<Vec<Group>, S2oError> {
-    let fits = |keys: usize| keys.saturating_mul(heads * BYTES_PER_KEY) <= cap;
+    let fits = |keys: usize| heads * ranking::bytes(keys) <= cap;
     let mut groups: Vec<Group> = Vec::new();
     for (number, segment) in segments.iter().enumerate().rev().filter(|(_, segment)| !segment.rows.is_empty()) {
         if !fits(segment.start) {
-            let expected = segment.start * heads * BYTES_PER_KEY;
+            let expected = heads * ranking::bytes(segment.start);
             return Err(S2oError::WorkspaceTooSmall { expected, got: cap, prefix_len: segment.start });
         }
         match groups.last_mut() {
@@ -97,6 +106,8 @@ struct Launch<'a> {
     scratch: Scratch,
     counters: Region<i32>,
     kv_perm: Region<i32>,
+    /// Unless the orders are given.
+    ranker: Option<Ranker>,
     /// With query permutation.
     permuted: Option<Permuted>,
     tiles_visited: Option<Region<i32>>,
@@ -109,7 +120,13 @@ struct Permuted {
 }
 
 impl<'a> Launch<'a> {
-    fn new(call: &'a Call, config: &'a S2oConfig, plan: &'a Plan, wants_stats: bool) -> Result<Self, AttnError> {
+    fn new(
+        call: &'a Call,
+        config: &'a S2oConfig,
+        plan: &'a Plan,
+        ranks: bool,
+        wants_stats: bool,
+    ) -> Result<Self, AttnError> {
         let shape = &call.shape;
         let heads = shape.batch() * shape.num_heads();
         let groups = groups(&plan.segments, heads, config.workspace_cap())?;
@@ -123,12 +140,16 @@ impl<'a> Launch<'a> {
         });
         let slots = heads * plan.segments.len() * (plan.segment_len / TILE_Q);
         let tiles_visited = wants_stats.then(|| regions.add(slots));
+        let ranker = ranks.then(|| Ranker::new(&mut regions, call, plan, &groups));
         let scratch = call.allocate(&regions)?;
         scratch.zero(&call.stream, counters)?;
-        Ok(Self { call, config, plan, groups, scratch, counters, kv_perm, permuted, tiles_visited })
+        if let Some(ranker) = &ranker {
+            ranker.prepare(call, &scratch)?;
+        }
+        Ok(Self { call, config, plan, groups, scratch, counters, kv_perm, ranker, permuted, tiles_visited })
     }
 
-    fn run(&self, ranking: Option<&Ranking>) -> Result<(), AttnError> {
+    fn attend(&self, ranking: Option<&Ranking>) -> Result<(), CudaError> {
         if let (Some(permuted), Some(last)) = (&self.permuted, self.groups.first()) {
             let first = self.groups.last().map_or(last.first, |group| group.first);
             let all = Group { first, end: last.end, keys: 0 };
@@ -140,11 +161,55 @@ impl<'a> Launch<'a> {
         for (number, group) in self.groups.iter().enumerate() {
             match ranking {
                 Some(ranking) => self.upload_kv_perm(group, ranking)?,
-                None => return Err(CudaError::Blocks { name: "ranking", expected: String::new(), got: 0 }.into()),
+                None => self.rank(group)?,
             }
             self.launch(self.kernel(), group, number)?;
         }
         Ok(())
+    }
+
+    fn rank(&self, group: &Group) -> Result<(), CudaError> {
+        let Self { call, config, plan, scratch, .. } = self;
+        let orders = Orders {
+            kv_perm: scratch.at(self.kv_perm),
+            q_perm: self.permuted.map(|permuted| scratch.at(permuted.q_perm)),
+        };
+        let ranker = self.ranker.as_ref().expect("made where no orders are given");
+        ranker.rank(call, scratch, config, plan, group, orders)
+    }
+
+    /// Ranks the groups one after the other, and reads their orders.
+    fn rank_only(&self) -> Result<Ranking, AttnError> {
+        let Self { call, plan, scratch, .. } = self;
+        let shape = &call.shape;
+        // Segments that lie in the dense tail whole need no order; theirs is the natural one.
+        let natural = |segment: &Segment| SegmentOrder {
+            q_perm: Permutation::identity(segment.rows.len()),
+            kv_perm: Permutation::identity(segment.start),
+            tile_weights: Vec::new(),
+        };
+        let mut ranking =
+            vec![plan.segments.iter().map(natural).collect::<Vec<_>>(); shape.batch() * shape.num_heads()];
+        for group in &self.groups {
+            self.rank(group)?;
+            let tokens = scratch.download(&call.stream, self.kv_perm)?;
+            let rows = match self.permuted {
+                Some(permuted) => scratch.download(&call.stream, permuted.q_perm)?,
+                None => Vec::new(),
+            };
+            for (head, orders) in ranking.iter_mut().enumerate() {
+                let mut place = head * group.keys;
+                for (segment, order) in plan.segments.iter().zip(orders).take(group.end).skip(group.first) {
+                    order.kv_perm = permutation(&tokens[place..place + segment.start], 0)?;
+                    place += segment.start;
+                    if self.permuted.is_some() {
+                        let rows = &rows[head * shape.q_len()..][segment.rows.clone()];
+                        order.q_perm = permutation(rows, segment.rows.start)?;
+                    }
+                }
+            }
+        }
+        Ok(ranking)
     }
 
     /// The kernel that walks over the prefixes.
@@ -235,6 +300,11 @@ impl<'a> Launch<'a> {
     }
 }
 
+/// The permutation that the GPU found, its indices counted from `base`; a wrong one is an error, not a panic.
+fn permutation(indices: &[i32], base: usize) -> Result<Permutation, S2oError> {
+    Ok(Permutation::new(indices.iter().map(|&index| (index as u32).wrapping_sub(base as u32)).collect())?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,14 +317,14 @@ mod tests {
         assert_eq!(segments.len(), 6);
         let all = groups(&segments, 2, usize::MAX).unwrap();
         assert_eq!(all, [Group { first: 0, end: 6, keys: keys(0..6) }]);
-        let cap = 2 * BYTES_PER_KEY * (896 + 768);
+        let cap = 2 * ranking::bytes(896 + 768);
         let cut = groups(&segments, 2, cap).unwrap();
         assert_eq!(cut[0], Group { first: 4, end: 6, keys: 896 + 768 });
         assert_eq!(cut.last().unwrap().first, 0);
-        assert!(cut.iter().all(|group| group.keys * 2 * BYTES_PER_KEY <= cap));
+        assert!(cut.iter().all(|group| 2 * ranking::bytes(group.keys) <= cap));
         assert_eq!(
             groups(&segments, 2, 1000),
-            Err(S2oError::WorkspaceTooSmall { expected: 896 * 2 * BYTES_PER_KEY, got: 1000, prefix_len: 896 })
+            Err(S2oError::WorkspaceTooSmall { expected: 2 * ranking::bytes(896), got: 1000, prefix_len: 896 })
         );
     }
 
