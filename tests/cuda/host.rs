@@ -69,7 +69,7 @@ fn errors(device: &Device) {
     match refused(&good, &tight) {
         // The last segment with rows before the dense tail begins at 256.
         AttnError::S2o(S2oError::WorkspaceTooSmall { expected, got: 1000, prefix_len: 256 }) => {
-            assert_eq!(expected, 256 * 2 * 6);
+            assert_eq!(expected, 256 * 2 * 6 + 256 / 64 * 2 * 8);
         }
         other => panic!("expected a workspace error, got {other}"),
     }

@@ -84,6 +84,17 @@ pub fn check_output(
     });
 }
 
+/// Prefix tiles that the GPU visits where the CPU path visited those of `tile`.
+pub fn expected_visits(runner: &Runner, config: &S2oConfig, tile: &TileStats) -> usize {
+    let late = runner.stops_late
+        && config.stop_rule() == StopRule::AllRows
+        && config.gain_frame() == GainFrame::NewMax
+        && config.triggering_tile() == TriggeringTile::Keep
+        && !config.q_perm()
+        && config.tau() > 0.0;
+    (tile.visited + usize::from(late && !tile.dense_tail)).min(tile.prefix_tiles)
+}
+
 /// The visits are those of the CPU path, one later where the rule decides late, except where rounding decides.
 fn check_visits(
     runner: &Runner,
@@ -98,13 +109,7 @@ fn check_visits(
         let [q, k, v] = &problem.on_cpu;
         op(problem, &config, prompt_len, ranking).apply_with_stats(q, k, v).unwrap().1
     };
-    let late = runner.stops_late
-        && config.stop_rule() == StopRule::AllRows
-        && config.gain_frame() == GainFrame::NewMax
-        && config.triggering_tile() == TriggeringTile::Keep
-        && !config.q_perm()
-        && config.tau() > 0.0;
-    let expected = |tile: &TileStats| (tile.visited + usize::from(late && !tile.dense_tail)).min(tile.prefix_tiles);
+    let expected = |tile: &TileStats| expected_visits(runner, config, tile);
     let want = on_cpu(config.tau());
     let place = |tile: &TileStats| (tile.segment, tile.dense_tail, tile.rows, tile.window_tiles, tile.prefix_tiles);
     let tiles = |stats: &AttnStats| stats.heads.iter().flat_map(|head| head.tiles.clone()).collect::<Vec<_>>();

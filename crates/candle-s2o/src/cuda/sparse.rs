@@ -229,10 +229,8 @@ impl<'a> Launch<'a> {
         let Self { call, config, plan, scratch, .. } = self;
         let heads = call.shape.batch() * call.shape.num_heads();
         let segments = group.end - group.first;
-        // SAFETY: there is a counter for each group and one more.
-        let next_item = unsafe { scratch.at(self.counters).add(counter) };
         let params = SparseParams {
-            attn: call.params(true, next_item)?,
+            attn: call.params(true, scratch.at(self.counters).wrapping_add(counter))?,
             kv_perm: scratch.at(self.kv_perm),
             kv_perm_head_stride: group.keys as i64,
             q_perm: self.permuted.map_or(ptr::null(), |permuted| scratch.at(permuted.q_perm).cast_const()),
