@@ -61,7 +61,8 @@ impl Kernel {
         matches!(self, Self::Sort | Self::QueryOrder)
     }
 
-    fn name(self) -> &'static str {
+    /// Its part of the names in the compiled code.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Dense => "dense",
             Self::Sparse => "sparse",

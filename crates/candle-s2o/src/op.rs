@@ -175,6 +175,20 @@ impl S2oOp {
         Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass left no statistics"))?))
     }
 
+    /// [`S2oOp::apply`] on a GPU, and the time of each kernel in the order of their launches. The host waits for them.
+    ///
+    /// # Errors
+    /// As [`S2oOp::apply`]; [`AttnError::GpuOnly`] for tensors on the CPU.
+    #[cfg(feature = "cuda")]
+    pub fn apply_timed(
+        self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> Result<(Tensor, Vec<crate::cuda::KernelTime>), AttnError> {
+        apply(TimedOp(self), q, k, v)
+    }
+
     /// Algorithm 1 alone, on the device of the tensors: the orders of every head (`b * num_heads + h`) and segment.
     ///
     /// # Errors
@@ -208,6 +222,31 @@ impl Kernel for RankOp {
     #[cfg(feature = "cuda")]
     fn cuda(&self, call: &crate::cuda::Call) -> Result<Ranking, AttnError> {
         crate::cuda::rank(call, &self.0.config, self.0.prompt_len(call.shape()))
+    }
+}
+
+/// An [`S2oOp`] whose kernels are timed.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct TimedOp(S2oOp);
+
+#[cfg(feature = "cuda")]
+impl Kernel for TimedOp {
+    const NAME: &'static str = "s2o-attention-timed";
+    type Report = Vec<crate::cuda::KernelTime>;
+
+    fn softmax_scale(&self) -> f32 {
+        self.0.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, _: &Inputs<'_, T>, _: &mut [T]) -> Result<Self::Report, AttnError> {
+        Err(AttnError::GpuOnly { what: Self::NAME })
+    }
+
+    fn cuda(&self, call: &crate::cuda::Call) -> Result<Self::Report, AttnError> {
+        let stopwatch = Arc::default();
+        self.0.cuda(&call.timed(&stopwatch))?;
+        Ok(stopwatch.read()?)
     }
 }
 

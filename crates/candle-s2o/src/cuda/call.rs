@@ -16,6 +16,7 @@ use super::error::{CudaError, Doing, int};
 use super::library::{Entry, Library};
 use super::memory::{Regions, Scratch};
 use super::operand::{Element, Operand, View};
+use super::stopwatch::Stopwatch;
 use super::tensor_map::TensorMap;
 use crate::error::AttnError;
 use crate::op::Kernel;
@@ -36,6 +37,7 @@ pub(crate) struct Call {
     pub(super) softmax_scale: f32,
     dtype: Dtype,
     head_dim: HeadDim,
+    stopwatch: Option<Arc<Stopwatch>>,
 }
 
 /// Runs `kernel` on `q`, `k`, `v`: the output has the shape of `q`, contiguous.
@@ -89,7 +91,8 @@ fn typed<T: Element, K: Kernel>(
         let out = View::new::<T>(address, &Layout::contiguous(&out_shape));
         let softmax_scale = kernel.softmax_scale();
         let stream = Arc::clone(&stream);
-        kernel.cuda(&Call { shape, stream, library, q, k, v, out, softmax_scale, dtype: T::DTYPE, head_dim })?
+        let (dtype, stopwatch) = (T::DTYPE, None);
+        kernel.cuda(&Call { shape, stream, library, q, k, v, out, softmax_scale, dtype, head_dim, stopwatch })?
     };
     Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), out_shape, report))
 }
@@ -116,6 +119,11 @@ impl Call {
     /// Sizes of the call.
     pub(crate) fn shape(&self) -> &AttnShape {
         &self.shape
+    }
+
+    /// The same call, its launches timed.
+    pub(crate) fn timed(&self, stopwatch: &Arc<Stopwatch>) -> Self {
+        Self { stopwatch: Some(Arc::clone(stopwatch)), ..self.clone() }
     }
 
     /// Parameters that all attention kernels share. `next_item` is a counter that is zero when the kernel starts.
@@ -205,19 +213,25 @@ impl Call {
         };
         let mut arguments: Vec<*mut c_void> = maps.iter().map(|map| ptr::from_ref(map) as *mut c_void).collect();
         arguments.push(ptr::from_ref(params) as *mut c_void);
-        // SAFETY: the kernel takes the descriptors it asks for and then its parameters, by value: the driver copies them
-        // before it returns. That they are the right ones is the caller's promise.
-        unsafe {
-            result::launch_kernel(
-                function.cu_function(),
-                (x as u32, y as u32, z as u32),
-                (threads as u32, 1, 1),
-                shared_bytes as u32,
-                self.stream.cu_stream(),
-                &mut arguments,
-            )
+        let mut launch = || {
+            // SAFETY: the kernel takes the descriptors it asks for and then its parameters, by value: the driver copies
+            // them before it returns. That they are the right ones is the caller's promise.
+            unsafe {
+                result::launch_kernel(
+                    function.cu_function(),
+                    (x as u32, y as u32, z as u32),
+                    (threads as u32, 1, 1),
+                    shared_bytes as u32,
+                    self.stream.cu_stream(),
+                    &mut arguments,
+                )
+            }
+            .doing("launching a kernel")
+        };
+        match &self.stopwatch {
+            Some(stopwatch) => stopwatch.time(kernel, &self.stream, launch),
+            None => launch(),
         }
-        .doing("launching a kernel")
     }
 }
 

@@ -26,10 +26,12 @@ mod memory;
 mod operand;
 mod ranking;
 mod sparse;
+mod stopwatch;
 mod tensor_map;
 
 pub use block::BlockLists;
 pub use error::CudaError;
+pub use stopwatch::KernelTime;
 
 pub(crate) use call::{Call, run};
 pub(crate) use sparse::{Request, attend as s2o, rank};
