@@ -91,7 +91,7 @@ impl<'m> Session<'m> {
     pub fn compares(&mut self, methods: &[&dyn Attention]) -> Result<()> {
         self.num_logits = COMPARED_POSITIONS.min(self.prompt.len());
         let on_cpu = self.model.decoder.device().is_cpu();
-        let (tokens, methods) = if on_cpu { (WARM_UP_TOKENS, &methods[..1]) } else { (self.chunk, methods) };
+        let (tokens, methods) = if on_cpu { (WARM_UP_TOKENS, &methods[..1]) } else { (self.chunk.max(1), methods) };
         let few = self.tokens.narrow(1, 0, tokens.min(self.prompt.len()))?;
         for method in methods {
             self.model.decoder.prefill(&few, &mut self.cache, *method, PrefillOptions::new())?;
