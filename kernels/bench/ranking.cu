@@ -27,6 +27,7 @@
 using s2o::RankingParams;
 
 constexpr int64_t WORKSPACE_LIMIT = 256ll << 20;
+constexpr int SHARED_LIMIT = 227 * 1024 - 2048;  // dynamic; the rest is for the sort's own
 
 enum class Data { Normal, Offset, Tiny, Huge, Skewed, Constant, TwoValued, NotFinite };
 const char* name_of(Data data) {
@@ -84,7 +85,7 @@ struct Case {
     float c = 0.35f;
     Data data = Data::Normal;
     bool f16 = false, queries = false;
-    int dense_tail = 0, splits = 0, buckets = 0, window = 0, threads = 0;  // 0: as the plan says
+    int dense_tail = 0, splits = 0, buckets = 0, window = 0, threads = 0, share = 0;  // 0: as the plan says
     int64_t workspace = WORKSPACE_LIMIT;
 };
 
@@ -95,7 +96,7 @@ SortPlan plan_sort(const Case& c, int longest) {
     SortPlan s{longest > 16384 ? 1024 : 512, longest > 16384 ? 16384 : 8192, 0};
     if (c.threads) s.threads = c.threads;
     if (c.buckets) s.buckets = c.buckets;
-    const int fits = (232448 - 1024 - s2o::sort_shared_bytes(s.buckets, 0)) / 4 / 64 * 64;
+    const int fits = (SHARED_LIMIT - s2o::sort_shared_bytes(s.buckets, 0)) / 132 * 32;
     s.window = std::max(64, std::min(longest, c.window ? c.window : fits));
     return s;
 }
@@ -150,7 +151,7 @@ struct Ranking {
             most_segments = std::max(most_segments, g.count);
         }
         const int64_t heads = int64_t(c.batch) * c.heads, rows = heads * most_segments;
-        splits = c.splits ? c.splits : std::max<int>(1, std::min<int>(4 * sms / rows, c.segment_len / 128));
+        for (auto& g : groups) splits = std::max(splits, splits_of(g));
         const int64_t keys = std::max<int64_t>(1, heads * longest_keys);
         CHECK(cudaMalloc(&p.kv_perm, keys * 4));
         CHECK(cudaMalloc(&p.scores, keys * 2));
@@ -167,7 +168,7 @@ struct Ranking {
         p.batch = c.batch; p.num_heads = c.heads; p.num_kv_heads = c.kv_heads; p.q_len = c.q_len; p.k_len = c.k_len;
         p.segment_len = c.segment_len; p.front_sink = c.front_sink; p.ranked_rows = c.q_len - c.dense_tail;
         p.softmax_scale = 1.f / sqrtf(float(D)); p.second_cumulant = c.c;
-        CHECK(cudaFuncSetAttribute(s2o_sort, cudaFuncAttributeMaxDynamicSharedMemorySize, 232448 - 1024));
+        CHECK(cudaFuncSetAttribute(s2o_sort, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_LIMIT));
         CHECK(cudaFuncSetAttribute(scores_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, s2o::score_shared_bytes<D>()));
         CHECK(cudaFuncSetAttribute(order_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, s2o::query_order_shared_bytes(16384)));
         for (auto& m : marks) CHECK(cudaEventCreate(&m));
@@ -187,6 +188,11 @@ struct Ranking {
     static Kernel guide_kernel() { return PICK(s2o_key_guide); }
     static Kernel order_kernel() { return PICK(s2o_query_order); }
 
+    // CTAs for about four waves of three on each multiprocessor, of 128 rows at least.
+    int splits_of(const Group& g) const {
+        const int rows = c.batch * c.heads * g.count;
+        return c.splits ? c.splits : std::max(1, std::min((12 * sms + rows - 1) / rows, c.segment_len / 128));
+    }
     void set_group(const Group& g) {
         p.first_segment = g.first;
         p.num_segments = g.count;
@@ -196,14 +202,15 @@ struct Ranking {
         p.sort_window = s.window;
     }
     void moments(const Group& g) {
-        moments_kernel()<<<dim3(c.heads, g.count, c.batch * splits), s2o::MOMENT_THREADS>>>(p);
+        moments_kernel()<<<dim3(c.heads, g.count, c.batch * splits_of(g)), s2o::MOMENT_THREADS>>>(p);
     }
     void scores(const Group& g) {
-        const int longest = (g.first + g.count - 1) * c.segment_len, chunk = s2o::SCORE_TILES * s2o::SCORE_BLOCK;
-        const int rows = g.count * (c.heads / c.kv_heads);
-        if (longest == 0) return;
-        scores_kernel()<<<dim3((longest + chunk - 1) / chunk, (rows + s2o::SCORE_ROWS - 1) / s2o::SCORE_ROWS, c.batch * c.kv_heads),
-                          s2o::SCORE_THREADS, s2o::score_shared_bytes<D>()>>>(p);
+        const int tiles = (g.first + g.count - 1) * c.segment_len / s2o::SCORE_BLOCK;
+        const int rows = (g.count * (c.heads / c.kv_heads) + s2o::SCORE_ROWS - 1) / s2o::SCORE_ROWS, heads = c.batch * c.kv_heads;
+        if (tiles == 0) return;
+        // Few tiles a CTA while there are few CTAs, else enough to pay for loading its coefficients.
+        const int share = c.share ? c.share : std::max<int64_t>(2, std::min<int64_t>(16, int64_t(tiles) * rows * heads / (4 * sms)));
+        scores_kernel()<<<dim3((tiles + share - 1) / share, rows, heads), s2o::SCORE_THREADS, s2o::score_shared_bytes<D>()>>>(p);
     }
     void sort(const Group& g) {
         const SortPlan s = plan_sort(c, (g.first + g.count - 1) * c.segment_len);
@@ -491,19 +498,22 @@ void time_all() {
     print_times("last 8K", {.batch = 1, .heads = 32, .kv_heads = 8, .q_len = 8192, .k_len = 131072, .dim = 128, .segment_len = 2048});
 }
 
-// Sort settings at 128K, S = 2048.
+// Launch settings at 128K, S = 2048.
 void tune() {
-    for (int threads : {512, 1024}) {
-        for (int buckets : {8192, 16384, 32768}) {
-            for (int window : {20032, 24000, 40000, 48000}) {
-                Case c{.batch = 1, .heads = 32, .kv_heads = 8, .q_len = 131072, .k_len = 131072, .dim = 128, .segment_len = 2048, .buckets = buckets, .window = window, .threads = threads};
-                if (s2o::sort_shared_bytes(buckets, window) > 232448 - 1024) continue;
-                char what[64];
-                snprintf(what, sizeof what, "%d/%d/%d", threads, buckets, window);
-                print_times(what, c);
-            }
-        }
-    }
+    Case c{.batch = 1, .heads = 32, .kv_heads = 8, .q_len = 131072, .k_len = 131072, .dim = 128, .segment_len = 2048};
+    auto with = [&](const char* what, int value, int& setting) {
+        char label[64];
+        snprintf(label, sizeof label, "%s %d", what, setting = value);
+        print_times(label, c);
+        setting = 0;
+    };
+    for (int splits : {1, 2, 4}) with("splits", splits, c.splits);
+    for (int share : {8, 16, 32}) with("share", share, c.share);
+    for (int window : {20032, 32000, 37760}) with("window", window, c.window);
+    for (int buckets : {8192, 32768}) with("buckets", buckets, c.buckets);
+    c.buckets = 8192;
+    c.window = 20032;
+    with("threads", 512, c.threads);
 }
 
 void rank_once() {

@@ -13,7 +13,10 @@
 namespace s2o {
 
 constexpr int MOMENT_THREADS = 256;
-constexpr int MOMENT_ROWS_IN_FLIGHT = 8;  // per thread
+#ifndef S2O_MOMENT_ROWS
+#define S2O_MOMENT_ROWS 8
+#endif
+constexpr int MOMENT_ROWS_IN_FLIGHT = S2O_MOMENT_ROWS;  // per thread
 
 struct Moment {
     float count, mean, square;  // square: sum of squared distances from the mean
@@ -150,6 +153,7 @@ __device__ void segment_moments(const RankingParams& p) {
         __threadfence();
         moment = {0, 0, 0};
         if (d < D) {
+#pragma unroll 4
             for (int s = 0; s < splits; ++s) {
                 const float* other = partials + s * PARTIAL;
                 moment.merge({__ldcg(other + 2 * D), __ldcg(other + d), __ldcg(other + D + d)});

@@ -3,17 +3,16 @@
 //
 // Sorting blocks of 16, then blocks of 16 shifted by 8, and so on is odd-even transposition of sorted runs of 8: a
 // bucket of m keys lies in at most (m - 2) / 8 + 2 such runs and is in order after as many rounds. A thread sorts its
-// block in registers by a network; longer buckets are left to a bitonic sort of the whole array.
+// block in registers by a network. Longer buckets get a bitonic sort of their own first.
 #pragma once
 #include <cstdint>
 
 namespace s2o {
 
 constexpr int NETWORK = 16;
-constexpr int NETWORK_ROUNDS_MAX = 24;
 
 // Where entry i lies: neighbouring lanes' 16-byte pieces of their blocks fall into different banks.
-__device__ __forceinline__ int spread_banks(int i) { return i ^ ((i >> 3) & 12); }
+__device__ __forceinline__ uint32_t spread_banks(uint32_t i) { return i ^ ((i >> 3) & 12); }
 
 __device__ __forceinline__ void order(uint32_t& a, uint32_t& b) {
     const uint32_t low = min(a, b);
@@ -42,51 +41,45 @@ __device__ __forceinline__ void sort_network(uint32_t (&x)[NETWORK]) {
     }
 }
 
-// One round; `shift` is 0 or NETWORK / 2. Entries up to the next multiple of NETWORK past count + NETWORK must be
-// there and sort last.
-__device__ __forceinline__ void network_round(uint32_t* entries, int count, int shift) {
-    for (int first = threadIdx.x * NETWORK + shift; first < count; first += blockDim.x * NETWORK) {
-        uint32_t x[NETWORK];
+// Sorts `entries[0..count)` whose buckets hold at most `largest`. Entries up to count + 2 * NETWORK must be there and
+// sort last. All threads call it after a barrier; ends with one.
+__device__ __forceinline__ void network_rounds(uint32_t* entries, int count, int largest) {
+    const int rounds = largest < 2 ? 0 : (largest - 2) / (NETWORK / 2) + 2;
+    for (int round = 0; round < rounds; ++round) {
+        for (int first = threadIdx.x * NETWORK + round % 2 * (NETWORK / 2); first < count; first += blockDim.x * NETWORK) {
+            uint32_t x[NETWORK];
+            uint4* pieces[NETWORK / 4];
 #pragma unroll
-        for (int i = 0; i < NETWORK; i += 4) {
-            const uint4 v = *reinterpret_cast<const uint4*>(entries + spread_banks(first + i));
-            x[i] = v.x;
-            x[i + 1] = v.y;
-            x[i + 2] = v.z;
-            x[i + 3] = v.w;
-        }
-        sort_network(x);
+            for (int i = 0; i < NETWORK / 4; ++i) {
+                pieces[i] = reinterpret_cast<uint4*>(entries + spread_banks(first + 4 * i));
+                const uint4 v = *pieces[i];
+                x[4 * i] = v.x;
+                x[4 * i + 1] = v.y;
+                x[4 * i + 2] = v.z;
+                x[4 * i + 3] = v.w;
+            }
+            sort_network(x);
 #pragma unroll
-        for (int i = 0; i < NETWORK; i += 4) {
-            *reinterpret_cast<uint4*>(entries + spread_banks(first + i)) = make_uint4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+            for (int i = 0; i < NETWORK / 4; ++i) *pieces[i] = make_uint4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
         }
+        __syncthreads();
     }
-    __syncthreads();
 }
 
-// Bitonic sort in which every exchange puts the smaller first, so that an array of any length needs no padding.
-__device__ __forceinline__ void bitonic_sort(uint32_t* entries, int count) {
+// Bitonic sort of entries[begin .. begin + count) by `threads` threads, this being number `thread`, that `meet` brings
+// together. Every exchange puts the smaller first, so that an array of any length needs no padding.
+template <class Meet>
+__device__ __forceinline__ void bitonic_sort(uint32_t* entries, int begin, int count, int thread, int threads, Meet meet) {
     for (int size = 2; size < 2 * count; size *= 2) {
         for (int stride = size / 2; stride > 0; stride /= 2) {
             const int flip = stride == size / 2 ? size - 1 : stride;
-            for (int pair = threadIdx.x; pair * 2 < count + size; pair += blockDim.x) {
-                const int i = pair / stride * 2 * stride + pair % stride, j = i ^ flip;
-                if (j < count) order(entries[spread_banks(i)], entries[spread_banks(j)]);
+            for (int pair = thread; pair * 2 < count + size; pair += threads) {
+                const int i = 2 * pair - (pair & (stride - 1)), j = i ^ flip;
+                if (j < count) order(entries[spread_banks(begin + i)], entries[spread_banks(begin + j)]);
             }
-            __syncthreads();
+            meet();
         }
     }
-}
-
-// Sorts entries whose buckets hold at most `largest`. All threads call it after a barrier; ends with one.
-__device__ __forceinline__ void finish_order(uint32_t* entries, int count, int largest) {
-    if (largest < 2) return;
-    const int rounds = (largest - 2) / (NETWORK / 2) + 2;
-    if (rounds > NETWORK_ROUNDS_MAX) {
-        bitonic_sort(entries, count);
-        return;
-    }
-    for (int round = 0; round < rounds; ++round) network_round(entries, count, round % 2 * (NETWORK / 2));
 }
 
 }  // namespace s2o

@@ -19,7 +19,6 @@ namespace s2o {
 constexpr int SCORE_WARPS = 4;
 constexpr int SCORE_THREADS = SCORE_WARPS * 32;
 constexpr int SCORE_ROWS = SCORE_WARPS * 16;  // of a CTA
-constexpr int SCORE_TILES = 32;               // key tiles of a CTA
 constexpr int SCORE_STAGES = 3;
 
 template <int D>
@@ -31,49 +30,39 @@ constexpr int score_shared_bytes() {
 __device__ __forceinline__ int key_of_column(int i, int n) { return 32 * (i / 4) + 8 * (n / 2) + 2 * (i % 4) + n % 2; }
 
 // One row's 16 scores of this lane, whose quad holds the whole row. Whole warps call it, for rows to be stored or not.
-__device__ __forceinline__ void store_row_codes(const float (&x)[16], bool stored, uint16_t* codes, float* range, int lane) {
-    float low = x[0], high = x[0], sum = x[0];
+__device__ __forceinline__ void store_row_codes(float (&x)[16], bool stored, uint16_t* codes, float* range, int lane) {
+    float low, high;
+    auto find_extremes = [&] {
+        low = x[0], high = x[0];
 #pragma unroll
-    for (int i = 1; i < 16; ++i) {
-        low = fminf(low, x[i]);
-        high = fmaxf(high, x[i]);
-        sum += x[i];
-    }
-#pragma unroll
-    for (int s = 1; s < 4; s *= 2) {
-        low = fminf(low, __shfl_xor_sync(~0u, low, s));
-        high = fmaxf(high, __shfl_xor_sync(~0u, high, s));
-        sum += __shfl_xor_sync(~0u, sum, s);
-    }
-    // A sum of finite scores may overflow; then the slow way finds nothing, at no harm.
-    const bool all_finite = fabsf(sum) < INFINITY;
-    if (!all_finite) {
-        low = INFINITY;
-        high = -INFINITY;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            if (fabsf(x[i]) < INFINITY) {
-                low = fminf(low, x[i]);
-                high = fmaxf(high, x[i]);
-            }
+        for (int i = 1; i < 16; ++i) {
+            low = fminf(low, x[i]);
+            high = fmaxf(high, x[i]);
         }
-    }
-    if (__any_sync(~0u, !all_finite)) {
 #pragma unroll
         for (int s = 1; s < 4; s *= 2) {
             low = fminf(low, __shfl_xor_sync(~0u, low, s));
             high = fmaxf(high, __shfl_xor_sync(~0u, high, s));
         }
+    };
+    find_extremes();
+    // The extremes pass NaN over; a sum does not. Should one of finite scores overflow, no harm is done below.
+    float sum = x[0];
+#pragma unroll
+    for (int i = 1; i < 16; ++i) sum += x[i];
+    const uint32_t not_finite = __ballot_sync(~0u, !(fabsf(sum) < INFINITY));
+    if (not_finite) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) x[i] = fabsf(x[i]) < INFINITY ? x[i] : NAN;
+        find_extremes();
     }
     const float span = high - low;
     const bool spread = span > 1e-30f && span < INFINITY;
-    const float per_unit = spread ? SCORE_CODE_SPAN / span : 0.f;
+    const float per_unit = spread ? __fdividef(SCORE_CODE_SPAN, span) : 0.f;
+    // Arithmetic on NaN gives 0x7fffffff, whose bits 8..23 are SCORE_NOT_FINITE.
     uint32_t bits[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        bits[i] = __float_as_uint(fmaf(x[i] - low, per_unit, SCORE_CODE_START));
-        if (!all_finite && !(fabsf(x[i]) < INFINITY)) bits[i] = SCORE_NOT_FINITE << 8;
-    }
+    for (int i = 0; i < 16; ++i) bits[i] = __float_as_uint(fmaf(x[i] - low, per_unit, SCORE_CODE_START));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         uint32_t words[4];
@@ -84,41 +73,51 @@ __device__ __forceinline__ void store_row_codes(const float (&x)[16], bool store
         if (stored) *reinterpret_cast<uint4*>(codes + 32 * half + 8 * (lane % 4)) = make_uint4(words[0], words[1], words[2], words[3]);
     }
     if (stored && lane % 4 == 0) {
-        const float factor = spread ? span / SCORE_CODE_SPAN : 0.f;
+        const float factor = spread ? span * (1.f / SCORE_CODE_SPAN) : 0.f;
         // A negative factor announces codes that are SCORE_NOT_FINITE.
         *reinterpret_cast<float2*>(range) =
-            make_float2(all_finite ? factor : -factor, high >= low ? fmaf(-SCORE_CODE_START, factor, low) : NAN);
+            make_float2(not_finite >> lane & 15 ? -factor : factor, fmaf(-SCORE_CODE_START, factor, low));
     }
 }
 
-// Grid (ceil(longest prefix / (SCORE_TILES * SCORE_BLOCK)), ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads),
-// SCORE_THREADS threads, score_shared_bytes<D>() dynamic shared memory (opt in above 48 KiB).
+// Grid (at most key tiles of the longest prefix, ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads): the
+// CTAs of a row share the tiles out evenly. SCORE_THREADS threads, score_shared_bytes<D>() dynamic shared memory.
 template <typename T, int D, bool SECOND>
-__device__ void key_scores(const RankingParams& p) {
+__device__ __forceinline__ void key_scores(const RankingParams& p) {
     constexpr int CHUNKS = D / 8;      // of 16 bytes in a key
     constexpr int LOADS = D / 32;      // 16-byte loads of a lane per key or row, two products each
     constexpr int TILE_BYTES = SCORE_BLOCK * D * 2;
+    constexpr int PIECES = SCORE_BLOCK * CHUNKS / SCORE_THREADS;  // that a thread copies of a tile
     extern __shared__ __align__(128) unsigned char shared[];
     const int group = p.num_heads / p.num_kv_heads, rows = p.num_segments * group;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int cta_row = blockIdx.y * SCORE_ROWS, warp_row = cta_row + warp * 16;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    // Rows further down have longer prefixes: they go around the warps, so that no scheduler gets all the short ones.
+    const int cta_row = blockIdx.y * SCORE_ROWS;
+    const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x + blockIdx.z) % SCORE_WARPS * 16;
     auto prefix_of = [&](int row) { return (p.first_segment + min(row, rows - 1) / group) * p.segment_len; };
-    const int first_key = blockIdx.x * (SCORE_TILES * SCORE_BLOCK);
-    const int tiles = min(SCORE_TILES, (prefix_of(cta_row + SCORE_ROWS - 1) - first_key) / SCORE_BLOCK);
+    const int longest = (p.first_segment + p.num_segments - 1) * p.segment_len / SCORE_BLOCK;
+    const int share = (longest + gridDim.x - 1) / gridDim.x, first_tile = blockIdx.x * share;
+    const int tiles = min(share, prefix_of(cta_row + SCORE_ROWS - 1) / SCORE_BLOCK - first_tile);
     if (tiles <= 0) return;
+    const int first_key = first_tile * SCORE_BLOCK;
     const int b = blockIdx.z / p.num_kv_heads, kv_head = blockIdx.z % p.num_kv_heads;
 
-    const char* k = reinterpret_cast<const char*>(static_cast<const T*>(p.k) + b * p.k_batch_stride + kv_head * p.k_head_stride);
     // Odd keys have the halves of each 128-byte line exchanged: two keys' 64-byte pieces then lie in different banks.
     auto place = [](int key, int chunk) { return key * (D * 2) + (chunk ^ ((key & 1) << 2)) * 16; };
+    // Consecutive pieces of a thread are an even number of keys apart.
+    constexpr int KEYS_APART = SCORE_THREADS / CHUNKS;
+    const int key0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
+    const uint32_t target0 = uint32_t(__cvta_generic_to_shared(shared)) + place(key0, chunk0);
+    const int64_t key_bytes = p.k_seq_stride * 2;
+    const char* source = reinterpret_cast<const char*>(static_cast<const T*>(p.k) + b * p.k_batch_stride + kv_head * p.k_head_stride) +
+                         (first_key + key0) * key_bytes + chunk0 * 16;
     auto load_tile = [&](int tile) {
         if (tile < tiles) {
-            const uint32_t stage = uint32_t(__cvta_generic_to_shared(shared)) + tile % SCORE_STAGES * TILE_BYTES;
+            const uint32_t target = target0 + tile % SCORE_STAGES * TILE_BYTES;
 #pragma unroll
-            for (int i = 0; i < SCORE_BLOCK * CHUNKS / SCORE_THREADS; ++i) {
-                const int piece = threadIdx.x + i * SCORE_THREADS, key = piece / CHUNKS, chunk = piece % CHUNKS;
-                const char* source = k + (first_key + tile * SCORE_BLOCK + key) * (p.k_seq_stride * 2) + chunk * 16;
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(stage + place(key, chunk)), "l"(source));
+            for (int i = 0; i < PIECES; ++i) {
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i * (KEYS_APART * D * 2)), "l"(source));
+                source += KEYS_APART * key_bytes;
             }
         }
         asm volatile("cp.async.commit_group;");
@@ -156,6 +155,7 @@ __device__ void key_scores(const RankingParams& p) {
         return head * p.kv_perm_head_stride + prefix_row(p, p.first_segment + clamped / group);
     };
     const int64_t out0 = score_row(row0), out1 = score_row(row1);
+    const int read0 = place(key_of_column(0, g), t);
 
     for (int tile = 0; tile < tiles; ++tile) {
         asm volatile("cp.async.wait_group %0;" ::"n"(SCORE_STAGES - 2));
@@ -165,37 +165,48 @@ __device__ void key_scores(const RankingParams& p) {
         if (key >= warp_prefix) continue;
         const unsigned char* stage = shared + tile % SCORE_STAGES * TILE_BYTES;
         float x0[16], x1[16];
+        constexpr int AT_ONCE = 4;  // product groups: independent sums, so that products need not wait for each other
 #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {  // of product groups, which give four independent sums
-            float linear[2][4] = {}, second[2][4] = {};
+        for (int first = 0; first < 8; first += AT_ONCE) {
+            float sum[AT_ONCE][4] = {};
 #pragma unroll
             for (int j = 0; j < LOADS; ++j) {
+                uint4 k[AT_ONCE];
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int row = key_of_column(2 * pair + i, g);
-                    const uint4 w = *reinterpret_cast<const uint4*>(stage + place(row, 4 * j + t));
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    // The group's keys and the load's chunks are multiples of 2 and 4 apart: exchanged as the first ones.
+                    const int offset = key_of_column(first + i, 0) * (D * 2);
+                    k[i] = *reinterpret_cast<const uint4*>(stage + (read0 ^ (j * 64)) + offset);
+                }
 #pragma unroll
-                    for (int part = 0; part < 2; ++part) {
-                        Packed<T>::mma(linear[i], a[part][2 * j], w.x, w.y);
-                        Packed<T>::mma(linear[i], a[part][2 * j + 1], w.z, w.w);
+                for (int part = 0; part < 2; ++part) {
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j], k[i].x, k[i].y);
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j + 1], k[i].z, k[i].w);
+                }
+                if constexpr (SECOND) {
+                    using Square = Packed<__nv_bfloat16>;
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; ++i) {
+                        Square::mma(sum[i], a[2][2 * j], Packed<T>::squares_bf16(k[i].x), Packed<T>::squares_bf16(k[i].y));
                     }
-                    if constexpr (SECOND) {
-                        using Square = Packed<__nv_bfloat16>;
-                        Square::mma(second[i], a[2][2 * j], Packed<T>::squares_bf16(w.x), Packed<T>::squares_bf16(w.y));
-                        Square::mma(second[i], a[2][2 * j + 1], Packed<T>::squares_bf16(w.z), Packed<T>::squares_bf16(w.w));
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; ++i) {
+                        Square::mma(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(k[i].z), Packed<T>::squares_bf16(k[i].w));
                     }
                 }
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int at = 2 * (2 * pair + i);
-                x0[at] = linear[i][0] + second[i][0];
-                x0[at + 1] = linear[i][1] + second[i][1];
-                x1[at] = linear[i][2] + second[i][2];
-                x1[at + 1] = linear[i][3] + second[i][3];
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int at = 2 * (first + i);
+                x0[at] = sum[i][0];
+                x0[at + 1] = sum[i][1];
+                x1[at] = sum[i][2];
+                x1[at + 1] = sum[i][3];
             }
         }
-        auto store = [&](const float(&x)[16], int64_t out, int prefix) {
+        auto store = [&](float(&x)[16], int64_t out, int prefix) {
             const int64_t at = out + key;
             store_row_codes(x, key < prefix, p.scores + at, p.score_ranges + at / SCORE_BLOCK * 2, lane);
         };

@@ -1,5 +1,5 @@
 //! The CUDA kernels of candle-s2o as compiled code, and what a host must know to launch them. No Candle, no CUDA
-//! binding, no GPU: [`modules`] hands out the code (with the feature `cuda`), [`Function`] names a kernel in it,
+//! binding, no GPU: `modules` hands out the code (with the feature `cuda`), [`Function`] names a kernel in it,
 //! [`params`] and [`LaunchInfo`] mirror the structs of `cuda/params.cuh` and `cuda/launch.cuh`.
 
 mod arch;

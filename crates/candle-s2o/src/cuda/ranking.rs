@@ -5,17 +5,12 @@ use std::ptr;
 use s2o::{KeyScore, Plan, S2oConfig};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
-use s2o_kernels::ranking::{SCORE_BLOCK, SCORE_KEYS, SCORE_ROWS, SortShape, query_order_shared_bytes};
+use s2o_kernels::ranking::{self, SCORE_BLOCK, SCORE_ROWS, SortShape, query_order_shared_bytes, score_blocks};
 
 use super::call::{Call, Grid};
 use super::error::{CudaError, int};
 use super::memory::{Region, Regions, Scratch};
 use super::sparse::Group;
-
-/// Blocks for each multiprocessor that the moments kernel should have, by sharing a segment's queries out.
-const MOMENT_BLOCKS_PER_SM: usize = 4;
-/// Queries that a block of the moments kernel should have at least.
-const MIN_MOMENT_ROWS: usize = 128;
 
 /// Bytes that the order of `keys` keys takes for one head: an index and a score each, and the ranges of the scores.
 pub(super) fn bytes(keys: usize) -> usize {
@@ -132,8 +127,8 @@ impl Ranker {
             }
             let splits = moment_splits(call, plan, group);
             call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
-            let rows = segments * shape.group_size();
-            let blocks = [longest.div_ceil(SCORE_KEYS), rows.div_ceil(SCORE_ROWS), batch * kv_heads];
+            let [y, z] = [(segments * shape.group_size()).div_ceil(SCORE_ROWS), batch * kv_heads];
+            let blocks = [score_blocks(longest / SCORE_BLOCK, y * z, call.library.multiprocessors), y, z];
             call.launch(Kernel::Scores, &params, Grid::Blocks(blocks))?;
             let blocks = [batch * heads, segments, 1];
             let grid = Grid::Shaped { blocks, threads: Some(sort.threads), shared_bytes: sort.shared_bytes() };
@@ -142,9 +137,7 @@ impl Ranker {
     }
 }
 
-/// Blocks among which the moments kernel shares out a segment's queries: several only where segments are few.
 fn moment_splits(call: &Call, plan: &Plan, group: &Group) -> usize {
     let items = call.shape.batch() * call.shape.num_heads() * (group.end - group.first);
-    let wanted = MOMENT_BLOCKS_PER_SM * call.library.multiprocessors / items;
-    wanted.min(plan.segment_len / MIN_MOMENT_ROWS).max(1)
+    ranking::moment_splits(items, plan.segment_len, call.library.multiprocessors)
 }
