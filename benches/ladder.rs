@@ -1,7 +1,7 @@
 //! The paper's ladder on an NVIDIA GPU: what each step from dense attention to S2O costs, and what the ranking costs.
 //!
 //! A dense; B the prefix gathered in natural order; C in ranked order; D as C with the stop asked for and never true.
-//! B to D are the attention kernel alone, on random tensors in bf16, 32 query and 8 KV heads, S 2048.
+//! B to D are the attention kernel alone, each in turns with A, on random tensors in bf16, 32 query and 8 KV heads, S 2048.
 //!
 //! ```text
 //! cargo bench --bench ladder --features cuda
@@ -84,24 +84,10 @@ impl Problem {
         Ok(dense_attn(&self.q, &self.k, &self.v, self.scale, true)?)
     }
 
-    /// Median time of the kernels that `counts` picks, all launches of a call together; the output is checked first.
-    fn timed(
-        &self,
-        op: &S2oOp,
-        counts: fn(&KernelTime) -> bool,
-        exact: Option<&Tensor>,
-        repeats: usize,
-    ) -> Result<f64> {
-        let mut times = Vec::new();
-        for round in 0..=repeats {
-            let (out, kernels) = op.clone().apply_timed(&self.q, &self.k, &self.v)?;
-            if round > 0 {
-                times.push(kernels.iter().filter(|kernel| counts(kernel)).map(|kernel| kernel.ms).sum());
-            } else if let Some(exact) = exact {
-                agree("S2O that never stops", &out, exact, 1e-2)?;
-            }
-        }
-        Ok(median(times))
+    /// Time of the kernels that `counts` picks, all launches of a call together.
+    fn timed(&self, op: &S2oOp, counts: fn(&KernelTime) -> bool) -> Result<(Tensor, f64)> {
+        let (out, kernels) = op.clone().apply_timed(&self.q, &self.k, &self.v)?;
+        Ok((out, kernels.iter().filter(|kernel| counts(kernel)).map(|kernel| kernel.ms).sum()))
     }
 }
 
@@ -127,19 +113,30 @@ fn natural(tokens: usize, segment_len: usize) -> Ranking {
 fn ladder(gpu: &Gpu, machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
     let (tokens, segment_len) = (problem.q.dim(1)?, 2048);
     let exact = problem.dense()?;
-    let dense_ms = gpu.medians(repeats, &mut [&mut || problem.dense().map(drop)])?[0];
     let attends = |kernel: &KernelTime| kernel.kernel.starts_with("sparse");
     let never_asks = S2oOp::new(problem.scale, config(segment_len, 0.0)?);
     // Smaller than any gain can be.
     let never_true = S2oOp::new(problem.scale, config(segment_len, 1e-30)?);
-    let identity = never_asks.clone().with_ranking(natural(tokens, segment_len));
+    let steps = [
+        ("B natural order gathered", never_asks.clone().with_ranking(natural(tokens, segment_len)), 0.0),
+        ("C ranked order gathered", never_asks, 0.0),
+        ("D stop asked, never true", never_true, 1e-30),
+    ];
     let mut rows = Vec::new();
-    let mut row = |method: &str, ms: f64, tau: Option<f32>| -> Result<()> {
+    for (method, op, tau) in steps {
+        let (out, _) = problem.timed(&op, attends)?;
+        agree(method, &out, &exact, 1e-2)?;
+        let (mut times, mut dense_times) = (Vec::new(), Vec::new());
+        for _ in 0..repeats {
+            dense_times.push(gpu.time(&mut || problem.dense().map(drop))?);
+            times.push(problem.timed(&op, attends)?.1);
+        }
+        let (ms, dense_ms) = (median(times), median(dense_times));
         let tflops = causal_tflop(&problem.q, &problem.k)? / ms * 1e3;
-        println!("{tokens:7}  {method:28} {ms:9.3} ms  {tflops:6.1} TF/s  x{:.3} of A", ms / dense_ms);
+        println!("{tokens:7}  {method:26} {ms:9.3} ms  {tflops:6.1} TF/s, A {dense_ms:9.3} ms: x{:.3}", ms / dense_ms);
         rows.push(Row {
-            segment: if tau.is_some() { segment_len.to_string() } else { String::new() },
-            tau,
+            segment: segment_len.to_string(),
+            tau: Some(tau),
             density: Some(1.0),
             ms,
             tflops: Some(tflops),
@@ -148,19 +145,16 @@ fn ladder(gpu: &Gpu, machine: &Machine, problem: &Problem, repeats: usize) -> Re
             ratio: Some(dense_ms / ms),
             ..machine.row("ladder", method, &problem.q, &problem.k)?
         });
-        Ok(())
-    };
-    row("A dense", dense_ms, None)?;
-    row("B natural order gathered", problem.timed(&identity, attends, Some(&exact), repeats)?, Some(0.0))?;
-    row("C ranked order gathered", problem.timed(&never_asks, attends, Some(&exact), repeats)?, Some(0.0))?;
-    row("D stop asked, never true", problem.timed(&never_true, attends, Some(&exact), repeats)?, Some(1e-30))?;
+    }
     Ok(rows)
 }
 
 fn ranking(machine: &Machine, problem: &Problem, segment_len: usize, repeats: usize) -> Result<Row> {
     let ranks = |kernel: &KernelTime| matches!(kernel.kernel, "moments" | "scores" | "sort");
     let op = S2oOp::new(problem.scale, config(segment_len, S2oConfig::default().tau())?);
-    let ms = problem.timed(&op, ranks, None, repeats)?;
+    problem.timed(&op, ranks)?;
+    let times: Result<Vec<f64>> = (0..repeats).map(|_| Ok(problem.timed(&op, ranks)?.1)).collect();
+    let ms = median(times?);
     ensure!(ms > 0.0, "no ranking kernel ran");
     let tokens = problem.q.dim(1)?;
     println!("{tokens:7}  ranking, S {segment_len:4}             {ms:9.3} ms");

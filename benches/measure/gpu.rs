@@ -32,7 +32,8 @@ impl Gpu {
         Ok(Machine { device: self.stream.context().name()?, driver: query("driver_version"), ..Machine::here() })
     }
 
-    fn time(&self, run: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+    /// Milliseconds from before `run` to after it, on the GPU.
+    pub fn time(&self, run: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
         let event = || self.stream.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
         let (begin, end) = (event()?, event()?);
         begin.record(&self.stream)?;

@@ -78,7 +78,11 @@ impl Report<'_> {
         writeln!(out, "model   {}", model_flags::describe(self.model))?;
         writeln!(out, "prompt  {}", self.prompt.description)?;
         if self.sparse.is_some() {
-            let options = s2o_flags::describe(self.s2o.config_of(usize::MAX), self.prompt.tokens.len());
+            let options = s2o_flags::describe(
+                self.s2o.config_of(usize::MAX),
+                self.prompt.tokens.len(),
+                self.model.decoder.device(),
+            );
             writeln!(out, "S2O     {options}")?;
         }
         writeln!(out, "\n{}\n", self.table(look)?)?;

@@ -18,6 +18,6 @@ pub use error::AttnError;
 pub use methods::{Dense, S2o};
 pub use op::{S2oOp, dense_attn, s2o_attn, s2o_attn_with_stats};
 pub use s2o::{
-    AttnStats, ConfigError, GainFrame, HeadStats, KeyScore, Permutation, Ranking, S2oConfig, S2oConfigBuilder,
-    S2oError, SegmentLen, SegmentOrder, ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile,
+    AttnStats, ConfigError, DenseBelow, GainFrame, HeadStats, KeyScore, Permutation, Ranking, S2oConfig,
+    S2oConfigBuilder, S2oError, SegmentLen, SegmentOrder, ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile,
 };

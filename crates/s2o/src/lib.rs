@@ -51,7 +51,9 @@ mod segment;
 mod shape;
 mod stats;
 
-pub use config::{ConfigError, GainFrame, KeyScore, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TriggeringTile};
+pub use config::{
+    ConfigError, DenseBelow, GainFrame, KeyScore, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TriggeringTile,
+};
 pub use early_stop::{Gain, StopVote};
 pub use error::S2oError;
 pub use online_softmax::{RowUpdate, SoftmaxState};

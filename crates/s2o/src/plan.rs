@@ -25,11 +25,24 @@ impl Plan {
     /// # Errors
     /// [`S2oError::PromptShorterThanKeys`] if the call's keys reach beyond the prompt.
     pub fn new(config: &S2oConfig, shape: &AttnShape, prompt_len: usize) -> Result<Self, S2oError> {
+        Self::with_break_even(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)
+    }
+
+    /// [`Plan::new`] for a backend on which S2O pays from prompts of `break_even` tokens on.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn with_break_even(
+        config: &S2oConfig,
+        shape: &AttnShape,
+        prompt_len: usize,
+        break_even: usize,
+    ) -> Result<Self, S2oError> {
         if prompt_len < shape.k_len() {
             return Err(S2oError::PromptShorterThanKeys { k_len: shape.k_len(), got: prompt_len });
         }
         let segment_len = config.segment_len().resolve(prompt_len);
-        let segments = if prompt_len < config.dense_below() {
+        let segments = if prompt_len < config.dense_below().resolve(break_even) {
             Vec::new()
         } else {
             let tail_start = prompt_len.saturating_sub(config.dense_tail());

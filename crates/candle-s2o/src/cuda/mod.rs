@@ -42,6 +42,9 @@ use s2o::cpu::{Element, Inputs};
 use crate::error::AttnError;
 use crate::op::{Kernel, apply};
 
+/// Prompt length in tokens from which S2O pays on a GPU, measured on an H200 (docs/kernels.md).
+pub const BREAK_EVEN: usize = 8192;
+
 /// Dense attention on a GPU.
 pub(crate) fn dense(call: &Call, causal: bool) -> Result<(), AttnError> {
     Ok(dense::attend(call, causal, 0, None)?)

@@ -10,6 +10,7 @@ use s2o::{
 use s2o_kernels::params::{RowState, SparseParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
+use super::BREAK_EVEN;
 use super::call::{Call, Grid};
 use super::dense;
 use super::error::{CudaError, int};
@@ -35,7 +36,7 @@ pub(crate) fn attend(call: &Call, request: &Request<'_>) -> Result<Option<AttnSt
     if wants_stats {
         refuse_capture(&call.stream, "reading statistics", "ask for none in the capture")?;
     }
-    let plan = Plan::new(config, &call.shape, prompt_len)?;
+    let plan = Plan::with_break_even(config, &call.shape, prompt_len, BREAK_EVEN)?;
     if plan.is_dense() {
         dense::attend(call, true, 0, None)?;
         return Ok(wants_stats.then(|| plan.stats_of_visits(&call.shape, config, |_, _, _| 0)));
@@ -55,7 +56,7 @@ pub(crate) fn attend(call: &Call, request: &Request<'_>) -> Result<Option<AttnSt
 pub(crate) fn rank(call: &Call, config: &S2oConfig, prompt_len: usize) -> Result<Ranking, AttnError> {
     check_tiles(config)?;
     refuse_capture(&call.stream, "reading orders", "rank outside the capture")?;
-    let plan = Plan::new(config, &call.shape, prompt_len)?;
+    let plan = Plan::with_break_even(config, &call.shape, prompt_len, BREAK_EVEN)?;
     Launch::new(call, config, &plan, true, false)?.rank_only()
 }
 
