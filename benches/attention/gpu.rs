@@ -85,11 +85,48 @@ impl Problem {
     }
 }
 
+/// Our dense attention must not be further from f64 than twice what candle-flash-attn is, on the same tensors.
+#[cfg(feature = "flash-attn")]
+fn check_accuracy(gpu: &Gpu) -> Result<()> {
+    let (q_len, k_len, heads, kv_heads, dim) = (300, 1500, 4, 2, 128);
+    let random = |len, heads| -> Result<Tensor> {
+        Ok(Tensor::randn(0f32, 1.5, (1, len, heads, dim), &gpu.device)?.to_dtype(DType::BF16)?)
+    };
+    let (q, k, v) = (random(q_len, heads)?, random(k_len, kv_heads)?, random(k_len, kv_heads)?);
+    let scale = (dim as f32).sqrt().recip();
+    let host = |t: &Tensor| -> Result<Vec<f32>> { Ok(t.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?) };
+    let (q_host, k_host, v_host) = (host(&q)?, host(&k)?, host(&v)?);
+    let shape = s2o::AttnShape::of([1, q_len, heads, dim], [1, k_len, kv_heads, dim], [1, k_len, kv_heads, dim])?;
+    let exact: Vec<Vec<f64>> = (0..heads)
+        .map(|h| {
+            let head = s2o::reference::Head::new(&shape, [&q_host, &k_host, &v_host], scale, 0, h);
+            s2o::reference::dense(&head, 0..q_len)
+        })
+        .collect();
+    let error = |out: &Tensor| -> Result<f64> {
+        let (mut difference, mut norm) = (0.0, 0.0);
+        for (i, got) in host(out)?.into_iter().enumerate() {
+            let (row, head, d) = (i / dim / heads, i / dim % heads, i % dim);
+            let want = exact[head][row * dim + d];
+            difference += (f64::from(got) - want).powi(2);
+            norm += want.powi(2);
+        }
+        Ok((difference / norm).sqrt())
+    };
+    let ours = error(&dense_attn(&q, &k, &v, scale, true)?)?;
+    let flash = error(&candle_flash_attn::flash_attn(&q, &k, &v, scale, true)?)?;
+    println!("dense, relative error against f64: ours {ours:.2e}, candle-flash-attn {flash:.2e}");
+    ensure!(ours <= 2.0 * flash, "our dense attention is less exact than candle-flash-attn");
+    Ok(())
+}
+
 /// Times every length and appends the rows.
 pub fn run(arguments: &GpuArguments, tokens: &[usize], repeats: usize, place: &Place) -> Result<()> {
     let gpu = Gpu::new()?;
     let machine = gpu.machine()?;
     println!("{}", machine.device());
+    #[cfg(feature = "flash-attn")]
+    check_accuracy(&gpu)?;
     let lengths = if tokens.is_empty() { vec![8 << 10, 32 << 10, 64 << 10, 128 << 10] } else { tokens.to_vec() };
     for tokens in lengths {
         for source in [Source::Trained, Source::Random] {

@@ -134,11 +134,13 @@ fn graph(device: &Device) {
     let ranking = cpu::rank(&problem.inputs(), &config(), 3000).unwrap();
     let [q, k, v] = &problem.on_gpu;
     let dense = || dense_attn(q, k, v, problem.scale, true).unwrap();
-    let want = bits(&dense());
+    // Ranking, sparse attention and the dense tail.
+    let sparse = || s2o_attn(q, k, v, problem.scale, &config()).unwrap();
+    let want = [dense(), sparse()].map(|out| bits(&out));
     let stream = device.as_cuda_device().unwrap().cuda_stream();
     device.synchronize().unwrap();
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    let out = dense();
+    let out = [dense(), sparse()];
     let stats = s2o_attn_with_stats(q, k, v, problem.scale, &config()).unwrap_err();
     let lists = op(&problem, &config(), 3000, &ranking).apply(q, k, v).unwrap_err();
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -149,6 +151,6 @@ fn graph(device: &Device) {
     for _ in 0..2 {
         graph.launch().unwrap();
         device.synchronize().unwrap();
-        assert!(bits(&out) == want, "a graph computes something else");
+        assert!(out.each_ref().map(bits) == want, "a graph computes something else");
     }
 }
