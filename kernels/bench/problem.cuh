@@ -23,6 +23,12 @@
 #endif
 #include "reference.cuh"
 
+#ifndef S2O_SM80
+// The ladder's half that is not causal.
+S2O_KERNEL(s2o_gather_full_bf16_128, __nv_bfloat16, 128, s2o::GatherSchedule, true, s2o::Stop::NEVER)
+S2O_KERNEL(s2o_gather_bf16_128, __nv_bfloat16, 128, s2o::GatherSchedule, true, s2o::Stop::LAGGED)
+#endif
+
 #define CHECK(call)                                                                              \
     do {                                                                                         \
         cudaError_t e = (call);                                                                  \
@@ -192,6 +198,20 @@ struct Problem {
     void permute(bool random) {
         fill_perm<<<dim3(p.num_segments, c.batch * c.heads), 256>>>(perm, p.kv_perm_head_stride, p.first_segment, p.segment_len, random);
     }
+#ifndef S2O_SM80
+    // One order of all keys a head, in the place of the segments', for at least four segments.
+    void permute_all(bool random) {
+        fill_perm<<<dim3(1, c.batch * c.heads), 256>>>(perm, c.k_len, 1, c.k_len, random);
+    }
+    // Every query against every key by that order, not causal; `asks` for a stop that is never true.
+    void gather_all(bool asks) {
+        s2o::SparseParams all = p;
+        all.kv_perm_head_stride = c.k_len;
+        all.tau = 1e-30f;
+        asks ? launch_with<s2o_gather_bf16_128_traits>(s2o_gather_bf16_128, s2o_gather_bf16_128_launch, all)
+             : launch_with<s2o_gather_full_bf16_128_traits>(s2o_gather_full_bf16_128, s2o_gather_full_bf16_128_launch, all);
+    }
+#endif
     // Queries of each segment in a pseudo-random order.
     void permute_queries() {
         const int offset = c.k_len - c.q_len;

@@ -220,6 +220,27 @@ void check_blocks(const Case& c, float share) {
     cudaFree(d_mask); cudaFree(d_list); cudaFree(d_offsets); cudaFree(ref); cudaFree(ref_lse);
 }
 
+#ifndef S2O_SM80
+// Every key by index, not causal, in natural and in random order.
+void check_gather(const Case& c) {
+    Problem<__nv_bfloat16, 128> pr(c, 1.f, 128);
+    float *ref, *ref_lse;
+    CHECK(cudaMalloc(&ref, 4 * int64_t(c.batch) * c.q_len * c.heads * 128));
+    CHECK(cudaMalloc(&ref_lse, 4 * int64_t(c.batch) * c.q_len * c.heads));
+    reference::dense<__nv_bfloat16, 128><<<dim3(c.q_len, c.heads, c.batch), 32>>>(pr.q.strided(), pr.k.strided(), pr.v.strided(), ref, ref_lse,
+        c.heads, c.kv_heads, c.q_len, c.k_len, false, pr.p.attn.softmax_scale, c.q_len, 1);
+    for (int random = 0; random < 2; ++random)
+        for (int asks = 0; asks < 2; ++asks) {
+            pr.permute_all(random);
+            pr.poison();
+            pr.gather_all(asks);
+            CHECK(cudaDeviceSynchronize());
+            compare("gather", pr, ref, ref_lse, c.q_len, 1);
+        }
+    cudaFree(ref); cudaFree(ref_lse);
+}
+#endif
+
 void checks(bool small) {
     using B = __nv_bfloat16;
     if (small) {
@@ -261,7 +282,11 @@ void checks(bool small) {
             check_blocks<__half, 64>({1, 4, 1, (len + 1) / 2, len, true, 1}, share);
             check_blocks<B, 128>({1, 4, 4, (len + 1) / 2, len, false, 2}, share);
         }
-    printf("split and blocks: %d failed\n", failed - dense_failed);
+#ifndef S2O_SM80
+    check_gather({1, 4, 2, 640, 640, false, 0});
+    check_gather({2, 4, 1, 500, 1024, false, 1});
+#endif
+    printf("split, blocks and gather: %d failed\n", failed - dense_failed);
     const std::vector<Rule> all = {{0.f}, {.2f}, {.5f}, {.2f, s2o::MEAN_RATIO}, {.3f, s2o::SUM_RATIO, 1}, {.3f, s2o::ALL_ROWS, 0, 1},
                                    {.25f, s2o::MEAN_RATIO, 0, 1}, {.2f, s2o::SUM_RATIO, 0, 1}, {.4f, s2o::ALL_ROWS, 1}};
     for (Kernel kernel : {FULL, LAGGED, EXACT, TWO_PASS}) {
@@ -316,6 +341,23 @@ void time_ladder(int longest) {
         printf("D random, stop voted     L=%6d  %9.3f ms  %6.1f TF/s  x%.3f of A\n", len, stop, pr.flops() / stop * 1e-9, stop / ms);
     }
 }
+
+#ifndef S2O_SM80
+void time_full_ladder(int longest) {
+    for (int len : {8192, 32768, 65536, 131072}) {
+        if (len > longest) break;
+        Problem<B, 128> pr({1, 32, 8, len, len, false, 0}, 1.f, 2048);
+        const double ms = median_ms([&] { pr.dense(); }, runs(len));
+        printf("A dense, not causal      L=%6d  %9.3f ms  %6.1f TF/s\n", len, ms, pr.flops() / ms * 1e-9);
+        for (int step = 0; step < 3; ++step) {
+            pr.permute_all(step > 0);
+            const double all = median_ms([&] { pr.gather_all(step == 2); }, runs(len));
+            const char* names[] = {"B gather, identity      ", "C gather, random        ", "D random, stop voted    "};
+            printf("%s L=%6d  %9.3f ms  %6.1f TF/s  x%.3f of A\n", names[step], len, all, pr.flops() / all * 1e-9, all / ms);
+        }
+    }
+}
+#endif
 
 void time_early_stop(int longest) {
     {
@@ -380,6 +422,9 @@ int main(int argc, char** argv) {
     const bool time = !strcmp(mode, "time") || !strcmp(mode, "all");
     const int longest = argc > 2 ? atoi(argv[2]) : 131072;
     if (time || !strcmp(mode, "ladder")) time_ladder(longest);
+#ifndef S2O_SM80
+    if (time || !strcmp(mode, "ladder")) time_full_ladder(longest);
+#endif
     if (time || !strcmp(mode, "stop")) time_early_stop(longest);
     if (time) time_others(longest);
     return 0;
