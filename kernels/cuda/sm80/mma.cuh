@@ -84,24 +84,4 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
     }
 }
 
-// Two floats to one register of two T, the first in the low half.
-template <typename T>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    uint32_t r;
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    } else {
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    }
-    return r;
-}
-template <typename T>
-__device__ __forceinline__ float2 unpack(uint32_t x) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
-    } else {
-        return __half22float2(*reinterpret_cast<const __half2*>(&x));
-    }
-}
-
 }  // namespace s2o::sm80

@@ -2,6 +2,7 @@
 // shared memory, which nobody needs any more.
 #pragma once
 #include "../online_softmax.cuh"
+#include "../pair.cuh"
 #include "traits.cuh"
 
 namespace s2o::sm80 {

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "../online_softmax.cuh"
+#include "../pair.cuh"
 #include "../schedule.cuh"
 #include "wgmma.cuh"
 

@@ -166,25 +166,4 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t* a, uint
     }
 }
 
-// Two floats to one register of two T, the first in the low half.
-template <typename T>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    uint32_t r;
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    } else {
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    }
-    return r;
-}
-
-template <typename T>
-__device__ __forceinline__ float2 unpack(uint32_t pair) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
-    } else {
-        return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-    }
-}
-
 }  // namespace s2o
