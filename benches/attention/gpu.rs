@@ -12,6 +12,11 @@ use crate::measure::gpu::{Gpu, Torch};
 use crate::measure::{Machine, Place, Row, agree, causal_tflop, relative_error};
 use crate::tensors::stacked;
 
+/// Default prompt lengths in units of 1024 tokens.
+const LENGTHS: [usize; 6] = [8, 32, 64, 128, 256, 512];
+/// Context of the trained model in tokens.
+const LONGEST_TRAINED: usize = 128 << 10;
+
 /// Options of `gpu`.
 #[derive(Debug, Args)]
 pub struct GpuArguments {
@@ -127,10 +132,11 @@ pub fn run(arguments: &GpuArguments, tokens: &[usize], repeats: usize, place: &P
     println!("{}", machine.device());
     #[cfg(feature = "flash-attn")]
     check_accuracy(&gpu)?;
-    let lengths = if tokens.is_empty() { vec![8 << 10, 32 << 10, 64 << 10, 128 << 10] } else { tokens.to_vec() };
+    let lengths = if tokens.is_empty() { LENGTHS.map(|k| k << 10).to_vec() } else { tokens.to_vec() };
     for tokens in lengths {
         for source in [Source::Trained, Source::Random] {
-            if arguments.tensors.is_none_or(|only| only == source) {
+            let exists = source == Source::Random || tokens <= LONGEST_TRAINED;
+            if exists && arguments.tensors.is_none_or(|only| only == source) {
                 let rows = compare(&gpu, &machine, &Problem::new(source, tokens, &gpu)?, arguments, repeats)?;
                 machine.append(&rows, place)?;
             }

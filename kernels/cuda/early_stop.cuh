@@ -17,8 +17,8 @@ enum class Stop { NEVER, LAGGED, EXACT };
 constexpr int VOTE_SLOTS = 8;
 constexpr int VOTING_WARPS = 8;
 
-// One byte for each warp. Steps are counted across items: one warpgroup may be two steps into the next item before the
-// other has read its last votes of this one.
+// One byte for each warp. Steps are counted across items, so that the votes of one need not be read before the next casts
+// its own.
 struct LaggedVotes {
     alignas(8) uint8_t warp[VOTE_SLOTS][VOTING_WARPS];
 

@@ -27,7 +27,7 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
     float acc[8] = {}, row_sum = 0.f;  // head_dim / 32 of them are used
     for (int s = 0; s < p.num_splits; ++s) {
         const RowState state = p.partial_state[part + s * TILE_Q];
-        if (state.row_max == -INFINITY) continue;  // it saw no key
+        if (state.row_sum == 0.f) continue;  // it saw no key; a part that saw NaN has NaN here
         const float factor = expf((state.row_max - row_max) * p.attn.softmax_scale);
         row_sum = fmaf(state.row_sum, factor, row_sum);
         const float* out = p.partial_out + (part + s * TILE_Q) * p.head_dim;

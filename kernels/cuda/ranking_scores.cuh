@@ -19,6 +19,7 @@ namespace s2o {
 constexpr int SCORE_WARPS = 4;
 constexpr int SCORE_THREADS = SCORE_WARPS * 32;
 constexpr int SCORE_ROWS = SCORE_WARPS * 16;  // of a CTA
+static_assert(SCORE_ROWS == 64 && SCORE_BLOCK == 64, "mirrored on the host");
 constexpr int SCORE_STAGES = 3;
 
 template <int D>

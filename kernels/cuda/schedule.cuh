@@ -181,24 +181,4 @@ struct PermutedSchedule {
     }
 };
 
-// Every query against every key in kv_perm order, not causal: what the ladder of the bench compares with dense attention
-// that is not causal either. k_len is a multiple of TILE_K, and there is one order a head.
-struct GatherSchedule {
-    using Params = SparseParams;
-    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
-    __device__ static int num_items(const Params& p) { return DenseSchedule::num_items(p.attn); }
-    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
-
-    __device__ static bool decode(const Params& p, int item, WorkItem& w) {
-        const TileGrid grid(p.attn);
-        const int tile = decode_sections(p.attn, grid, item, w);
-        w.key_tile = 0;
-        w.gather_from = 0;
-        w.steps = p.attn.k_len / TILE_K;
-        w.kv_perm = p.kv_perm + w.batch_head(p.attn) * p.kv_perm_head_stride;
-        w.slot = int64_t(w.batch_head(p.attn)) * grid.count + tile;
-        return true;
-    }
-};
-
 }  // namespace s2o

@@ -75,6 +75,13 @@ fn errors(device: &Device) {
     }
     let scale = s2o_attn(&good, &good, &good, f32::NAN, &config()).unwrap_err();
     assert!(matches!(scale, AttnError::S2o(S2oError::SoftmaxScale { .. })), "{scale}");
+    for got in [0.0, -0.125] {
+        let error = dense_attn(&good, &good, &good, got, true).unwrap_err();
+        assert!(
+            matches!(error, AttnError::Cuda(CudaError::SoftmaxScale { got: refused }) if refused == got),
+            "{error}"
+        );
+    }
     let on_cpu = good.to_device(&Device::Cpu).unwrap();
     let mixed = dense_attn(&good, &good, &on_cpu, 0.125, true).unwrap_err();
     assert!(matches!(mixed, AttnError::DeviceMismatch { name: "v", .. }), "{mixed}");

@@ -79,8 +79,9 @@ impl S2o {
         self.layers.get(&layer).unwrap_or(&self.config)
     }
 
-    /// Takes the statistics of the last prompt, by layer; none without [`S2o::with_stats`]. Chunks that follow each other are joined; a call that does
-    /// not go on where the one before ended begins anew, so what is held does not grow from prompt to prompt.
+    /// Takes the statistics of the last prompt, by layer; none without [`S2o::with_stats`]. Chunks that follow each other
+    /// are joined; a call that does not go on where the one before ended begins anew, so what is held does not grow from
+    /// prompt to prompt.
     pub fn take_stats(&self) -> BTreeMap<usize, AttnStats> {
         let all = std::mem::take(&mut *self.stats.lock().unwrap_or_else(PoisonError::into_inner));
         all.into_iter().map(|(layer, (_, stats))| (layer, stats)).collect()

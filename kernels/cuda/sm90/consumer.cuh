@@ -60,6 +60,7 @@ __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin,
                                       const uint64_t* empty, bool leader) {
     while (pos.count != begin) {
         mbarrier_wait(smem_address(&full[pos.stage]), pos.parity);
+        __syncwarp();  // a lane that has not seen this phase yet would wait for the next but one
         if (leader) mbarrier_arrive(smem_address(&empty[pos.stage]));
         pos.advance();
     }
@@ -236,7 +237,10 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         if constexpr (X::STOP == Stop::LAGGED) values_left = !stopped;
         if constexpr (X::STOP == Stop::EXACT) {
             values_left = !(stopped && p.discard);
-            if (!values_left) await_v();
+            if (!values_left) {
+                await_v();
+                __syncwarp();  // as in drain
+            }
         }
         if (values_left) {
             await_v();

@@ -121,7 +121,11 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
         if constexpr (X::PERMUTED) {
             if (item < 0) mbarrier_arrive(q_full);
         }
-        if (item < 0) return;
+        if (item < 0) {
+            // What an early stop left unread may still be on its way into this block's memory.
+            cp_async_wait_all();
+            return;
+        }
         X::Schedule::decode(p, item, w);
         if constexpr (X::PERMUTED) {
             const int64_t head = int64_t(w.batch_head(p.attn)) * p.attn.q_len;

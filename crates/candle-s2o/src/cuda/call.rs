@@ -56,6 +56,9 @@ pub(crate) fn run<K: Kernel>(
     if !kernel.softmax_scale().is_finite() {
         return Err(S2oError::SoftmaxScale { got: kernel.softmax_scale() }.into());
     }
+    if kernel.softmax_scale() <= 0.0 {
+        return Err(CudaError::SoftmaxScale { got: kernel.softmax_scale() }.into());
+    }
     let expected = operands[0].0.dtype();
     for (name, (storage, _)) in ["q", "k", "v"].into_iter().zip(operands) {
         let got = storage.dtype();
@@ -83,7 +86,7 @@ fn typed<T: Element, K: Kernel>(
     let [q, k, v] = operands;
     let [q, k, v] = [Operand::new(q.0, q.1)?, Operand::new(k.0, k.1)?, Operand::new(v.0, v.1)?];
     let out_shape = Shape::from(operands[0].1.dims());
-    // SAFETY: the kernels write every row of every head.
+    // SAFETY: the kernels write every row of every head; the ranking alone writes none, and nobody reads its output.
     let mut out = unsafe { device.alloc::<T>(out_shape.elem_count()) }?;
     let report = {
         let ((q, _q), (k, _k), (v, _v)) = (q.view::<T>(&stream)?, k.view::<T>(&stream)?, v.view::<T>(&stream)?);

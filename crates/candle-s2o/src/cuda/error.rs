@@ -32,6 +32,20 @@ pub enum CudaError {
         /// The refused size.
         got: usize,
     },
+    /// The kernels keep the maximum of unscaled scores.
+    #[error("softmax_scale: expected a positive number on CUDA, got {got}; the CPU path takes any finite one")]
+    SoftmaxScale {
+        /// The refused scale.
+        got: f32,
+    },
+    /// A segment's queries do not fit in shared memory to be ordered.
+    #[error("segment_len: expected at most {max} with q_perm on this GPU, got {got}")]
+    PermutedSegment {
+        /// The longest that fits.
+        max: usize,
+        /// The refused length.
+        got: usize,
+    },
     /// The kernels count in 32 bits.
     #[error("{name}: expected at most {max} on CUDA, got {got}; split the batch or the heads over several calls")]
     TooLarge {

@@ -16,6 +16,10 @@ use super::library::refuse_capture;
 /// Every region begins at a multiple of this: enough for any element type and vector access.
 const ALIGN: usize = 256;
 
+/// Memory that the pool keeps when nobody uses it: several times the default workspace. More goes back to the driver when
+/// the host next waits for the GPU.
+const KEPT_BYTES: u64 = 1 << 30;
+
 /// Memory that one GPU keeps for scratch, if its driver has memory pools.
 #[derive(Debug)]
 pub(super) struct Pool(Option<sys::CUmemoryPool>);
@@ -47,7 +51,7 @@ impl Pool {
             sys::cuMemPoolCreate(pool.as_mut_ptr(), properties_at).result().doing("making a memory pool")?;
             pool.assume_init()
         };
-        let mut keep = u64::MAX;
+        let mut keep = KEPT_BYTES;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         // SAFETY: this attribute is a 64-bit number.
         unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut keep).cast()) }

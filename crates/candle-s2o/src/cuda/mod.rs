@@ -11,8 +11,9 @@
 //! **Streams.** Everything is enqueued on the Candle device's own stream, and the host waits for nothing but statistics,
 //! orders and the first call of each kernel (which loads it). Scratch memory is allocated in the order of the stream,
 //! from a pool that keeps it for the next call, so threads and streams do not disturb each other. Key orders take at
-//! most [`S2oConfig::workspace_cap`](crate::S2oConfig::workspace_cap), 6 1/8 bytes per key and head; the partial results
-//! of split calls and the row states of permuted queries come on top.
+//! most [`S2oConfig::workspace_cap`](crate::S2oConfig::workspace_cap), 6 1/8 bytes per key and head; on top come the
+//! partial results of split calls, the row states and orders of permuted queries, the coefficients of the key scores, and
+//! counts of visited tiles where statistics are asked for.
 //!
 //! **CUDA graphs.** A call can be captured after one like it has run, which loads the kernels; the scratch memory
 //! becomes the graph's. What makes the host wait, or copies lists to the GPU, is an error during a capture.

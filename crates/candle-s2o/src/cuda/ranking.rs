@@ -115,7 +115,7 @@ impl Ranker {
                 let limit = call.entry(Kernel::QueryOrder)?.shared_limit;
                 if shared_bytes > limit {
                     let max = limit / query_order_shared_bytes(1);
-                    return Err(CudaError::TooLarge { name: "segment_len with q_perm", max, got: plan.segment_len });
+                    return Err(CudaError::PermutedSegment { max, got: plan.segment_len });
                 }
                 call.launch(Kernel::KeyGuide, &params, Grid::Blocks([kv_heads, batch, 1]))?;
                 let blocks = [heads, segments, batch];

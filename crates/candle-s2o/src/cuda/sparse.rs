@@ -37,7 +37,8 @@ pub(crate) fn attend(call: &Call, request: &Request<'_>) -> Result<Option<AttnSt
         refuse_capture(&call.stream, "reading statistics", "ask for none in the capture")?;
     }
     let plan = Plan::with_break_even(config, &call.shape, prompt_len, BREAK_EVEN)?;
-    if plan.is_dense() {
+    // The last chunk of a prompt may lie in the dense tail whole.
+    if plan.is_dense() || plan.ranked_rows() == 0 {
         dense::attend(call, true, 0, None)?;
         return Ok(wants_stats.then(|| plan.stats_of_visits(&call.shape, config, |_, _, _| 0)));
     }
