@@ -1,9 +1,11 @@
 //! The functions on tensors of one length, against the f64 reference.
 
+mod random;
 mod reference;
 
 use candle_core::{DType, Device, Result, Tensor};
-use reference::{Asked, assert_close, attend, random};
+use random::random;
+use reference::{Asked, assert_close, attend};
 use s2o_flash_attn::{
     FlashAttn, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
     flash_attn_windowed,
@@ -119,8 +121,7 @@ fn softcap() -> Result<()> {
                         ..windowed(window, shape[2])
                     };
                     let slopes = alibi.then_some(&tensor);
-                    let out =
-                        flash_attn_alibi_windowed_softcap(&q, &k, &v, slopes, SCALE, window.0, window.1, cap)?;
+                    let out = flash_attn_alibi_windowed_softcap(&q, &k, &v, slopes, SCALE, window.0, window.1, cap)?;
                     assert_close(&out, &attend(&q, &k, &v, &asked)?, &format!("{shape:?} {window:?} {alibi} {cap}"));
                 }
             }
@@ -179,7 +180,10 @@ fn bad_inputs_say_what_was_expected_and_got() -> Result<()> {
     says(flash_attn(&q.to_dtype(DType::F64)?, &k, &v, SCALE, true), "q: expected dtype F32, F16 or BF16, got F64");
     says(flash_attn(&q, &k.to_dtype(DType::BF16)?, &v, SCALE, true), "k: expected dtype F32 as q, got BF16");
     says(flash_attn(&q, &k, &v.narrow(1, 0, 5)?, SCALE, true), "v: expected sizes [1, 6, 2, 8], got [1, 5, 2, 8]");
-    says(flash_attn(&q.narrow(2, 0, 3)?, &k, &v, SCALE, true), "num_heads: expected a multiple of num_kv_heads = 2, got 3");
+    says(
+        flash_attn(&q.narrow(2, 0, 3)?, &k, &v, SCALE, true),
+        "num_heads: expected a multiple of num_kv_heads = 2, got 3",
+    );
     let (four, _) = slopes(4);
     let alibi = |slopes: &Tensor| flash_attn_alibi(&q, &k, &v, slopes, SCALE, true);
     says(alibi(&four.to_dtype(DType::F16)?), "alibi_slopes: expected dtype F32, got F16");

@@ -1,9 +1,11 @@
 //! The functions on sequences of several lengths, against the f64 reference of each sequence.
 
+mod random;
 mod reference;
 
 use candle_core::{DType, Device, IndexOp, Result, Tensor};
-use reference::{Asked, assert_close, attend, random};
+use random::random;
+use reference::{Asked, assert_close, attend};
 use s2o_flash_attn::{
     flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,
     flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed,
@@ -31,7 +33,12 @@ struct Case {
 
 fn cumulative(lengths: impl Iterator<Item = usize>) -> Vec<u32> {
     let mut sum = 0;
-    std::iter::once(0).chain(lengths.map(|length| { sum += length as u32; sum })).collect()
+    std::iter::once(0)
+        .chain(lengths.map(|length| {
+            sum += length as u32;
+            sum
+        }))
+        .collect()
 }
 
 fn case(dtype: DType) -> Result<Case> {
@@ -58,7 +65,11 @@ impl Case {
         for (q_len, k_len) in LENGTHS {
             let cut = |t: &Tensor, from: usize, len: usize| t.narrow(0, from, len)?.unsqueeze(0);
             let [q, k, v] = [cut(&self.q, from_q, q_len)?, cut(&self.k, from_k, k_len)?, cut(&self.v, from_k, k_len)?];
-            if k_len == 0 { out.extend(vec![0.0; q.elem_count()]) } else { out.extend(attend(&q, &k, &v, asked)?) }
+            if k_len == 0 {
+                out.extend(vec![0.0; q.elem_count()])
+            } else {
+                out.extend(attend(&q, &k, &v, asked)?)
+            }
             (from_q, from_k) = (from_q + q_len, from_k + k_len);
         }
         Ok(out)
@@ -161,8 +172,20 @@ fn pages_and_prefix_ranges() -> Result<()> {
             for softcap in [None, Some(0.5f32)] {
                 let asked = Asked { ranges: held.clone(), softcap: softcap.map(f64::from), ..asked((left, right)) };
                 let out = flash_attn_varlen_paged_windowed(
-                    &case.q, &k, &v, &case.seqlens_q, &case.seqlens_k, &table, given, MAX_Q, MAX_K, SCALE, left, right,
-                    8, softcap,
+                    &case.q,
+                    &k,
+                    &v,
+                    &case.seqlens_q,
+                    &case.seqlens_k,
+                    &table,
+                    given,
+                    MAX_Q,
+                    MAX_K,
+                    SCALE,
+                    left,
+                    right,
+                    8,
+                    softcap,
                 )?;
                 assert_close(&out, &case.expected(&asked)?, &format!("{left:?} {right:?} {held:?} {softcap:?}"));
             }
@@ -183,12 +206,21 @@ fn bad_inputs_say_what_was_expected_and_got() -> Result<()> {
         flash_attn_varlen(&case.q, &case.k, &case.v, seqlens_q, seqlens_k, max_q, MAX_K, SCALE, true)
     };
     let ends_k = &case.seqlens_k;
-    says(with(&Tensor::new(&[0u32, 5, 4], cpu)?, ends_k, MAX_Q), "seqlens_q[2]: expected at least 5 as the element before it, got 4");
-    says(with(&Tensor::new(&[0u32, 31], cpu)?, &Tensor::new(&[0u32, 9], cpu)?, 99), "seqlens_q: expected 0 to 30, got 31");
+    says(
+        with(&Tensor::new(&[0u32, 5, 4], cpu)?, ends_k, MAX_Q),
+        "seqlens_q[2]: expected at least 5 as the element before it, got 4",
+    );
+    says(
+        with(&Tensor::new(&[0u32, 31], cpu)?, &Tensor::new(&[0u32, 9], cpu)?, 99),
+        "seqlens_q: expected 0 to 30, got 31",
+    );
     says(with(&Tensor::new(&[0u32, 9], cpu)?, ends_k, MAX_Q), "seqlens_k: expected [2] as seqlens_q, got [7]");
     says(with(&case.seqlens_q, ends_k, 11), "a length in seqlens_q: expected 0 to 11, got 12");
     says(with(&Tensor::new(&[0f32, 9.0], cpu)?, ends_k, MAX_Q), "seqlens_q: expected dtype U32, I32 or I64, got F32");
-    says(with(&Tensor::new(&[0u32], cpu)?, ends_k, MAX_Q), "seqlens_q: expected [batch + 1] with at least 2 elements, got [1]");
+    says(
+        with(&Tensor::new(&[0u32], cpu)?, ends_k, MAX_Q),
+        "seqlens_q: expected [batch + 1] with at least 2 elements, got [1]",
+    );
     let four = case.q.unsqueeze(0)?;
     says(
         flash_attn_varlen(&four, &case.k, &case.v, &case.seqlens_q, ends_k, MAX_Q, MAX_K, SCALE, true),
@@ -198,7 +230,20 @@ fn bad_inputs_say_what_was_expected_and_got() -> Result<()> {
     let (k, table) = paged(&case.k, 8)?;
     let with = |table: &Tensor, page_len: usize| {
         flash_attn_varlen_paged_windowed(
-            &case.q, &k, &k, &case.seqlens_q, ends_k, table, None, MAX_Q, MAX_K, SCALE, None, Some(0), page_len, None,
+            &case.q,
+            &k,
+            &k,
+            &case.seqlens_q,
+            ends_k,
+            table,
+            None,
+            MAX_Q,
+            MAX_K,
+            SCALE,
+            None,
+            Some(0),
+            page_len,
+            None,
         )
     };
     says(with(&table, 16), "k: expected page_block_size = 16 as dimension 1, got [32, 8, 2, 16]");

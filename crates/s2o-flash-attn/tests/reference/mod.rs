@@ -1,6 +1,6 @@
 //! The oracle: attention to the letter, in f64, one query of one head at a time, on tensors of one length.
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 /// What a call asks for, beside its tensors. Windows hold as given.
 #[derive(Debug, Clone, Default)]
@@ -13,23 +13,7 @@ pub struct Asked {
     pub ranges: Vec<(i64, i64)>,
 }
 
-/// Seeded normal values: tests must not differ from run to run.
-pub fn random(dims: &[usize], seed: u64, dtype: DType) -> Result<Tensor> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut uniform = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        ((state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-    };
-    let count = dims.iter().product();
-    let values: Vec<f32> = (0..count)
-        .map(|_| ((-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos()) as f32)
-        .collect();
-    Tensor::from_vec(values, dims, &Device::Cpu)?.to_dtype(dtype)
-}
-
-/// (batch, q_len, num_heads, head_dim) as nested vectors.
+/// The elements of (batch, q_len, num_heads, head_dim).
 pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, asked: &Asked) -> Result<Vec<f64>> {
     let (batch, q_len, num_heads, head_dim) = q.dims4()?;
     let (_, k_len, num_kv_heads, _) = k.dims4()?;
