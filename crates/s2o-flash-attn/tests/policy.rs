@@ -82,7 +82,7 @@ fn statistics_are_collected_on_demand() -> Result<()> {
     let calls = s2o::take_stats();
     assert_eq!(calls.iter().map(|call| (call.q_len, call.k_len)).collect::<Vec<_>>(), [(LEN, LEN), (200, LEN)]);
     assert_eq!(calls[0].stats.heads.len(), 2);
-    assert!((0.1..0.9).contains(&calls[0].stats.density()), "{}", calls[0].stats.density());
+    assert!(calls[0].stats.density() < 0.95, "{}", calls[0].stats.density());
     assert!(s2o::take_stats().is_empty());
     Ok(())
 }
