@@ -1,0 +1,156 @@
+//! From what was asked to the kernel that computes it.
+
+use candle_core::{D, DType, Tensor};
+use candle_s2o::{AttnError, S2oError, S2oOp, ShapeError, dense_attn};
+
+use crate::error::FlashAttnError;
+use crate::mask::{Reach, Window};
+use crate::plain::{self, Scores};
+use crate::s2o::{self, Policy};
+
+/// Head dims of the CUDA kernels; smaller heads are padded with zeros, which changes neither scores nor outputs.
+const CUDA_HEAD_DIMS: [usize; 2] = [64, 128];
+
+/// One attention call, beside its tensors.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) softmax_scale: f32,
+    pub(crate) window: Window,
+    pub(crate) alibi_slopes: Option<&'a Tensor>,
+    /// As in FlashAttention, one that is not positive is none.
+    pub(crate) softcap: Option<f32>,
+    pub(crate) ranges: Vec<(i64, i64)>,
+    /// Whether the policy may make it sparse.
+    pub(crate) may_skip: bool,
+}
+
+/// Computes `call` on `q` (batch, q_len, num_heads, head_dim), `k` and `v` (batch, k_len, num_kv_heads, head_dim).
+pub(crate) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor, FlashAttnError> {
+    check(q, k, v)?;
+    let slopes = call.alibi_slopes.map(|slopes| check_slopes(slopes, q.dims()[2])).transpose()?;
+    let softcap = call.softcap.filter(|&cap| cap > 0.0);
+    if q.elem_count() == 0 || k.elem_count() == 0 {
+        return Ok(q.zeros_like()?);
+    }
+    let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
+    let reach = call.window.reach(q_len, k_len);
+    let plain_scores = slopes.is_none() && softcap.is_none();
+    let ranges = if reach == Reach::Full { Vec::new() } else { call.ranges.clone() };
+    if plain_scores && ranges.is_empty() && reach != Reach::Local && has_kernel(q) {
+        return padded(q, k, v, |q, k, v| match reach {
+            Reach::Causal => causal(q, k, v, call),
+            _ => full(q, k, v, call.softmax_scale),
+        });
+    }
+    if !q.device().is_cpu() {
+        let what = match (slopes, softcap) {
+            (Some(_), _) => "ALiBi",
+            (None, Some(_)) => "softcap",
+            (None, None) if !ranges.is_empty() => "prefix ranges",
+            (None, None) => "windowed attention",
+        };
+        return Err(FlashAttnError::Unsupported { what });
+    }
+    let slopes = slopes.map(|slopes| slopes.to_vec1()).transpose()?;
+    let scores = Scores { softmax_scale: call.softmax_scale, window: call.window, slopes, softcap, ranges };
+    Ok(plain::attend(q, k, v, &scores)?)
+}
+
+/// Every query sees every key. Queries are independent, so more of them than keys go in parts.
+fn full(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Result<Tensor, FlashAttnError> {
+    let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
+    let parts = (0..q_len).step_by(k_len).map(|start| {
+        let part = q.narrow(1, start, k_len.min(q_len - start))?;
+        Ok(dense_attn(&part, k, v, softmax_scale, false)?)
+    });
+    joined(parts.collect::<Result<Vec<_>, FlashAttnError>>()?)
+}
+
+/// Queries before the first key see nothing.
+fn causal(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor, FlashAttnError> {
+    let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
+    if q_len > k_len {
+        let blind = q.narrow(1, 0, q_len - k_len)?.zeros_like()?;
+        let seeing = causal(&q.narrow(1, q_len - k_len, k_len)?, k, v, call)?;
+        return joined(vec![blind, seeing]);
+    }
+    match if call.may_skip { s2o::policy()? } else { Policy::Dense } {
+        Policy::Dense => Ok(dense_attn(q, k, v, call.softmax_scale, true)?),
+        Policy::S2o(config) => s2o::attend(S2oOp::new(call.softmax_scale, config), q, k, v),
+    }
+}
+
+fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, FlashAttnError> {
+    match parts.len() {
+        1 => Ok(parts.remove(0)),
+        _ => Ok(Tensor::cat(&parts, 1)?),
+    }
+}
+
+/// Whether the fast kernels take the tensors. On a GPU they always get them, and refuse with their own words.
+fn has_kernel(q: &Tensor) -> bool {
+    let head_dim = q.dims()[3];
+    !q.device().is_cpu() || (head_dim.is_multiple_of(8) && head_dim <= 256)
+}
+
+fn padded(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    attend: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor, FlashAttnError>,
+) -> Result<Tensor, FlashAttnError> {
+    let head_dim = q.dims()[3];
+    match CUDA_HEAD_DIMS.into_iter().find(|&wide| head_dim <= wide) {
+        Some(wide) if q.device().is_cuda() && head_dim < wide => {
+            let pad = |tensor: &Tensor| tensor.pad_with_zeros(D::Minus1, 0, wide - head_dim);
+            let out = attend(&pad(q)?, &pad(k)?, &pad(v)?)?;
+            Ok(out.narrow(D::Minus1, 0, head_dim)?.contiguous()?)
+        }
+        _ => attend(q, k, v),
+    }
+}
+
+fn check_slopes(slopes: &Tensor, num_heads: usize) -> Result<&Tensor, FlashAttnError> {
+    let name = "alibi_slopes";
+    if slopes.dtype() != DType::F32 {
+        return Err(FlashAttnError::DType { name, expected: "F32", got: slopes.dtype() });
+    }
+    if slopes.dims() != [num_heads] {
+        return Err(FlashAttnError::Dims { name, expected: format!("[{num_heads}]"), got: slopes.dims().to_vec() });
+    }
+    Ok(slopes)
+}
+
+/// What every path asks of its tensors. It allows more queries than keys, and any head_dim.
+fn check(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(), AttnError> {
+    let mut dims = [[0; 4]; 3];
+    for ((name, tensor), dims) in [("q", q), ("k", k), ("v", v)].into_iter().zip(&mut dims) {
+        *dims = tensor.dims().try_into().map_err(|_| AttnError::Rank { name, got: tensor.dims().to_vec() })?;
+        if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {
+            return Err(AttnError::DType { name, got: tensor.dtype() });
+        }
+        if tensor.dtype() != q.dtype() {
+            return Err(AttnError::DTypeMismatch { name, expected: q.dtype(), got: tensor.dtype() });
+        }
+        if !tensor.device().same_device(q.device()) {
+            let [expected, got] = [q, tensor].map(|tensor| tensor.device().location());
+            return Err(AttnError::DeviceMismatch { name, expected, got });
+        }
+    }
+    let [[batch, _, num_heads, head_dim], [_, k_len, num_kv_heads, _], _] = dims;
+    for (name, got) in [("k", dims[1]), ("v", dims[2])] {
+        let expected = [batch, k_len, num_kv_heads, head_dim];
+        if got != expected {
+            return Err(S2oError::from(ShapeError::Mismatch { name, expected, got }).into());
+        }
+    }
+    for (name, size) in [("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim)] {
+        if size == 0 {
+            return Err(S2oError::from(ShapeError::Empty { name }).into());
+        }
+    }
+    if !num_heads.is_multiple_of(num_kv_heads) {
+        return Err(S2oError::from(ShapeError::Heads { num_heads, num_kv_heads }).into());
+    }
+    Ok(())
+}

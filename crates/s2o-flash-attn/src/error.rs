@@ -1,0 +1,84 @@
+//! [`FlashAttnError`]: why a call was refused.
+
+use candle_core::DType;
+use candle_s2o::AttnError;
+use thiserror::Error;
+
+use crate::s2o::PolicyError;
+
+/// Why a call was refused. Candle's functions return [`candle_core::Error`]; it carries these words.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FlashAttnError {
+    /// The environment holds a policy that cannot be.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// Our GPU kernels do not do this; an approximation is never returned in its place.
+    #[error(
+        "{what}: expected tensors on the CPU, got a CUDA device; this crate's kernels do plain and causal attention only"
+    )]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A tensor beside q, k and v has another rank or size than the call asks for.
+    #[error("{name}: expected {expected}, got {got:?}")]
+    Dims {
+        /// Which tensor.
+        name: &'static str,
+        /// The dimensions that it should have.
+        expected: String,
+        /// Those it has.
+        got: Vec<usize>,
+    },
+    /// A tensor beside q, k and v has another dtype than the call asks for.
+    #[error("{name}: expected dtype {expected}, got {got:?}")]
+    DType {
+        /// Which tensor.
+        name: &'static str,
+        /// The dtypes that it may have.
+        expected: &'static str,
+        /// The one it has.
+        got: DType,
+    },
+    /// Cumulative lengths must not descend.
+    #[error("{name}[{index}]: expected at least {previous} as the element before it, got {got}")]
+    Descending {
+        /// `seqlens_q` or `seqlens_k`.
+        name: &'static str,
+        /// Which element.
+        index: usize,
+        /// The one before it.
+        previous: i64,
+        /// Its value.
+        got: i64,
+    },
+    /// A length or an index reaches beyond what is there.
+    #[error("{name}: expected 0 to {max}, got {got}")]
+    OutOfRange {
+        /// Which number.
+        name: &'static str,
+        /// The largest that fits.
+        max: usize,
+        /// Its value.
+        got: i64,
+    },
+    /// The tensors do not fit each other or the kernels.
+    #[error(transparent)]
+    Attn(#[from] AttnError),
+}
+
+impl From<candle_core::Error> for FlashAttnError {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Attn(error.into())
+    }
+}
+
+impl From<FlashAttnError> for candle_core::Error {
+    fn from(error: FlashAttnError) -> Self {
+        match error {
+            FlashAttnError::Attn(error) => error.into(),
+            other => Self::wrap(other),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Tensors of one length: `q` (batch, q_len, num_heads, head_dim), `k` and `v` (batch, k_len, num_kv_heads, head_dim).
+
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor};
+
+use crate::engine::{self, Call};
+use crate::error::FlashAttnError;
+use crate::mask::Window;
+
+/// Attention as an op. The functions of this crate do not copy their inputs; applied as an op through Candle, it
+/// copies inputs and output once.
+#[derive(Debug, Clone)]
+pub struct FlashAttn {
+    /// Factor on `q . k` before the softmax.
+    pub softmax_scale: f32,
+    /// ALiBi: `(num_heads)`, f32.
+    pub alibi_slopes: Option<Tensor>,
+    /// Keys that a query sees to the left of its position; `None` for all.
+    pub window_size_left: Option<usize>,
+    /// Keys that a query sees to the right of its position; `None` for all, `Some(0)` for causal.
+    pub window_size_right: Option<usize>,
+    /// Scores become `softcap * tanh(score / softcap)`.
+    pub softcap: Option<f32>,
+}
+
+impl FlashAttn {
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<Tensor, FlashAttnError> {
+        let k_len = k.dims().get(1).copied().unwrap_or_default();
+        let call = Call {
+            softmax_scale: self.softmax_scale,
+            window: Window::new(self.window_size_left, self.window_size_right, k_len),
+            alibi_slopes: self.alibi_slopes.as_ref(),
+            softcap: self.softcap,
+            ranges: Vec::new(),
+            may_skip: true,
+        };
+        engine::attend(q, k, v, &call)
+    }
+
+    fn on_storage<S: Held + BackendStorage<Device: BackendDevice<Storage = S>>>(
+        &self,
+        operands: [(&S, &Layout); 3],
+    ) -> Result<(S, Shape)> {
+        let mut tensors = Vec::with_capacity(operands.len());
+        for (storage, layout) in operands {
+            let storage = S::hold(owned(storage, layout)?);
+            tensors.push(Tensor::from_storage(storage, layout.shape(), BackpropOp::none(), false));
+        }
+        let out = self.attend(&tensors[0], &tensors[1], &tensors[2])?;
+        let (storage, layout) = out.storage_and_layout();
+        let held = S::held(&storage).ok_or_else(|| candle_core::Error::msg("the output changed its device"))?;
+        Ok((owned(held, layout)?, out.shape().clone()))
+    }
+}
+
+/// A contiguous copy of what `layout` reaches.
+fn owned<S: BackendStorage<Device: BackendDevice<Storage = S>>>(storage: &S, layout: &Layout) -> Result<S> {
+    let mut copy = storage.device().zeros_impl(layout.shape(), storage.dtype())?;
+    storage.copy_strided_src(&mut copy, 0, layout)?;
+    Ok(copy)
+}
+
+/// A backend's storage inside Candle's.
+trait Held: Sized {
+    fn hold(self) -> Storage;
+    fn held(storage: &Storage) -> Option<&Self>;
+}
+
+impl Held for CpuStorage {
+    fn hold(self) -> Storage {
+        Storage::Cpu(self)
+    }
+
+    fn held(storage: &Storage) -> Option<&Self> {
+        if let Storage::Cpu(held) = storage { Some(held) } else { None }
+    }
+}
+
+impl Held for CudaStorage {
+    fn hold(self) -> Storage {
+        Storage::Cuda(self)
+    }
+
+    fn held(storage: &Storage) -> Option<&Self> {
+        if let Storage::Cuda(held) = storage { Some(held) } else { None }
+    }
+}
+
+impl CustomOp3 for FlashAttn {
+    fn name(&self) -> &'static str {
+        "flash-attn"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.on_storage([(q, q_layout), (k, k_layout), (v, v_layout)])
+    }
+
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        k: &CudaStorage,
+        k_layout: &Layout,
+        v: &CudaStorage,
+        v_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.on_storage([(q, q_layout), (k, k_layout), (v, v_layout)])
+    }
+}
+
+/// `softmax(softmax_scale * q k^T) v`, causal if asked for; returns the shape and dtype of `q`. Long causal calls are sparse
+/// by the policy ([`crate::s2o`]).
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// let q = Tensor::randn(0f32, 1.0, (1, 100, 4, 64), &Device::Cpu)?;
+/// let kv = Tensor::randn(0f32, 1.0, (1, 100, 2, 64), &Device::Cpu)?;
+/// let out = s2o_flash_attn::flash_attn(&q, &kv, &kv, 0.125, true)?;
+/// assert_eq!(out.dims(), q.dims());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
+    let op = FlashAttn {
+        softmax_scale,
+        alibi_slopes: None,
+        window_size_left: None,
+        window_size_right: causal.then_some(0),
+        softcap: None,
+    };
+    Ok(op.attend(q, k, v)?)
+}
+
+/// [`flash_attn`] where a query sees `window_size_left` keys before and `window_size_right` after its own position.
+///
+/// # Errors
+/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+pub fn flash_attn_windowed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+) -> Result<Tensor> {
+    let op = FlashAttn { softmax_scale, alibi_slopes: None, window_size_left, window_size_right, softcap: None };
+    Ok(op.attend(q, k, v)?)
+}
+
+/// [`flash_attn`] with `alibi_slopes[head] * distance` taken from the scores; the slopes are (num_heads), f32.
+///
+/// # Errors
+/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+pub fn flash_attn_alibi(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    alibi_slopes: &Tensor,
+    softmax_scale: f32,
+    causal: bool,
+) -> Result<Tensor> {
+    let op = FlashAttn {
+        softmax_scale,
+        alibi_slopes: Some(alibi_slopes.clone()),
+        window_size_left: None,
+        window_size_right: causal.then_some(0),
+        softcap: None,
+    };
+    Ok(op.attend(q, k, v)?)
+}
+
+/// [`flash_attn_alibi`] with the windows of [`flash_attn_windowed`].
+///
+/// # Errors
+/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+pub fn flash_attn_alibi_windowed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    alibi_slopes: &Tensor,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+) -> Result<Tensor> {
+    let op = FlashAttn {
+        softmax_scale,
+        alibi_slopes: Some(alibi_slopes.clone()),
+        window_size_left,
+        window_size_right,
+        softcap: None,
+    };
+    Ok(op.attend(q, k, v)?)
+}
+
+/// [`flash_attn_alibi_windowed`] with scores capped by `softcap * tanh(score / softcap)`, before ALiBi; a `softcap` that is
+/// not positive caps nothing.
+///
+/// # Errors
+/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+#[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
+pub fn flash_attn_alibi_windowed_softcap(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    alibi_slopes: Option<&Tensor>,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+    softcap: f32,
+) -> Result<Tensor> {
+    let op = FlashAttn {
+        softmax_scale,
+        alibi_slopes: alibi_slopes.cloned(),
+        window_size_left,
+        window_size_right,
+        softcap: Some(softcap),
+    };
+    Ok(op.attend(q, k, v)?)
+}

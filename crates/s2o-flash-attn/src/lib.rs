@@ -1,0 +1,33 @@
+//! The functions of `candle-flash-attn` 0.11, same names, arguments and conventions, by [`candle_s2o`].
+//!
+//! Long causal attention is sparse by a process-wide policy ([`s2o`]); everything else is exact. Users meet this crate as
+//! `candle-flash-attn`, through a `[patch.crates-io]` line (docs/swap.md).
+//!
+//! | | CPU (f32, f16, bf16) | CUDA (f16, bf16) |
+//! |---|---|---|
+//! | causal, no window | S2O by the policy, else dense | the same, `head_dim` up to 128 |
+//! | not causal | dense | dense, `head_dim` up to 128 |
+//! | `varlen`, `paged` | dense, one call a sequence | the same; the lengths are read back, so the host waits |
+//! | window, ALiBi, softcap, prefix ranges | dense, a plain loop | [`FlashAttnError::Unsupported`] |
+//!
+//! What counts is the attention that is asked for, not the function: a window that hides nothing is none, and
+//! `window_size_right = Some(0)` alone is causal. Causal is bottom-right: queries are the last positions of the keys. A
+//! query that sees no key gets zeros. Gradients are not supported.
+
+mod engine;
+mod error;
+mod fixed;
+mod mask;
+mod plain;
+pub mod s2o;
+mod varlen;
+
+pub use error::FlashAttnError;
+pub use fixed::{
+    FlashAttn, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
+    flash_attn_windowed,
+};
+pub use varlen::{
+    flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,
+    flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed,
+};

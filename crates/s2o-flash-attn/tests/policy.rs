@@ -1,0 +1,137 @@
+//! The process-wide policy. One test at a time may set it.
+
+mod random;
+
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Result, Tensor};
+use random::random;
+use s2o_flash_attn::s2o::{self, Policy, S2oConfig, SegmentLen};
+use s2o_flash_attn::{flash_attn, flash_attn_windowed};
+
+/// Nearly even attention: early stopping stops early.
+const SCALE: f32 = 0.02;
+const LEN: usize = 1024;
+
+/// Holds the policy for one test, and leaves the default behind.
+struct Held(#[expect(dead_code, reason = "held until it is dropped")] MutexGuard<'static, ()>);
+
+fn hold() -> Held {
+    static ONE: Mutex<()> = Mutex::new(());
+    Held(ONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        s2o::set_policy(Policy::default());
+        s2o::collect_stats(false);
+    }
+}
+
+fn inputs() -> Result<[Tensor; 3]> {
+    Ok([
+        random(&[1, LEN, 2, 64], 1, DType::F32)?,
+        random(&[1, LEN, 1, 64], 2, DType::F32)?,
+        random(&[1, LEN, 1, 64], 3, DType::F32)?,
+    ])
+}
+
+/// Sparse from 1000 tokens on, and eager to stop.
+fn eager() -> S2oConfig {
+    S2oConfig::builder().tau(0.5).segment_len(SegmentLen::Fixed(128)).dense_below(1000).build().unwrap()
+}
+
+fn differ(a: &Tensor, b: &Tensor) -> Result<f32> {
+    (a - b)?.abs()?.flatten_all()?.max(0)?.to_scalar()
+}
+
+#[test]
+fn long_causal_calls_are_sparse_and_others_dense() -> Result<()> {
+    let _held = hold();
+    let [q, k, v] = inputs()?;
+    s2o::set_policy(Policy::Dense);
+    let dense = flash_attn(&q, &k, &v, SCALE, true)?;
+    let full = flash_attn(&q, &k, &v, SCALE, false)?;
+
+    s2o::set_policy(Policy::S2o(eager()));
+    let sparse = flash_attn(&q, &k, &v, SCALE, true)?;
+    assert!(differ(&sparse, &dense)? > 1e-3);
+    assert_eq!(differ(&sparse, &candle_s2o::s2o_attn(&q, &k, &v, SCALE, &eager())?)?, 0.0);
+    assert_eq!(differ(&flash_attn_windowed(&q, &k, &v, SCALE, None, Some(0))?, &sparse)?, 0.0);
+    assert_eq!(differ(&flash_attn(&q, &k, &v, SCALE, false)?, &full)?, 0.0);
+
+    let short = |t: &Tensor| t.narrow(1, 0, 900);
+    let out = flash_attn(&short(&q)?, &short(&k)?, &short(&v)?, SCALE, true)?;
+    assert!(differ(&out, &short(&dense)?)? < 1e-5);
+    Ok(())
+}
+
+#[test]
+fn statistics_are_collected_on_demand() -> Result<()> {
+    let _held = hold();
+    let [q, k, v] = inputs()?;
+    s2o::set_policy(Policy::S2o(eager()));
+    flash_attn(&q, &k, &v, SCALE, true)?;
+    assert!(s2o::take_stats().is_empty());
+
+    s2o::collect_stats(true);
+    flash_attn(&q, &k, &v, SCALE, true)?;
+    flash_attn(&q.narrow(1, LEN - 200, 200)?, &k, &v, SCALE, true)?;
+    flash_attn(&q, &k, &v, SCALE, false)?;
+    let calls = s2o::take_stats();
+    assert_eq!(calls.iter().map(|call| (call.q_len, call.k_len)).collect::<Vec<_>>(), [(LEN, LEN), (200, LEN)]);
+    assert_eq!(calls[0].stats.heads.len(), 2);
+    assert!(calls[0].stats.density() < 0.95, "{}", calls[0].stats.density());
+    assert!(s2o::take_stats().is_empty());
+    Ok(())
+}
+
+/// Run by the tests below, in a process of its own: the environment is read once.
+#[test]
+#[ignore = "the environment of this process is not prepared"]
+fn child() -> Result<()> {
+    let [q, k, v] = inputs()?;
+    s2o::collect_stats(true);
+    for _ in 0..2 {
+        match flash_attn(&q, &k, &v, SCALE, true) {
+            Ok(_) => println!("<{:?} {}>", s2o::policy(), s2o::take_stats().len()),
+            Err(error) => println!("<{error}>"),
+        }
+    }
+    flash_attn(&q, &k, &v, SCALE, false)?;
+    s2o::set_policy(Policy::default());
+    flash_attn(&q, &k, &v, SCALE, true)?;
+    Ok(())
+}
+
+fn in_child(variables: &[(&str, &str)]) -> Vec<String> {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--ignored", "--nocapture"]);
+    ["S2O_TAU", "S2O_SEGMENT", "S2O_DENSE_BELOW", "S2O_OFF"].iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    text.lines().filter(|line| line.contains('<')).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_environment_is_the_first_policy() {
+    let variables = [("S2O_TAU", "0.5"), ("S2O_SEGMENT", "128"), ("S2O_DENSE_BELOW", "1000")];
+    let lines = in_child(&variables);
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    let expected = format!("<{:?} 1>", Ok::<_, s2o::PolicyError>(Policy::S2o(eager())));
+    assert!(lines.iter().all(|line| line.contains(&expected)), "{lines:?}");
+
+    let lines = in_child(&[("S2O_OFF", "1")]);
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("<Ok(Dense) 0>")), "{lines:?}");
+}
+
+#[test]
+fn a_bad_environment_is_an_error_of_every_causal_call_until_a_policy_is_set() {
+    let lines = in_child(&[("S2O_TAU", "2")]);
+    let words = "<environment variable S2O_TAU: tau: expected a number in [0, 1), got 2>";
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains(words)), "{lines:?}");
+}

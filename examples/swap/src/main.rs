@@ -1,0 +1,127 @@
+//! Prefills a prompt with Candle's own `llama` or `qwen3`, unchanged, whose calls of `flash_attn` reach the crate that the
+//! `[patch.crates-io]` line of this workspace put in its place: exactly, then by S2O, with what that skipped.
+
+mod model;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use candle_core::{D, DType, Device, Tensor};
+use candle_flash_attn::s2o::{self, AttnStats, Policy};
+use clap::Parser;
+use model::Model;
+use tokenizers::Tokenizer;
+
+/// Stock candle-transformers with its attention swapped by one line.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Directory of a Llama or Qwen3 model: config.json, tokenizer.json and safetensors. Default: needle-7m.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Text to prefill. Default: a passkey question made for needle-7m.
+    #[arg(long)]
+    prompt_file: Option<PathBuf>,
+    /// Cut the prompt, or repeat it, to this many tokens.
+    #[arg(long)]
+    tokens: Option<usize>,
+    /// Tokens to write after the prompt, greedily.
+    #[arg(long, default_value_t = 16)]
+    sample_len: usize,
+    /// Compute on the CPU. The build needs CUDA all the same, because candle-transformers' flash-attn turns it on.
+    #[arg(long)]
+    cpu: bool,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let needle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/needle-7m");
+    let dir = args.model.as_deref().unwrap_or(&needle);
+    let device = if args.cpu { Device::Cpu } else { Device::new_cuda(0).context("no GPU; --cpu does without")? };
+    let dtype = if args.cpu { DType::F32 } else { DType::BF16 };
+    let mut model = Model::load(dir, dtype, &device)?;
+    let path = dir.join("tokenizer.json");
+    let tokenizer = Tokenizer::from_file(&path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
+    let prompt = match &args.prompt_file {
+        Some(path) => std::fs::read_to_string(path).with_context(|| path.display().to_string())?,
+        None => passkey(&needle)?,
+    };
+    let mut ids = tokenizer.encode(prompt, true).map_err(anyhow::Error::msg)?.get_ids().to_vec();
+    ensure!(!ids.is_empty(), "the prompt: expected at least one token, got none");
+    if let Some(tokens) = args.tokens {
+        ids = ids.iter().copied().cycle().take(tokens).collect();
+    }
+    let longest = model.max_positions();
+    ensure!(
+        !ids.is_empty() && ids.len() + args.sample_len <= longest,
+        "the prompt and {} tokens more: expected 1 to {longest} tokens as max_position_embeddings, got {}",
+        args.sample_len,
+        ids.len() + args.sample_len
+    );
+    let policy = s2o::policy()?;
+    println!("model   {}, {dtype:?}, {}", model.name(), if args.cpu { "CPU" } else { "GPU 0" });
+    println!("prompt  {} tokens\npolicy  {policy:?}\n", ids.len());
+
+    // Statistics make a GPU wait at every layer, so the run that counts is not one of those that are timed.
+    s2o::collect_stats(true);
+    prefill(&mut model, &ids, &device)?;
+    let calls = s2o::take_stats();
+    s2o::collect_stats(false);
+    s2o::set_policy(Policy::Dense);
+    let (dense, dense_time) = prefill(&mut model, &ids, &device)?;
+    let dense_text = written(&mut model, &tokenizer, &dense, ids.len(), args.sample_len, &device)?;
+    s2o::set_policy(policy);
+    let (sparse, sparse_time) = prefill(&mut model, &ids, &device)?;
+    let sparse_text = written(&mut model, &tokenizer, &sparse, ids.len(), args.sample_len, &device)?;
+
+    for (layer, call) in calls.iter().enumerate() {
+        println!("layer {layer:3}  density {:.3}", call.stats.density());
+    }
+    if calls.is_empty() {
+        println!("no call reached the policy: it is Dense, or the model calls flash_attn on GPUs only (stock qwen3)");
+    } else {
+        let density = AttnStats::joint_density(calls.iter().map(|call| &call.stats));
+        println!("all calls  density {density:.3}");
+    }
+    let apart = (dense - sparse)?.abs()?.max(D::Minus1)?.to_scalar::<f32>()?;
+    let ratio = dense_time.as_secs_f64() / sparse_time.as_secs_f64();
+    println!("\nprefill    dense {dense_time:.3?}, by the policy {sparse_time:.3?} ({ratio:.2}x)");
+    println!("logits     largest difference {apart:.3e}");
+    println!("dense writes   {dense_text:?}\npolicy writes  {sparse_text:?}");
+    Ok(())
+}
+
+/// Logits after the prompt, and the time that they took.
+fn prefill(model: &mut Model, ids: &[u32], device: &Device) -> Result<(Tensor, Duration)> {
+    let input = Tensor::new(ids, device)?.unsqueeze(0)?;
+    model.clear()?;
+    let start = Instant::now();
+    let logits = model.forward(&input, 0)?;
+    device.synchronize()?;
+    Ok((logits, start.elapsed()))
+}
+
+fn written(
+    model: &mut Model,
+    tokenizer: &Tokenizer,
+    logits: &Tensor,
+    prompt_len: usize,
+    sample_len: usize,
+    device: &Device,
+) -> Result<String> {
+    let mut ids = Vec::with_capacity(sample_len);
+    let mut logits = logits.clone();
+    for position in prompt_len..prompt_len + sample_len {
+        let id = logits.argmax(D::Minus1)?.to_scalar::<u32>()?;
+        ids.push(id);
+        logits = model.forward(&Tensor::new(&[[id]], device)?, position)?;
+    }
+    tokenizer.decode(&ids, true).map_err(anyhow::Error::msg)
+}
+
+fn passkey(needle: &Path) -> Result<String> {
+    let path = needle.join("passkey.jsonl");
+    let lines = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let first: serde_json::Value = serde_json::from_str(lines.lines().next().unwrap_or_default())?;
+    first["input"].as_str().map(str::to_owned).with_context(|| format!("{}: expected a text `input`", path.display()))
+}
