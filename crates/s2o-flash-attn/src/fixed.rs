@@ -117,6 +117,9 @@ impl CustomOp3 for FlashAttn {
     }
 }
 
+/// A softcap that caps nothing.
+pub(crate) const NO_SOFTCAP: f32 = 0.0;
+
 /// `softmax(softmax_scale * q k^T) v`, causal if asked for; returns the shape and dtype of `q`. Long causal calls are sparse
 /// by the policy ([`crate::s2o`]).
 ///
@@ -132,14 +135,7 @@ impl CustomOp3 for FlashAttn {
 /// # Errors
 /// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
-    let op = FlashAttn {
-        softmax_scale,
-        alibi_slopes: None,
-        window_size_left: None,
-        window_size_right: causal.then_some(0),
-        softcap: None,
-    };
-    Ok(op.attend(q, k, v)?)
+    flash_attn_windowed(q, k, v, softmax_scale, None, causal.then_some(0))
 }
 
 /// [`flash_attn`] where a query sees `window_size_left` keys before and `window_size_right` after its own position.
@@ -154,8 +150,8 @@ pub fn flash_attn_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let op = FlashAttn { softmax_scale, alibi_slopes: None, window_size_left, window_size_right, softcap: None };
-    Ok(op.attend(q, k, v)?)
+    let (left, right) = (window_size_left, window_size_right);
+    flash_attn_alibi_windowed_softcap(q, k, v, None, softmax_scale, left, right, NO_SOFTCAP)
 }
 
 /// [`flash_attn`] with `alibi_slopes[head] * distance` taken from the scores; the slopes are (num_heads), f32.
@@ -170,14 +166,7 @@ pub fn flash_attn_alibi(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    let op = FlashAttn {
-        softmax_scale,
-        alibi_slopes: Some(alibi_slopes.clone()),
-        window_size_left: None,
-        window_size_right: causal.then_some(0),
-        softcap: None,
-    };
-    Ok(op.attend(q, k, v)?)
+    flash_attn_alibi_windowed(q, k, v, alibi_slopes, softmax_scale, None, causal.then_some(0))
 }
 
 /// [`flash_attn_alibi`] with the windows of [`flash_attn_windowed`].
@@ -193,14 +182,8 @@ pub fn flash_attn_alibi_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let op = FlashAttn {
-        softmax_scale,
-        alibi_slopes: Some(alibi_slopes.clone()),
-        window_size_left,
-        window_size_right,
-        softcap: None,
-    };
-    Ok(op.attend(q, k, v)?)
+    let (left, right) = (window_size_left, window_size_right);
+    flash_attn_alibi_windowed_softcap(q, k, v, Some(alibi_slopes), softmax_scale, left, right, NO_SOFTCAP)
 }
 
 /// [`flash_attn_alibi_windowed`] with scores capped by `softcap * tanh(score / softcap)`, before ALiBi; a `softcap` that is

@@ -6,6 +6,7 @@ use candle_s2o::{AttnError, S2oError, ShapeError};
 
 use crate::engine::{self, Call};
 use crate::error::FlashAttnError;
+use crate::fixed::NO_SOFTCAP;
 use crate::mask::Window;
 
 /// Sequences, and the attention that each gets.
@@ -211,19 +212,18 @@ pub fn flash_attn_varlen(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    let call = VarLen {
-        softmax_scale,
+    flash_attn_varlen_windowed(
+        q,
+        k,
+        v,
         seqlens_q,
         seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        pages: None,
-        alibi_slopes: None,
-        window_size_left: None,
-        window_size_right: causal.then_some(0),
-        softcap: None,
-    };
-    Ok(call.attend(q, k, v)?)
+        softmax_scale,
+        None,
+        causal.then_some(0),
+    )
 }
 
 /// [`flash_attn_varlen`] with the windows of [`flash_attn_windowed`](crate::flash_attn_windowed).
@@ -243,19 +243,20 @@ pub fn flash_attn_varlen_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let call = VarLen {
-        softmax_scale,
+    flash_attn_varlen_alibi_windowed_softcap(
+        q,
+        k,
+        v,
+        None,
         seqlens_q,
         seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        pages: None,
-        alibi_slopes: None,
+        softmax_scale,
         window_size_left,
         window_size_right,
-        softcap: None,
-    };
-    Ok(call.attend(q, k, v)?)
+        NO_SOFTCAP,
+    )
 }
 
 /// [`flash_attn_varlen_windowed`] with keys and values in pages of `page_block_size` tokens: `block_table` (batch,
@@ -313,19 +314,19 @@ pub fn flash_attn_varlen_alibi(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    let call = VarLen {
-        softmax_scale,
+    flash_attn_varlen_alibi_windowed(
+        q,
+        k,
+        v,
+        alibi_slopes,
         seqlens_q,
         seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        pages: None,
-        alibi_slopes: Some(alibi_slopes),
-        window_size_left: None,
-        window_size_right: causal.then_some(0),
-        softcap: None,
-    };
-    Ok(call.attend(q, k, v)?)
+        softmax_scale,
+        None,
+        causal.then_some(0),
+    )
 }
 
 /// [`flash_attn_varlen_windowed`] with the slopes of [`flash_attn_alibi`](crate::flash_attn_alibi).
@@ -346,19 +347,20 @@ pub fn flash_attn_varlen_alibi_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let call = VarLen {
-        softmax_scale,
+    flash_attn_varlen_alibi_windowed_softcap(
+        q,
+        k,
+        v,
+        Some(alibi_slopes),
         seqlens_q,
         seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        pages: None,
-        alibi_slopes: Some(alibi_slopes),
+        softmax_scale,
         window_size_left,
         window_size_right,
-        softcap: None,
-    };
-    Ok(call.attend(q, k, v)?)
+        NO_SOFTCAP,
+    )
 }
 
 /// [`flash_attn_varlen_alibi_windowed`] with the cap of
