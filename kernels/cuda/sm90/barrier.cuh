@@ -3,10 +3,6 @@
 #include <cuda.h>
 #include <cstdint>
 
-#ifndef S2O_CP_ASYNC_HINT
-#define S2O_CP_ASYNC_HINT ".L2::256B"
-#endif
-
 namespace s2o {
 
 __device__ __forceinline__ uint32_t smem_address(const void* p) {
@@ -81,7 +77,7 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
 }
 // 16 bytes past L1; L2 fetches the whole 256-byte row with the first piece.
 __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src) {
-    asm volatile("cp.async.cg.shared.global" S2O_CP_ASYNC_HINT " [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
 // Waits for all cp.async of this thread.
 __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -48,12 +48,6 @@ __device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnPara
     }
 }
 
-template <class X>
-__device__ __forceinline__ void await_tile(uint32_t bar, uint32_t parity) {
-    mbarrier_wait(bar, parity);
-    if (X::GATHER && S2O_CONSUMER_PROXY_FENCE) fence_proxy_async();
-}
-
 // Frees what an early stop left in a ring.
 template <int STAGES>
 __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin, const uint64_t* full,
@@ -107,8 +101,11 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
     const uint32_t q_desc = uniform(descriptor_k_major(shared.q + wg * 64 * 128));
     auto k_desc = [&] { return uniform(descriptor_k_major(shared.k_tile(k_pos.stage))); };
     auto v_desc = [&] { return uniform(descriptor_n_major(shared.v_tile(v_pos.stage), X::KV_PANEL)); };
-    auto await_k = [&] { await_tile<X>(smem_address(&control->k_full[k_pos.stage]), k_pos.parity); };
-    auto await_v = [&] { await_tile<X>(smem_address(&control->v_full[v_pos.stage]), v_pos.parity); };
+    // wgmma reads through the async proxy what cp.async wrote through the generic one, and PTX wants a proxy fence between: a
+    // MEMBAR in every step of every consumer, 2-3 % of the time (docs/kernels.md). CUTLASS' and FlashAttention-3's cp.async
+    // main loops go without, and so do we: the mbarrier that the copies complete orders them on this hardware.
+    auto await_k = [&] { mbarrier_wait(smem_address(&control->k_full[k_pos.stage]), k_pos.parity); };
+    auto await_v = [&] { mbarrier_wait(smem_address(&control->v_full[v_pos.stage]), v_pos.parity); };
     auto free_k = [&] {
         if (leader) mbarrier_arrive(smem_address(&control->k_empty[k_pos.stage]));
         k_pos.advance();

@@ -16,27 +16,6 @@
 #include "gather.cuh"
 #include "wgmma.cuh"
 
-// wgmma reads through the async proxy what cp.async wrote through the generic one; PTX wants a proxy fence between. It becomes
-// a MEMBAR in every step of every consumer, 2-3 % of the time (docs/kernels.md). CUTLASS' and FlashAttention-3's cp.async
-// main loops go without, and so do we: the mbarrier that the copies complete orders them on this hardware.
-#ifndef S2O_CONSUMER_PROXY_FENCE
-#define S2O_CONSUMER_PROXY_FENCE 0
-#endif
-#ifndef S2O_STAGES
-#define S2O_STAGES 2
-#endif
-#ifndef S2O_GATHER_STAGES
-#define S2O_GATHER_STAGES 3
-#endif
-#ifndef S2O_CONSUMER_REGISTERS
-#define S2O_CONSUMER_REGISTERS 232
-#define S2O_PRODUCER_REGISTERS 40
-#endif
-#ifndef S2O_GATHER_CONSUMER_REGISTERS
-#define S2O_GATHER_CONSUMER_REGISTERS 232
-#define S2O_GATHER_PRODUCER_REGISTERS 40
-#endif
-
 namespace s2o {
 
 constexpr int WARPGROUP = 128;
@@ -44,6 +23,9 @@ constexpr int CONSUMERS = 2;
 constexpr int CONSUMER_WARPS = CONSUMERS * 4;
 constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
 static_assert(CONSUMER_WARPS == VOTING_WARPS && CONSUMERS * 64 == TILE_Q, "each warp owns 16 rows of the tile");
+
+constexpr int TILE_STAGES = 2, GATHER_STAGES = 3;
+constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;
 
 enum NamedBarrier { TURN = 1 /* and 2: one for each consumer */, PRODUCERS = 3, DECISION = 4 };
 
@@ -67,7 +49,7 @@ struct Traits : Policy_ {
     using T = T_;
     using Params = typename Policy_::Schedule::Params;
     static constexpr int HEAD_DIM = HEAD_DIM_;
-    static constexpr int STAGES = Policy_::GATHER ? S2O_GATHER_STAGES : S2O_STAGES;
+    static constexpr int STAGES = Policy_::GATHER ? GATHER_STAGES : TILE_STAGES;
     static constexpr int PANELS = HEAD_DIM / 64;
     static constexpr uint32_t Q_PANEL = TILE_Q * 128, KV_PANEL = TILE_K * 128;
     static constexpr uint32_t Q_BYTES = PANELS * Q_PANEL, KV_BYTES = PANELS * KV_PANEL;
@@ -141,10 +123,10 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
-        registers_decrease<X::GATHER ? S2O_GATHER_PRODUCER_REGISTERS : S2O_PRODUCER_REGISTERS>();
+        registers_decrease<PRODUCER_REGISTERS>();
         produce<X>(shared, map_q, map_k, map_v, p);
     } else {
-        registers_increase<X::GATHER ? S2O_GATHER_CONSUMER_REGISTERS : S2O_CONSUMER_REGISTERS>();
+        registers_increase<CONSUMER_REGISTERS>();
         consume<X>(shared, p);
     }
 }
