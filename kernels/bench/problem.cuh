@@ -21,6 +21,7 @@
 #include "../cuda/sm90/split.cu"
 #include "../cuda/sm90/two_pass.cu"
 #endif
+#include "check.cuh"
 #include "reference.cuh"
 
 #ifndef S2O_SM80
@@ -53,15 +54,6 @@ S2O_KERNEL(s2o_gather_full_bf16_128, __nv_bfloat16, 128, s2o::GatherSchedule, tr
 S2O_KERNEL(s2o_gather_bf16_128, __nv_bfloat16, 128, s2o::GatherSchedule, true, s2o::Stop::LAGGED)
 #endif
 
-#define CHECK(call)                                                                              \
-    do {                                                                                         \
-        cudaError_t e = (call);                                                                  \
-        if (e != cudaSuccess) {                                                                  \
-            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e));         \
-            exit(2);                                                                             \
-        }                                                                                        \
-    } while (0)
-
 using reference::Strided;
 
 // How many tiles after the triggering one the sparse kernel still keeps.
@@ -71,10 +63,6 @@ constexpr int LAG = 0;
 constexpr int LAG = 1;
 #endif
 
-__device__ uint32_t mix(uint64_t x) {
-    x ^= x >> 33; x *= 0xff51afd7ed558ccdull; x ^= x >> 33; x *= 0xc4ceb9fe1a85ec53ull; x ^= x >> 33;
-    return uint32_t(x);
-}
 template <typename T>
 __global__ void fill_normal(T* x, int64_t n, uint64_t seed, float std) {
     for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {

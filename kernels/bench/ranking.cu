@@ -13,16 +13,8 @@
 #include <vector>
 
 #include "../cuda/ranking.cu"
+#include "check.cuh"
 #include "ranking_reference.cuh"
-
-#define CHECK(call)                                                                              \
-    do {                                                                                         \
-        cudaError_t e = (call);                                                                  \
-        if (e != cudaSuccess) {                                                                  \
-            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e));         \
-            exit(2);                                                                             \
-        }                                                                                        \
-    } while (0)
 
 using s2o::RankingParams;
 
@@ -35,10 +27,6 @@ const char* name_of(Data data) {
     return names[int(data)];
 }
 
-__device__ uint32_t mix(uint64_t x) {
-    x ^= x >> 33; x *= 0xff51afd7ed558ccdull; x ^= x >> 33; x *= 0xc4ceb9fe1a85ec53ull; x ^= x >> 33;
-    return uint32_t(x);
-}
 __device__ float normal(uint64_t i) {
     const float u = (mix(2 * i) + 1.f) * 2.3283064e-10f, w = mix(2 * i + 1) * 2.3283064e-10f;
     return sqrtf(-2.f * logf(u)) * cospif(2.f * w);
