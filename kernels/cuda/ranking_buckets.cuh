@@ -75,7 +75,7 @@ struct ScoreRow {
     // Extremes of the row, centre and spread of a sample of one score per thread. All threads call it; they meet.
     __device__ __forceinline__ void fit(FitShared& shared) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-        const int at = int(int64_t(threadIdx.x) * length / int(blockDim.x));
+        const int at = min(int(threadIdx.x * __fdividef(length, blockDim.x)), length - 1);
         const uint32_t code = codes[at];
         const float2 range = ranges[at / SCORE_BLOCK];
         float4 x = make_float4(INFINITY, -INFINITY, 0, 0);

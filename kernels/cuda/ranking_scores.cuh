@@ -16,6 +16,9 @@
 
 namespace s2o {
 
+#ifndef S2O_AT_ONCE
+#define S2O_AT_ONCE 8
+#endif
 constexpr int SCORE_WARPS = 4;
 constexpr int SCORE_THREADS = SCORE_WARPS * 32;
 constexpr int SCORE_ROWS = SCORE_WARPS * 16;  // of a CTA
@@ -129,9 +132,10 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     constexpr int PARTS = SECOND ? 3 : 2;
     uint32_t a[PARTS][2 * LOADS][4];
     const int row0 = warp_row + g, row1 = row0 + 8;
-    const int64_t head_rows = int64_t(blockIdx.z) * rows;
     auto coefficient_row = [&](int row) {
-        return static_cast<const uint16_t*>(p.coefficients) + (head_rows + min(row, rows - 1)) * (3 * D) + t * 8;
+        const int clamped = min(row, rows - 1);
+        return static_cast<const uint16_t*>(p.coefficients) +
+               coefficient_offset<D>(p, b, kv_head * group + clamped % group, p.first_segment + clamped / group) + t * 8;
     };
     const uint16_t *c0 = coefficient_row(row0), *c1 = coefficient_row(row1);
 #pragma unroll
@@ -165,7 +169,7 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
         if (key >= warp_prefix) continue;
         const unsigned char* stage = shared + tile % SCORE_STAGES * TILE_BYTES;
         float x0[16], x1[16];
-        constexpr int AT_ONCE = 4;  // product groups: independent sums, so that products need not wait for each other
+        constexpr int AT_ONCE = S2O_AT_ONCE;  // product groups: independent sums, so that products need not wait for each other
 #pragma unroll
         for (int first = 0; first < 8; first += AT_ONCE) {
             float sum[AT_ONCE][4] = {};

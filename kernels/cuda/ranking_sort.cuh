@@ -12,6 +12,7 @@ namespace s2o {
 
 constexpr int SORT_THREADS = 1024;  // at most
 constexpr int WINDOW_LEAD = 128;    // a window starts this aligned in the row
+constexpr int SPARE_COUNTERS = 32;  // twice: the end of the last bucket, and counters of no bucket
 constexpr int BIG_BUCKET = 34;      // more keys than this: sorted by a warp of their own
 constexpr int HUGE_BUCKET = 512;    // by the CTA
 constexpr int GIANT_BUCKET = 4096;  // found in the row in ascending order instead
@@ -19,7 +20,7 @@ constexpr int GIANT_BUCKET = 4096;  // found in the row in ascending order inste
 // The windows start at multiples of WINDOW_LEAD, and the network reads 2 * NETWORK past the last entry. The list has
 // room for a window of big buckets.
 __host__ __device__ constexpr int sort_shared_bytes(int buckets, int window) {
-    return 4 * (buckets + 4 + WINDOW_LEAD + window + 2 * NETWORK + window / 32);
+    return 4 * (buckets + 2 * SPARE_COUNTERS + WINDOW_LEAD + window + 2 * NETWORK + window / 32);
 }
 
 struct SortShared {
@@ -47,18 +48,18 @@ __device__ inline Prefix prefix_sum(int value, int* partial) {
     return {__reduce_add_sync(~0u, lane < warp ? others : 0) + sum - value, __reduce_add_sync(~0u, others)};
 }
 
-// Calls f(v, vector v) for this thread's vectors of eight, the next two already loading.
+// Calls f(v, vector v) for this thread's vectors of eight, the next one already loading.
 template <class F>
 __device__ __forceinline__ void for_each_vector(const uint16_t* row, int length, F f) {
     const uint4* vectors = reinterpret_cast<const uint4*>(row);
     const int count = length / 8, step = blockDim.x;
     auto load = [&](int v) { return v < count ? vectors[v] : make_uint4(0, 0, 0, 0); };
-    uint4 now = load(threadIdx.x), next = load(threadIdx.x + step);
-    for (int v = threadIdx.x; v < count; v += step) {
-        const uint4 later = load(v + 2 * step);
-        f(v, now);
-        now = next;
-        next = later;
+    uint4 even = load(threadIdx.x), odd = load(threadIdx.x + step);
+    for (int v = threadIdx.x; v < count; v += 2 * step) {
+        f(v, even);
+        even = load(v + 2 * step);
+        if (v + step < count) f(v + step, odd);
+        odd = load(v + 3 * step);
     }
 }
 
@@ -135,31 +136,32 @@ __device__ __forceinline__ int last_boundary(const uint32_t* starts, int first, 
 
 // The buckets first .. end of a window and what its loop over the row needs.
 struct Window {
-    uint32_t first, width, token_bits;
-    int begin;  // in the row, a multiple of WINDOW_LEAD; the window's first entry may be further
+    uint32_t first, width;
+    uint32_t per_bucket;  // 2^(bits of a token)
+    int begin;            // in the row, a multiple of WINDOW_LEAD; the window's first entry may be further
+    int spare;            // first of 32 counters for no bucket
 
     // Entries are (bucket in the window, token), so that they sort as the row does.
     __device__ __forceinline__ void place(const uint16_t* ids, int length, uint32_t* starts, uint32_t* entries) const {
         const uint32_t counters = uint32_t(__cvta_generic_to_shared(starts));
+        // Where keys of other buckets count, a bank for each lane: a branch around the atomic costs more.
+        const uint32_t elsewhere = counters + 4 * (spare + threadIdx.x % 32);
         // WINDOW_LEAD is a multiple of the bank pattern: a place in the row is as good as one in the window.
         const uint32_t target = uint32_t(__cvta_generic_to_shared(entries)) - 4 * begin;
         for_each_vector(ids, length, [&](int v, uint4 x) {
             uint32_t place[8];
-            // Atomics before stores: the stores of one key must not hold back the atomics of the next.
+            // Atomics before stores: the store of one key must not hold back the atomics of the next.
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const uint32_t id = id_of(x, i), counter = id - first < width ? counters + 4 * id : elsewhere;
+                asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(place[i]) : "r"(counter) : "memory");
+            }
+            const uint32_t token = v * 8 - first * per_bucket;
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const uint32_t id = id_of(x, i);
-                asm volatile(
-                    "{.reg .pred inside; setp.lt.u32 inside, %1, %2; @inside atom.shared.add.u32 %0, [%3], 1;}"
-                    : "=r"(place[i])
-                    : "r"(id - first), "r"(width), "r"(counters + 4 * id)
-                    : "memory");
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const uint32_t rank = id_of(x, i) - first;
-                asm volatile("{.reg .pred inside; setp.lt.u32 inside, %0, %1; @inside st.shared.u32 [%2], %3;}" ::"r"(rank),
-                             "r"(width), "r"(target + 4 * spread_banks(place[i])), "r"((rank << token_bits) + (v * 8 + i))
+                asm volatile("{.reg .pred inside; setp.lt.u32 inside, %0, %1; @inside st.shared.u32 [%2], %3;}" ::"r"(id - first),
+                             "r"(width), "r"(target + 4 * spread_banks(place[i])), "r"(id * per_bucket + token + i)
                              : "memory");
             }
         });
@@ -172,7 +174,7 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
     extern __shared__ __align__(128) uint32_t sort_shared[];
     __shared__ SortShared shared;
     uint32_t* starts = sort_shared;  // counts first; one more than the buckets
-    uint32_t* entries = sort_shared + p.sort_buckets + 4;
+    uint32_t* entries = sort_shared + p.sort_buckets + 2 * SPARE_COUNTERS;
     uint32_t* list = entries + WINDOW_LEAD + p.sort_window + 2 * NETWORK;  // big buckets from its start, huge ones from its end
     const int list_room = p.sort_window / 32;
     // Longest rows first.
@@ -232,7 +234,7 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
         if (threadIdx.x < lead) entries[spread_banks(threadIdx.x)] = 0;
         if (threadIdx.x < 2 * NETWORK) entries[spread_banks(count + threadIdx.x)] = ~0u;
         __syncthreads();
-        Window{uint32_t(first), uint32_t(end - first), token_bits, begin}.place(row.codes, length, starts, entries);
+        Window{uint32_t(first), uint32_t(end - first), token_mask + 1, begin, p.sort_buckets + SPARE_COUNTERS}.place(row.codes, length, starts, entries);
         __syncthreads();
         if (largest > BIG_BUCKET) {
             const int warps = blockDim.x / 32;
