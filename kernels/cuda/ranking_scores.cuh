@@ -16,13 +16,11 @@
 
 namespace s2o {
 
-#ifndef S2O_AT_ONCE
-#define S2O_AT_ONCE 8
-#endif
 constexpr int SCORE_WARPS = 4;
 constexpr int SCORE_THREADS = SCORE_WARPS * 32;
 constexpr int SCORE_ROWS = SCORE_WARPS * 16;  // of a CTA
 constexpr int SCORE_STAGES = 3;
+constexpr int TILES_AT_ONCE = 16;
 
 template <int D>
 constexpr int score_shared_bytes() {
@@ -32,78 +30,85 @@ constexpr int score_shared_bytes() {
 // Keys of the tile that lane group `n` (0..7) feeds to product group i: thread t of a quad then owns 8t..8t+7 of each 32.
 __device__ __forceinline__ int key_of_column(int i, int n) { return 32 * (i / 4) + 8 * (n / 2) + 2 * (i % 4) + n % 2; }
 
-// One row's 16 scores of this lane, whose quad holds the whole row. Whole warps call it, for rows to be stored or not.
-__device__ __forceinline__ void store_row_codes(float (&x)[16], bool stored, uint16_t* codes, float* range, int lane) {
-    float low, high;
+template <int FIRST = 0, int COUNT = 16, class Join>
+__device__ __forceinline__ float join_tree(const float (&x)[16], Join join) {
+    if constexpr (COUNT == 1) return x[FIRST];
+    else return join(join_tree<FIRST, COUNT / 2>(x, join), join_tree<FIRST + COUNT / 2, COUNT / 2>(x, join));
+}
+
+// Codes of this lane's 16 scores of two rows; a quad holds the whole tile of a row. `codes` is null for a row that is not
+// to be stored, but whole warps call it.
+__device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (&codes)[2], float* const (&ranges)[2], int lane) {
+    float low[2], high[2];
     auto find_extremes = [&] {
-        low = x[0], high = x[0];
 #pragma unroll
-        for (int i = 1; i < 16; ++i) {
-            low = fminf(low, x[i]);
-            high = fmaxf(high, x[i]);
+        for (int r = 0; r < 2; ++r) {
+            low[r] = join_tree(x[r], [](float a, float b) { return fminf(a, b); });
+            high[r] = join_tree(x[r], [](float a, float b) { return fmaxf(a, b); });
         }
 #pragma unroll
         for (int s = 1; s < 4; s *= 2) {
-            low = fminf(low, __shfl_xor_sync(~0u, low, s));
-            high = fmaxf(high, __shfl_xor_sync(~0u, high, s));
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                low[r] = fminf(low[r], __shfl_xor_sync(~0u, low[r], s));
+                high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], s));
+            }
         }
     };
     find_extremes();
     // The extremes pass NaN over; a sum does not. Should one of finite scores overflow, no harm is done below.
-    float sum = x[0];
+    bool finite[2];
 #pragma unroll
-    for (int i = 1; i < 16; ++i) sum += x[i];
-    const uint32_t not_finite = __ballot_sync(~0u, !(fabsf(sum) < INFINITY));
-    if (not_finite) {
+    for (int r = 0; r < 2; ++r) finite[r] = fabsf(join_tree(x[r], [](float a, float b) { return a + b; })) < INFINITY;
+    if (__any_sync(~0u, !(finite[0] && finite[1]))) {
 #pragma unroll
-        for (int i = 0; i < 16; ++i) x[i] = fabsf(x[i]) < INFINITY ? x[i] : NAN;
+        for (int r = 0; r < 2; ++r) {
+            finite[r] = (__ballot_sync(~0u, !finite[r]) >> (lane & 28) & 15) == 0;
+#pragma unroll
+            for (int i = 0; i < 16; ++i) x[r][i] = fabsf(x[r][i]) < INFINITY ? x[r][i] : NAN;
+        }
         find_extremes();
     }
-    const float span = high - low;
-    const bool spread = span > 1e-30f && span < INFINITY;
-    const float per_unit = spread ? __fdividef(SCORE_CODE_SPAN, span) : 0.f;
-    // Arithmetic on NaN gives 0x7fffffff, whose bits 8..23 are SCORE_NOT_FINITE.
-    uint32_t bits[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) bits[i] = __float_as_uint(fmaf(x[i] - low, per_unit, SCORE_CODE_START));
+    for (int r = 0; r < 2; ++r) {
+        const float span = high[r] - low[r];
+        const bool spread = span > 1e-30f && span < INFINITY;
+        const float per_unit = spread ? __fdividef(SCORE_CODE_SPAN, span) : 0.f;
+        // Arithmetic on NaN gives 0x7fffffff, whose bits 8..23 are SCORE_NOT_FINITE.
+        uint32_t words[8];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        uint32_t words[4];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-            words[w] = __byte_perm(bits[8 * half + 2 * w], bits[8 * half + 2 * w + 1], 0x6521);
+        for (int w = 0; w < 8; ++w) {
+            const float even = fmaf(x[r][2 * w] - low[r], per_unit, SCORE_CODE_START);
+            const float odd = fmaf(x[r][2 * w + 1] - low[r], per_unit, SCORE_CODE_START);
+            words[w] = __byte_perm(__float_as_uint(even), __float_as_uint(odd), 0x6521);
         }
-        if (stored) *reinterpret_cast<uint4*>(codes + 32 * half + 8 * (lane % 4)) = make_uint4(words[0], words[1], words[2], words[3]);
-    }
-    if (stored && lane % 4 == 0) {
-        const float factor = spread ? span * (1.f / SCORE_CODE_SPAN) : 0.f;
-        // A negative factor announces codes that are SCORE_NOT_FINITE.
-        *reinterpret_cast<float2*>(range) =
-            make_float2(not_finite >> lane & 15 ? -factor : factor, fmaf(-SCORE_CODE_START, factor, low));
+        if (codes[r]) {
+            uint4* out = reinterpret_cast<uint4*>(codes[r] + 8 * (lane % 4));
+            out[0] = make_uint4(words[0], words[1], words[2], words[3]);
+            out[4] = make_uint4(words[4], words[5], words[6], words[7]);
+            if (lane % 4 == 0) {
+                const float factor = spread ? span * (1.f / SCORE_CODE_SPAN) : 0.f;
+                // A negative factor announces codes that are SCORE_NOT_FINITE.
+                *reinterpret_cast<float2*>(ranges[r]) =
+                    make_float2(finite[r] ? factor : -factor, fmaf(-SCORE_CODE_START, factor, low[r]));
+            }
+        }
     }
 }
 
-// Grid (at most key tiles of the longest prefix, ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads): the
-// CTAs of a row share the tiles out evenly. SCORE_THREADS threads, score_shared_bytes<D>() dynamic shared memory.
+// Key tiles first_tile .. first_tile + tiles - 1 for the SCORE_ROWS rows from cta_row on.
 template <typename T, int D, bool SECOND>
-__device__ __forceinline__ void key_scores(const RankingParams& p) {
+__device__ __forceinline__ void score_tiles(const RankingParams& p, unsigned char* shared, int b, int kv_head, int cta_row,
+                                            int first_tile, int tiles) {
     constexpr int CHUNKS = D / 8;      // of 16 bytes in a key
     constexpr int LOADS = D / 32;      // 16-byte loads of a lane per key or row, two products each
     constexpr int TILE_BYTES = SCORE_BLOCK * D * 2;
     constexpr int PIECES = SCORE_BLOCK * CHUNKS / SCORE_THREADS;  // that a thread copies of a tile
-    extern __shared__ __align__(128) unsigned char shared[];
     const int group = p.num_heads / p.num_kv_heads, rows = p.num_segments * group;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     // Rows further down have longer prefixes: they go around the warps, so that no scheduler gets all the short ones.
-    const int cta_row = blockIdx.y * SCORE_ROWS;
-    const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x + blockIdx.z) % SCORE_WARPS * 16;
-    auto prefix_of = [&](int row) { return (p.first_segment + min(row, rows - 1) / group) * p.segment_len; };
-    const int longest = (p.first_segment + p.num_segments - 1) * p.segment_len / SCORE_BLOCK;
-    const int share = (longest + gridDim.x - 1) / gridDim.x, first_tile = blockIdx.x * share;
-    const int tiles = min(share, prefix_of(cta_row + SCORE_ROWS - 1) / SCORE_BLOCK - first_tile);
-    if (tiles <= 0) return;
+    const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x) % SCORE_WARPS * 16;
     const int first_key = first_tile * SCORE_BLOCK;
-    const int b = blockIdx.z / p.num_kv_heads, kv_head = blockIdx.z % p.num_kv_heads;
 
     // Odd keys have the halves of each 128-byte line exchanged: two keys' 64-byte pieces then lie in different banks.
     auto place = [](int key, int chunk) { return key * (D * 2) + (chunk ^ ((key & 1) << 2)) * 16; };
@@ -131,19 +136,24 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     // a[part][product]: part 0 and 1 are the mean's high and low half, part 2 the variance.
     constexpr int PARTS = SECOND ? 3 : 2;
     uint32_t a[PARTS][2 * LOADS][4];
-    const int row0 = warp_row + g, row1 = row0 + 8;
-    auto coefficient_row = [&](int row) {
-        const int clamped = min(row, rows - 1);
-        return static_cast<const uint16_t*>(p.coefficients) +
-               coefficient_offset<D>(p, b, kv_head * group + clamped % group, p.first_segment + clamped / group) + t * 8;
-    };
-    const uint16_t *c0 = coefficient_row(row0), *c1 = coefficient_row(row1);
+    int prefix[2];   // of this lane's two rows; 0 for a row that does not exist
+    int64_t out[2];
+    const uint16_t* coefficients[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = warp_row + g + 8 * r, segment = min(row, rows - 1) / group, n = p.first_segment + segment;
+        const int head = kv_head * group + min(row, rows - 1) - segment * group;
+        prefix[r] = row < rows ? n * p.segment_len : 0;
+        out[r] = (b * p.num_heads + head) * p.kv_perm_head_stride + prefix_row(p, n);
+        coefficients[r] = static_cast<const uint16_t*>(p.coefficients) + coefficient_offset<D>(p, b, head, n) + t * 8;
+    }
+    const int warp_prefix = __reduce_max_sync(~0u, max(prefix[0], prefix[1]));
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
         for (int j = 0; j < LOADS; ++j) {
-            const uint4 x = *reinterpret_cast<const uint4*>(c0 + part * D + j * 32);
-            const uint4 y = *reinterpret_cast<const uint4*>(c1 + part * D + j * 32);
+            const uint4 x = *reinterpret_cast<const uint4*>(coefficients[0] + part * D + j * 32);
+            const uint4 y = *reinterpret_cast<const uint4*>(coefficients[1] + part * D + j * 32);
             const uint32_t even[4] = {x.x, y.x, x.y, y.y}, odd[4] = {x.z, y.z, x.w, y.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -152,13 +162,6 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
             }
         }
     }
-    const int prefix0 = row0 < rows ? prefix_of(row0) : 0, prefix1 = row1 < rows ? prefix_of(row1) : 0;
-    const int warp_prefix = warp_row < rows ? prefix_of(warp_row + 15) : 0;
-    auto score_row = [&](int row) {
-        const int clamped = min(row, rows - 1), head = b * p.num_heads + kv_head * group + clamped % group;
-        return head * p.kv_perm_head_stride + prefix_row(p, p.first_segment + clamped / group);
-    };
-    const int64_t out0 = score_row(row0), out1 = score_row(row1);
     const int read0 = place(key_of_column(0, g), t);
 
     for (int tile = 0; tile < tiles; ++tile) {
@@ -168,8 +171,8 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
         const int key = first_key + tile * SCORE_BLOCK;
         if (key >= warp_prefix) continue;
         const unsigned char* stage = shared + tile % SCORE_STAGES * TILE_BYTES;
-        float x0[16], x1[16];
-        constexpr int AT_ONCE = S2O_AT_ONCE;  // product groups: independent sums, so that products need not wait for each other
+        float x[2][16];
+        constexpr int AT_ONCE = 8;  // product groups: independent sums, so that products need not wait for each other
 #pragma unroll
         for (int first = 0; first < 8; first += AT_ONCE) {
             float sum[AT_ONCE][4] = {};
@@ -204,18 +207,54 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int at = 2 * (first + i);
-                x0[at] = sum[i][0];
-                x0[at + 1] = sum[i][1];
-                x1[at] = sum[i][2];
-                x1[at + 1] = sum[i][3];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    x[r][at] = sum[i][2 * r];
+                    x[r][at + 1] = sum[i][2 * r + 1];
+                }
             }
         }
-        auto store = [&](float(&x)[16], int64_t out, int prefix) {
-            const int64_t at = out + key;
-            store_row_codes(x, key < prefix, p.scores + at, p.score_ranges + at / SCORE_BLOCK * 2, lane);
-        };
-        store(x0, out0, prefix0);
-        store(x1, out1, prefix1);
+        uint16_t* codes[2];
+        float* ranges[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int64_t at = out[r] + key;
+            codes[r] = key < prefix[r] ? p.scores + at : nullptr;
+            ranges[r] = p.score_ranges + at / SCORE_BLOCK * 2;
+        }
+        store_codes(x, codes, ranges, lane);
+    }
+}
+
+// Any grid of one dimension: the CTAs share out the tiles evenly, two on each multiprocessor. SCORE_THREADS threads,
+// score_shared_bytes<D>() dynamic shared memory.
+template <typename T, int D, bool SECOND>
+__device__ __forceinline__ void key_scores(const RankingParams& p) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int group = p.num_heads / p.num_kv_heads, rows = p.num_segments * group, heads = p.batch * p.num_kv_heads;
+    auto tiles_of = [&](int cta_row) {
+        return (p.first_segment + min(cta_row + SCORE_ROWS - 1, rows - 1) / group) * (p.segment_len / SCORE_BLOCK);
+    };
+    int of_head = 0;
+    for (int row = 0; row < rows; row += SCORE_ROWS) of_head += tiles_of(row);
+    if (of_head == 0) return;
+    // As few heads at a time as give each CTA TILES_AT_ONCE tiles: their keys stay in L2.
+    const int at_once = max(1, min(heads, int(gridDim.x) * TILES_AT_ONCE / of_head));
+    for (int first_head = 0; first_head < heads; first_head += at_once) {
+        const int64_t all = int64_t(of_head) * min(at_once, heads - first_head);
+        const int end = int(all * (blockIdx.x + 1) / gridDim.x);
+        for (int tile = int(all * blockIdx.x / gridDim.x); tile < end;) {
+            const int head = first_head + tile / of_head, b = head / p.num_kv_heads;
+            int first = tile % of_head, row = 0;
+            while (first >= tiles_of(row)) {
+                first -= tiles_of(row);
+                row += SCORE_ROWS;
+            }
+            const int tiles = min(end - tile, tiles_of(row) - first);
+            score_tiles<T, D, SECOND>(p, shared, b, head % p.num_kv_heads, row, first, tiles);
+            __syncthreads();  // the stages have been read
+            tile += tiles;
+        }
     }
 }
 

@@ -13,7 +13,7 @@ namespace s2o {
 constexpr int SORT_THREADS = 1024;  // at most
 constexpr int WINDOW_LEAD = 128;    // a window starts this aligned in the row
 constexpr int SPARE_COUNTERS = 32;  // twice: the end of the last bucket, and counters of no bucket
-constexpr int BIG_BUCKET = 34;      // more keys than this: sorted by a warp of their own
+constexpr int BIG_BUCKET = 98;      // more keys than this: sorted by a warp of their own
 constexpr int HUGE_BUCKET = 512;    // by the CTA
 constexpr int GIANT_BUCKET = 4096;  // found in the row in ascending order instead
 
