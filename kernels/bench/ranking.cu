@@ -85,7 +85,7 @@ struct Case {
     float c = 0.35f;
     Data data = Data::Normal;
     bool f16 = false, queries = false;
-    int dense_tail = 0, splits = 0, buckets = 0, window = 0, threads = 0;  // 0: as the plan says
+    int dense_tail = 0, splits = 0, buckets = 0, window = 0, threads = 0, share = 0;  // 0: as the plan says
     int64_t workspace = WORKSPACE_LIMIT;
 };
 
@@ -220,10 +220,11 @@ struct Ranking {
     }
     void scores(const Group& g) {
         const int tiles = (g.first + g.count - 1) * c.segment_len / s2o::SCORE_BLOCK;
-        const int rows = g.count * (c.heads / c.kv_heads), heads = c.batch * g.kv_count;
+        const int rows = (g.count * (c.heads / c.kv_heads) + s2o::SCORE_ROWS - 1) / s2o::SCORE_ROWS, heads = c.batch * g.kv_count;
         if (tiles == 0) return;
-        const int64_t all = int64_t(tiles) * ((rows + s2o::SCORE_ROWS - 1) / s2o::SCORE_ROWS) * heads;
-        scores_kernel()<<<int(std::min<int64_t>(2 * sms, all)), s2o::SCORE_THREADS, s2o::score_shared_bytes<D>()>>>(p);
+        // Few tiles a CTA while there are few CTAs, else enough to pay for loading its coefficients.
+        const int share = c.share ? c.share : std::max<int64_t>(2, std::min<int64_t>(16, int64_t(tiles) * rows * heads / (4 * sms)));
+        scores_kernel()<<<dim3((tiles + share - 1) / share, rows, heads), s2o::SCORE_THREADS, s2o::score_shared_bytes<D>()>>>(p);
     }
     void sort(const Group& g) {
         const SortPlan s = plan_sort(c, (g.first + g.count - 1) * c.segment_len);
@@ -522,7 +523,8 @@ void tune() {
         setting = 0;
     };
     for (int splits : {1, 2, 4}) with("splits", splits, c.splits);
-    for (int buckets : {8192, 32768}) with("buckets", buckets, c.buckets);
+    for (int share : {6, 8, 11, 16, 20}) with("share", share, c.share);
+    for (int buckets : {8192, 16384}) with("buckets", buckets, c.buckets);
     c.buckets = 8192;
     c.window = 20032;
     with("threads", 512, c.threads);

@@ -1,21 +1,15 @@
 // The ranking kernels, for every architecture from sm_80 on.
-#ifndef S2O_MOMENT_CTAS
-#define S2O_MOMENT_CTAS 3
-#endif
-#ifndef S2O_SCORE_CTAS
-#define S2O_SCORE_CTAS 2
-#endif
 #include "ranking_moments.cuh"
 #include "ranking_queries.cuh"
 #include "ranking_scores.cuh"
 #include "ranking_sort.cuh"
 
 #define S2O_RANKING_KERNELS(suffix, T, D)                                                                   \
-    extern "C" __global__ void __launch_bounds__(s2o::MOMENT_THREADS, S2O_MOMENT_CTAS)                                    \
+    extern "C" __global__ void __launch_bounds__(s2o::MOMENT_THREADS, 4)                                    \
         s2o_moments_##suffix(const __grid_constant__ s2o::RankingParams p) {                                \
         s2o::segment_moments<T, D>(p);                                                                      \
     }                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(s2o::SCORE_THREADS, S2O_SCORE_CTAS)                                     \
+    extern "C" __global__ void __launch_bounds__(s2o::SCORE_THREADS, 2)                                     \
         s2o_scores_##suffix(const __grid_constant__ s2o::RankingParams p) {                                 \
         if (p.second_cumulant != 0.f) s2o::key_scores<T, D, true>(p);                                       \
         else s2o::key_scores<T, D, false>(p);                                                               \

@@ -13,10 +13,7 @@
 namespace s2o {
 
 constexpr int MOMENT_THREADS = 256;
-#ifndef S2O_MOMENT_ROWS
-#define S2O_MOMENT_ROWS 8
-#endif
-constexpr int MOMENT_ROWS_IN_FLIGHT = S2O_MOMENT_ROWS;  // per thread
+constexpr int MOMENT_ROWS_IN_FLIGHT = 4;  // per thread, with four CTAs on a multiprocessor
 
 struct Moment {
     float count, mean, square;  // square: sum of squared distances from the mean

@@ -20,7 +20,6 @@ constexpr int SCORE_WARPS = 4;
 constexpr int SCORE_THREADS = SCORE_WARPS * 32;
 constexpr int SCORE_ROWS = SCORE_WARPS * 16;  // of a CTA
 constexpr int SCORE_STAGES = 3;
-constexpr int TILES_AT_ONCE = 16;
 
 template <int D>
 constexpr int score_shared_bytes() {
@@ -96,18 +95,25 @@ __device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (
     }
 }
 
-// Key tiles first_tile .. first_tile + tiles - 1 for the SCORE_ROWS rows from cta_row on.
+// Grid (shares, ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads): the key tiles of the longest prefix in
+// equal shares. SCORE_THREADS threads, score_shared_bytes<D>() dynamic shared memory.
 template <typename T, int D, bool SECOND>
-__device__ __forceinline__ void score_tiles(const RankingParams& p, unsigned char* shared, int b, int kv_head, int cta_row,
-                                            int first_tile, int tiles) {
+__device__ __forceinline__ void key_scores(const RankingParams& p) {
     constexpr int CHUNKS = D / 8;      // of 16 bytes in a key
     constexpr int LOADS = D / 32;      // 16-byte loads of a lane per key or row, two products each
     constexpr int TILE_BYTES = SCORE_BLOCK * D * 2;
     constexpr int PIECES = SCORE_BLOCK * CHUNKS / SCORE_THREADS;  // that a thread copies of a tile
+    extern __shared__ __align__(128) unsigned char shared[];
     const int group = p.num_heads / p.num_kv_heads, rows = p.num_segments * group;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    // Rows further down have longer prefixes: they go around the warps, so that no scheduler gets all the short ones.
-    const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x) % SCORE_WARPS * 16;
+    // Longest prefixes first; in a CTA they go around the warps, so that no scheduler gets all the short ones.
+    const int cta_row = (gridDim.y - 1 - blockIdx.y) * SCORE_ROWS;
+    const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x + blockIdx.z) % SCORE_WARPS * 16;
+    const int last_segment = p.first_segment + min(cta_row + SCORE_ROWS - 1, rows - 1) / group, per_segment = p.segment_len / SCORE_BLOCK;
+    const int share = ((p.first_segment + p.num_segments - 1) * per_segment + gridDim.x - 1) / gridDim.x;
+    const int first_tile = blockIdx.x * share, tiles = min(share, last_segment * per_segment - first_tile);
+    if (tiles <= 0) return;
+    const int b = blockIdx.z / p.num_kv_heads, kv_head = blockIdx.z % p.num_kv_heads;
     const int first_key = first_tile * SCORE_BLOCK;
 
     // Odd keys have the halves of each 128-byte line exchanged: two keys' 64-byte pieces then lie in different banks.
@@ -223,38 +229,6 @@ __device__ __forceinline__ void score_tiles(const RankingParams& p, unsigned cha
             ranges[r] = p.score_ranges + at / SCORE_BLOCK * 2;
         }
         store_codes(x, codes, ranges, lane);
-    }
-}
-
-// Any grid of one dimension: the CTAs share out the tiles evenly, two on each multiprocessor. SCORE_THREADS threads,
-// score_shared_bytes<D>() dynamic shared memory.
-template <typename T, int D, bool SECOND>
-__device__ __forceinline__ void key_scores(const RankingParams& p) {
-    extern __shared__ __align__(128) unsigned char shared[];
-    const int group = p.num_heads / p.num_kv_heads, rows = p.num_segments * group, heads = p.batch * p.num_kv_heads;
-    auto tiles_of = [&](int cta_row) {
-        return (p.first_segment + min(cta_row + SCORE_ROWS - 1, rows - 1) / group) * (p.segment_len / SCORE_BLOCK);
-    };
-    int of_head = 0;
-    for (int row = 0; row < rows; row += SCORE_ROWS) of_head += tiles_of(row);
-    if (of_head == 0) return;
-    // As few heads at a time as give each CTA TILES_AT_ONCE tiles: their keys stay in L2.
-    const int at_once = max(1, min(heads, int(gridDim.x) * TILES_AT_ONCE / of_head));
-    for (int first_head = 0; first_head < heads; first_head += at_once) {
-        const int64_t all = int64_t(of_head) * min(at_once, heads - first_head);
-        const int end = int(all * (blockIdx.x + 1) / gridDim.x);
-        for (int tile = int(all * blockIdx.x / gridDim.x); tile < end;) {
-            const int head = first_head + tile / of_head, b = head / p.num_kv_heads;
-            int first = tile % of_head, row = 0;
-            while (first >= tiles_of(row)) {
-                first -= tiles_of(row);
-                row += SCORE_ROWS;
-            }
-            const int tiles = min(end - tile, tiles_of(row) - first);
-            score_tiles<T, D, SECOND>(p, shared, b, head % p.num_kv_heads, row, first, tiles);
-            __syncthreads();  // the stages have been read
-            tile += tiles;
-        }
     }
 }
 

@@ -63,7 +63,8 @@ __device__ __forceinline__ void for_each_vector(const uint16_t* row, int length,
     }
 }
 
-__device__ __forceinline__ uint32_t id_of(uint4 ids, int i) {
+// Buckets are kept as the byte offsets of their counters.
+__device__ __forceinline__ uint32_t offset_of(uint4 ids, int i) {
     const uint32_t words[4] = {ids.x, ids.y, ids.z, ids.w};
     return i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff;
 }
@@ -76,12 +77,12 @@ __device__ inline void emit_bucket(const uint16_t* ids, int length, uint32_t buc
         const uint4 x = v < length / 8 ? vectors[v] : make_uint4(~0u, ~0u, ~0u, ~0u);
         int count = 0;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) count += id_of(x, i) == bucket;
+        for (int i = 0; i < 8; ++i) count += offset_of(x, i) == 4 * bucket;
         const Prefix prefix = prefix_sum(count, partial);
         int32_t* place = out + prefix.before;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            if (id_of(x, i) == bucket) *place++ = v * 8 + i;
+            if (offset_of(x, i) == 4 * bucket) *place++ = v * 8 + i;
         }
         out += prefix.total;
     }
@@ -153,15 +154,15 @@ struct Window {
             // Atomics before stores: the store of one key must not hold back the atomics of the next.
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const uint32_t id = id_of(x, i), counter = id - first < width ? counters + 4 * id : elsewhere;
+                const uint32_t offset = offset_of(x, i), counter = offset - 4 * first < 4 * width ? counters + offset : elsewhere;
                 asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(place[i]) : "r"(counter) : "memory");
             }
             const uint32_t token = v * 8 - first * per_bucket;
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const uint32_t id = id_of(x, i);
-                asm volatile("{.reg .pred inside; setp.lt.u32 inside, %0, %1; @inside st.shared.u32 [%2], %3;}" ::"r"(id - first),
-                             "r"(width), "r"(target + 4 * spread_banks(place[i])), "r"(id * per_bucket + token + i)
+                const uint32_t offset = offset_of(x, i);
+                asm volatile("{.reg .pred inside; setp.lt.u32 inside, %0, %1; @inside st.shared.u32 [%2], %3;}" ::"r"(offset - 4 * first),
+                             "r"(4 * width), "r"(target + 4 * spread_banks(place[i])), "r"(offset * (per_bucket / 4) + token + i)
                              : "memory");
             }
         });
@@ -192,9 +193,8 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
         uint32_t bucket[8];
         row.buckets_of(codes, row.ranges[v / (SCORE_BLOCK / 8)], v, bucket);
         // The windows below read buckets, not scores.
-        reinterpret_cast<uint4*>(row.codes)[v] = make_uint4(
-            __byte_perm(bucket[0], bucket[1], 0x5410), __byte_perm(bucket[2], bucket[3], 0x5410),
-            __byte_perm(bucket[4], bucket[5], 0x5410), __byte_perm(bucket[6], bucket[7], 0x5410));
+        auto pack = [&](int i) { return 4 * (bucket[i] | bucket[i + 1] << 16); };
+        reinterpret_cast<uint4*>(row.codes)[v] = make_uint4(pack(0), pack(2), pack(4), pack(6));
 #pragma unroll
         for (int i = 0; i < 8; ++i) atomicAdd(starts + bucket[i], 1u);
     });
@@ -248,19 +248,17 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
             __syncthreads();
         }
         network_rounds(entries, count, min(largest, BIG_BUCKET));
-        for (int i = lead / 4 + threadIdx.x; i * 4 < count; i += blockDim.x) {
-            uint4 x = *reinterpret_cast<uint4*>(entries + spread_banks(i * 4));
-            x = make_uint4(x.x & token_mask, x.y & token_mask, x.z & token_mask, x.w & token_mask);
-            int32_t* place = out + begin + i * 4;
-            if (i * 4 >= lead && i * 4 + 4 <= count) {
-                *reinterpret_cast<uint4*>(place) = x;
-            } else {
-                const uint32_t tokens[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if (i * 4 + j >= lead && i * 4 + j < count) place[j] = tokens[j];
-                }
-            }
+        // Whole vectors, then the row's pieces of vectors that it shares with its neighbours.
+        const int inner = (lead + 3) / 4 * 4, outer = count / 4 * 4;
+#pragma unroll 4
+        for (int i = inner + 4 * threadIdx.x; i < outer; i += 4 * blockDim.x) {
+            const uint4 x = *reinterpret_cast<uint4*>(entries + spread_banks(i));
+            *reinterpret_cast<uint4*>(out + begin + i) =
+                make_uint4(x.x & token_mask, x.y & token_mask, x.z & token_mask, x.w & token_mask);
+        }
+        if (threadIdx.x < 8) {
+            const int i = threadIdx.x < 4 ? inner - 1 - int(threadIdx.x) : outer + int(threadIdx.x) - 4;
+            if (i >= lead && i < count && (i < inner || i >= outer)) out[begin + i] = entries[spread_banks(i)] & token_mask;
         }
         __syncthreads();
         first = end;
