@@ -143,7 +143,7 @@ fn run(model: &LoadedModel, records: &[&PasskeyRecord], config: Option<&S2oConfi
     for record in records {
         let tokens = model.encode(&record.input)?;
         let mut cache = model.decoder.new_cache(1, tokens.len() + options.max_new_tokens)?;
-        let s2o = config.map(|config| S2o::new(config.clone()));
+        let s2o = config.map(|config| S2o::new(config.clone()).with_stats());
         let method: &dyn Attention = match &s2o {
             Some(s2o) => s2o,
             None => &Dense,

@@ -68,7 +68,7 @@ fn main() -> Result<()> {
     for (name, config) in
         [("s2o", S2oConfig::default()), ("s2o, no dense tail", no_tail), ("s2o, paper's settings", S2oConfig::paper())]
     {
-        let s2o = S2o::new(config);
+        let s2o = S2o::new(config).with_stats();
         let outcome = run(&model, &tokens, arguments.last, &s2o)?;
         let stats = s2o.take_stats();
         let density = AttnStats::joint_density(stats.values());

@@ -8,7 +8,7 @@
 set -euo pipefail
 root="${S2O_CUDA_ROOT:-$HOME/.cache/s2o-cuda-13.0}"
 py="${PYTHON:-python3}"
-if [ ! -e "$root/.ready" ]; then
+if [ ! -e "$root/.ready-2" ]; then
   mkdir -p "$root"
   "$py" -m venv "$root/venv" >&2
   "$root/venv/bin/pip" -q install --disable-pip-version-check \
@@ -32,9 +32,13 @@ if [ ! -e "$root/.ready" ]; then
   # cuda.h renames some functions to _vN by macro: export both names
   cat "$nv"/include/cuda*.h | grep -oE '\bcu[A-Z][A-Za-z0-9]*_(v[0-9]+|ptsz|ptds)(_ptsz|_ptds)?\b' \
     | sort -u | sed 's/.*/void &(void){}/' >> "$root/stub.c"
+  # older names that the driver keeps: the typedefs remember them
+  grep -ohE '\bPFN_cu[A-Z][A-Za-z0-9]*' "$nv"/include/cudaTypedefs.h \
+    | sort -u | sed 's/^PFN_\(.*\)/void \1(void){}/' >> "$root/stub.c"
   sort -u -o "$root/stub.c" "$root/stub.c"
   cc -w -shared -fPIC -nostdlib -Wl,-soname,libcuda.so.1 -o "$root/home/lib64/stubs/libcuda.so" "$root/stub.c"
-  touch "$root/.ready"
+  ln -sfn libcuda.so "$root/home/lib64/stubs/libcuda.so.1"
+  touch "$root/.ready-2"
 fi
 h="$root/home"
 cat <<EOF

@@ -209,7 +209,7 @@ fn errors_reach_candle_with_their_words() {
 #[test]
 fn layers_have_options_of_their_own() {
     let qkv = random((1, 512, 2, 16));
-    let method = S2o::new(sparse()).skip_layers([1]).layer_tau(2, 0.9).unwrap();
+    let method = S2o::new(sparse()).with_stats().skip_layers([1]).layer_tau(2, 0.9).unwrap();
     assert!(S2o::new(sparse()).layer_tau(2, 1.0).is_err());
     for layer in 0..3 {
         let call = PrefillCall { layer, softmax_scale: SCALE, prompt_len: 512 };
@@ -220,6 +220,9 @@ fn layers_have_options_of_their_own() {
     assert_eq!(density(1), 1.0);
     assert!(density(2) < density(0) && density(0) < 1.0, "{} {}", density(2), density(0));
     assert!(method.take_stats().is_empty(), "taken");
+    let silent = S2o::new(sparse());
+    silent.prefill(&PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len: 512 }, &qkv, &qkv, &qkv).unwrap();
+    assert!(silent.take_stats().is_empty(), "not asked for");
 }
 
 #[test]
@@ -227,7 +230,7 @@ fn the_dense_tail_waits_for_the_prompts_end() {
     let qkv = random((1, 256, 2, 16));
     let config = sparse().to_builder().dense_tail(256).tau(0.9).build().unwrap();
     let density = |prompt_len| {
-        let method = S2o::new(config.clone());
+        let method = S2o::new(config.clone()).with_stats();
         let call = PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len };
         method.prefill(&call, &qkv, &qkv, &qkv).unwrap();
         method.take_stats()[&0].density()
@@ -239,7 +242,7 @@ fn the_dense_tail_waits_for_the_prompts_end() {
 #[test]
 fn statistics_are_those_of_the_last_prompt() {
     let (first, second) = (random((1, 256, 2, 16)), random((1, 512, 2, 16)));
-    let method = S2o::new(sparse());
+    let method = S2o::new(sparse()).with_stats();
     let call = |prompt_len| PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len };
     let chunk = second.narrow(1, 256, 256).unwrap();
     let rows = || method.take_stats()[&0].heads[0].tiles.iter().map(|tile| tile.rows).sum::<usize>();
@@ -261,7 +264,7 @@ fn clones_of_an_op_keep_their_results_apart() {
             let op = op.clone();
             scope.spawn(move || {
                 for _ in 0..50 {
-                    let (_, stats) = op.clone().apply(qkv, qkv, qkv).unwrap();
+                    let (_, stats) = op.clone().apply_with_stats(qkv, qkv, qkv).unwrap();
                     assert_eq!(stats.heads.len(), heads);
                 }
             });

@@ -3,13 +3,17 @@
 //! A time alone depends on the machine and its mood; a ratio of two medians whose runs took turns in one process does
 //! so much less. Every row with a baseline is such a pair, and nothing is timed before its output was checked.
 
+#[cfg(feature = "cuda")]
+pub mod gpu;
+
 use std::fs::{self, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Tensor};
+use clap::Args;
 use serde::Serialize;
 
 /// One measurement.
@@ -38,10 +42,19 @@ pub struct Row {
     pub command: String,
 }
 
+/// Where the rows go.
+#[derive(Debug, Clone, Args)]
+pub struct Place {
+    /// Directory of the records.
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/record"))]
+    pub record: PathBuf,
+}
+
 /// Where and how the benchmark runs: the same in every row.
 #[derive(Debug, Clone)]
 pub struct Machine {
     device: String,
+    driver: String,
     date: String,
     commit: String,
     command: String,
@@ -68,8 +81,11 @@ impl Machine {
         }
         Self {
             device: format!("{cpu}, {} threads", rayon::current_num_threads()),
+            driver: String::new(),
             date: output_of("date", &["-u", "+%Y-%m-%d"]),
-            commit: output_of("git", &["describe", "--always", "--dirty", "--abbrev=10"]),
+            // A binary that travelled alone has no repository around it.
+            commit: std::env::var("S2O_COMMIT")
+                .unwrap_or_else(|_| output_of("git", &["describe", "--always", "--dirty", "--abbrev=10"])),
             command,
         }
     }
@@ -87,7 +103,7 @@ impl Machine {
             date: self.date.clone(),
             commit: self.commit.clone(),
             device: self.device.clone(),
-            driver: String::new(),
+            driver: self.driver.clone(),
             bench: bench.to_owned(),
             method: method.to_owned(),
             q_len,
@@ -109,7 +125,7 @@ impl Machine {
     }
 
     /// Appends rows to the record of this device and day.
-    pub fn append(&self, rows: &[Row]) -> Result<PathBuf> {
+    pub fn append(&self, rows: &[Row], place: &Place) -> Result<PathBuf> {
         let slug: String = self
             .device
             .split(|c: char| !c.is_ascii_alphanumeric())
@@ -117,7 +133,7 @@ impl Machine {
             .collect::<Vec<_>>()
             .join("-")
             .to_lowercase();
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/record").join(slug);
+        let path = place.record.join(slug);
         fs::create_dir_all(&path)?;
         let path = path.join(format!("{}.csv", self.date));
         let has_headers = !path.exists();
@@ -132,7 +148,7 @@ impl Machine {
 }
 
 /// First line of what a program prints, or nothing.
-fn output_of(program: &str, arguments: &[&str]) -> String {
+pub(crate) fn output_of(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
         .output()
@@ -161,15 +177,29 @@ fn time(run: &mut impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
-fn median(mut times: Vec<f64>) -> f64 {
+pub(crate) fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
 }
 
-/// Refuses to go on if two outputs differ by more than `tolerance`, relative in the Euclidean norm.
+/// Distance of two (batch, len, heads, head_dim) tensors, relative in the Euclidean norm.
+pub fn relative_error(got: &Tensor, want: &Tensor) -> Result<f64> {
+    // In pieces: wider copies of both would fill a GPU at long prompts.
+    const ROWS: usize = 16 << 10;
+    let (mut difference, mut norm) = (0.0, 0.0);
+    let rows = got.dim(1)?;
+    for first in (0..rows).step_by(ROWS) {
+        let part = |t: &Tensor| t.narrow(1, first, ROWS.min(rows - first))?.to_dtype(DType::F32);
+        let (got, want) = (part(got)?, part(want)?);
+        difference += f64::from((got - &want)?.sqr()?.sum_all()?.to_scalar::<f32>()?);
+        norm += f64::from(want.sqr()?.sum_all()?.to_scalar::<f32>()?);
+    }
+    Ok((difference / norm).sqrt())
+}
+
+/// Refuses to go on if two outputs differ by more than `tolerance`, see [`relative_error`].
 pub fn agree(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) -> Result<()> {
-    let norm = |t: &Tensor| -> Result<f64> { Ok(t.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>()?.sqrt()) };
-    let error = norm(&(got.to_dtype(DType::F32)? - want.to_dtype(DType::F32)?)?)? / norm(want)?;
+    let error = relative_error(got, want)?;
     ensure!(error <= tolerance, "{what}: outputs differ by {error:e}, more than {tolerance:e}: not timed");
     Ok(())
 }

@@ -3,6 +3,8 @@
 use std::fs;
 use std::num::NonZeroUsize;
 
+use candle_core::Device;
+
 /// Limits every thread pool of the process.
 pub fn limit_threads(threads: Option<NonZeroUsize>) {
     let Some(threads) = threads else { return };
@@ -13,15 +15,26 @@ pub fn limit_threads(threads: Option<NonZeroUsize>) {
     }
 }
 
-/// Threads, CPU and memory on one line.
-pub fn describe() -> String {
+/// The GPU if the work is on one, threads, CPU and memory on one line.
+pub fn describe(device: &Device) -> String {
+    let mut parts: Vec<String> = gpu(device).into_iter().collect();
     let threads = rayon::current_num_threads();
-    let mut parts = vec![format!("{threads} thread{}", if threads == 1 { "" } else { "s" })];
+    parts.push(format!("{threads} thread{}", if threads == 1 { "" } else { "s" }));
     parts.extend(proc_entry("/proc/cpuinfo", "model name"));
     if let Some(kib) = proc_entry("/proc/self/status", "VmHWM").and_then(|value| kibibytes(&value)) {
         parts.push(format!("peak memory {} MiB", kib / 1024));
     }
     parts.join(", ")
+}
+
+#[cfg(feature = "cuda")]
+fn gpu(device: &Device) -> Option<String> {
+    device.as_cuda_device().ok()?.cuda_stream().context().name().ok()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu(_: &Device) -> Option<String> {
+    None
 }
 
 /// The first value of a key in a file of `key: value` lines; nothing where there is no such file.

@@ -1,8 +1,9 @@
 //! Which model, from where and in what precision; and loading it under a progress bar.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use clap::{Args, ValueEnum};
 use s2o_models::{LoadOptions, LoadedModel, ModelSource};
@@ -29,11 +30,14 @@ pub struct ModelFlags {
     /// A tokenizer.json instead of the model's own
     #[arg(long, value_name = "FILE")]
     tokenizer_file: Option<PathBuf>,
-    /// Precision of weights, activations and KV cache; f32 on a CPU unless given
+    /// Precision of weights, activations and KV cache; f32 on a CPU and bf16 on a GPU unless given
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Precision>,
-    /// Run on the CPU, whatever else there is
-    #[arg(long)]
+    /// Where to run: cpu, cuda or cuda:N; the first GPU if this build is for GPUs (feature cuda), else the CPU
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceName>,
+    /// The same as `--device cpu`
+    #[arg(long, conflicts_with = "device")]
     cpu: bool,
     /// Tokens per prefill chunk: bounds the memory of activations
     #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
@@ -43,7 +47,12 @@ pub struct ModelFlags {
 impl ModelFlags {
     /// Where the flags say to run.
     pub fn device(&self) -> Result<Device> {
-        device(self.cpu)
+        match (self.device, self.cpu) {
+            (None, false) if cfg!(feature = "cuda") => DeviceName::Cuda(0),
+            (None, _) => DeviceName::Cpu,
+            (Some(name), _) => name,
+        }
+        .open()
     }
 
     /// Loads the model.
@@ -78,9 +87,39 @@ impl ModelFlags {
     }
 }
 
-/// Where to run. This build knows only the CPU; a build for GPUs asks for one here unless `cpu` is set.
-fn device(_cpu: bool) -> Result<Device> {
-    Ok(Device::Cpu)
+/// A device as the flags name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DeviceName {
+    Cpu,
+    Cuda(usize),
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let unknown = || format!("expected cpu, cuda or cuda:N, got {name}");
+        match name.split_once(':') {
+            None if name == "cpu" => Ok(Self::Cpu),
+            None if name == "cuda" => Ok(Self::Cuda(0)),
+            Some(("cuda", number)) => number.parse().map(Self::Cuda).map_err(|_| unknown()),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl DeviceName {
+    fn open(self) -> Result<Device> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Cuda(_) if cfg!(not(feature = "cuda")) => {
+                bail!("--device cuda: expected a build for GPUs, got one without; build with --features cuda")
+            }
+            Self::Cuda(number) => {
+                Device::new_cuda(number).with_context(|| format!("--device cuda:{number}: no such GPU can be used"))
+            }
+        }
+    }
 }
 
 /// Name, shape and precision on one line.

@@ -1,5 +1,6 @@
 //! The S2O options as flags, and the [`S2oConfig`] that they make.
 
+use candle_core::Device;
 use candle_s2o::{
     ConfigError, GainFrame, KeyScore, S2o, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TriggeringTile,
 };
@@ -133,15 +134,15 @@ impl S2oFlags {
         let builder = with(builder, self.q_perm.map(|q| q == Switch::On), S2oConfigBuilder::q_perm);
         let builder = with(builder, self.front_sink, S2oConfigBuilder::front_sink);
         let builder = with(builder, self.dense_tail, S2oConfigBuilder::dense_tail);
-        let builder = with(builder, self.dense_below, S2oConfigBuilder::dense_below);
+        let builder = with(builder, self.dense_below, |builder, tokens| builder.dense_below(tokens));
         let builder = with(builder, self.tile_q, S2oConfigBuilder::tile_q);
         let builder = with(builder, self.tile_k, S2oConfigBuilder::tile_k);
         with(builder, workspace, S2oConfigBuilder::workspace_cap).build()
     }
 
-    /// S2O with these options, to plug into a model.
+    /// S2O with these options and statistics, to plug into a model.
     pub fn attention(&self) -> Result<S2o, ConfigError> {
-        Ok(S2o::new(self.config()?).skip_layers(self.skip_layers.iter().copied()))
+        Ok(S2o::new(self.config()?).with_stats().skip_layers(self.skip_layers.iter().copied()))
     }
 
     /// The layers of `--skip-layers`; a layer that the model lacks is a mistake worth saying.
@@ -153,10 +154,20 @@ impl S2oFlags {
     }
 }
 
-/// The options in force for a prompt, on one line.
-pub fn describe(config: &S2oConfig, prompt_len: usize) -> String {
-    if prompt_len < config.dense_below() {
-        return format!("dense, because the prompt is shorter than {} tokens", config.dense_below());
+/// Prompt length from which S2O pays on a device.
+fn break_even(device: &Device) -> usize {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => candle_s2o::cuda::BREAK_EVEN,
+        _ => S2oConfig::CPU_BREAK_EVEN,
+    }
+}
+
+/// The options in force for a prompt on a device, on one line.
+pub fn describe(config: &S2oConfig, prompt_len: usize, device: &Device) -> String {
+    let dense_below = config.dense_below().resolve(break_even(device));
+    if prompt_len < dense_below {
+        return format!("dense, because the prompt is shorter than {dense_below} tokens");
     }
     let auto = if config.segment_len() == SegmentLen::Auto { " (auto)" } else { "" };
     let rule = match config.stop_rule() {

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use candle_core::Device;
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
@@ -85,6 +86,7 @@ struct Source {
     layers: Box<dyn Iterator<Item = Result<LayerTensors>>>,
     count: usize,
     description: String,
+    device: Device,
 }
 
 fn main() -> ExitCode {
@@ -135,7 +137,7 @@ fn compare(flags: &Flags) -> Result<()> {
         let table = rows::table(&all_rows, look);
         // Apart from the progress bars.
         let gap = if look == Look::Terminal { "\n" } else { "" };
-        let (header, footer) = (source.description, machine::describe());
+        let (header, footer) = (source.description, machine::describe(&source.device));
         exit::print(&format!("{gap}{header}\n\n{table}\n\n{footer}\n"))?;
     }
     Ok(())
@@ -150,6 +152,7 @@ impl Flags {
             return Ok(Source {
                 count: layers.len(),
                 description: format!("tensors {}", path.display()),
+                device: device.clone(),
                 layers: Box::new(layers.into_iter().map(move |layer| Ok(file.load(layer, &device)?))),
             });
         }
@@ -163,6 +166,7 @@ impl Flags {
         Ok(Source {
             count: layers.len(),
             description: format!("model   {}\nprompt  {}", model_flags::describe(&model), prompt.description),
+            device: model.decoder.device().clone(),
             layers: Box::new(layers.into_iter().map(Ok)),
         })
     }

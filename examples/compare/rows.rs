@@ -87,6 +87,10 @@ fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<M
         softmax_scale: layer.softmax_scale,
         prompt_len: k.dims().get(1).copied().unwrap_or_default(),
     };
+    if !q.device().is_cpu() {
+        // The first call on a GPU loads its kernels.
+        method.prefill(&call, q, k, v)?.device().synchronize()?;
+    }
     let mut times = Vec::with_capacity(repeat);
     let mut last = None;
     for _ in 0..repeat {

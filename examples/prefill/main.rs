@@ -153,7 +153,7 @@ fn prefill(flags: &Flags) -> Result<()> {
     let streams = !flags.json && methods.len() == 1;
     let mut session = Session::new(&model, &prompt.tokens, flags.model.chunk, flags.generation())?;
     if methods.len() > 1 {
-        session.compares()?;
+        session.compares(&[&Dense, &s2o])?;
     }
     let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
     let mut report = Report { model: &model, prompt: &prompt, s2o: &s2o, dense: None, sparse: None };

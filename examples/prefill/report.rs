@@ -78,7 +78,11 @@ impl Report<'_> {
         writeln!(out, "model   {}", model_flags::describe(self.model))?;
         writeln!(out, "prompt  {}", self.prompt.description)?;
         if self.sparse.is_some() {
-            let options = s2o_flags::describe(self.s2o.config_of(usize::MAX), self.prompt.tokens.len());
+            let options = s2o_flags::describe(
+                self.s2o.config_of(usize::MAX),
+                self.prompt.tokens.len(),
+                self.model.decoder.device(),
+            );
             writeln!(out, "S2O     {options}")?;
         }
         writeln!(out, "\n{}\n", self.table(look)?)?;
@@ -86,7 +90,7 @@ impl Report<'_> {
             self.chart(&mut out, look, sparse, stats)?;
         }
         self.answers(&mut out)?;
-        writeln!(out, "{}", machine::describe())?;
+        writeln!(out, "{}", machine::describe(self.model.decoder.device()))?;
         Ok(out)
     }
 
@@ -155,19 +159,24 @@ impl Report<'_> {
             let density = layer_stats.density();
             let time = |run: &Run| seconds(run.attention[*layer].as_secs_f64());
             let before = dense.map(|run| format!("{:>7} {arrow} ", time(run))).unwrap_or_default();
+            let skipped = layer_stats
+                .heads
+                .iter()
+                .all(|head| head.skipped_mass().is_some())
+                .then(|| mean(|head| head.skipped_mass().map_or(0.0, |skipped| skipped.by_key_scores)));
             writeln!(
                 out,
-                "layer {layer:>3} {}  {density:>7.3}  {:>6.2}  {:>7.3}  {before}{:>7}",
+                "layer {layer:>3} {}  {density:>7.3}  {:>6.2}  {:>7}  {before}{:>7}",
                 look.bar(density, BAR_WIDTH),
                 mean(HeadStats::local_window_share),
-                mean(|head| head.skipped_mass().by_key_scores),
+                skipped.map_or_else(|| "n/a".to_owned(), |skipped| format!("{skipped:.3}")),
                 time(sparse),
             )?;
         }
         writeln!(
             out,
             "density: key tiles computed of those that causal attention has. window: part of them in the query's own\n\
-             segment. skipped: softmax mass left out, estimated from the key scores. Means over heads.\n"
+             segment. skipped: softmax mass left out, estimated from the key scores (n/a on a GPU). Means over heads.\n"
         )?;
         Ok(())
     }

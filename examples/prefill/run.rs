@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use candle_core::{D, Tensor};
-use candle_s2o::{Attention, Dense};
+use candle_s2o::Attention;
 use s2o_models::{
     GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream, TokenStream,
 };
@@ -14,7 +14,7 @@ use crate::timed::Timed;
 
 /// Positions at the prompt's end whose likeliest next token is compared.
 const COMPARED_POSITIONS: usize = 64;
-/// Tokens of the run that nobody times.
+/// Tokens of the run that nobody times, on a CPU.
 const WARM_UP_TOKENS: usize = 128;
 
 /// What one method did.
@@ -85,13 +85,18 @@ impl<'m> Session<'m> {
         Ok(Self { model, prompt, tokens, cache, chunk, num_logits: 1, options })
     }
 
-    /// Prepares for two methods on an equal footing: thread pools and code are warm before the first is timed, and
-    /// both give logits to compare.
-    pub fn compares(&mut self) -> Result<()> {
+    /// Prepares for several methods on an equal footing: thread pools and code are warm before the first is timed, and
+    /// all give logits to compare. A GPU loads its kernels when they are first called, and takes other ones for short
+    /// inputs: there each method runs over a whole chunk.
+    pub fn compares(&mut self, methods: &[&dyn Attention]) -> Result<()> {
         self.num_logits = COMPARED_POSITIONS.min(self.prompt.len());
-        let few = self.tokens.narrow(1, 0, WARM_UP_TOKENS.min(self.prompt.len()))?;
-        self.model.decoder.prefill(&few, &mut self.cache, &Dense, PrefillOptions::new())?;
-        self.cache.reset();
+        let on_cpu = self.model.decoder.device().is_cpu();
+        let (tokens, methods) = if on_cpu { (WARM_UP_TOKENS, &methods[..1]) } else { (self.chunk.max(1), methods) };
+        let few = self.tokens.narrow(1, 0, tokens.min(self.prompt.len()))?;
+        for method in methods {
+            self.model.decoder.prefill(&few, &mut self.cache, *method, PrefillOptions::new())?;
+            self.cache.reset();
+        }
         Ok(())
     }
 

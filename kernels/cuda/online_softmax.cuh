@@ -26,9 +26,9 @@ struct OnlineSoftmax {
     float row_sum[2] = {0.f, 0.f};
 
     // Scores in, probabilities (against the new maximum) out. `rescale` is what earlier sums and accumulators take.
-    // `tile_sum` is this thread's share of the tile's mass: the gain of early stopping. Every row must have a finite
-    // score in its first tile (its own key, or any key): then no maximum is -inf.
-    template <int N>
+    // `tile_sum` is this thread's share of the tile's mass: the gain of early stopping. Without EMPTY_ROWS every row must
+    // have a finite score in its first tile (its own key, or any key): then no maximum is -inf.
+    template <bool EMPTY_ROWS = false, int N>
     __device__ __forceinline__ void update(float (&s)[N], float scale_log2, float (&rescale)[2], float (&tile_sum)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -40,12 +40,12 @@ struct OnlineSoftmax {
                 m1 = fmaxf(m1, s[i + 2 * h + 1]);
             }
             const float m = quad_max(fmaxf(m0, m1));
-            rescale[h] = exp2_approx((row_max[h] - m) * scale_log2);
+            rescale[h] = EMPTY_ROWS && m == -INFINITY ? 1.f : exp2_approx((row_max[h] - m) * scale_log2);
             row_max[h] = m;
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float shift = row_max[h] * scale_log2;
+            const float shift = EMPTY_ROWS && row_max[h] == -INFINITY ? 0.f : row_max[h] * scale_log2;
             float sum0 = 0.f, sum1 = 0.f;
 #pragma unroll
             for (int i = 0; i < N; i += 4) {

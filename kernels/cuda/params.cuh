@@ -1,23 +1,33 @@
-// One plain struct per kernel, mirrored by `#[repr(C)]` structs on the host side: both sides assert the sizes.
-// TMA descriptors travel beside them as separate `__grid_constant__` arguments, because their alignment differs
-// between toolkit versions. Strides are in elements and 64-bit: 1M tokens x heads x head_dim overflows 32 bits.
+// One plain struct per kernel, mirrored by `#[repr(C)]` structs on the host side: both sides assert the layouts. All
+// strides are in elements and 64-bit: 1M tokens x heads x head_dim overflows 32 bits. TMA descriptors travel beside them
+// as separate `__grid_constant__` arguments, because their alignment differs between toolkit versions.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace s2o {
 
-constexpr int TILE_Q = 128;  // query rows of a tile (B_M): two warpgroups of 64
+constexpr int TILE_Q = 128;  // query rows of a tile (B_M)
 constexpr int TILE_K = 128;  // keys of a tile (B_N)
 
-// Dense attention, causal (bottom-right) or not.
-struct DenseParams {
-    void* out;           // (batch, q_len, num_heads, head_dim), inner dimension contiguous
-    float* lse;          // (batch, num_heads, q_len) natural-log softmax mass, or null
+struct Strides {
+    int64_t batch;
+    int64_t seq;
+    int64_t head;  // the inner dimension, head_dim, is contiguous
+};
+
+// What every attention kernel needs, and all that the dense one does. Queries are the last q_len of k_len positions.
+struct AttnParams {
+    const void* q;       // (batch, q_len, num_heads, head_dim)
+    const void* k;       // (batch, k_len, num_kv_heads, head_dim)
+    const void* v;       // as k
+    void* out;           // as q
+    float* lse;          // (batch, num_heads, q_len): natural log of the softmax mass of the visited keys; or null
     int32_t* next_item;  // one counter, zero at launch
-    int64_t out_batch_stride;
-    int64_t out_seq_stride;
-    int64_t out_head_stride;
+    Strides q_strides;
+    Strides k_strides;
+    Strides v_strides;
+    Strides out_strides;
     int32_t batch;
     int32_t num_heads;
     int32_t num_kv_heads;
@@ -27,25 +37,61 @@ struct DenseParams {
     int32_t heads_per_section;  // heads walked together, so that their keys and values stay in L2
     float softmax_scale;
 };
-static_assert(sizeof(DenseParams) == 80 && offsetof(DenseParams, batch) == 48, "mirrored on the host");
+static_assert(sizeof(AttnParams) == 176 && offsetof(AttnParams, q_strides) == 48 && offsetof(AttnParams, batch) == 144,
+              "mirrored on the host");
 
-// S2O, single pass: the causal window of the segment, then the prefix gathered by kv_perm.
-struct SparseParams {
-    DenseParams dense;        // `causal` is 1
-    const void* k;            // the gather reads keys and values without TMA
-    const void* v;
-    const int32_t* kv_perm;   // per (batch, head): rows of segments first_segment.. one after the other, row n has n*S entries
-    int32_t* tiles_visited;   // per (batch, head, query tile), or null
-    int64_t k_batch_stride;
-    int64_t k_seq_stride;
-    int64_t k_head_stride;
-    int64_t v_batch_stride;
-    int64_t v_seq_stride;
-    int64_t v_head_stride;
-    int64_t kv_perm_head_stride;
-    int32_t segment_len;      // S, a multiple of TILE_Q and TILE_K
-    float tau;
+enum StopRule : int32_t { ALL_ROWS = 0, MEAN_RATIO = 1, SUM_RATIO = 2 };
+
+// Row state that pass 1 hands to pass 2: the accumulator travels normalised in `out`.
+struct RowState {
+    float row_max;  // of the unscaled scores
+    float row_sum;
 };
-static_assert(sizeof(SparseParams) == 176 && offsetof(SparseParams, k) == 80, "mirrored on the host");
+
+// S2O on the segments first_segment .. first_segment + num_segments; `attn.causal` is 1. Rows from ranked_rows on are
+// the dense tail's and are left alone.
+struct SparseParams {
+    AttnParams attn;
+    // Per (batch, head): the orders of segments first_segment.. one after the other, segment n has n * segment_len keys.
+    const int32_t* kv_perm;
+    int64_t kv_perm_head_stride;
+    const int32_t* q_perm;   // (batch, num_heads, q_len): slot r of a segment's row range names the row that comes there
+    RowState* state;         // (batch, num_heads, q_len): written by pass 1, read by pass 2
+    int32_t* tiles_visited;  // (batch, num_heads, segments of the call, segment_len / TILE_Q), by pass 2 without the
+                             // window's; or null
+    int32_t segment_len;     // S, a multiple of TILE_Q and TILE_K
+    int32_t first_segment;   // on absolute positions
+    int32_t num_segments;
+    int32_t ranked_rows;     // of the call
+    float tau;               // 0 never stops
+    int32_t stop_rule;       // StopRule
+    int32_t literal_frame;   // gain = l' - l across maxima, Algorithm 3 to the letter
+    int32_t discard;         // drop the triggering tile
+};
+static_assert(sizeof(SparseParams) == 248 && offsetof(SparseParams, kv_perm) == 176 &&
+                  offsetof(SparseParams, segment_len) == 216,
+              "mirrored on the host");
+
+// Dense attention of rows first_row .. q_len, cut into tiles from first_row, split over the keys: for the dense tail and
+// for calls with too few query tiles to fill the device. A split writes its own softmax state; `merge` joins them.
+struct SplitParams {
+    AttnParams attn;
+    float* partial_out;       // (batch, num_heads, row tiles, num_splits, TILE_Q, head_dim), not normalised
+    RowState* partial_state;  // (batch, num_heads, row tiles, num_splits, TILE_Q)
+    int32_t first_row;
+    int32_t num_splits;
+    int32_t tiles_per_split;  // key tiles
+    int32_t head_dim;
+};
+static_assert(sizeof(SplitParams) == 208 && offsetof(SplitParams, partial_out) == 176, "mirrored on the host");
+
+// Attention on a list of blocks of TILE_Q x TILE_K. Blocks are cut at multiples of the ABSOLUTE position when causal.
+// A query block without key blocks gets zeros, and -inf as its lse.
+struct BlockParams {
+    AttnParams attn;
+    const int32_t* key_blocks;     // of a query block, in DESCENDING order; causal: none above the diagonal
+    const int64_t* block_offsets;  // (batch * num_heads * query blocks + 1): where a query block's list begins
+};
+static_assert(sizeof(BlockParams) == 192 && offsetof(BlockParams, key_blocks) == 176, "mirrored on the host");
 
 }  // namespace s2o

@@ -37,7 +37,8 @@ __device__ __forceinline__ float join_tree(const float (&x)[16], Join join) {
 
 // Codes of this lane's 16 scores of two rows; a quad holds the whole tile of a row. `codes` is null for a row that is not
 // to be stored, but whole warps call it.
-__device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (&codes)[2], float* const (&ranges)[2], int lane) {
+__device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (&codes)[2], float* const (&ranges)[2],
+                                            int lane) {
     float low[2], high[2];
     auto find_extremes = [&] {
 #pragma unroll
@@ -96,7 +97,8 @@ __device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (
 }
 
 // Grid (shares, ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads): the key tiles of the longest prefix in
-// equal shares. SCORE_THREADS threads, score_shared_bytes<D>() dynamic shared memory.
+// equal shares, few tiles each while there are few CTAs, else 16 to pay for loading the coefficients. SCORE_THREADS
+// threads, score_shared_bytes<D>() dynamic shared memory.
 template <typename T, int D, bool SECOND>
 __device__ __forceinline__ void key_scores(const RankingParams& p) {
     constexpr int CHUNKS = D / 8;      // of 16 bytes in a key
@@ -109,7 +111,8 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     // Longest prefixes first; in a CTA they go around the warps, so that no scheduler gets all the short ones.
     const int cta_row = (gridDim.y - 1 - blockIdx.y) * SCORE_ROWS;
     const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x + blockIdx.z) % SCORE_WARPS * 16;
-    const int last_segment = p.first_segment + min(cta_row + SCORE_ROWS - 1, rows - 1) / group, per_segment = p.segment_len / SCORE_BLOCK;
+    const int last_segment = p.first_segment + min(cta_row + SCORE_ROWS - 1, rows - 1) / group;
+    const int per_segment = p.segment_len / SCORE_BLOCK;
     const int share = ((p.first_segment + p.num_segments - 1) * per_segment + gridDim.x - 1) / gridDim.x;
     const int first_tile = blockIdx.x * share, tiles = min(share, last_segment * per_segment - first_tile);
     if (tiles <= 0) return;
@@ -123,8 +126,8 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     const int key0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
     const uint32_t target0 = uint32_t(__cvta_generic_to_shared(shared)) + place(key0, chunk0);
     const int64_t key_bytes = p.k_seq_stride * 2;
-    const char* source = reinterpret_cast<const char*>(static_cast<const T*>(p.k) + b * p.k_batch_stride + kv_head * p.k_head_stride) +
-                         (first_key + key0) * key_bytes + chunk0 * 16;
+    const T* k = static_cast<const T*>(p.k) + b * p.k_batch_stride + kv_head * p.k_head_stride;
+    const char* source = reinterpret_cast<const char*>(k) + (first_key + key0) * key_bytes + chunk0 * 16;
     auto load_tile = [&](int tile) {
         if (tile < tiles) {
             const uint32_t target = target0 + tile % SCORE_STAGES * TILE_BYTES;
@@ -184,29 +187,29 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
             float sum[AT_ONCE][4] = {};
 #pragma unroll
             for (int j = 0; j < LOADS; ++j) {
-                uint4 k[AT_ONCE];
+                uint4 keys[AT_ONCE];
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i) {
                     // The group's keys and the load's chunks are multiples of 2 and 4 apart: exchanged as the first ones.
                     const int offset = key_of_column(first + i, 0) * (D * 2);
-                    k[i] = *reinterpret_cast<const uint4*>(stage + (read0 ^ (j * 64)) + offset);
+                    keys[i] = *reinterpret_cast<const uint4*>(stage + (read0 ^ (j * 64)) + offset);
                 }
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j], k[i].x, k[i].y);
+                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j], keys[i].x, keys[i].y);
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j + 1], k[i].z, k[i].w);
+                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j + 1], keys[i].z, keys[i].w);
                 }
                 if constexpr (SECOND) {
                     using Square = Packed<__nv_bfloat16>;
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        Square::mma(sum[i], a[2][2 * j], Packed<T>::squares_bf16(k[i].x), Packed<T>::squares_bf16(k[i].y));
+                        Square::mma(sum[i], a[2][2 * j], Packed<T>::squares_bf16(keys[i].x), Packed<T>::squares_bf16(keys[i].y));
                     }
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        Square::mma(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(k[i].z), Packed<T>::squares_bf16(k[i].w));
+                        Square::mma(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(keys[i].z), Packed<T>::squares_bf16(keys[i].w));
                     }
                 }
             }

@@ -154,29 +154,33 @@ struct Window {
             // Atomics before stores: the store of one key must not hold back the atomics of the next.
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const uint32_t offset = offset_of(x, i), counter = offset - 4 * first < 4 * width ? counters + offset : elsewhere;
+                const uint32_t offset = offset_of(x, i);
+                const uint32_t counter = offset - 4 * first < 4 * width ? counters + offset : elsewhere;
                 asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(place[i]) : "r"(counter) : "memory");
             }
             const uint32_t token = v * 8 - first * per_bucket;
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const uint32_t offset = offset_of(x, i);
-                asm volatile("{.reg .pred inside; setp.lt.u32 inside, %0, %1; @inside st.shared.u32 [%2], %3;}" ::"r"(offset - 4 * first),
-                             "r"(4 * width), "r"(target + 4 * spread_banks(place[i])), "r"(offset * (per_bucket / 4) + token + i)
+                asm volatile("{.reg .pred inside; setp.lt.u32 inside, %0, %1; @inside st.shared.u32 [%2], %3;}" ::"r"(
+                                 offset - 4 * first),
+                             "r"(4 * width), "r"(target + 4 * spread_banks(place[i])),
+                             "r"(offset * (per_bucket / 4) + token + i)
                              : "memory");
             }
         });
     }
 };
 
-// Grid (batch * num_heads, num_segments), any multiple of 32 up to SORT_THREADS threads,
+// Grid (batch * num_heads, num_segments), a power of two of threads up to SORT_THREADS that the buckets allow,
 // sort_shared_bytes(sort_buckets, sort_window) dynamic shared memory (opt in above 48 KiB).
 __device__ __forceinline__ void sort_row(const RankingParams& p) {
     extern __shared__ __align__(128) uint32_t sort_shared[];
     __shared__ SortShared shared;
     uint32_t* starts = sort_shared;  // counts first; one more than the buckets
     uint32_t* entries = sort_shared + p.sort_buckets + 2 * SPARE_COUNTERS;
-    uint32_t* list = entries + WINDOW_LEAD + p.sort_window + 2 * NETWORK;  // big buckets from its start, huge ones from its end
+    // Big buckets from its start, huge ones from its end.
+    uint32_t* list = entries + WINDOW_LEAD + p.sort_window + 2 * NETWORK;
     const int list_room = p.sort_window / 32;
     // Longest rows first.
     const int n = p.first_segment + p.num_segments - 1 - int(blockIdx.y), length = n * p.segment_len;
@@ -186,7 +190,9 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
     ScoreRow row{p.scores + row_begin, reinterpret_cast<const float2*>(p.score_ranges) + row_begin / SCORE_BLOCK,
                  length, p.front_sink, p.sort_buckets, 0.f, 0.f, 0.f, 0.f};
 
-    for (int i = threadIdx.x; i < p.sort_buckets / 4; i += blockDim.x) reinterpret_cast<uint4*>(starts)[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < p.sort_buckets / 4; i += blockDim.x) {
+        reinterpret_cast<uint4*>(starts)[i] = make_uint4(0, 0, 0, 0);
+    }
     if (threadIdx.x == 0) shared.largest = 0;
     row.fit(shared.fit);
     for_each_vector(row.codes, length, [&](int v, uint4 codes) {
@@ -234,7 +240,8 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
         if (threadIdx.x < lead) entries[spread_banks(threadIdx.x)] = 0;
         if (threadIdx.x < 2 * NETWORK) entries[spread_banks(count + threadIdx.x)] = ~0u;
         __syncthreads();
-        Window{uint32_t(first), uint32_t(end - first), token_mask + 1, begin, p.sort_buckets + SPARE_COUNTERS}.place(row.codes, length, starts, entries);
+        const Window window{uint32_t(first), uint32_t(end - first), token_mask + 1, begin, p.sort_buckets + SPARE_COUNTERS};
+        window.place(row.codes, length, starts, entries);
         __syncthreads();
         if (largest > BIG_BUCKET) {
             const int warps = blockDim.x / 32;

@@ -3,7 +3,7 @@
 //
 // Causal query tiles are cut at multiples of TILE_Q of the ABSOLUTE position, not of the query row: then only a tile's
 // own diagonal key tile needs a mask, no row is ever without a key, and no tile straddles a segment. The first tile
-// of a chunk may begin at a negative query row; TMA reads zeros there and nothing is stored.
+// of a chunk may begin at a negative query row; such rows read as zeros and are not stored.
 #pragma once
 #include <cstdint>
 
@@ -13,92 +13,171 @@ namespace s2o {
 
 struct WorkItem {
     int batch, head, kv_head;
-    int q_start;           // query row of the tile's first row, may be negative
-    int window_last;       // key tile of step 0; step i < num_window visits window_last - i
-    int num_window;
-    int num_prefix;        // gathered tiles after the window
-    int tail_limit;        // last valid column of step 0 when not causal
-    int tile;
-    const int32_t* kv_perm;
+    int q_start;             // row of the call, or slot of q_perm, of the tile's first row; may be negative
+    int row_end;             // rows from here on are not the tile's
+    int position;            // of the tile's first row; bounds the keys it sees when causal
+    int key_tile;            // of step 0
+    int steps;               // key tiles to visit, gathered ones included
+    int gather_from;         // steps from here on take their rows from kv_perm
+    const int32_t* kv_perm;  // tokens of step gather_from, and on
+    const int32_t* key_blocks;
+    int64_t slot;            // where per-tile results go
+
+    __device__ __forceinline__ int batch_head(const AttnParams& p) const { return batch * p.num_heads + head; }
+    __device__ __forceinline__ void set_head(const AttnParams& p, int batch_head) {
+        batch = batch_head / p.num_heads;
+        head = batch_head - batch * p.num_heads;
+        kv_head = head / (p.num_heads / p.num_kv_heads);
+    }
 };
 
+// The query tiles of a call.
 struct TileGrid {
     int offset, first, count;
-    __device__ __forceinline__ explicit TileGrid(const DenseParams& p) {
+    __device__ __forceinline__ explicit TileGrid(const AttnParams& p) {
         offset = p.causal ? p.k_len - p.q_len : 0;
         first = offset / TILE_Q;
         count = (offset + p.q_len - 1) / TILE_Q - first + 1;
     }
 };
 
-// Dense: sections of heads whose keys and values fit in L2 together; in a section the last tiles first.
+// Sections of heads whose keys and values fit in L2 together; in a section the last tiles first. Returns the tile.
+__device__ __forceinline__ int decode_sections(const AttnParams& p, const TileGrid& grid, int item, WorkItem& w) {
+    const int section_items = p.heads_per_section * grid.count;
+    const int section = item / section_items;
+    const int in_section = item - section * section_items;
+    const int first_head = section * p.heads_per_section;
+    const int heads = min(p.heads_per_section, p.batch * p.num_heads - first_head);
+    const int row = in_section / heads;
+    w.set_head(p, first_head + in_section - row * heads);
+    const int tile = grid.first + grid.count - 1 - row;
+    w.q_start = tile * TILE_Q - grid.offset;
+    w.row_end = p.q_len;
+    w.position = tile * TILE_Q;
+    return tile;
+}
+
 struct DenseSchedule {
-    using Params = DenseParams;
-    __device__ static const DenseParams& dense(const Params& p) { return p; }
+    using Params = AttnParams;
+    __device__ static const AttnParams& attn(const Params& p) { return p; }
     __device__ static int num_items(const Params& p) { return TileGrid(p).count * p.batch * p.num_heads; }
 
+    // Step i visits key tile key_tile - i.
+    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
+
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
-        const TileGrid grid(p);
-        const int section_items = p.heads_per_section * grid.count;
-        const int section = item / section_items;
-        const int in_section = item - section * section_items;
-        const int first_head = section * p.heads_per_section;
-        const int heads = min(p.heads_per_section, p.batch * p.num_heads - first_head);
-        const int row = in_section / heads;
-        const int batch_head = first_head + in_section - row * heads;
-        w.batch = batch_head / p.num_heads;
-        w.head = batch_head - w.batch * p.num_heads;
-        w.kv_head = w.head / (p.num_heads / p.num_kv_heads);
-        w.tile = grid.first + grid.count - 1 - row;
-        w.q_start = w.tile * TILE_Q - grid.offset;
-        w.window_last = p.causal ? w.tile : (p.k_len - 1) / TILE_K;
-        w.num_window = w.window_last + 1;
-        w.num_prefix = 0;
-        w.tail_limit = p.k_len - 1 - w.window_last * TILE_K;
-        w.kv_perm = nullptr;
+        const int tile = decode_sections(p, TileGrid(p), item, w);
+        w.key_tile = p.causal ? tile : (p.k_len - 1) / TILE_K;
+        w.steps = w.gather_from = w.key_tile + 1;
+        return true;
+    }
+};
+
+struct BlockSchedule {
+    using Params = BlockParams;
+    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
+    __device__ static int num_items(const Params& p) { return DenseSchedule::num_items(p.attn); }
+    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_blocks[step]; }
+
+    __device__ static bool decode(const Params& p, int item, WorkItem& w) {
+        const TileGrid grid(p.attn);
+        const int tile = decode_sections(p.attn, grid, item, w);
+        const int64_t* offset = p.block_offsets + int64_t(w.batch_head(p.attn)) * grid.count + tile - grid.first;
+        w.key_blocks = p.key_blocks + offset[0];
+        w.steps = w.gather_from = int(offset[1] - offset[0]);
+        w.key_tile = w.steps > 0 ? w.key_blocks[0] : 0;
+        return true;
+    }
+};
+
+// One split of one tile of the rows first_row..: all splits are alike in length but the last.
+struct SplitSchedule {
+    using Params = SplitParams;
+    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
+    __device__ static int row_tiles(const Params& p) { return (p.attn.q_len - p.first_row + TILE_Q - 1) / TILE_Q; }
+    __device__ static int num_items(const Params& p) {
+        return row_tiles(p) * p.num_splits * p.attn.batch * p.attn.num_heads;
+    }
+    // Ascending: the mask is in the last steps.
+    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile + step; }
+
+    __device__ static bool decode(const Params& p, int item, WorkItem& w) {
+        const int split = item % p.num_splits, rest = item / p.num_splits;
+        const int tile = rest % row_tiles(p);
+        w.set_head(p.attn, rest / row_tiles(p));
+        w.q_start = p.first_row + tile * TILE_Q;
+        w.row_end = p.attn.q_len;
+        w.position = p.attn.k_len - p.attn.q_len + w.q_start;
+        const int last_row = min(w.q_start + TILE_Q, p.attn.q_len) - 1;
+        const int last_key = p.attn.causal ? w.position + last_row - w.q_start : p.attn.k_len - 1;
+        w.key_tile = split * p.tiles_per_split;
+        w.steps = w.gather_from = max(0, min(p.tiles_per_split, last_key / TILE_K + 1 - w.key_tile));
+        w.slot = (int64_t(w.batch_head(p.attn)) * row_tiles(p) + tile) * p.num_splits + split;
         return true;
     }
 };
 
 // S2O: the last segments first (their prefixes are the longest); the tiles of one head and segment together, because
-// they gather the same rows.
-struct SparseSchedule {
-    using Params = SparseParams;
-    __device__ static const DenseParams& dense(const Params& p) { return p.dense; }
-    __device__ static int num_items(const Params& p) {
-        const TileGrid grid(p.dense);
-        const int tiles = p.segment_len / TILE_Q;
-        const int segments = (grid.first + grid.count - 1) / tiles - grid.first / tiles + 1;
-        return segments * tiles * p.dense.batch * p.dense.num_heads;
-    }
+// they gather the same rows. False for slots without ranked rows.
+__device__ __forceinline__ bool decode_segments(const SparseParams& p, int item, WorkItem& w, int& segment, int& tile) {
+    const int tiles = p.segment_len / TILE_Q;
+    const int heads = p.attn.batch * p.attn.num_heads;
+    const int back = item / (tiles * heads);
+    const int in_segment = item - back * tiles * heads;
+    segment = p.first_segment + p.num_segments - 1 - back;
+    // The first segment gathers nothing and ends the launch: there strictly the longest first.
+    const int batch_head = segment == 0 ? in_segment % heads : in_segment / tiles;
+    const int back_in_segment = segment == 0 ? in_segment / heads : in_segment - batch_head * tiles;
+    w.set_head(p.attn, batch_head);
+    tile = tiles - 1 - back_in_segment;
+    w.row_end = p.ranked_rows;
+    w.position = segment * p.segment_len + tile * TILE_Q;
+    const int offset = p.attn.k_len - p.attn.q_len;
+    const int call_segment = offset / p.segment_len;
+    const int call_segments = (p.attn.k_len - 1) / p.segment_len - call_segment + 1;
+    w.slot = (int64_t(batch_head) * call_segments + segment - call_segment) * tiles + tile;
+    // Segment n has n * S keys: those of segments first_segment .. n - 1 come before.
+    const int64_t before = (int64_t(segment) * (segment - 1) - int64_t(p.first_segment) * (p.first_segment - 1)) / 2;
+    w.kv_perm = p.kv_perm + batch_head * p.kv_perm_head_stride + before * p.segment_len;
+    return true;
+}
 
-    // False for the slots before a chunk's first tile and after the last one.
+// Window and prefix (Algorithm 4), or the window alone (Algorithm 2).
+template <bool PREFIX>
+struct SegmentSchedule {
+    using Params = SparseParams;
+    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
+    __device__ static int num_items(const Params& p) {
+        return p.num_segments * (p.segment_len / TILE_Q) * p.attn.batch * p.attn.num_heads;
+    }
+    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
+
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
-        const TileGrid grid(p.dense);
-        const int tiles = p.segment_len / TILE_Q;
-        const int per_segment = tiles * p.dense.batch * p.dense.num_heads;
-        const int first_segment = grid.first / tiles;
-        const int last_segment = (grid.first + grid.count - 1) / tiles;
-        const int back = item / per_segment;
-        const int in_segment = item - back * per_segment;
-        const int segment = last_segment - back;
-        // The first segment gathers nothing and ends the launch: there strictly the longest first.
-        const int heads = p.dense.batch * p.dense.num_heads;
-        const int batch_head = segment == 0 ? in_segment % heads : in_segment / tiles;
-        const int back_in_segment = segment == 0 ? in_segment / heads : in_segment - batch_head * tiles;
-        w.batch = batch_head / p.dense.num_heads;
-        w.head = batch_head - w.batch * p.dense.num_heads;
-        w.kv_head = w.head / (p.dense.num_heads / p.dense.num_kv_heads);
-        w.tile = segment * tiles + tiles - 1 - back_in_segment;
-        w.q_start = w.tile * TILE_Q - grid.offset;
-        w.window_last = w.tile;
-        w.num_window = w.tile - segment * tiles + 1;
-        w.num_prefix = segment * (p.segment_len / TILE_K);
-        w.tail_limit = 0;
-        // Row n holds n*S entries: rows first_segment..segment-1 come before.
-        const int64_t before = (int64_t(segment) * (segment - 1) - int64_t(first_segment) * (first_segment - 1)) / 2;
-        w.kv_perm = p.kv_perm + batch_head * p.kv_perm_head_stride + before * p.segment_len;
-        return w.tile >= grid.first && w.tile < grid.first + grid.count;
+        int segment, tile;
+        decode_segments(p, item, w, segment, tile);
+        w.q_start = w.position - (p.attn.k_len - p.attn.q_len);
+        w.key_tile = w.position / TILE_K;
+        w.gather_from = tile + 1;
+        w.steps = w.gather_from + (PREFIX ? segment * (p.segment_len / TILE_K) : 0);
+        return w.q_start + TILE_Q > 0 && max(w.q_start, 0) < w.row_end;
+    }
+};
+
+// The prefix alone, for query tiles in q_perm order (Algorithm 3).
+struct PermutedSchedule {
+    using Params = SparseParams;
+    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
+    __device__ static int num_items(const Params& p) { return SegmentSchedule<true>::num_items(p); }
+
+    __device__ static bool decode(const Params& p, int item, WorkItem& w) {
+        int segment, tile;
+        decode_segments(p, item, w, segment, tile);
+        const int offset = p.attn.k_len - p.attn.q_len;
+        w.q_start = max(0, segment * p.segment_len - offset) + tile * TILE_Q;
+        w.row_end = min(p.ranked_rows, (segment + 1) * p.segment_len - offset);
+        w.gather_from = 0;
+        w.steps = segment * (p.segment_len / TILE_K);
+        return w.steps > 0 && w.q_start < w.row_end;
     }
 };
 

@@ -55,6 +55,8 @@ fn wrong_usage_exits_with_2() {
     let cases: &[(&str, &[&str], &str)] = &[
         ("prefill", &["--no-such-flag"], "--no-such-flag"),
         ("prefill", &["--attention", "sparse"], "s2o, dense"),
+        ("prefill", &["--device", "cuda:one"], "expected cpu, cuda or cuda:N, got cuda:one"),
+        ("compare", &["--device", "cuda", "--cpu"], "cannot be used with"),
         ("prefill", &["--attention", "dense", "--tau", "0.1"], "no effect"),
         ("prefill", &["--prompt", "a", "--passkey"], "cannot be used with"),
         ("prefill", &["--prompt", "a", "--depth", "0.1"], "cannot be used with"),

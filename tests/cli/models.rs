@@ -23,6 +23,13 @@ fn model_directory(change: impl FnOnce(&mut Value)) -> TempDir {
 }
 
 #[test]
+#[cfg(not(feature = "cuda"))]
+fn a_build_without_gpus_says_so() {
+    let error = error_of("prefill", &["--device", "cuda"]);
+    assert!(error.contains("build with --features cuda"), "{error}");
+}
+
+#[test]
 fn bad_models_are_refused() {
     let missing = error_of("prefill", &["--model", "./no/such/directory"]);
     assert!(missing.contains("config.json is missing"), "{missing}");

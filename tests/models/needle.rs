@@ -40,7 +40,7 @@ fn s2o_finds_the_needles() {
     let records = passkey::records().unwrap();
     for record in records.iter().filter(|record| record.tokens < 5000).step_by(5) {
         let tokens = model.encode(&record.input).unwrap();
-        let s2o = S2o::new(S2oConfig::default());
+        let s2o = S2o::new(S2oConfig::default()).with_stats();
         // Whole, in chunks that cut segments, and with a last chunk much shorter than the dense tail.
         for chunk in [tokens.len(), 1000, tokens.len() - 9] {
             let answer = answer_with(&model, &tokens, &s2o, chunk);

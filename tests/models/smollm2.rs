@@ -36,7 +36,7 @@ fn s2o_keeps_the_perplexity() {
     };
     let dense = perplexity(&Dense);
     // Without the dense tail, which would cover a part of what is measured.
-    let s2o = S2o::new(S2oConfig::builder().dense_tail(0).build().unwrap());
+    let s2o = S2o::new(S2oConfig::builder().dense_tail(0).build().unwrap()).with_stats();
     let sparse = perplexity(&s2o);
     let density = AttnStats::joint_density(s2o.take_stats().values());
     println!("perplexity {dense:.3} dense, {sparse:.3} S2O at density {density:.3}");

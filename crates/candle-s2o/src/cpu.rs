@@ -5,26 +5,20 @@ use candle_core::{CpuStorage, Layout, Shape, WithDType};
 use s2o::cpu::{Element, Inputs, Strided};
 
 use crate::error::AttnError;
+use crate::op::Kernel;
 
 /// One operand: the storage and how it lies.
 pub(crate) type Operand<'a> = (&'a CpuStorage, &'a Layout);
-
-/// What to do with operands of any element type.
-pub(crate) trait Kernel {
-    type Report;
-    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Self::Report, AttnError>;
-}
 
 /// Runs `kernel` on `q`, `k`, `v`: the output has the shape of `q`, contiguous.
 pub(crate) fn run<K: Kernel>(
     kernel: &K,
     operands: [Operand<'_>; 3],
-    softmax_scale: f32,
 ) -> Result<(CpuStorage, Shape, K::Report), AttnError> {
     match operands[0].0 {
-        CpuStorage::F32(_) => typed::<f32, K>(kernel, operands, softmax_scale),
-        CpuStorage::F16(_) => typed::<half::f16, K>(kernel, operands, softmax_scale),
-        CpuStorage::BF16(_) => typed::<half::bf16, K>(kernel, operands, softmax_scale),
+        CpuStorage::F32(_) => typed::<f32, K>(kernel, operands),
+        CpuStorage::F16(_) => typed::<half::f16, K>(kernel, operands),
+        CpuStorage::BF16(_) => typed::<half::bf16, K>(kernel, operands),
         other => Err(AttnError::DType { name: "q", got: other.dtype() }),
     }
 }
@@ -32,12 +26,12 @@ pub(crate) fn run<K: Kernel>(
 fn typed<T: Element + WithDType, K: Kernel>(
     kernel: &K,
     operands: [Operand<'_>; 3],
-    softmax_scale: f32,
 ) -> Result<(CpuStorage, Shape, K::Report), AttnError> {
     let [q, k, v] = operands;
-    let inputs = Inputs::new(strided::<T>("q", q)?, strided::<T>("k", k)?, strided::<T>("v", v)?, softmax_scale)?;
+    let operands = (strided::<T>("q", q)?, strided::<T>("k", k)?, strided::<T>("v", v)?);
+    let inputs = Inputs::new(operands.0, operands.1, operands.2, kernel.softmax_scale())?;
     let mut out = vec![T::default(); q.1.shape().elem_count()];
-    let report = kernel.run(&inputs, &mut out)?;
+    let report = kernel.cpu(&inputs, &mut out)?;
     Ok((T::to_cpu_storage_owned(out), q.1.shape().clone(), report))
 }
 

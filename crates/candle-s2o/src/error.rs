@@ -1,6 +1,6 @@
 //! [`AttnError`]: why an attention call on tensors was refused.
 
-use candle_core::DType;
+use candle_core::{DType, DeviceLocation};
 use s2o::S2oError;
 use thiserror::Error;
 
@@ -43,6 +43,27 @@ pub enum AttnError {
         /// Its device.
         got: &'static str,
     },
+    /// `k` and `v` must be on the device of `q`: made with the same `Device` value or a clone of it.
+    #[error("{name}: expected the device of q ({expected:?}) or a clone of it, got {got:?}")]
+    DeviceMismatch {
+        /// `k` or `v`.
+        name: &'static str,
+        /// The device of `q`.
+        expected: DeviceLocation,
+        /// Its device.
+        got: DeviceLocation,
+    },
+    /// What only a GPU does was asked of another device.
+    #[cfg(feature = "cuda")]
+    #[error("{what}: expected tensors on a CUDA device, got the CPU")]
+    GpuOnly {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// The GPU refused the call or failed.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] crate::cuda::CudaError),
     /// The sizes, the options or the workspace do not fit.
     #[error(transparent)]
     S2o(#[from] S2oError),

@@ -2,9 +2,13 @@
 //!
 //! [`s2o_attn`] is one call on tensors, in the layout of `candle-flash-attn`; [`dense_attn`] is the exact attention to
 //! compare it with. Models take either through the [`Attention`] seam: [`S2o`] or [`Dense`].
+//!
+//! Tensors may be on the CPU or, with the feature `cuda`, on an NVIDIA GPU; what then holds is said in the module `cuda`.
 
 mod attention;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod methods;
 mod op;
@@ -14,6 +18,6 @@ pub use error::AttnError;
 pub use methods::{Dense, S2o};
 pub use op::{S2oOp, dense_attn, s2o_attn, s2o_attn_with_stats};
 pub use s2o::{
-    AttnStats, ConfigError, GainFrame, HeadStats, KeyScore, S2oConfig, S2oConfigBuilder, S2oError, SegmentLen,
-    ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile,
+    AttnStats, ConfigError, DenseBelow, GainFrame, HeadStats, KeyScore, Permutation, Ranking, S2oConfig,
+    S2oConfigBuilder, S2oError, SegmentLen, SegmentOrder, ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile,
 };

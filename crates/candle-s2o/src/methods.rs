@@ -23,7 +23,7 @@ impl Attention for Dense {
     }
 }
 
-/// S2O, with options that may differ from layer to layer, and the statistics of what it did.
+/// S2O, with options that may differ from layer to layer, and on demand the statistics of what it did.
 ///
 /// ```
 /// use candle_s2o::{S2o, S2oConfig};
@@ -34,6 +34,7 @@ impl Attention for Dense {
 pub struct S2o {
     config: S2oConfig,
     layers: BTreeMap<usize, S2oConfig>,
+    collects_stats: bool,
     /// By layer, with the number of keys that they cover.
     stats: Mutex<BTreeMap<usize, (usize, AttnStats)>>,
 }
@@ -41,7 +42,7 @@ pub struct S2o {
 impl S2o {
     /// The same options in every layer.
     pub fn new(config: S2oConfig) -> Self {
-        Self { config, layers: BTreeMap::new(), stats: Mutex::default() }
+        Self { config, layers: BTreeMap::new(), collects_stats: false, stats: Mutex::default() }
     }
 
     /// Options of one layer.
@@ -67,12 +68,18 @@ impl S2o {
         })
     }
 
+    /// Collects statistics for [`S2o::take_stats`]. On a GPU every call then waits for the device.
+    pub fn with_stats(mut self) -> Self {
+        self.collects_stats = true;
+        self
+    }
+
     /// Options in force for a layer.
     pub fn config_of(&self, layer: usize) -> &S2oConfig {
         self.layers.get(&layer).unwrap_or(&self.config)
     }
 
-    /// Takes the statistics of the last prompt, by layer. Chunks that follow each other are joined; a call that does
+    /// Takes the statistics of the last prompt, by layer; none without [`S2o::with_stats`]. Chunks that follow each other are joined; a call that does
     /// not go on where the one before ended begins anew, so what is held does not grow from prompt to prompt.
     pub fn take_stats(&self) -> BTreeMap<usize, AttnStats> {
         let all = std::mem::take(&mut *self.stats.lock().unwrap_or_else(PoisonError::into_inner));
@@ -87,7 +94,10 @@ impl Attention for S2o {
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(call.prompt_len);
-        let (out, stats) = op.apply(q, k, v)?;
+        if !self.collects_stats {
+            return Ok(op.apply(q, k, v)?);
+        }
+        let (out, stats) = op.apply_with_stats(q, k, v)?;
         let mut all = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
         let (q_len, k_len) = (q.dim(1)?, k.dim(1)?);
         let (end, gathered) = all.entry(call.layer).or_default();

@@ -1,70 +1,60 @@
 //! The Candle ops, and the functions that apply them.
 
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, MetalStorage, Shape, Tensor};
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, MetalStorage, Shape, Tensor};
 use s2o::cpu::{self, Element, Inputs};
-use s2o::{AttnStats, S2oConfig, S2oError};
+use s2o::{AttnShape, AttnStats, Ranking, S2oConfig, S2oError};
 
-use crate::cpu::{Kernel, run};
 use crate::error::AttnError;
 
-/// S2O attention as a Candle op on `q` (batch, q_len, num_heads, head_dim) and `k`, `v` (batch, k_len, num_kv_heads,
-/// head_dim), f32, f16 or bf16, in any layout. Most callers want [`s2o_attn`].
-#[derive(Debug, Clone)]
-pub struct S2oOp {
-    config: S2oConfig,
-    softmax_scale: f32,
-    prompt_len: Option<usize>,
-    /// How the last forward ended: Candle's signature has room for neither statistics nor a typed error.
-    outcome: Arc<Mutex<Option<Result<AttnStats, AttnError>>>>,
+/// What an op computes, on every backend that it knows.
+pub(crate) trait Kernel: Debug + Send + Sync + 'static {
+    const NAME: &'static str;
+    type Report: Debug + Send;
+
+    fn softmax_scale(&self) -> f32;
+
+    /// On the CPU, into `out`.
+    fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Self::Report, AttnError>;
+
+    /// On a GPU.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, call: &crate::cuda::Call) -> Result<Self::Report, AttnError>;
 }
 
-impl S2oOp {
-    /// An op for a prompt that ends with the call's last query.
-    pub fn new(softmax_scale: f32, config: S2oConfig) -> Self {
-        Self { config, softmax_scale, prompt_len: None, outcome: Arc::default() }
-    }
+/// How the last forward pass ended: Candle's signature has room for neither a report nor a typed error.
+type Outcome<R> = Arc<Mutex<Option<Result<R, AttnError>>>>;
 
-    /// Makes the call a chunk of a prompt of `prompt_len` tokens, its keys from the prompt's beginning.
-    pub fn with_prompt_len(mut self, prompt_len: usize) -> Self {
-        self.prompt_len = Some(prompt_len);
-        self
-    }
-
-    /// Applies the op. Gradients are not supported: `backward` through the output is an error.
-    ///
-    /// # Errors
-    /// If the tensors or options do not fit, see [`AttnError`].
-    pub fn apply(mut self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
-        check_tensors(q, k, v)?;
-        // Of this application alone: clones of the op may be at work elsewhere.
-        self.outcome = Arc::default();
-        let outcome = Arc::clone(&self.outcome);
-        let result = q.apply_op3(k, v, self);
-        let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match (result, outcome) {
-            (Ok(out), Some(Ok(stats))) => Ok((out, stats)),
-            (_, Some(Err(typed))) => Err(typed),
-            (Err(error), _) => Err(error.into()),
-            // Only a backend that forgets its statistics comes here: an error, not a wrong answer.
-            (Ok(_), None) => Err(candle_core::Error::msg("the forward pass left no statistics").into()),
-        }
-    }
+/// A kernel as Candle applies it.
+#[derive(Debug)]
+struct Applied<K: Kernel> {
+    kernel: K,
+    outcome: Outcome<K::Report>,
 }
 
-impl Kernel for S2oOp {
-    type Report = AttnStats;
+impl<K: Kernel> Applied<K> {
+    fn new(kernel: K) -> Self {
+        Self { kernel, outcome: Arc::default() }
+    }
 
-    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<AttnStats, AttnError> {
-        let prompt_len = self.prompt_len.unwrap_or(inputs.shape().k_len());
-        Ok(cpu::attention(inputs, &self.config, prompt_len, out)?)
+    fn keep<S>(&self, result: Result<(S, Shape, K::Report), AttnError>) -> candle_core::Result<(S, Shape)> {
+        let (outcome, result) = match result {
+            Ok((storage, shape, report)) => (Ok(report), Ok((storage, shape))),
+            Err(error) => {
+                let message = candle_core::Error::msg(&error);
+                (Err(error), Err(message))
+            }
+        };
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        result
     }
 }
 
-impl CustomOp3 for S2oOp {
+impl<K: Kernel> CustomOp3 for Applied<K> {
     fn name(&self) -> &'static str {
-        "s2o-attention"
+        K::NAME
     }
 
     fn cpu_fwd(
@@ -76,21 +66,23 @@ impl CustomOp3 for S2oOp {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let result = run(self, [(q, q_layout), (k, k_layout), (v, v_layout)], self.softmax_scale);
-        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        match result {
-            Ok((storage, shape, stats)) => {
-                *outcome = Some(Ok(stats));
-                Ok((storage, shape))
-            }
-            Err(error) => {
-                let message = candle_core::Error::msg(&error);
-                *outcome = Some(Err(error));
-                Err(message)
-            }
-        }
+        self.keep(crate::cpu::run(&self.kernel, [(q, q_layout), (k, k_layout), (v, v_layout)]))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        k: &CudaStorage,
+        k_layout: &Layout,
+        v: &CudaStorage,
+        v_layout: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        self.keep(crate::cuda::run(&self.kernel, [(q, q_layout), (k, k_layout), (v, v_layout)]))
+    }
+
+    #[cfg(not(feature = "cuda"))]
     fn cuda_fwd(
         &self,
         _: &CudaStorage,
@@ -100,7 +92,7 @@ impl CustomOp3 for S2oOp {
         _: &CudaStorage,
         _: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Err(AttnError::Device { name: "q", got: "CUDA" }.into())
+        self.keep(Err(AttnError::Device { name: "q", got: "CUDA" }))
     }
 
     fn metal_fwd(
@@ -112,30 +104,185 @@ impl CustomOp3 for S2oOp {
         _: &MetalStorage,
         _: &Layout,
     ) -> candle_core::Result<(MetalStorage, Shape)> {
-        Err(AttnError::Device { name: "q", got: "Metal" }.into())
+        self.keep(Err(AttnError::Device { name: "q", got: "Metal" }))
     }
 }
 
-/// Dense attention as a Candle op, by the engine that S2O uses for its windows. Only [`dense_attn`] applies it, which
-/// refuses other devices before Candle asks for them.
-#[derive(Debug, Clone, Copy)]
-struct DenseOp {
+/// Applies a kernel to tensors that fit each other, and returns its report or its typed error.
+pub(crate) fn apply<K: Kernel>(
+    kernel: K,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+) -> Result<(Tensor, K::Report), AttnError> {
+    check_tensors(q, k, v)?;
+    let op = Applied::new(kernel);
+    let outcome = Arc::clone(&op.outcome);
+    let result = q.apply_op3(k, v, op);
+    let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match (result, outcome) {
+        (Ok(out), Some(Ok(report))) => Ok((out, report)),
+        (_, Some(Err(typed))) => Err(typed),
+        (Err(error), _) => Err(error.into()),
+        (Ok(_), None) => Err(candle_core::Error::msg("the forward pass left no report").into()),
+    }
+}
+
+/// S2O attention as a Candle op on `q` (batch, q_len, num_heads, head_dim) and `k`, `v` (batch, k_len, num_kv_heads,
+/// head_dim), in any layout. Most callers want [`s2o_attn`].
+#[derive(Debug, Clone)]
+pub struct S2oOp {
+    config: S2oConfig,
     softmax_scale: f32,
-    causal: bool,
+    prompt_len: Option<usize>,
+    ranking: Option<Arc<Ranking>>,
+    wants_stats: bool,
 }
 
-impl Kernel for DenseOp {
-    type Report = ();
+impl S2oOp {
+    /// An op for a prompt that ends with the call's last query.
+    pub fn new(softmax_scale: f32, config: S2oConfig) -> Self {
+        Self { config, softmax_scale, prompt_len: None, ranking: None, wants_stats: false }
+    }
 
-    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<(), AttnError> {
-        cpu::dense(inputs, self.causal, out);
-        Ok(())
+    /// Makes the call a chunk of a prompt of `prompt_len` tokens, its keys from the prompt's beginning.
+    pub fn with_prompt_len(mut self, prompt_len: usize) -> Self {
+        self.prompt_len = Some(prompt_len);
+        self
+    }
+
+    /// Takes the orders of keys and queries from the caller instead of Algorithm 1.
+    pub fn with_ranking(mut self, ranking: impl Into<Arc<Ranking>>) -> Self {
+        self.ranking = Some(ranking.into());
+        self
+    }
+
+    /// Applies the op. Gradients are not supported: `backward` through the output is an error.
+    ///
+    /// # Errors
+    /// If the tensors or options do not fit, see [`AttnError`].
+    pub fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, AttnError> {
+        Ok(apply(self, q, k, v)?.0)
+    }
+
+    /// [`S2oOp::apply`], and what was computed and skipped per head. On a GPU the host waits for them.
+    ///
+    /// # Errors
+    /// As [`S2oOp::apply`].
+    pub fn apply_with_stats(mut self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
+        self.wants_stats = true;
+        let (out, stats) = apply(self, q, k, v)?;
+        Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass left no statistics"))?))
+    }
+
+    /// [`S2oOp::apply`] on a GPU, and the time of each kernel in the order of their launches. The host waits for them.
+    ///
+    /// # Errors
+    /// As [`S2oOp::apply`]; [`AttnError::GpuOnly`] for tensors on the CPU.
+    #[cfg(feature = "cuda")]
+    pub fn apply_timed(
+        self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> Result<(Tensor, Vec<crate::cuda::KernelTime>), AttnError> {
+        apply(TimedOp(self), q, k, v)
+    }
+
+    /// Algorithm 1 alone, on the device of the tensors: the orders of every head (`b * num_heads + h`) and segment.
+    ///
+    /// # Errors
+    /// As [`S2oOp::apply`].
+    pub fn rank(self, q: &Tensor, k: &Tensor) -> Result<Ranking, AttnError> {
+        // The values do not matter; the output is not written.
+        Ok(apply(RankOp(self), q, k, k)?.1)
+    }
+
+    fn prompt_len(&self, shape: &AttnShape) -> usize {
+        self.prompt_len.unwrap_or(shape.k_len())
     }
 }
 
-impl CustomOp3 for DenseOp {
+/// The ranking of an [`S2oOp`].
+#[derive(Debug)]
+struct RankOp(S2oOp);
+
+impl Kernel for RankOp {
+    const NAME: &'static str = "s2o-ranking";
+    type Report = Ranking;
+
+    fn softmax_scale(&self) -> f32 {
+        self.0.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, _: &mut [T]) -> Result<Ranking, AttnError> {
+        Ok(cpu::rank(inputs, &self.0.config, self.0.prompt_len(inputs.shape()))?)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, call: &crate::cuda::Call) -> Result<Ranking, AttnError> {
+        crate::cuda::rank(call, &self.0.config, self.0.prompt_len(call.shape()))
+    }
+}
+
+/// An [`S2oOp`] whose kernels are timed.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct TimedOp(S2oOp);
+
+#[cfg(feature = "cuda")]
+impl Kernel for TimedOp {
+    const NAME: &'static str = "s2o-attention-timed";
+    type Report = Vec<crate::cuda::KernelTime>;
+
+    fn softmax_scale(&self) -> f32 {
+        self.0.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, _: &Inputs<'_, T>, _: &mut [T]) -> Result<Self::Report, AttnError> {
+        Err(AttnError::GpuOnly { what: Self::NAME })
+    }
+
+    fn cuda(&self, call: &crate::cuda::Call) -> Result<Self::Report, AttnError> {
+        let stopwatch = Arc::default();
+        self.0.cuda(&call.timed(&stopwatch))?;
+        Ok(stopwatch.read()?)
+    }
+}
+
+impl Kernel for S2oOp {
+    const NAME: &'static str = "s2o-attention";
+    type Report = Option<AttnStats>;
+
+    fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Option<AttnStats>, AttnError> {
+        let prompt_len = self.prompt_len(inputs.shape());
+        let stats = match &self.ranking {
+            Some(ranking) => cpu::attention_with_ranking(inputs, &self.config, prompt_len, ranking, out)?,
+            None => cpu::attention(inputs, &self.config, prompt_len, out)?,
+        };
+        Ok(Some(stats))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, call: &crate::cuda::Call) -> Result<Option<AttnStats>, AttnError> {
+        let request = crate::cuda::Request {
+            config: &self.config,
+            prompt_len: self.prompt_len(call.shape()),
+            ranking: self.ranking.as_deref(),
+            wants_stats: self.wants_stats,
+        };
+        crate::cuda::s2o(call, &request)
+    }
+}
+
+/// For callers that apply ops themselves; the error that comes back through Candle has its words, not its type.
+impl CustomOp3 for S2oOp {
     fn name(&self) -> &'static str {
-        "s2o-dense-attention"
+        Self::NAME
     }
 
     fn cpu_fwd(
@@ -147,19 +294,69 @@ impl CustomOp3 for DenseOp {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let (storage, shape, ()) = run(self, [(q, q_layout), (k, k_layout), (v, v_layout)], self.softmax_scale)?;
-        Ok((storage, shape))
+        Applied::new(self.clone()).cpu_fwd(q, q_layout, k, k_layout, v, v_layout)
+    }
+
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        k: &CudaStorage,
+        k_layout: &Layout,
+        v: &CudaStorage,
+        v_layout: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        Applied::new(self.clone()).cuda_fwd(q, q_layout, k, k_layout, v, v_layout)
+    }
+
+    fn metal_fwd(
+        &self,
+        q: &MetalStorage,
+        q_layout: &Layout,
+        k: &MetalStorage,
+        k_layout: &Layout,
+        v: &MetalStorage,
+        v_layout: &Layout,
+    ) -> candle_core::Result<(MetalStorage, Shape)> {
+        Applied::new(self.clone()).metal_fwd(q, q_layout, k, k_layout, v, v_layout)
+    }
+}
+
+/// Dense attention, by the engine that S2O uses for its windows.
+#[derive(Debug, Clone, Copy)]
+struct DenseOp {
+    softmax_scale: f32,
+    causal: bool,
+}
+
+impl Kernel for DenseOp {
+    const NAME: &'static str = "s2o-dense-attention";
+    type Report = ();
+
+    fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<(), AttnError> {
+        cpu::dense(inputs, self.causal, out);
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, call: &crate::cuda::Call) -> Result<(), AttnError> {
+        crate::cuda::dense(call, self.causal)
     }
 }
 
 /// S2O sparse causal attention for prefill. Layout and causal convention are those of `candle-flash-attn`.
 ///
-/// `q` is (batch, q_len, num_heads, head_dim), `k` and `v` are (batch, k_len, num_kv_heads, head_dim), all f32, f16 or
-/// bf16 with f32 accumulation; `head_dim` is a multiple of 8 up to 256. Queries are the last `q_len` of the `k_len`
-/// positions, and the prompt ends with them. Returns (batch, q_len, num_heads, head_dim) in the dtype of `q`.
+/// `q` is (batch, q_len, num_heads, head_dim), `k` and `v` are (batch, k_len, num_kv_heads, head_dim), all on one device.
+/// On the CPU f32, f16 or bf16 and a `head_dim` that is a multiple of 8 up to 256; on a GPU (feature `cuda`) f16 or bf16
+/// and 64 or 128. Accumulation is f32. Queries are the last `q_len` of the `k_len` positions, and the prompt ends with
+/// them. Returns (batch, q_len, num_heads, head_dim) in the dtype of `q`.
 ///
-/// Memory beside the output: [`S2oConfig::workspace_cap`] for the key orders, about 2 MiB per thread at the default
-/// tiles, a byte per output row, and the statistics (64 bytes per query tile and head).
+/// Memory beside the output: [`S2oConfig::workspace_cap`] for the key orders; on the CPU about 2 MiB per thread at the
+/// default tiles, a byte per output row, and the statistics (80 bytes per query tile and head).
 ///
 /// # Errors
 /// If the tensors or options do not fit, see [`AttnError`].
@@ -180,10 +377,10 @@ pub fn s2o_attn(
     softmax_scale: f32,
     config: &S2oConfig,
 ) -> Result<Tensor, AttnError> {
-    Ok(s2o_attn_with_stats(q, k, v, softmax_scale, config)?.0)
+    S2oOp::new(softmax_scale, config.clone()).apply(q, k, v)
 }
 
-/// [`s2o_attn`], and what was computed and skipped per head.
+/// [`s2o_attn`], and what was computed and skipped per head. On a GPU the host waits for them.
 ///
 /// # Errors
 /// As [`s2o_attn`].
@@ -194,7 +391,7 @@ pub fn s2o_attn_with_stats(
     softmax_scale: f32,
     config: &S2oConfig,
 ) -> Result<(Tensor, AttnStats), AttnError> {
-    S2oOp::new(softmax_scale, config.clone()).apply(q, k, v)
+    S2oOp::new(softmax_scale, config.clone()).apply_with_stats(q, k, v)
 }
 
 /// Exact attention by the same engine, shapes and dtypes as in [`s2o_attn`]. If `causal`, queries are the last `q_len`
@@ -203,11 +400,7 @@ pub fn s2o_attn_with_stats(
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`].
 pub fn dense_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor, AttnError> {
-    check_tensors(q, k, v)?;
-    if !softmax_scale.is_finite() {
-        return Err(S2oError::SoftmaxScale { got: softmax_scale }.into());
-    }
-    Ok(q.apply_op3(k, v, DenseOp { softmax_scale, causal })?)
+    Ok(apply(DenseOp { softmax_scale, causal }, q, k, v)?.0)
 }
 
 /// What can be said before Candle's dispatch, so that the error keeps its type.
@@ -215,12 +408,16 @@ fn check_tensors(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(), AttnError> {
     let mut dims = [[0; 4]; 3];
     for ((name, tensor), dims) in [("q", q), ("k", k), ("v", v)].into_iter().zip(&mut dims) {
         *dims = tensor.dims().try_into().map_err(|_| AttnError::Rank { name, got: tensor.dims().to_vec() })?;
-        if !matches!(tensor.dtype(), candle_core::DType::F32 | candle_core::DType::F16 | candle_core::DType::BF16) {
+        if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {
             return Err(AttnError::DType { name, got: tensor.dtype() });
         }
-        if !tensor.device().is_cpu() {
+        if tensor.device().is_metal() || (tensor.device().is_cuda() && cfg!(not(feature = "cuda"))) {
             let got = if tensor.device().is_cuda() { "CUDA" } else { "Metal" };
             return Err(AttnError::Device { name, got });
+        }
+        if !tensor.device().same_device(q.device()) {
+            let [expected, got] = [q, tensor].map(|tensor| tensor.device().location());
+            return Err(AttnError::DeviceMismatch { name, expected, got });
         }
         if tensor.dtype() != q.dtype() {
             return Err(AttnError::DTypeMismatch { name, expected: q.dtype(), got: tensor.dtype() });

@@ -89,6 +89,32 @@ impl fmt::Display for SegmentLen {
     }
 }
 
+/// Prompts that are too short for S2O to pay, and take the dense path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DenseBelow {
+    /// Below the measured break-even of the backend: [`S2oConfig::CPU_BREAK_EVEN`] on the CPU, another on GPUs.
+    #[default]
+    Auto,
+    /// Below this many tokens on every backend.
+    Tokens(usize),
+}
+
+impl DenseBelow {
+    /// The bound in tokens, for a backend with this break-even.
+    pub fn resolve(self, break_even: usize) -> usize {
+        match self {
+            Self::Auto => break_even,
+            Self::Tokens(tokens) => tokens,
+        }
+    }
+}
+
+impl From<usize> for DenseBelow {
+    fn from(tokens: usize) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
 /// Why an [`S2oConfig`] was refused.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
@@ -147,7 +173,7 @@ pub struct S2oConfig {
     front_sink: usize,
     dense_tail: usize,
     q_perm: bool,
-    dense_below: usize,
+    dense_below: DenseBelow,
     workspace_cap: usize,
 }
 
@@ -166,15 +192,15 @@ impl Default for S2oConfig {
             front_sink: 4,
             dense_tail: 128,
             q_perm: false,
-            dense_below: Self::DENSE_BELOW,
+            dense_below: DenseBelow::Auto,
             workspace_cap: Self::WORKSPACE_CAP,
         }
     }
 }
 
 impl S2oConfig {
-    /// Default of [`S2oConfig::dense_below`], in tokens: the measured break-even on the CPU (docs/results.md).
-    pub const DENSE_BELOW: usize = 2048;
+    /// Prompt length in tokens from which S2O pays on the CPU, measured (docs/results.md).
+    pub const CPU_BREAK_EVEN: usize = 2048;
     /// Default of [`S2oConfig::workspace_cap`]: 256 MiB.
     pub const WORKSPACE_CAP: usize = 256 << 20;
 
@@ -192,6 +218,11 @@ impl S2oConfig {
             q_perm: true,
             ..Self::default()
         }
+    }
+
+    /// Prompts that take the dense path.
+    pub fn dense_below(&self) -> DenseBelow {
+        self.dense_below
     }
 
     /// A builder that starts from [`S2oConfig::default`].
@@ -256,6 +287,14 @@ macro_rules! options {
     };
 }
 
+impl S2oConfigBuilder {
+    /// Prompts that take the dense path: a number of tokens, or [`DenseBelow::Auto`].
+    pub fn dense_below(mut self, dense_below: impl Into<DenseBelow>) -> Self {
+        self.config.dense_below = dense_below.into();
+        self
+    }
+}
+
 options! {
     /// Segment length S: queries of one segment share one key order, and see their own segment densely.
     segment_len: SegmentLen,
@@ -279,9 +318,8 @@ options! {
     dense_tail: usize,
     /// Whether the queries of a segment are permuted too (Algorithm 2 and 3 instead of Algorithm 4).
     q_perm: bool,
-    /// Prompts shorter than this many tokens take the dense path.
-    dense_below: usize,
-    /// Most bytes that key orders may take at a time. Segments are ranked in groups that fit; one segment of one KV
-    /// head needs `20 * group_size * prefix_len` bytes, and a smaller cap is an error.
+    /// Most bytes that key orders may take at a time. Segments are ranked in groups that fit, and a cap too small for
+    /// one is an error: on the CPU one segment of one head needs `20 * prefix_len` bytes, on a GPU one segment of all
+    /// heads and sequences `6.125 * batch * num_heads * prefix_len`.
     workspace_cap: usize,
 }

@@ -51,12 +51,14 @@ mod segment;
 mod shape;
 mod stats;
 
-pub use config::{ConfigError, GainFrame, KeyScore, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TriggeringTile};
+pub use config::{
+    ConfigError, DenseBelow, GainFrame, KeyScore, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TriggeringTile,
+};
 pub use early_stop::{Gain, StopVote};
 pub use error::S2oError;
 pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};
-pub use segment::{Segment, causal_tiles, query_tiles, segments};
+pub use segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 pub use shape::{AttnShape, ShapeError};
 pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats};

@@ -1,11 +1,13 @@
 //! [`Plan`]: one call's segments, or the decision that it is dense. All backends start from it.
 
+use std::ops::Range;
+
 use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::permutation::{Permutation, PermutationError};
-use crate::segment::{Segment, causal_tiles, query_tiles, segments};
+use crate::segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 use crate::shape::AttnShape;
-use crate::stats::{HeadStats, SkippedMass, TileStats};
+use crate::stats::{AttnStats, HeadStats, SkippedMass, TileStats};
 
 /// The segments of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,17 +25,95 @@ impl Plan {
     /// # Errors
     /// [`S2oError::PromptShorterThanKeys`] if the call's keys reach beyond the prompt.
     pub fn new(config: &S2oConfig, shape: &AttnShape, prompt_len: usize) -> Result<Self, S2oError> {
+        Self::with_break_even(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)
+    }
+
+    /// [`Plan::new`] for a backend on which S2O pays from prompts of `break_even` tokens on.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn with_break_even(
+        config: &S2oConfig,
+        shape: &AttnShape,
+        prompt_len: usize,
+        break_even: usize,
+    ) -> Result<Self, S2oError> {
         if prompt_len < shape.k_len() {
             return Err(S2oError::PromptShorterThanKeys { k_len: shape.k_len(), got: prompt_len });
         }
         let segment_len = config.segment_len().resolve(prompt_len);
-        let segments = if prompt_len < config.dense_below() {
+        let segments = if prompt_len < config.dense_below().resolve(break_even) {
             Vec::new()
         } else {
             let tail_start = prompt_len.saturating_sub(config.dense_tail());
             segments(shape.kv_offset(), shape.q_len(), segment_len, tail_start)
         };
         Ok(Self { segment_len, segments })
+    }
+
+    /// Checks that orders given by a caller fit the call's heads and segments.
+    ///
+    /// # Errors
+    /// [`PermutationError::Length`]
+    pub fn check_ranking(&self, shape: &AttnShape, ranking: &Ranking) -> Result<(), PermutationError> {
+        let same = |expected: usize, got: usize| {
+            if expected == got { Ok(()) } else { Err(PermutationError::Length { expected, got }) }
+        };
+        same(shape.batch() * shape.num_heads(), ranking.len())?;
+        for orders in ranking {
+            same(self.segments.len(), orders.len())?;
+            self.segments.iter().zip(orders).try_for_each(|(segment, order)| order.check(segment))?;
+        }
+        Ok(())
+    }
+
+    /// Rows of the call before the dense tail; 0 if the call takes the dense path.
+    pub fn ranked_rows(&self) -> usize {
+        self.segments
+            .iter()
+            .filter(|segment| !segment.rows.is_empty())
+            .map(|segment| segment.rows.end)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// The statistics of a backend that only counts: `visited(head, segment, tile)` says how many prefix tiles the
+    /// `tile`-th query tile outside the dense tail computed, in the `segment`-th segment of the plan for head
+    /// `b * num_heads + h`. There is no estimate of the mass that it skipped.
+    pub fn stats_of_visits(
+        &self,
+        shape: &AttnShape,
+        config: &S2oConfig,
+        visited: impl Fn(usize, usize, usize) -> usize,
+    ) -> AttnStats {
+        let (kv_offset, tile_q, tile_k) = (shape.kv_offset(), config.tile_q(), config.tile_k());
+        let head_stats = |head: usize| {
+            if self.is_dense() {
+                return dense_stats(kv_offset, shape.q_len(), tile_q, tile_k);
+            }
+            let mut tiles = Vec::new();
+            for (s, segment) in self.segments.iter().enumerate() {
+                let prefix_tiles = segment.start / tile_k;
+                let mut push = |rows: Range<usize>, dense_tail: bool, visited: usize| {
+                    tiles.push(TileStats {
+                        segment: segment.index,
+                        dense_tail,
+                        rows: rows.len(),
+                        window_tiles: causal_tiles(segment.start, kv_offset + rows.end - 1, tile_k),
+                        prefix_tiles,
+                        visited,
+                        skipped_mass: (visited == prefix_tiles).then(SkippedMass::default),
+                    });
+                };
+                query_tiles(segment.tail_rows.clone(), tile_q).for_each(|rows| push(rows, true, prefix_tiles));
+                for (tile, rows) in segment.ranked_tiles(kv_offset, config).into_iter().enumerate() {
+                    push(rows, false, visited(head, s, tile));
+                }
+            }
+            HeadStats { tiles }
+        };
+        let heads = (0..shape.batch() * shape.num_heads()).map(head_stats).collect();
+        AttnStats { num_heads: shape.num_heads(), heads }
     }
 
     /// Whether the call takes the dense path.
@@ -50,7 +130,7 @@ pub struct SegmentOrder {
     /// Order of the keys `0..segment.start`.
     pub kv_perm: Permutation,
     /// For each prefix tile in `kv_perm` order, `sum exp(k_score - max k_score)` over its keys: feeds the estimate
-    /// of the skipped mass.
+    /// of the skipped mass. Empty if the orders come from a backend that does not keep the scores.
     pub tile_weights: Vec<f32>,
 }
 
@@ -81,7 +161,7 @@ pub type Ranking = Vec<Vec<SegmentOrder>>;
 
 /// Statistics of a head whose `q_len` queries, beginning at position `kv_offset`, all attend densely.
 pub(crate) fn dense_stats(kv_offset: usize, q_len: usize, tile_q: usize, tile_k: usize) -> HeadStats {
-    let tiles = query_tiles(0..q_len, tile_q)
+    let tiles = position_tiles(0..q_len, kv_offset, tile_q)
         .map(|rows| TileStats {
             segment: 0,
             dense_tail: false,
@@ -89,7 +169,7 @@ pub(crate) fn dense_stats(kv_offset: usize, q_len: usize, tile_q: usize, tile_k:
             window_tiles: causal_tiles(0, kv_offset + rows.end - 1, tile_k),
             prefix_tiles: 0,
             visited: 0,
-            skipped_mass: SkippedMass::default(),
+            skipped_mass: Some(SkippedMass::default()),
         })
         .collect();
     HeadStats { tiles }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::config::S2oConfig;
+
 /// One segment as seen by one call: the part of `[n S, (n+1) S)` that holds queries of the call.
 ///
 /// Window: keys from [`Segment::start`] to the query, dense and causal. Prefix: keys `0..start`, ranked, no mask.
@@ -22,6 +24,16 @@ impl Segment {
     pub fn all_rows(&self) -> Range<usize> {
         self.rows.start..self.tail_rows.end
     }
+
+    /// The query tiles of [`Segment::rows`]: cut on absolute positions, or from the first row where the rows of a tile
+    /// are those that `q_perm` puts together.
+    pub fn ranked_tiles(&self, kv_offset: usize, config: &S2oConfig) -> Vec<Range<usize>> {
+        if config.q_perm() {
+            query_tiles(self.rows.clone(), config.tile_q()).collect()
+        } else {
+            position_tiles(self.rows.clone(), kv_offset, config.tile_q()).collect()
+        }
+    }
 }
 
 /// Cuts `q_len` queries that begin at position `kv_offset` into segments of `segment_len`; those from position
@@ -39,10 +51,23 @@ pub fn segments(kv_offset: usize, q_len: usize, segment_len: usize, tail_start: 
         .collect()
 }
 
-/// Cuts rows into query tiles of `tile_q`, the last one ragged.
+/// Cuts rows into query tiles of `tile_q` from the first row, the last one ragged: the tiles of the dense tail, and of
+/// queries in an order of their own.
 pub fn query_tiles(rows: Range<usize>, tile_q: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     let end = rows.end;
     rows.step_by(tile_q).map(move |first| first..(first + tile_q).min(end))
+}
+
+/// Cuts rows, of which row `i` stands at position `kv_offset + i`, at the multiples of `tile_q` of the ABSOLUTE position:
+/// the first tile is ragged too if a chunk begins inside one. A prompt is thus cut alike whole and in chunks.
+pub fn position_tiles(
+    rows: Range<usize>,
+    kv_offset: usize,
+    tile_q: usize,
+) -> impl ExactSizeIterator<Item = Range<usize>> {
+    let (first, end) = (kv_offset + rows.start, kv_offset + rows.end);
+    let tiles = if rows.is_empty() { 0..0 } else { first / tile_q..end.div_ceil(tile_q) };
+    tiles.map(move |tile| (tile * tile_q).max(first) - kv_offset..((tile + 1) * tile_q).min(end) - kv_offset)
 }
 
 /// Key tiles that a query tile whose last query is at position `last` needs from the keys `start..=last`.
@@ -74,6 +99,15 @@ mod tests {
         let tiles: Vec<_> = query_tiles(5..300, 128).collect();
         assert_eq!(tiles, [5..133, 133..261, 261..300]);
         assert_eq!(query_tiles(7..7, 128).len(), 0);
+    }
+
+    #[test]
+    fn positions_cut_a_chunk_as_they_cut_the_whole() {
+        let tiles: Vec<_> = position_tiles(0..300, 200, 128).collect();
+        assert_eq!(tiles, [0..56, 56..184, 184..300]);
+        assert!(position_tiles(3..9, 200, 128).eq(std::iter::once(3..9)));
+        assert_eq!(position_tiles(0..128, 256, 128).len(), 1);
+        assert_eq!(position_tiles(7..7, 200, 128).len(), 0);
     }
 
     #[test]

@@ -15,8 +15,9 @@ pub struct TileStats {
     pub prefix_tiles: usize,
     /// Prefix tiles that were computed, the one that triggered the stop included.
     pub visited: usize,
-    /// Estimated share of the softmax mass that was skipped; zeros where nothing was.
-    pub skipped_mass: SkippedMass,
+    /// Estimated share of the softmax mass that was skipped, zeros where nothing was; `None` if the backend makes no
+    /// estimate (the CUDA kernels).
+    pub skipped_mass: Option<SkippedMass>,
 }
 
 /// Two ESTIMATES of the share of softmax mass (0 to 1) that early stopping skipped. Neither is a bound, and both are
@@ -89,13 +90,16 @@ impl HeadStats {
         ratio(self.ranked().map(|t| t.visited).sum(), count.max(1))
     }
 
-    /// Mean over the rows of the estimated skipped mass.
-    pub fn skipped_mass(&self) -> SkippedMass {
-        let rows: usize = self.tiles.iter().map(|t| t.rows).sum();
-        let mean = |pick: fn(&SkippedMass) -> f64| {
-            self.tiles.iter().map(|t| t.rows as f64 * pick(&t.skipped_mass)).sum::<f64>() / rows.max(1) as f64
-        };
-        SkippedMass { by_last_gain: mean(|s| s.by_last_gain), by_key_scores: mean(|s| s.by_key_scores) }
+    /// Mean over the rows of the estimated skipped mass; `None` if a tile has no estimate.
+    pub fn skipped_mass(&self) -> Option<SkippedMass> {
+        let mut sum = SkippedMass::default();
+        for tile in &self.tiles {
+            let estimate = tile.skipped_mass?;
+            sum.by_last_gain += tile.rows as f64 * estimate.by_last_gain;
+            sum.by_key_scores += tile.rows as f64 * estimate.by_key_scores;
+        }
+        let rows = self.tiles.iter().map(|t| t.rows).sum::<usize>().max(1) as f64;
+        Some(SkippedMass { by_last_gain: sum.by_last_gain / rows, by_key_scores: sum.by_key_scores / rows })
     }
 
     fn ranked(&self) -> impl Iterator<Item = &TileStats> {
@@ -172,7 +176,7 @@ mod tests {
             window_tiles,
             prefix_tiles,
             visited,
-            skipped_mass: SkippedMass::estimate(0.01, prefix_tiles - visited, 0.5, 1.0),
+            skipped_mass: Some(SkippedMass::estimate(0.01, prefix_tiles - visited, 0.5, 1.0)),
         }
     }
 
@@ -184,6 +188,9 @@ mod tests {
         assert_eq!(head.density(), 0.4);
         assert_eq!(head.local_window_share(), 0.5);
         assert_eq!((head.max_visited(), head.mean_visited()), (3, 2.0));
+        assert!(head.skipped_mass().is_some());
+        let unknown = TileStats { skipped_mass: None, ..tile(1, 0, 0) };
+        assert_eq!(HeadStats { tiles: vec![tile(1, 0, 0), unknown] }.skipped_mass(), None);
     }
 
     #[test]

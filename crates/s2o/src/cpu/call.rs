@@ -114,7 +114,7 @@ struct Item<'a> {
     batch: usize,
     head: usize,
     segment: &'a Segment,
-    rows: Range<usize>,
+    tiles: Vec<Range<usize>>,
     /// Absent for the dense tail.
     order: Option<&'a SegmentOrder>,
 }
@@ -122,7 +122,7 @@ struct Item<'a> {
 impl Item<'_> {
     /// Where its statistics belong.
     fn place(&self, num_heads: usize) -> Place {
-        (self.batch * num_heads + self.head, self.segment.index, self.order.is_some(), self.rows.start)
+        (self.batch * num_heads + self.head, self.segment.index, self.order.is_some(), self.tiles[0].start)
     }
 }
 
@@ -149,25 +149,26 @@ impl<'a, T: Element> Call<'a, T> {
         let shape = self.inputs.shape;
         let tile_q = self.config.tile_q();
         let total_tiles = shape.batch() * shape.num_heads() * shape.q_len().div_ceil(tile_q);
-        let group_rows = tile_q * tiles_per_item(shape.head_dim(), tile_q, total_tiles);
+        let per_item = tiles_per_item(shape.head_dim(), tile_q, total_tiles);
         let mut items: Vec<Item<'o>> = Vec::new();
         for unit in wave {
             let segment: &'o Segment = &self.plan.segments[unit.segment];
             for head in unit.heads.clone() {
-                let mut push = |rows: Range<usize>, step: usize, order: Option<&'o SegmentOrder>| {
-                    items.extend(query_tiles(rows, step).map(|rows| Item {
+                let mut push = |tiles: &[Range<usize>], per_item: usize, order: Option<&'o SegmentOrder>| {
+                    items.extend(tiles.chunks(per_item).map(|tiles| Item {
                         batch: unit.batch,
                         head,
                         segment,
-                        rows,
+                        tiles: tiles.to_vec(),
                         order,
                     }));
                 };
-                push(segment.tail_rows.clone(), tile_q, None);
-                // A permuted tile has rows from anywhere in its segment: the segment stays together.
-                let step = if self.config.q_perm() { segment.rows.len().max(1) } else { group_rows };
-                if !segment.rows.is_empty() {
-                    push(segment.rows.clone(), step, Some(order(unit, head)));
+                push(&query_tiles(segment.tail_rows.clone(), tile_q).collect::<Vec<_>>(), 1, None);
+                let ranked = segment.ranked_tiles(shape.kv_offset(), self.config);
+                if !ranked.is_empty() {
+                    // A permuted tile has rows from anywhere in its segment: the segment stays together.
+                    let per_item = if self.config.q_perm() { ranked.len() } else { per_item };
+                    push(&ranked, per_item, Some(order(unit, head)));
                 }
             }
         }
@@ -183,9 +184,9 @@ impl<'a, T: Element> Call<'a, T> {
     fn attend(&self, item: &Item<'_>, workspace: &mut Workspace) -> Vec<TileStats> {
         let Self { inputs, config, .. } = *self;
         let at = (item.batch, item.head);
-        let tiles = (config.tile_q(), config.tile_k());
+        let count = item.tiles.len();
         let start = if item.order.is_some() { item.segment.start } else { 0 };
-        let count = contiguous(inputs, at, item.rows.clone(), start, true, tiles, workspace);
+        contiguous(inputs, at, &item.tiles, start, true, config.tile_k(), workspace);
         let prefix_tiles = item.segment.start / config.tile_k();
         let visits = match item.order {
             None => vec![Visit { visited: prefix_tiles, skipped_mass: SkippedMass::default() }; count],
@@ -202,7 +203,8 @@ impl<'a, T: Element> Call<'a, T> {
             tile.finish(&self.out, |row| output_row(inputs, item.batch, row, item.head), &mut workspace.rows);
         }
         let kv_offset = inputs.shape.kv_offset();
-        query_tiles(item.rows.clone(), config.tile_q())
+        item.tiles
+            .iter()
             .zip(visits)
             .map(|(rows, visit)| TileStats {
                 segment: item.segment.index,
@@ -211,7 +213,7 @@ impl<'a, T: Element> Call<'a, T> {
                 window_tiles: causal_tiles(item.segment.start, kv_offset + rows.end - 1, config.tile_k()),
                 prefix_tiles,
                 visited: visit.visited,
-                skipped_mass: visit.skipped_mass,
+                skipped_mass: Some(visit.skipped_mass),
             })
             .collect()
     }

@@ -15,22 +15,23 @@ use crate::segment::query_tiles;
 pub fn dense<T: Element>(inputs: &Inputs<'_, T>, causal: bool, out: &mut [T]) {
     const TILE: usize = 128;
     let shape = inputs.shape;
-    let total_tiles = shape.batch() * shape.num_heads() * shape.q_len().div_ceil(TILE);
+    let tiles: Vec<_> = query_tiles(0..shape.q_len(), TILE).collect();
+    let total_tiles = shape.batch() * shape.num_heads() * tiles.len();
     let tiles_per_item = schedule::tiles_per_item(shape.head_dim(), TILE, total_tiles);
     let mut items = Vec::new();
     for batch in 0..shape.batch() {
         for head in 0..shape.num_heads() {
-            items.extend(query_tiles(0..shape.q_len(), tiles_per_item * TILE).map(|rows| ((batch, head), rows)));
+            items.extend(tiles.chunks(tiles_per_item).map(|tiles| ((batch, head), tiles)));
         }
     }
-    items.sort_by_key(|(_, rows)| std::cmp::Reverse(rows.end));
+    items.sort_by_key(|(_, tiles)| std::cmp::Reverse(tiles[0].start));
     let mut out = OutputRows::new(out, shape.head_dim());
     schedule::run(
         &items,
         || Workspace::new(shape.head_dim(), TILE),
-        |((batch, head), rows), workspace, _: &mut Vec<()>| {
-            let count = contiguous(inputs, (*batch, *head), rows.clone(), 0, causal, (TILE, TILE), workspace);
-            for tile in &workspace.tiles[..count] {
+        |((batch, head), tiles), workspace, _: &mut Vec<()>| {
+            contiguous(inputs, (*batch, *head), tiles, 0, causal, TILE, workspace);
+            for tile in &workspace.tiles[..tiles.len()] {
                 tile.finish(&out, |row| output_row(inputs, *batch, row, *head), &mut workspace.rows);
             }
         },

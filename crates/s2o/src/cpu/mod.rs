@@ -33,7 +33,6 @@ use rayon::prelude::*;
 use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::online_softmax::SoftmaxState;
-use crate::permutation::PermutationError;
 use crate::plan::{Plan, Ranking, dense_stats};
 use crate::stats::AttnStats;
 use call::{Call, rank_units, units, waves};
@@ -84,14 +83,7 @@ pub fn attention_with_ranking<T: Element>(
     if plan.is_dense() {
         return Ok(whole_dense(inputs, config, out));
     }
-    let heads = inputs.shape.batch() * inputs.shape.num_heads();
-    check_length(heads, ranking.len())?;
-    for orders in ranking {
-        check_length(plan.segments.len(), orders.len())?;
-        for (segment, order) in plan.segments.iter().zip(orders) {
-            order.check(segment)?;
-        }
-    }
+    plan.check_ranking(&inputs.shape, ranking)?;
     let mut call = Call::new(inputs, &plan, config, out);
     let all = units(inputs, &plan);
     call.run(&all, |unit, head| &ranking[unit.batch * inputs.shape.num_heads() + head][unit.segment]);
@@ -125,7 +117,6 @@ pub fn pass1<T: Element>(
     prompt_len: usize,
 ) -> Result<Vec<Vec<SoftmaxState>>, S2oError> {
     let plan = Plan::new(config, &inputs.shape, prompt_len)?;
-    let tiles = (config.tile_q(), config.tile_k());
     let shape = inputs.shape;
     let heads: Vec<(usize, usize)> =
         (0..shape.batch()).flat_map(|b| (0..shape.num_heads()).map(move |h| (b, h))).collect();
@@ -135,18 +126,14 @@ pub fn pass1<T: Element>(
             let mut workspace = Workspace::new(shape.head_dim(), config.tile_k());
             let mut states = Vec::new();
             for segment in plan.segments.iter().filter(|segment| !segment.rows.is_empty()) {
-                let count =
-                    pass1::contiguous(inputs, at, segment.rows.clone(), segment.start, true, tiles, &mut workspace);
-                let tiles = &workspace.tiles[..count];
+                let cut = segment.ranked_tiles(shape.kv_offset(), config);
+                pass1::contiguous(inputs, at, &cut, segment.start, true, config.tile_k(), &mut workspace);
+                let tiles = &workspace.tiles[..cut.len()];
                 states.extend(tiles.iter().flat_map(|tile| (0..tile.rows.len()).map(|i| tile.state(i))));
             }
             states
         })
         .collect())
-}
-
-fn check_length(expected: usize, got: usize) -> Result<(), S2oError> {
-    if expected == got { Ok(()) } else { Err(PermutationError::Length { expected, got }.into()) }
 }
 
 fn whole_dense<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, out: &mut [T]) -> AttnStats {

@@ -4,29 +4,27 @@ use std::ops::Range;
 
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
-use crate::segment::query_tiles;
 
-/// Loads the query tiles that `rows` are cut into and runs them over the keys from `start`: up to each query's own
-/// position if `causal`, else over all. Returns how many tiles of `workspace.tiles` are in use.
+/// Loads query tiles, given as consecutive ranges of rows, and runs them over the keys from `start`, `tile_k` at a time:
+/// up to each query's own position if `causal`, else over all. They lie in the first of `workspace.tiles`.
 pub(super) fn contiguous<T: Element>(
     inputs: &Inputs<'_, T>,
     (batch, head): (usize, usize),
-    rows: Range<usize>,
+    cut: &[Range<usize>],
     start: usize,
     causal: bool,
-    (tile_q, tile_k): (usize, usize),
+    tile_k: usize,
     workspace: &mut Workspace,
-) -> usize {
+) {
     let shape = inputs.shape;
     let (head_dim, kv_offset, kv_head) = (shape.head_dim(), shape.kv_offset(), shape.kv_head(head));
-    let cut = query_tiles(rows.clone(), tile_q);
-    let count = cut.len();
     let Workspace { tiles, scores, keys, values, rows: row_buffer, .. } = workspace;
-    let tiles = Workspace::at_least(tiles, count);
+    let tiles = Workspace::at_least(tiles, cut.len());
     for (tile, rows) in tiles.iter_mut().zip(cut) {
-        tile.load(inputs, (batch, head), rows, row_buffer);
+        tile.load(inputs, (batch, head), rows.clone(), row_buffer);
     }
-    let end = if causal { kv_offset + rows.end } else { shape.k_len() };
+    let row_end = cut.last().map_or(0, |rows| rows.end);
+    let end = if causal { kv_offset + row_end } else { shape.k_len() };
     for first in (start..end).step_by(tile_k) {
         let positions = first..(first + tile_k).min(end);
         let keys = inputs.k.gather((batch, kv_head), positions.clone(), keys);
@@ -44,5 +42,4 @@ pub(super) fn contiguous<T: Element>(
             tile.update(scores, &values[..len]);
         }
     }
-    count
 }

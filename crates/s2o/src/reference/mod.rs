@@ -121,7 +121,7 @@ pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oCon
             single_pass(head, segment, order, config)
         };
         write_rows(&mut out, segment.rows.clone(), &rows_out);
-        for (rows, visit) in query_tiles(segment.rows.clone(), config.tile_q()).zip(visits) {
+        for (rows, visit) in segment.ranked_tiles(head.kv_offset(), config).into_iter().zip(visits) {
             stats.tiles.push(tile_stats(head, segment, rows, visit.visited, visit.skipped_mass, config));
         }
     }
@@ -206,6 +206,6 @@ fn tile_stats(
         window_tiles: causal_tiles(segment.start, head.position(rows.end - 1), config.tile_k()),
         prefix_tiles: segment.start / config.tile_k(),
         visited,
-        skipped_mass,
+        skipped_mass: Some(skipped_mass),
     }
 }

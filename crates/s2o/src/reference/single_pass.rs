@@ -2,14 +2,14 @@ use super::{Head, Visit, pass1, pass2};
 use crate::config::S2oConfig;
 use crate::online_softmax::SoftmaxState;
 use crate::plan::SegmentOrder;
-use crate::segment::{Segment, query_tiles};
+use crate::segment::Segment;
 
 /// Algorithm 4: without query permutation the window and the prefix follow each other, tile by tile of queries, and
 /// no state leaves the loop. The output is (rows, head_dim) in natural order.
 pub fn single_pass(head: &Head, segment: &Segment, order: &SegmentOrder, config: &S2oConfig) -> (Vec<f64>, Vec<Visit>) {
     let mut out = Vec::with_capacity(segment.rows.len() * head.head_dim);
     let mut visits = Vec::new();
-    for rows in query_tiles(segment.rows.clone(), config.tile_q()) {
+    for rows in segment.ranked_tiles(head.kv_offset(), config) {
         let mut states: Vec<SoftmaxState> =
             rows.clone().map(|row| pass1::window(head, segment, row, config.tile_k())).collect();
         let rows: Vec<usize> = rows.collect();

@@ -6,8 +6,8 @@
 #pragma once
 #include <cstdint>
 
-#include "barrier_sm90.cuh"
-#include "params.cuh"
+#include "../params.cuh"
+#include "barrier.cuh"
 
 namespace s2o {
 

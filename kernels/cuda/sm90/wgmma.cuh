@@ -14,19 +14,26 @@ namespace s2o {
 
 // ---- descriptors: address/16 in bits 0-13, leading offset/16 in 16-29, stride offset/16 in 32-45, swizzle in 62-63 ----
 
-constexpr uint64_t SWIZZLE_128B = 1ull << 62;
+// The upper half is the same for all: 8-row groups are 1024 bytes apart, 128-byte swizzle. The lower half travels alone, so
+// that a step along a tile is one 32-bit addition.
+constexpr uint32_t DESCRIPTOR_HIGH = (1u << 30) | (1024 >> 4);
 
-// Rows are M or N, the 128-byte lines run along K: 8-row groups are 1024 bytes apart. Next 16 columns: +32 bytes
-// inside a panel.
-__device__ __forceinline__ uint64_t descriptor_k_major(uint32_t address) {
-    return SWIZZLE_128B | (uint64_t(1024 >> 4) << 32) | (1ull << 16) | ((address & 0x3FFFF) >> 4);
+// Rows are M or N, the 128-byte lines run along K. Next 16 columns: +32 bytes inside a panel.
+__device__ __forceinline__ uint32_t descriptor_k_major(uint32_t address) {
+    return (1u << 16) | ((address & 0x3FFFF) >> 4);
 }
-// Rows are K (the keys), the lines run along N (head_dim): panels are `panel_bytes` apart, 8-row groups 1024. Next 16
-// keys: +2048 bytes.
-__device__ __forceinline__ uint64_t descriptor_n_major(uint32_t address, uint32_t panel_bytes) {
-    return SWIZZLE_128B | (uint64_t(1024 >> 4) << 32) | (uint64_t(panel_bytes >> 4) << 16) | ((address & 0x3FFFF) >> 4);
+// Rows are K (the keys), the lines run along N (head_dim): panels are `panel_bytes` apart. Next 16 keys: +2048 bytes.
+__device__ __forceinline__ uint32_t descriptor_n_major(uint32_t address, uint32_t panel_bytes) {
+    return ((panel_bytes >> 4) << 16) | ((address & 0x3FFFF) >> 4);
 }
-__device__ __forceinline__ constexpr uint64_t descriptor_step(uint32_t bytes) { return bytes >> 4; }
+__device__ __forceinline__ constexpr uint32_t descriptor_step(uint32_t bytes) { return bytes >> 4; }
+
+// Tells the compiler that all lanes agree: descriptors then step in uniform registers, which is where wgmma reads them.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) {
+    uint32_t y;
+    asm volatile("shfl.sync.idx.b32 %0, %1, 0, 0x1f, 0xffffffff;" : "=r"(y) : "r"(x));
+    return y;
+}
 
 // ---- ordering ----
 
@@ -47,16 +54,16 @@ __device__ __forceinline__ void pin(float (&r)[N]) {
 
 // d (64 x 128) = a (64 x 16) b^T + ACCUMULATE * d; both from shared memory, both K-major.
 template <typename T, int ACCUMULATE>
-__device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t desc_a, uint64_t desc_b) {
+__device__ __forceinline__ void wgmma_ss(float (&d)[64], uint32_t desc_a, uint32_t desc_b) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+            "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, %67};\nmov.b64 b, {%65, %67};\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-            "}, %64, %65, p, 1, 1, 0, 0;\n}"
+            "}, a, b, p, 1, 1, 0, 0;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -65,16 +72,16 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t desc_a, uint64
               "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
               "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
               "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-            : "l"(desc_a), "l"(desc_b), "n"(ACCUMULATE));
+            : "r"(desc_a), "r"(desc_b), "n"(ACCUMULATE), "n"(DESCRIPTOR_HIGH));
     } else {
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+            "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, %67};\nmov.b64 b, {%65, %67};\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-            "}, %64, %65, p, 1, 1, 0, 0;\n}"
+            "}, a, b, p, 1, 1, 0, 0;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -83,49 +90,52 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t desc_a, uint64
               "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
               "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
               "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-            : "l"(desc_a), "l"(desc_b), "n"(ACCUMULATE));
+            : "r"(desc_a), "r"(desc_b), "n"(ACCUMULATE), "n"(DESCRIPTOR_HIGH));
     }
 }
 
 // d (64 x 64) += a (64 x 16, registers) b (16 x 64, shared memory, N contiguous).
 template <typename T>
-__device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t* a, uint64_t desc_b) {
+__device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t* a, uint32_t desc_b) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         asm volatile(
+            "{\n.reg .b64 b;\nmov.b64 b, {%36, %37};\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-            "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+            "}, {%32, %33, %34, %35}, b, 1, 1, 1, 1;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
               "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b));
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH));
     } else {
         asm volatile(
+            "{\n.reg .b64 b;\nmov.b64 b, {%36, %37};\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-            "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+            "}, {%32, %33, %34, %35}, b, 1, 1, 1, 1;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
               "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b));
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH));
     }
 }
 
 // d (64 x 128) += a (64 x 16, registers) b (16 x 128, shared memory, N contiguous).
 template <typename T>
-__device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t* a, uint64_t desc_b) {
+__device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t* a, uint32_t desc_b) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         asm volatile(
+            "{\n.reg .b64 b;\nmov.b64 b, {%68, %69};\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-            "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+            "}, {%64, %65, %66, %67}, b, 1, 1, 1, 1;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -134,15 +144,16 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t* a, uint
               "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
               "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
               "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b));
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH));
     } else {
         asm volatile(
+            "{\n.reg .b64 b;\nmov.b64 b, {%68, %69};\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-            "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+            "}, {%64, %65, %66, %67}, b, 1, 1, 1, 1;\n}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -151,7 +162,7 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t* a, uint
               "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
               "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
               "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b));
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH));
     }
 }
 
@@ -165,6 +176,15 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     }
     return r;
+}
+
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+    } else {
+        return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    }
 }
 
 }  // namespace s2o

@@ -7,18 +7,20 @@
 //   - between the two, named barriers let one issue its products while the other is in its softmax (ping-pong).
 // A step visits one key tile: S = Q K^T, P = exp(S - row_max), acc += P V.
 #pragma once
-#include "barrier_sm90.cuh"
-#include "early_stop.cuh"
+#include "../early_stop.cuh"
+#include "../launch.cuh"
+#include "../online_softmax.cuh"
+#include "../params.cuh"
+#include "../schedule.cuh"
+#include "barrier.cuh"
 #include "gather.cuh"
-#include "online_softmax.cuh"
-#include "params.cuh"
-#include "schedule.cuh"
-#include "store.cuh"
-#include "wgmma_sm90.cuh"
+#include "wgmma.cuh"
 
-// wgmma reads through the async proxy what cp.async wrote through the generic one.
+// wgmma reads through the async proxy what cp.async wrote through the generic one; PTX wants a proxy fence between. It becomes
+// a MEMBAR in every step of every consumer, 2-3 % of the time (docs/kernels.md). CUTLASS' and FlashAttention-3's cp.async
+// main loops go without, and so do we: the mbarrier that the copies complete orders them on this hardware.
 #ifndef S2O_CONSUMER_PROXY_FENCE
-#define S2O_CONSUMER_PROXY_FENCE 1
+#define S2O_CONSUMER_PROXY_FENCE 0
 #endif
 #ifndef S2O_STAGES
 #define S2O_STAGES 2
@@ -31,8 +33,8 @@
 #define S2O_PRODUCER_REGISTERS 40
 #endif
 #ifndef S2O_GATHER_CONSUMER_REGISTERS
-#define S2O_GATHER_CONSUMER_REGISTERS 224
-#define S2O_GATHER_PRODUCER_REGISTERS 56
+#define S2O_GATHER_CONSUMER_REGISTERS 232
+#define S2O_GATHER_PRODUCER_REGISTERS 40
 #endif
 
 namespace s2o {
@@ -41,18 +43,31 @@ constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
 constexpr int CONSUMER_WARPS = CONSUMERS * 4;
 constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
+static_assert(CONSUMER_WARPS == VOTING_WARPS && CONSUMERS * 64 == TILE_Q, "each warp owns 16 rows of the tile");
 
-enum NamedBarrier { TURN = 1 /* and 2: one for each consumer */, PRODUCERS = 3 };
+enum NamedBarrier { TURN = 1 /* and 2: one for each consumer */, PRODUCERS = 3, DECISION = 4 };
 
-template <typename T_, int HEAD_DIM_, class Schedule_, bool GATHER_, bool STOP_, int STAGES_>
-struct Traits {
-    using T = T_;
+// What a kernel does besides the common loop. GATHER: steps from WorkItem::gather_from on come by index. PERMUTED: the
+// query rows too, and their softmax state resumes from pass 1. PARTIAL: the state is stored, not the output; rows may
+// begin anywhere, so that any step may need a mask. KEEP_STATE: the state is stored beside the output.
+template <class Schedule_, bool GATHER_ = false, Stop STOP_ = Stop::NEVER>
+struct Policy {
     using Schedule = Schedule_;
-    using Params = typename Schedule::Params;
+    static constexpr bool GATHER = GATHER_;
+    static constexpr Stop STOP = STOP_;
+    static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
+    static constexpr bool PARTIAL = std::is_same_v<Schedule, SplitSchedule>;
+    static constexpr bool KEEP_STATE = std::is_same_v<Schedule, SegmentSchedule<false>>;
+    static constexpr bool MAY_BE_EMPTY = PARTIAL || std::is_same_v<Schedule, BlockSchedule>;
+    static constexpr bool COUNTS_TILES = GATHER;
+};
+
+template <typename T_, int HEAD_DIM_, class Policy_>
+struct Traits : Policy_ {
+    using T = T_;
+    using Params = typename Policy_::Schedule::Params;
     static constexpr int HEAD_DIM = HEAD_DIM_;
-    static constexpr bool GATHER = GATHER_;  // prefix tiles come by index
-    static constexpr bool STOP = STOP_;      // and may end early
-    static constexpr int STAGES = STAGES_;
+    static constexpr int STAGES = Policy_::GATHER ? S2O_GATHER_STAGES : S2O_STAGES;
     static constexpr int PANELS = HEAD_DIM / 64;
     static constexpr uint32_t Q_PANEL = TILE_Q * 128, KV_PANEL = TILE_K * 128;
     static constexpr uint32_t Q_BYTES = PANELS * Q_PANEL, KV_BYTES = PANELS * KV_PANEL;
@@ -65,20 +80,17 @@ template <int STAGES>
 struct ControlBlock {
     uint64_t q_full, q_empty;
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-    // Written by the producer before q_full, read by the consumers before q_empty.
-    int item;                   // -1: the end
-    uint32_t k_begin, v_begin;  // ring positions of the item's first tiles: what lies before is stale
-    uint64_t stop;              // the last early stop: sequence number of the item, step at which the loads end
-    StopVotes votes;
-
-    __device__ __forceinline__ void stop_at(int sequence, int step) {
-        *const_cast<volatile uint64_t*>(&stop) = uint64_t(sequence) << 32 | uint32_t(step);
-    }
-    __device__ __forceinline__ bool stops(int sequence, int step) const {
-        const uint64_t s = *const_cast<const volatile uint64_t*>(&stop);
-        return int(s >> 32) == sequence && step >= int(uint32_t(s));
-    }
+    // Of this item and the next: written by the producer before q_full. -1 is the end; what lies before the ring positions
+    // of the item's first tiles is stale.
+    int item[2];
+    uint32_t k_begin[2], v_begin[2];
+    int stopped[STAGES];        // sequence number of the item whose early stop freed the keys of this stage unread
+    union {
+        LaggedVotes lagged;
+        ExactVotes exact;
+    } votes;
 };
+static_assert(sizeof(ControlBlock<3>) <= 512, "what Traits::SHARED_BYTES leaves for it");
 
 // Addresses of everything in shared memory, shared by both roles.
 template <class X>
@@ -98,8 +110,9 @@ struct SharedLayout {
 
 }  // namespace s2o
 
-#include "engine_consumer.cuh"
-#include "engine_producer.cuh"
+#include "store.cuh"
+#include "consumer.cuh"
+#include "producer.cuh"
 
 namespace s2o {
 
@@ -114,15 +127,15 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
         tma_prefetch_map(&map_q);
         tma_prefetch_map(&map_k);
         tma_prefetch_map(&map_v);
-        mbarrier_init(smem_address(&control->q_full), 1);
+        mbarrier_init(smem_address(&control->q_full), X::PERMUTED ? WARPGROUP : 1);
         mbarrier_init(smem_address(&control->q_empty), CONSUMERS * WARPGROUP);
         for (int i = 0; i < X::STAGES; ++i) {
             mbarrier_init(smem_address(&control->k_full[i]), X::GATHER ? WARPGROUP : 1);
             mbarrier_init(smem_address(&control->v_full[i]), X::GATHER ? WARPGROUP : 1);
             mbarrier_init(smem_address(&control->k_empty[i]), CONSUMER_WARPS);
             mbarrier_init(smem_address(&control->v_empty[i]), CONSUMER_WARPS);
+            control->stopped[i] = -1;
         }
-        control->stop_at(-1, 0);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         fence_proxy_async();
     }

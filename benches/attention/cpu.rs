@@ -1,0 +1,74 @@
+//! On the CPU: dense against Candle's CPU flash attention, and S2O against our dense on tensors of needle-7m.
+
+use anyhow::Result;
+use candle_core::{Device, Tensor};
+use candle_nn::attention::{AttnMask, flash_attn};
+use candle_s2o::{S2oConfig, dense_attn, s2o_attn_with_stats};
+
+use crate::measure::{Machine, Row, agree, causal_tflop, pair};
+use crate::tensors::captured;
+
+/// Our dense attention against Candle's at 8K.
+pub fn dense(machine: &Machine, repeats: usize) -> Result<Row> {
+    let (len, heads, kv_heads, head_dim) = (8192, 4, 2, 128);
+    let random = |heads| Tensor::randn(0f32, 1.0, (1, len, heads, head_dim), &Device::Cpu);
+    let (q, k, v) = (random(heads)?, random(kv_heads)?, random(kv_heads)?);
+    let scale = (head_dim as f32).sqrt().recip();
+    let ours = || dense_attn(&q, &k, &v, scale, true);
+    let candle = || flash_attn::<f32>(&q, &k, &v, scale, AttnMask::causal_with_offset(0), None, None);
+    agree("dense", &ours()?, &candle()?.transpose(1, 2)?, 1e-5)?;
+    let (ms, baseline_ms) = pair(repeats, || Ok(ours().map(drop)?), || Ok(candle().map(drop)?))?;
+    let row = Row {
+        ms,
+        tflops: Some(causal_tflop(&q, &k)? / ms * 1e3),
+        baseline: "candle_nn::attention::flash_attn".into(),
+        baseline_ms: Some(baseline_ms),
+        ratio: Some(baseline_ms / ms),
+        density: Some(1.0),
+        ..machine.row("dense", "dense", &q, &k)?
+    };
+    println!("dense   8192 tokens  {ms:9.1} ms, Candle {baseline_ms:9.1} ms: {:.1}x", baseline_ms / ms);
+    Ok(row)
+}
+
+/// S2O against our dense, layer by layer.
+pub fn s2o(machine: &Machine, repeats: usize, layers: &[usize], bench: &str, tokens: usize) -> Result<Vec<Row>> {
+    let config = S2oConfig::builder().dense_below(0).build()?;
+    let mut rows = Vec::new();
+    let mut sums = (0.0, 0.0, 0.0);
+    for (layer, [q, k, v], scale) in captured(tokens, layers, &Device::Cpu)? {
+        let never_stops = config.to_builder().tau(0.0).build()?;
+        let exact = dense_attn(&q, &k, &v, scale, true)?;
+        agree("S2O that never stops", &s2o_attn_with_stats(&q, &k, &v, scale, &never_stops)?.0, &exact, 1e-5)?;
+        let (out, stats) = s2o_attn_with_stats(&q, &k, &v, scale, &config)?;
+        agree("S2O", &out, &exact, 0.5)?;
+        let (ms, baseline_ms) = pair(
+            repeats,
+            || Ok(s2o_attn_with_stats(&q, &k, &v, scale, &config).map(drop)?),
+            || Ok(dense_attn(&q, &k, &v, scale, true).map(drop)?),
+        )?;
+        let (density, ratio) = (stats.density(), baseline_ms / ms);
+        println!(
+            "{bench} {tokens:6} tokens layer {layer}  S2O {ms:9.1} ms, dense {baseline_ms:9.1} ms: {ratio:5.2}x at density {density:.3}, {:.2} of 1/density",
+            ratio * density
+        );
+        sums = (sums.0 + ms, sums.1 + baseline_ms, sums.2 + density);
+        rows.push(Row {
+            segment: config.segment_len().resolve(tokens).to_string(),
+            tau: Some(config.tau()),
+            density: Some(density),
+            ms,
+            tflops: Some(density * causal_tflop(&q, &k)? / ms * 1e3),
+            baseline: "dense_attn".into(),
+            baseline_ms: Some(baseline_ms),
+            ratio: Some(ratio),
+            ..machine.row(bench, &format!("s2o needle-7m layer {layer}"), &q, &k)?
+        });
+    }
+    let (ratio, density) = (sums.1 / sums.0, sums.2 / rows.len() as f64);
+    println!(
+        "{bench} {tokens:6} tokens all layers {ratio:5.2}x at density {density:.3}, {:.2} of 1/density",
+        ratio * density
+    );
+    Ok(rows)
+}

@@ -1,0 +1,72 @@
+//! Dense attention: one launch, or split over the keys where there are too few query tiles to fill the GPU.
+
+use s2o_kernels::params::{RowState, SplitParams};
+use s2o_kernels::{Kernel, TILE_K, TILE_Q};
+
+use super::call::{Call, Grid};
+use super::error::{CudaError, int};
+use super::memory::Regions;
+
+/// A part of a split should not be shorter: its result has to be written and read again.
+const MIN_TILES_PER_SPLIT: usize = 4;
+/// Parts for each multiprocessor: more than one, so that they even out.
+const SPLITS_PER_SM: usize = 2;
+
+/// Dense attention of the rows from `first_row` on. `splits` forces a number of parts.
+pub(super) fn attend(call: &Call, causal: bool, first_row: usize, splits: Option<usize>) -> Result<(), CudaError> {
+    let shape = &call.shape;
+    let rows = shape.q_len() - first_row;
+    let items = rows.div_ceil(TILE_Q) * shape.batch() * shape.num_heads();
+    let key_tiles = shape.k_len().div_ceil(TILE_K);
+    let splits = splits.unwrap_or_else(|| match items {
+        items if items >= call.library.multiprocessors => 1,
+        items => (SPLITS_PER_SM * call.library.multiprocessors / items).min(key_tiles / MIN_TILES_PER_SPLIT).max(1),
+    });
+    if splits > 1 { split(call, causal, first_row, splits) } else { whole(&call.rows_from(first_row), causal) }
+}
+
+fn whole(call: &Call, causal: bool) -> Result<(), CudaError> {
+    let shape = &call.shape;
+    let mut regions = Regions::default();
+    let next_item = regions.add::<i32>(1);
+    let scratch = call.allocate(&regions)?;
+    scratch.zero(&call.stream, next_item)?;
+    let params = call.params(causal, scratch.at(next_item))?;
+    // Causal tiles are cut on absolute positions.
+    let first = if causal { shape.kv_offset() % TILE_Q } else { 0 };
+    let items = (first + shape.q_len()).div_ceil(TILE_Q) * shape.batch() * shape.num_heads();
+    // SAFETY: AttnParams are what the dense kernel takes; tensors and counter outlive the launch on this stream.
+    unsafe { call.launch(Kernel::Dense, &params, Grid::Persistent { items }) }
+}
+
+/// Cuts the keys into `splits` parts, or fewer if there are not as many key tiles, and joins the results.
+fn split(call: &Call, causal: bool, first_row: usize, splits: usize) -> Result<(), CudaError> {
+    let shape = &call.shape;
+    let heads = shape.batch() * shape.num_heads();
+    let rows = shape.q_len() - first_row;
+    let key_tiles = shape.k_len().div_ceil(TILE_K);
+    let tiles_per_split = key_tiles.div_ceil(splits);
+    let num_splits = key_tiles.div_ceil(tiles_per_split);
+    let items = heads * rows.div_ceil(TILE_Q) * num_splits;
+    let mut regions = Regions::default();
+    let next_item = regions.add::<i32>(1);
+    let partial_out = regions.add::<f32>(items * TILE_Q * shape.head_dim());
+    let partial_state = regions.add::<RowState>(items * TILE_Q);
+    let scratch = call.allocate(&regions)?;
+    scratch.zero(&call.stream, next_item)?;
+    let params = SplitParams {
+        attn: call.params(causal, scratch.at(next_item))?,
+        partial_out: scratch.at(partial_out),
+        partial_state: scratch.at(partial_state),
+        first_row: int("first_row", first_row)?,
+        num_splits: int("splits", num_splits)?,
+        tiles_per_split: int("tiles per split", tiles_per_split)?,
+        head_dim: int("head_dim", shape.head_dim())?,
+    };
+    // SAFETY: SplitParams are what both kernels take. The partial results have room for every item, and the scratch
+    // memory is released on this stream after both.
+    unsafe {
+        call.launch(Kernel::Split, &params, Grid::Persistent { items })?;
+        call.launch(Kernel::Merge, &params, Grid::Warps { rows: rows * heads })
+    }
+}

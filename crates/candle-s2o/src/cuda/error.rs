@@ -1,0 +1,130 @@
+//! [`CudaError`]: why a call on a GPU was refused or failed.
+
+use candle_core::DType;
+use candle_core::cuda_backend::cudarc::driver::DriverError;
+use s2o_kernels::{Arch, UnknownArch};
+use thiserror::Error;
+
+/// Why a call on a GPU was refused or failed. What the kernels do not cover the CPU path does: `to_device(&Device::Cpu)`
+/// is the way there.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// The kernels compute on 16-bit elements.
+    #[error("{name}: expected dtype F16 or BF16 on CUDA, got {got:?}; the CPU path takes F32")]
+    DType {
+        /// `q`, `k` or `v`.
+        name: &'static str,
+        /// Its dtype.
+        got: DType,
+    },
+    /// The kernels are built for two head sizes.
+    #[error("head_dim: expected 64 or 128 on CUDA, got {got}; the CPU path takes multiples of 8 up to 256")]
+    HeadDim {
+        /// The refused size.
+        got: usize,
+    },
+    /// The kernels are built for one tile size.
+    #[error("{name}: expected 128 on CUDA, got {got}; the CPU path takes 1 to 1024")]
+    Tile {
+        /// `tile_q` or `tile_k`.
+        name: &'static str,
+        /// The refused size.
+        got: usize,
+    },
+    /// The kernels count in 32 bits.
+    #[error("{name}: expected at most {max} on CUDA, got {got}; split the batch or the heads over several calls")]
+    TooLarge {
+        /// What there is too much of.
+        name: &'static str,
+        /// Largest supported number.
+        max: usize,
+        /// The refused number.
+        got: usize,
+    },
+    /// The GPU is too old.
+    #[error("expected a GPU of compute capability 8.0 or newer, got {major}.{minor}; the CPU path runs everywhere")]
+    ComputeCapability {
+        /// Its major number.
+        major: i32,
+        /// Its minor number.
+        minor: i32,
+    },
+    /// The environment names no build of the kernels.
+    #[error("S2O_CUDA_ARCH: {0}")]
+    UnknownArch(UnknownArch),
+    /// The environment names a build that this GPU does not run.
+    #[error("S2O_CUDA_ARCH={arch}: expected a build for compute capability {major}.{minor}")]
+    ArchMismatch {
+        /// The named build.
+        arch: Arch,
+        /// Major number of the GPU's capability.
+        major: i32,
+        /// Its minor number.
+        minor: i32,
+    },
+    /// The driver refused compiled code.
+    #[error(
+        "loading the kernels of {module}: {source:?}; the driver supports CUDA {}.{}: if the kernels were built with a \
+         newer toolkit, install a newer driver or build with that toolkit",
+        .driver_version / 1000, .driver_version % 1000 / 10
+    )]
+    Load {
+        /// The module at fault.
+        module: &'static str,
+        /// As the driver reports it: 13000 is 13.0.
+        driver_version: i32,
+        /// What the driver said.
+        source: DriverError,
+    },
+    /// A kernel is not in this build.
+    #[error("expected kernel {name} in the build for {arch}, found none")]
+    MissingKernel {
+        /// Its name.
+        name: String,
+        /// The build.
+        arch: Arch,
+    },
+    /// A stream that records a CUDA graph cannot be waited for.
+    #[error("{doing} needs the host to wait for the GPU, but the stream is capturing a graph; {instead}")]
+    Capturing {
+        /// What was to be done.
+        doing: &'static str,
+        /// What to do about it.
+        instead: &'static str,
+    },
+    /// A list of blocks does not fit the call.
+    #[error("{name}: expected {expected}, got {got}")]
+    Blocks {
+        /// What is at fault.
+        name: &'static str,
+        /// What would fit.
+        expected: String,
+        /// What was given.
+        got: usize,
+    },
+    /// The driver failed.
+    #[error("{doing}: {source:?}")]
+    Driver {
+        /// What was being done.
+        doing: &'static str,
+        /// What the driver said.
+        source: DriverError,
+    },
+}
+
+/// Says what was being done when the driver failed.
+pub(super) trait Doing<T> {
+    fn doing(self, doing: &'static str) -> Result<T, CudaError>;
+}
+
+impl<T> Doing<T> for Result<T, DriverError> {
+    fn doing(self, doing: &'static str) -> Result<T, CudaError> {
+        self.map_err(|source| CudaError::Driver { doing, source })
+    }
+}
+
+/// A size as the 32-bit number that kernels count with.
+pub(super) fn int(name: &'static str, got: usize) -> Result<i32, CudaError> {
+    i32::try_from(got).map_err(|_| CudaError::TooLarge { name, max: i32::MAX as usize, got })
+}

@@ -1,0 +1,150 @@
+//! [`Library`]: the kernels of one GPU, loaded when they are first asked for and kept for the life of the process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaContext, CudaFunction, CudaModule, CudaStream, DevicePtr, result, sys,
+};
+use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
+use s2o_kernels::{Arch, Code, Function, LaunchInfo, Module, modules};
+
+use super::error::{CudaError, Doing};
+use super::memory::Pool;
+
+/// Overrides which build of the kernels is loaded: `sm80` or `sm90a`.
+const ARCH_VARIABLE: &str = "S2O_CUDA_ARCH";
+
+/// The kernels of one GPU, and what else is kept for it.
+#[derive(Debug)]
+pub(super) struct Library {
+    pub(super) arch: Arch,
+    pub(super) multiprocessors: usize,
+    pub(super) pool: Pool,
+    context: Arc<CudaContext>,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Debug, Default)]
+struct Loaded {
+    modules: HashMap<&'static str, Arc<CudaModule>>,
+    functions: HashMap<Function, Entry>,
+}
+
+/// A kernel ready to launch.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) function: CudaFunction,
+    pub(super) info: LaunchInfo,
+    /// Most dynamic shared memory that a launch may ask for.
+    pub(super) shared_limit: usize,
+}
+
+/// By context and build. Candle devices of one GPU share its primary context, and so this. A context is kept alive by
+/// its library, so no other can come to have its address.
+static LIBRARIES: Mutex<Vec<(usize, Arc<Library>)>> = Mutex::new(Vec::new());
+
+impl Library {
+    /// The library of the GPU that `stream` belongs to.
+    pub(super) fn of(stream: &CudaStream) -> Result<Arc<Self>, CudaError> {
+        let context = stream.context();
+        let (major, minor) = context.compute_capability().doing("asking for the compute capability")?;
+        let arch = match std::env::var_os(ARCH_VARIABLE) {
+            None => Arch::for_capability(major, minor).ok_or(CudaError::ComputeCapability { major, minor })?,
+            Some(name) => {
+                let arch: Arch = name.to_string_lossy().parse().map_err(CudaError::UnknownArch)?;
+                if !arch.runs_on(major, minor) {
+                    return Err(CudaError::ArchMismatch { arch, major, minor });
+                }
+                arch
+            }
+        };
+        let address = context.cu_ctx() as usize;
+        let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = libraries.iter().find(|(of, library)| *of == address && library.arch == arch);
+        if let Some((_, library)) = known {
+            return Ok(Arc::clone(library));
+        }
+        let multiprocessors = context
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+            .doing("counting multiprocessors")?;
+        let library = Arc::new(Self {
+            arch,
+            multiprocessors: multiprocessors as usize,
+            pool: Pool::new(context)?,
+            context: Arc::clone(context),
+            loaded: Mutex::default(),
+        });
+        libraries.push((address, Arc::clone(&library)));
+        Ok(library)
+    }
+
+    /// A kernel, loaded if it is not yet.
+    pub(super) fn entry(&self, function: Function, stream: &Arc<CudaStream>) -> Result<Entry, CudaError> {
+        let function = function.or_fallback(self.arch);
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = loaded.functions.get(&function) {
+            return Ok(entry.clone());
+        }
+        refuse_capture(stream, "the first call of a kernel", "make one such call before the capture")?;
+        let name = function.to_string();
+        let holder = modules(self.arch).iter().find(|module| module.kernels.contains(&name.as_str()));
+        let holder = holder.ok_or(CudaError::MissingKernel { name: name.clone(), arch: self.arch })?;
+        let module = match loaded.modules.get(holder.name) {
+            Some(module) => Arc::clone(module),
+            None => {
+                let module = self.load(holder)?;
+                loaded.modules.insert(holder.name, Arc::clone(&module));
+                module
+            }
+        };
+        let entry = entry_of(&module, function, stream)?;
+        loaded.functions.insert(function, entry.clone());
+        Ok(entry)
+    }
+
+    fn load(&self, module: &Module) -> Result<Arc<CudaModule>, CudaError> {
+        let code = match module.code {
+            Code::Cubin(code) => Ptx::from_binary(code.to_vec()),
+            Code::Ptx(text) => Ptx::from_src(text),
+        };
+        self.context.load_module(code).map_err(|source| {
+            let mut driver_version = 0;
+            // SAFETY: the pointer is to a local of the right type. If the call fails the version stays 0.
+            let _ = unsafe { sys::cuDriverGetVersion(&mut driver_version) };
+            CudaError::Load { module: module.name, driver_version, source }
+        })
+    }
+}
+
+/// Looks a kernel up, reads how it wants to be launched, and allows it its shared memory.
+fn entry_of(module: &Arc<CudaModule>, function: Function, stream: &Arc<CudaStream>) -> Result<Entry, CudaError> {
+    let kernel = module.load_function(&function.to_string()).doing("looking a kernel up")?;
+    let symbol = module.get_global(&function.launch_symbol(), stream).doing("looking up how to launch a kernel")?;
+    let mut bytes = [0; size_of::<LaunchInfo>()];
+    let (address, _read) = symbol.device_ptr(stream);
+    // SAFETY: the symbol is a LaunchInfo of the same size (launch.cuh asserts it); the copy is awaited below, before
+    // `bytes` is read or dropped.
+    unsafe { result::memcpy_dtoh_async(&mut bytes, address, stream.cu_stream()) }
+        .and_then(|()| stream.synchronize())
+        .doing("reading how to launch a kernel")?;
+    let info = LaunchInfo::from_bytes(bytes);
+    let shared_limit = if function.kernel.sizes_its_shared_memory() {
+        let own = kernel.shared_size_bytes().doing("asking for a kernel's shared memory")?;
+        let of_block = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        stream.context().attribute(of_block).doing("asking for shared memory")? - own
+    } else {
+        info.shared_bytes
+    };
+    let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    kernel.set_attribute(attribute, shared_limit).doing("allowing a kernel its shared memory")?;
+    Ok(Entry { function: kernel, info, shared_limit: shared_limit as usize })
+}
+
+/// Refuses to wait for a stream that is capturing a graph.
+pub(super) fn refuse_capture(stream: &CudaStream, doing: &'static str, instead: &'static str) -> Result<(), CudaError> {
+    match stream.capture_status().doing("asking whether a graph is captured")? {
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+        _ => Err(CudaError::Capturing { doing, instead }),
+    }
+}

@@ -1,0 +1,132 @@
+//! NVIDIA GPUs (feature `cuda`): [`s2o_attn`](crate::s2o_attn), [`dense_attn`](crate::dense_attn) and the
+//! [`Attention`](crate::Attention) methods take tensors on a CUDA device as they are. Here is what only a GPU has.
+//!
+//! **What runs.** bf16 and f16, head_dim 64 or 128, tiles of 128; anything else is a [`CudaError`] that says so. GPUs of
+//! compute capability 9.0 (H100, H200) load machine code made for them, others from 8.0 on PTX that their driver
+//! compiles at the first call; the environment variable `S2O_CUDA_ARCH` (`sm80` or `sm90a`) overrides the choice.
+//!
+//! **Layouts.** Any strides, as long as heads are contiguous and begin at multiples of 16 bytes: transposed, narrowed and
+//! offset tensors are read in place. Others are copied first (expanded dimensions, a head_dim that is not innermost).
+//!
+//! **Streams.** Everything is enqueued on the Candle device's own stream, and the host waits for nothing but statistics,
+//! orders and the first call of each kernel (which loads it). Scratch memory is allocated in the order of the stream,
+//! from a pool that keeps it for the next call, so threads and streams do not disturb each other. Key orders take at
+//! most [`S2oConfig::workspace_cap`](crate::S2oConfig::workspace_cap), 6 1/8 bytes per key and head; the partial results
+//! of split calls and the row states of permuted queries come on top.
+//!
+//! **CUDA graphs.** A call can be captured after one like it has run, which loads the kernels; the scratch memory
+//! becomes the graph's. What makes the host wait, or copies lists to the GPU, is an error during a capture.
+
+mod block;
+mod call;
+mod dense;
+mod error;
+mod library;
+mod memory;
+mod operand;
+mod ranking;
+mod sparse;
+mod stopwatch;
+mod tensor_map;
+
+pub use block::BlockLists;
+pub use error::CudaError;
+pub use stopwatch::KernelTime;
+
+pub(crate) use call::{Call, run};
+pub(crate) use sparse::{Request, attend as s2o, rank};
+
+use candle_core::Tensor;
+use s2o::cpu::{Element, Inputs};
+
+use crate::error::AttnError;
+use crate::op::{Kernel, apply};
+
+/// Prompt length in tokens from which S2O pays on a GPU, measured on an H200 (docs/kernels.md).
+pub const BREAK_EVEN: usize = 8192;
+
+/// Dense attention on a GPU.
+pub(crate) fn dense(call: &Call, causal: bool) -> Result<(), AttnError> {
+    Ok(dense::attend(call, causal, 0, None)?)
+}
+
+/// Attention of each query block to the key blocks of its list: shapes and dtypes as in
+/// [`dense_attn`](crate::dense_attn), on a GPU. This is the executor for block-sparse methods, which only select.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Blocks`] if the lists do not fit them.
+pub fn block_sparse_attn(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    causal: bool,
+    blocks: &BlockLists,
+) -> Result<Tensor, AttnError> {
+    let op = BlockOp { softmax_scale, causal, blocks: blocks.clone() };
+    Ok(apply(op, q, k, v)?.0)
+}
+
+/// [`dense_attn`](crate::dense_attn) with its keys cut into `splits` parts that are computed apart and then joined, as
+/// the dense tail is; calls with few queries split by themselves.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`].
+pub fn dense_attn_split(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    causal: bool,
+    splits: usize,
+) -> Result<Tensor, AttnError> {
+    Ok(apply(SplitOp { softmax_scale, causal, splits }, q, k, v)?.0)
+}
+
+#[derive(Debug)]
+struct BlockOp {
+    softmax_scale: f32,
+    causal: bool,
+    blocks: BlockLists,
+}
+
+impl Kernel for BlockOp {
+    const NAME: &'static str = "block-sparse-attention";
+    type Report = ();
+
+    fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, _: &Inputs<'_, T>, _: &mut [T]) -> Result<(), AttnError> {
+        Err(AttnError::GpuOnly { what: Self::NAME })
+    }
+
+    fn cuda(&self, call: &Call) -> Result<(), AttnError> {
+        Ok(block::attend(call, self.causal, &self.blocks)?)
+    }
+}
+
+#[derive(Debug)]
+struct SplitOp {
+    softmax_scale: f32,
+    causal: bool,
+    splits: usize,
+}
+
+impl Kernel for SplitOp {
+    const NAME: &'static str = "split-attention";
+    type Report = ();
+
+    fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, _: &Inputs<'_, T>, _: &mut [T]) -> Result<(), AttnError> {
+        Err(AttnError::GpuOnly { what: Self::NAME })
+    }
+
+    fn cuda(&self, call: &Call) -> Result<(), AttnError> {
+        Ok(dense::attend(call, self.causal, 0, Some(self.splits))?)
+    }
+}

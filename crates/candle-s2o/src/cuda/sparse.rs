@@ -1,0 +1,336 @@
+//! S2O: groups of segments whose key orders fit the workspace are ranked, then attended, from the last to the first;
+//! the dense tail follows.
+
+use std::ptr;
+
+use s2o::{
+    AttnStats, GainFrame, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
+    TriggeringTile,
+};
+use s2o_kernels::params::{RowState, SparseParams};
+use s2o_kernels::{Kernel, TILE_K, TILE_Q};
+
+use super::BREAK_EVEN;
+use super::call::{Call, Grid};
+use super::dense;
+use super::error::{CudaError, int};
+use super::library::refuse_capture;
+use super::memory::{Region, Regions, Scratch};
+use super::ranking::{self, Orders, Ranker};
+use crate::error::AttnError;
+
+/// What to compute, beside the tensors.
+pub(crate) struct Request<'a> {
+    pub(crate) config: &'a S2oConfig,
+    pub(crate) prompt_len: usize,
+    /// Orders to take instead of ranking.
+    pub(crate) ranking: Option<&'a Ranking>,
+    /// Makes the host wait for the GPU.
+    pub(crate) wants_stats: bool,
+}
+
+/// S2O attention.
+pub(crate) fn attend(call: &Call, request: &Request<'_>) -> Result<Option<AttnStats>, AttnError> {
+    let &Request { config, prompt_len, ranking, wants_stats } = request;
+    check_tiles(config)?;
+    if wants_stats {
+        refuse_capture(&call.stream, "reading statistics", "ask for none in the capture")?;
+    }
+    let plan = Plan::with_break_even(config, &call.shape, prompt_len, BREAK_EVEN)?;
+    if plan.is_dense() {
+        dense::attend(call, true, 0, None)?;
+        return Ok(wants_stats.then(|| plan.stats_of_visits(&call.shape, config, |_, _, _| 0)));
+    }
+    if let Some(ranking) = ranking {
+        plan.check_ranking(&call.shape, ranking).map_err(S2oError::from)?;
+    }
+    let launch = Launch::new(call, config, &plan, ranking.is_none(), wants_stats)?;
+    launch.attend(ranking)?;
+    if plan.ranked_rows() < call.shape.q_len() {
+        dense::attend(call, true, plan.ranked_rows(), None)?;
+    }
+    Ok(if wants_stats { Some(launch.stats()?) } else { None })
+}
+
+/// Algorithm 1 alone, its orders on the host: `ranking[b * num_heads + h][s]` for the `s`-th segment of the plan.
+pub(crate) fn rank(call: &Call, config: &S2oConfig, prompt_len: usize) -> Result<Ranking, AttnError> {
+    check_tiles(config)?;
+    refuse_capture(&call.stream, "reading orders", "rank outside the capture")?;
+    let plan = Plan::with_break_even(config, &call.shape, prompt_len, BREAK_EVEN)?;
+    Launch::new(call, config, &plan, true, false)?.rank_only()
+}
+
+fn check_tiles(config: &S2oConfig) -> Result<(), CudaError> {
+    for (name, got, expected) in [("tile_q", config.tile_q(), TILE_Q), ("tile_k", config.tile_k(), TILE_K)] {
+        if got != expected {
+            return Err(CudaError::Tile { name, got });
+        }
+    }
+    Ok(())
+}
+
+/// Segments that are ranked and attended together: numbers into `plan.segments`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) first: usize,
+    pub(super) end: usize,
+    /// Length of their orders, for one head.
+    pub(super) keys: usize,
+}
+
+/// Cuts the segments with ranked rows into groups whose orders for `heads` heads fit the cap, the last segments first.
+fn groups(segments: &[Segment], heads: usize, cap: usize) -> Result<Vec<Group>, S2oError> {
+    let fits = |keys: usize| heads * ranking::bytes(keys) <= cap;
+    let mut groups: Vec<Group> = Vec::new();
+    for (number, segment) in segments.iter().enumerate().rev().filter(|(_, segment)| !segment.rows.is_empty()) {
+        if !fits(segment.start) {
+            let expected = heads * ranking::bytes(segment.start);
+            return Err(S2oError::WorkspaceTooSmall { expected, got: cap, prefix_len: segment.start });
+        }
+        match groups.last_mut() {
+            Some(group) if fits(group.keys + segment.start) => {
+                group.first = number;
+                group.keys += segment.start;
+            }
+            _ => groups.push(Group { first: number, end: number + 1, keys: segment.start }),
+        }
+    }
+    Ok(groups)
+}
+
+/// A call with its scratch memory.
+struct Launch<'a> {
+    call: &'a Call,
+    config: &'a S2oConfig,
+    plan: &'a Plan,
+    groups: Vec<Group>,
+    scratch: Scratch,
+    counters: Region<i32>,
+    kv_perm: Region<i32>,
+    /// Unless the orders are given.
+    ranker: Option<Ranker>,
+    /// With query permutation.
+    permuted: Option<Permuted>,
+    tiles_visited: Option<Region<i32>>,
+}
+
+#[derive(Clone, Copy)]
+struct Permuted {
+    q_perm: Region<i32>,
+    state: Region<RowState>,
+}
+
+impl<'a> Launch<'a> {
+    fn new(
+        call: &'a Call,
+        config: &'a S2oConfig,
+        plan: &'a Plan,
+        ranks: bool,
+        wants_stats: bool,
+    ) -> Result<Self, AttnError> {
+        let shape = &call.shape;
+        let heads = shape.batch() * shape.num_heads();
+        let groups = groups(&plan.segments, heads, config.workspace_cap())?;
+        let mut regions = Regions::default();
+        // One for each group, and one for the windows.
+        let counters = regions.add(groups.len() + 1);
+        let kv_perm = regions.add(heads * groups.iter().map(|group| group.keys).max().unwrap_or(0));
+        let permuted = config.q_perm().then(|| Permuted {
+            q_perm: regions.add(heads * shape.q_len()),
+            state: regions.add(heads * shape.q_len()),
+        });
+        let slots = heads * plan.segments.len() * (plan.segment_len / TILE_Q);
+        let tiles_visited = wants_stats.then(|| regions.add(slots));
+        let ranker = ranks.then(|| Ranker::new(&mut regions, call, plan, &groups));
+        let scratch = call.allocate(&regions)?;
+        scratch.zero(&call.stream, counters)?;
+        if let Some(ranker) = &ranker {
+            ranker.prepare(call, &scratch)?;
+        }
+        Ok(Self { call, config, plan, groups, scratch, counters, kv_perm, ranker, permuted, tiles_visited })
+    }
+
+    fn attend(&self, ranking: Option<&Ranking>) -> Result<(), CudaError> {
+        if let (Some(permuted), Some(last)) = (&self.permuted, self.groups.first()) {
+            let first = self.groups.last().map_or(last.first, |group| group.first);
+            let all = Group { first, end: last.end, keys: 0 };
+            self.launch(Kernel::Window, &all, self.groups.len())?;
+            if let Some(ranking) = ranking {
+                self.upload_q_perm(permuted.q_perm, ranking)?;
+            }
+        }
+        for (number, group) in self.groups.iter().enumerate() {
+            match ranking {
+                Some(ranking) => self.upload_kv_perm(group, ranking)?,
+                None => self.rank(group)?,
+            }
+            self.launch(self.kernel(), group, number)?;
+        }
+        Ok(())
+    }
+
+    fn rank(&self, group: &Group) -> Result<(), CudaError> {
+        let Self { call, config, plan, scratch, .. } = self;
+        let orders = Orders {
+            kv_perm: scratch.at(self.kv_perm),
+            q_perm: self.permuted.map(|permuted| scratch.at(permuted.q_perm)),
+        };
+        let ranker = self.ranker.as_ref().expect("made where no orders are given");
+        ranker.rank(call, scratch, config, plan, group, orders)
+    }
+
+    /// Ranks the groups one after the other, and reads their orders.
+    fn rank_only(&self) -> Result<Ranking, AttnError> {
+        let Self { call, plan, scratch, .. } = self;
+        let shape = &call.shape;
+        // Segments that lie in the dense tail whole need no order; theirs is the natural one.
+        let natural = |segment: &Segment| SegmentOrder {
+            q_perm: Permutation::identity(segment.rows.len()),
+            kv_perm: Permutation::identity(segment.start),
+            tile_weights: Vec::new(),
+        };
+        let mut ranking =
+            vec![plan.segments.iter().map(natural).collect::<Vec<_>>(); shape.batch() * shape.num_heads()];
+        for group in &self.groups {
+            self.rank(group)?;
+            let tokens = scratch.download(&call.stream, self.kv_perm)?;
+            let rows = match self.permuted {
+                Some(permuted) => scratch.download(&call.stream, permuted.q_perm)?,
+                None => Vec::new(),
+            };
+            for (head, orders) in ranking.iter_mut().enumerate() {
+                let mut place = head * group.keys;
+                for (segment, order) in plan.segments.iter().zip(orders).take(group.end).skip(group.first) {
+                    order.kv_perm = permutation(&tokens[place..place + segment.start], 0)?;
+                    place += segment.start;
+                    if self.permuted.is_some() {
+                        let rows = &rows[head * shape.q_len()..][segment.rows.clone()];
+                        order.q_perm = permutation(rows, segment.rows.start)?;
+                    }
+                }
+            }
+        }
+        Ok(ranking)
+    }
+
+    /// The kernel that walks over the prefixes.
+    fn kernel(&self) -> Kernel {
+        let plain = self.config.stop_rule() == StopRule::AllRows
+            && self.config.gain_frame() == GainFrame::NewMax
+            && self.config.triggering_tile() == TriggeringTile::Keep;
+        match self.config {
+            config if config.q_perm() => Kernel::Prefix,
+            config if config.tau() == 0.0 => Kernel::SparseFull,
+            _ if plain => Kernel::Sparse,
+            _ => Kernel::SparseExact,
+        }
+    }
+
+    fn launch(&self, kernel: Kernel, group: &Group, counter: usize) -> Result<(), CudaError> {
+        let Self { call, config, plan, scratch, .. } = self;
+        let heads = call.shape.batch() * call.shape.num_heads();
+        let segments = group.end - group.first;
+        let params = SparseParams {
+            attn: call.params(true, scratch.at(self.counters).wrapping_add(counter))?,
+            kv_perm: scratch.at(self.kv_perm),
+            kv_perm_head_stride: group.keys as i64,
+            q_perm: self.permuted.map_or(ptr::null(), |permuted| scratch.at(permuted.q_perm).cast_const()),
+            state: self.permuted.map_or(ptr::null_mut(), |permuted| scratch.at(permuted.state)),
+            tiles_visited: self.tiles_visited.map_or(ptr::null_mut(), |region| scratch.at(region)),
+            segment_len: int("segment_len", plan.segment_len)?,
+            first_segment: int("segments", plan.segments[group.first].index)?,
+            num_segments: int("segments", segments)?,
+            ranked_rows: int("q_len", plan.ranked_rows())?,
+            tau: config.tau(),
+            stop_rule: match config.stop_rule() {
+                StopRule::AllRows => 0,
+                StopRule::MeanRatio => 1,
+                StopRule::SumRatio => 2,
+            },
+            literal_frame: i32::from(config.gain_frame() == GainFrame::Literal),
+            discard: i32::from(config.triggering_tile() == TriggeringTile::Discard),
+        };
+        let items = segments * (plan.segment_len / TILE_Q) * heads;
+        // SAFETY: SparseParams are what these kernels take. Orders, states and counts have room for every head, segment
+        // and row, and the scratch memory is released on this stream after the launch.
+        unsafe { call.launch(kernel, &params, Grid::Persistent { items }) }
+    }
+
+    fn upload_kv_perm(&self, group: &Group, ranking: &Ranking) -> Result<(), CudaError> {
+        let orders = ranking.iter().flat_map(|orders| &orders[group.first..group.end]);
+        let tokens: Vec<i32> = orders.flat_map(|order| order.kv_perm.as_slice()).map(|&token| token as i32).collect();
+        self.scratch.upload(&self.call.stream, self.kv_perm, &tokens)
+    }
+
+    fn upload_q_perm(&self, region: Region<i32>, ranking: &Ranking) -> Result<(), CudaError> {
+        let q_len = self.call.shape.q_len();
+        let mut rows = vec![0; region.len];
+        for (orders, rows) in ranking.iter().zip(rows.chunks_exact_mut(q_len)) {
+            for (segment, order) in self.plan.segments.iter().zip(orders) {
+                for (row, &from) in rows[segment.rows.clone()].iter_mut().zip(order.q_perm.as_slice()) {
+                    *row = (segment.rows.start + from as usize) as i32;
+                }
+            }
+        }
+        self.scratch.upload(&self.call.stream, region, &rows)
+    }
+
+    /// Waits for the GPU and reads what it counted.
+    fn stats(&self) -> Result<AttnStats, CudaError> {
+        let region = self.tiles_visited.expect("statistics were asked for");
+        let counts = self.scratch.download(&self.call.stream, region)?;
+        let Self { call, config, plan, .. } = self;
+        let tiles_per_segment = plan.segment_len / TILE_Q;
+        let kv_offset = call.shape.kv_offset();
+        Ok(plan.stats_of_visits(&call.shape, config, |head, s, tile| {
+            let segment = &plan.segments[s];
+            if segment.start == 0 {
+                return 0;
+            }
+            // The single pass counts the window's tiles too; where the chunk begins inside a segment, so do its tiles.
+            let (tile, window_tiles) = if config.q_perm() {
+                (tile, 0)
+            } else {
+                let tile = (kv_offset + segment.rows.start - segment.start) / TILE_Q + tile;
+                (tile, tile + 1)
+            };
+            counts[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize - window_tiles
+        }))
+    }
+}
+
+/// The permutation that the GPU found, its indices counted from `base`; a wrong one is an error, not a panic.
+fn permutation(indices: &[i32], base: usize) -> Result<Permutation, S2oError> {
+    Ok(Permutation::new(indices.iter().map(|&index| (index as u32).wrapping_sub(base as u32)).collect())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use s2o::segments;
+
+    #[test]
+    fn groups_fit_the_cap_and_cover_what_is_ranked() {
+        let segments = segments(300, 724, 128, 1000);
+        let keys = |range: std::ops::Range<usize>| segments[range].iter().map(|segment| segment.start).sum();
+        assert_eq!(segments.len(), 6);
+        let all = groups(&segments, 2, usize::MAX).unwrap();
+        assert_eq!(all, [Group { first: 0, end: 6, keys: keys(0..6) }]);
+        let cap = 2 * ranking::bytes(896 + 768);
+        let cut = groups(&segments, 2, cap).unwrap();
+        assert_eq!(cut[0], Group { first: 4, end: 6, keys: 896 + 768 });
+        assert_eq!(cut.last().unwrap().first, 0);
+        assert!(cut.iter().all(|group| 2 * ranking::bytes(group.keys) <= cap));
+        assert_eq!(
+            groups(&segments, 2, 1000),
+            Err(S2oError::WorkspaceTooSmall { expected: 2 * ranking::bytes(896), got: 1000, prefix_len: 896 })
+        );
+    }
+
+    #[test]
+    fn segments_in_the_tail_are_not_ranked() {
+        assert_eq!(groups(&segments(0, 256, 128, 0), 1, 0), Ok(vec![]));
+        let ranked = groups(&segments(0, 512, 128, 200), 1, usize::MAX).unwrap();
+        assert_eq!(ranked, [Group { first: 0, end: 2, keys: 128 }]);
+    }
+}

@@ -1,0 +1,50 @@
+//! Times the kernels of a call one by one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, sys};
+use s2o_kernels::Kernel;
+
+use super::error::{CudaError, Doing};
+
+/// Time that the GPU spent in one kernel of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KernelTime {
+    /// The kernel, as docs/kernels.md names it.
+    pub kernel: &'static str,
+    /// From its start to its end, in milliseconds.
+    pub ms: f64,
+}
+
+/// Events around every launch of a call.
+#[derive(Debug, Default)]
+pub(crate) struct Stopwatch {
+    laps: Mutex<Vec<(Kernel, CudaEvent, CudaEvent)>>,
+}
+
+impl Stopwatch {
+    pub(super) fn time(
+        &self,
+        kernel: Kernel,
+        stream: &Arc<CudaStream>,
+        launch: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let record = || stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).doing("recording an event");
+        let begin = record()?;
+        launch()?;
+        let lap = (kernel, begin, record()?);
+        self.laps.lock().unwrap_or_else(PoisonError::into_inner).push(lap);
+        Ok(())
+    }
+
+    /// Waits for the GPU and reads the laps, in the order of the launches.
+    pub(crate) fn read(&self) -> Result<Vec<KernelTime>, CudaError> {
+        let laps = self.laps.lock().unwrap_or_else(PoisonError::into_inner);
+        laps.iter()
+            .map(|(kernel, begin, end)| {
+                let ms = begin.elapsed_ms(end).doing("reading a time")?;
+                Ok(KernelTime { kernel: kernel.name(), ms: f64::from(ms) })
+            })
+            .collect()
+    }
+}

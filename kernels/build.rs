@@ -1,0 +1,197 @@
+//! Compiles `cuda/` with nvcc if the feature `cuda` is on: sm_90a machine code, and PTX of compute_80 for every other
+//! GPU. A table of the results is included by `src/modules.rs`.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::{env, fs, thread};
+
+/// wgmma, TMA and `__grid_constant__` parameters of this size came with it.
+const OLDEST_NVCC: (u32, u32) = (12, 0);
+
+const HOW_TO: &str = "The feature `cuda` needs NVIDIA's compiler: install the CUDA toolkit, and set NVCC to its nvcc or \
+CUDA_HOME to its root if neither PATH nor /usr/local/cuda has it. On Linux, `eval \"$(scripts/cuda-toolkit.sh)\"` in a \
+checkout of candle-s2o brings one that needs no GPU.";
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=cuda");
+    for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"] {
+        println!("cargo:rerun-if-env-changed={variable}");
+    }
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return;
+    }
+    if let Err(message) = compile_all() {
+        eprintln!("s2o-kernels: {message}");
+        std::process::exit(1);
+    }
+}
+
+fn compile_all() -> Result<(), String> {
+    let nvcc = find_nvcc()?;
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let portable = sources(Path::new("cuda"))?;
+    let mut jobs = Vec::new();
+    for target in [Target::Sm90a, Target::Sm80] {
+        for source in portable.iter().cloned().chain(sources(&Path::new("cuda").join(target.folder()))?) {
+            let stem = source.file_stem().expect("sources have names").to_string_lossy().into_owned();
+            let output = out.join(format!("{}_{stem}.{}", target.folder(), target.extension()));
+            jobs.push(Job { target, stem, source, output });
+        }
+    }
+    run(&nvcc, &jobs)?;
+    fs::write(out.join("modules.rs"), table(&jobs)?).map_err(|error| format!("modules.rs: {error}"))
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Target {
+    Sm90a,
+    Sm80,
+}
+
+impl Target {
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Sm90a => "sm90",
+            Self::Sm80 => "sm80",
+        }
+    }
+
+    fn extension(self) -> &'static str {
+        match self {
+            Self::Sm90a => "cubin",
+            Self::Sm80 => "ptx",
+        }
+    }
+
+    fn nvcc_flags(self) -> [&'static str; 3] {
+        match self {
+            Self::Sm90a => ["-gencode", "arch=compute_90a,code=sm_90a", "-cubin"],
+            Self::Sm80 => ["-gencode", "arch=compute_80,code=compute_80", "-ptx"],
+        }
+    }
+}
+
+struct Job {
+    target: Target,
+    stem: String,
+    source: PathBuf,
+    output: PathBuf,
+}
+
+/// The .cu files of a folder, in order.
+fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let failed = |error| format!("{}: {error}", folder.display());
+    let mut sources = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|extension| extension == "cu") {
+            sources.push(path);
+        }
+    }
+    sources.sort();
+    Ok(sources)
+}
+
+/// Runs the jobs, as many at a time as cargo allows.
+fn run(nvcc: &Path, jobs: &[Job]) -> Result<(), String> {
+    let workers = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize).min(jobs.len());
+    let queue = Mutex::new(jobs.iter().collect::<VecDeque<_>>());
+    let next = || queue.lock().expect("no worker panics").pop_front();
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers)
+            .map(|_| {
+                scope.spawn(|| {
+                    while let Some(job) = next() {
+                        compile(nvcc, job)?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
+    })
+}
+
+fn compile(nvcc: &Path, job: &Job) -> Result<(), String> {
+    let mut command = Command::new(nvcc);
+    command.args(["-std=c++17", "-O3"]).args(job.target.nvcc_flags()).arg("-o").arg(&job.output).arg(&job.source);
+    let output = command.output().map_err(|error| format!("{}: {error}. {HOW_TO}", nvcc.display()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let streams = [output.stdout, output.stderr].map(|stream| String::from_utf8_lossy(&stream).into_owned());
+    Err(format!("{command:?} failed ({})\n{}", output.status, streams.concat()))
+}
+
+/// The table of modules, with the kernels found in each.
+fn table(jobs: &[Job]) -> Result<String, String> {
+    let mut text = String::new();
+    for (target, name) in [(Target::Sm90a, "SM90A"), (Target::Sm80, "SM80")] {
+        writeln!(text, "static {name}: &[Module] = &[").expect("a String takes it");
+        for job in jobs.iter().filter(|job| job.target == target) {
+            let code = fs::read(&job.output).map_err(|error| format!("{}: {error}", job.output.display()))?;
+            let kernels = match target {
+                Target::Sm90a => names_after(&code, b".text."),
+                Target::Sm80 => names_after(&code, b".entry "),
+            };
+            let code = match target {
+                Target::Sm90a => format!("Code::Cubin(include_bytes!({:?}))", job.output),
+                Target::Sm80 => format!("Code::Ptx(include_str!({:?}))", job.output),
+            };
+            writeln!(text, "    Module {{ name: {:?}, kernels: &{kernels:?}, code: {code} }},", job.stem)
+                .expect("a String takes it");
+        }
+        writeln!(text, "];").expect("a String takes it");
+    }
+    Ok(text)
+}
+
+/// The identifiers that follow `mark` in code: a section for each kernel in a cubin, an entry in PTX.
+fn names_after(code: &[u8], mark: &[u8]) -> Vec<String> {
+    let starts = (0..code.len()).filter(|&i| code[i..].starts_with(mark)).map(|i| i + mark.len());
+    let mut names: Vec<String> = starts
+        .map(|start| {
+            let name = code[start..].iter().take_while(|c| c.is_ascii_alphanumeric() || **c == b'_');
+            name.map(|&c| char::from(c)).collect()
+        })
+        .filter(|name: &String| name.starts_with("s2o_"))
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// nvcc by NVCC, the toolkit variables, PATH, or where installers put it; checked for its age.
+fn find_nvcc() -> Result<PathBuf, String> {
+    let mut places: Vec<PathBuf> = env::var_os("NVCC").map(PathBuf::from).into_iter().collect();
+    let roots = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os);
+    places.extend(roots.map(|root| Path::new(&root).join("bin/nvcc")));
+    places.push("nvcc".into());
+    places.push("/usr/local/cuda/bin/nvcc".into());
+    for nvcc in places {
+        let Ok(output) = Command::new(&nvcc).arg("--version").output() else { continue };
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = parse_version(&text)
+            .ok_or_else(|| format!("{}: expected a version from --version, got {text:?}. {HOW_TO}", nvcc.display()))?;
+        if version < OLDEST_NVCC {
+            let ((major, minor), (oldest, oldest_minor)) = (version, OLDEST_NVCC);
+            return Err(format!(
+                "{}: expected CUDA {oldest}.{oldest_minor} or newer (wgmma and TMA), got {major}.{minor}. {HOW_TO}",
+                nvcc.display()
+            ));
+        }
+        return Ok(nvcc);
+    }
+    Err(format!("expected nvcc, found none. {HOW_TO}"))
+}
+
+/// From "Cuda compilation tools, release 13.0, V13.0.88".
+fn parse_version(text: &str) -> Option<(u32, u32)> {
+    let release = text.split("release ").nth(1)?;
+    let (major, minor) = release.split(',').next()?.trim().split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}

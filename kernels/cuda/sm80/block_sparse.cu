@@ -1,0 +1,4 @@
+// Attention over lists of blocks: what block-sparse methods select.
+#include "instantiate.cuh"
+
+S2O_KERNELS(s2o_block, s2o::BlockSchedule, NORMALISED)

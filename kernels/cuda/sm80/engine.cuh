@@ -1,0 +1,308 @@
+// The attention engine of sm_80 and everything later: one persistent kernel for dense, block, split and sparse attention.
+//
+// Four warps, 32 query rows each; two blocks share an SM, and one multiplies while the other is in its softmax. Keys and
+// values come in half tiles of 64 (loader.cuh); queries stay in shared memory. A step of the schedule is two visits of a
+// half tile: S = Q K^T, P = exp(S - row_max), acc += P V. The stop decision is the step's, of all its 128 keys.
+#pragma once
+#include "../launch.cuh"
+#include "loader.cuh"
+#include "store.cuh"
+#include "vote.cuh"
+
+namespace s2o::sm80 {
+
+// The warp's queries as operands: for head_dim 64 kept in registers, else read again for each half tile.
+template <class X>
+struct Queries {
+    static constexpr int STEPS = X::HEAD_DIM / 16;
+    static constexpr bool KEPT = X::HEAD_DIM == 64;
+    uint32_t address;
+    uint32_t kept[KEPT ? STEPS : 1][2][4];
+
+    __device__ __forceinline__ void read(uint32_t (&a)[2][4], int step) const {
+        ldmatrix(a[0], column_step(address, step));
+        ldmatrix(a[1], column_step(address, step) + 16 * X::ROW);
+    }
+    __device__ __forceinline__ void keep() {
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int d = 0; d < STEPS; ++d) read(kept[d], d);
+        }
+    }
+    __device__ __forceinline__ void operand(uint32_t (&a)[2][4], int step) const {
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = kept[step][i / 4][i % 4];
+        } else {
+            read(a, step);
+        }
+    }
+};
+
+// S = Q K^T
+template <class X>
+__device__ __forceinline__ void scores(float (&s)[2][HALF_K / 2], const Queries<X>& q, uint32_t k) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int i = 0; i < HALF_K / 2; ++i) s[m][i] = 0.f;
+    }
+#pragma unroll
+    for (int d = 0; d < X::HEAD_DIM / 16; ++d) {
+        uint32_t a[2][4];
+        q.operand(a, d);
+#pragma unroll
+        for (int n = 0; n < HALF_K / 16; ++n) {
+            uint32_t b[4];
+            ldmatrix(b, column_step(k, d) + n * 16 * X::ROW);
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                mma<typename X::T>(s[m] + 8 * n, a[m], b[0], b[1]);
+                mma<typename X::T>(s[m] + 8 * n + 4, a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// acc += P V. The accumulator layout of S is the operand layout of P: packing in pairs was all.
+template <class X>
+__device__ __forceinline__ void add_values(float (&acc)[2][X::HEAD_DIM / 2], const uint32_t (&probs)[2][HALF_K / 4],
+                                           uint32_t v) {
+#pragma unroll
+    for (int k = 0; k < HALF_K / 16; ++k) {
+        uint32_t a[2][4];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = probs[i / 4][4 * k + i % 4];
+#pragma unroll
+        for (int n = 0; n < X::HEAD_DIM / 16; ++n) {
+            uint32_t b[4];
+            ldmatrix_transposed(b, column_step(v, n) + k * 16 * X::ROW);
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                mma<typename X::T>(acc[m] + 8 * n, a[m], b[0], b[1]);
+                mma<typename X::T>(acc[m] + 8 * n + 4, a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+template <class X>
+__device__ __forceinline__ void load_queries(const typename X::Params& p, const WorkItem& w, char* q) {
+    const AttnParams& attn = X::Schedule::attn(p);
+    const char* head =
+        static_cast<const char*>(attn.q) + 2 * (w.batch * attn.q_strides.batch + w.head * attn.q_strides.head);
+    for_each_chunk<X>(q, [&](int r, char* chunk, int column) {
+        const int row = row_of<X>(p, w, r);
+        cp_async_16(smem_address(chunk), head + 2 * (max(row, 0) * attn.q_strides.seq + column), row >= 0);
+    });
+}
+
+// Which keys of a half tile the rows of a warp see.
+struct Visibility {
+    int last_existing, last_causal;  // the latter for the warp's first row; each row sees one more than the one before
+    __device__ __forceinline__ bool all() const { return min(last_existing, last_causal) >= HALF_K - 1; }
+    __device__ __forceinline__ bool none() const { return min(last_existing, last_causal + WARP_ROWS - 1) < 0; }
+
+    __device__ __forceinline__ void mask(float (&s)[2][HALF_K / 2], int lane) const {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int i = 0; i < HALF_K / 2; ++i) {
+                const int row = m * 16 + 8 * (i >> 1 & 1) + lane / 4;
+                const int key = 8 * (i >> 2) + 2 * (lane % 4) + (i & 1);
+                if (key > min(last_existing, last_causal + row)) s[m][i] = -INFINITY;
+            }
+        }
+    }
+};
+
+// One item. DISCARD: a tile that stops is dropped, so the decision comes before its values: the first half's keys are
+// scored, the second half's, then, for want of registers to keep them in, the first half's again.
+template <class X, bool DISCARD>
+__device__ __forceinline__ void attend(const SharedLayout<X>& shared, const typename X::Params& p) {
+    const AttnParams& attn = X::Schedule::attn(p);
+    Control& control = shared.control();
+    const WorkItem& w = control.work;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp * WARP_ROWS;
+    const float scale_log2 = attn.softmax_scale * 1.4426950408889634f;
+
+    Loader<X, DISCARD> loader(shared, p);
+    load_queries<X>(p, w, shared.q());
+    loader.start();
+
+    OnlineSoftmax softmax[2];
+    float acc[2][X::HEAD_DIM / 2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int i = 0; i < X::HEAD_DIM / 2; ++i) acc[m][i] = 0.f;
+    }
+    [[maybe_unused]] Committed committed = {-INFINITY, 0.f};
+    if constexpr (X::OUTPUT == Output::RESUMED) {
+        const int row = row_of<X>(p, w, own_row_index());
+        const RowState before = row < 0 ? RowState{0.f, 1.f} : p.state[int64_t(w.batch_head(attn)) * attn.q_len + row];
+        committed = {before.row_max, before.row_sum};
+        float row_max[2][2];
+        to_quad(committed.row_max, row_max);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            softmax[m].row_max[0] = row_max[m][0];
+            softmax[m].row_max[1] = row_max[m][1];
+        }
+    }
+
+    Queries<X> queries;
+    queries.address = smem_address(shared.q()) + warp_row * X::ROW + rows_first<X::ROW>(lane);
+    cp_async_wait<RING_SLOTS - 2>();  // they came with the first keys; a warp loads its own
+    __syncwarp();
+    queries.keep();
+
+    int step = 0;
+    for (bool stop = false; step < w.steps; ++step) {
+        const bool gathered = X::GATHER && step >= w.gather_from;
+        const bool twice = DISCARD && gathered;
+#pragma unroll 1
+        for (int visit = 0; visit < (twice ? 3 : 2); ++visit) {
+            const uint32_t k_offset = columns_first<X::ROW>(thread_index() % 32);
+            const uint32_t k = loader.next() + k_offset;
+            if constexpr (X::GATHER && !DISCARD) {
+                stop = visit == 0 && step > w.gather_from && count_votes(p, control.votes);
+                if (stop) break;
+            }
+            Visibility visibility{HALF_K, HALF_K};
+            if (!gathered) {
+                const int first_key = key_tile<X>(w, step) * TILE_K + visit * HALF_K;
+                visibility.last_existing = attn.k_len - 1 - first_key;
+                if (attn.causal) visibility.last_causal = w.position + warp_row - first_key;
+            }
+            const bool visible = !visibility.none();
+            uint32_t probs[2][HALF_K / 4];
+            float rescale[2][2];
+            if (visible) {
+                float s[2][HALF_K / 2];
+                scores<X>(s, queries, k);
+                if (!visibility.all()) visibility.mask(s, lane);
+#pragma unroll
+                for (int m = 0; m < 2; ++m) {
+                    float tile_sum[2];
+                    softmax[m].template update<X::MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum);
+#pragma unroll
+                    for (int i = 0; i < HALF_K / 4; ++i) {
+                        probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
+                    }
+                }
+            }
+            if constexpr (DISCARD) {
+                if (twice && visit == 0) continue;
+                if (twice && visit == 1) {
+                    cast_vote(p, w, committed, committed.tile(softmax, scale_log2), control.votes);
+                }
+            }
+            const uint32_t v_offset = rows_first<X::ROW>(thread_index() % 32);
+            const uint32_t v = loader.next() + v_offset;
+            if constexpr (DISCARD) {
+                if (twice && visit == 1) {
+                    stop = count_votes(p, control.votes);
+                    if (stop) break;
+                    const TileGain tile = committed.tile(softmax, scale_log2);
+                    to_quad(tile.rescale, rescale);
+                    committed.commit(tile);
+                }
+            }
+            if (visible) {
+                // Late in a row no maximum rises any more.
+                const bool rises = rescale[0][0] != 1.f || rescale[0][1] != 1.f || rescale[1][0] != 1.f ||
+                                   rescale[1][1] != 1.f;
+                if (__any_sync(0xffffffffu, rises)) {
+                    rescale_rows(acc[0], rescale[0]);
+                    rescale_rows(acc[1], rescale[1]);
+                }
+                add_values<X>(acc, probs, v);
+            }
+            if constexpr (X::GATHER) {
+                if (visit == 0) continue;
+                if (!twice) {
+                    const TileGain tile = committed.tile(softmax, scale_log2);
+                    if (gathered && !DISCARD) cast_vote(p, w, committed, tile, control.votes);
+                    committed.commit(tile);
+                }
+#pragma unroll
+                for (int m = 0; m < 2; ++m) softmax[m].row_sum[0] = softmax[m].row_sum[1] = 0.f;
+            }
+        }
+        if (stop) {
+            step += DISCARD;  // dropped, but visited
+            break;
+        }
+    }
+    // An early stop leaves loads on their way, and without a step the queries are.
+    cp_async_wait<0>();
+
+    float row_max[2][2], row_sum[2][2];
+    if constexpr (X::GATHER) {
+        to_quad(committed.row_max, row_max);
+        to_quad(committed.row_sum, row_sum);
+    } else {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            softmax[m].finish();
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                row_max[m][h] = softmax[m].row_max[h];
+                row_sum[m][h] = softmax[m].row_sum[h];
+            }
+        }
+    }
+    if constexpr (X::OUTPUT == Output::PARTIAL) {
+        store_partial<X>(p, w, acc, row_max, row_sum);
+    } else {
+        store_rows<X>(p, w, shared.q(), acc, row_max, row_sum, scale_log2);
+    }
+    if constexpr (X::GATHER) {
+        if (p.tiles_visited != nullptr && threadIdx.x == 0) p.tiles_visited[w.slot] = step;
+    }
+}
+
+// The next item that exists. The first of a block is its index, the others come from the counter, asked one ahead. Not
+// inlined: what its divisions precompute would spill.
+template <class X>
+__device__ __noinline__ void take_item(const typename X::Params& p, Control& control) {
+    const AttnParams& attn = X::Schedule::attn(p);
+    const WorkItem& w = control.work;
+    const Strides &k = attn.k_strides, &v = attn.v_strides;
+    const int num_items = X::Schedule::num_items(p);
+    auto advance = [&] { control.item = gridDim.x + atomicAdd(attn.next_item, 1); };
+    while (control.item < num_items && !X::Schedule::decode(p, control.item, control.work)) advance();
+    control.end = control.item >= num_items;
+    if (control.end) return;
+    control.rows[0] = static_cast<const char*>(attn.k) + 2 * (w.batch * k.batch + w.kv_head * k.head);
+    control.rows[1] = static_cast<const char*>(attn.v) + 2 * (w.batch * v.batch + w.kv_head * v.head);
+    advance();
+}
+
+// The body of every kernel; instantiate.cuh gives them their names.
+template <class X>
+__device__ __forceinline__ void attention(const typename X::Params& p) {
+    extern __shared__ __align__(1024) char raw[];
+    const SharedLayout<X> shared{raw};
+    Control& control = shared.control();
+    if (threadIdx.x == 0) control.item = blockIdx.x;
+    for (;;) {
+        if (threadIdx.x == 0) take_item<X>(p, control);
+        __syncthreads();
+        if (control.end) return;
+        if constexpr (X::GATHER) {
+            if (p.discard) {
+                attend<X, true>(shared, p);
+            } else {
+                attend<X, false>(shared, p);
+            }
+        } else {
+            attend<X, false>(shared, p);
+        }
+        __syncthreads();
+    }
+}
+
+}  // namespace s2o::sm80

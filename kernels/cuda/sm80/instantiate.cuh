@@ -1,0 +1,21 @@
+// Kernels with plain names for the host to look up, s2o_<name>_<dtype>_<head_dim>, each with its LaunchInfo beside it.
+// `<kernel>_traits` holds its types for C++ hosts.
+#pragma once
+#include "engine.cuh"
+
+#define S2O_KERNEL(name, T, head_dim, Schedule, OUTPUT)                                                         \
+    using name##_traits = s2o::sm80::Traits<T, head_dim, Schedule, s2o::sm80::Output::OUTPUT>;                  \
+    extern "C" {                                                                                                \
+    __constant__ s2o::LaunchInfo name##_launch = {                                                              \
+        s2o::sm80::THREADS, s2o::sm80::SharedLayout<name##_traits>::BYTES, s2o::sm80::BLOCKS_PER_SM, 0};        \
+    }                                                                                                           \
+    extern "C" __global__ void __launch_bounds__(s2o::sm80::THREADS, s2o::sm80::BLOCKS_PER_SM)                  \
+        name(const __grid_constant__ name##_traits::Params p) {                                                 \
+        s2o::sm80::attention<name##_traits>(p);                                                                 \
+    }
+
+#define S2O_KERNELS(name, Schedule, OUTPUT)                            \
+    S2O_KERNEL(name##_bf16_128, __nv_bfloat16, 128, Schedule, OUTPUT)  \
+    S2O_KERNEL(name##_bf16_64, __nv_bfloat16, 64, Schedule, OUTPUT)    \
+    S2O_KERNEL(name##_f16_128, __half, 128, Schedule, OUTPUT)          \
+    S2O_KERNEL(name##_f16_64, __half, 64, Schedule, OUTPUT)

@@ -1,0 +1,96 @@
+// Keys and values on their way: a ring of half tiles filled by cp.async, from consecutive rows or by index.
+//
+// The order of the loads is the order of the reads: for each visit of a half tile its keys, then its values. A step of the
+// ring costs one barrier, which also says that the slot about to be filled has been read.
+#pragma once
+#include "traits.cuh"
+
+namespace s2o::sm80 {
+
+// DISCARD: see `attend`.
+template <class X, bool DISCARD>
+class Loader {
+    using Params = typename X::Params;
+    static constexpr int ROWS_APART = THREADS / X::ROW_CHUNKS;  // ROW_CHUNKS threads copy a row
+    static constexpr int ROWS = HALF_K / ROWS_APART;            // of a thread
+    static constexpr uint32_t RING_BYTES = RING_SLOTS * X::SLOT_BYTES;
+
+    // What lives here lives in registers beside the accumulators: few words, the rest is read from `control`.
+    const Params& p;
+    const Control& control;
+    uint32_t ring;
+    uint32_t read = 0;       // slot, in bytes
+    uint32_t next_load = 0;  // 8 * step + 2 * visit + (1 for values)
+    // Of the next load, fetched one load ahead: the thread's first token, or when the kernel gathers one of its tokens
+    // (the threads that copy a row pass their rows' tokens around). k_len when there is nothing left to load.
+    int index;
+
+    __device__ __forceinline__ int step() const { return next_load >> 3; }
+    __device__ __forceinline__ bool gathers() const { return X::GATHER && step() >= control.work.gather_from; }
+
+    __device__ __forceinline__ void fetch_index() {
+        const WorkItem& w = control.work;
+        index = X::Schedule::attn(p).k_len;
+        if (step() >= w.steps) return;
+        const int thread = thread_index();
+        const int half = (next_load >> 1 & 1) * HALF_K;
+        const int slot = half + thread / X::ROW_CHUNKS + (X::GATHER ? ROWS_APART * (thread % ROWS) : 0);
+        if (gathers()) {
+            index = w.kv_perm[(step() - w.gather_from) * TILE_K + slot];
+        } else {
+            index = key_tile<X>(w, step()) * TILE_K + slot;
+        }
+    }
+    __device__ __forceinline__ void load(uint32_t slot) {
+        const AttnParams& attn = X::Schedule::attn(p);
+        const int thread = thread_index(), line = thread / X::ROW_CHUNKS, chunk = thread % X::ROW_CHUNKS;
+        const bool values = next_load & 1;
+        const uint64_t row_bytes = (values ? attn.v_strides.seq : attn.k_strides.seq) * 2;
+        const char* rows = control.rows[values] + chunk * 16;
+        // ROWS_APART is a multiple of 8: one swizzle for all rows of a thread.
+        const uint32_t dst = ring + slot + line * X::ROW + ((chunk ^ (line & 7)) << 4);
+        // Zeros beyond the last key: garbage times a probability of zero may be NaN.
+        if constexpr (X::GATHER) {
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                const uint32_t token = __shfl_sync(0xffffffffu, index, i, X::ROW_CHUNKS);
+                cp_async_16(dst + i * ROWS_APART * X::ROW, rows + token * row_bytes, token < attn.k_len);
+            }
+        } else {
+            rows += index * row_bytes;
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                cp_async_16(dst + i * ROWS_APART * X::ROW, rows, index + i * ROWS_APART < attn.k_len);
+                rows += ROWS_APART * row_bytes;
+            }
+        }
+        cp_async_commit();
+        const uint32_t in_step = next_load & 7;
+        if (DISCARD && gathers()) {
+            next_load += in_step == 0 ? 2 : in_step == 5 ? 3 : 1;
+        } else {
+            next_load += in_step == 3 ? 5 : 1;
+        }
+        fetch_index();
+    }
+
+public:
+    __device__ __forceinline__ Loader(const SharedLayout<X>& shared, const Params& p)
+        : p(p), control(shared.control()), ring(smem_address(shared.ring())) {
+        fetch_index();
+    }
+    __device__ __forceinline__ void start() {
+        for (int i = 0; i < RING_SLOTS - 1; ++i) load(i * X::SLOT_BYTES);
+    }
+    // The address of the next half tile, once it is there for every warp.
+    __device__ __forceinline__ uint32_t next() {
+        cp_async_wait<RING_SLOTS - 2>();
+        __syncthreads();
+        load(read == 0 ? RING_BYTES - X::SLOT_BYTES : read - X::SLOT_BYTES);
+        const uint32_t address = ring + read;
+        read = read == RING_BYTES - X::SLOT_BYTES ? 0 : read + X::SLOT_BYTES;
+        return address;
+    }
+};
+
+}  // namespace s2o::sm80

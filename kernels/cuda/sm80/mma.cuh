@@ -1,0 +1,107 @@
+// Instructions of sm_80, and the shared-memory layout they share: asynchronous copies, matrix loads, matrix products.
+//
+// A tile is rows of head_dim 16-bit values; the 16-byte chunk c of row r lies at chunk c ^ (r & 7). So the eight rows of
+// an 8x8 matrix, whether read as they lie or transposed, and the lines that copies write, fall into different banks.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace s2o::sm80 {
+
+__device__ __forceinline__ uint32_t smem_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// The thread's index, read anew: what is derived from it occupies no register until then.
+__device__ __forceinline__ int thread_index() {
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
+// ---- copies ----
+
+// 16 bytes past L1, or 16 zeros; `src` is then not read.
+__device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(exists ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int GROUPS_LEFT>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS_LEFT) : "memory");
+}
+
+// ---- matrix loads ----
+
+// Four 8x8 matrices. Volatile: a pure one would be hoisted out of the loops that overwrite what it reads.
+__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Where a lane's row of a 16 x 16 fragment begins, relative to the tile, with the swizzle of the first 16 columns. The
+// order of the four 8x8 matrices puts the registers of an operand side by side: low rows before high ones for queries
+// and, transposed, for values; low columns before high ones for keys.
+template <int ROW>
+__device__ __forceinline__ uint32_t rows_first(int lane) {
+    return (lane & 15) * ROW + (((lane >> 4) ^ (lane & 7)) << 4);
+}
+template <int ROW>
+__device__ __forceinline__ uint32_t columns_first(int lane) {
+    return ((lane & 7) + ((lane >> 4) << 3)) * ROW + (((lane >> 3 & 1) ^ (lane & 7)) << 4);
+}
+// From there to columns 16 i on: the swizzle touches three bits of the chunk, 64 columns; beyond them lies a plain offset.
+__device__ __forceinline__ uint32_t column_step(uint32_t address, int i) {
+    return (address ^ ((i & 3) << 5)) + (i >> 2) * 128;
+}
+
+// ---- products ----
+
+// d (16 x 8) += a (16 x 16) b (16 x 8)
+template <typename T>
+__device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+
+// Two floats to one register of two T, the first in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t r;
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    }
+    return r;
+}
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t x) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+    } else {
+        return __half22float2(*reinterpret_cast<const __half2*>(&x));
+    }
+}
+
+}  // namespace s2o::sm80

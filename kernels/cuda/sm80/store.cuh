@@ -1,0 +1,110 @@
+// The end of a query tile: from accumulator fragments to rows in global memory, by way of the warp's own query rows in
+// shared memory, which nobody needs any more.
+#pragma once
+#include "../online_softmax.cuh"
+#include "traits.cuh"
+
+namespace s2o::sm80 {
+
+// Calls f(row of the tile, address of a 16-byte chunk of it, column of its first value) for the 32 rows of a warp, whole
+// rows at a time.
+template <class X, class F>
+__device__ __forceinline__ void for_each_chunk(char* q, F f) {
+    const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
+    const int chunk = lane % X::ROW_CHUNKS;
+#pragma unroll
+    for (int i = 0; i < X::ROW_CHUNKS; ++i) {
+        const int r = warp * WARP_ROWS + i * (32 / X::ROW_CHUNKS) + lane / X::ROW_CHUNKS;
+        f(r, q + r * X::ROW + ((chunk ^ (r & 7)) << 4), chunk * 8);
+    }
+}
+
+template <class X>
+__device__ __forceinline__ void store_partial(const typename X::Params& p, const WorkItem& w,
+                                              const float (&acc)[2][X::HEAD_DIM / 2], const float (&row_max)[2][2],
+                                              const float (&row_sum)[2][2]) {
+    const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int r = warp * WARP_ROWS + m * 16 + h * 8 + lane / 4;
+            if (row_of<X>(p, w, r) < 0) continue;
+            const int64_t row = w.slot * TILE_Q + r;
+            float* out = p.partial_out + row * X::HEAD_DIM + 2 * (lane % 4);
+#pragma unroll
+            for (int i = 0; i < X::HEAD_DIM / 8; ++i) {
+                *reinterpret_cast<float2*>(out + 8 * i) = make_float2(acc[m][4 * i + 2 * h], acc[m][4 * i + 2 * h + 1]);
+            }
+            if (lane % 4 == 0) p.partial_state[row] = {row_max[m][h], row_sum[m][h]};
+        }
+    }
+}
+
+// Rows with nothing to attend to are zero.
+template <class X>
+__device__ __forceinline__ void store_rows(const typename X::Params& p, const WorkItem& w, char* q,
+                                           const float (&acc)[2][X::HEAD_DIM / 2], const float (&row_max)[2][2],
+                                           const float (&row_sum)[2][2], float scale_log2) {
+    using T = typename X::T;
+    const AttnParams& attn = X::Schedule::attn(p);
+    const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
+    const int64_t first_row = int64_t(w.batch_head(attn)) * attn.q_len;
+    T* const head_out = static_cast<T*>(attn.out) + w.batch * attn.out_strides.batch + w.head * attn.out_strides.head;
+
+    __syncwarp();
+    if constexpr (X::OUTPUT == Output::RESUMED) {
+        for_each_chunk<X>(q, [&](int r, char* chunk, int column) {
+            const int row = row_of<X>(p, w, r);
+            cp_async_16(smem_address(chunk), head_out + max(row, 0) * attn.out_strides.seq + column, row >= 0);
+        });
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncwarp();
+    }
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int r = warp * WARP_ROWS + m * 16 + h * 8 + lane / 4;
+            const int row = row_of<X>(p, w, r);
+            const float mass = row_sum[m][h];
+            if (row >= 0 && lane % 4 == 0) {
+                if (attn.lse != nullptr) attn.lse[first_row + row] = row_max[m][h] * attn.softmax_scale + logf(mass);
+                if constexpr (X::OUTPUT == Output::STATEFUL) {
+                    if (p.state != nullptr) p.state[first_row + row] = {row_max[m][h], mass};
+                }
+            }
+            const float factor = mass == 0.f ? 0.f : 1.f / mass;
+            float window = 0.f;
+            if constexpr (X::OUTPUT == Output::RESUMED) {
+                if (row >= 0) {
+                    const RowState s = p.state[first_row + row];
+                    window = s.row_sum * exp2_approx((s.row_max - row_max[m][h]) * scale_log2) * factor;
+                }
+            }
+            char* line = q + r * X::ROW + 4 * (lane % 4);
+#pragma unroll
+            for (int i = 0; i < X::ROW_CHUNKS; ++i) {
+                auto* word = reinterpret_cast<uint32_t*>(line + ((i ^ (r & 7)) << 4));
+                float x = acc[m][4 * i + 2 * h] * factor, y = acc[m][4 * i + 2 * h + 1] * factor;
+                if constexpr (X::OUTPUT == Output::RESUMED) {
+                    const float2 o = unpack<T>(*word);
+                    x = fmaf(o.x, window, x);
+                    y = fmaf(o.y, window, y);
+                }
+                *word = pack<T>(x, y);
+            }
+        }
+    }
+    __syncwarp();
+    for_each_chunk<X>(q, [&](int r, char* chunk, int column) {
+        const int row = row_of<X>(p, w, r);
+        if (row >= 0) {
+            *reinterpret_cast<uint4*>(head_out + row * attn.out_strides.seq + column) =
+                *reinterpret_cast<const uint4*>(chunk);
+        }
+    });
+}
+
+}  // namespace s2o::sm80

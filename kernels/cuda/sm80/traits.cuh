@@ -1,0 +1,88 @@
+// What distinguishes one kernel of the engine from another, and where its tiles lie in shared memory.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "../params.cuh"
+#include "../schedule.cuh"
+#include "mma.cuh"
+
+namespace s2o::sm80 {
+
+constexpr int WARPS = 4;
+constexpr int THREADS = WARPS * 32;
+constexpr int WARP_ROWS = TILE_Q / WARPS;  // two m16 fragments: each key fragment loaded then serves two products
+constexpr int HALF_K = TILE_K / 2;         // keys loaded and scored at a time: more would not leave registers for `acc`
+constexpr int RING_SLOTS = 3;              // one read, two on their way
+constexpr int BLOCKS_PER_SM = 2;
+
+enum class Output {
+    NORMALISED,  // attention
+    STATEFUL,    // attention, and the row states from which pass 2 resumes
+    PARTIAL,     // accumulators and row states, to be merged
+    RESUMED,     // pass 2: joined with what pass 1 left in `out`
+};
+
+template <typename T_, int HEAD_DIM_, class Schedule_, Output OUTPUT_>
+struct Traits {
+    using T = T_;
+    using Schedule = Schedule_;
+    using Params = typename Schedule::Params;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr Output OUTPUT = OUTPUT_;
+    static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
+    // Prefix tiles come by index, and may end early.
+    static constexpr bool GATHER = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>>;
+    // A split may hold no visible key for some of its rows.
+    static constexpr bool MAY_BE_EMPTY = OUTPUT == Output::PARTIAL;
+
+    static constexpr int ROW = HEAD_DIM * 2;        // bytes
+    static constexpr int ROW_CHUNKS = HEAD_DIM / 8;  // of 16 bytes
+    static constexpr uint32_t Q_BYTES = TILE_Q * ROW, SLOT_BYTES = HALF_K * ROW;
+};
+
+struct Control {
+    WorkItem work;
+    const char* rows[2];  // keys and values of the item's head
+    int item;             // the next one
+    bool end;             // no more items
+    float2 votes[WARPS];  // of one key tile; the ring's barriers keep two tiles apart
+};
+
+template <class X>
+struct SharedLayout {
+    static constexpr uint32_t TILES_BYTES = X::Q_BYTES + RING_SLOTS * X::SLOT_BYTES;
+    static constexpr uint32_t BYTES = TILES_BYTES + sizeof(Control);
+    // Two blocks with 1024 bytes of the system's each fit in an A100's 164 KiB, one in the 99 KiB of consumer cards.
+    static_assert(BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024 && BYTES <= 99 * 1024);
+
+    char* raw;
+    __device__ __forceinline__ char* q() const { return raw; }
+    __device__ __forceinline__ char* ring() const { return raw + X::Q_BYTES; }
+    __device__ __forceinline__ Control& control() const { return *reinterpret_cast<Control*>(raw + TILES_BYTES); }
+};
+
+// The row of the call that row `r` of the tile stands for, or -1.
+template <class X>
+__device__ __forceinline__ int row_of(const typename X::Params& p, const WorkItem& w, int r) {
+    const int slot = w.q_start + r;
+    if (slot < 0 || slot >= w.row_end) return -1;
+    if constexpr (X::PERMUTED) {
+        return p.q_perm[int64_t(w.batch_head(p.attn)) * p.attn.q_len + slot];
+    } else {
+        return slot;
+    }
+}
+
+// The keys of a step that does not gather. A permuted tile has none: its engine tests for them like the others because
+// the register allocation of ptxas comes out worse (spills) without that branch.
+template <class X>
+__device__ __forceinline__ int key_tile(const WorkItem& w, int step) {
+    if constexpr (X::PERMUTED) {
+        return 0;
+    } else {
+        return X::Schedule::key_tile(w, step);
+    }
+}
+
+}  // namespace s2o::sm80

@@ -1,0 +1,268 @@
+// A consumer warpgroup of engine.cuh: 64 query rows against the item's key tiles.
+#pragma once
+
+namespace s2o {
+
+// S = Q K^T for 64 rows: started, not awaited.
+template <class X>
+__device__ __forceinline__ void issue_scores(float (&s)[TILE_K / 2], uint32_t q, uint32_t k) {
+    using T = typename X::T;
+#pragma unroll
+    for (int step = 0; step < X::HEAD_DIM / 16; ++step) {
+        const uint32_t dq = descriptor_step((step / 4) * X::Q_PANEL + (step % 4) * 32);
+        const uint32_t dk = descriptor_step((step / 4) * X::KV_PANEL + (step % 4) * 32);
+        if (step == 0) {
+            wgmma_ss<T, 0>(s, q + dq, k + dk);
+        } else {
+            wgmma_ss<T, 1>(s, q + dq, k + dk);
+        }
+    }
+    wgmma_commit();
+}
+
+// acc += P V: started, not awaited.
+template <class X>
+__device__ __forceinline__ void issue_values(float (&acc)[X::HEAD_DIM / 2], const uint32_t (&p)[TILE_K / 4], uint32_t v) {
+#pragma unroll
+    for (int step = 0; step < TILE_K / 16; ++step) {
+        wgmma_rs<typename X::T>(acc, p + 4 * step, v + descriptor_step(step * 2048));
+    }
+    wgmma_commit();
+}
+
+// The accumulator layout of S is the operand layout of P: packing in pairs is all.
+template <typename T>
+__device__ __forceinline__ void pack_probabilities(const float (&s)[TILE_K / 2], uint32_t (&p)[TILE_K / 4]) {
+#pragma unroll
+    for (int i = 0; i < TILE_K / 4; ++i) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+}
+
+// Hides what a row must not see of a key tile. `first_key` is the tile's; `position` that of this thread's first row.
+__device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnParams& p, int first_key, int position) {
+    const int column = first_key + 2 * (threadIdx.x % 4);
+    const int limit0 = min(p.causal ? position : p.k_len, p.k_len - 1) - column;
+    const int limit1 = min(p.causal ? position + 8 : p.k_len, p.k_len - 1) - column;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; ++i) {
+        if (8 * (i >> 2) + (i & 1) > ((i & 2) ? limit1 : limit0)) s[i] = -INFINITY;
+    }
+}
+
+template <class X>
+__device__ __forceinline__ void await_tile(uint32_t bar, uint32_t parity) {
+    mbarrier_wait(bar, parity);
+    if (X::GATHER && S2O_CONSUMER_PROXY_FENCE) fence_proxy_async();
+}
+
+// Frees what an early stop left in a ring.
+template <int STAGES>
+__device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin, const uint64_t* full,
+                                      const uint64_t* empty, bool leader) {
+    while (pos.count != begin) {
+        mbarrier_wait(smem_address(&full[pos.stage]), pos.parity);
+        if (leader) mbarrier_arrive(smem_address(&empty[pos.stage]));
+        pos.advance();
+    }
+}
+
+// Whether the item ends with this step, by the exact rule; all consumers meet. A discarded tile leaves the mass as it was.
+__device__ __forceinline__ bool ends_exactly(const SparseParams& p, ExactVotes& votes, const OutputRows& rows,
+                                             OnlineSoftmax& softmax, const float (&before)[2], const float (&rescale)[2],
+                                             const float (&tile_sum)[2], int& slot) {
+    slot ^= 1;
+    RowGains gains;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        gains.exists[h] = rows.exists[h];
+        gains.gain[h] = p.literal_frame ? softmax.row_sum[h] - before[h] : tile_sum[h];
+        gains.mass[h] = p.literal_frame ? before[h] : before[h] * rescale[h];
+    }
+    const VoteShare share = vote_share(gains, p.stop_rule, p.tau);
+    if (threadIdx.x % 32 == 0) votes.warp[slot][threadIdx.x / 32 - WARPGROUP / 32] = share;
+    named_barrier_sync(DECISION, CONSUMERS * WARPGROUP);
+    const bool ends = p.tau > 0.f && votes.below(slot, p.stop_rule, p.tau);
+    if (ends && p.discard) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) softmax.row_sum[h] = before[h] * rescale[h];
+    }
+    return ends;
+}
+
+template <class X>
+__device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typename X::Params& p) {
+    using T = typename X::T;
+    constexpr int ACC = X::HEAD_DIM / 2;
+    auto* control = shared.control;
+    const AttnParams& attn = X::Schedule::attn(p);
+    const int wg = threadIdx.x / WARPGROUP - 1;
+    const int warp = wg * 4 + (threadIdx.x / 32) % 4;
+    const int lane = threadIdx.x % 32;
+    const bool leader = lane == 0;
+    const int row0 = warp * 16 + lane / 4;  // in the tile; the other row is 8 further
+    const float scale_log2 = attn.softmax_scale * 1.4426950408889634f;
+    const int my_turn = TURN + wg, other_turn = TURN + 1 - wg;
+
+    RingPosition<X::STAGES> k_pos, v_pos;
+    const uint32_t q_desc = uniform(descriptor_k_major(shared.q + wg * 64 * 128));
+    auto k_desc = [&] { return uniform(descriptor_k_major(shared.k_tile(k_pos.stage))); };
+    auto v_desc = [&] { return uniform(descriptor_n_major(shared.v_tile(v_pos.stage), X::KV_PANEL)); };
+    auto await_k = [&] { await_tile<X>(smem_address(&control->k_full[k_pos.stage]), k_pos.parity); };
+    auto await_v = [&] { await_tile<X>(smem_address(&control->v_full[v_pos.stage]), v_pos.parity); };
+    auto free_k = [&] {
+        if (leader) mbarrier_arrive(smem_address(&control->k_empty[k_pos.stage]));
+        k_pos.advance();
+    };
+    auto free_v = [&] {
+        if (leader) mbarrier_arrive(smem_address(&control->v_empty[v_pos.stage]));
+        v_pos.advance();
+    };
+    auto free_q = [&] {
+        mbarrier_arrive(smem_address(&control->q_empty));  // every thread, for every thread has read the item
+    };
+
+    if (wg == 1) named_barrier_arrive(TURN, 2 * WARPGROUP);  // the first turn is the first warpgroup's
+
+    int vote_slot = 0;        // of the last exact decision
+    uint32_t first_step = 0;  // of the item, counted across items
+    for (int sequence = 0;; ++sequence) {
+        mbarrier_wait(smem_address(&control->q_full), sequence & 1);
+        if constexpr (X::PERMUTED) fence_proxy_async();
+        const int item = control->item[sequence & 1];
+        if (item < 0) return;
+        WorkItem w;
+        X::Schedule::decode(p, item, w);
+        if constexpr (X::STOP != Stop::NEVER) {
+            drain(k_pos, control->k_begin[sequence & 1], control->k_full, control->k_empty, leader);
+            drain(v_pos, control->v_begin[sequence & 1], control->v_full, control->v_empty, leader);
+        }
+
+        OutputRows rows(w, row0);
+        OnlineSoftmax softmax;
+        float s[TILE_K / 2];
+        float acc[ACC];
+        uint32_t probs[TILE_K / 4];
+        float before[2], rescale[2], tile_sum[2];
+#pragma unroll
+        for (int i = 0; i < ACC; ++i) acc[i] = 0.f;
+        if constexpr (X::MAY_BE_EMPTY) {
+            if (w.steps == 0) {
+                free_q();
+                store_item<X>(p, w, rows, acc, softmax, scale_log2);
+                continue;
+            }
+        }
+        if constexpr (X::PERMUTED) resume(p, w, rows, softmax);
+
+        // Step 0: elsewhere than in a split the only one with a mask.
+        await_k();
+        wgmma_fence();
+        issue_scores<X>(s, q_desc, k_desc());
+        wgmma_wait<0>();
+        pin(s);
+        free_k();
+        if (w.steps == 1) free_q();
+        if constexpr (!X::PERMUTED) mask_tile(s, attn, w.key_tile * TILE_K, w.position + row0);
+        if constexpr (X::PERMUTED) {
+            before[0] = softmax.row_sum[0];
+            before[1] = softmax.row_sum[1];
+        }
+        softmax.update<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
+        pack_probabilities<T>(s, probs);
+        bool stopped = false;
+        if constexpr (X::STOP == Stop::EXACT && X::PERMUTED) {
+            stopped = ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, vote_slot);
+        }
+        if (X::STOP == Stop::LAGGED && leader) control->votes.lagged.cast(first_step, warp, false);
+
+        int i = 1;
+        for (; i < w.steps && !stopped; ++i) {
+            await_k();
+            named_barrier_sync(my_turn, 2 * WARPGROUP);
+            wgmma_fence();
+            issue_scores<X>(s, q_desc, k_desc());
+            await_v();
+            wgmma_fence();
+            issue_values<X>(acc, probs, v_desc());
+            named_barrier_arrive(other_turn, 2 * WARPGROUP);
+            if constexpr (X::STOP == Stop::LAGGED) {
+                // Asked after the products are issued, where its latency is hidden. A stop throws the scores of step i
+                // away: half a tile of work for each item that stops, instead of a delay in every step.
+                if (i >= 2 && control->votes.lagged.all(first_step + i - 2)) {
+                    wgmma_wait<0>();
+                    pin(s);
+                    pin(acc);
+                    stopped = true;
+                    break;
+                }
+            }
+            wgmma_wait<1>();
+            pin(s);
+            free_k();
+            if (i == w.steps - 1) free_q();
+            if constexpr (X::PARTIAL) {
+                const int first_key = (w.key_tile + i) * TILE_K;
+                if (first_key + TILE_K > min(attn.causal ? w.position + 1 : attn.k_len, attn.k_len)) {
+                    mask_tile(s, attn, first_key, w.position + row0);
+                }
+            }
+            before[0] = softmax.row_sum[0];
+            before[1] = softmax.row_sum[1];
+            softmax.update<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
+            wgmma_wait<0>();
+            pin(acc);
+            free_v();
+            // The vote's shuffles and the packing share a basic block: one hides the other's latency.
+            bool below = false;
+            if constexpr (X::STOP == Stop::LAGGED) {
+                const RowGains gains = {{tile_sum[0], tile_sum[1]},
+                                        {before[0] * rescale[0], before[1] * rescale[1]},
+                                        {rows.exists[0], rows.exists[1]}};
+                below = rows_below(gains, p.tau) && i >= w.gather_from;
+            }
+            pack_probabilities<T>(s, probs);
+            rescale_rows(acc, rescale);
+            if constexpr (X::STOP == Stop::LAGGED) {
+                const bool all = __all_sync(0xffffffffu, below);
+                if (leader) control->votes.lagged.cast(first_step + i, warp, all);
+            }
+            if constexpr (X::STOP == Stop::EXACT) {
+                stopped = i >= w.gather_from &&
+                          ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, vote_slot);
+            }
+        }
+
+        first_step += w.steps;
+        bool values_left = true;
+        if constexpr (X::STOP == Stop::LAGGED) values_left = !stopped;
+        if constexpr (X::STOP == Stop::EXACT) {
+            values_left = !(stopped && p.discard);
+            if (!values_left) await_v();
+        }
+        if (values_left) {
+            await_v();
+            wgmma_fence();
+            issue_values<X>(acc, probs, v_desc());
+            wgmma_wait<0>();
+            pin(acc);
+        }
+        free_v();
+        softmax.finish();
+        if constexpr (X::STOP != Stop::NEVER) {
+            if (stopped && i < w.steps) {
+                if constexpr (X::STOP == Stop::EXACT) await_k();
+                // Before the keys of step i are freed, unread: see the producer.
+                if (threadIdx.x == WARPGROUP) control->stopped[k_pos.stage] = sequence;
+                free_k();
+                free_q();
+            }
+        }
+        if constexpr (X::COUNTS_TILES) {
+            if (p.tiles_visited != nullptr && threadIdx.x == WARPGROUP) {
+                p.tiles_visited[w.slot] = i;
+            }
+        }
+        store_item<X>(p, w, rows, acc, softmax, scale_log2);
+    }
+}
+
+}  // namespace s2o

@@ -1,0 +1,18 @@
+// Kernels with plain names for the host to look up, s2o_<name>_<dtype>_<head_dim>, each with its LaunchInfo beside it.
+// `<kernel>_traits` holds its types for C++ hosts.
+#pragma once
+
+#define S2O_KERNEL(name, T, head_dim, ...)                                                              \
+    using name##_traits = s2o::Traits<T, head_dim, s2o::Policy<__VA_ARGS__>>;                           \
+    extern "C" { __constant__ s2o::LaunchInfo name##_launch = {s2o::THREADS, name##_traits::SHARED_BYTES, 1, 3}; } \
+    extern "C" __global__ void __launch_bounds__(s2o::THREADS, 1)                                       \
+        name(const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,      \
+             const __grid_constant__ CUtensorMap map_v, const __grid_constant__ name##_traits::Params p) { \
+        s2o::attention<name##_traits>(map_q, map_k, map_v, p);                                          \
+    }
+
+#define S2O_KERNELS(name, ...)                                     \
+    S2O_KERNEL(name##_bf16_128, __nv_bfloat16, 128, __VA_ARGS__)   \
+    S2O_KERNEL(name##_bf16_64, __nv_bfloat16, 64, __VA_ARGS__)     \
+    S2O_KERNEL(name##_f16_128, __half, 128, __VA_ARGS__)           \
+    S2O_KERNEL(name##_f16_64, __half, 64, __VA_ARGS__)

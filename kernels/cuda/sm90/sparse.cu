@@ -1,0 +1,9 @@
+// S2O attention on sm_90a, single pass (Algorithm 4): causal window by TMA, prefix gathered by kv_perm. `sparse_full`
+// never stops early (tau 0, the ladder's B and C), `sparse` stops by AllRows one tile late and keeps every tile,
+// `sparse_exact` knows every rule.
+#include "engine.cuh"
+#include "instantiate.cuh"
+
+S2O_KERNELS(s2o_sparse_full, s2o::SegmentSchedule<true>, true, s2o::Stop::NEVER)
+S2O_KERNELS(s2o_sparse, s2o::SegmentSchedule<true>, true, s2o::Stop::LAGGED)
+S2O_KERNELS(s2o_sparse_exact, s2o::SegmentSchedule<true>, true, s2o::Stop::EXACT)

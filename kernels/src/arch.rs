@@ -1,0 +1,82 @@
+//! [`Arch`]: which build of the kernels a GPU takes.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A build of the kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Arch {
+    /// PTX of compute capability 8.0, which the driver compiles for whatever newer GPU there is.
+    Sm80,
+    /// Machine code of compute capability 9.0 (H100, H200): runs there and nowhere else.
+    Sm90a,
+}
+
+impl Arch {
+    /// The best build for a compute capability, if there is one.
+    pub fn for_capability(major: i32, minor: i32) -> Option<Self> {
+        [Self::Sm90a, Self::Sm80].into_iter().find(|arch| arch.runs_on(major, minor))
+    }
+
+    /// Whether a GPU of this compute capability runs the build.
+    pub fn runs_on(self, major: i32, minor: i32) -> bool {
+        match self {
+            Self::Sm80 => major >= 8,
+            Self::Sm90a => (major, minor) == (9, 0),
+        }
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sm80 => "sm80",
+            Self::Sm90a => "sm90a",
+        })
+    }
+}
+
+/// A name that is no [`Arch`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownArch(pub String);
+
+impl fmt::Display for UnknownArch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "expected sm80 or sm90a, got {:?}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownArch {}
+
+impl FromStr for Arch {
+    type Err = UnknownArch;
+
+    fn from_str(name: &str) -> Result<Self, UnknownArch> {
+        [Self::Sm80, Self::Sm90a]
+            .into_iter()
+            .find(|arch| arch.to_string() == name)
+            .ok_or_else(|| UnknownArch(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_gpu_takes_its_best_build() {
+        let chosen = |major, minor| Arch::for_capability(major, minor);
+        assert_eq!(chosen(7, 5), None);
+        assert_eq!([chosen(8, 0), chosen(8, 9)], [Some(Arch::Sm80); 2]);
+        assert_eq!(chosen(9, 0), Some(Arch::Sm90a));
+        assert_eq!([chosen(10, 0), chosen(12, 0)], [Some(Arch::Sm80); 2]);
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for arch in [Arch::Sm80, Arch::Sm90a] {
+            assert_eq!(arch.to_string().parse(), Ok(arch));
+        }
+        assert_eq!("sm_90".parse::<Arch>().unwrap_err().to_string(), "expected sm80 or sm90a, got \"sm_90\"");
+    }
+}

@@ -1,0 +1,65 @@
+//! The compiled code, embedded by the build script.
+
+use crate::arch::Arch;
+
+/// The code of one source file.
+#[derive(Debug, Clone, Copy)]
+pub struct Module {
+    /// Stem of its file name.
+    pub name: &'static str,
+    /// Kernels in it.
+    pub kernels: &'static [&'static str],
+    /// What to load.
+    pub code: Code,
+}
+
+/// Code in one of the forms a driver loads.
+#[derive(Debug, Clone, Copy)]
+pub enum Code {
+    /// Machine code of one architecture.
+    Cubin(&'static [u8]),
+    /// PTX, compiled by the driver when it is loaded.
+    Ptx(&'static str),
+}
+
+/// All modules of a build.
+pub fn modules(arch: Arch) -> &'static [Module] {
+    match arch {
+        Arch::Sm80 => SM80,
+        Arch::Sm90a => SM90A,
+    }
+}
+
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::function::{Dtype, Function, HeadDim, Kernel};
+
+    #[test]
+    fn every_kernel_is_in_every_build() {
+        for arch in [Arch::Sm80, Arch::Sm90a] {
+            for kernel in Kernel::ALL {
+                let function = Function::new(kernel, Dtype::Bf16, HeadDim::D128).or_fallback(arch);
+                for (dtype, head_dim) in [
+                    (Dtype::Bf16, HeadDim::D64),
+                    (Dtype::Bf16, HeadDim::D128),
+                    (Dtype::F16, HeadDim::D64),
+                    (Dtype::F16, HeadDim::D128),
+                ] {
+                    let name = Function { dtype, head_dim, ..function }.to_string();
+                    let holders: Vec<&Module> =
+                        modules(arch).iter().filter(|module| module.kernels.contains(&name.as_str())).collect();
+                    assert_eq!(holders.len(), 1, "{name} in {arch}");
+                    let code = match holders[0].code {
+                        Code::Cubin(code) => code,
+                        Code::Ptx(text) => text.as_bytes(),
+                    };
+                    let symbol = format!("{name}_launch");
+                    assert!(code.windows(symbol.len()).any(|bytes| bytes == symbol.as_bytes()), "{symbol} in {arch}");
+                }
+            }
+        }
+    }
+}

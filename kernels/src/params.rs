@@ -1,0 +1,222 @@
+//! Parameters of the kernels, mirrored from `cuda/params.cuh`: both sides assert the layouts. Strides are in elements,
+//! pointers are addresses on the device.
+
+use std::ffi::c_void;
+
+/// Types that a kernel may take by value.
+///
+/// # Safety
+/// `repr(C)`, plain data, and of the layout that the kernels know under this name.
+pub unsafe trait Params: Copy {}
+
+/// Strides of a tensor whose innermost dimension is contiguous.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Strides {
+    /// From sequence to sequence of the batch.
+    pub batch: i64,
+    /// From position to position.
+    pub seq: i64,
+    /// From head to head.
+    pub head: i64,
+}
+
+/// What every attention kernel needs. Queries are the last `q_len` of `k_len` positions.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct AttnParams {
+    /// (batch, q_len, num_heads, head_dim)
+    pub q: *const c_void,
+    /// (batch, k_len, num_kv_heads, head_dim)
+    pub k: *const c_void,
+    /// As `k`.
+    pub v: *const c_void,
+    /// As `q`.
+    pub out: *mut c_void,
+    /// (batch, num_heads, q_len): natural log of the softmax mass of the visited keys; or null.
+    pub lse: *mut f32,
+    /// One counter, zero at launch.
+    pub next_item: *mut i32,
+    /// Of `q`.
+    pub q_strides: Strides,
+    /// Of `k`.
+    pub k_strides: Strides,
+    /// Of `v`.
+    pub v_strides: Strides,
+    /// Of `out`.
+    pub out_strides: Strides,
+    /// Sequences.
+    pub batch: i32,
+    /// Query heads.
+    pub num_heads: i32,
+    /// KV heads.
+    pub num_kv_heads: i32,
+    /// Queries.
+    pub q_len: i32,
+    /// Keys.
+    pub k_len: i32,
+    /// 1 if a query sees the keys up to its own position, 0 if all.
+    pub causal: i32,
+    /// Heads walked together, so that their keys and values stay in L2.
+    pub heads_per_section: i32,
+    /// Factor on `q . k` before the softmax.
+    pub softmax_scale: f32,
+}
+
+/// Row state that pass 1 hands to pass 2.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RowState {
+    /// Of the unscaled scores.
+    pub row_max: f32,
+    /// Softmax mass relative to it.
+    pub row_sum: f32,
+}
+
+/// S2O on the segments `first_segment .. first_segment + num_segments`; rows from `ranked_rows` on are left alone.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct SparseParams {
+    /// With `causal` 1.
+    pub attn: AttnParams,
+    /// Per (batch, head): the orders of the segments one after the other, segment `n` has `n * segment_len` keys.
+    pub kv_perm: *const i32,
+    /// From head to head of `kv_perm`.
+    pub kv_perm_head_stride: i64,
+    /// (batch, num_heads, q_len): slot `r` of a segment's row range names the row that comes there.
+    pub q_perm: *const i32,
+    /// (batch, num_heads, q_len): written by pass 1, read by pass 2.
+    pub state: *mut RowState,
+    /// (batch, num_heads, segments of the call, segment_len / TILE_Q), by pass 2 without the window's; or null.
+    pub tiles_visited: *mut i32,
+    /// Tokens in a segment.
+    pub segment_len: i32,
+    /// First segment of the launch, on absolute positions.
+    pub first_segment: i32,
+    /// Segments of the launch.
+    pub num_segments: i32,
+    /// Rows of the call before the dense tail.
+    pub ranked_rows: i32,
+    /// 0 never stops.
+    pub tau: f32,
+    /// 0 all rows, 1 mean ratio, 2 sum ratio.
+    pub stop_rule: i32,
+    /// 1: gains across maxima, Algorithm 3 to the letter.
+    pub literal_frame: i32,
+    /// 1: the triggering tile is dropped.
+    pub discard: i32,
+}
+
+/// Dense attention of rows `first_row .. q_len`, split over the keys.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct SplitParams {
+    /// The whole call.
+    pub attn: AttnParams,
+    /// (batch, num_heads, row tiles, num_splits, TILE_Q, head_dim), not normalised.
+    pub partial_out: *mut f32,
+    /// (batch, num_heads, row tiles, num_splits, TILE_Q)
+    pub partial_state: *mut RowState,
+    /// Where the row tiles begin.
+    pub first_row: i32,
+    /// Parts that the keys are cut into.
+    pub num_splits: i32,
+    /// Key tiles in a part.
+    pub tiles_per_split: i32,
+    /// Size of a head.
+    pub head_dim: i32,
+}
+
+/// Attention on a list of blocks of `TILE_Q` x `TILE_K`, cut at multiples of the absolute position when causal.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct BlockParams {
+    /// The whole call.
+    pub attn: AttnParams,
+    /// Of a query block, in descending order; causal: none above the diagonal.
+    pub key_blocks: *const i32,
+    /// (batch * num_heads * query blocks + 1): where a query block's list begins.
+    pub block_offsets: *const i64,
+}
+
+/// Algorithm 1 on the segments `first_segment .. first_segment + num_segments` of `num_heads` heads from the pointers on
+/// (cuda/ranking_params.cuh).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct RankingParams {
+    /// (batch, q_len, num_heads, head_dim)
+    pub q: *const c_void,
+    /// (batch, k_len, num_kv_heads, head_dim)
+    pub k: *const c_void,
+    /// Per (batch, head): the orders of the segments one after the other, segment `n` has `n * segment_len` keys.
+    pub kv_perm: *mut i32,
+    /// (batch, num_heads, segment, 3, head_dim), 16 bits each, segments from `coefficient_segment` on.
+    pub coefficients: *mut u16,
+    /// (batch, num_heads, num_segments, splits, 2 * head_dim + 1); unused with one split.
+    pub partial_moments: *mut f32,
+    /// (batch, num_heads, num_segments), zero at launch and zero again after it; likewise.
+    pub arrivals: *mut u32,
+    /// Laid out as `kv_perm`; the sort overwrites it.
+    pub scores: *mut u16,
+    /// A pair for each [`SCORE_BLOCK`](crate::ranking::SCORE_BLOCK) scores.
+    pub score_ranges: *mut f32,
+    /// (batch, num_heads, q_len): slot `r` of a segment's rows holds the row that comes there.
+    pub q_perm: *mut i32,
+    /// (batch, num_kv_heads, head_dim)
+    pub key_guide: *mut f32,
+    /// Of `q`.
+    pub q_strides: Strides,
+    /// Of `k`.
+    pub k_strides: Strides,
+    /// From head to head of `kv_perm`.
+    pub kv_perm_head_stride: i64,
+    /// From sequence to sequence of `coefficients`.
+    pub coefficient_batch_stride: i64,
+    /// From head to head of `coefficients`.
+    pub coefficient_head_stride: i64,
+    /// Sequences.
+    pub batch: i32,
+    /// Query heads.
+    pub num_heads: i32,
+    /// KV heads.
+    pub num_kv_heads: i32,
+    /// Queries.
+    pub q_len: i32,
+    /// Keys.
+    pub k_len: i32,
+    /// Tokens in a segment.
+    pub segment_len: i32,
+    /// First segment of the launch, on absolute positions.
+    pub first_segment: i32,
+    /// Segments of the launch.
+    pub num_segments: i32,
+    /// The segment that `coefficients` begin with.
+    pub coefficient_segment: i32,
+    /// Tokens `0..front_sink` lead every order.
+    pub front_sink: i32,
+    /// Rows from here on are the dense tail's: `q_perm` leaves them in place.
+    pub ranked_rows: i32,
+    /// A power of two, at most 16384, at least 4 for each thread of the sort.
+    pub sort_buckets: i32,
+    /// Entries that the sort places at a time, a multiple of 32, at most 65408.
+    pub sort_window: i32,
+    /// Factor on `q . k`.
+    pub softmax_scale: f32,
+    /// Weight of the variance term; 0 ranks by the mean query alone.
+    pub second_cumulant: f32,
+}
+
+macro_rules! layout {
+    ($type:ident: $size:literal $(, $field:ident at $offset:literal)*) => {
+        const _: () = assert!(size_of::<$type>() == $size $(&& std::mem::offset_of!($type, $field) == $offset)*);
+        // SAFETY: repr(C), integers, floats and addresses only; cuda/params.cuh asserts the same size and offsets.
+        unsafe impl Params for $type {}
+    };
+}
+
+layout!(AttnParams: 176, q_strides at 48, batch at 144);
+layout!(SparseParams: 248, kv_perm at 176, segment_len at 216);
+layout!(SplitParams: 208, partial_out at 176);
+layout!(BlockParams: 192, key_blocks at 176);
+layout!(RankingParams: 216, batch at 152);
+const _: () = assert!(size_of::<RowState>() == 8);

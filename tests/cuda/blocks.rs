@@ -1,0 +1,81 @@
+//! Attention on lists of blocks.
+
+use candle_core::DType;
+use candle_s2o::AttnError;
+use candle_s2o::cuda::{BlockLists, CudaError, block_sparse_attn};
+
+use crate::Runner;
+use crate::exact::{Row, check};
+use crate::problem::{Memory, Problem, Sizes};
+
+const BLOCK: usize = 128;
+
+/// A list for each query block: some of the key blocks, at times none.
+fn lists(problem: &Problem, causal: bool) -> Vec<Vec<usize>> {
+    let shape = &problem.shape;
+    let offset = if causal { shape.kv_offset() } else { 0 };
+    let (first, end) = (offset / BLOCK, (offset + shape.q_len()).div_ceil(BLOCK));
+    let key_blocks = shape.k_len().div_ceil(BLOCK);
+    (0..shape.batch() * shape.num_heads())
+        .flat_map(|head| {
+            (first..end).map(move |tile| {
+                let seen = if causal { tile + 1 } else { key_blocks };
+                // Every fifth list leaves out the diagonal, every seventh is empty.
+                let all = 0..seen;
+                all.filter(|block| {
+                    let i = head * 11 + tile * 3 + block * 7;
+                    (head + tile) % 7 != 6 && (i % 3 == 0 || (*block + 1 == seen && (head + tile) % 5 != 4))
+                })
+                .collect()
+            })
+        })
+        .collect()
+}
+
+fn keys(problem: &Problem, lists: &[Vec<usize>], causal: bool, at: Row) -> Vec<u32> {
+    let shape = &problem.shape;
+    let offset = if causal { shape.kv_offset() } else { 0 };
+    let (first, end) = (offset / BLOCK, (offset + shape.q_len()).div_ceil(BLOCK));
+    let position = offset + at.row;
+    let list = &lists[(at.batch * shape.num_heads() + at.head) * (end - first) + position / BLOCK - first];
+    let seen = if causal { position + 1 } else { shape.k_len() };
+    list.iter().flat_map(|&block| block * BLOCK..((block + 1) * BLOCK).min(seen)).map(|key| key as u32).collect()
+}
+
+pub fn cases(runner: &mut Runner) {
+    for (q_len, k_len, heads, dtype, head_dim, memory) in [
+        (1000, 1000, [4, 2], DType::BF16, 128, Memory::Contiguous),
+        (700, 1900, [8, 1], DType::F16, 128, Memory::HeadsFirst),
+        (513, 2048, [4, 4], DType::BF16, 64, Memory::Narrowed),
+        (4000, 4000, [8, 2], DType::F16, 64, Memory::Contiguous),
+    ] {
+        for causal in [true, false] {
+            let name = format!("blocks {q_len} of {k_len} {heads:?} D{head_dim} {dtype:?} causal {causal}");
+            runner.case(&name, |runner| {
+                let sizes = Sizes { batch: 2, heads, q_len, k_len, head_dim };
+                let problem = Problem::new(&runner.device, sizes, dtype, memory, 4.0);
+                let [q, k, v] = &problem.on_gpu;
+                let lists = lists(&problem, causal);
+                let blocks = BlockLists::new(lists.iter().map(|list| list.iter().copied()));
+                problem.poison();
+                let out = block_sparse_attn(q, k, v, problem.scale, causal, &blocks).unwrap();
+                check(&problem, &out, |at| vec![keys(&problem, &lists, causal, at)]);
+            });
+        }
+    }
+    runner.case("blocks that do not fit are typed errors", |runner| {
+        let sizes = Sizes { batch: 1, heads: [1, 1], q_len: 256, k_len: 256, head_dim: 64 };
+        let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 1.0);
+        let refused = |lists: Vec<Vec<usize>>| {
+            let [q, k, v] = &problem.on_gpu;
+            match block_sparse_attn(q, k, v, problem.scale, true, &BlockLists::new(lists)) {
+                Err(AttnError::Cuda(CudaError::Blocks { name, got, .. })) => (name, got),
+                other => panic!("expected an error, got {other:?}"),
+            }
+        };
+        assert_eq!(refused(vec![vec![0]]), ("block lists", 1));
+        assert_eq!(refused(vec![vec![1], vec![0]]), ("key block", 1));
+        assert_eq!(refused(vec![vec![0], vec![usize::MAX]]), ("key block", i32::MAX as usize));
+        assert_eq!(refused(vec![vec![0], vec![1, 0, 1]]), ("key block", 1));
+    });
+}

@@ -1,0 +1,64 @@
+//! Dense attention, whole and split over the keys.
+
+use candle_core::DType;
+use candle_s2o::cuda::dense_attn_split;
+use candle_s2o::dense_attn;
+
+use crate::Runner;
+use crate::exact::{Row, bits, check};
+use crate::problem::{Memory, Problem, Sizes};
+
+fn causal_keys(problem: &Problem, at: Row) -> Vec<Vec<u32>> {
+    vec![(0..=(problem.shape.kv_offset() + at.row) as u32).collect()]
+}
+
+fn all_keys(problem: &Problem) -> Vec<Vec<u32>> {
+    vec![(0..problem.shape.k_len() as u32).collect()]
+}
+
+pub fn cases(runner: &mut Runner) {
+    const MEMORIES: [Memory; 5] =
+        [Memory::Contiguous, Memory::HeadsFirst, Memory::Narrowed, Memory::DimFirst, Memory::Unaligned];
+    let lengths: [usize; 16] = [1, 2, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 640, 1000, 2049, 5000];
+    for (i, &len) in lengths.iter().enumerate() {
+        for (j, heads) in [[4, 4], [8, 2], [8, 1]].into_iter().enumerate() {
+            let dtype = if (i + j) % 2 == 0 { DType::BF16 } else { DType::F16 };
+            let head_dim = if (i + j / 2) % 2 == 0 { 128 } else { 64 };
+            let memory = MEMORIES[(i + j) % MEMORIES.len()];
+            let batch = 1 + (i + j) % 3;
+            // Whole prompts and last chunks.
+            let q_len = if j == 1 { len.div_ceil(3) } else { len };
+            for causal in [true, false] {
+                let name = format!("dense {q_len} of {len} {heads:?} D{head_dim} {dtype:?} {memory:?} causal {causal}");
+                runner.case(&name, |runner| {
+                    let sizes = Sizes { batch, heads, q_len, k_len: len, head_dim };
+                    let problem = Problem::new(&runner.device, sizes, dtype, memory, 4.0);
+                    let [q, k, v] = &problem.on_gpu;
+                    let keys = |at| if causal { causal_keys(&problem, at) } else { all_keys(&problem) };
+                    problem.poison();
+                    check(&problem, &dense_attn(q, k, v, problem.scale, causal).unwrap(), keys);
+                    for splits in [2, 5, 1000] {
+                        problem.poison();
+                        let out = dense_attn_split(q, k, v, problem.scale, causal, splits).unwrap();
+                        check(&problem, &out, keys);
+                    }
+                });
+            }
+        }
+    }
+    runner.case("dense 32K of peaked scores, twice the same", |runner| {
+        let sizes = Sizes { batch: 1, heads: [8, 2], q_len: 32768, k_len: 32768, head_dim: 128 };
+        let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 16.0);
+        let [q, k, v] = &problem.on_gpu;
+        let out = dense_attn(q, k, v, problem.scale, true).unwrap();
+        check(&problem, &out, |at| causal_keys(&problem, at));
+        problem.poison();
+        assert!(bits(&out) == bits(&dense_attn(q, k, v, problem.scale, true).unwrap()), "two runs differ");
+    });
+    runner.case("dense decode step over 128K", |runner| {
+        let sizes = Sizes { batch: 2, heads: [8, 2], q_len: 1, k_len: 131_072, head_dim: 128 };
+        let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::HeadsFirst, 4.0);
+        let [q, k, v] = &problem.on_gpu;
+        check(&problem, &dense_attn(q, k, v, problem.scale, true).unwrap(), |at| causal_keys(&problem, at));
+    });
+}

@@ -1,0 +1,154 @@
+//! What the host side promises: typed errors, streams, threads, CUDA graphs.
+
+use candle_core::cuda_backend::cudarc::driver::sys;
+use candle_core::{DType, Device, Tensor};
+use candle_s2o::cuda::CudaError;
+use candle_s2o::{
+    Attention, AttnError, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, dense_attn, s2o_attn,
+    s2o_attn_with_stats,
+};
+use s2o::cpu;
+
+use crate::Runner;
+use crate::exact::bits;
+use crate::problem::{Memory, Problem, Sizes};
+use crate::sparse::op;
+
+fn config() -> S2oConfig {
+    S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).dense_below(0).tau(0.1).build().unwrap()
+}
+
+fn problem(device: &Device, len: usize) -> Problem {
+    let sizes = Sizes { batch: 1, heads: [4, 2], q_len: len, k_len: len, head_dim: 128 };
+    Problem::new(device, sizes, DType::BF16, Memory::Contiguous, 8.0)
+}
+
+pub fn cases(runner: &mut Runner) {
+    runner.case("host errors are typed", |runner| errors(&runner.device));
+    runner.case("host threads do not disturb each other", |runner| threads(&runner.device));
+    runner.case("host a device with a stream of its own", |runner| {
+        let own = Device::new_cuda_with_stream(0).unwrap();
+        let (there, here) = (problem(&own, 2000), problem(&runner.device, 2000));
+        let ranking = cpu::rank(&here.inputs(), &config(), 2000).unwrap();
+        let outputs = [&there, &here].map(|problem| {
+            let [q, k, v] = &problem.on_gpu;
+            (0..5).map(|_| bits(&op(problem, &config(), 2000, &ranking).apply(q, k, v).unwrap())).collect::<Vec<_>>()
+        });
+        assert!(outputs.iter().flatten().all(|bits| *bits == outputs[0][0]));
+    });
+    runner.case("host a call in a CUDA graph", |runner| graph(&runner.device));
+    runner.case("host statistics only on demand", |runner| {
+        let problem = problem(&runner.device, 1000);
+        let [q, k, v] = &problem.on_gpu;
+        let call = PrefillCall { layer: 0, softmax_scale: problem.scale, prompt_len: 1000 };
+        let silent = S2o::new(S2oConfig::default());
+        silent.prefill(&call, q, k, v).unwrap();
+        assert!(silent.take_stats().is_empty());
+        let loud = S2o::new(S2oConfig::default()).with_stats();
+        loud.prefill(&call, q, k, v).unwrap();
+        assert_eq!(loud.take_stats()[&0].heads.len(), 4);
+    });
+}
+
+fn errors(device: &Device) {
+    let zeros = |dims: (usize, usize, usize, usize), dtype| Tensor::zeros(dims, dtype, device).unwrap();
+    let refused = |tensor: &Tensor, config: &S2oConfig| s2o_attn(tensor, tensor, tensor, 0.125, config).unwrap_err();
+    let wide = zeros((1, 300, 2, 64), DType::F32);
+    for error in [refused(&wide, &config()), dense_attn(&wide, &wide, &wide, 0.125, true).unwrap_err()] {
+        assert!(matches!(error, AttnError::Cuda(CudaError::DType { name: "q", got: DType::F32 })), "{error}");
+        assert!(error.to_string().contains("the CPU path takes F32"), "{error}");
+    }
+    for head_dim in [8, 96, 256] {
+        let error = refused(&zeros((1, 300, 2, head_dim), DType::BF16), &config());
+        assert!(matches!(error, AttnError::Cuda(CudaError::HeadDim { got }) if got == head_dim), "{error}");
+    }
+    let good = zeros((1, 600, 2, 64), DType::BF16);
+    let tiles = config().to_builder().tile_k(64).build().unwrap();
+    assert!(matches!(refused(&good, &tiles), AttnError::Cuda(CudaError::Tile { name: "tile_k", got: 64 })));
+    let tight = config().to_builder().workspace_cap(1000).build().unwrap();
+    match refused(&good, &tight) {
+        // The last segment with rows before the dense tail begins at 256.
+        AttnError::S2o(S2oError::WorkspaceTooSmall { expected, got: 1000, prefix_len: 256 }) => {
+            assert_eq!(expected, 256 * 2 * 6 + 256 / 64 * 2 * 8);
+        }
+        other => panic!("expected a workspace error, got {other}"),
+    }
+    let scale = s2o_attn(&good, &good, &good, f32::NAN, &config()).unwrap_err();
+    assert!(matches!(scale, AttnError::S2o(S2oError::SoftmaxScale { .. })), "{scale}");
+    let on_cpu = good.to_device(&Device::Cpu).unwrap();
+    let mixed = dense_attn(&good, &good, &on_cpu, 0.125, true).unwrap_err();
+    assert!(matches!(mixed, AttnError::DeviceMismatch { name: "v", .. }), "{mixed}");
+    let narrow = dense_attn(&good, &good.to_dtype(DType::F16).unwrap(), &good, 0.125, true).unwrap_err();
+    assert!(matches!(narrow, AttnError::DTypeMismatch { name: "k", .. }), "{narrow}");
+    let short = S2oOp::new(0.125, config()).with_prompt_len(10).apply(&good, &good, &good).unwrap_err();
+    assert!(matches!(short, AttnError::S2o(S2oError::PromptShorterThanKeys { .. })), "{short}");
+    let few = S2oOp::new(0.125, config()).with_ranking(Vec::new()).apply(&good, &good, &good).unwrap_err();
+    assert!(matches!(few, AttnError::S2o(S2oError::Ranking(_))), "{few}");
+    let gradient = candle_core::Var::from_tensor(&good).unwrap();
+    let out = dense_attn(&gradient, &good, &good, 0.125, true).unwrap();
+    assert!(out.to_dtype(DType::F32).unwrap().sum_all().unwrap().backward().is_err());
+    // The environment is read at every call; no other thread runs now.
+    for (arch, wrong) in [("sm_90", true), ("sm80", false)] {
+        let before = std::env::var_os("S2O_CUDA_ARCH");
+        // SAFETY: the cases run one after the other on the main thread, and idle workers read no environment.
+        unsafe { std::env::set_var("S2O_CUDA_ARCH", arch) };
+        let outcome = dense_attn(&good, &good, &good, 0.125, true);
+        match before {
+            // SAFETY: as above.
+            Some(before) => unsafe { std::env::set_var("S2O_CUDA_ARCH", before) },
+            // SAFETY: as above.
+            None => unsafe { std::env::remove_var("S2O_CUDA_ARCH") },
+        }
+        match outcome {
+            Err(AttnError::Cuda(CudaError::UnknownArch(_))) if wrong => {}
+            Ok(_) if !wrong => {}
+            other => panic!("S2O_CUDA_ARCH={arch}: {other:?}"),
+        }
+    }
+}
+
+fn threads(device: &Device) {
+    let problems: Vec<Problem> = [1500, 2000, 2500, 3000].map(|len| problem(device, len)).into();
+    let rankings: Vec<_> = problems
+        .iter()
+        .map(|problem| cpu::rank(&problem.inputs(), &config(), problem.shape.k_len()).unwrap())
+        .collect();
+    let run = |i: usize| {
+        let problem = &problems[i];
+        let [q, k, v] = &problem.on_gpu;
+        let out = op(problem, &config(), problem.shape.k_len(), &rankings[i]).apply(q, k, v).unwrap();
+        bits(&out)
+    };
+    let want: Vec<_> = (0..problems.len()).map(run).collect();
+    device.synchronize().unwrap();
+    std::thread::scope(|scope| {
+        for (i, want) in want.iter().enumerate() {
+            let run = &run;
+            scope.spawn(move || (0..20).for_each(|_| assert!(run(i) == *want, "thread {i} got other bits")));
+        }
+    });
+}
+
+fn graph(device: &Device) {
+    let problem = problem(device, 3000);
+    let ranking = cpu::rank(&problem.inputs(), &config(), 3000).unwrap();
+    let [q, k, v] = &problem.on_gpu;
+    let dense = || dense_attn(q, k, v, problem.scale, true).unwrap();
+    let want = bits(&dense());
+    let stream = device.as_cuda_device().unwrap().cuda_stream();
+    device.synchronize().unwrap();
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let out = dense();
+    let stats = s2o_attn_with_stats(q, k, v, problem.scale, &config()).unwrap_err();
+    let lists = op(&problem, &config(), 3000, &ranking).apply(q, k, v).unwrap_err();
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).unwrap().expect("something was captured");
+    for error in [stats, lists] {
+        assert!(matches!(error, AttnError::Cuda(CudaError::Capturing { .. })), "{error}");
+    }
+    for _ in 0..2 {
+        graph.launch().unwrap();
+        device.synchronize().unwrap();
+        assert!(bits(&out) == want, "a graph computes something else");
+    }
+}

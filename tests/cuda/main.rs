@@ -1,0 +1,86 @@
+//! The CUDA backend against exact attention and the CPU path. It needs a GPU and fails without one.
+//!
+//! ```text
+//! cargo test --release --features cuda --test cuda                # everything
+//! cargo test --release --features cuda --test cuda -- sparse 128K # cases whose names contain a word
+//! S2O_CUDA_ARCH=sm80 cargo test --release --features cuda --test cuda
+//! ```
+//!
+//! A main of its own: the cases share one GPU and run one after the other, and the binary can be carried to a machine
+//! that has a GPU and no Rust.
+
+mod blocks;
+mod dense;
+mod exact;
+mod host;
+mod problem;
+mod ranking;
+mod sparse;
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use candle_core::Device;
+use candle_core::cuda_backend::cudarc::driver::CudaContext;
+
+/// Runs cases and counts.
+pub struct Runner {
+    /// The GPU.
+    pub device: Device,
+    /// Whether the default rule decides one tile late, as the kernels made for sm_90a do.
+    pub stops_late: bool,
+    words: Vec<String>,
+    passed: usize,
+    failed: Cell<usize>,
+}
+
+impl Runner {
+    /// One case: passes unless it panics.
+    pub fn case(&mut self, name: &str, case: impl FnOnce(&Self)) {
+        if !self.words.is_empty() && !self.words.iter().any(|word| name.contains(word.as_str())) {
+            return;
+        }
+        let start = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| case(self)));
+        let seconds = start.elapsed().as_secs_f64();
+        match outcome {
+            Ok(()) => self.passed += 1,
+            Err(_) => {
+                self.failed.set(self.failed.get() + 1);
+                println!("FAILED {name} ({seconds:.1} s)");
+            }
+        }
+        if seconds > 2.0 {
+            println!("slow: {name} took {seconds:.1} s");
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let words = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let device = match Device::new_cuda(0) {
+        Ok(device) => device,
+        Err(error) => {
+            eprintln!("expected a CUDA GPU, got {error}");
+            println!("0 passed, 1 failed");
+            return ExitCode::FAILURE;
+        }
+    };
+    let context = CudaContext::new(0).expect("the device has a context");
+    let capability = context.compute_capability().expect("every GPU has one");
+    let arch = std::env::var("S2O_CUDA_ARCH").ok();
+    let stops_late = capability == (9, 0) && arch.as_deref().is_none_or(|arch| arch == "sm90a");
+    println!("{} {capability:?}, {}", context.name().unwrap_or_default(), arch.as_deref().unwrap_or("its own build"));
+    let start = Instant::now();
+    let mut runner = Runner { device, stops_late, words, passed: 0, failed: Cell::new(0) };
+    dense::cases(&mut runner);
+    blocks::cases(&mut runner);
+    ranking::cases(&mut runner);
+    sparse::cases(&mut runner);
+    host::cases(&mut runner);
+    let (passed, failed) = (runner.passed, runner.failed.get());
+    println!("{passed} passed, {failed} failed in {:.1} s", start.elapsed().as_secs_f64());
+    if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,114 @@
+//! Tensors on both sides: the host has the numbers that the GPU has, after rounding to 16 bits.
+
+use candle_core::{DType, Device, Tensor};
+use s2o::AttnShape;
+use s2o::cpu::{Inputs, Strided};
+
+/// How q, k and v lie in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    Contiguous,
+    /// Heads before length, as after a transposition.
+    HeadsFirst,
+    /// Views into longer and wider tensors, at offsets that are multiples of 16 bytes.
+    Narrowed,
+    /// A head_dim that is not innermost: has to be copied.
+    DimFirst,
+    /// At an offset of 8 bytes: has to be copied.
+    Unaligned,
+}
+
+/// One attention problem.
+pub struct Problem {
+    pub shape: AttnShape,
+    pub scale: f32,
+    pub dtype: DType,
+    /// On the host, contiguous f32.
+    pub host: [Vec<f32>; 3],
+    /// The same on the host as Candle tensors.
+    pub on_cpu: [Tensor; 3],
+    /// The same on the GPU in 16 bits.
+    pub on_gpu: [Tensor; 3],
+}
+
+/// Sizes in few letters.
+pub struct Sizes {
+    pub batch: usize,
+    pub heads: [usize; 2],
+    pub q_len: usize,
+    pub k_len: usize,
+    pub head_dim: usize,
+}
+
+impl Problem {
+    /// Seeded tensors; `sharpness` scales the queries, and with it how peaked attention is.
+    pub fn new(device: &Device, sizes: Sizes, dtype: DType, memory: Memory, sharpness: f32) -> Self {
+        let Sizes { batch, heads: [num_heads, num_kv_heads], q_len, k_len, head_dim } = sizes;
+        let q_dims = [batch, q_len, num_heads, head_dim];
+        let k_dims = [batch, k_len, num_kv_heads, head_dim];
+        let shape = AttnShape::new(q_dims, [k_len, num_kv_heads]).unwrap();
+        let seed = (q_len * 31 + k_len) as u64;
+        let q = noise(q_dims.iter().product(), seed).into_iter().map(|x| x * sharpness).collect();
+        let mut k = noise(k_dims.iter().product(), seed + 1);
+        // Some keys are far out: a ranking finds them early, and attention is peaked.
+        for (row, key) in k.chunks_exact_mut(head_dim).enumerate() {
+            let lift = if (row / num_kv_heads) % 17 == 0 { 4.0 } else { 2.0 };
+            key.iter_mut().for_each(|x| *x *= lift);
+        }
+        let v = noise(k_dims.iter().product(), seed + 2);
+        let on_cpu = [(q, q_dims), (k, k_dims), (v, k_dims)].map(|(data, dims): (Vec<f32>, _)| {
+            let exact = Tensor::from_vec(data, &dims[..], &Device::Cpu).unwrap();
+            exact.to_dtype(dtype).unwrap().to_dtype(DType::F32).unwrap()
+        });
+        let host = on_cpu.each_ref().map(|tensor| tensor.flatten_all().unwrap().to_vec1().unwrap());
+        let on_gpu = on_cpu
+            .each_ref()
+            .map(|tensor| laid_out(&tensor.to_dtype(dtype).unwrap().to_device(device).unwrap(), memory));
+        Self { shape, scale: shape.default_softmax_scale(), dtype, host, on_cpu, on_gpu }
+    }
+
+    /// The operands for the plain Rust path.
+    pub fn inputs(&self) -> Inputs<'_, f32> {
+        let shape = &self.shape;
+        let q_dims = [shape.batch(), shape.q_len(), shape.num_heads(), shape.head_dim()];
+        let k_dims = [shape.batch(), shape.k_len(), shape.num_kv_heads(), shape.head_dim()];
+        let [q, k, v] = &self.host;
+        let strided = |name, data, dims| Strided::contiguous(name, data, dims).unwrap();
+        Inputs::new(strided("q", q, q_dims), strided("k", k, k_dims), strided("v", v, k_dims), self.scale).unwrap()
+    }
+
+    /// Fills memory of the output's size with NaN and releases it, for the output to be put there: rows that are never
+    /// written then show.
+    pub fn poison(&self) {
+        let elements = self.host[0].len();
+        Tensor::full(f32::NAN, elements, self.on_gpu[0].device()).unwrap().to_dtype(self.dtype).unwrap();
+    }
+}
+
+/// The same tensor in another layout.
+fn laid_out(tensor: &Tensor, memory: Memory) -> Tensor {
+    let dims = tensor.dims().to_vec();
+    let padded = |dim: usize, before: usize, after: usize| tensor.pad_with_zeros(dim, before, after).unwrap();
+    match memory {
+        Memory::Contiguous => tensor.clone(),
+        Memory::HeadsFirst => tensor.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap(),
+        Memory::DimFirst => tensor.transpose(1, 3).unwrap().contiguous().unwrap().transpose(1, 3).unwrap(),
+        Memory::Narrowed => {
+            let wide = padded(3, 8, 16).pad_with_zeros(1, 9, 3).unwrap();
+            wide.narrow(1, 9, dims[1]).unwrap().narrow(3, 8, dims[3]).unwrap()
+        }
+        Memory::Unaligned => padded(3, 4, 4).narrow(3, 4, dims[3]).unwrap(),
+    }
+}
+
+/// Numbers that depend on `seed` alone: a bell-like shape from four uniform draws, variance 1/12.
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut draw = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    (0..len).map(|_| (draw() + draw() + draw() + draw()) * 0.5).collect()
+}
