@@ -49,8 +49,8 @@ __device__ __forceinline__ void network_rounds(uint32_t* entries, int count, int
     for (int round = 0; round < rounds; ++round) {
         for (int first = threadIdx.x * NETWORK + round % 2 * (NETWORK / 2); first < count; first += blockDim.x * NETWORK) {
             // Two sorted runs that meet in order need no merging: most, once the short buckets are done.
-            const int second = first + NETWORK / 2;
-            if (round >= 2 && entries[spread_banks(second - 1)] <= entries[spread_banks(second)]) continue;
+            if (round >= 2 &&
+                entries[spread_banks(first + NETWORK / 2 - 1)] <= entries[spread_banks(first + NETWORK / 2)]) continue;
             uint32_t x[NETWORK];
             uint4* pieces[NETWORK / 4];
 #pragma unroll
