@@ -90,31 +90,40 @@ SortPlan plan_sort(const Case& c, int longest) {
 }
 
 struct Group {
-    int first, count;
-    int64_t keys;  // of a head
+    int first, count;        // segments
+    int kv_first, kv_count;  // KV heads
+    int64_t keys;            // of a head
 };
-int64_t workspace_bytes(int64_t heads, int64_t keys, int segments, int splits, int D) {
-    return heads * (keys * (4 + 2) + keys / s2o::SCORE_BLOCK * 8 + segments * (6 * D + 4 + (splits > 1 ? splits * (2 * D + 1) * 4 : 0)));
-}
-std::vector<Group> plan_groups(const Case& c, int sms) {
+// Bytes of the scores and kv_perm of rows that hold `keys` keys together.
+int64_t row_bytes(int64_t keys) { return keys * (4 + 2) + keys / s2o::SCORE_BLOCK * 8; }
+
+std::vector<Group> plan_groups(const Case& c) {
     const int first = (c.k_len - c.q_len) / c.segment_len, end = (c.k_len + c.segment_len - 1) / c.segment_len;
-    const int64_t heads = int64_t(c.batch) * c.heads;
+    const int64_t heads = int64_t(c.batch) * c.heads / c.kv_heads, limit = c.workspace - 6 * c.dim * int64_t(c.batch) * c.heads * (end - first);
+    auto keys_of = [&](int from, int to) {
+        int64_t keys = 0;
+        for (int n = from; n < to; ++n) keys += int64_t(n) * c.segment_len;
+        return keys;
+    };
+    const int64_t all = keys_of(first, end);
     std::vector<Group> groups;
-    for (int n = first; n < end;) {
-        Group g{n, 0, 0};
-        while (n < end && (g.count == 0 || workspace_bytes(heads, g.keys + int64_t(n) * c.segment_len, g.count + 1, 1, c.dim) <= c.workspace)) {
-            g.keys += int64_t(n) * c.segment_len;
-            ++g.count;
-            ++n;
+    if (row_bytes(heads * all) <= limit) {
+        const int fit = int(std::min<int64_t>(c.kv_heads, limit / std::max<int64_t>(1, row_bytes(heads * all))));
+        const int launches = (c.kv_heads + fit - 1) / fit;
+        for (int i = 0, kv = 0; i < launches; ++i) {
+            const int next = c.kv_heads * (i + 1) / launches;
+            groups.push_back({first, end - first, kv, next - kv, all});
+            kv = next;
         }
-        // Whole waves of one row per multiprocessor, where rows are many.
-        const int wave = std::max<int>(1, sms / heads);
-        while (n < end && g.count > wave && g.count % wave) {
-            --g.count;
-            --n;
-            g.keys -= int64_t(n) * c.segment_len;
+        return groups;
+    }
+    for (int kv = 0; kv < c.kv_heads; ++kv) {
+        for (int n = first; n < end;) {
+            int to = n + 1;
+            while (to < end && row_bytes(heads * keys_of(n, to + 1)) <= limit) ++to;
+            groups.push_back({n, to - n, kv, 1, keys_of(n, to)});
+            n = to;
         }
-        groups.push_back(g);
     }
     return groups;
 }
@@ -123,47 +132,50 @@ template <typename T, int D>
 struct Ranking {
     Case c;
     Tensor<T> q, k;
-    RankingParams p{};
+    RankingParams all{}, p{};  // of the whole ranking, and of the group at hand
     std::vector<Group> groups;
-    int64_t longest_keys = 0;
-    int most_segments = 0, splits = 1, sms = 0;
+    int splits = 1, sms = 0;
     cudaEvent_t marks[5];
 
     explicit Ranking(const Case& c) : c(c) {
         CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
         q.make(c.batch, c.q_len, c.heads, D, c.layout, 1, c.data, false);
         k.make(c.batch, c.k_len, c.kv_heads, D, c.layout, 2, c.data, true);
-        groups = plan_groups(c, sms);
-        for (auto& g : groups) {
-            longest_keys = std::max(longest_keys, g.keys);
-            most_segments = std::max(most_segments, g.count);
-        }
-        const int64_t heads = int64_t(c.batch) * c.heads, rows = heads * most_segments;
-        for (auto& g : groups) splits = std::max(splits, splits_of(g));
-        const int64_t keys = std::max<int64_t>(1, heads * longest_keys);
-        CHECK(cudaMalloc(&p.kv_perm, keys * 4));
-        CHECK(cudaMalloc(&p.scores, keys * 2));
-        CHECK(cudaMalloc(&p.score_ranges, (keys / s2o::SCORE_BLOCK + 1) * 8));
-        CHECK(cudaMalloc(&p.coefficients, rows * 3 * D * 2));
-        CHECK(cudaMalloc(&p.partial_moments, rows * splits * (2 * D + 1) * 4));
-        CHECK(cudaMalloc(&p.arrivals, rows * 4));
-        CHECK(cudaMemset(p.arrivals, 0, rows * 4));
-        CHECK(cudaMalloc(&p.q_perm, heads * c.q_len * 4));
-        CHECK(cudaMalloc(&p.key_guide, 4 * c.batch * c.kv_heads * D));
-        p.q = q.data; p.k = k.data;
-        p.q_batch_stride = q.sb; p.q_seq_stride = q.ss; p.q_head_stride = q.sh;
-        p.k_batch_stride = k.sb; p.k_seq_stride = k.ss; p.k_head_stride = k.sh;
-        p.batch = c.batch; p.num_heads = c.heads; p.num_kv_heads = c.kv_heads; p.q_len = c.q_len; p.k_len = c.k_len;
-        p.segment_len = c.segment_len; p.front_sink = c.front_sink; p.ranked_rows = c.q_len - c.dense_tail;
-        p.softmax_scale = 1.f / sqrtf(float(D)); p.second_cumulant = c.c;
+        groups = plan_groups(c);
+        all.first_segment = (c.k_len - c.q_len) / c.segment_len;
+        all.num_segments = (c.k_len + c.segment_len - 1) / c.segment_len - all.first_segment;
+        const int64_t rows = int64_t(c.batch) * c.heads * all.num_segments;
+        // CTAs for four on each multiprocessor, of 128 rows at least.
+        splits = c.splits ? c.splits : int(std::max<int64_t>(1, std::min<int64_t>((4 * sms + rows - 1) / rows, c.segment_len / 128)));
+        int64_t keys = 1;
+        for (auto& g : groups) keys = std::max(keys, g.keys * c.batch * c.heads / c.kv_heads * g.kv_count);
+        CHECK(cudaMalloc(&all.kv_perm, keys * 4));
+        CHECK(cudaMalloc(&all.scores, keys * 2));
+        CHECK(cudaMalloc(&all.score_ranges, (keys / s2o::SCORE_BLOCK + 1) * 8));
+        CHECK(cudaMalloc(&all.coefficients, rows * 3 * D * 2));
+        CHECK(cudaMalloc(&all.partial_moments, rows * splits * (2 * D + 1) * 4));
+        CHECK(cudaMalloc(&all.arrivals, rows * 4));
+        CHECK(cudaMemset(all.arrivals, 0, rows * 4));
+        CHECK(cudaMalloc(&all.q_perm, 4ll * c.batch * c.heads * c.q_len));
+        CHECK(cudaMalloc(&all.key_guide, 4 * c.batch * c.kv_heads * D));
+        all.q = q.data; all.k = k.data;
+        all.q_batch_stride = q.sb; all.q_seq_stride = q.ss; all.q_head_stride = q.sh;
+        all.k_batch_stride = k.sb; all.k_seq_stride = k.ss; all.k_head_stride = k.sh;
+        all.coefficient_head_stride = int64_t(all.num_segments) * 3 * D;
+        all.coefficient_batch_stride = c.heads * all.coefficient_head_stride;
+        all.coefficient_segment = all.first_segment;
+        all.batch = c.batch; all.num_heads = c.heads; all.num_kv_heads = c.kv_heads; all.q_len = c.q_len; all.k_len = c.k_len;
+        all.segment_len = c.segment_len; all.front_sink = c.front_sink; all.ranked_rows = c.q_len - c.dense_tail;
+        all.softmax_scale = 1.f / sqrtf(float(D)); all.second_cumulant = c.c;
+        p = all;
         CHECK(cudaFuncSetAttribute(s2o_sort, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_LIMIT));
         CHECK(cudaFuncSetAttribute(scores_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, s2o::score_shared_bytes<D>()));
         CHECK(cudaFuncSetAttribute(order_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, s2o::query_order_shared_bytes(16384)));
         for (auto& m : marks) CHECK(cudaEventCreate(&m));
     }
     ~Ranking() {
-        for (void* x : {(void*)p.kv_perm, (void*)p.scores, (void*)p.score_ranges, p.coefficients, (void*)p.partial_moments,
-                        (void*)p.arrivals, (void*)p.q_perm, (void*)p.key_guide}) cudaFree(x);
+        for (void* x : {(void*)all.kv_perm, (void*)all.scores, (void*)all.score_ranges, all.coefficients, (void*)all.partial_moments,
+                        (void*)all.arrivals, (void*)all.q_perm, (void*)all.key_guide}) cudaFree(x);
         for (auto& m : marks) cudaEventDestroy(m);
     }
     using Kernel = void (*)(RankingParams);
@@ -176,25 +188,27 @@ struct Ranking {
     static Kernel guide_kernel() { return PICK(s2o_key_guide); }
     static Kernel order_kernel() { return PICK(s2o_query_order); }
 
-    // CTAs for about four waves of three on each multiprocessor, of 128 rows at least.
-    int splits_of(const Group& g) const {
-        const int rows = c.batch * c.heads * g.count;
-        return c.splits ? c.splits : std::max(1, std::min((12 * sms + rows - 1) / rows, c.segment_len / 128));
+    void moments() {
+        moments_kernel()<<<dim3(c.heads, all.num_segments, c.batch * splits), s2o::MOMENT_THREADS>>>(all);
     }
     void set_group(const Group& g) {
+        const int group = c.heads / c.kv_heads;
+        p = all;
         p.first_segment = g.first;
         p.num_segments = g.count;
+        p.num_heads = g.kv_count * group;
+        p.num_kv_heads = g.kv_count;
+        p.q = q.data + g.kv_first * group * q.sh;
+        p.k = k.data + g.kv_first * k.sh;
+        p.coefficients = static_cast<uint16_t*>(all.coefficients) + g.kv_first * group * all.coefficient_head_stride;
         p.kv_perm_head_stride = g.keys;
         const SortPlan s = plan_sort(c, (g.first + g.count - 1) * c.segment_len);
         p.sort_buckets = s.buckets;
         p.sort_window = s.window;
     }
-    void moments(const Group& g) {
-        moments_kernel()<<<dim3(c.heads, g.count, c.batch * splits_of(g)), s2o::MOMENT_THREADS>>>(p);
-    }
     void scores(const Group& g) {
         const int tiles = (g.first + g.count - 1) * c.segment_len / s2o::SCORE_BLOCK;
-        const int rows = (g.count * (c.heads / c.kv_heads) + s2o::SCORE_ROWS - 1) / s2o::SCORE_ROWS, heads = c.batch * c.kv_heads;
+        const int rows = (g.count * (c.heads / c.kv_heads) + s2o::SCORE_ROWS - 1) / s2o::SCORE_ROWS, heads = c.batch * g.kv_count;
         if (tiles == 0) return;
         // Few tiles a CTA while there are few CTAs, else enough to pay for loading its coefficients.
         const int share = c.share ? c.share : std::max<int64_t>(2, std::min<int64_t>(16, int64_t(tiles) * rows * heads / (4 * sms)));
@@ -202,18 +216,22 @@ struct Ranking {
     }
     void sort(const Group& g) {
         const SortPlan s = plan_sort(c, (g.first + g.count - 1) * c.segment_len);
-        s2o_sort<<<dim3(c.batch * c.heads, g.count), s.threads, s2o::sort_shared_bytes(s.buckets, s.window)>>>(p);
+        s2o_sort<<<dim3(c.batch * p.num_heads, g.count), s.threads, s2o::sort_shared_bytes(s.buckets, s.window)>>>(p);
     }
-    void order_queries(const Group& g) {
-        guide_kernel()<<<dim3(c.kv_heads, c.batch), s2o::GUIDE_THREADS>>>(p);
-        order_kernel()<<<dim3(c.heads, g.count, c.batch), s2o::QUERY_ORDER_THREADS, s2o::query_order_shared_bytes(c.segment_len)>>>(p);
+    void order_queries() {
+        guide_kernel()<<<dim3(c.kv_heads, c.batch), s2o::GUIDE_THREADS>>>(all);
+        order_kernel()<<<dim3(c.heads, all.num_segments, c.batch), s2o::QUERY_ORDER_THREADS, s2o::query_order_shared_bytes(c.segment_len)>>>(all);
+        CHECK(cudaGetLastError());
     }
     void rank(const Group& g) {
         set_group(g);
-        moments(g);
         scores(g);
         sort(g);
         CHECK(cudaGetLastError());
+    }
+    void rank_all() {
+        moments();
+        for (auto& g : groups) rank(g);
     }
 };
 
@@ -262,25 +280,26 @@ std::string row_fault(const int32_t* perm, const double* score, const double* er
 template <typename T, int D>
 void check(const Case& c) {
     Ranking<T, D> r(c);
-    const int64_t heads = int64_t(c.batch) * c.heads;
     uint8_t* finite;
-    CHECK(cudaMalloc(&finite, heads * c.q_len));
-    r.p.first_segment = 0;
-    reference::finite_queries<T><<<(heads * c.q_len + 255) / 256, 256>>>(r.p, D, finite);
+    CHECK(cudaMalloc(&finite, int64_t(c.batch) * c.heads * c.q_len));
+    CHECK(cudaMemset(r.all.coefficients, 0xff, r.all.coefficient_batch_stride * c.batch * 2));
+    r.moments();
+    const auto coefficients = fetch(static_cast<uint16_t*>(r.all.coefficients), r.all.coefficient_batch_stride * c.batch);
     std::string fault;
     double deviation = 0;
     for (auto& g : r.groups) {
-        const int64_t keys = heads * g.keys;
-        CHECK(cudaMemset(r.p.kv_perm, 0xff, std::max<int64_t>(4, keys * 4)));
-        CHECK(cudaMemset(r.p.scores, 0xa5, std::max<int64_t>(2, keys * 2)));
-        CHECK(cudaMemset(r.p.coefficients, 0xff, heads * g.count * 6 * D));
+        r.set_group(g);
+        const int64_t heads = int64_t(c.batch) * r.p.num_heads, keys = heads * g.keys;
+        reference::finite_queries<T><<<(heads * c.q_len + 255) / 256, 256>>>(r.p, D, finite);
+        CHECK(cudaMemset(r.p.kv_perm, 0xff, keys * 4));
+        CHECK(cudaMemset(r.p.scores, 0xa5, keys * 2));
         r.rank(g);
         double *mean, *square, *score, *error;
         CHECK(cudaMalloc(&mean, heads * g.count * D * 8));
         CHECK(cudaMalloc(&square, heads * g.count * D * 8));
         CHECK(cudaMalloc(&score, std::max<int64_t>(1, keys) * 8));
         CHECK(cudaMalloc(&error, std::max<int64_t>(1, keys) * 8));
-        reference::coefficients<T><<<dim3(c.heads, g.count, c.batch), D>>>(r.p, finite, mean, square);
+        reference::coefficients<T><<<dim3(r.p.num_heads, g.count, c.batch), D>>>(r.p, finite, mean, square);
         const int longest = (g.first + g.count - 1) * c.segment_len;
         if (longest) reference::scores<T><<<dim3(heads, g.count, (longest + 127) / 128), 128>>>(r.p, D, mean, square, score, error);
         CHECK(cudaDeviceSynchronize());
@@ -295,11 +314,13 @@ void check(const Case& c) {
                 if (!fault.empty()) fault = "head " + std::to_string(head) + " segment " + std::to_string(n) + ": " + fault;
             }
         }
-        CHECK(cudaMemset(r.p.kv_perm, 0xff, std::max<int64_t>(4, keys * 4)));
+        CHECK(cudaMemset(r.p.kv_perm, 0xff, keys * 4));
         r.rank(g);
         if (fault.empty() && fetch(r.p.kv_perm, keys) != perm) fault = "two launches differ";
         cudaFree(mean); cudaFree(square); cudaFree(score); cudaFree(error);
     }
+    r.moments();
+    if (fault.empty() && fetch(static_cast<uint16_t*>(r.all.coefficients), int64_t(coefficients.size())) != coefficients) fault = "two launches' coefficients differ";
     cudaFree(finite);
     worst_deviation = std::max(worst_deviation, deviation);
     fault.empty() ? ++passed : ++failed;
@@ -316,11 +337,7 @@ void check_queries(const Case& c) {
     Ranking<T, D> r(c);
     const auto q = fetch(r.q.data, r.q.count), k = fetch(r.k.data, r.k.count);
     CHECK(cudaMemset(r.p.q_perm, 0xff, 4ll * c.batch * c.heads * c.q_len));
-    for (auto& g : r.groups) {
-        r.set_group(g);
-        r.order_queries(g);
-        CHECK(cudaGetLastError());
-    }
+    r.order_queries();
     const auto perm = fetch(r.p.q_perm, int64_t(c.batch) * c.heads * c.q_len);
     std::string fault;
     const int keys = std::min(c.segment_len, c.k_len), first = (c.k_len - c.q_len) / c.segment_len;
@@ -409,8 +426,9 @@ void check_all() {
             }
         }
     }
-    run({.batch = 2, .heads = 8, .kv_heads = 1, .q_len = 9000, .k_len = 9000, .dim = 128, .segment_len = 128, .workspace = 2 << 20});
+    run({.batch = 2, .heads = 8, .kv_heads = 2, .q_len = 9000, .k_len = 9000, .dim = 128, .segment_len = 128, .workspace = 6 << 20});
     run({.batch = 1, .heads = 32, .kv_heads = 8, .q_len = 16384, .k_len = 16384, .dim = 128, .segment_len = 1024, .workspace = 12 << 20});
+    run({.batch = 2, .heads = 6, .kv_heads = 3, .q_len = 3000, .k_len = 4100, .dim = 64, .segment_len = 256, .layout = 2, .data = Data::NotFinite, .workspace = 2 << 20});
     run({.batch = 1, .heads = 1, .kv_heads = 1, .q_len = 4096, .k_len = 1 << 20, .dim = 128, .segment_len = 4096});
     run({.batch = 1, .heads = 2, .kv_heads = 2, .q_len = 16384, .k_len = 20000, .dim = 128, .segment_len = 16384, .queries = true});
     printf("worst deviation of a score from its place, beyond the products' error: %.2e of the row's range\n", worst_deviation);
@@ -441,29 +459,26 @@ Times time_ranking(const Case& c, int repeats = 15) {
         return median(times);
     };
     Times t{};
-    t.total = elapsed([&] { for (auto& g : r.groups) r.rank(g); });
-    // One kernel of each group at a time; the sort consumes its scores, so they are made again outside the timing.
+    t.total = elapsed([&] { r.rank_all(); });
+    t.moments = elapsed([&] { r.moments(); });
     for (auto& g : r.groups) {
         r.set_group(g);
-        std::vector<float> parts[3];
+        std::vector<float> parts[2];
         for (int i = 0; i < repeats; ++i) {
             CHECK(cudaEventRecord(r.marks[0]));
-            r.moments(g);
-            CHECK(cudaEventRecord(r.marks[1]));
             r.scores(g);
-            CHECK(cudaEventRecord(r.marks[2]));
+            CHECK(cudaEventRecord(r.marks[1]));
             r.sort(g);
-            CHECK(cudaEventRecord(r.marks[3]));
-            CHECK(cudaEventSynchronize(r.marks[3]));
-            for (int part = 0; part < 3; ++part) {
+            CHECK(cudaEventRecord(r.marks[2]));
+            CHECK(cudaEventSynchronize(r.marks[2]));
+            for (int part = 0; part < 2; ++part) {
                 float ms;
                 CHECK(cudaEventElapsedTime(&ms, r.marks[part], r.marks[part + 1]));
                 parts[part].push_back(ms);
             }
         }
-        t.moments += median(parts[0]);
-        t.scores += median(parts[1]);
-        t.sort += median(parts[2]);
+        t.scores += median(parts[0]);
+        t.sort += median(parts[1]);
     }
     return t;
 }
@@ -496,9 +511,8 @@ void tune() {
         setting = 0;
     };
     for (int splits : {1, 2, 4}) with("splits", splits, c.splits);
-    for (int share : {8, 16, 32}) with("share", share, c.share);
-    for (int window : {20032, 32000, 37760}) with("window", window, c.window);
-    for (int buckets : {8192, 32768}) with("buckets", buckets, c.buckets);
+    for (int share : {6, 8, 11, 16, 20}) with("share", share, c.share);
+    for (int buckets : {8192, 16384}) with("buckets", buckets, c.buckets);
     c.buckets = 8192;
     c.window = 20032;
     with("threads", 512, c.threads);
@@ -506,10 +520,7 @@ void tune() {
 
 void rank_once() {
     Ranking<__nv_bfloat16, 128> r({.batch = 1, .heads = 32, .kv_heads = 8, .q_len = 131072, .k_len = 131072, .dim = 128, .segment_len = 2048});
-    for (auto& g : r.groups) {
-        printf("segments %d + %d, %ld keys a head\n", g.first, g.count, long(g.keys));
-        r.rank(g);
-    }
+    r.rank_all();
     CHECK(cudaDeviceSynchronize());
 }
 

@@ -1,10 +1,4 @@
 // The ranking kernels, for every architecture from sm_80 on.
-#ifndef S2O_MOMENT_CTAS
-#define S2O_MOMENT_CTAS 3
-#endif
-#ifndef S2O_SCORE_CTAS
-#define S2O_SCORE_CTAS 2
-#endif
 #include "launch.cuh"
 #include "ranking_moments.cuh"
 #include "ranking_queries.cuh"
@@ -21,8 +15,8 @@
     }
 
 #define S2O_RANKING_KERNELS(suffix, T, D)                                                                     \
-    S2O_RANKING_KERNEL(s2o_moments_##suffix, s2o::MOMENT_THREADS, S2O_MOMENT_CTAS, 0, s2o::segment_moments<T, D>(p)) \
-    S2O_RANKING_KERNEL(s2o_scores_##suffix, s2o::SCORE_THREADS, S2O_SCORE_CTAS, s2o::score_shared_bytes<D>(), \
+    S2O_RANKING_KERNEL(s2o_moments_##suffix, s2o::MOMENT_THREADS, 4, 0, s2o::segment_moments<T, D>(p)) \
+    S2O_RANKING_KERNEL(s2o_scores_##suffix, s2o::SCORE_THREADS, 2, s2o::score_shared_bytes<D>(), \
                        p.second_cumulant != 0.f ? s2o::key_scores<T, D, true>(p) : s2o::key_scores<T, D, false>(p)) \
     S2O_RANKING_KERNEL(s2o_key_guide_##suffix, s2o::GUIDE_THREADS, 1, 0, s2o::key_guide<T, D>(p))             \
     S2O_RANKING_KERNEL(s2o_query_order_##suffix, s2o::QUERY_ORDER_THREADS, 1, 0, s2o::query_order<T, D>(p))

@@ -15,23 +15,36 @@ constexpr int SINK_BUCKET = 0, NOT_FINITE_BUCKET = 1, FIRST_BUCKET = 2;
 
 // What the CTA shares while it fits the map.
 struct FitShared {
-    float4 extremes[32];  // of each warp: least, greatest, sum and number of the sampled scores
-    float root[32];
-    float centre, per_spread, highest, per_range;
+    float2 extremes[32];  // of each warp
+    float centre, per_spread;
 };
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-    for (int s = 16; s; s /= 2) x += __shfl_xor_sync(~0u, x, s);
-    return x;
-}
-__device__ __forceinline__ float4 warp_extremes(float4 x) {
+__device__ __forceinline__ float2 warp_extremes(float2 x) {
 #pragma unroll
     for (int s = 16; s; s /= 2) {
         x.x = fminf(x.x, __shfl_xor_sync(~0u, x.x, s));
         x.y = fmaxf(x.y, __shfl_xor_sync(~0u, x.y, s));
     }
-    return make_float4(x.x, x.y, warp_sum(x.z), warp_sum(x.w));
+    return x;
+}
+
+// Mean of the middle two.
+__device__ __forceinline__ float middle(const float (&x)[4]) {
+    const float greater_of_least = fmaxf(fminf(x[0], x[1]), fminf(x[2], x[3]));
+    const float lesser_of_greatest = fminf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+    return 0.5f * (greater_of_least + lesser_of_greatest);
+}
+
+// The value with 16 of the warp's others below it.
+__device__ __forceinline__ float warp_median(float x) {
+    const int lane = threadIdx.x % 32;
+    int below = 0;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+        const float other = __shfl_sync(~0u, x, i);
+        below += other < x || (other == x && i < lane);
+    }
+    return __shfl_sync(~0u, x, __ffs(__ballot_sync(~0u, below == 16)) - 1);
 }
 
 struct ScoreRow {
@@ -72,55 +85,47 @@ struct ScoreRow {
         }
     }
 
-    // Extremes of the row, centre and spread of a sample of one score per thread. All threads call it; they meet.
+    // Extremes of the row; centre and spread of a sample of 128 scores, by medians: outliers must not move them. All
+    // threads call it; they meet.
     __device__ __forceinline__ void fit(FitShared& shared) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-        const int at = int(int64_t(threadIdx.x) * length / int(blockDim.x));
-        const uint32_t code = codes[at];
-        const float2 range = ranges[at / SCORE_BLOCK];
-        float4 x = make_float4(INFINITY, -INFINITY, 0, 0);
+        if (warp == 0) {
+            float sample[4], distance[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int at = (4 * lane + i) * (length / 128);
+                const uint32_t code = codes[at];
+                const float2 range = ranges[at / SCORE_BLOCK];
+                sample[i] = code == SCORE_NOT_FINITE ? INFINITY : fmaf(code_value(code, false), fabsf(range.x), range.y);
+            }
+            const float median = warp_median(middle(sample));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) distance[i] = fabsf(sample[i] - median);
+            // 1.25 standard deviations of a normal row.
+            const float spread = 1.85f * warp_median(middle(distance));
+            if (lane == 0) {
+                shared.centre = fabsf(median) < INFINITY ? median : 0.f;
+                shared.per_spread = 1.f / spread;
+            }
+        }
+        float2 x = make_float2(INFINITY, -INFINITY);
         for (int i = threadIdx.x; i < length / SCORE_BLOCK; i += blockDim.x) {
             const float2 block = ranges[i];
             const float low = fmaf(SCORE_CODE_START, fabsf(block.x), block.y);
             x.x = fminf(x.x, low);
             x.y = fmaxf(x.y, fmaf(SCORE_CODE_SPAN, fabsf(block.x), low));
         }
-        const float sample = fmaf(code_value(code, false), fabsf(range.x), range.y);
-        const bool counts = code != SCORE_NOT_FINITE && fabsf(sample) < INFINITY;
-        if (counts) {
-            x.z = sample;
-            x.w = 1.f;
-        }
         x = warp_extremes(x);
         if (lane == 0) shared.extremes[warp] = x;
         __syncthreads();
-        if (warp == 0) {
-            x = warp_extremes(lane < warps ? shared.extremes[lane] : make_float4(INFINITY, -INFINITY, 0, 0));
-            const float mean = x.z / fmaxf(x.w, 1.f), span = x.y - x.x;
-            const bool bounded = span > 1e-30f && span < INFINITY;
-            if (lane == 0) {
-                shared.extremes[0].w = x.w;
-                shared.centre = fabsf(mean) < INFINITY ? mean : 0.f;
-                shared.highest = bounded ? x.y : 0.f;
-                shared.per_range = bounded ? 1.f / span : 0.f;
-            }
-        }
-        __syncthreads();
+        x = warp_extremes(lane < warps ? shared.extremes[lane] : make_float2(INFINITY, -INFINITY));
+        const float span = x.y - x.x;
+        const bool bounded = span > 1e-30f && span < INFINITY;
         centre = shared.centre;
-        highest = shared.highest;
-        per_range = shared.per_range;
-        const float root = warp_sum(counts ? sqrtf(fabsf(sample - centre)) : 0.f);
-        if (lane == 0) shared.root[warp] = root;
-        __syncthreads();
-        if (warp == 0) {
-            // The square of the mean root distance: a few far outliers hardly move it. 1.85 of it are 1.25 standard
-            // deviations of a normal row.
-            const float mean = warp_sum(lane < warps ? shared.root[lane] : 0.f) / fmaxf(shared.extremes[0].w, 1.f);
-            const float per = fminf(1.f / (1.85f * mean * mean), 1e6f * per_range);
-            if (lane == 0) shared.per_spread = per < INFINITY ? per : 0.f;
-        }
-        __syncthreads();
-        per_spread = shared.per_spread;
+        highest = bounded ? x.y : 0.f;
+        per_range = bounded ? 1.f / span : 0.f;
+        // No narrower than a millionth of the range: the map must not overflow. NaN of a sample that is not finite goes.
+        per_spread = fminf(shared.per_spread, 1e6f * per_range);
     }
 };
 

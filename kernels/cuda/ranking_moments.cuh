@@ -13,10 +13,7 @@
 namespace s2o {
 
 constexpr int MOMENT_THREADS = 256;
-#ifndef S2O_MOMENT_ROWS
-#define S2O_MOMENT_ROWS 8
-#endif
-constexpr int MOMENT_ROWS_IN_FLIGHT = S2O_MOMENT_ROWS;  // per thread
+constexpr int MOMENT_ROWS_IN_FLIGHT = 4;  // per thread, with four CTAs on a multiprocessor
 
 struct Moment {
     float count, mean, square;  // square: sum of squared distances from the mean
@@ -31,8 +28,7 @@ struct Moment {
 
 // One column of the coefficients from its moment. All threads of the CTA call it.
 template <typename T, int D>
-__device__ void store_coefficients(const RankingParams& p, int64_t row, int d, const Moment& moment) {
-    uint16_t* out = static_cast<uint16_t*>(p.coefficients) + row * (3 * D) + d;
+__device__ void store_coefficients(const RankingParams& p, uint16_t* out, int d, const Moment& moment) {
     float mean = p.softmax_scale * moment.mean;
     float var = p.second_cumulant * p.softmax_scale * p.softmax_scale * (moment.square / fmaxf(moment.count, 1.f));
     if constexpr (Packed<T>::NARROW_RANGE) {
@@ -50,9 +46,9 @@ __device__ void store_coefficients(const RankingParams& p, int64_t row, int d, c
     }
     if (d >= D) return;
     const T high = T(mean);
-    reinterpret_cast<T*>(out)[0] = high;
-    reinterpret_cast<T*>(out)[D] = T(mean - float(high));
-    reinterpret_cast<__nv_bfloat16*>(out)[2 * D] = __nv_bfloat16(var);
+    reinterpret_cast<T*>(out)[d] = high;
+    reinterpret_cast<T*>(out)[D + d] = T(mean - float(high));
+    reinterpret_cast<__nv_bfloat16*>(out)[2 * D + d] = __nv_bfloat16(var);
 }
 
 // Grid (num_heads, num_segments, batch * splits), MOMENT_THREADS threads, no dynamic shared memory. With several
@@ -133,8 +129,7 @@ __device__ void segment_moments(const RankingParams& p) {
     if (d < D) {
         for (int w = 0; w < WARPS; ++w) moment.merge({counts[w], means[w][d], squares[w][d]});
     }
-    const int group = p.num_heads / p.num_kv_heads;
-    const int64_t row = ((int64_t(b) * p.num_kv_heads + head / group) * p.num_segments + segment) * group + head % group;
+    const int64_t row = (int64_t(b) * p.num_heads + head) * p.num_segments + segment;
     if (splits > 1) {
         constexpr int PARTIAL = 2 * D + 1;
         float* partials = p.partial_moments + row * splits * PARTIAL;
@@ -160,7 +155,7 @@ __device__ void segment_moments(const RankingParams& p) {
             }
         }
     }
-    store_coefficients<T, D>(p, row, d, moment);
+    store_coefficients<T, D>(p, static_cast<uint16_t*>(p.coefficients) + coefficient_offset<D>(p, b, head, n), d, moment);
 }
 
 }  // namespace s2o

@@ -3,7 +3,8 @@
 //
 // Sorting blocks of 16, then blocks of 16 shifted by 8, and so on is odd-even transposition of sorted runs of 8: a
 // bucket of m keys lies in at most (m - 2) / 8 + 2 such runs and is in order after as many rounds. A thread sorts its
-// block in registers by a network. Longer buckets get a bitonic sort of their own first.
+// block in registers by a network, and from the second round on merges its two runs. Longer buckets get a bitonic sort
+// of their own first.
 #pragma once
 #include <cstdint>
 
@@ -47,6 +48,9 @@ __device__ __forceinline__ void network_rounds(uint32_t* entries, int count, int
     const int rounds = largest < 2 ? 0 : (largest - 2) / (NETWORK / 2) + 2;
     for (int round = 0; round < rounds; ++round) {
         for (int first = threadIdx.x * NETWORK + round % 2 * (NETWORK / 2); first < count; first += blockDim.x * NETWORK) {
+            // Two sorted runs that meet in order need no merging: most, once the short buckets are done.
+            if (round >= 2 &&
+                entries[spread_banks(first + NETWORK / 2 - 1)] <= entries[spread_banks(first + NETWORK / 2)]) continue;
             uint32_t x[NETWORK];
             uint4* pieces[NETWORK / 4];
 #pragma unroll
@@ -58,7 +62,8 @@ __device__ __forceinline__ void network_rounds(uint32_t* entries, int count, int
                 x[4 * i + 2] = v.z;
                 x[4 * i + 3] = v.w;
             }
-            sort_network(x);
+            if (round == 0) sort_network(x);
+            else merge_halves<0, NETWORK, 1>(x);
 #pragma unroll
             for (int i = 0; i < NETWORK / 4; ++i) *pieces[i] = make_uint4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
         }

@@ -30,59 +30,76 @@ constexpr int score_shared_bytes() {
 // Keys of the tile that lane group `n` (0..7) feeds to product group i: thread t of a quad then owns 8t..8t+7 of each 32.
 __device__ __forceinline__ int key_of_column(int i, int n) { return 32 * (i / 4) + 8 * (n / 2) + 2 * (i % 4) + n % 2; }
 
-// One row's 16 scores of this lane, whose quad holds the whole row. Whole warps call it, for rows to be stored or not.
-__device__ __forceinline__ void store_row_codes(float (&x)[16], bool stored, uint16_t* codes, float* range, int lane) {
-    float low, high;
+template <int FIRST = 0, int COUNT = 16, class Join>
+__device__ __forceinline__ float join_tree(const float (&x)[16], Join join) {
+    if constexpr (COUNT == 1) return x[FIRST];
+    else return join(join_tree<FIRST, COUNT / 2>(x, join), join_tree<FIRST + COUNT / 2, COUNT / 2>(x, join));
+}
+
+// Codes of this lane's 16 scores of two rows; a quad holds the whole tile of a row. `codes` is null for a row that is not
+// to be stored, but whole warps call it.
+__device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (&codes)[2], float* const (&ranges)[2],
+                                            int lane) {
+    float low[2], high[2];
     auto find_extremes = [&] {
-        low = x[0], high = x[0];
 #pragma unroll
-        for (int i = 1; i < 16; ++i) {
-            low = fminf(low, x[i]);
-            high = fmaxf(high, x[i]);
+        for (int r = 0; r < 2; ++r) {
+            low[r] = join_tree(x[r], [](float a, float b) { return fminf(a, b); });
+            high[r] = join_tree(x[r], [](float a, float b) { return fmaxf(a, b); });
         }
 #pragma unroll
         for (int s = 1; s < 4; s *= 2) {
-            low = fminf(low, __shfl_xor_sync(~0u, low, s));
-            high = fmaxf(high, __shfl_xor_sync(~0u, high, s));
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                low[r] = fminf(low[r], __shfl_xor_sync(~0u, low[r], s));
+                high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], s));
+            }
         }
     };
     find_extremes();
     // The extremes pass NaN over; a sum does not. Should one of finite scores overflow, no harm is done below.
-    float sum = x[0];
+    bool finite[2];
 #pragma unroll
-    for (int i = 1; i < 16; ++i) sum += x[i];
-    const uint32_t not_finite = __ballot_sync(~0u, !(fabsf(sum) < INFINITY));
-    if (not_finite) {
+    for (int r = 0; r < 2; ++r) finite[r] = fabsf(join_tree(x[r], [](float a, float b) { return a + b; })) < INFINITY;
+    if (__any_sync(~0u, !(finite[0] && finite[1]))) {
 #pragma unroll
-        for (int i = 0; i < 16; ++i) x[i] = fabsf(x[i]) < INFINITY ? x[i] : NAN;
+        for (int r = 0; r < 2; ++r) {
+            finite[r] = (__ballot_sync(~0u, !finite[r]) >> (lane & 28) & 15) == 0;
+#pragma unroll
+            for (int i = 0; i < 16; ++i) x[r][i] = fabsf(x[r][i]) < INFINITY ? x[r][i] : NAN;
+        }
         find_extremes();
     }
-    const float span = high - low;
-    const bool spread = span > 1e-30f && span < INFINITY;
-    const float per_unit = spread ? __fdividef(SCORE_CODE_SPAN, span) : 0.f;
-    // Arithmetic on NaN gives 0x7fffffff, whose bits 8..23 are SCORE_NOT_FINITE.
-    uint32_t bits[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) bits[i] = __float_as_uint(fmaf(x[i] - low, per_unit, SCORE_CODE_START));
+    for (int r = 0; r < 2; ++r) {
+        const float span = high[r] - low[r];
+        const bool spread = span > 1e-30f && span < INFINITY;
+        const float per_unit = spread ? __fdividef(SCORE_CODE_SPAN, span) : 0.f;
+        // Arithmetic on NaN gives 0x7fffffff, whose bits 8..23 are SCORE_NOT_FINITE.
+        uint32_t words[8];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        uint32_t words[4];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-            words[w] = __byte_perm(bits[8 * half + 2 * w], bits[8 * half + 2 * w + 1], 0x6521);
+        for (int w = 0; w < 8; ++w) {
+            const float even = fmaf(x[r][2 * w] - low[r], per_unit, SCORE_CODE_START);
+            const float odd = fmaf(x[r][2 * w + 1] - low[r], per_unit, SCORE_CODE_START);
+            words[w] = __byte_perm(__float_as_uint(even), __float_as_uint(odd), 0x6521);
         }
-        if (stored) *reinterpret_cast<uint4*>(codes + 32 * half + 8 * (lane % 4)) = make_uint4(words[0], words[1], words[2], words[3]);
-    }
-    if (stored && lane % 4 == 0) {
-        const float factor = spread ? span * (1.f / SCORE_CODE_SPAN) : 0.f;
-        // A negative factor announces codes that are SCORE_NOT_FINITE.
-        *reinterpret_cast<float2*>(range) =
-            make_float2(not_finite >> lane & 15 ? -factor : factor, fmaf(-SCORE_CODE_START, factor, low));
+        if (codes[r]) {
+            uint4* out = reinterpret_cast<uint4*>(codes[r] + 8 * (lane % 4));
+            out[0] = make_uint4(words[0], words[1], words[2], words[3]);
+            out[4] = make_uint4(words[4], words[5], words[6], words[7]);
+            if (lane % 4 == 0) {
+                const float factor = spread ? span * (1.f / SCORE_CODE_SPAN) : 0.f;
+                // A negative factor announces codes that are SCORE_NOT_FINITE.
+                *reinterpret_cast<float2*>(ranges[r]) =
+                    make_float2(finite[r] ? factor : -factor, fmaf(-SCORE_CODE_START, factor, low[r]));
+            }
+        }
     }
 }
 
-// Grid (at most key tiles of the longest prefix, ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads): the
-// CTAs of a row share the tiles out evenly. SCORE_THREADS threads, score_shared_bytes<D>() dynamic shared memory.
+// Grid (shares, ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads): the key tiles of the longest prefix in
+// equal shares, few tiles each while there are few CTAs, else 16 to pay for loading the coefficients. SCORE_THREADS
+// threads, score_shared_bytes<D>() dynamic shared memory.
 template <typename T, int D, bool SECOND>
 __device__ __forceinline__ void key_scores(const RankingParams& p) {
     constexpr int CHUNKS = D / 8;      // of 16 bytes in a key
@@ -92,16 +109,16 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     extern __shared__ __align__(128) unsigned char shared[];
     const int group = p.num_heads / p.num_kv_heads, rows = p.num_segments * group;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    // Rows further down have longer prefixes: they go around the warps, so that no scheduler gets all the short ones.
-    const int cta_row = blockIdx.y * SCORE_ROWS;
+    // Longest prefixes first; in a CTA they go around the warps, so that no scheduler gets all the short ones.
+    const int cta_row = (gridDim.y - 1 - blockIdx.y) * SCORE_ROWS;
     const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x + blockIdx.z) % SCORE_WARPS * 16;
-    auto prefix_of = [&](int row) { return (p.first_segment + min(row, rows - 1) / group) * p.segment_len; };
-    const int longest = (p.first_segment + p.num_segments - 1) * p.segment_len / SCORE_BLOCK;
-    const int share = (longest + gridDim.x - 1) / gridDim.x, first_tile = blockIdx.x * share;
-    const int tiles = min(share, prefix_of(cta_row + SCORE_ROWS - 1) / SCORE_BLOCK - first_tile);
+    const int last_segment = p.first_segment + min(cta_row + SCORE_ROWS - 1, rows - 1) / group;
+    const int per_segment = p.segment_len / SCORE_BLOCK;
+    const int share = ((p.first_segment + p.num_segments - 1) * per_segment + gridDim.x - 1) / gridDim.x;
+    const int first_tile = blockIdx.x * share, tiles = min(share, last_segment * per_segment - first_tile);
     if (tiles <= 0) return;
-    const int first_key = first_tile * SCORE_BLOCK;
     const int b = blockIdx.z / p.num_kv_heads, kv_head = blockIdx.z % p.num_kv_heads;
+    const int first_key = first_tile * SCORE_BLOCK;
 
     // Odd keys have the halves of each 128-byte line exchanged: two keys' 64-byte pieces then lie in different banks.
     auto place = [](int key, int chunk) { return key * (D * 2) + (chunk ^ ((key & 1) << 2)) * 16; };
@@ -110,8 +127,8 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     const int key0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
     const uint32_t target0 = uint32_t(__cvta_generic_to_shared(shared)) + place(key0, chunk0);
     const int64_t key_bytes = p.k_seq_stride * 2;
-    const char* source = reinterpret_cast<const char*>(static_cast<const T*>(p.k) + b * p.k_batch_stride + kv_head * p.k_head_stride) +
-                         (first_key + key0) * key_bytes + chunk0 * 16;
+    const T* k = static_cast<const T*>(p.k) + b * p.k_batch_stride + kv_head * p.k_head_stride;
+    const char* source = reinterpret_cast<const char*>(k) + (first_key + key0) * key_bytes + chunk0 * 16;
     auto load_tile = [&](int tile) {
         if (tile < tiles) {
             const uint32_t target = target0 + tile % SCORE_STAGES * TILE_BYTES;
@@ -129,18 +146,24 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     // a[part][product]: part 0 and 1 are the mean's high and low half, part 2 the variance.
     constexpr int PARTS = SECOND ? 3 : 2;
     uint32_t a[PARTS][2 * LOADS][4];
-    const int row0 = warp_row + g, row1 = row0 + 8;
-    const int64_t head_rows = int64_t(blockIdx.z) * rows;
-    auto coefficient_row = [&](int row) {
-        return static_cast<const uint16_t*>(p.coefficients) + (head_rows + min(row, rows - 1)) * (3 * D) + t * 8;
-    };
-    const uint16_t *c0 = coefficient_row(row0), *c1 = coefficient_row(row1);
+    int prefix[2];   // of this lane's two rows; 0 for a row that does not exist
+    int64_t out[2];
+    const uint16_t* coefficients[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = warp_row + g + 8 * r, segment = min(row, rows - 1) / group, n = p.first_segment + segment;
+        const int head = kv_head * group + min(row, rows - 1) - segment * group;
+        prefix[r] = row < rows ? n * p.segment_len : 0;
+        out[r] = (b * p.num_heads + head) * p.kv_perm_head_stride + prefix_row(p, n);
+        coefficients[r] = static_cast<const uint16_t*>(p.coefficients) + coefficient_offset<D>(p, b, head, n) + t * 8;
+    }
+    const int warp_prefix = __reduce_max_sync(~0u, max(prefix[0], prefix[1]));
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
         for (int j = 0; j < LOADS; ++j) {
-            const uint4 x = *reinterpret_cast<const uint4*>(c0 + part * D + j * 32);
-            const uint4 y = *reinterpret_cast<const uint4*>(c1 + part * D + j * 32);
+            const uint4 x = *reinterpret_cast<const uint4*>(coefficients[0] + part * D + j * 32);
+            const uint4 y = *reinterpret_cast<const uint4*>(coefficients[1] + part * D + j * 32);
             const uint32_t even[4] = {x.x, y.x, x.y, y.y}, odd[4] = {x.z, y.z, x.w, y.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -149,13 +172,6 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
             }
         }
     }
-    const int prefix0 = row0 < rows ? prefix_of(row0) : 0, prefix1 = row1 < rows ? prefix_of(row1) : 0;
-    const int warp_prefix = warp_row < rows ? prefix_of(warp_row + 15) : 0;
-    auto score_row = [&](int row) {
-        const int clamped = min(row, rows - 1), head = b * p.num_heads + kv_head * group + clamped % group;
-        return head * p.kv_perm_head_stride + prefix_row(p, p.first_segment + clamped / group);
-    };
-    const int64_t out0 = score_row(row0), out1 = score_row(row1);
     const int read0 = place(key_of_column(0, g), t);
 
     for (int tile = 0; tile < tiles; ++tile) {
@@ -165,54 +181,58 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
         const int key = first_key + tile * SCORE_BLOCK;
         if (key >= warp_prefix) continue;
         const unsigned char* stage = shared + tile % SCORE_STAGES * TILE_BYTES;
-        float x0[16], x1[16];
-        constexpr int AT_ONCE = 4;  // product groups: independent sums, so that products need not wait for each other
+        float x[2][16];
+        constexpr int AT_ONCE = 8;  // product groups: independent sums, so that products need not wait for each other
 #pragma unroll
         for (int first = 0; first < 8; first += AT_ONCE) {
             float sum[AT_ONCE][4] = {};
 #pragma unroll
             for (int j = 0; j < LOADS; ++j) {
-                uint4 k[AT_ONCE];
+                uint4 keys[AT_ONCE];
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i) {
                     // The group's keys and the load's chunks are multiples of 2 and 4 apart: exchanged as the first ones.
                     const int offset = key_of_column(first + i, 0) * (D * 2);
-                    k[i] = *reinterpret_cast<const uint4*>(stage + (read0 ^ (j * 64)) + offset);
+                    keys[i] = *reinterpret_cast<const uint4*>(stage + (read0 ^ (j * 64)) + offset);
                 }
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j], k[i].x, k[i].y);
+                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j], keys[i].x, keys[i].y);
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j + 1], k[i].z, k[i].w);
+                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j + 1], keys[i].z, keys[i].w);
                 }
                 if constexpr (SECOND) {
                     using Square = Packed<__nv_bfloat16>;
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        Square::mma(sum[i], a[2][2 * j], Packed<T>::squares_bf16(k[i].x), Packed<T>::squares_bf16(k[i].y));
+                        Square::mma(sum[i], a[2][2 * j], Packed<T>::squares_bf16(keys[i].x), Packed<T>::squares_bf16(keys[i].y));
                     }
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        Square::mma(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(k[i].z), Packed<T>::squares_bf16(k[i].w));
+                        Square::mma(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(keys[i].z), Packed<T>::squares_bf16(keys[i].w));
                     }
                 }
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int at = 2 * (first + i);
-                x0[at] = sum[i][0];
-                x0[at + 1] = sum[i][1];
-                x1[at] = sum[i][2];
-                x1[at + 1] = sum[i][3];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    x[r][at] = sum[i][2 * r];
+                    x[r][at + 1] = sum[i][2 * r + 1];
+                }
             }
         }
-        auto store = [&](float(&x)[16], int64_t out, int prefix) {
-            const int64_t at = out + key;
-            store_row_codes(x, key < prefix, p.scores + at, p.score_ranges + at / SCORE_BLOCK * 2, lane);
-        };
-        store(x0, out0, prefix0);
-        store(x1, out1, prefix1);
+        uint16_t* codes[2];
+        float* ranges[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int64_t at = out[r] + key;
+            codes[r] = key < prefix[r] ? p.scores + at : nullptr;
+            ranges[r] = p.score_ranges + at / SCORE_BLOCK * 2;
+        }
+        store_codes(x, codes, ranges, lane);
     }
 }
 

@@ -12,14 +12,15 @@ namespace s2o {
 
 constexpr int SORT_THREADS = 1024;  // at most
 constexpr int WINDOW_LEAD = 128;    // a window starts this aligned in the row
-constexpr int BIG_BUCKET = 34;      // more keys than this: sorted by a warp of their own
+constexpr int SPARE_COUNTERS = 32;  // twice: the end of the last bucket, and counters of no bucket
+constexpr int BIG_BUCKET = 98;      // more keys than this: sorted by a warp of their own
 constexpr int HUGE_BUCKET = 512;    // by the CTA
 constexpr int GIANT_BUCKET = 4096;  // found in the row in ascending order instead
 
 // The windows start at multiples of WINDOW_LEAD, and the network reads 2 * NETWORK past the last entry. The list has
 // room for a window of big buckets.
 __host__ __device__ constexpr int sort_shared_bytes(int buckets, int window) {
-    return 4 * (buckets + 4 + WINDOW_LEAD + window + 2 * NETWORK + window / 32);
+    return 4 * (buckets + 2 * SPARE_COUNTERS + WINDOW_LEAD + window + 2 * NETWORK + window / 32);
 }
 
 static_assert(sort_shared_bytes(8192, 64) == 4 * (8192 + 64 + 2 + 4 + 128 + 32) && SORT_THREADS == 1024,
@@ -50,22 +51,23 @@ __device__ inline Prefix prefix_sum(int value, int* partial) {
     return {__reduce_add_sync(~0u, lane < warp ? others : 0) + sum - value, __reduce_add_sync(~0u, others)};
 }
 
-// Calls f(v, vector v) for this thread's vectors of eight, the next two already loading.
+// Calls f(v, vector v) for this thread's vectors of eight, the next one already loading.
 template <class F>
 __device__ __forceinline__ void for_each_vector(const uint16_t* row, int length, F f) {
     const uint4* vectors = reinterpret_cast<const uint4*>(row);
     const int count = length / 8, step = blockDim.x;
     auto load = [&](int v) { return v < count ? vectors[v] : make_uint4(0, 0, 0, 0); };
-    uint4 now = load(threadIdx.x), next = load(threadIdx.x + step);
-    for (int v = threadIdx.x; v < count; v += step) {
-        const uint4 later = load(v + 2 * step);
-        f(v, now);
-        now = next;
-        next = later;
+    uint4 even = load(threadIdx.x), odd = load(threadIdx.x + step);
+    for (int v = threadIdx.x; v < count; v += 2 * step) {
+        f(v, even);
+        even = load(v + 2 * step);
+        if (v + step < count) f(v + step, odd);
+        odd = load(v + 3 * step);
     }
 }
 
-__device__ __forceinline__ uint32_t id_of(uint4 ids, int i) {
+// Buckets are kept as the byte offsets of their counters.
+__device__ __forceinline__ uint32_t offset_of(uint4 ids, int i) {
     const uint32_t words[4] = {ids.x, ids.y, ids.z, ids.w};
     return i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff;
 }
@@ -78,12 +80,12 @@ __device__ inline void emit_bucket(const uint16_t* ids, int length, uint32_t buc
         const uint4 x = v < length / 8 ? vectors[v] : make_uint4(~0u, ~0u, ~0u, ~0u);
         int count = 0;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) count += id_of(x, i) == bucket;
+        for (int i = 0; i < 8; ++i) count += offset_of(x, i) == 4 * bucket;
         const Prefix prefix = prefix_sum(count, partial);
         int32_t* place = out + prefix.before;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            if (id_of(x, i) == bucket) *place++ = v * 8 + i;
+            if (offset_of(x, i) == 4 * bucket) *place++ = v * 8 + i;
         }
         out += prefix.total;
     }
@@ -138,45 +140,50 @@ __device__ __forceinline__ int last_boundary(const uint32_t* starts, int first, 
 
 // The buckets first .. end of a window and what its loop over the row needs.
 struct Window {
-    uint32_t first, width, token_bits;
-    int begin;  // in the row, a multiple of WINDOW_LEAD; the window's first entry may be further
+    uint32_t first, width;
+    uint32_t per_bucket;  // 2^(bits of a token)
+    int begin;            // in the row, a multiple of WINDOW_LEAD; the window's first entry may be further
+    int spare;            // first of 32 counters for no bucket
 
     // Entries are (bucket in the window, token), so that they sort as the row does.
     __device__ __forceinline__ void place(const uint16_t* ids, int length, uint32_t* starts, uint32_t* entries) const {
         const uint32_t counters = uint32_t(__cvta_generic_to_shared(starts));
+        // Where keys of other buckets count, a bank for each lane: a branch around the atomic costs more.
+        const uint32_t elsewhere = counters + 4 * (spare + threadIdx.x % 32);
         // WINDOW_LEAD is a multiple of the bank pattern: a place in the row is as good as one in the window.
         const uint32_t target = uint32_t(__cvta_generic_to_shared(entries)) - 4 * begin;
         for_each_vector(ids, length, [&](int v, uint4 x) {
             uint32_t place[8];
-            // Atomics before stores: the stores of one key must not hold back the atomics of the next.
+            // Atomics before stores: the store of one key must not hold back the atomics of the next.
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const uint32_t id = id_of(x, i);
-                asm volatile(
-                    "{.reg .pred inside; setp.lt.u32 inside, %1, %2; @inside atom.shared.add.u32 %0, [%3], 1;}"
-                    : "=r"(place[i])
-                    : "r"(id - first), "r"(width), "r"(counters + 4 * id)
-                    : "memory");
+                const uint32_t offset = offset_of(x, i);
+                const uint32_t counter = offset - 4 * first < 4 * width ? counters + offset : elsewhere;
+                asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(place[i]) : "r"(counter) : "memory");
             }
+            const uint32_t token = v * 8 - first * per_bucket;
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const uint32_t rank = id_of(x, i) - first;
-                asm volatile("{.reg .pred inside; setp.lt.u32 inside, %0, %1; @inside st.shared.u32 [%2], %3;}" ::"r"(rank),
-                             "r"(width), "r"(target + 4 * spread_banks(place[i])), "r"((rank << token_bits) + (v * 8 + i))
+                const uint32_t offset = offset_of(x, i);
+                asm volatile("{.reg .pred inside; setp.lt.u32 inside, %0, %1; @inside st.shared.u32 [%2], %3;}" ::"r"(
+                                 offset - 4 * first),
+                             "r"(4 * width), "r"(target + 4 * spread_banks(place[i])),
+                             "r"(offset * (per_bucket / 4) + token + i)
                              : "memory");
             }
         });
     }
 };
 
-// Grid (batch * num_heads, num_segments), any multiple of 32 up to SORT_THREADS threads,
+// Grid (batch * num_heads, num_segments), a power of two of threads up to SORT_THREADS that the buckets allow,
 // sort_shared_bytes(sort_buckets, sort_window) dynamic shared memory (opt in above 48 KiB).
 __device__ __forceinline__ void sort_row(const RankingParams& p) {
     extern __shared__ __align__(128) uint32_t sort_shared[];
     __shared__ SortShared shared;
     uint32_t* starts = sort_shared;  // counts first; one more than the buckets
-    uint32_t* entries = sort_shared + p.sort_buckets + 4;
-    uint32_t* list = entries + WINDOW_LEAD + p.sort_window + 2 * NETWORK;  // big buckets from its start, huge ones from its end
+    uint32_t* entries = sort_shared + p.sort_buckets + 2 * SPARE_COUNTERS;
+    // Big buckets from its start, huge ones from its end.
+    uint32_t* list = entries + WINDOW_LEAD + p.sort_window + 2 * NETWORK;
     const int list_room = p.sort_window / 32;
     // Longest rows first.
     const int n = p.first_segment + p.num_segments - 1 - int(blockIdx.y), length = n * p.segment_len;
@@ -186,16 +193,17 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
     ScoreRow row{p.scores + row_begin, reinterpret_cast<const float2*>(p.score_ranges) + row_begin / SCORE_BLOCK,
                  length, p.front_sink, p.sort_buckets, 0.f, 0.f, 0.f, 0.f};
 
-    for (int i = threadIdx.x; i < p.sort_buckets / 4; i += blockDim.x) reinterpret_cast<uint4*>(starts)[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < p.sort_buckets / 4; i += blockDim.x) {
+        reinterpret_cast<uint4*>(starts)[i] = make_uint4(0, 0, 0, 0);
+    }
     if (threadIdx.x == 0) shared.largest = 0;
     row.fit(shared.fit);
     for_each_vector(row.codes, length, [&](int v, uint4 codes) {
         uint32_t bucket[8];
         row.buckets_of(codes, row.ranges[v / (SCORE_BLOCK / 8)], v, bucket);
         // The windows below read buckets, not scores.
-        reinterpret_cast<uint4*>(row.codes)[v] = make_uint4(
-            __byte_perm(bucket[0], bucket[1], 0x5410), __byte_perm(bucket[2], bucket[3], 0x5410),
-            __byte_perm(bucket[4], bucket[5], 0x5410), __byte_perm(bucket[6], bucket[7], 0x5410));
+        auto pack = [&](int i) { return 4 * (bucket[i] | bucket[i + 1] << 16); };
+        reinterpret_cast<uint4*>(row.codes)[v] = make_uint4(pack(0), pack(2), pack(4), pack(6));
 #pragma unroll
         for (int i = 0; i < 8; ++i) atomicAdd(starts + bucket[i], 1u);
     });
@@ -235,7 +243,8 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
         if (threadIdx.x < lead) entries[spread_banks(threadIdx.x)] = 0;
         if (threadIdx.x < 2 * NETWORK) entries[spread_banks(count + threadIdx.x)] = ~0u;
         __syncthreads();
-        Window{uint32_t(first), uint32_t(end - first), token_bits, begin}.place(row.codes, length, starts, entries);
+        const Window window{uint32_t(first), uint32_t(end - first), token_mask + 1, begin, p.sort_buckets + SPARE_COUNTERS};
+        window.place(row.codes, length, starts, entries);
         __syncthreads();
         if (largest > BIG_BUCKET) {
             const int warps = blockDim.x / 32;
@@ -249,19 +258,17 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
             __syncthreads();
         }
         network_rounds(entries, count, min(largest, BIG_BUCKET));
-        for (int i = lead / 4 + threadIdx.x; i * 4 < count; i += blockDim.x) {
-            uint4 x = *reinterpret_cast<uint4*>(entries + spread_banks(i * 4));
-            x = make_uint4(x.x & token_mask, x.y & token_mask, x.z & token_mask, x.w & token_mask);
-            int32_t* place = out + begin + i * 4;
-            if (i * 4 >= lead && i * 4 + 4 <= count) {
-                *reinterpret_cast<uint4*>(place) = x;
-            } else {
-                const uint32_t tokens[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if (i * 4 + j >= lead && i * 4 + j < count) place[j] = tokens[j];
-                }
-            }
+        // Whole vectors, then the row's pieces of vectors that it shares with its neighbours.
+        const int inner = (lead + 3) / 4 * 4, outer = count / 4 * 4;
+#pragma unroll 4
+        for (int i = inner + 4 * threadIdx.x; i < outer; i += 4 * blockDim.x) {
+            const uint4 x = *reinterpret_cast<uint4*>(entries + spread_banks(i));
+            *reinterpret_cast<uint4*>(out + begin + i) =
+                make_uint4(x.x & token_mask, x.y & token_mask, x.z & token_mask, x.w & token_mask);
+        }
+        if (threadIdx.x < 8) {
+            const int i = threadIdx.x < 4 ? inner - 1 - int(threadIdx.x) : outer + int(threadIdx.x) - 4;
+            if (i >= lead && i < count && (i < inner || i >= outer)) out[begin + i] = entries[spread_banks(i)] & token_mask;
         }
         __syncthreads();
         first = end;

@@ -139,7 +139,8 @@ pub struct BlockParams {
     pub block_offsets: *const i64,
 }
 
-/// Algorithm 1 on the segments `first_segment .. first_segment + num_segments` of every head (cuda/ranking_params.cuh).
+/// Algorithm 1 on the segments `first_segment .. first_segment + num_segments` of `num_heads` heads from the pointers on
+/// (cuda/ranking_params.cuh).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct RankingParams {
@@ -149,11 +150,11 @@ pub struct RankingParams {
     pub k: *const c_void,
     /// Per (batch, head): the orders of the segments one after the other, segment `n` has `n * segment_len` keys.
     pub kv_perm: *mut i32,
-    /// (batch, num_kv_heads, num_segments, heads of a kv head, 3, head_dim), 16 bits each.
+    /// (batch, num_heads, segment, 3, head_dim), 16 bits each, segments from `coefficient_segment` on.
     pub coefficients: *mut u16,
     /// (batch, num_heads, num_segments, splits, 2 * head_dim + 1); unused with one split.
     pub partial_moments: *mut f32,
-    /// (batch, num_heads, num_segments), zero at launch and zero again after it.
+    /// (batch, num_heads, num_segments), zero at launch and zero again after it; likewise.
     pub arrivals: *mut u32,
     /// Laid out as `kv_perm`; the sort overwrites it.
     pub scores: *mut u16,
@@ -169,6 +170,10 @@ pub struct RankingParams {
     pub k_strides: Strides,
     /// From head to head of `kv_perm`.
     pub kv_perm_head_stride: i64,
+    /// From sequence to sequence of `coefficients`.
+    pub coefficient_batch_stride: i64,
+    /// From head to head of `coefficients`.
+    pub coefficient_head_stride: i64,
     /// Sequences.
     pub batch: i32,
     /// Query heads.
@@ -185,13 +190,15 @@ pub struct RankingParams {
     pub first_segment: i32,
     /// Segments of the launch.
     pub num_segments: i32,
+    /// The segment that `coefficients` begin with.
+    pub coefficient_segment: i32,
     /// Tokens `0..front_sink` lead every order.
     pub front_sink: i32,
     /// Rows from here on are the dense tail's: `q_perm` leaves them in place.
     pub ranked_rows: i32,
-    /// A power of two, at least 4 for each thread of the sort.
+    /// A power of two, at most 16384, at least 4 for each thread of the sort.
     pub sort_buckets: i32,
-    /// Entries that the sort places at a time, a multiple of 64.
+    /// Entries that the sort places at a time, a multiple of 32, at most 65408.
     pub sort_window: i32,
     /// Factor on `q . k`.
     pub softmax_scale: f32,
@@ -211,5 +218,5 @@ layout!(AttnParams: 176, q_strides at 48, batch at 144);
 layout!(SparseParams: 248, kv_perm at 176, segment_len at 216);
 layout!(SplitParams: 208, partial_out at 176);
 layout!(BlockParams: 192, key_blocks at 176);
-layout!(RankingParams: 192, batch at 136);
+layout!(RankingParams: 216, batch at 152);
 const _: () = assert!(size_of::<RowState>() == 8);

@@ -14,7 +14,7 @@ pub fn score_blocks(tiles: usize, others: usize, multiprocessors: usize) -> usiz
 
 /// Blocks that share out a segment's queries in the moments kernel, where `items` is the number of segments of all heads.
 pub fn moment_splits(items: usize, segment_len: usize, multiprocessors: usize) -> usize {
-    (12 * multiprocessors).div_ceil(items).min(segment_len / 128).max(1)
+    (4 * multiprocessors).div_ceil(items).min(segment_len / 128).max(1)
 }
 
 /// How a row of scores is sorted: by counting into buckets, placed in shared memory a window at a time.
@@ -30,7 +30,7 @@ pub struct SortShape {
 
 impl SortShape {
     /// Words beside the buckets and the window, and one more for each 32 of the window.
-    const MORE: usize = 4 + 128 + 32;
+    const MORE: usize = 64 + 128 + 32;
 
     /// The largest that fits in `shared_bytes` and rows of `longest` keys have use for.
     pub fn fitting(shared_bytes: usize, longest: usize) -> Self {

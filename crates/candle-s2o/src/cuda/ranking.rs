@@ -74,6 +74,7 @@ impl Ranker {
         let segments = group.end - group.first;
         let longest = plan.segments[group.end - 1].start;
         let sort = SortShape::fitting(call.entry(Kernel::Sort)?.shared_limit, longest);
+        let coefficient_head_stride = (segments * 3 * shape.head_dim()) as i64;
         let params = RankingParams {
             q: call.q.address as *const _,
             k: call.k.address as *const _,
@@ -88,6 +89,8 @@ impl Ranker {
             q_strides: call.q.strides,
             k_strides: call.k.strides,
             kv_perm_head_stride: group.keys as i64,
+            coefficient_batch_stride: shape.num_heads() as i64 * coefficient_head_stride,
+            coefficient_head_stride,
             batch: int("batch", shape.batch())?,
             num_heads: int("num_heads", shape.num_heads())?,
             num_kv_heads: int("num_kv_heads", shape.num_kv_heads())?,
@@ -96,6 +99,7 @@ impl Ranker {
             segment_len: int("segment_len", plan.segment_len)?,
             first_segment: int("segments", plan.segments[group.first].index)?,
             num_segments: int("segments", segments)?,
+            coefficient_segment: int("segments", plan.segments[group.first].index)?,
             front_sink: int("front_sink", config.front_sink().min(shape.k_len()))?,
             ranked_rows: int("q_len", plan.ranked_rows())?,
             sort_buckets: int("sort buckets", sort.buckets)?,
