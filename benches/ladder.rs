@@ -1,6 +1,7 @@
 //! The paper's ladder on an NVIDIA GPU: what each step from dense attention to S2O costs, and what the ranking costs.
 //!
 //! A dense; B the prefix gathered in natural order; C in ranked order; D as C with the stop asked for and never true.
+//! Without causality there is neither window nor ranking: B gathers all keys in natural order, C and D in a scattered one.
 //! The attention kernels alone, each of B to D in turns with A, on random tensors in bf16, 32 query and 8 KV heads, S 2048.
 //!
 //! ```text
@@ -12,15 +13,18 @@ mod measure;
 
 use anyhow::{Result, ensure};
 use candle_core::{DType, Tensor};
-use candle_s2o::cuda::KernelTime;
-use candle_s2o::{Permutation, Ranking, S2oConfig, S2oOp, SegmentLen, SegmentOrder, dense_attn};
+use candle_s2o::cuda::{KernelTime, dense_attn_timed, gather_attn_timed};
+use candle_s2o::{Permutation, Ranking, S2oConfig, S2oOp, SegmentLen, SegmentOrder};
 use clap::Parser;
 use measure::gpu::Gpu;
 use measure::{Machine, Place, Row, agree, causal_tflop, median};
+use std::sync::Arc;
 
 const NUM_HEADS: usize = 32;
 const NUM_KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
+/// A threshold smaller than any gain can be.
+const NEVER: f32 = 1e-30;
 
 /// Times the ladder and the ranking, and appends to benches/record/.
 #[derive(Debug, Parser)]
@@ -51,7 +55,9 @@ fn main() -> Result<()> {
     println!("{}", machine.device());
     for &tokens in &arguments.tokens {
         let problem = Problem::random(&gpu, tokens)?;
-        machine.append(&ladder(&machine, &problem, arguments.repeats)?, &arguments.place)?;
+        for ladder in [causal_ladder, full_ladder] {
+            machine.append(&ladder(&machine, &problem, arguments.repeats)?, &arguments.place)?;
+        }
     }
     for &tokens in &arguments.ranking_tokens {
         let problem = Problem::random(&gpu, tokens)?;
@@ -80,15 +86,28 @@ impl Problem {
         Ok(Self { q, k, v, scale: (HEAD_DIM as f32).sqrt().recip() })
     }
 
-    fn dense(&self) -> Result<Tensor> {
-        Ok(dense_attn(&self.q, &self.k, &self.v, self.scale, true)?)
+    /// Dense attention and the time of its kernel.
+    fn dense(&self, causal: bool) -> Result<Timed> {
+        total(dense_attn_timed(&self.q, &self.k, &self.v, self.scale, causal)?, |_| true)
     }
 
-    /// Time of the kernels that `counts` picks, all launches of a call together.
-    fn timed(&self, op: &S2oOp, counts: fn(&KernelTime) -> bool) -> Result<(Tensor, f64)> {
-        let (out, kernels) = op.clone().apply_timed(&self.q, &self.k, &self.v)?;
-        Ok((out, kernels.iter().filter(|kernel| counts(kernel)).map(|kernel| kernel.ms).sum()))
+    /// S2O and the time of the kernels that `counts` picks.
+    fn s2o(&self, op: &S2oOp, counts: fn(&KernelTime) -> bool) -> Result<Timed> {
+        total(op.clone().apply_timed(&self.q, &self.k, &self.v)?, counts)
     }
+
+    /// Attention to all keys by the orders of the heads, and the time of its kernel.
+    fn gather(&self, orders: &Arc<[Permutation]>, tau: f32) -> Result<Timed> {
+        total(gather_attn_timed(&self.q, &self.k, &self.v, self.scale, Arc::clone(orders), tau)?, |_| true)
+    }
+}
+
+/// An output, and milliseconds.
+type Timed = (Tensor, f64);
+
+/// All launches together that `counts` picks.
+fn total((out, kernels): (Tensor, Vec<KernelTime>), counts: fn(&KernelTime) -> bool) -> Result<Timed> {
+    Ok((out, kernels.iter().filter(|kernel| counts(kernel)).map(|kernel| kernel.ms).sum()))
 }
 
 fn config(segment_len: usize, tau: f32) -> Result<S2oConfig> {
@@ -110,38 +129,76 @@ fn natural(tokens: usize, segment_len: usize) -> Ranking {
     vec![orders; NUM_HEADS]
 }
 
-fn ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
+/// What a step of the ladder does, how it is called, and its threshold.
+type Step<'a> = (&'static str, f32, Box<dyn Fn() -> Result<Timed> + 'a>);
+
+fn causal_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
     let (tokens, segment_len) = (problem.q.dim(1)?, 2048);
-    let exact = problem.dense()?;
     let attends = |kernel: &KernelTime| kernel.kernel.starts_with("sparse");
-    let dense = S2oOp::new(problem.scale, S2oConfig::builder().dense_below(usize::MAX).build()?);
     let never_asks = S2oOp::new(problem.scale, config(segment_len, 0.0)?);
-    // Smaller than any gain can be.
-    let never_true = S2oOp::new(problem.scale, config(segment_len, 1e-30)?);
-    let steps = [
-        ("B natural order gathered", never_asks.clone().with_ranking(natural(tokens, segment_len)), 0.0),
-        ("C ranked order gathered", never_asks, 0.0),
-        ("D stop asked, never true", never_true, 1e-30),
+    let never_true = S2oOp::new(problem.scale, config(segment_len, NEVER)?);
+    let natural = never_asks.clone().with_ranking(natural(tokens, segment_len));
+    let steps: [Step<'_>; 3] = [
+        ("B natural order gathered", 0.0, Box::new(move || problem.s2o(&natural, attends))),
+        ("C ranked order gathered", 0.0, Box::new(move || problem.s2o(&never_asks, attends))),
+        ("D stop asked, never true", NEVER, Box::new(move || problem.s2o(&never_true, attends))),
     ];
+    let tflop = causal_tflop(&problem.q, &problem.k)?;
+    climb(machine, problem, "A dense", || problem.dense(true), steps, tflop, repeats)
+}
+
+fn full_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
+    let tokens = problem.q.dim(1)?;
+    let natural: Arc<[Permutation]> = (0..NUM_HEADS).map(|_| Permutation::identity(tokens)).collect();
+    let scattered: Result<Arc<[Permutation]>, _> = (0..NUM_HEADS as u64)
+        // No two neighbours stay near each other; a permutation unless 7919 divides the length.
+        .map(|head| {
+            Permutation::new((0..tokens as u64).map(|i| ((i * 7919 + head * 911) % tokens as u64) as u32).collect())
+        })
+        .collect();
+    let scattered = &scattered?;
+    let steps: [Step<'_>; 3] = [
+        ("B natural order gathered, not causal", 0.0, Box::new(move || problem.gather(&natural, 0.0))),
+        ("C scattered order gathered, not causal", 0.0, Box::new(move || problem.gather(scattered, 0.0))),
+        ("D stop asked, never true, not causal", NEVER, Box::new(move || problem.gather(scattered, NEVER))),
+    ];
+    let tflop = 4e-12 * (tokens * tokens * NUM_HEADS * HEAD_DIM) as f64;
+    climb(machine, problem, "A dense, not causal", || problem.dense(false), steps, tflop, repeats)
+}
+
+/// Each step checked against and then timed in turns with dense attention.
+fn climb(
+    machine: &Machine,
+    problem: &Problem,
+    baseline: &'static str,
+    dense: impl Fn() -> Result<Timed>,
+    steps: [Step<'_>; 3],
+    tflop: f64,
+    repeats: usize,
+) -> Result<Vec<Row>> {
+    let tokens = problem.q.dim(1)?;
+    let (exact, _) = dense()?;
     let mut rows = Vec::new();
-    for (method, op, tau) in steps {
-        let (out, _) = problem.timed(&op, attends)?;
-        agree(method, &out, &exact, 1e-2)?;
+    for (method, tau, step) in steps {
+        agree(method, &step()?.0, &exact, 1e-2)?;
         let (mut times, mut dense_times) = (Vec::new(), Vec::new());
         for _ in 0..repeats {
-            dense_times.push(problem.timed(&dense, |kernel| kernel.kernel == "dense")?.1);
-            times.push(problem.timed(&op, attends)?.1);
+            dense_times.push(dense()?.1);
+            times.push(step()?.1);
         }
         let (ms, dense_ms) = (median(times), median(dense_times));
-        let tflops = causal_tflop(&problem.q, &problem.k)? / ms * 1e3;
-        println!("{tokens:7}  {method:26} {ms:9.3} ms  {tflops:6.1} TF/s, A {dense_ms:9.3} ms: x{:.3}", ms / dense_ms);
+        let tflops = tflop / ms * 1e3;
+        println!(
+            "{tokens:7}  {method:38} {ms:9.3} ms  {tflops:6.1} TF/s, {baseline} {dense_ms:9.3} ms: x{:.3}",
+            ms / dense_ms
+        );
         rows.push(Row {
-            segment: segment_len.to_string(),
+            segment: "2048".into(),
             tau: Some(tau),
             density: Some(1.0),
             ms,
             tflops: Some(tflops),
-            baseline: "A dense".into(),
+            baseline: baseline.into(),
             baseline_ms: Some(dense_ms),
             ratio: Some(dense_ms / ms),
             ..machine.row("ladder", method, &problem.q, &problem.k)?
@@ -153,8 +210,8 @@ fn ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Ro
 fn ranking(machine: &Machine, problem: &Problem, segment_len: usize, repeats: usize) -> Result<Row> {
     let ranks = |kernel: &KernelTime| matches!(kernel.kernel, "moments" | "scores" | "sort");
     let op = S2oOp::new(problem.scale, config(segment_len, S2oConfig::default().tau())?);
-    problem.timed(&op, ranks)?;
-    let times: Result<Vec<f64>> = (0..repeats).map(|_| Ok(problem.timed(&op, ranks)?.1)).collect();
+    problem.s2o(&op, ranks)?;
+    let times: Result<Vec<f64>> = (0..repeats).map(|_| Ok(problem.s2o(&op, ranks)?.1)).collect();
     let ms = median(times?);
     ensure!(ms > 0.0, "no ranking kernel ran");
     let tokens = problem.q.dim(1)?;

@@ -11,48 +11,20 @@
 #ifdef S2O_SM80
 #include "../cuda/sm80/block_sparse.cu"
 #include "../cuda/sm80/dense.cu"
+#include "../cuda/sm80/gather.cu"
 #include "../cuda/sm80/sparse.cu"
 #include "../cuda/sm80/split.cu"
 #include "../cuda/sm80/two_pass.cu"
 #else
 #include "../cuda/sm90/block_sparse.cu"
 #include "../cuda/sm90/dense.cu"
+#include "../cuda/sm90/gather.cu"
 #include "../cuda/sm90/sparse.cu"
 #include "../cuda/sm90/split.cu"
 #include "../cuda/sm90/two_pass.cu"
 #endif
 #include "check.cuh"
 #include "reference.cuh"
-
-#ifndef S2O_SM80
-namespace s2o {
-
-// Every query against every key in kv_perm order, not causal: what the ladder of the bench compares with dense attention
-// that is not causal either. k_len is a multiple of TILE_K, and there is one order a head.
-struct GatherSchedule {
-    using Params = SparseParams;
-    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
-    __device__ static int num_items(const Params& p) { return DenseSchedule::num_items(p.attn); }
-    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
-
-    __device__ static bool decode(const Params& p, int item, WorkItem& w) {
-        const TileGrid grid(p.attn);
-        const int tile = decode_sections(p.attn, grid, item, w);
-        w.key_tile = 0;
-        w.gather_from = 0;
-        w.steps = p.attn.k_len / TILE_K;
-        w.kv_perm = p.kv_perm + w.batch_head(p.attn) * p.kv_perm_head_stride;
-        w.slot = int64_t(w.batch_head(p.attn)) * grid.count + tile;
-        return true;
-    }
-};
-
-}  // namespace s2o
-
-// The ladder's half that is not causal.
-S2O_KERNEL(s2o_gather_full_bf16_128, __nv_bfloat16, 128, s2o::GatherSchedule, true, s2o::Stop::NEVER)
-S2O_KERNEL(s2o_gather_bf16_128, __nv_bfloat16, 128, s2o::GatherSchedule, true, s2o::Stop::LAGGED)
-#endif
 
 using reference::Strided;
 
@@ -210,7 +182,6 @@ struct Problem {
     void permute(bool random) {
         fill_perm<<<dim3(p.num_segments, c.batch * c.heads), 256>>>(perm, p.kv_perm_head_stride, p.first_segment, p.segment_len, random);
     }
-#ifndef S2O_SM80
     // One order of all keys a head, in the place of the segments', for at least four segments.
     void permute_all(bool random) {
         fill_perm<<<dim3(1, c.batch * c.heads), 256>>>(perm, c.k_len, 1, c.k_len, random);
@@ -220,10 +191,12 @@ struct Problem {
         s2o::SparseParams all = p;
         all.kv_perm_head_stride = c.k_len;
         all.tau = 1e-30f;
-        asks ? launch_with<s2o_gather_bf16_128_traits>(s2o_gather_bf16_128, s2o_gather_bf16_128_launch, all)
-             : launch_with<s2o_gather_full_bf16_128_traits>(s2o_gather_full_bf16_128, s2o_gather_full_bf16_128_launch, all);
-    }
+#define LAUNCH_ALL(name) launch_with<name##_traits>(name, name##_launch, all)
+#ifndef S2O_SM80  // one kernel whether it asks or not
+        if (!asks) { S2O_PICK(s2o_gather_full, LAUNCH_ALL) return; }
 #endif
+        S2O_PICK(s2o_gather, LAUNCH_ALL)
+    }
     // Queries of each segment in a pseudo-random order.
     void permute_queries() {
         const int offset = c.k_len - c.q_len;

@@ -220,7 +220,6 @@ void check_blocks(const Case& c, float share) {
     cudaFree(d_mask); cudaFree(d_list); cudaFree(d_offsets); cudaFree(ref); cudaFree(ref_lse);
 }
 
-#ifndef S2O_SM80
 // Every key by index, not causal, in natural and in random order.
 void check_gather(const Case& c) {
     Problem<__nv_bfloat16, 128> pr(c, 1.f, 128);
@@ -239,7 +238,6 @@ void check_gather(const Case& c) {
         }
     cudaFree(ref); cudaFree(ref_lse);
 }
-#endif
 
 void checks(bool small) {
     using B = __nv_bfloat16;
@@ -282,10 +280,8 @@ void checks(bool small) {
             check_blocks<__half, 64>({1, 4, 1, (len + 1) / 2, len, true, 1}, share);
             check_blocks<B, 128>({1, 4, 4, (len + 1) / 2, len, false, 2}, share);
         }
-#ifndef S2O_SM80
     check_gather({1, 4, 2, 640, 640, false, 0});
     check_gather({2, 4, 1, 500, 1024, false, 1});
-#endif
     printf("split, blocks and gather: %d failed\n", failed - dense_failed);
     const std::vector<Rule> all = {{0.f}, {.2f}, {.5f}, {.2f, s2o::MEAN_RATIO}, {.3f, s2o::SUM_RATIO, 1}, {.3f, s2o::ALL_ROWS, 0, 1},
                                    {.25f, s2o::MEAN_RATIO, 0, 1}, {.2f, s2o::SUM_RATIO, 0, 1}, {.4f, s2o::ALL_ROWS, 1}};
@@ -342,7 +338,6 @@ void time_ladder(int longest) {
     }
 }
 
-#ifndef S2O_SM80
 void time_full_ladder(int longest) {
     for (int len : {8192, 32768, 65536, 131072}) {
         if (len > longest) break;
@@ -357,7 +352,6 @@ void time_full_ladder(int longest) {
         }
     }
 }
-#endif
 
 void time_early_stop(int longest) {
     {
@@ -422,9 +416,7 @@ int main(int argc, char** argv) {
     const bool time = !strcmp(mode, "time") || !strcmp(mode, "all");
     const int longest = argc > 2 ? atoi(argv[2]) : 131072;
     if (time || !strcmp(mode, "ladder")) time_ladder(longest);
-#ifndef S2O_SM80
     if (time || !strcmp(mode, "ladder")) time_full_ladder(longest);
-#endif
     if (time || !strcmp(mode, "stop")) time_early_stop(longest);
     if (time) time_others(longest);
     return 0;

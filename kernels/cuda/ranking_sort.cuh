@@ -23,7 +23,7 @@ __host__ __device__ constexpr int sort_shared_bytes(int buckets, int window) {
     return 4 * (buckets + 2 * SPARE_COUNTERS + WINDOW_LEAD + window + 2 * NETWORK + window / 32);
 }
 
-static_assert(sort_shared_bytes(8192, 64) == 4 * (8192 + 64 + 2 + 4 + 128 + 32) && SORT_THREADS == 1024,
+static_assert(sort_shared_bytes(8192, 64) == 4 * (8192 + 64 + 2 + 64 + 128 + 32) && SORT_THREADS == 1024,
               "mirrored on the host");
 
 struct SortShared {

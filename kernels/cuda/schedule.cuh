@@ -90,6 +90,26 @@ struct BlockSchedule {
     }
 };
 
+// Every query against every key in the order of kv_perm, not causal: the paper's ladder without causality. There is one
+// order a head, and k_len is a multiple of TILE_K.
+struct GatherSchedule {
+    using Params = SparseParams;
+    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
+    __device__ static int num_items(const Params& p) { return DenseSchedule::num_items(p.attn); }
+    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
+
+    __device__ static bool decode(const Params& p, int item, WorkItem& w) {
+        const TileGrid grid(p.attn);
+        const int tile = decode_sections(p.attn, grid, item, w);
+        w.key_tile = 0;
+        w.gather_from = 0;
+        w.steps = p.attn.k_len / TILE_K;
+        w.kv_perm = p.kv_perm + w.batch_head(p.attn) * p.kv_perm_head_stride;
+        w.slot = int64_t(w.batch_head(p.attn)) * grid.count + tile;
+        return true;
+    }
+};
+
 // One split of one tile of the rows first_row..: all splits are alike in length but the last.
 struct SplitSchedule {
     using Params = SplitParams;

@@ -19,6 +19,10 @@ pub enum Kernel {
     Window,
     /// The prefix for query tiles in `q_perm` order (Algorithm 3), every stop rule.
     Prefix,
+    /// All keys in a given order, not causal, with the stop of [`Self::Sparse`].
+    Gather,
+    /// The same without a stop.
+    GatherFull,
     /// Dense attention of few rows, split over the keys.
     Split,
     /// Joins the parts of a split.
@@ -39,13 +43,15 @@ pub enum Kernel {
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
         Self::SparseExact,
         Self::Window,
         Self::Prefix,
+        Self::Gather,
+        Self::GatherFull,
         Self::Split,
         Self::Merge,
         Self::Block,
@@ -70,6 +76,8 @@ impl Kernel {
             Self::SparseExact => "sparse_exact",
             Self::Window => "window",
             Self::Prefix => "prefix",
+            Self::Gather => "gather",
+            Self::GatherFull => "gather_full",
             Self::Split => "split",
             Self::Merge => "merge",
             Self::Block => "block",
@@ -141,10 +149,11 @@ impl Function {
         format!("{self}_launch")
     }
 
-    /// The function that does its work in a build: on sm_80 one single-pass kernel knows every rule.
+    /// The function that does its work in a build: on sm_80 one kernel knows every rule, and none.
     pub fn or_fallback(self, arch: Arch) -> Self {
         match (arch, self.kernel) {
             (Arch::Sm80, Kernel::SparseFull | Kernel::SparseExact) => Self { kernel: Kernel::Sparse, ..self },
+            (Arch::Sm80, Kernel::GatherFull) => Self { kernel: Kernel::Gather, ..self },
             _ => self,
         }
     }

@@ -69,7 +69,7 @@ pub fn cases(runner: &mut Runner) {
         let refused = |lists: Vec<Vec<usize>>| {
             let [q, k, v] = &problem.on_gpu;
             match block_sparse_attn(q, k, v, problem.scale, true, &BlockLists::new(lists)) {
-                Err(AttnError::Cuda(CudaError::Blocks { name, got, .. })) => (name, got),
+                Err(AttnError::Cuda(CudaError::Keys { name, got, .. })) => (name, got),
                 other => panic!("expected an error, got {other:?}"),
             }
         };

@@ -12,6 +12,7 @@
 mod blocks;
 mod dense;
 mod exact;
+mod gather;
 mod host;
 mod problem;
 mod ranking;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
     let mut runner = Runner { device, stops_late, words, passed: 0, failed: Cell::new(0) };
     dense::cases(&mut runner);
     blocks::cases(&mut runner);
+    gather::cases(&mut runner);
     ranking::cases(&mut runner);
     sparse::cases(&mut runner);
     host::cases(&mut runner);

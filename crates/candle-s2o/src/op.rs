@@ -186,7 +186,7 @@ impl S2oOp {
         k: &Tensor,
         v: &Tensor,
     ) -> Result<(Tensor, Vec<crate::cuda::KernelTime>), AttnError> {
-        apply(TimedOp(self), q, k, v)
+        apply(crate::cuda::TimedOp(self), q, k, v)
     }
 
     /// Algorithm 1 alone, on the device of the tensors: the orders of every head (`b * num_heads + h`) and segment.
@@ -222,31 +222,6 @@ impl Kernel for RankOp {
     #[cfg(feature = "cuda")]
     fn cuda(&self, call: &crate::cuda::Call) -> Result<Ranking, AttnError> {
         crate::cuda::rank(call, &self.0.config, self.0.prompt_len(call.shape()))
-    }
-}
-
-/// An [`S2oOp`] whose kernels are timed.
-#[cfg(feature = "cuda")]
-#[derive(Debug)]
-struct TimedOp(S2oOp);
-
-#[cfg(feature = "cuda")]
-impl Kernel for TimedOp {
-    const NAME: &'static str = "s2o-attention-timed";
-    type Report = Vec<crate::cuda::KernelTime>;
-
-    fn softmax_scale(&self) -> f32 {
-        self.0.softmax_scale
-    }
-
-    fn cpu<T: Element>(&self, _: &Inputs<'_, T>, _: &mut [T]) -> Result<Self::Report, AttnError> {
-        Err(AttnError::GpuOnly { what: Self::NAME })
-    }
-
-    fn cuda(&self, call: &crate::cuda::Call) -> Result<Self::Report, AttnError> {
-        let stopwatch = Arc::default();
-        self.0.cuda(&call.timed(&stopwatch))?;
-        Ok(stopwatch.read()?)
     }
 }
 
@@ -324,9 +299,9 @@ impl CustomOp3 for S2oOp {
 
 /// Dense attention, by the engine that S2O uses for its windows.
 #[derive(Debug, Clone, Copy)]
-struct DenseOp {
-    softmax_scale: f32,
-    causal: bool,
+pub(crate) struct DenseOp {
+    pub(crate) softmax_scale: f32,
+    pub(crate) causal: bool,
 }
 
 impl Kernel for DenseOp {

@@ -32,7 +32,8 @@ struct Traits {
     static constexpr Output OUTPUT = OUTPUT_;
     static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
     // Prefix tiles come by index, and may end early.
-    static constexpr bool GATHER = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>>;
+    static constexpr bool GATHER = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>> ||
+                                   std::is_same_v<Schedule, GatherSchedule>;
     // A split may hold no visible key for some of its rows.
     static constexpr bool MAY_BE_EMPTY = OUTPUT == Output::PARTIAL;
 

@@ -109,7 +109,7 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
         tma_prefetch_map(&map_q);
         tma_prefetch_map(&map_k);
         tma_prefetch_map(&map_v);
-        mbarrier_init(smem_address(&control->q_full), X::PERMUTED ? WARPGROUP : 1);
+        mbarrier_init(smem_address(&control->q_full), X::PERMUTED ? WARPGROUP + 1 : 1);
         mbarrier_init(smem_address(&control->q_empty), CONSUMERS * WARPGROUP);
         for (int i = 0; i < X::STAGES; ++i) {
             mbarrier_init(smem_address(&control->k_full[i]), X::GATHER ? WARPGROUP : 1);

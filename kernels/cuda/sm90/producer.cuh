@@ -103,7 +103,10 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
             control->item[sequence & 1] = item;
             control->k_begin[sequence & 1] = k_pos.count;
             control->v_begin[sequence & 1] = v_pos.count;
-            if constexpr (!X::PERMUTED) {
+            if constexpr (X::PERMUTED) {
+                // Beside the arrivals of all threads' copies: this one releases what was just written.
+                mbarrier_arrive(q_full);
+            } else {
                 if (item >= 0) {
                     mbarrier_arrive_expect_tx(q_full, X::Q_BYTES);
 #pragma unroll

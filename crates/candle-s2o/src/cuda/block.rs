@@ -42,7 +42,7 @@ impl BlockLists {
         let expected = shape.batch() * shape.num_heads() * query_blocks;
         let got = self.offsets.len() - 1;
         if got != expected {
-            return Err(CudaError::Blocks { name: "block lists", expected: expected.to_string(), got });
+            return Err(CudaError::Keys { name: "block lists", expected: expected.to_string(), got });
         }
         let key_blocks = shape.k_len().div_ceil(TILE_K);
         for (i, ends) in self.offsets.windows(2).enumerate() {
@@ -50,11 +50,11 @@ impl BlockLists {
             let below = if causal { first + i % query_blocks + 1 } else { key_blocks };
             if let Some(&block) = list.iter().find(|&&block| block as usize >= below) {
                 let expected = format!("blocks below {below} in list {i}");
-                return Err(CudaError::Blocks { name: "key block", expected, got: block as usize });
+                return Err(CudaError::Keys { name: "key block", expected, got: block as usize });
             }
             if let Some(pair) = list.windows(2).find(|pair| pair[0] == pair[1]) {
                 let expected = format!("each block once in list {i}");
-                return Err(CudaError::Blocks { name: "key block", expected, got: pair[0] as usize });
+                return Err(CudaError::Keys { name: "key block", expected, got: pair[0] as usize });
             }
         }
         Ok(())

@@ -107,9 +107,9 @@ pub enum CudaError {
         /// What to do about it.
         instead: &'static str,
     },
-    /// A list of blocks does not fit the call.
+    /// A list of blocks or an order of keys does not fit the call.
     #[error("{name}: expected {expected}, got {got}")]
-    Blocks {
+    Keys {
         /// What is at fault.
         name: &'static str,
         /// What would fit.

@@ -22,6 +22,7 @@ mod block;
 mod call;
 mod dense;
 mod error;
+mod gather;
 mod library;
 mod memory;
 mod operand;
@@ -37,11 +38,14 @@ pub use stopwatch::KernelTime;
 pub(crate) use call::{Call, run};
 pub(crate) use sparse::{Request, attend as s2o, rank};
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
+use s2o::Permutation;
 use s2o::cpu::{Element, Inputs};
 
 use crate::error::AttnError;
-use crate::op::{Kernel, apply};
+use crate::op::{DenseOp, Kernel, apply};
 
 /// Prompt length in tokens from which S2O pays on a GPU, measured on an H200 (docs/kernels.md).
 pub const BREAK_EVEN: usize = 8192;
@@ -55,7 +59,7 @@ pub(crate) fn dense(call: &Call, causal: bool) -> Result<(), AttnError> {
 /// [`dense_attn`](crate::dense_attn), on a GPU. This is the executor for block-sparse methods, which only select.
 ///
 /// # Errors
-/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Blocks`] if the lists do not fit them.
+/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Keys`] if the lists do not fit them.
 pub fn block_sparse_attn(
     q: &Tensor,
     k: &Tensor,
@@ -82,6 +86,39 @@ pub fn dense_attn_split(
     splits: usize,
 ) -> Result<Tensor, AttnError> {
     Ok(apply(SplitOp { softmax_scale, causal, splits }, q, k, v)?.0)
+}
+
+/// [`dense_attn`](crate::dense_attn), and the time of its kernels. The host waits for them.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`].
+pub fn dense_attn_timed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    causal: bool,
+) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
+    apply(TimedOp(DenseOp { softmax_scale, causal }), q, k, v)
+}
+
+/// Attention of every query to ALL keys, each head's in the order `kv_perm[b * num_heads + h]`, and the time of the
+/// kernel: the ladder of the paper's Tables 4-6 without causality. Shapes and dtypes as in
+/// [`dense_attn`](crate::dense_attn), k_len a multiple of 128. Tiles of 128 queries stop early by `tau` as S2O's do; 0
+/// never asks.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Keys`] if k_len or the orders do not.
+pub fn gather_attn_timed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    kv_perm: impl Into<Arc<[Permutation]>>,
+    tau: f32,
+) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
+    let kv_perm = kv_perm.into();
+    apply(TimedOp(GatherOp { softmax_scale, kv_perm, tau }), q, k, v)
 }
 
 #[derive(Debug)]
@@ -129,5 +166,52 @@ impl Kernel for SplitOp {
 
     fn cuda(&self, call: &Call) -> Result<(), AttnError> {
         Ok(dense::attend(call, self.causal, 0, Some(self.splits))?)
+    }
+}
+
+#[derive(Debug)]
+struct GatherOp {
+    softmax_scale: f32,
+    kv_perm: Arc<[Permutation]>,
+    tau: f32,
+}
+
+impl Kernel for GatherOp {
+    const NAME: &'static str = "gathered-attention";
+    type Report = ();
+
+    fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, _: &Inputs<'_, T>, _: &mut [T]) -> Result<(), AttnError> {
+        Err(AttnError::GpuOnly { what: Self::NAME })
+    }
+
+    fn cuda(&self, call: &Call) -> Result<(), AttnError> {
+        Ok(gather::attend(call, &self.kv_perm, self.tau)?)
+    }
+}
+
+/// An op whose kernels are timed.
+#[derive(Debug)]
+pub(crate) struct TimedOp<K>(pub(crate) K);
+
+impl<K: Kernel> Kernel for TimedOp<K> {
+    const NAME: &'static str = K::NAME;
+    type Report = Vec<KernelTime>;
+
+    fn softmax_scale(&self) -> f32 {
+        self.0.softmax_scale()
+    }
+
+    fn cpu<T: Element>(&self, _: &Inputs<'_, T>, _: &mut [T]) -> Result<Self::Report, AttnError> {
+        Err(AttnError::GpuOnly { what: "timing kernels" })
+    }
+
+    fn cuda(&self, call: &Call) -> Result<Self::Report, AttnError> {
+        let stopwatch = Arc::default();
+        self.0.cuda(&call.timed(&stopwatch))?;
+        Ok(stopwatch.read()?)
     }
 }

@@ -1,0 +1,55 @@
+//! Attention to all keys in a given order: the paper's ladder without causality.
+
+use std::ptr;
+
+use s2o::Permutation;
+use s2o_kernels::params::SparseParams;
+use s2o_kernels::{Kernel, TILE_K, TILE_Q};
+
+use super::call::{Call, Grid};
+use super::error::{CudaError, int};
+use super::memory::Regions;
+
+/// Attention of every query to all keys in the order of its head, until `tau` ends it.
+pub(super) fn attend(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError> {
+    let shape = &call.shape;
+    let (heads, k_len) = (shape.batch() * shape.num_heads(), shape.k_len());
+    let refuse = |name, expected: String, got| Err(CudaError::Keys { name, expected, got });
+    if !k_len.is_multiple_of(TILE_K) {
+        return refuse("k_len", format!("a multiple of {TILE_K}"), k_len);
+    }
+    if orders.len() != heads {
+        return refuse("orders", format!("{heads}, one a head"), orders.len());
+    }
+    if let Some(order) = orders.iter().find(|order| order.len() != k_len) {
+        return refuse("keys of an order", k_len.to_string(), order.len());
+    }
+    let mut regions = Regions::default();
+    let next_item = regions.add::<i32>(1);
+    let kv_perm = regions.add::<i32>(heads * k_len);
+    let scratch = call.allocate(&regions)?;
+    scratch.zero(&call.stream, next_item)?;
+    let tokens: Vec<i32> = orders.iter().flat_map(Permutation::as_slice).map(|&token| token as i32).collect();
+    scratch.upload(&call.stream, kv_perm, &tokens)?;
+    let params = SparseParams {
+        attn: call.params(false, scratch.at(next_item))?,
+        kv_perm: scratch.at(kv_perm),
+        kv_perm_head_stride: k_len as i64,
+        q_perm: ptr::null(),
+        state: ptr::null_mut(),
+        tiles_visited: ptr::null_mut(),
+        segment_len: int("k_len", k_len)?,
+        first_segment: 0,
+        num_segments: 1,
+        ranked_rows: int("q_len", shape.q_len())?,
+        tau,
+        stop_rule: 0,
+        literal_frame: 0,
+        discard: 0,
+    };
+    let kernel = if tau == 0.0 { Kernel::GatherFull } else { Kernel::Gather };
+    let items = shape.q_len().div_ceil(TILE_Q) * heads;
+    // SAFETY: SparseParams are what both kernels take. There is an order of all keys for every head, each a permutation,
+    // and the scratch memory is released on this stream after the launch.
+    unsafe { call.launch(kernel, &params, Grid::Persistent { items }) }
+}
