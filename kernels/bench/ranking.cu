@@ -159,8 +159,8 @@ struct Ranking {
         CHECK(cudaMalloc(&all.q_perm, 4ll * c.batch * c.heads * c.q_len));
         CHECK(cudaMalloc(&all.key_guide, 4 * c.batch * c.kv_heads * D));
         all.q = q.data; all.k = k.data;
-        all.q_batch_stride = q.sb; all.q_seq_stride = q.ss; all.q_head_stride = q.sh;
-        all.k_batch_stride = k.sb; all.k_seq_stride = k.ss; all.k_head_stride = k.sh;
+        all.q_strides = {q.sb, q.ss, q.sh};
+        all.k_strides = {k.sb, k.ss, k.sh};
         all.coefficient_head_stride = int64_t(all.num_segments) * 3 * D;
         all.coefficient_batch_stride = c.heads * all.coefficient_head_stride;
         all.coefficient_segment = all.first_segment;

@@ -12,7 +12,7 @@ __global__ void finite_queries(s2o::RankingParams p, int head_dim, uint8_t* fini
     const int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
     if (i >= int64_t(p.batch) * p.num_heads * p.q_len) return;
     const int row = i % p.q_len, head = i / p.q_len % p.num_heads, b = i / p.q_len / p.num_heads;
-    const T* q = static_cast<const T*>(p.q) + b * p.q_batch_stride + row * p.q_seq_stride + head * p.q_head_stride;
+    const T* q = static_cast<const T*>(p.q) + b * p.q_strides.batch + row * p.q_strides.seq + head * p.q_strides.head;
     bool all = true;
     for (int d = 0; d < head_dim; ++d) all = all && isfinite(float(q[d]));
     finite[i] = all;
@@ -26,7 +26,7 @@ __global__ void coefficients(s2o::RankingParams p, const uint8_t* finite, double
     double sum = 0, squares = 0;
     int64_t count = 0;
     auto q = [&](int row) {
-        return double(float(static_cast<const T*>(p.q)[b * p.q_batch_stride + row * p.q_seq_stride + head * p.q_head_stride + d]));
+        return double(float(static_cast<const T*>(p.q)[b * p.q_strides.batch + row * p.q_strides.seq + head * p.q_strides.head + d]));
     };
     const uint8_t* ok = finite + (int64_t(b) * p.num_heads + head) * p.q_len;
     for (int row = rows.begin; row < rows.end; ++row) {
@@ -49,7 +49,7 @@ __global__ void scores(s2o::RankingParams p, int head_dim, const double* mean, c
     const int key = blockIdx.z * blockDim.x + threadIdx.x, kv_head = head / (p.num_heads / p.num_kv_heads);
     if (key >= n * p.segment_len) return;
     const int64_t at = ((int64_t(b) * p.num_heads + head) * p.num_segments + blockIdx.y) * head_dim;
-    const T* k = static_cast<const T*>(p.k) + b * p.k_batch_stride + key * p.k_seq_stride + kv_head * p.k_head_stride;
+    const T* k = static_cast<const T*>(p.k) + b * p.k_strides.batch + key * p.k_strides.seq + kv_head * p.k_strides.head;
     double sum = 0, linear = 0, second = 0, size = 0;
     for (int d = 0; d < head_dim; ++d) {
         const double x = float(k[d]), a = mean[at + d] * x, c = p.second_cumulant == 0 ? 0 : square[at + d] * x * x;

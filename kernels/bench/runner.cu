@@ -302,11 +302,11 @@ void checks(bool small) {
 }
 
 template <class F>
-double median_ms(F launch, int runs) {
+double median_ms(F launch, int runs, bool warm_up = true) {
     cudaEvent_t a, b;
     cudaEventCreate(&a); cudaEventCreate(&b);
     std::vector<float> ms(runs);
-    launch(); launch();
+    if (warm_up) { launch(); launch(); }
     for (auto& m : ms) {
         cudaEventRecord(a); launch(); cudaEventRecord(b);
         CHECK(cudaEventSynchronize(b));
@@ -316,40 +316,44 @@ double median_ms(F launch, int runs) {
     return ms[runs / 2];
 }
 
-int runs(int len) { return len >= 131072 ? 5 : len >= 65536 ? 9 : 25; }
+// Medians of two launches timed in turns, so that both see the same clocks.
+template <class F, class G>
+std::pair<double, double> paired_ms(F first, G second, int runs) {
+    std::vector<double> a, b;
+    for (int i = 0; i < runs; ++i) {
+        a.push_back(median_ms(first, 1, i == 0));
+        b.push_back(median_ms(second, 1, i == 0));
+    }
+    std::sort(a.begin(), a.end()); std::sort(b.begin(), b.end());
+    return {a[runs / 2], b[runs / 2]};
+}
+
+int runs(int len) { return len >= 131072 ? 5 : len >= 65536 ? 9 : 41; }
 using B = __nv_bfloat16;
+
+template <class F>
+void time_step(const char* name, Problem<B, 128>& pr, F step) {
+    const auto [dense, ms] = paired_ms([&] { pr.dense(); }, step, runs(pr.c.k_len));
+    printf("%s  L=%6d  %9.3f ms  %6.1f TF/s  A %9.3f ms: x%.3f\n", name, pr.c.k_len, ms, pr.flops() / ms * 1e-9, dense, ms / dense);
+}
 
 void time_ladder(int longest) {
     for (int len : {8192, 32768, 65536, 131072}) {
         if (len > longest) break;
         Problem<B, 128> pr({1, 32, 8, len, len, true, 0}, 1.f, 2048);
-        const double ms = median_ms([&] { pr.dense(); }, runs(len));
-        printf("A dense causal           L=%6d  %9.3f ms  %6.1f TF/s\n", len, ms, pr.flops() / ms * 1e-9);
-        for (int random = 0; random < 2; ++random) {
-            pr.permute(random);
-            const double full = median_ms([&] { pr.sparse_full(); }, runs(len));
-            printf("%s  L=%6d  %9.3f ms  %6.1f TF/s  x%.3f of A\n", random ? "C gather, random        " : "B gather, identity      ", len, full, pr.flops() / full * 1e-9, full / ms);
-        }
+        pr.permute(false);
+        time_step("B gather, identity      ", pr, [&] { pr.sparse_full(); });
+        pr.permute(true);
+        time_step("C gather, random        ", pr, [&] { pr.sparse_full(); });
         pr.p.tau = 1e-30f;
-        const double exact = median_ms([&] { pr.sparse_exact(); }, runs(len));
-        printf("  exact stop, never      L=%6d  %9.3f ms  %6.1f TF/s  x%.3f of A\n", len, exact, pr.flops() / exact * 1e-9, exact / ms);
-        const double stop = median_ms([&] { pr.sparse(); }, runs(len));
-        printf("D random, stop voted     L=%6d  %9.3f ms  %6.1f TF/s  x%.3f of A\n", len, stop, pr.flops() / stop * 1e-9, stop / ms);
-    }
-}
-
-void time_full_ladder(int longest) {
-    for (int len : {8192, 32768, 65536, 131072}) {
-        if (len > longest) break;
-        Problem<B, 128> pr({1, 32, 8, len, len, false, 0}, 1.f, 2048);
-        const double ms = median_ms([&] { pr.dense(); }, runs(len));
-        printf("A dense, not causal      L=%6d  %9.3f ms  %6.1f TF/s\n", len, ms, pr.flops() / ms * 1e-9);
-        for (int step = 0; step < 3; ++step) {
-            pr.permute_all(step > 0);
-            const double all = median_ms([&] { pr.gather_all(step == 2); }, runs(len));
-            const char* names[] = {"B gather, identity      ", "C gather, random        ", "D random, stop voted    "};
-            printf("%s L=%6d  %9.3f ms  %6.1f TF/s  x%.3f of A\n", names[step], len, all, pr.flops() / all * 1e-9, all / ms);
-        }
+        time_step("  exact stop, never     ", pr, [&] { pr.sparse_exact(); });
+        time_step("D random, stop voted    ", pr, [&] { pr.sparse(); });
+        Problem<B, 128> full({1, 32, 8, len, len, false, 0}, 1.f, 2048);
+        full.permute_all(false);
+        time_step("B identity, not causal  ", full, [&] { full.gather_all(false); });
+        full.permute_all(true);
+        time_step("C random, not causal    ", full, [&] { full.gather_all(false); });
+        time_step("D stop voted, not causal", full, [&] { full.gather_all(true); });
     }
 }
 
@@ -416,7 +420,6 @@ int main(int argc, char** argv) {
     const bool time = !strcmp(mode, "time") || !strcmp(mode, "all");
     const int longest = argc > 2 ? atoi(argv[2]) : 131072;
     if (time || !strcmp(mode, "ladder")) time_ladder(longest);
-    if (time || !strcmp(mode, "ladder")) time_full_ladder(longest);
     if (time || !strcmp(mode, "stop")) time_early_stop(longest);
     if (time) time_others(longest);
     return 0;

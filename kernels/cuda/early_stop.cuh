@@ -37,11 +37,14 @@ struct RowGains {
     bool exists[2];
 };
 
-// AllRows: every row that exists gains less than tau times its mass. Written so that NaN never counts as below.
+// AllRows: every row that exists gains less than tau times its mass. Written so that NaN never counts as below. Even lanes
+// of a quad speak for its first row, odd ones for its second: the whole warp has to agree.
 __device__ __forceinline__ bool rows_below(const RowGains& r, float tau) {
-    const float d0 = quad_sum(fmaf(tau, r.mass[0], -r.gain[0]));
-    const float d1 = quad_sum(fmaf(tau, r.mass[1], -r.gain[1]));
-    return (d0 > 0.f | !r.exists[0]) & (d1 > 0.f | !r.exists[1]);
+    const bool odd = threadIdx.x % 2;
+    const float d0 = fmaf(tau, r.mass[0], -r.gain[0]), d1 = fmaf(tau, r.mass[1], -r.gain[1]);
+    float own = (odd ? d1 : d0) + __shfl_xor_sync(0xffffffffu, odd ? d0 : d1, 1);
+    own += __shfl_xor_sync(0xffffffffu, own, 2);
+    return (own > 0.f) | !(odd ? r.exists[1] : r.exists[0]);
 }
 
 // A warp's share of a decision that is a sum: what it adds to the vote, and how many rows it speaks for.

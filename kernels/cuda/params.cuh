@@ -16,6 +16,11 @@ struct Strides {
     int64_t head;  // the inner dimension, head_dim, is contiguous
 };
 
+// Where the order of segment n begins behind that of `first`: segment m orders the m * segment_len keys before it.
+__host__ __device__ inline int64_t keys_before(int first, int n, int segment_len) {
+    return (int64_t(n) * (n - 1) - int64_t(first) * (first - 1)) / 2 * segment_len;
+}
+
 // What every attention kernel needs, and all that the dense one does. Queries are the last q_len of k_len positions.
 struct AttnParams {
     const void* q;       // (batch, q_len, num_heads, head_dim)

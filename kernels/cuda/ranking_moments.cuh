@@ -64,7 +64,7 @@ __device__ void segment_moments(const RankingParams& p) {
     const int share = (rows.end - rows.begin + splits - 1) / splits;
     const int begin = rows.begin + split * share, end = min(begin + share, rows.end);
     const int chunk = threadIdx.x % LANES, slot = threadIdx.x / LANES;
-    const T* q = static_cast<const T*>(p.q) + b * p.q_batch_stride + head * p.q_head_stride + chunk * 8;
+    const T* q = static_cast<const T*>(p.q) + b * p.q_strides.batch + head * p.q_strides.head + chunk * 8;
 
     uint32_t shift_words[4] = {};
     float shift[8] = {}, sum[8] = {}, square[8] = {};
@@ -77,7 +77,7 @@ __device__ void segment_moments(const RankingParams& p) {
             const int row = first + slot + i * ROWS;
             // A row that does not exist is left out as one that is not finite.
             loaded[i] = make_uint4(Packed<T>::NAN_WORD, 0, 0, 0);
-            if (row < end) loaded[i] = __ldcs(reinterpret_cast<const uint4*>(q + row * p.q_seq_stride));
+            if (row < end) loaded[i] = __ldcs(reinterpret_cast<const uint4*>(q + row * p.q_strides.seq));
         }
 #pragma unroll
         for (int i = 0; i < MOMENT_ROWS_IN_FLIGHT; ++i) {

@@ -16,6 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "params.cuh"
+
 namespace s2o {
 
 // Keys that share one (factor, offset) pair of their 16-bit scores. Divides segment_len, so no block straddles a prefix.
@@ -36,12 +38,8 @@ struct RankingParams {
     float* score_ranges;      // a pair per SCORE_BLOCK scores: score = pair[0] * code + pair[1]
     int32_t* q_perm;          // (batch, num_heads, q_len): slot r of a segment's rows holds the row that comes there
     float* key_guide;         // (batch, num_kv_heads, head_dim)
-    int64_t q_batch_stride;
-    int64_t q_seq_stride;
-    int64_t q_head_stride;
-    int64_t k_batch_stride;
-    int64_t k_seq_stride;
-    int64_t k_head_stride;
+    Strides q_strides;
+    Strides k_strides;
     int64_t kv_perm_head_stride;  // a multiple of SCORE_BLOCK
     int64_t coefficient_batch_stride;
     int64_t coefficient_head_stride;
@@ -65,8 +63,7 @@ static_assert(sizeof(RankingParams) == 216 && offsetof(RankingParams, batch) == 
 
 // Where row n of a head begins.
 __host__ __device__ inline int64_t prefix_row(const RankingParams& p, int n) {
-    const int64_t f = p.first_segment;
-    return (int64_t(n) * (n - 1) - f * (f - 1)) / 2 * p.segment_len;
+    return keys_before(p.first_segment, n, p.segment_len);
 }
 
 template <int D>

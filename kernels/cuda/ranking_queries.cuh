@@ -19,11 +19,11 @@ __device__ void key_guide(const RankingParams& p) {
     constexpr int LANES = D / 8, ROWS = GUIDE_THREADS / LANES;
     __shared__ float sums[ROWS][D + 1];
     const int chunk = threadIdx.x % LANES, slot = threadIdx.x / LANES, count = min(p.segment_len, p.k_len);
-    const T* k = static_cast<const T*>(p.k) + blockIdx.y * p.k_batch_stride + blockIdx.x * p.k_head_stride + chunk * 8;
+    const T* k = static_cast<const T*>(p.k) + blockIdx.y * p.k_strides.batch + blockIdx.x * p.k_strides.head + chunk * 8;
     float sum[8] = {};
 #pragma unroll 8
     for (int row = slot; row < count; row += ROWS) {
-        const uint4 x = *reinterpret_cast<const uint4*>(k + row * p.k_seq_stride);
+        const uint4 x = *reinterpret_cast<const uint4*>(k + row * p.k_strides.seq);
         const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
@@ -59,7 +59,7 @@ __device__ void query_order(const RankingParams& p) {
     const int head = blockIdx.x, b = blockIdx.z, kv_head = head / (p.num_heads / p.num_kv_heads);
     const SegmentRows rows = segment_rows(p, p.first_segment + blockIdx.y);
     const int ranked = max(min(rows.end, p.ranked_rows) - rows.begin, 0), chunk = threadIdx.x % LANES;
-    const T* q = static_cast<const T*>(p.q) + b * p.q_batch_stride + head * p.q_head_stride + chunk * 8;
+    const T* q = static_cast<const T*>(p.q) + b * p.q_strides.batch + head * p.q_strides.head + chunk * 8;
     const float* guide = p.key_guide + (int64_t(b) * p.num_kv_heads + kv_head) * D + chunk * 8;
     float weight[8];
 #pragma unroll
@@ -67,7 +67,7 @@ __device__ void query_order(const RankingParams& p) {
     for (int first = 0; first < ranked; first += ROWS) {
         const int i = first + threadIdx.x / LANES;
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (i < ranked) x = *reinterpret_cast<const uint4*>(q + (rows.begin + i) * p.q_seq_stride);
+        if (i < ranked) x = *reinterpret_cast<const uint4*>(q + (rows.begin + i) * p.q_strides.seq);
         const uint32_t words[4] = {x.x, x.y, x.z, x.w};
         float sum = 0;
 #pragma unroll

@@ -13,6 +13,7 @@
 
 #include "ranking_element.cuh"
 #include "ranking_params.cuh"
+#include "shared_address.cuh"
 
 namespace s2o {
 
@@ -125,9 +126,9 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     // Consecutive pieces of a thread are an even number of keys apart.
     constexpr int KEYS_APART = SCORE_THREADS / CHUNKS;
     const int key0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
-    const uint32_t target0 = uint32_t(__cvta_generic_to_shared(shared)) + place(key0, chunk0);
-    const int64_t key_bytes = p.k_seq_stride * 2;
-    const T* k = static_cast<const T*>(p.k) + b * p.k_batch_stride + kv_head * p.k_head_stride;
+    const uint32_t target0 = smem_address(shared) + place(key0, chunk0);
+    const int64_t key_bytes = p.k_strides.seq * 2;
+    const T* k = static_cast<const T*>(p.k) + b * p.k_strides.batch + kv_head * p.k_strides.head;
     const char* source = reinterpret_cast<const char*>(k) + (first_key + key0) * key_bytes + chunk0 * 16;
     auto load_tile = [&](int tile) {
         if (tile < tiles) {

@@ -7,6 +7,7 @@
 #include "ranking_buckets.cuh"
 #include "ranking_network.cuh"
 #include "ranking_params.cuh"
+#include "shared_address.cuh"
 
 namespace s2o {
 
@@ -147,11 +148,11 @@ struct Window {
 
     // Entries are (bucket in the window, token), so that they sort as the row does.
     __device__ __forceinline__ void place(const uint16_t* ids, int length, uint32_t* starts, uint32_t* entries) const {
-        const uint32_t counters = uint32_t(__cvta_generic_to_shared(starts));
+        const uint32_t counters = smem_address(starts);
         // Where keys of other buckets count, a bank for each lane: a branch around the atomic costs more.
         const uint32_t elsewhere = counters + 4 * (spare + threadIdx.x % 32);
         // WINDOW_LEAD is a multiple of the bank pattern: a place in the row is as good as one in the window.
-        const uint32_t target = uint32_t(__cvta_generic_to_shared(entries)) - 4 * begin;
+        const uint32_t target = smem_address(entries) - 4 * begin;
         for_each_vector(ids, length, [&](int v, uint4 x) {
             uint32_t place[8];
             // Atomics before stores: the store of one key must not hold back the atomics of the next.

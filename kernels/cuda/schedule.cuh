@@ -102,7 +102,7 @@ struct GatherSchedule {
         const TileGrid grid(p.attn);
         const int tile = decode_sections(p.attn, grid, item, w);
         w.key_tile = 0;
-        w.gather_from = 0;
+        w.gather_from = p.first_segment;  // 0, but the compiler must not know: the loop is to be the causal one's
         w.steps = p.attn.k_len / TILE_K;
         w.kv_perm = p.kv_perm + w.batch_head(p.attn) * p.kv_perm_head_stride;
         w.slot = int64_t(w.batch_head(p.attn)) * grid.count + tile;
@@ -156,9 +156,7 @@ __device__ __forceinline__ bool decode_segments(const SparseParams& p, int item,
     const int call_segment = offset / p.segment_len;
     const int call_segments = (p.attn.k_len - 1) / p.segment_len - call_segment + 1;
     w.slot = (int64_t(batch_head) * call_segments + segment - call_segment) * tiles + tile;
-    // Segment n has n * S keys: those of segments first_segment .. n - 1 come before.
-    const int64_t before = (int64_t(segment) * (segment - 1) - int64_t(p.first_segment) * (p.first_segment - 1)) / 2;
-    w.kv_perm = p.kv_perm + batch_head * p.kv_perm_head_stride + before * p.segment_len;
+    w.kv_perm = p.kv_perm + batch_head * p.kv_perm_head_stride + keys_before(p.first_segment, segment, p.segment_len);
     return true;
 }
 

@@ -9,11 +9,9 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace s2o::sm80 {
+#include "../shared_address.cuh"
 
-__device__ __forceinline__ uint32_t smem_address(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+namespace s2o::sm80 {
 
 // The thread's index, read anew: what is derived from it occupies no register until then.
 __device__ __forceinline__ int thread_index() {

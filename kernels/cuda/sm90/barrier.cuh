@@ -3,11 +3,9 @@
 #include <cuda.h>
 #include <cstdint>
 
-namespace s2o {
+#include "../shared_address.cuh"
 
-__device__ __forceinline__ uint32_t smem_address(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+namespace s2o {
 
 // ---- mbarriers, named by their shared-memory address ----
 

@@ -1,0 +1,11 @@
+// Addresses in shared memory as PTX wants them.
+#pragma once
+#include <cstdint>
+
+namespace s2o {
+
+__device__ __forceinline__ uint32_t smem_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+}  // namespace s2o
