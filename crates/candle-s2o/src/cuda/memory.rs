@@ -6,12 +6,16 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::Arc;
 
+use candle_core::cuda_backend::CudaDevice;
 use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 
 use super::error::{CudaError, Doing};
 use super::library::refuse_capture;
+use crate::device_memory::DeviceMemory;
+use crate::error::AttnError;
 
 /// Every region begins at a multiple of this: enough for any element type and vector access.
 const ALIGN: usize = 256;
@@ -78,6 +82,31 @@ impl Pool {
         };
         Ok(Scratch(memory))
     }
+}
+
+/// What Candle's allocations on this device can still get.
+pub(crate) fn device_memory(device: &CudaDevice) -> Result<DeviceMemory, AttnError> {
+    let context = Arc::clone(device.cuda_stream().context());
+    let (free, total) = context.mem_get_info().doing("asking for free memory")?;
+    let mut unused = 0;
+    if context.has_async_alloc() {
+        let mut pool = ptr::null_mut();
+        // SAFETY: the pool is a local of the right type; the device is the context's own.
+        unsafe { sys::cuDeviceGetMemPool(&mut pool, context.cu_device()) }
+            .result()
+            .doing("looking up the memory pool")?;
+        let ask = |attribute| {
+            let mut bytes = 0u64;
+            // SAFETY: both attributes are 64-bit numbers.
+            unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) }
+                .result()
+                .doing("asking the memory pool")
+                .map(|()| bytes)
+        };
+        let reserved = ask(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        unused = reserved.saturating_sub(ask(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?);
+    }
+    Ok(DeviceMemory { free: free as u64 + unused, total: total as u64 })
 }
 
 /// What a call wants to hold, added up.

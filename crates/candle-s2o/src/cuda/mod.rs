@@ -22,6 +22,7 @@ mod block;
 mod call;
 mod dense;
 mod error;
+pub(crate) mod fused;
 mod library;
 mod memory;
 mod operand;
@@ -35,6 +36,7 @@ pub use error::CudaError;
 pub use stopwatch::KernelTime;
 
 pub(crate) use call::{Call, run};
+pub(crate) use memory::device_memory;
 pub(crate) use sparse::{Request, attend as s2o, rank};
 
 use candle_core::Tensor;
