@@ -21,6 +21,7 @@
 //! ```
 
 mod attention;
+pub mod chunk;
 pub mod config;
 pub mod decoder;
 pub mod error;
@@ -28,6 +29,7 @@ pub mod generation;
 pub mod kv_cache;
 mod layers;
 mod llama;
+mod mlp;
 pub mod model;
 pub mod passkey;
 mod qwen3;
@@ -35,6 +37,7 @@ mod random;
 pub mod rope;
 pub mod weights;
 
+pub use chunk::Chunk;
 pub use config::{Architecture, DecoderConfig};
 pub use decoder::{Decoder, PrefillOptions, PrefillOutput};
 pub use error::{HubFile, ModelError, Result};
