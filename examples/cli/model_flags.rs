@@ -116,9 +116,7 @@ impl DeviceName {
             Self::Cuda(_) if cfg!(not(feature = "cuda")) => {
                 bail!("--device cuda: expected a build for GPUs, got one without; build with --features cuda")
             }
-            Self::Cuda(number) => {
-                Device::new_cuda(number).with_context(|| format!("--device cuda:{number}: no such GPU can be used"))
-            }
+            Self::Cuda(number) => s2o_models::gpu(number).with_context(|| format!("--device cuda:{number}")),
         }
     }
 }

@@ -113,7 +113,7 @@ impl Decoder {
     /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], [`ModelError::UnsupportedFeature`] (a dtype other than
     /// f32, bf16 and f16), [`ModelError::OutOfMemory`], or what reading a tensor failed with.
     ///
-    /// On a GPU the projections that share an input are joined in new tensors, one layer at a time: a `vb` that reads files
+    /// On a GPU memory that is released stays with this process ([`DeviceMemory::keep_released`]), and the projections that share an input are joined in new tensors, one layer at a time: a `vb` that reads files
     /// adds one layer's weights to the peak, one that holds tensors on the GPU all of them.
     pub fn load(config: &DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
         let config = config.clone().checked("DecoderConfig")?;
@@ -124,6 +124,8 @@ impl Decoder {
                 got: format!("{:?}", vb.dtype()),
             });
         }
+        // Activations come and go with every layer, and every decoded token makes the host wait.
+        DeviceMemory::keep_released(vb.device())?;
         let need = Need {
             what: "holding the weights",
             bytes: (config.num_parameters() * vb.dtype().size_in_bytes()) as u64,
@@ -247,7 +249,8 @@ impl Decoder {
             let hidden = need.check(hidden, &self.device)?;
             if let Some(hidden) = hidden {
                 if num_logits > 0 {
-                    logits.push(self.head.forward(&hidden)?.to_dtype(DType::F32)?);
+                    let rows = hidden.dim(1)?;
+                    logits.push(self.logits_need(batch * rows).check(self.logits(&hidden), &self.device)?);
                 }
                 last_hidden = Some(hidden);
             }
@@ -272,7 +275,7 @@ impl Decoder {
     /// # Errors
     /// As [`Self::prefill`]; [`ModelError::WrongInput`] for more than one token per sequence.
     pub fn decode(&self, tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
-        let (_, len) = self.check_tokens(tokens, cache)?;
+        let (batch, len) = self.check_tokens(tokens, cache)?;
         if len != 1 {
             return Err(ModelError::WrongInput {
                 what: "tokens per sequence in decoding",
@@ -280,8 +283,21 @@ impl Decoder {
                 got: len.to_string(),
             });
         }
-        let hidden = self.forward(tokens, cache, Phase::Decode, 0)?.ok_or(ModelError::EmptyPrompt)?;
-        Ok(self.head.forward(&hidden)?.squeeze(1)?.to_dtype(DType::F32)?)
+        let mut logits = || -> Result<Tensor> {
+            let hidden = self.forward(tokens, cache, Phase::Decode, 0)?.ok_or(ModelError::EmptyPrompt)?;
+            Ok(self.logits(&hidden)?.squeeze(1)?)
+        };
+        self.logits_need(batch).check(logits(), &self.device)
+    }
+
+    /// Logits of hidden states `(batch, len, hidden_size)`, f32.
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(self.head.forward(hidden)?.to_dtype(DType::F32)?)
+    }
+
+    fn logits_need(&self, rows: usize) -> Need {
+        let bytes = self.config.vocab_size * (self.dtype.size_in_bytes() + DType::F32.size_in_bytes());
+        Need { what: "computing logits", bytes: (rows * bytes) as u64, way_out: "take fewer positions or sequences" }
     }
 
     /// All layers over tokens `(batch, len)`; returns the normed hidden states of positions `from..`, if any.
@@ -334,8 +350,9 @@ impl Decoder {
             return Err(ModelError::ContextTooLong { expected: self.config.max_positions, got });
         }
         cache.check_room(len)?;
-        // On a GPU an id outside the embedding would read foreign memory in silence.
-        let largest = tokens.flatten_all()?.max(0)?.to_scalar::<u32>()?;
+        // On a GPU an id outside the embedding would read foreign memory in silence. The ids are few enough to look at here,
+        // and Candle's reductions would first have to be compiled by the driver.
+        let largest = tokens.flatten_all()?.to_vec1::<u32>()?.into_iter().max().unwrap_or(0);
         if largest as usize >= self.config.vocab_size {
             return Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got: largest });
         }

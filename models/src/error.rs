@@ -123,6 +123,16 @@ pub enum ModelError {
         /// Positions needed.
         got: usize,
     },
+    /// There is no such GPU, or no driver for it.
+    #[error("GPU {ordinal} cannot be used: {reason}; {way_out}")]
+    NoGpu {
+        /// Its number.
+        ordinal: usize,
+        /// What the driver said.
+        reason: String,
+        /// What to do about it.
+        way_out: &'static str,
+    },
     /// A GPU has not enough memory left.
     #[error(
         "{what} needs about {} MB, but the GPU has {} MB free of {} MB: {way_out}",

@@ -165,7 +165,7 @@ fn rotations(runner: &mut Runner, dtype: DType) {
                 assert_rounded("k", &new(&k), &new(&k_cpu), 4.0);
                 assert!(bits(&new(&v)) == bits(&new(&v_cpu)), "values are copied");
                 for cache in [&k, &v] {
-                    for (first, count) in [(0, start), (start + len, 4)] {
+                    for (first, count) in [(0, start), (start + len, 4)].into_iter().filter(|(_, count)| *count > 0) {
                         let untouched = values(&cache.narrow(1, first, count).unwrap());
                         assert!(untouched.iter().all(|x| x.is_nan()), "other rows of the cache were written");
                     }

@@ -14,16 +14,28 @@ use crate::{cuda::fused as gpu, op::dense_attn};
 pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Result<Tensor> {
     let (batch, _, num_heads, head_dim) = q.dims4()?;
     let num_kv_heads = k.dim(2)?;
-    // The query heads of a group are the rows of one matrix.
-    let q = q.reshape((batch, num_kv_heads, num_heads / num_kv_heads, head_dim))?;
+    let group = num_heads / num_kv_heads;
     #[cfg(feature = "cuda")]
     if gpu::knows(q.device(), q.dtype()) && gpu::knows_head_dim(head_dim) {
-        // As if each were a position of its own, and all saw all keys: the cache is then read once for a group.
-        let rows = dense_attn(&q.transpose(1, 2)?, k, v, softmax_scale, false)?;
-        return rows.transpose(1, 2)?.reshape((batch, 1, num_heads, head_dim));
+        if k.dim(1)? < group {
+            return Ok(dense_attn(q, k, v, softmax_scale, true)?);
+        }
+        // A group's heads as if they were positions of which each sees all keys, so that the cache is read once for a
+        // group; and the groups as a batch, so that the output is in place as it comes.
+        let groups = |x: Tensor| x.transpose(0, 1)?.unsqueeze(2);
+        let of_sequence = |b: usize| {
+            let q = q.get(b)?.reshape((num_kv_heads, group, 1, head_dim))?;
+            let out = dense_attn(&q, &groups(k.get(b)?)?, &groups(v.get(b)?)?, softmax_scale, false)?;
+            out.reshape((1, 1, num_heads, head_dim))
+        };
+        return match batch {
+            1 => of_sequence(0),
+            _ => Tensor::cat(&(0..batch).map(of_sequence).collect::<Result<Vec<_>>>()?, 0),
+        };
     }
+    let q = q.reshape((batch, num_kv_heads, group, head_dim))?;
     let mut rows = Vec::with_capacity(batch);
-    // Candle multiplies a batch of matrices with one batch stride only, and (sequence, head) needs two.
+    // The query heads of a group are the rows of one matrix. Candle multiplies a batch of matrices with one batch stride only, and (sequence, head) needs two.
     for b in 0..batch {
         let (q, k, v) = (q.get(b)?, k.get(b)?.transpose(0, 1)?, v.get(b)?.transpose(0, 1)?);
         // cuBLAS through Candle takes no row stride other than the row length; the CPU takes any, so it need not copy the

@@ -25,6 +25,21 @@ impl DeviceMemory {
         let _ = device;
         Ok(None)
     }
+
+    /// Lets the allocations of this process on a GPU keep memory that is released, for the next ones; else the driver
+    /// takes it back whenever the host waits, and what comes next waits until it is mapped again. Other processes see it
+    /// as used. Nothing on a device that is no NVIDIA GPU.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn keep_released(device: &Device) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = device {
+            crate::cuda::keep_released(device)?;
+        }
+        let _ = device;
+        Ok(())
+    }
 }
 
 /// Whether an error of Candle, of this crate's ops or of a matrix product means that a GPU has no memory left.

@@ -36,7 +36,7 @@ pub use error::CudaError;
 pub use stopwatch::KernelTime;
 
 pub(crate) use call::{Call, run};
-pub(crate) use memory::device_memory;
+pub(crate) use memory::{device_memory, keep_released};
 pub(crate) use sparse::{Request, attend as s2o, rank};
 
 use candle_core::Tensor;
