@@ -1,8 +1,8 @@
 // What a decoder layer does beside its matrix products and attention, one kernel for each step between two of them:
 //   s2o_rms_norm_*        x + delta, and its RMS norm; a block for each row
 //   s2o_silu_mul_*        silu(gate) * up; a block for each row and part of it
-//   s2o_rotate_*          q and k of every position normed (or not) and rotated, k and v put into the cache; a block for
-//                         each position
+//   s2o_rotate_*          q and k of every position normed (or not) and rotated, k and v put into the cache; a block
+//                         for each position
 //   s2o_rotation_table    cos and sin that s2o_rotate_* turns by; a thread for each
 // All of them are bound by memory: 16-byte accesses, every byte once, sums in f32. Tensors are contiguous unless they
 // have strides here, and begin at multiples of 16 bytes.
