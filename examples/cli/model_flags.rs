@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use clap::{Args, ValueEnum};
-use s2o_models::{LoadOptions, LoadedModel, ModelSource};
+use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource};
 
 use super::progress;
 
@@ -39,9 +39,10 @@ pub struct ModelFlags {
     /// The same as `--device cpu`
     #[arg(long, conflicts_with = "device")]
     cpu: bool,
-    /// Tokens per prefill chunk: bounds the memory of activations
-    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
-    pub chunk: usize,
+    /// Tokens per prefill chunk, which bounds the memory of activations: a number, or `auto` for what the GPU's free
+    /// memory has room for (8192 on a CPU)
+    #[arg(long, value_name = "TOKENS", default_value = "auto")]
+    pub chunk: Chunk,
 }
 
 impl ModelFlags {
@@ -115,9 +116,7 @@ impl DeviceName {
             Self::Cuda(_) if cfg!(not(feature = "cuda")) => {
                 bail!("--device cuda: expected a build for GPUs, got one without; build with --features cuda")
             }
-            Self::Cuda(number) => {
-                Device::new_cuda(number).with_context(|| format!("--device cuda:{number}: no such GPU can be used"))
-            }
+            Self::Cuda(number) => s2o_models::gpu(number).with_context(|| format!("--device cuda:{number}")),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Result, bail};
 use candle_core::Tensor;
 use candle_s2o::{Attention, Dense, PrefillCall};
-use s2o_models::{LoadedModel, PrefillOptions};
+use s2o_models::{Chunk, LoadedModel, PrefillOptions};
 
 use crate::cli::progress;
 use crate::tensors::LayerTensors;
@@ -45,7 +45,7 @@ impl Attention for Recorder {
 }
 
 /// Prefills `prompt` densely and returns q, k, v of `layers`; of the first, middle and last when none are named.
-pub fn capture(model: &LoadedModel, prompt: &[u32], chunk: usize, layers: &[usize]) -> Result<Vec<LayerTensors>> {
+pub fn capture(model: &LoadedModel, prompt: &[u32], chunk: Chunk, layers: &[usize]) -> Result<Vec<LayerTensors>> {
     let num_layers = model.config().num_layers;
     if let Some(layer) = layers.iter().find(|layer| **layer >= num_layers) {
         bail!("--layers: expected layers 0 to {}, got {layer}", num_layers - 1);

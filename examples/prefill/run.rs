@@ -6,7 +6,7 @@ use anyhow::Result;
 use candle_core::{D, Tensor};
 use candle_s2o::Attention;
 use s2o_models::{
-    GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream, TokenStream,
+    Chunk, GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream, TokenStream,
 };
 
 use crate::cli::progress;
@@ -56,7 +56,7 @@ pub struct Session<'m> {
     prompt: &'m [u32],
     tokens: Tensor,
     cache: KvCache,
-    chunk: usize,
+    chunk: Option<usize>,
     num_logits: usize,
     options: GenerationOptions,
 }
@@ -67,7 +67,7 @@ impl<'m> Session<'m> {
     pub fn new(
         model: &'m LoadedModel,
         prompt: &'m [u32],
-        chunk: usize,
+        chunk: Chunk,
         mut options: GenerationOptions,
     ) -> Result<Self> {
         let (expected, got) = (model.config().max_positions, prompt.len());
@@ -82,6 +82,8 @@ impl<'m> Session<'m> {
             options.max_new_tokens = room;
         }
         let cache = model.decoder.new_cache(1, got + options.max_new_tokens.saturating_sub(1))?;
+        // Once, with the cache in place: all methods run over the same chunks.
+        let chunk = model.decoder.chunk_tokens(chunk, 1)?;
         Ok(Self { model, prompt, tokens, cache, chunk, num_logits: 1, options })
     }
 
@@ -91,7 +93,8 @@ impl<'m> Session<'m> {
     pub fn compares(&mut self, methods: &[&dyn Attention]) -> Result<()> {
         self.num_logits = COMPARED_POSITIONS.min(self.prompt.len());
         let on_cpu = self.model.decoder.device().is_cpu();
-        let (tokens, methods) = if on_cpu { (WARM_UP_TOKENS, &methods[..1]) } else { (self.chunk.max(1), methods) };
+        let chunk = self.chunk.unwrap_or(self.prompt.len()).max(1);
+        let (tokens, methods) = if on_cpu { (WARM_UP_TOKENS, &methods[..1]) } else { (chunk, methods) };
         let few = self.tokens.narrow(1, 0, tokens.min(self.prompt.len()))?;
         for method in methods {
             self.model.decoder.prefill(&few, &mut self.cache, *method, PrefillOptions::new())?;

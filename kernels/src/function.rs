@@ -39,11 +39,19 @@ pub enum Kernel {
     KeyGuide,
     /// `q_perm` from products with that mean.
     QueryOrder,
+    /// A residual sum and its RMS norm.
+    RmsNorm,
+    /// `silu(gate) * up`.
+    SiluMul,
+    /// Queries and keys normalised and rotated, keys and values put into the cache.
+    Rotate,
+    /// cos and sin for the rotation.
+    RotationTable,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 20] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
@@ -60,6 +68,10 @@ impl Kernel {
         Self::Sort,
         Self::KeyGuide,
         Self::QueryOrder,
+        Self::RmsNorm,
+        Self::SiluMul,
+        Self::Rotate,
+        Self::RotationTable,
     ];
 
     /// Whether a launch says how much dynamic shared memory it needs.
@@ -86,6 +98,10 @@ impl Kernel {
             Self::Sort => "sort",
             Self::KeyGuide => "key_guide",
             Self::QueryOrder => "query_order",
+            Self::RmsNorm => "rms_norm",
+            Self::SiluMul => "silu_mul",
+            Self::Rotate => "rotate",
+            Self::RotationTable => "rotation_table",
         }
     }
 }
@@ -167,10 +183,10 @@ impl fmt::Display for Function {
         };
         let name = self.kernel.name();
         match self.kernel {
-            // It sees scores only.
-            Kernel::Sort => write!(f, "s2o_{name}"),
+            // They see no elements.
+            Kernel::Sort | Kernel::RotationTable => write!(f, "s2o_{name}"),
             // One serves every head size.
-            Kernel::Merge => write!(f, "s2o_{name}_{dtype}"),
+            Kernel::Merge | Kernel::RmsNorm | Kernel::SiluMul => write!(f, "s2o_{name}_{dtype}"),
             _ => write!(f, "s2o_{name}_{dtype}_{}", self.head_dim.get()),
         }
     }

@@ -3,6 +3,7 @@
 //! [`params`] and [`LaunchInfo`] mirror the structs of `cuda/params.cuh` and `cuda/launch.cuh`.
 
 mod arch;
+pub mod decoder;
 mod function;
 #[cfg(feature = "cuda")]
 mod modules;
@@ -23,7 +24,7 @@ pub const TILE_K: usize = 128;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchInfo {
-    /// Threads of a block.
+    /// Threads of a block; 0 for kernels whose number depends on the call, see [`decoder`].
     pub threads: i32,
     /// Dynamic shared memory in bytes; 0 for kernels whose need depends on the call, see [`ranking`].
     pub shared_bytes: i32,

@@ -206,10 +206,92 @@ pub struct RankingParams {
     pub second_cumulant: f32,
 }
 
+/// Rows of `x`, with `delta` added and without, RMS-normalised (cuda/decoder_params.cuh).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct NormParams {
+    /// (rows, width)
+    pub x: *const c_void,
+    /// As `x`; or null, and then there is no sum.
+    pub delta: *const c_void,
+    /// (width)
+    pub weight: *const c_void,
+    /// As `x`.
+    pub sum: *mut c_void,
+    /// As `x`.
+    pub out: *mut c_void,
+    /// A multiple of [`VECTOR`](crate::decoder::VECTOR).
+    pub width: i32,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// `silu(gate) * up`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct SiluParams {
+    /// (rows, 2 * width): a row's gates and then its ups.
+    pub gate_up: *const c_void,
+    /// (rows, width)
+    pub out: *mut c_void,
+    /// A multiple of [`VECTOR`](crate::decoder::VECTOR).
+    pub width: i64,
+}
+
+/// Queries and keys normalised or not and rotated; keys and values put into the cache.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct RotateParams {
+    /// (batch, len, num_heads + 2 * num_kv_heads, head_dim)
+    pub qkv: *const c_void,
+    /// (head_dim); or null: not normed.
+    pub q_norm: *const c_void,
+    /// As `q_norm`.
+    pub k_norm: *const c_void,
+    /// (2, len, head_dim / 2): cos and sin of the positions.
+    pub table: *const f32,
+    /// (batch, len, num_heads, head_dim)
+    pub q_out: *mut c_void,
+    /// (batch, len, num_kv_heads, head_dim), in the cache.
+    pub k_out: *mut c_void,
+    /// As `k_out`.
+    pub v_out: *mut c_void,
+    /// Of `k_out`.
+    pub k_strides: Strides,
+    /// Of `v_out`.
+    pub v_strides: Strides,
+    /// Positions.
+    pub len: i32,
+    /// Query heads.
+    pub num_heads: i32,
+    /// KV heads.
+    pub num_kv_heads: i32,
+    /// Of both norms.
+    pub eps: f32,
+}
+
+/// cos and sin of consecutive positions.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct RotationParams {
+    /// (half)
+    pub inverse_frequencies: *const f32,
+    /// (2, len, half): cos and sin.
+    pub table: *mut f32,
+    /// On both.
+    pub factor: f64,
+    /// Position of the first row.
+    pub start: i64,
+    /// Positions.
+    pub len: i32,
+    /// Frequencies.
+    pub half: i32,
+}
+
 macro_rules! layout {
     ($type:ident: $size:literal $(, $field:ident at $offset:literal)*) => {
         const _: () = assert!(size_of::<$type>() == $size $(&& std::mem::offset_of!($type, $field) == $offset)*);
-        // SAFETY: repr(C), integers, floats and addresses only; cuda/params.cuh asserts the same size and offsets.
+        // SAFETY: repr(C), integers, floats and addresses only; the headers in cuda/ assert the same size and offsets.
         unsafe impl Params for $type {}
     };
 }
@@ -219,4 +301,8 @@ layout!(SparseParams: 248, kv_perm at 176, segment_len at 216);
 layout!(SplitParams: 208, partial_out at 176);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(RankingParams: 216, batch at 152);
+layout!(NormParams: 48, width at 40);
+layout!(SiluParams: 24, width at 16);
+layout!(RotateParams: 120, k_strides at 56, len at 104);
+layout!(RotationParams: 40, len at 32);
 const _: () = assert!(size_of::<RowState>() == 8);

@@ -1,15 +1,15 @@
 //! Self-attention of one layer: projections, optional q/k norm, rotation, cache, and then either the plugged prefill
 //! method or dense decoding.
 
-use candle_core::{DType, Tensor};
-use candle_nn::{Linear, Module, RmsNorm, VarBuilder};
-use candle_s2o::{Attention, PrefillCall};
+use candle_core::Tensor;
+use candle_nn::{Linear, Module, VarBuilder};
+use candle_s2o::fused::{self, Heads, QkNorm, Rotation, StackedLinear};
+use candle_s2o::{Attention, PrefillCall, decode_attn};
 
 use crate::config::DecoderConfig;
 use crate::error::Result;
 use crate::kv_cache::KvCache;
-use crate::layers::{load_linear, load_norm};
-use crate::rope::Rope;
+use crate::layers::{load_linear, load_tensor};
 
 /// How a forward pass attends.
 #[derive(Clone, Copy)]
@@ -26,38 +26,34 @@ pub(crate) enum Phase<'a> {
 
 #[derive(Debug)]
 pub(crate) struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv: StackedLinear,
     o_proj: Linear,
-    qk_norm: Option<(RmsNorm, RmsNorm)>,
+    qk_norm: Option<(Tensor, Tensor)>,
+    norm_eps: f64,
     layer: usize,
-    num_heads: usize,
-    num_kv_heads: usize,
-    head_dim: usize,
+    heads: Heads,
     softmax_scale: f32,
 }
 
 impl SelfAttention {
     pub(crate) fn load(config: &DecoderConfig, layer: usize, vb: &VarBuilder) -> Result<Self> {
-        let (hidden, head_dim, bias) = (config.hidden_size, config.head_dim, config.attention_bias);
-        let (q_size, kv_size) = (config.num_heads * head_dim, config.num_kv_heads * head_dim);
+        let &DecoderConfig { num_heads, num_kv_heads, head_dim, hidden_size, attention_bias: bias, .. } = config;
+        let (q_size, kv_size) = (num_heads * head_dim, num_kv_heads * head_dim);
+        let projection = |name: &str, size: usize| load_linear(hidden_size, size, bias, &vb.pp(name));
         let qk_norm = if config.qk_norm {
-            let norm = |name: &str| load_norm(head_dim, config.rms_norm_eps, &vb.pp(name));
+            let norm = |name: &str| load_tensor(&[head_dim], "weight", &vb.pp(name));
             Some((norm("q_norm")?, norm("k_norm")?))
         } else {
             None
         };
+        let (q, k, v) = (projection("q_proj", q_size)?, projection("k_proj", kv_size)?, projection("v_proj", kv_size)?);
         Ok(Self {
-            q_proj: load_linear(hidden, q_size, bias, &vb.pp("q_proj"))?,
-            k_proj: load_linear(hidden, kv_size, bias, &vb.pp("k_proj"))?,
-            v_proj: load_linear(hidden, kv_size, bias, &vb.pp("v_proj"))?,
-            o_proj: load_linear(q_size, hidden, bias, &vb.pp("o_proj"))?,
+            qkv: StackedLinear::new(vec![q, k, v])?,
+            o_proj: load_linear(q_size, hidden_size, bias, &vb.pp("o_proj"))?,
             qk_norm,
+            norm_eps: config.rms_norm_eps,
             layer,
-            num_heads: config.num_heads,
-            num_kv_heads: config.num_kv_heads,
-            head_dim,
+            heads: Heads { num_heads, num_kv_heads, head_dim },
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
         })
     }
@@ -67,56 +63,23 @@ impl SelfAttention {
         self.layer
     }
 
-    /// `x` is `(batch, len, hidden)`, normalised; `rows` are the table rows of its positions.
-    pub(crate) fn forward(
-        &self,
-        x: &Tensor,
-        rows: &(Tensor, Tensor),
-        cache: &mut KvCache,
-        phase: Phase,
-    ) -> Result<Tensor> {
+    /// `x` is `(batch, len, hidden)`, normalised; `rotation` is that of its positions.
+    pub(crate) fn forward(&self, x: Tensor, rotation: &Rotation, cache: &mut KvCache, phase: Phase) -> Result<Tensor> {
         let (batch, len, _) = x.dims3()?;
-        let q = self.q_proj.forward(x)?.reshape((batch, len, self.num_heads, self.head_dim))?;
-        let k = self.k_proj.forward(x)?.reshape((batch, len, self.num_kv_heads, self.head_dim))?;
-        let v = self.v_proj.forward(x)?.reshape((batch, len, self.num_kv_heads, self.head_dim))?;
-        let (q, k) = match &self.qk_norm {
-            Some((q_norm, k_norm)) => (q_norm.forward(&q)?, k_norm.forward(&k)?),
-            None => (q, k),
-        };
-        let (q, k) = (Rope::rotate(&q, rows)?, Rope::rotate(&k, rows)?);
-        let (k, v) = cache.write(self.layer, &k, &v)?;
+        let qkv = self.qkv.forward(&x)?;
+        // Not needed while attention has its workspace.
+        drop(x);
+        let norm = self.qk_norm.as_ref().map(|(q, k)| QkNorm { q, k, eps: self.norm_eps });
+        let q = fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache.end_of(self.layer))?;
+        let (k, v) = cache.with_new(self.layer, len)?;
         let out = match phase {
             Phase::Prefill { method, prompt_len } => {
                 let call = PrefillCall { layer: self.layer, softmax_scale: self.softmax_scale, prompt_len };
                 method.prefill(&call, &q, &k, &v)?
             }
-            Phase::Decode => decode(&q, &k, &v, self.softmax_scale)?,
+            Phase::Decode => decode_attn(&q, &k, &v, self.softmax_scale)?,
         };
-        Ok(self.o_proj.forward(&out.reshape((batch, len, self.num_heads * self.head_dim))?)?)
+        drop(q);
+        Ok(self.o_proj.forward(&out.reshape((batch, len, self.heads.num_heads * self.heads.head_dim))?)?)
     }
-}
-
-/// Dense attention of one query per sequence: `q` `(batch, 1, num_heads, head_dim)` against `k`, `v`
-/// `(batch, k_len, num_kv_heads, head_dim)`. The query heads of a group are the rows of one matrix, so no KV head is
-/// repeated in memory.
-pub(crate) fn decode(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Result<Tensor> {
-    let (batch, _, num_heads, head_dim) = q.dims4()?;
-    let num_kv_heads = k.dim(2)?;
-    let q = q.reshape((batch, num_kv_heads, num_heads / num_kv_heads, head_dim))?;
-    let mut rows = Vec::with_capacity(batch);
-    // Candle multiplies a batch of matrices with one batch stride only, and (sequence, head) needs two.
-    for b in 0..batch {
-        let (q, k, v) = (q.get(b)?, k.get(b)?.transpose(0, 1)?, v.get(b)?.transpose(0, 1)?);
-        // cuBLAS through Candle takes no row stride other than the row length; the CPU takes any, so it need not copy the
-        // cache. There K q^T is up to twice as fast as q K^T, since the long side is then the row side of the product.
-        let (scores, v) = if k.device().is_cpu() {
-            (k.matmul(&q.t()?)?.t()?.contiguous()?, v)
-        } else {
-            (q.matmul(&k.contiguous()?.t()?)?, v.contiguous()?)
-        };
-        let scores = (scores.to_dtype(DType::F32)? * f64::from(softmax_scale))?;
-        let weights = candle_nn::ops::softmax_last_dim(&scores)?.to_dtype(v.dtype())?;
-        rows.push(weights.matmul(&v)?.flatten_all()?);
-    }
-    Ok(Tensor::stack(&rows, 0)?.reshape((batch, 1, num_heads, head_dim))?)
 }

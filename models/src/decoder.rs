@@ -3,18 +3,18 @@
 use std::fmt;
 
 use candle_core::{DType, Device, Tensor};
-use candle_nn::{Embedding, Linear, Module, RmsNorm, VarBuilder};
-use candle_s2o::Attention;
+use candle_nn::{Embedding, Linear, Module, VarBuilder};
+use candle_s2o::fused::Rotation;
+use candle_s2o::{Attention, DeviceMemory};
 
 use crate::attention::{Phase, SelfAttention};
+use crate::chunk::{Chunk, activation_bytes};
 use crate::config::DecoderConfig;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Need, Result};
 use crate::kv_cache::KvCache;
-use crate::layers::{load_linear, load_norm, load_tensor};
+use crate::layers::{Norm, load_linear, load_tensor};
+use crate::mlp::Mlp;
 use crate::rope::Rope;
-
-/// Elements of one MLP intermediate that are held at a time (three such tensors live at once).
-const MLP_ELEMENTS: usize = 1 << 24;
 
 /// Called with the tokens done and the tokens in all.
 pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
@@ -22,7 +22,7 @@ pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
 /// How [`Decoder::prefill`] walks a prompt.
 #[derive(Default)]
 pub struct PrefillOptions<'a> {
-    chunk: Option<usize>,
+    chunk: Chunk,
     num_logits: Option<usize>,
     progress: Option<&'a mut Progress<'a>>,
 }
@@ -43,10 +43,11 @@ impl<'a> PrefillOptions<'a> {
         Self::default()
     }
 
-    /// Tokens per chunk: bounds the activations, whatever the prompt's length. `None` takes the prompt whole.
+    /// Tokens per chunk: bounds the activations, whatever the prompt's length. A number, [`Chunk::Auto`], or `None` to
+    /// take the prompt whole.
     #[must_use]
-    pub fn chunk(mut self, tokens: impl Into<Option<usize>>) -> Self {
-        self.chunk = tokens.into();
+    pub fn chunk(mut self, chunk: impl Into<Chunk>) -> Self {
+        self.chunk = chunk.into();
         self
     }
 
@@ -97,7 +98,7 @@ pub struct Decoder {
     config: DecoderConfig,
     embedding: Embedding,
     layers: Vec<Layer>,
-    norm: RmsNorm,
+    norm: Norm,
     head: Linear,
     rope: Rope,
     dtype: DType,
@@ -109,9 +110,31 @@ impl Decoder {
     /// hears about each layer.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], or what reading a tensor failed with.
+    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], [`ModelError::UnsupportedFeature`] (a dtype other than
+    /// f32, bf16 and f16), [`ModelError::OutOfMemory`], or what reading a tensor failed with.
+    ///
+    /// On a GPU memory that is released stays with this process ([`DeviceMemory::keep_released`]), and the projections that share an input are joined in new tensors, one layer at a time: a `vb` that reads files
+    /// adds one layer's weights to the peak, one that holds tensors on the GPU all of them.
     pub fn load(config: &DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
         let config = config.clone().checked("DecoderConfig")?;
+        if !matches!(vb.dtype(), DType::F32 | DType::BF16 | DType::F16) {
+            return Err(ModelError::UnsupportedFeature {
+                feature: "dtype",
+                expected: "f32, bf16 or f16",
+                got: format!("{:?}", vb.dtype()),
+            });
+        }
+        // Activations come and go with every layer, and every decoded token makes the host wait.
+        DeviceMemory::keep_released(vb.device())?;
+        let need = Need {
+            what: "holding the weights",
+            bytes: (config.num_parameters() * vb.dtype().size_in_bytes()) as u64,
+            way_out: "take a smaller model, a GPU with more memory, or bf16 or f16 instead of f32",
+        };
+        need.check(Self::load_all(config, vb, progress), vb.device())
+    }
+
+    fn load_all(config: DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
         let model = vb.pp("model");
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = Embedding::new(load_tensor(&[vocab, hidden], "weight", &model.pp("embed_tokens"))?, hidden);
@@ -129,8 +152,8 @@ impl Decoder {
             load_linear(hidden, vocab, false, &vb.pp("lm_head"))?
         };
         Ok(Self {
-            norm: load_norm(hidden, config.rms_norm_eps, &model.pp("norm"))?,
-            rope: Rope::new(&config.rope, config.head_dim, config.max_positions, vb.dtype(), vb.device()),
+            norm: Norm::load(hidden, config.rms_norm_eps, &model.pp("norm"))?,
+            rope: Rope::new(&config.rope, config.head_dim, config.max_positions, vb.dtype(), vb.device())?,
             dtype: vb.dtype(),
             device: vb.device().clone(),
             config,
@@ -158,9 +181,17 @@ impl Decoder {
     /// A cache for `batch` sequences of up to `capacity` positions, in this decoder's dtype and on its device.
     ///
     /// # Errors
-    /// [`ModelError::ContextTooLong`] when the model has fewer positions.
+    /// As [`KvCache::new`].
     pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
         KvCache::new(&self.config, batch, capacity, self.dtype, &self.device)
+    }
+
+    /// Tokens per sequence of `batch` that a chunk would have now, with caches allocated; `None` for the whole prompt.
+    ///
+    /// # Errors
+    /// If the driver does not say how much memory is free.
+    pub fn chunk_tokens(&self, chunk: Chunk, batch: usize) -> Result<Option<usize>> {
+        Ok(chunk.tokens(&self.config, self.dtype, batch, DeviceMemory::of(&self.device)?))
     }
 
     /// Runs prompt tokens `(batch, len)` u32 behind what the cache holds, chunk by chunk, with `method` as attention.
@@ -171,7 +202,7 @@ impl Decoder {
     /// # Errors
     /// [`ModelError::EmptyPrompt`], [`ModelError::EmptyChunk`], [`ModelError::TokenOutOfRange`],
     /// [`ModelError::ContextTooLong`] (the model), [`ModelError::CacheFull`] (the cache), [`ModelError::WrongInput`]
-    /// (rank or batch), and what `method` fails with.
+    /// (rank or batch), [`ModelError::OutOfMemory`], and what `method` fails with.
     pub fn prefill(
         &self,
         tokens: &Tensor,
@@ -195,10 +226,15 @@ impl Decoder {
         mut options: PrefillOptions,
     ) -> Result<PrefillOutput> {
         let (batch, len) = self.check_tokens(tokens, cache)?;
-        let chunk = match options.chunk {
+        let chunk = match self.chunk_tokens(options.chunk, batch)? {
             Some(0) => return Err(ModelError::EmptyChunk),
             Some(tokens) => tokens.min(len),
             None => len,
+        };
+        let need = Need {
+            what: "prefilling a chunk",
+            bytes: (batch * chunk) as u64 * activation_bytes(&self.config, self.dtype),
+            way_out: "take a smaller chunk, a shorter prompt, or bf16 or f16 instead of f32",
         };
         let num_logits = options.num_logits.unwrap_or(1).min(len);
         let before = cache.len();
@@ -209,10 +245,12 @@ impl Decoder {
             let phase = Phase::Prefill { method, prompt_len: before + len };
             // From the first position of this chunk that needs logits, or the prompt's last for its hidden state.
             let from = (len - num_logits.max(1)).saturating_sub(start);
-            let hidden = self.forward(&tokens.narrow(1, start, count)?, cache, phase, from.min(count))?;
+            let hidden = self.forward(&tokens.narrow(1, start, count)?, cache, phase, from.min(count));
+            let hidden = need.check(hidden, &self.device)?;
             if let Some(hidden) = hidden {
                 if num_logits > 0 {
-                    logits.push(self.head.forward(&hidden)?.to_dtype(DType::F32)?);
+                    let rows = hidden.dim(1)?;
+                    logits.push(self.logits_need(batch * rows).check(self.logits(&hidden), &self.device)?);
                 }
                 last_hidden = Some(hidden);
             }
@@ -237,7 +275,7 @@ impl Decoder {
     /// # Errors
     /// As [`Self::prefill`]; [`ModelError::WrongInput`] for more than one token per sequence.
     pub fn decode(&self, tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
-        let (_, len) = self.check_tokens(tokens, cache)?;
+        let (batch, len) = self.check_tokens(tokens, cache)?;
         if len != 1 {
             return Err(ModelError::WrongInput {
                 what: "tokens per sequence in decoding",
@@ -245,23 +283,41 @@ impl Decoder {
                 got: len.to_string(),
             });
         }
-        let hidden = self.forward(tokens, cache, Phase::Decode, 0)?.ok_or(ModelError::EmptyPrompt)?;
-        Ok(self.head.forward(&hidden)?.squeeze(1)?.to_dtype(DType::F32)?)
+        let mut logits = || -> Result<Tensor> {
+            let hidden = self.forward(tokens, cache, Phase::Decode, 0)?.ok_or(ModelError::EmptyPrompt)?;
+            Ok(self.logits(&hidden)?.squeeze(1)?)
+        };
+        self.logits_need(batch).check(logits(), &self.device)
+    }
+
+    /// Logits of hidden states `(batch, len, hidden_size)`, f32.
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(self.head.forward(hidden)?.to_dtype(DType::F32)?)
+    }
+
+    fn logits_need(&self, rows: usize) -> Need {
+        let bytes = self.config.vocab_size * (self.dtype.size_in_bytes() + DType::F32.size_in_bytes());
+        Need { what: "computing logits", bytes: (rows * bytes) as u64, way_out: "take fewer positions or sequences" }
     }
 
     /// All layers over tokens `(batch, len)`; returns the normed hidden states of positions `from..`, if any.
     fn forward(&self, tokens: &Tensor, cache: &mut KvCache, phase: Phase, from: usize) -> Result<Option<Tensor>> {
         let (_, len) = tokens.dims2()?;
-        let rows = self.rope.rows(cache.len(), len)?;
+        let rotation = self.rope.rows(cache.len(), len)?;
         let mut x = self.embedding.forward(&tokens.contiguous()?)?;
+        // What a layer adds to the residual stream is added by the next one's norm, in the same pass.
+        let mut delta = None;
         for layer in &self.layers {
-            x = layer.forward(x, &rows, cache, phase)?;
+            let (sum, mixed) = layer.forward(x, delta, &rotation, cache, phase)?;
+            (x, delta) = (sum, Some(mixed));
         }
         cache.advance(len);
         if from == len {
             return Ok(None);
         }
-        Ok(Some(self.norm.forward(&x.narrow(1, from, len - from)?.contiguous()?)?))
+        let last = |x: Tensor| x.narrow(1, from, len - from)?.contiguous();
+        let (_, normed) = self.norm.forward(last(x)?, delta.map(last).transpose()?)?;
+        Ok(Some(normed))
     }
 
     fn check_tokens(&self, tokens: &Tensor, cache: &KvCache) -> Result<(usize, usize)> {
@@ -294,8 +350,9 @@ impl Decoder {
             return Err(ModelError::ContextTooLong { expected: self.config.max_positions, got });
         }
         cache.check_room(len)?;
-        // On a GPU an id outside the embedding would read foreign memory in silence.
-        let largest = tokens.flatten_all()?.max(0)?.to_scalar::<u32>()?;
+        // On a GPU an id outside the embedding would read foreign memory in silence. The ids are few enough to look at here,
+        // and Candle's reductions would first have to be compiled by the driver.
+        let largest = tokens.flatten_all()?.to_vec1::<u32>()?.into_iter().max().unwrap_or(0);
         if largest as usize >= self.config.vocab_size {
             return Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got: largest });
         }
@@ -305,15 +362,15 @@ impl Decoder {
 
 #[derive(Debug)]
 struct Layer {
-    input_norm: RmsNorm,
+    input_norm: Norm,
     attention: SelfAttention,
-    post_norm: RmsNorm,
+    post_norm: Norm,
     mlp: Mlp,
 }
 
 impl Layer {
     fn load(config: &DecoderConfig, layer: usize, vb: &VarBuilder) -> Result<Self> {
-        let norm = |name: &str| load_norm(config.hidden_size, config.rms_norm_eps, &vb.pp(name));
+        let norm = |name: &str| Norm::load(config.hidden_size, config.rms_norm_eps, &vb.pp(name));
         Ok(Self {
             input_norm: norm("input_layernorm")?,
             attention: SelfAttention::load(config, layer, &vb.pp("self_attn"))?,
@@ -322,50 +379,22 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: Tensor, rows: &(Tensor, Tensor), cache: &mut KvCache, phase: Phase) -> Result<Tensor> {
-        let attended = {
+    /// Adds `delta` of the layer before to the residual stream `x` and returns it after attention, with what the MLP adds.
+    fn forward(
+        &self,
+        x: Tensor,
+        delta: Option<Tensor>,
+        rotation: &Rotation,
+        cache: &mut KvCache,
+        phase: Phase,
+    ) -> Result<(Tensor, Tensor)> {
+        let (x, attended) = {
             let _span = tracing::debug_span!("attention", layer = self.attention.layer()).entered();
-            self.attention.forward(&self.input_norm.forward(&x)?, rows, cache, phase)?
+            let (x, normed) = self.input_norm.forward(x, delta)?;
+            (x, self.attention.forward(normed, rotation, cache, phase)?)
         };
-        let x = (x + attended)?;
         let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
-        let mixed = self.mlp.forward(&self.post_norm.forward(&x)?)?;
-        Ok((x + mixed)?)
-    }
-}
-
-#[derive(Debug)]
-struct Mlp {
-    gate: Linear,
-    up: Linear,
-    down: Linear,
-    rows_at_a_time: usize,
-}
-
-impl Mlp {
-    fn load(config: &DecoderConfig, vb: &VarBuilder) -> Result<Self> {
-        let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
-        Ok(Self {
-            gate: load_linear(hidden, inner, bias, &vb.pp("gate_proj"))?,
-            up: load_linear(hidden, inner, bias, &vb.pp("up_proj"))?,
-            down: load_linear(inner, hidden, bias, &vb.pp("down_proj"))?,
-            rows_at_a_time: (MLP_ELEMENTS / inner).max(64),
-        })
-    }
-
-    /// In slices, because a whole chunk's intermediate is several times the residual stream.
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (batch, len, hidden) = x.dims3()?;
-        let x = x.reshape((batch * len, hidden))?;
-        let slices = (0..batch * len)
-            .step_by(self.rows_at_a_time)
-            .map(|start| {
-                let x = x.narrow(0, start, self.rows_at_a_time.min(batch * len - start))?;
-                let inner = (self.gate.forward(&x)?.silu()? * self.up.forward(&x)?)?;
-                Ok(self.down.forward(&inner)?)
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let out = if slices.len() == 1 { slices[0].clone() } else { Tensor::cat(&slices, 0)? };
-        Ok(out.reshape((batch, len, hidden))?)
+        let (x, normed) = self.post_norm.forward(x, Some(attended))?;
+        Ok((x, self.mlp.forward(normed)?))
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use candle_core::Device;
+use candle_s2o::{DeviceMemory, is_out_of_memory};
 use thiserror::Error;
 
 /// What can go wrong while a model is found, loaded or run.
@@ -121,6 +123,33 @@ pub enum ModelError {
         /// Positions needed.
         got: usize,
     },
+    /// There is no such GPU, or no driver for it.
+    #[error("GPU {ordinal} cannot be used: {reason}; {way_out}")]
+    NoGpu {
+        /// Its number.
+        ordinal: usize,
+        /// What the driver said.
+        reason: String,
+        /// What to do about it.
+        way_out: &'static str,
+    },
+    /// A GPU has not enough memory left.
+    #[error(
+        "{what} needs about {} MB, but the GPU has {} MB free of {} MB: {way_out}",
+        asked / 1_000_000, free / 1_000_000, total / 1_000_000
+    )]
+    OutOfMemory {
+        /// What the memory is for.
+        what: &'static str,
+        /// Bytes that it takes, about.
+        asked: u64,
+        /// Bytes free.
+        free: u64,
+        /// Bytes that the GPU has.
+        total: u64,
+        /// What to do about it.
+        way_out: &'static str,
+    },
     /// A token id outside the vocabulary.
     #[error("token id {got} is outside the vocabulary of {expected} entries")]
     TokenOutOfRange {
@@ -220,6 +249,39 @@ impl ModelError {
 
     pub(crate) fn tokenizer(reason: impl ToString) -> Self {
         Self::Tokenizer { reason: reason.to_string() }
+    }
+}
+
+/// Memory that is about to be asked for, to say so if there is too little.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Need {
+    /// What it is for.
+    pub(crate) what: &'static str,
+    /// About how much.
+    pub(crate) bytes: u64,
+    /// What to do if that is too much.
+    pub(crate) way_out: &'static str,
+}
+
+impl Need {
+    pub(crate) fn unmet(self, memory: DeviceMemory) -> ModelError {
+        let DeviceMemory { free, total } = memory;
+        ModelError::OutOfMemory { what: self.what, asked: self.bytes, free, total, way_out: self.way_out }
+    }
+
+    /// Turns the error of a device that ran out of memory into its typed form.
+    pub(crate) fn check<T>(self, result: Result<T>, device: &Device) -> Result<T> {
+        match result {
+            Err(ModelError::Candle(error)) if is_out_of_memory(&error) => {
+                // What failed work still holds is not free before it has ended. If that fails too, the first error counts.
+                let _ = device.synchronize();
+                match DeviceMemory::of(device) {
+                    Ok(Some(memory)) => Err(self.unmet(memory)),
+                    _ => Err(ModelError::Candle(error)),
+                }
+            }
+            other => other,
+        }
     }
 }
 

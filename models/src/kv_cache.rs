@@ -1,9 +1,11 @@
 //! Keys and values of all layers, allocated once and written in place.
 
 use candle_core::{DType, Device, Tensor};
+use candle_s2o::DeviceMemory;
+use candle_s2o::fused::LayerCache;
 
 use crate::config::DecoderConfig;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Need, Result};
 
 /// A KV cache for a fixed batch and a fixed number of positions.
 ///
@@ -22,7 +24,8 @@ impl KvCache {
     /// Allocates a cache of `capacity` positions for `batch` sequences.
     ///
     /// # Errors
-    /// [`ModelError::ContextTooLong`] when the model has fewer positions; Candle's errors when memory is short.
+    /// [`ModelError::ContextTooLong`] when the model has fewer positions, [`ModelError::OutOfMemory`] when a GPU has not
+    /// enough memory left.
     pub fn new(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
         if capacity > config.max_positions {
             return Err(ModelError::ContextTooLong { expected: config.max_positions, got: capacity });
@@ -35,10 +38,19 @@ impl KvCache {
             });
         }
         let shape = (batch, capacity, config.num_kv_heads, config.head_dim);
-        let layers = (0..config.num_layers)
-            .map(|_| Ok((Tensor::zeros(shape, dtype, device)?, Tensor::zeros(shape, dtype, device)?)))
-            .collect::<Result<_>>()?;
-        Ok(Self { layers, batch, capacity, len: 0 })
+        let elements = [2 * config.num_layers, batch, capacity, config.num_kv_heads, config.head_dim];
+        let need = Need {
+            what: "a KV cache",
+            bytes: elements.into_iter().fold(dtype.size_in_bytes() as u64, |n, m| n.saturating_mul(m as u64)),
+            way_out: "take a shorter prompt, a smaller batch, or bf16 or f16 instead of f32",
+        };
+        // Before the layers that fit are allocated for nothing.
+        if let Some(memory) = DeviceMemory::of(device)?.filter(|memory| memory.free < need.bytes) {
+            return Err(need.unmet(memory));
+        }
+        let side = || Tensor::zeros(shape, dtype, device);
+        let layers = (0..config.num_layers).map(|_| Ok((side()?, side()?))).collect::<Result<_>>();
+        Ok(Self { layers: need.check(layers, device)?, batch, capacity, len: 0 })
     }
 
     /// Positions that are filled.
@@ -94,14 +106,17 @@ impl KvCache {
         Ok(())
     }
 
-    /// Writes a layer's new keys and values behind the filled ones and returns views that include them. The length
-    /// changes only with [`Self::advance`], after the last layer.
-    pub(crate) fn write(&mut self, layer: usize, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (k_all, v_all) = &self.layers[layer];
-        let k_len = self.len + k.dim(1)?;
-        k_all.slice_set(&k.contiguous()?, 1, self.len)?;
-        v_all.slice_set(&v.contiguous()?, 1, self.len)?;
-        Ok((k_all.narrow(1, 0, k_len)?, v_all.narrow(1, 0, k_len)?))
+    /// A layer's memory, for new keys and values to be written behind the filled ones. The length changes only with
+    /// [`Self::advance`], after the last layer.
+    pub(crate) fn end_of(&mut self, layer: usize) -> LayerCache<'_> {
+        let (k, v) = &self.layers[layer];
+        LayerCache { k, v, start: self.len }
+    }
+
+    /// The keys and values of a layer as views that include `count` which were written and not yet counted.
+    pub(crate) fn with_new(&self, layer: usize, count: usize) -> Result<(Tensor, Tensor)> {
+        let (k, v) = &self.layers[layer];
+        Ok((k.narrow(1, 0, self.len + count)?, v.narrow(1, 0, self.len + count)?))
     }
 
     pub(crate) fn advance(&mut self, count: usize) {

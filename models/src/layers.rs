@@ -1,7 +1,8 @@
 //! Linear layers and norms from weights, with typed errors for what is missing or misshapen.
 
 use candle_core::Tensor;
-use candle_nn::{Linear, RmsNorm, VarBuilder};
+use candle_nn::{Linear, VarBuilder};
+use candle_s2o::fused;
 
 use crate::error::{ModelError, Result};
 
@@ -15,6 +16,26 @@ pub(crate) fn load_linear(size_in: usize, size_out: usize, bias: bool, vb: &VarB
     Ok(Linear::new(weight, bias))
 }
 
-pub(crate) fn load_norm(size: usize, eps: f64, vb: &VarBuilder) -> Result<RmsNorm> {
-    Ok(RmsNorm::new(load_tensor(&[size], "weight", vb)?, eps))
+/// RMS norm over the width of the residual stream.
+#[derive(Debug)]
+pub(crate) struct Norm {
+    weight: Tensor,
+    eps: f64,
+}
+
+impl Norm {
+    pub(crate) fn load(size: usize, eps: f64, vb: &VarBuilder) -> Result<Self> {
+        Ok(Self { weight: load_tensor(&[size], "weight", vb)?, eps })
+    }
+
+    /// `x` with what the layer before left to add, and that normalised.
+    pub(crate) fn forward(&self, x: Tensor, delta: Option<Tensor>) -> Result<(Tensor, Tensor)> {
+        match delta {
+            Some(delta) => Ok(fused::add_rms_norm(x, &delta, &self.weight, self.eps)?),
+            None => {
+                let normed = fused::rms_norm(&x, &self.weight, self.eps)?;
+                Ok((x, normed))
+            }
+        }
+    }
 }

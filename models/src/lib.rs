@@ -21,13 +21,16 @@
 //! ```
 
 mod attention;
+pub mod chunk;
 pub mod config;
 pub mod decoder;
+mod device;
 pub mod error;
 pub mod generation;
 pub mod kv_cache;
 mod layers;
 mod llama;
+mod mlp;
 pub mod model;
 pub mod passkey;
 mod qwen3;
@@ -35,8 +38,10 @@ mod random;
 pub mod rope;
 pub mod weights;
 
+pub use chunk::Chunk;
 pub use config::{Architecture, DecoderConfig};
 pub use decoder::{Decoder, PrefillOptions, PrefillOutput};
+pub use device::gpu;
 pub use error::{HubFile, ModelError, Result};
 pub use generation::{Generated, GenerationOptions, StopReason, TextStream, TokenStream};
 pub use kv_cache::KvCache;

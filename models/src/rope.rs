@@ -1,11 +1,11 @@
-//! Rotary position embedding: inverse frequencies with their scalings, and a cos / sin table that grows on demand.
+//! Rotary position embedding: inverse frequencies with their scalings.
 //!
 //! Half-split (NeoX) rotation as in Hugging Face models: entry `i` of a head turns with entry `i + head_dim / 2`.
 
 use std::f64::consts::PI;
-use std::sync::Mutex;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
+use candle_s2o::fused::{Rotary, Rotation};
 use serde_json::Value;
 
 use crate::error::{ModelError, Result};
@@ -208,26 +208,12 @@ impl RopeConfig {
     }
 }
 
-/// cos and sin of every position met so far, shared by all layers.
+/// The rotation of a decoder's heads, within its positions.
 #[derive(Debug)]
 pub(crate) struct Rope {
-    inverse_frequencies: Vec<f32>,
-    attention_factor: f32,
+    rotary: Rotary,
     max_positions: usize,
-    dtype: DType,
-    device: Device,
-    table: Mutex<Option<Table>>,
 }
-
-#[derive(Debug, Clone)]
-struct Table {
-    cos: Tensor,
-    sin: Tensor,
-    positions: usize,
-}
-
-/// The first table; a longer one is made when a position beyond it is met.
-const FIRST_POSITIONS: usize = 4096;
 
 impl Rope {
     pub(crate) fn new(
@@ -236,54 +222,17 @@ impl Rope {
         max_positions: usize,
         dtype: DType,
         device: &Device,
-    ) -> Self {
-        Self {
-            inverse_frequencies: config.inverse_frequencies(head_dim),
-            attention_factor: config.attention_factor() as f32,
-            max_positions,
-            dtype,
-            device: device.clone(),
-            table: Mutex::new(None),
-        }
+    ) -> Result<Self> {
+        let rotary = Rotary::new(config.inverse_frequencies(head_dim), config.attention_factor(), dtype, device)?;
+        Ok(Self { rotary, max_positions })
     }
 
-    /// cos and sin of positions `start .. start + len`, each `(len, head_dim / 2)`.
-    pub(crate) fn rows(&self, start: usize, len: usize) -> Result<(Tensor, Tensor)> {
+    /// cos and sin of positions `start .. start + len`, for all layers.
+    pub(crate) fn rows(&self, start: usize, len: usize) -> Result<Rotation> {
         let end = start + len;
         if end > self.max_positions {
             return Err(ModelError::ContextTooLong { expected: self.max_positions, got: end });
         }
-        // A panic while the lock was held leaves a table that is whole or absent, so poison means nothing here.
-        let mut guard = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let table = match guard.as_ref() {
-            Some(table) if table.positions >= end => table,
-            _ => {
-                let positions = end.next_power_of_two().max(FIRST_POSITIONS).min(self.max_positions);
-                guard.insert(self.build(positions)?)
-            }
-        };
-        Ok((table.cos.narrow(0, start, len)?, table.sin.narrow(0, start, len)?))
-    }
-
-    /// Angles are products in f32, as everywhere these models were trained and run: at position 131071 an f64 product
-    /// would differ by up to 0.004 rad. cos and sin are taken on the host, where they are exact for large angles.
-    fn build(&self, positions: usize) -> Result<Table> {
-        let columns = self.inverse_frequencies.len();
-        let (mut cos, mut sin) = (Vec::with_capacity(positions * columns), Vec::with_capacity(positions * columns));
-        for position in 0..positions {
-            for freq in &self.inverse_frequencies {
-                let (s, c) = (position as f32 * freq).sin_cos();
-                cos.push(c * self.attention_factor);
-                sin.push(s * self.attention_factor);
-            }
-        }
-        let tensor =
-            |values: Vec<f32>| Tensor::from_vec(values, (positions, columns), &self.device)?.to_dtype(self.dtype);
-        Ok(Table { cos: tensor(cos)?, sin: tensor(sin)?, positions })
-    }
-
-    /// Rotates `x` `(batch, len, heads, head_dim)` by rows of the table.
-    pub(crate) fn rotate(x: &Tensor, (cos, sin): &(Tensor, Tensor)) -> Result<Tensor> {
-        Ok(candle_nn::rotary_emb::rope_thd(&x.contiguous()?, cos, sin)?)
+        Ok(self.rotary.rows(start, len)?)
     }
 }

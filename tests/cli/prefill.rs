@@ -106,6 +106,8 @@ fn prefill_in_chunks_answers_the_same() {
     let chunked = json_of(&["--context", "3000", "--attention", "s2o", "--json", "--chunk", "1024"]);
     assert_eq!(whole["answer_s2o"], whole["expected"]);
     assert_eq!(chunked["answer_s2o"], whole["expected"]);
+    let auto = json_of(&["--context", "3000", "--attention", "s2o", "--json", "--chunk", "auto"]);
+    assert_eq!(auto["answer_s2o"], whole["answer_s2o"]);
 }
 
 #[test]

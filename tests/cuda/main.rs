@@ -10,8 +10,10 @@
 //! that has a GPU and no Rust.
 
 mod blocks;
+mod decoder;
 mod dense;
 mod exact;
+mod fused;
 mod gather;
 mod host;
 mod problem;
@@ -82,6 +84,8 @@ fn main() -> ExitCode {
     ranking::cases(&mut runner);
     sparse::cases(&mut runner);
     host::cases(&mut runner);
+    fused::cases(&mut runner);
+    decoder::cases(&mut runner);
     let (passed, failed) = (runner.passed, runner.failed.get());
     println!("{passed} passed, {failed} failed in {:.1} s", start.elapsed().as_secs_f64());
     if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

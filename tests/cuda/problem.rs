@@ -102,7 +102,7 @@ fn laid_out(tensor: &Tensor, memory: Memory) -> Tensor {
 }
 
 /// Numbers that depend on `seed` alone: a bell-like shape from four uniform draws, variance 1/12.
-fn noise(len: usize, seed: u64) -> Vec<f32> {
+pub fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut draw = || {
         state ^= state << 13;

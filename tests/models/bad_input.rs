@@ -1,6 +1,7 @@
 //! Every bad input is a typed error that carries what was expected and what was found.
 
 use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
 use candle_s2o::Dense;
 use s2o_models::{
     Decoder, DecoderConfig, GenerationOptions, LoadOptions, ModelError, ModelSource, PrefillOptions, passkey,
@@ -22,6 +23,21 @@ fn load_error(directory: &TempDir) -> ModelError {
 
 fn config_error(changes: Value) -> ModelError {
     DecoderConfig::from_json(&with(llama_json(), changes).to_string(), "config.json").unwrap_err()
+}
+
+#[test]
+fn a_dtype_that_no_layer_computes() {
+    let vb = VarBuilder::from_tensors(weights(&llama_json(), 51), DType::F64, &Device::Cpu);
+    let error = Decoder::load(&config(&llama_json()), &vb, None).unwrap_err();
+    assert!(matches!(error, ModelError::UnsupportedFeature { feature: "dtype", .. }), "{error}");
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_gpu_in_a_build_without() {
+    let error = s2o_models::gpu(0).unwrap_err();
+    assert!(matches!(error, ModelError::NoGpu { ordinal: 0, .. }), "{error}");
+    assert!(error.to_string().contains("build with the feature `cuda`"), "{error}");
 }
 
 #[test]
@@ -224,7 +240,7 @@ fn passkeys_that_cannot_be() {
 
 #[test]
 fn loading_without_weights_names_the_first_tensor() {
-    let vb = candle_nn::VarBuilder::from_tensors(Default::default(), DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_tensors(Default::default(), DType::F32, &Device::Cpu);
     let error = Decoder::load(&config(&llama_json()), &vb, None).unwrap_err();
     assert!(matches!(error, ModelError::MissingTensor { name } if name == "model.embed_tokens.weight"));
 }

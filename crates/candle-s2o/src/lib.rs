@@ -3,17 +3,25 @@
 //! [`s2o_attn`] is one call on tensors, in the layout of `candle-flash-attn`; [`dense_attn`] is the exact attention to
 //! compare it with. Models take either through the [`Attention`] seam: [`S2o`] or [`Dense`].
 //!
+//! For whole models there are [`fused`], the steps of a decoder layer beside its products and attention, [`decode_attn`]
+//! for one new token, and [`DeviceMemory`].
+//!
 //! Tensors may be on the CPU or, with the feature `cuda`, on an NVIDIA GPU; what then holds is said in the module `cuda`.
 
 mod attention;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod decode;
+mod device_memory;
 mod error;
+pub mod fused;
 mod methods;
 mod op;
 
 pub use attention::{Attention, PrefillCall};
+pub use decode::decode_attn;
+pub use device_memory::{DeviceMemory, is_out_of_memory};
 pub use error::AttnError;
 pub use methods::{Dense, S2o};
 pub use op::{S2oOp, dense_attn, s2o_attn, s2o_attn_with_stats};

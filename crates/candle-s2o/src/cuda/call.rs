@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtrMut, result};
+use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtrMut};
 use candle_core::{CudaStorage, DType, Layout, Shape};
 use half::{bf16, f16};
 use s2o::{AttnShape, S2oError};
@@ -182,12 +182,12 @@ impl Call {
     /// `params` must be what the kernel takes, and every address in it must hold what params.cuh says until the kernel
     /// has run.
     pub(super) unsafe fn launch<P: Params>(&self, kernel: KernelName, params: &P, grid: Grid) -> Result<(), CudaError> {
-        let Entry { function, info, .. } = self.entry(kernel)?;
-        let (mut threads, mut shared_bytes) = (info.threads as usize, info.shared_bytes as usize);
+        let entry = self.entry(kernel)?;
+        let (mut threads, mut shared_bytes) = (entry.info.threads as usize, entry.info.shared_bytes as usize);
         let blocks = match grid {
             Grid::Persistent { items } => {
                 int("work items", items)?;
-                [items.min(self.library.multiprocessors * info.blocks_per_sm as usize), 1, 1]
+                [items.min(self.library.multiprocessors * entry.info.blocks_per_sm as usize), 1, 1]
             }
             Grid::Warps { rows } => [rows.div_ceil(threads / 32), 1, 1],
             Grid::Blocks(blocks) => blocks,
@@ -200,14 +200,7 @@ impl Call {
         if blocks.contains(&0) {
             return Ok(());
         }
-        let [x, y, z] = blocks;
-        int("thread blocks", x)?;
-        for got in [y, z] {
-            if got > MAX_GRID_YZ {
-                return Err(CudaError::TooLarge { name: "thread blocks", max: MAX_GRID_YZ, got });
-            }
-        }
-        let maps = match info.tensor_maps {
+        let maps = match entry.info.tensor_maps {
             0 => Vec::new(),
             _ => [self.q, self.k, self.v]
                 .iter()
@@ -217,19 +210,9 @@ impl Call {
         let mut arguments: Vec<*mut c_void> = maps.iter().map(|map| ptr::from_ref(map) as *mut c_void).collect();
         arguments.push(ptr::from_ref(params) as *mut c_void);
         let mut launch = || {
-            // SAFETY: the kernel takes the descriptors it asks for and then its parameters, by value: the driver copies
-            // them before it returns. That they are the right ones is the caller's promise.
-            unsafe {
-                result::launch_kernel(
-                    function.cu_function(),
-                    (x as u32, y as u32, z as u32),
-                    (threads as u32, 1, 1),
-                    shared_bytes as u32,
-                    self.stream.cu_stream(),
-                    &mut arguments,
-                )
-            }
-            .doing("launching a kernel")
+            // SAFETY: the kernel takes the descriptors it asks for and then its parameters, by value. That they are the
+            // right ones is the caller's promise.
+            unsafe { entry.launch(&self.stream, blocks, threads, shared_bytes, &mut arguments) }
         };
         match &self.stopwatch {
             Some(stopwatch) => stopwatch.time(kernel, &self.stream, launch),
@@ -238,7 +221,5 @@ impl Call {
     }
 }
 
-/// Most blocks of a grid in y or z.
-const MAX_GRID_YZ: usize = 65535;
 /// Of both element types.
 const ELEMENT_BYTES: usize = 2;

@@ -1,6 +1,7 @@
 //! [`Library`]: the kernels of one GPU, loaded when they are first asked for and kept for the life of the process.
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::cuda_backend::cudarc::driver::{
@@ -9,7 +10,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use s2o_kernels::{Arch, Code, Function, LaunchInfo, Module, modules};
 
-use super::error::{CudaError, Doing};
+use super::error::{CudaError, Doing, int};
 use super::memory::Pool;
 
 /// Overrides which build of the kernels is loaded: `sm80` or `sm90a`.
@@ -39,6 +40,49 @@ pub(super) struct Entry {
     /// Most dynamic shared memory that a launch may ask for.
     pub(super) shared_limit: usize,
 }
+
+impl Entry {
+    /// Enqueues the kernel as `blocks` (in x, y and z) of `threads`; nothing if there are none.
+    ///
+    /// # Safety
+    /// `arguments` must point to what the kernel takes, and every address in them must hold what the kernel's header
+    /// says until it has run.
+    pub(super) unsafe fn launch(
+        &self,
+        stream: &CudaStream,
+        blocks: [usize; 3],
+        threads: usize,
+        shared_bytes: usize,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        if blocks.contains(&0) {
+            return Ok(());
+        }
+        let [x, y, z] = blocks;
+        int("thread blocks", x)?;
+        for got in [y, z] {
+            if got > MAX_GRID_YZ {
+                return Err(CudaError::TooLarge { name: "thread blocks", max: MAX_GRID_YZ, got });
+            }
+        }
+        // SAFETY: the driver copies the arguments before it returns. That they are the right ones is the caller's
+        // promise.
+        unsafe {
+            result::launch_kernel(
+                self.function.cu_function(),
+                (x as u32, y as u32, z as u32),
+                (threads as u32, 1, 1),
+                shared_bytes as u32,
+                stream.cu_stream(),
+                arguments,
+            )
+        }
+        .doing("launching a kernel")
+    }
+}
+
+/// Most blocks of a grid in y or z.
+const MAX_GRID_YZ: usize = 65535;
 
 /// By context and build. Candle devices of one GPU share its primary context, and so this. A context is kept alive by
 /// its library, so no other can come to have its address.

@@ -6,12 +6,16 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::Arc;
 
+use candle_core::cuda_backend::CudaDevice;
 use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 
 use super::error::{CudaError, Doing};
 use super::library::refuse_capture;
+use crate::device_memory::DeviceMemory;
+use crate::error::AttnError;
 
 /// Every region begins at a multiple of this: enough for any element type and vector access.
 const ALIGN: usize = 256;
@@ -51,12 +55,7 @@ impl Pool {
             sys::cuMemPoolCreate(pool.as_mut_ptr(), properties_at).result().doing("making a memory pool")?;
             pool.assume_init()
         };
-        let mut keep = KEPT_BYTES;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        // SAFETY: this attribute is a 64-bit number.
-        unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut keep).cast()) }
-            .result()
-            .doing("telling the memory pool to keep memory")?;
+        keep(pool, KEPT_BYTES)?;
         Ok(Self(Some(pool)))
     }
 
@@ -78,6 +77,55 @@ impl Pool {
         };
         Ok(Scratch(memory))
     }
+}
+
+/// What Candle's allocations on this device can still get.
+pub(crate) fn device_memory(device: &CudaDevice) -> Result<DeviceMemory, AttnError> {
+    let (free, total) = device.cuda_stream().context().mem_get_info().doing("asking for free memory")?;
+    let mut unused = 0;
+    if let Some(pool) = pool_of(device)? {
+        let ask = |attribute| {
+            let mut bytes = 0u64;
+            // SAFETY: both attributes are 64-bit numbers.
+            unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) }
+                .result()
+                .doing("asking the memory pool")
+                .map(|()| bytes)
+        };
+        let reserved = ask(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        unused = reserved.saturating_sub(ask(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?);
+    }
+    Ok(DeviceMemory { free: free as u64 + unused, total: total as u64 })
+}
+
+/// Lets the pool of Candle's allocations on this device keep what they release.
+pub(crate) fn keep_released(device: &CudaDevice) -> Result<(), AttnError> {
+    match pool_of(device)? {
+        Some(pool) => Ok(keep(pool, u64::MAX)?),
+        None => Ok(()),
+    }
+}
+
+/// The pool of Candle's allocations, if the driver has pools.
+fn pool_of(device: &CudaDevice) -> Result<Option<sys::CUmemoryPool>, CudaError> {
+    let stream = device.cuda_stream();
+    let context = stream.context();
+    if !context.has_async_alloc() {
+        return Ok(None);
+    }
+    let mut pool = ptr::null_mut();
+    // SAFETY: the pool is a local of the right type; the device is the context's own.
+    unsafe { sys::cuDeviceGetMemPool(&mut pool, context.cu_device()) }.result().doing("looking up the memory pool")?;
+    Ok(Some(pool))
+}
+
+/// Lets a pool keep `bytes` when the host waits for the GPU, those in use included.
+fn keep(pool: sys::CUmemoryPool, mut bytes: u64) -> Result<(), CudaError> {
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: this attribute is a 64-bit number.
+    unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut bytes).cast()) }
+        .result()
+        .doing("telling the memory pool to keep memory")
 }
 
 /// What a call wants to hold, added up.

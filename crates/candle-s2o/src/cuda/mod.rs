@@ -22,6 +22,7 @@ mod block;
 mod call;
 mod dense;
 mod error;
+pub(crate) mod fused;
 mod gather;
 mod library;
 mod memory;
@@ -36,6 +37,7 @@ pub use error::CudaError;
 pub use stopwatch::KernelTime;
 
 pub(crate) use call::{Call, run};
+pub(crate) use memory::{device_memory, keep_released};
 pub(crate) use sparse::{Request, attend as s2o, rank};
 
 use std::sync::Arc;

@@ -89,7 +89,7 @@ impl View {
 /// Elements that a 16-byte access takes.
 const VECTOR: usize = 8;
 
-fn fits(layout: &Layout) -> bool {
+pub(super) fn fits(layout: &Layout) -> bool {
     let (dims, strides) = (layout.dims(), layout.stride());
     // Allocations are aligned far beyond 16 bytes, so the offset decides.
     layout.start_offset().is_multiple_of(VECTOR)

@@ -1,0 +1,156 @@
+//! [`Chunk`]: how many tokens of a prompt go through the layers together.
+
+use std::fmt;
+use std::str::FromStr;
+
+use candle_core::DType;
+use candle_s2o::DeviceMemory;
+
+use crate::config::DecoderConfig;
+
+/// Tokens of a prompt that go through all layers together. It bounds the activations, whatever the prompt's length.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Chunk {
+    /// The whole prompt.
+    #[default]
+    Whole,
+    /// What the device's free memory has room for, a multiple of 2048 from 2048 to 16384; 8192 on a CPU.
+    Auto,
+    /// As many as said.
+    Tokens(usize),
+}
+
+impl From<usize> for Chunk {
+    fn from(tokens: usize) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+/// `None` is the whole prompt.
+impl From<Option<usize>> for Chunk {
+    fn from(tokens: Option<usize>) -> Self {
+        tokens.map_or(Self::Whole, Self::Tokens)
+    }
+}
+
+/// A string that is no [`Chunk`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownChunk(String);
+
+impl fmt::Display for UnknownChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "expected auto or a number of tokens, got {:?}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownChunk {}
+
+impl FromStr for Chunk {
+    type Err = UnknownChunk;
+
+    fn from_str(text: &str) -> Result<Self, UnknownChunk> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            number => number.parse().map(Self::Tokens).map_err(|_| UnknownChunk(text.to_owned())),
+        }
+    }
+}
+
+/// Whole S2O segments: a chunk that ends inside one has its last queries ranked apart from the segment's others.
+const STEP: usize = 2048;
+/// Matrix products of this height are as fast as they get.
+const MOST: usize = 16384;
+const ON_CPU: usize = 8192;
+/// For the attention method's workspace and what the libraries allocate.
+const RESERVE: u64 = 3 << 29;
+
+impl Chunk {
+    /// The chunk's tokens per sequence on a device that has `memory` (`None`: a CPU), cache and weights allocated; `None`
+    /// for the whole prompt.
+    pub(crate) fn tokens(
+        self,
+        config: &DecoderConfig,
+        dtype: DType,
+        batch: usize,
+        memory: Option<DeviceMemory>,
+    ) -> Option<usize> {
+        match (self, memory) {
+            (Self::Whole, _) => None,
+            (Self::Tokens(tokens), _) => Some(tokens),
+            (Self::Auto, None) => Some(ON_CPU),
+            (Self::Auto, Some(memory)) => {
+                // Half of what is free: pools hand memory out in pieces that seldom fit to the byte.
+                let room = memory.free.saturating_sub(RESERVE) / 2;
+                let tokens = room / (activation_bytes(config, dtype) * batch.max(1) as u64);
+                let tokens = usize::try_from(tokens).unwrap_or(MOST) / STEP * STEP;
+                Some(tokens.clamp(STEP, MOST))
+            }
+        }
+    }
+}
+
+/// Bytes that a token of a chunk holds at most while it passes through a layer: in the MLP gate, up and their product, in
+/// attention q, k, v, the rotated q and the output; and beside them the residual stream before and after a sum, its norm
+/// and what is added.
+pub(crate) fn activation_bytes(config: &DecoderConfig, dtype: DType) -> u64 {
+    let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+    let inner = (3 * config.intermediate_size).max(3 * q + 2 * kv);
+    ((inner + 4 * config.hidden_size) * dtype.size_in_bytes()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Architecture;
+    use crate::rope::{RopeConfig, RopeScaling};
+
+    const GB: u64 = 1_000_000_000;
+
+    fn llama_8b() -> DecoderConfig {
+        DecoderConfig {
+            architecture: Architecture::Llama,
+            vocab_size: 128_256,
+            hidden_size: 4096,
+            intermediate_size: 14336,
+            num_layers: 32,
+            num_heads: 32,
+            num_kv_heads: 8,
+            head_dim: 128,
+            max_positions: 131_072,
+            rms_norm_eps: 1e-5,
+            rope: RopeConfig { theta: 5e5, scaling: RopeScaling::None },
+            attention_bias: false,
+            mlp_bias: false,
+            qk_norm: false,
+            tie_embeddings: false,
+        }
+    }
+
+    fn auto(free: u64, batch: usize) -> usize {
+        let memory = DeviceMemory { free, total: 141 * GB };
+        Chunk::Auto.tokens(&llama_8b(), DType::BF16, batch, Some(memory)).unwrap()
+    }
+
+    #[test]
+    fn what_is_free_decides() {
+        // An H200 with weights and the cache of 128K or 512K tokens; smaller GPUs; none left.
+        assert_eq!([auto(105 * GB, 1), auto(50 * GB, 1)], [MOST; 2]);
+        assert_eq!([auto(4 * GB, 1), auto(5 * GB, 2), auto(0, 1)], [8192, 6144, STEP]);
+        assert_eq!(Chunk::Auto.tokens(&llama_8b(), DType::F32, 1, None), Some(ON_CPU));
+    }
+
+    #[test]
+    fn a_chunk_of_the_largest_size_keeps_within_its_share() {
+        let (weights, kv) = (16_060_000_000u64, 131_072u64);
+        let chunk = MOST as u64 * activation_bytes(&llama_8b(), DType::BF16);
+        assert!(weights + kv * 131_072 + chunk + RESERVE <= 44 * GB);
+        assert!(weights + kv * 524_288 + chunk + RESERVE <= 105 * GB);
+    }
+
+    #[test]
+    fn texts_parse() {
+        assert_eq!("auto".parse(), Ok(Chunk::Auto));
+        assert_eq!("4096".parse(), Ok(Chunk::Tokens(4096)));
+        assert_eq!("all".parse::<Chunk>().unwrap_err().to_string(), "expected auto or a number of tokens, got \"all\"");
+    }
+}

@@ -1,0 +1,50 @@
+//! [`gpu`]: a GPU by its number, or a typed error that says why there is none.
+
+use candle_core::{Device, Error};
+
+use crate::error::{ModelError, Result};
+
+/// GPU number `ordinal` of this machine.
+///
+/// # Errors
+/// [`ModelError::NoGpu`] if this build is not for GPUs (feature `cuda`), or the driver has no GPU of this number or does
+/// not work.
+pub fn gpu(ordinal: usize) -> Result<Device> {
+    Device::new_cuda(ordinal).map_err(|error| no_gpu(ordinal, &error))
+}
+
+fn no_gpu(ordinal: usize, error: &Error) -> ModelError {
+    // Its first line: backtraces are not for users.
+    let words = error.to_string().lines().next().unwrap_or_default().to_owned();
+    let way_out = match words.as_str() {
+        _ if cfg!(not(feature = "cuda")) => "build with the feature `cuda`",
+        words if words.contains("INVALID_DEVICE") => "take a smaller number: `nvidia-smi -L` lists the GPUs",
+        words if words.contains("NO_DEVICE") => {
+            "check that `nvidia-smi` lists a GPU and CUDA_VISIBLE_DEVICES hides none"
+        }
+        words if words.contains("DRIVER") || words.contains("STUB_LIBRARY") => {
+            "install NVIDIA's driver, or a newer one"
+        }
+        words if words.contains("OUT_OF_MEMORY") => "another process holds its memory: `nvidia-smi` says which",
+        _ => "check that `nvidia-smi` works, or run on the CPU",
+    };
+    ModelError::NoGpu { ordinal, reason: words, way_out }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_gpu_the_error_says_what_to_do() {
+        match no_gpu(
+            3,
+            &Error::Msg("DriverError(CUDA_ERROR_NO_DEVICE, \"no CUDA-capable device\")\nat main".to_owned()),
+        ) {
+            ModelError::NoGpu { ordinal: 3, reason, way_out } => {
+                assert!(!reason.contains('\n') && !way_out.is_empty(), "{reason}: {way_out}");
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
