@@ -5,6 +5,7 @@ mod conformance;
 mod fixtures;
 mod gguf;
 mod hub;
+mod hub_cache;
 mod needle;
 mod prefill;
 mod rope;
