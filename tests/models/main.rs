@@ -10,3 +10,4 @@ mod needle;
 mod prefill;
 mod rope;
 mod smollm2;
+mod synthetic;
