@@ -29,7 +29,11 @@ pub fn describe(device: &Device) -> String {
 
 #[cfg(feature = "cuda")]
 fn gpu(device: &Device) -> Option<String> {
-    device.as_cuda_device().ok()?.cuda_stream().context().name().ok()
+    let stream = device.as_cuda_device().ok()?.cuda_stream();
+    let context = stream.context();
+    let (free, total) = context.mem_get_info().ok()?;
+    let mib = |bytes: usize| bytes >> 20;
+    Some(format!("{} with {} of {} MiB in use", context.name().ok()?, mib(total - free), mib(total)))
 }
 
 #[cfg(not(feature = "cuda"))]

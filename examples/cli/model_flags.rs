@@ -6,15 +6,27 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use clap::{Args, ValueEnum};
+use s2o_models::weights::synthetic::{Profile, Synthetic};
 use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource};
 
 use super::progress;
+
+/// One model for everybody who gives the same flags.
+const SYNTHETIC_SEED: u64 = 0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Precision {
     F32,
     Bf16,
     F16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SyntheticWeights {
+    /// Attention with the sinks, stripes and locality that were measured on trained models
+    Calibrated,
+    /// Nearly uniform attention, as in no trained model
+    Random,
 }
 
 /// Flags that say what to load.
@@ -27,6 +39,16 @@ pub struct ModelFlags {
     /// Branch, tag or commit of a Hugging Face id
     #[arg(long)]
     revision: Option<String>,
+    /// Made-up weights in the shape of llama-3.1-8b, qwen3-8b or a config.json, for timing where real ones are not at
+    /// hand: what such a model generates means nothing
+    #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "revision", "tokenizer_file"])]
+    synthetic: Option<String>,
+    /// How synthetic weights attend [default: calibrated]
+    #[arg(long, value_name = "KIND", requires = "synthetic")]
+    synthetic_weights: Option<SyntheticWeights>,
+    /// How concentrated the attention of calibrated weights is: 1 as measured, more is sparser [default: 1]
+    #[arg(long, value_name = "FACTOR", requires = "synthetic")]
+    synthetic_focus: Option<f64>,
     /// A tokenizer.json instead of the model's own
     #[arg(long, value_name = "FILE")]
     tokenizer_file: Option<PathBuf>,
@@ -80,6 +102,17 @@ impl ModelFlags {
     }
 
     fn source(&self) -> Result<ModelSource> {
+        if let Some(shape) = &self.synthetic {
+            let profile = match (self.synthetic_weights, self.synthetic_focus) {
+                (Some(SyntheticWeights::Random), None) => Profile::Random,
+                (Some(SyntheticWeights::Random), Some(focus)) => {
+                    bail!("--synthetic-focus: expected calibrated weights, got {focus} for random ones")
+                }
+                (_, None) => Profile::default(),
+                (_, Some(focus)) => Profile::Calibrated { focus },
+            };
+            return Ok(ModelSource::Synthetic(Synthetic { shape: shape.parse()?, profile, seed: SYNTHETIC_SEED }));
+        }
         match (self.model.parse()?, &self.revision) {
             (ModelSource::Hub { id, .. }, Some(revision)) => Ok(ModelSource::Hub { id, revision: revision.clone() }),
             (_, Some(_)) => bail!("--revision: expected a Hugging Face id as --model, got {}", self.model),

@@ -1,11 +1,15 @@
-//! The prompt: given text, a file, or a passkey task of any length.
+//! The prompt: given text, a file, a passkey task of any length, or random tokens.
 
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
+use s2o_models::weights::synthetic;
 use s2o_models::{LoadedModel, passkey};
+
+/// Tokens of a prompt that nobody gave a length.
+const DEFAULT_TOKENS: usize = 8192;
 
 /// Flags that say what to prefill.
 #[derive(Debug, Clone, Args)]
@@ -20,6 +24,9 @@ pub struct PromptFlags {
     /// Hide a seven-digit key in real text and ask for it; this is what runs when there is no other prompt
     #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
     passkey: bool,
+    /// That many random tokens, for timing; the prompt of synthetic models (8192 unless given)
+    #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "prompt_file", "passkey", "context", "depth"])]
+    tokens: Option<usize>,
     /// Tokens of the prompt: the length of a passkey prompt (8192 unless given), the most that is taken from a text,
     /// whose middle is cut out
     #[arg(long, value_name = "TOKENS")]
@@ -27,7 +34,7 @@ pub struct PromptFlags {
     /// Place of the passkey, 0 at the start and 1 at the end [default: 0.5]
     #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
     depth: Option<f64>,
-    /// Seed of the passkey prompt and of sampling
+    /// Seed of the passkey prompt, of random tokens and of sampling
     #[arg(long, default_value_t = 299_792_458)]
     pub seed: u64,
 }
@@ -44,24 +51,37 @@ pub struct Prompt {
 }
 
 impl PromptFlags {
-    /// Whether the prompt is a passkey task: asked for, or for want of another prompt.
-    pub fn is_passkey(&self) -> bool {
-        self.passkey || (self.prompt.is_none() && self.prompt_file.is_none())
+    /// Whether the prompt is a text of the user's own, not a task or random tokens.
+    pub fn is_own(&self) -> bool {
+        self.prompt.is_some() || self.prompt_file.is_some()
     }
 
     /// Makes the prompt in the model's tokens.
     pub fn prompt(&self, model: &LoadedModel) -> Result<Prompt> {
-        if self.is_passkey() {
-            let (context, depth) = (self.context.unwrap_or(8192), self.depth.unwrap_or(0.5));
-            let built = passkey::build(&model.tokenizer, context, depth, self.seed)?;
-            return Ok(Prompt {
-                description: format!("passkey at depth {depth} of {} tokens", built.tokens.len()),
-                tokens: built.tokens,
-                expected: Some(built.answer),
-            });
+        match self.tokens {
+            Some(len) => return random_tokens(model, len, self.seed),
+            None if self.is_own() => {}
+            None if model.is_synthetic => {
+                if self.passkey || self.depth.is_some() {
+                    bail!("a passkey task: expected a model that reads text, got {}; use --tokens", model.name);
+                }
+                return random_tokens(model, self.context.unwrap_or(DEFAULT_TOKENS), self.seed);
+            }
+            None => {
+                let (context, depth) = (self.context.unwrap_or(DEFAULT_TOKENS), self.depth.unwrap_or(0.5));
+                let built = passkey::build(&model.tokenizer, context, depth, self.seed)?;
+                return Ok(Prompt {
+                    description: format!("passkey at depth {depth} of {} tokens", built.tokens.len()),
+                    tokens: built.tokens,
+                    expected: Some(built.answer),
+                });
+            }
         }
         let (text, name) = self.text()?;
-        let mut tokens = model.encode(&text)?;
+        let mut tokens = model.encode(&text).with_context(|| match model.is_synthetic {
+            true => format!("{name}: a synthetic model reads the numbers of its tokens, such as `17 4711`"),
+            false => name.clone(),
+        })?;
         let all = tokens.len();
         if let Some(context) = self.context.filter(|context| *context < all) {
             // Instructions stand at the start of a text and questions at its end: the middle is what can go.
@@ -84,4 +104,13 @@ impl PromptFlags {
             (prompt, None) => Ok((prompt.clone().unwrap_or_default(), "prompt".to_owned())),
         }
     }
+}
+
+/// Whatever stands in front of every text, and random ids behind it.
+fn random_tokens(model: &LoadedModel, len: usize, seed: u64) -> Result<Prompt> {
+    let mut tokens = synthetic::prompt(model.config().vocab_size, len, seed);
+    for (token, first) in tokens.iter_mut().zip(model.encode("")?) {
+        *token = first;
+    }
+    Ok(Prompt { description: format!("{len} random tokens"), tokens, expected: None })
 }

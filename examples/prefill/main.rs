@@ -5,6 +5,7 @@
 //! cargo run --release --example prefill -- --context 32768 --tau 0.05
 //! cargo run --release --example prefill -- --model meta-llama/Llama-3.1-8B --dtype bf16 --context 131072
 //! cargo run --release --example prefill -- --model model.gguf --prompt-file book.txt -n 200
+//! cargo run --release --features cuda --example prefill -- --synthetic llama-3.1-8b --tokens 131072
 //! cargo run --release --example prefill -- --help
 //! ```
 
@@ -43,7 +44,7 @@ struct Flags {
     /// Run this attention alone, unless --compare is given
     #[arg(long, value_name = "METHOD")]
     attention: Option<Method>,
-    /// Run dense and S2O side by side; the default for passkey prompts
+    /// Run dense and S2O side by side; the default but for a prompt of your own
     #[arg(long)]
     compare: bool,
     /// Print one JSON object instead of text
@@ -74,7 +75,7 @@ enum Method {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Generation")]
 struct GenerationFlags {
-    /// Tokens to generate at most [default: 24 for a passkey, else 256]
+    /// Tokens to generate at most [default: 256 for a prompt of your own, else 24]
     #[arg(short = 'n', long, value_name = "TOKENS")]
     sample_len: Option<usize>,
     /// Temperature of sampling; 0 takes the likeliest token [default: 0]
@@ -101,8 +102,8 @@ impl Flags {
             _ if self.compare => &[Method::Dense, Method::S2o],
             Some(Method::Dense) => &[Method::Dense],
             Some(Method::S2o) => &[Method::S2o],
-            None if self.prompt.is_passkey() => &[Method::Dense, Method::S2o],
-            None => &[Method::S2o],
+            None if self.prompt.is_own() => &[Method::S2o],
+            None => &[Method::Dense, Method::S2o],
         }
     }
 
@@ -117,7 +118,7 @@ impl Flags {
     fn generation(&self) -> GenerationOptions {
         let flags = &self.generation;
         GenerationOptions {
-            max_new_tokens: flags.sample_len.unwrap_or(if self.prompt.is_passkey() { 24 } else { 256 }),
+            max_new_tokens: flags.sample_len.unwrap_or(if self.prompt.is_own() { 256 } else { 24 }),
             temperature: flags.temperature,
             top_k: flags.top_k,
             top_p: flags.top_p,

@@ -76,6 +76,10 @@ impl Report<'_> {
     pub fn text(&self, look: Look) -> Result<String> {
         let mut out = String::new();
         writeln!(out, "model   {}", model_flags::describe(self.model))?;
+        if self.model.is_synthetic {
+            let text = "SYNTHETIC: made-up weights. Time, memory and density count; answers and differences do not";
+            writeln!(out, "        {text}")?;
+        }
         writeln!(out, "prompt  {}", self.prompt.description)?;
         if self.sparse.is_some() {
             let options = s2o_flags::describe(

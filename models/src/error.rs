@@ -19,6 +19,14 @@ pub enum ModelError {
         /// The string that was given.
         got: String,
     },
+    /// A synthetic model's shape is none of the accepted forms.
+    #[error(
+        "`{got}` is no shape of a synthetic model: expected `llama-3.1-8b`, `qwen3-8b`, or a config.json whose path ends in .json"
+    )]
+    InvalidShape {
+        /// The string that was given.
+        got: String,
+    },
     /// A file that the model needs does not exist.
     #[error("{} is missing{}", path.display(), hint)]
     MissingFile {

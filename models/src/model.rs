@@ -18,6 +18,8 @@ pub struct LoadedModel {
     pub tokenizer: Tokenizer,
     /// Tokens that end a generation; sorted, each once.
     pub eos_ids: Vec<u32>,
+    /// Whether the weights are made up ([`crate::weights::synthetic`]): it can be timed, but what it says means nothing.
+    pub is_synthetic: bool,
 }
 
 impl LoadedModel {
@@ -34,7 +36,7 @@ impl LoadedModel {
             let reason = format!("the tokenizer has token id {largest}, but the embedding only {vocab_size} rows");
             return Err(ModelError::config(name, reason));
         }
-        Ok(Self { name, decoder, tokenizer, eos_ids })
+        Ok(Self { name, decoder, tokenizer, eos_ids, is_synthetic: false })
     }
 
     /// Shape and constants of the decoder.

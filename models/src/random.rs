@@ -21,6 +21,11 @@ impl SplitMix64 {
         self.next_u64() % bound.max(1)
     }
 
+    /// Uniform between 0 and 1, neither included.
+    pub(crate) fn unit(&mut self) -> f64 {
+        ((self.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+    }
+
     /// Standard normal, by Box and Muller.
     pub(crate) fn normal(&mut self) -> f32 {
         let unit = |bits: u64| ((bits >> 40) as f32 + 0.5) / (1 << 24) as f32;

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 mod compare;
 mod models;
 mod prefill;
+mod synthetic;
 
 /// Cargo builds the examples before the tests, but tells tests only the paths of ordinary binaries.
 pub(crate) fn example(name: &str) -> Command {

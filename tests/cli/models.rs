@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{error_of, run, text};
+use crate::{error_of, example, run, text};
 
 /// A copy of needle-7m, its configuration changed.
 fn model_directory(change: impl FnOnce(&mut Value)) -> TempDir {
@@ -48,6 +48,39 @@ fn bad_models_are_refused() {
     fs::remove_file(&weights).expect("removed");
     let error = error_of("prefill", &["--model", text(truncated.path())]);
     assert!(error.contains("model.safetensors is missing"), "{error}");
+}
+
+#[test]
+fn a_model_in_the_hubs_cache_needs_no_network() {
+    let files = model_directory(|_| {});
+    let home = TempDir::new().expect("a temporary directory");
+    let repository = home.path().join("hub/models--org--needle");
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    for directory in ["refs".to_owned(), format!("snapshots/{commit}")] {
+        fs::create_dir_all(repository.join(directory)).expect("made");
+    }
+    fs::write(repository.join("refs/main"), commit).expect("written");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(files.path().join(file), repository.join("snapshots").join(commit).join(file)).expect("copied");
+    }
+    let prefill = |variable: &str, value: &Path, model: &str| {
+        let mut command = example("prefill");
+        // Nobody listens there: a request would fail the run.
+        command.env_remove("HF_HUB_OFFLINE").env("HF_ENDPOINT", "http://127.0.0.1:9").env(variable, value);
+        let args = ["--model", model, "--context", "300", "--attention", "dense", "--json"];
+        let output = command.args(args).output().expect("the example starts");
+        (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (variable, value) in [("HF_HOME", home.path().to_owned()), ("HF_HUB_CACHE", home.path().join("hub"))] {
+        let (stdout, stderr) = prefill(variable, &value, "org/needle");
+        let object: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{variable}: {stderr}"));
+        assert_eq!((&object["model"], &object["answer_dense"]), (&json!("needle"), &object["expected"]));
+    }
+    let (_, stderr) = prefill("HF_HOME", home.path(), "org/other");
+    assert!(
+        stderr.contains("cannot reach config.json of org/other at revision main on http://127.0.0.1:9"),
+        "{stderr}"
+    );
 }
 
 #[test]

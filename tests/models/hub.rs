@@ -13,13 +13,13 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// Serves `org/*` as the hub does: a range request answered with size, etag and commit; large files by a redirect to
 /// another path, as to the hub's storage. `org/gated` and `org/private` answer 403 and 401.
-struct Server {
-    address: String,
+pub(crate) struct Server {
+    pub(crate) address: String,
     requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
-    fn start(files: &Path) -> Self {
+    pub(crate) fn start(files: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -33,7 +33,7 @@ impl Server {
         Self { address, requests }
     }
 
-    fn requests(&self) -> Vec<String> {
+    pub(crate) fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap().clone()
     }
 }
@@ -81,7 +81,7 @@ fn serve(stream: TcpStream, files: &Path, own: &str, log: &Mutex<Vec<String>>) {
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
 }
 
-fn options(endpoint: &str, cache: &Path) -> LoadOptions {
+pub(crate) fn options(endpoint: &str, cache: &Path) -> LoadOptions {
     let hub = HubOptions {
         endpoint: endpoint.to_owned(),
         cache: cache.to_owned(),
@@ -91,12 +91,12 @@ fn options(endpoint: &str, cache: &Path) -> LoadOptions {
     LoadOptions { hub, ..Default::default() }
 }
 
-fn load(source: &str, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
+pub(crate) fn load(source: &str, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
     source.parse::<ModelSource>().unwrap().load(options, None)
 }
 
 /// An address where nobody listens.
-fn closed() -> String {
+pub(crate) fn closed() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("http://{}", listener.local_addr().unwrap())
 }
@@ -142,6 +142,7 @@ fn refusals_say_what_to_do() {
         assert!(matches!(&error, ModelError::Gated { status, .. } if *status == expected), "{error}");
         let text = error.to_string();
         assert!(text.contains(&format!("{}/{id}", server.address)) && text.contains("HF_TOKEN"), "{text}");
+        assert!(text.contains("accept the licence") && text.contains(&format!("HTTP {expected}")), "{text}");
         assert!(text.contains("hf auth login") && !text.contains("hf_test"), "{text}");
     }
     let error = load("org/broken", &options).unwrap_err();

@@ -83,9 +83,12 @@ pub(super) fn parse_id(source: &str) -> Option<(String, String)> {
 }
 
 /// Brings the files of a repository into the cache and returns their directory. What is there already is not asked for
-/// again, so a complete cache needs no network.
+/// again, and a complete cache makes no request at all.
 pub(super) fn fetch(id: &str, revision: &str, options: &LoadOptions) -> Result<PathBuf> {
     let repository = Repository::new(id, revision, &options.hub)?;
+    if let Some(directory) = repository.complete(options)? {
+        return Ok(directory);
+    }
     let config = repository.get(CONFIG)?;
     match repository.get(GENERATION_CONFIG) {
         Ok(_) | Err(ModelError::HubFileNotFound { .. } | ModelError::Offline { .. }) => {}
@@ -148,6 +151,21 @@ impl<'a> Repository<'a> {
         // Python writes no reference for a commit given by its hash.
         let by_hash = || Some(self.cache.pointer_path(self.revision).join(file)).filter(|path| path.exists());
         self.cache.get(file).or_else(by_hash)
+    }
+
+    /// The directory, if it has all that loading needs. `generation_config.json` does not count, because not every
+    /// repository has one; it is asked for before the weights, so where these are it has been asked for.
+    fn complete(&self, options: &LoadOptions) -> Result<Option<PathBuf>> {
+        let Some(config) = self.cached(CONFIG) else { return Ok(None) };
+        let has_tokenizer = options.tokenizer.is_some() || self.cached(TOKENIZER).is_some();
+        let has_weights = match self.cached(INDEX) {
+            Some(index) => {
+                let shards = shard_names(&read_text(&index, "")?, &index.display().to_string())?;
+                shards.iter().all(|shard| self.cached(shard).is_some())
+            }
+            None => self.cached(SINGLE).is_some(),
+        };
+        Ok(config.parent().filter(|_| has_tokenizer && has_weights).map(Path::to_owned))
     }
 
     fn get(&self, file: &str) -> Result<PathBuf> {

@@ -1,4 +1,4 @@
-//! Where models come from: the embedded one, a directory, a GGUF file, or the hub; and random weights for tests.
+//! Where models come from: the embedded one, a directory, a GGUF file, or the hub; and made-up weights.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -20,6 +20,8 @@ mod needle;
 mod safetensors;
 pub mod synthetic;
 
+use synthetic::Synthetic;
+
 pub(crate) use gguf::GgufMetadata;
 pub use hub::HubOptions;
 pub(crate) use needle::PASSKEY_JSONL;
@@ -31,7 +33,7 @@ pub const NEEDLE_7M: &str = "needle-7m";
 
 /// A place to load a model from. Parses from a string: `needle-7m`, a directory, a path that ends in `.gguf`, or
 /// `org/name[@revision]`. An existing directory wins over a hub id of the same form.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum ModelSource {
     /// The 7M-parameter Qwen3 retrieval model inside this library.
     Needle7m,
@@ -46,6 +48,8 @@ pub enum ModelSource {
         /// Branch, tag or commit.
         revision: String,
     },
+    /// Made-up weights in a real model's shape, for timing. No string parses to this: nobody gets it by mistake.
+    Synthetic(Synthetic),
 }
 
 impl FromStr for ModelSource {
@@ -123,9 +127,11 @@ impl ModelSource {
                 let directory = hub::fetch(id, revision, options)?;
                 safetensors::open(&directory, dtype, options)?
             }
+            Self::Synthetic(synthetic) => synthetic.open(dtype, &options.device)?,
         };
         let decoder = Decoder::load(&parts.config, &parts.vb, progress)?;
-        LoadedModel::new(self.name(), decoder, parts.tokenizer, parts.eos_ids)
+        let model = LoadedModel::new(self.name(), decoder, parts.tokenizer, parts.eos_ids)?;
+        Ok(LoadedModel { is_synthetic: matches!(self, Self::Synthetic(_)), ..model })
     }
 
     /// A short name for tables: the last part of the path or of the id.
@@ -139,6 +145,7 @@ impl ModelSource {
             Self::Directory(path) => last(path, true),
             Self::Gguf(path) => last(path, false),
             Self::Hub { id, .. } => last(Path::new(id), true),
+            Self::Synthetic(synthetic) => synthetic.name(),
         }
     }
 }

@@ -1,4 +1,8 @@
 //! A directory in the Hugging Face layout, its weights mapped into memory.
+//!
+//! A tensor goes from the map to the device in one copy. Where the file's dtype is another than the asked-for, it is
+//! converted there, on the device. (Candle makes one more copy on the host for tensors that do not lie at a multiple of
+//! their element size, which no current writer produces.)
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};

@@ -1,0 +1,94 @@
+//! Synthetic models from either command line: labelled, timed, and refused where they make no sense.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{error_of, run, stdout_of, text};
+
+/// The `config.json` of a model that is quick to make.
+fn shape() -> (TempDir, String) {
+    let directory = TempDir::new().expect("a temporary directory");
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "max_position_embeddings": 8192,
+    });
+    let path = directory.path().join("tiny.json");
+    fs::write(&path, config.to_string()).expect("written");
+    let path = text(&path).to_owned();
+    (directory, path)
+}
+
+#[test]
+fn prefill_times_a_synthetic_model() {
+    let (_directory, shape) = shape();
+    let args = ["--synthetic", &shape, "--tokens", "3000", "-n", "3"];
+    let object = stdout_of("prefill", &[&args[..], &["--json"]].concat());
+    let object: Value = serde_json::from_str(&object).expect("one JSON object");
+    assert_eq!((&object["model"], &object["tokens"]), (&json!("synthetic-tiny-calibrated"), &json!(3000)));
+    assert!(object["seconds_dense"].is_number() && object["seconds_s2o"].is_number(), "{object}");
+    assert!((0.05..1.0).contains(&object["density"].as_f64().expect("a density")), "{object}");
+    assert_eq!(object["expected"], Value::Null);
+    // What it says is the numbers of tokens.
+    let answer = object["answer_dense"].as_str().expect("an answer");
+    assert_eq!(answer.split(' ').map(|id| id.parse::<u32>().expect("a number")).count(), 3, "{answer}");
+
+    let report = stdout_of("prefill", &args);
+    for part in
+        ["model   synthetic-tiny-calibrated: Llama", "SYNTHETIC: made-up weights", "3000 random tokens", "speed-up"]
+    {
+        assert!(report.contains(part), "{part} in {report}");
+    }
+    assert!(!stdout_of("prefill", &["--context", "500", "-n", "1"]).contains("SYNTHETIC"));
+
+    let focused = stdout_of("prefill", &[&args[..], &["--json", "--synthetic-focus", "2"]].concat());
+    let focused: Value = serde_json::from_str(&focused).expect("one JSON object");
+    assert_eq!(focused["model"], "synthetic-tiny-focus-2");
+    assert!(focused["density"].as_f64() < object["density"].as_f64(), "{focused} {object}");
+}
+
+#[test]
+fn compare_says_that_a_model_is_synthetic() {
+    let (_directory, shape) = shape();
+    let args = ["--synthetic", &shape, "--synthetic-weights", "random", "--tokens", "2500", "--layers", "1"];
+    let table = stdout_of("compare", &args);
+    assert!(table.contains("synthetic-tiny-random") && table.contains("2500 random tokens"), "{table}");
+}
+
+#[test]
+fn random_tokens_suit_any_model() {
+    let args = ["--tokens", "300", "-n", "1", "--attention", "dense", "--json"];
+    let object: Value = serde_json::from_str(&stdout_of("prefill", &args)).expect("one JSON object");
+    assert_eq!((&object["model"], &object["tokens"]), (&json!("needle-7m"), &json!(300)));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let (_directory, shape) = shape();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--synthetic", "llama-4"], "`llama-4` is no shape of a synthetic model: expected `llama-3.1-8b`"),
+        (&["--synthetic", "nowhere.json"], "nowhere.json is missing"),
+        (&["--synthetic", &shape, "--synthetic-focus", "5"], "expected a number from 0 to 4, got 5"),
+        (
+            &["--synthetic", &shape, "--synthetic-weights", "random", "--synthetic-focus", "1"],
+            "expected calibrated weights, got 1 for random ones",
+        ),
+        (&["--synthetic", &shape, "--passkey"], "expected a model that reads text, got synthetic-tiny-calibrated"),
+        (&["--synthetic", &shape, "--prompt", "What is"], "a synthetic model reads the numbers of its tokens"),
+        (&["--synthetic", &shape, "--tokens", "9000"], "the model has 8192 positions, but 9000"),
+        (&["--synthetic", &shape, "--tokens", "0"], "expected at least one token"),
+    ];
+    for (args, part) in cases {
+        let error = error_of("prefill", args);
+        assert!(error.contains(part), "{args:?}: {error}");
+    }
+    for args in [
+        &["--synthetic", &shape, "--model", "needle-7m"][..],
+        &["--synthetic-focus", "1"],
+        &["--tokens", "9", "--prompt", "a"],
+    ] {
+        assert_eq!(run("prefill", args).status.code(), Some(2), "{args:?}");
+    }
+}
