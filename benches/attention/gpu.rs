@@ -8,9 +8,10 @@ use candle_core::{DType, Tensor};
 use candle_s2o::{S2oConfig, dense_attn, s2o_attn, s2o_attn_with_stats};
 use clap::Args;
 
-use crate::measure::gpu::{Gpu, Torch};
+use crate::measure::gpu::Gpu;
 use crate::measure::{Machine, Place, Row, agree, causal_tflop, relative_error};
 use crate::tensors::stacked;
+use crate::torch::Torch;
 
 /// Default prompt lengths in units of 1024 tokens.
 const LENGTHS: [usize; 6] = [8, 32, 64, 128, 256, 512];

@@ -12,10 +12,13 @@ mod gpu;
 #[allow(dead_code, reason = "only the thread limit is needed")]
 #[path = "../../examples/cli/machine.rs"]
 mod machine;
+#[allow(dead_code, reason = "shared with the other benchmarks")]
 #[path = "../measure/mod.rs"]
 mod measure;
 #[allow(dead_code, reason = "the GPU benchmark stacks the layers")]
 mod tensors;
+#[cfg(feature = "cuda")]
+mod torch;
 
 use std::num::NonZeroUsize;
 

@@ -90,6 +90,11 @@ impl Machine {
         }
     }
 
+    /// The same machine, with what a program that is no benchmark of cargo's was called by.
+    pub fn with_command(self, command: String) -> Self {
+        Self { command, ..self }
+    }
+
     /// The device, as rows name it.
     pub fn device(&self) -> &str {
         &self.device
@@ -99,7 +104,19 @@ impl Machine {
     pub fn row(&self, bench: &str, method: &str, q: &Tensor, k: &Tensor) -> Result<Row> {
         let (_, q_len, heads, head_dim) = q.dims4()?;
         let (_, k_len, kv_heads, _) = k.dims4()?;
-        Ok(Row {
+        Ok(self.row_of(bench, method, [q_len, k_len], [heads, kv_heads, head_dim], q.dtype()))
+    }
+
+    /// A row about lengths `[q_len, k_len]` and heads `[num_heads, num_kv_heads, head_dim]`.
+    pub fn row_of(
+        &self,
+        bench: &str,
+        method: &str,
+        [q_len, k_len]: [usize; 2],
+        [heads, kv_heads, head_dim]: [usize; 3],
+        dtype: DType,
+    ) -> Row {
+        Row {
             date: self.date.clone(),
             commit: self.commit.clone(),
             device: self.device.clone(),
@@ -111,7 +128,7 @@ impl Machine {
             heads,
             kv_heads,
             head_dim,
-            dtype: q.dtype().as_str().to_owned(),
+            dtype: dtype.as_str().to_owned(),
             segment: String::new(),
             tau: None,
             density: None,
@@ -121,7 +138,7 @@ impl Machine {
             baseline_ms: None,
             ratio: None,
             command: self.command.clone(),
-        })
+        }
     }
 
     /// Appends rows to the record of this device and day.

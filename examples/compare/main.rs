@@ -4,6 +4,8 @@
 //! cargo run --release --example compare                                        # three layers of the built-in model
 //! cargo run --release --example compare -- --tensors qkv.safetensors --json    # q, k, v as (batch, len, heads, dim)
 //! cargo run --release --example compare -- --model DIR --prompt-file F --layers 0,5 --save-tensors qkv.safetensors
+//! cargo run --release --example compare -- --against sdpa-dense                # ours against Candle's own ops
+//! cargo run --release --example compare --features cuda,flash-attn -- --against flash-attn --context 32768
 //! cargo run --release --example compare -- --help
 //! ```
 
@@ -14,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use candle_core::Device;
+use candle_core::{DType, Device};
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
@@ -24,17 +26,22 @@ mod capture;
 #[allow(dead_code, reason = "prefill needs more of it")]
 mod cli;
 mod methods;
+mod peers;
 mod rows;
 mod tensors;
+mod verdict;
 
 use cli::layout::Look;
 use cli::model_flags::ModelFlags;
 use cli::prompt_flags::PromptFlags;
 use cli::s2o_flags::S2oFlags;
 use cli::{exit, machine, model_flags};
+use methods::Method;
+use peers::Peer;
 use tensors::{LayerTensors, TensorFile};
 
-/// Runs attention methods on the same q, k, v and compares their outputs with dense attention's, per head and in total.
+/// Runs attention methods on the same q, k, v and compares their outputs with dense attention's, ours or another's, per
+/// head and in total.
 ///
 /// The tensors come from a file (--tensors) or from a model's prefill; without arguments, from the built-in model on a
 /// passkey prompt of 8192 tokens.
@@ -51,7 +58,10 @@ struct Flags {
     /// Layers to compare, such as `0,5` [default: all of a file; the first, middle and last of a model]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     layers: Vec<usize>,
-    /// Methods to compare with dense
+    /// Exact attention to compare with instead of our dense, in output and time; the verdict is printed under the table
+    #[arg(long, value_name = "NAME")]
+    against: Option<Peer>,
+    /// Methods to compare
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values = ["dense", "s2o"],
         value_parser = PossibleValuesParser::new(methods::names()))]
     methods: Vec<String>,
@@ -100,7 +110,13 @@ fn main() -> ExitCode {
 
 fn compare(flags: &Flags) -> Result<()> {
     machine::limit_threads(flags.threads);
-    let methods = methods::build(&flags.methods, &flags.s2o)?;
+    let device = flags.model.device()?;
+    let reference = || peers::reference(flags.against, &device);
+    let mut methods = methods::build(&flags.methods, &flags.s2o)?;
+    if flags.against.is_some() {
+        methods.insert(0, reference()?);
+    }
+    let reference: Box<dyn Method> = reference()?;
     let mut csv = match &flags.csv {
         Some(path) => Some(csv::Writer::from_path(path).with_context(|| format!("cannot write {}", path.display()))?),
         None => None,
@@ -108,14 +124,16 @@ fn compare(flags: &Flags) -> Result<()> {
 
     let source = flags.source()?;
     let (mut all_rows, mut outputs) = (Vec::new(), HashMap::new());
+    let mut dtype = DType::F32;
     for layer in source.layers {
         let layer = layer?;
+        dtype = layer.q.dtype();
         let mut keep = |name: &str, output| {
             if flags.out_tensors.is_some() {
                 outputs.insert(tensors::name(name, layer.layer, source.count), output);
             }
         };
-        let rows = rows::compare(&layer, &methods, flags.repeat.get(), &mut keep)?;
+        let rows = rows::compare(&layer, &methods, reference.as_ref(), flags.repeat.get(), &mut keep)?;
         if let Some(csv) = &mut csv {
             rows.iter().try_for_each(|row| csv.serialize(row))?;
             csv.flush()?;
@@ -138,7 +156,14 @@ fn compare(flags: &Flags) -> Result<()> {
         // Apart from the progress bars.
         let gap = if look == Look::Terminal { "\n" } else { "" };
         let (header, footer) = (source.description, machine::describe(&source.device));
-        exit::print(&format!("{gap}{header}\n\n{table}\n\n{footer}\n"))?;
+        let mut verdict = String::new();
+        if flags.against.is_some() {
+            for line in verdict::lines(&all_rows, reference.name(), dtype) {
+                writeln!(verdict, "{line}")?;
+            }
+            verdict.push('\n');
+        }
+        exit::print(&format!("{gap}{header}\n\n{table}\n\n{verdict}{footer}\n"))?;
     }
     Ok(())
 }

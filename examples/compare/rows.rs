@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_core::{DType, Tensor};
-use candle_s2o::{Dense, PrefillCall, dense_attn};
+use candle_s2o::{Attention, Dense, PrefillCall, dense_attn};
 use comfy_table::{Cell, Table};
 use serde::Serialize;
 
@@ -21,17 +21,24 @@ const ALL_HEADS: i64 = -1;
 /// One method on one head of one layer, or on all heads.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    method: String,
-    layer: usize,
+    pub method: String,
+    pub layer: usize,
     /// -1: all.
-    head: i64,
+    pub head: i64,
     density: f64,
     mse: f64,
     mae: f64,
-    rel_l1: f64,
+    pub rel_l1: f64,
     cosine: f64,
     /// Of the whole call, in the rows of heads too.
-    seconds: f64,
+    pub seconds: f64,
+}
+
+impl Row {
+    /// Whether it is about all heads together.
+    pub fn is_total(&self) -> bool {
+        self.head == ALL_HEADS
+    }
 }
 
 /// What one method made of a layer.
@@ -41,10 +48,11 @@ struct Measured {
     seconds: f64,
 }
 
-/// Runs `methods` on a layer, each `repeat` times, and compares with dense. `keep` gets each method's output.
+/// Runs `methods` on a layer, each `repeat` times, and compares with `reference`. `keep` gets each method's output.
 pub fn compare(
     layer: &LayerTensors,
     methods: &[Box<dyn Method>],
+    reference: &dyn Method,
     repeat: usize,
     keep: &mut dyn FnMut(&str, Tensor),
 ) -> Result<Vec<Row>> {
@@ -52,12 +60,12 @@ pub fn compare(
     let few = layer.q.dim(1)?.min(128);
     let first = |t: &Tensor| t.narrow(1, 0, few);
     dense_attn(&first(&layer.q)?, &first(&layer.k)?, &first(&layer.v)?, layer.softmax_scale, true)?;
-    let exact = measure(&Dense, layer, repeat)?;
+    let exact = measure(reference, layer, repeat)?;
     let mut rows = Vec::new();
     for method in methods {
         let again;
-        // Dense is what the others are compared with: it has run already.
-        let measured = if method.name() == candle_s2o::Attention::name(&Dense) {
+        // What the others are compared with has run already.
+        let measured = if method.name() == reference.name() {
             &exact
         } else {
             again = measure(method.as_ref(), layer, repeat)?;
@@ -129,8 +137,10 @@ fn sums_by_head(exact: &Tensor, other: &Tensor) -> Result<Vec<ErrorSums>> {
 pub fn table(rows: &[Row], look: Look) -> Table {
     let header = ["layer", "method", "head", "density", "MSE", "MAE", "relative L1", "cosine", "time"];
     let mut table = look.table(header);
-    for row in rows.iter().filter(|row| row.head == ALL_HEADS || row.density < 1.0 || row.mse > 0.0) {
-        let is_total = row.head == ALL_HEADS;
+    for row in
+        rows.iter().filter(|row| row.is_total() || row.density < 1.0 || (row.mse > 0.0 && row.method != Dense.name()))
+    {
+        let is_total = row.is_total();
         table.add_row(vec![
             Cell::new(row.layer),
             Cell::new(&row.method),

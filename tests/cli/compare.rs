@@ -210,3 +210,34 @@ fn captured_tensors_compare_as_the_model_does() {
     let error = error_of("compare", &["--layers", "6", "--context", "100"]);
     assert!(error.contains("expected layers 0 to 5, got 6"), "{error}");
 }
+
+#[test]
+fn compare_against_candles_own_ops() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let input = directory.path().join("qkv.safetensors");
+    // Long enough for several rows of queries at a time, and the last of more keys.
+    let (q, k, v) = (numbers(8, (2, 700, 4, 32)), numbers(9, (2, 900, 2, 32)), numbers(10, (2, 900, 2, 32)));
+    save(&input, &[("q", &q), ("k", &k), ("v", &v)]);
+    let flags = ["--tensors", text(&input), "--against", "sdpa-dense", "--dense-below", "0", "--tau", "0.3"];
+    let rows = rows(&flags);
+    let totals: Vec<&Value> = rows.iter().filter(|row| row["head"] == -1).collect();
+    let methods: Vec<&str> = totals.iter().filter_map(|row| row["method"].as_str()).collect();
+    assert_eq!(methods, ["sdpa-dense", "dense", "s2o"]);
+    let error = |row: &Value| row["rel_l1"].as_f64().expect("a number");
+    assert_eq!(error(totals[0]), 0.0);
+    assert!(error(totals[1]) > 0.0 && error(totals[1]) < 1e-5, "{}", totals[1]);
+    assert!(error(totals[2]) > 1e-4, "{}", totals[2]);
+
+    let printed = stdout_of("compare", &flags);
+    assert!(printed.contains("dense agrees with sdpa-dense to "), "{printed}");
+    assert!(printed.contains("s2o differs from sdpa-dense by "), "{printed}");
+    assert!(printed.contains("most in layer 0 head "), "{printed}");
+}
+
+#[test]
+#[cfg(not(feature = "flash-attn"))]
+fn a_peer_that_is_not_built_says_how_to_get_it() {
+    let error = error_of("compare", &["--against", "flash-attn", "--cpu"]);
+    assert!(error.contains("expected a build with candle-flash-attn, got one without"), "{error}");
+    assert!(error.contains("--features cuda,flash-attn"), "{error}");
+}

@@ -1,0 +1,27 @@
+//! The logits after a prompt: when they are there, and how far two are apart.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use candle_core::{D, DType, Device, Tensor};
+
+/// The logits that `run` gives, and the milliseconds until the likeliest token is known to the host.
+pub fn first_token(device: &Device, run: impl FnOnce() -> Result<Tensor>) -> Result<(Tensor, f64)> {
+    device.synchronize()?;
+    let start = Instant::now();
+    let logits = run()?;
+    logits.argmax(D::Minus1)?.to_scalar::<u32>()?;
+    Ok((logits, start.elapsed().as_secs_f64() * 1e3))
+}
+
+/// How far logits are from the exact ones: relative in the Euclidean norm, and whether both choose the same token.
+pub fn apart(got: &Tensor, want: &Tensor) -> Result<(f64, bool)> {
+    let floats = |t: &Tensor| -> Result<Vec<f32>> { Ok(t.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?) };
+    let (got, want) = (floats(got)?, floats(want)?);
+    let sum = |term: &dyn Fn(f64, f64) -> f64| -> f64 {
+        got.iter().zip(&want).map(|(&a, &b)| term(f64::from(a), f64::from(b))).sum()
+    };
+    let error = (sum(&|a, b| (a - b).powi(2)) / sum(&|_, b| b * b)).sqrt();
+    let first = |all: &[f32]| all.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(index, _)| index);
+    Ok((error, first(&got) == first(&want)))
+}

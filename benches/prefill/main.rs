@@ -1,0 +1,188 @@
+//! Time to first token on an NVIDIA GPU, by prompt length and method, in one process: our decoder with S2O and with exact
+//! attention, and Candle's own model with candle-flash-attn on the very same weights, which takes the prompt in one
+//! forward pass. In bf16.
+//!
+//! ```text
+//! cargo bench --bench prefill --features cuda,flash-attn
+//! cargo bench --bench prefill --features cuda -- --shape qwen3-8b --tokens 32768 --methods s2o,dense
+//! cargo bench --bench prefill --features cuda -- --layers 2 --tokens 8192 --repeats 1   # does it run at all?
+//! ```
+
+mod checkpoint;
+#[allow(dead_code, reason = "only tables and times are needed")]
+#[path = "../../examples/cli/layout.rs"]
+mod layout;
+mod logits;
+#[allow(dead_code, reason = "shared with the other benchmarks")]
+#[path = "../measure/mod.rs"]
+mod measure;
+mod memory;
+mod methods;
+mod report;
+mod split;
+#[cfg(feature = "flash-attn")]
+mod stock;
+
+use anyhow::{Result, ensure};
+use candle_core::Tensor;
+use checkpoint::{Weights, checkpoint, prompt};
+use clap::Parser;
+use logits::apart;
+use measure::gpu::Gpu;
+use measure::{Place, median};
+use methods::{Method, Models};
+use report::{Measured, Report};
+use s2o_models::DecoderConfig;
+
+/// Logits of two exact models may differ by this much of their norm in bf16, if they do not choose the same token.
+const EXACT_WITHIN: f64 = 0.05;
+
+/// Times prefill and appends to benches/record/.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// `llama-3.1-8b`, `qwen3-8b` or the path of a config.json.
+    #[arg(long, default_value = "llama-3.1-8b")]
+    shape: String,
+    /// Layers to keep of the shape.
+    #[arg(long)]
+    layers: Option<usize>,
+    /// What the weights are like.
+    #[arg(long, default_value = "random")]
+    weights: Weights,
+    /// Prompt lengths in tokens.
+    #[arg(long, value_delimiter = ',', default_value = "8192,32768,131072,262144")]
+    tokens: Vec<usize>,
+    /// Who runs; all that this build has unless given.
+    #[arg(long, value_delimiter = ',')]
+    methods: Vec<Method>,
+    /// Timed runs of our decoder, after one at full length whose memory is watched.
+    #[arg(long, default_value = "3")]
+    repeats: usize,
+    /// Timed runs of Candle's model, after one as above.
+    #[arg(long, default_value = "1")]
+    stock_repeats: usize,
+    /// Tokens per prefill chunk of our decoder, or `auto`: its own choice.
+    #[arg(long, default_value = "auto", value_parser = chunk)]
+    chunk: Chunk,
+    /// Prompt length at which our exact decoder and Candle's model must agree before anything is timed.
+    #[arg(long, default_value = "4096")]
+    check_tokens: usize,
+    #[command(flatten)]
+    place: Place,
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Chunk(Option<usize>);
+
+fn chunk(text: &str) -> Result<Chunk, String> {
+    match text {
+        "auto" => Ok(Chunk(None)),
+        _ => match text.parse() {
+            Ok(0) | Err(_) => Err("expected `auto` or a number of tokens".to_owned()),
+            Ok(tokens) => Ok(Chunk(Some(tokens))),
+        },
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    ensure!(arguments.repeats > 0 && arguments.stock_repeats > 0, "--repeats: expected at least 1, got 0");
+    let methods = if arguments.methods.is_empty() {
+        let ours = [Method::S2o, Method::Paper, Method::Dense];
+        ours.into_iter().chain(cfg!(feature = "flash-attn").then_some(Method::Stock)).collect()
+    } else {
+        arguments.methods.clone()
+    };
+    let longest = arguments.tokens.iter().copied().max().unwrap_or_default();
+    let shortest = arguments.tokens.iter().copied().min().unwrap_or_default();
+    ensure!(shortest > 0, "--tokens: expected lengths of at least 1, got {:?}", arguments.tokens);
+    let gpu = Gpu::new()?;
+    let Chunk(chunk) = arguments.chunk;
+    let (config, vb) = checkpoint(&arguments.shape, arguments.weights, arguments.layers, longest, &gpu.device)?;
+    let mut models = Models::load(&gpu, &config, vb, chunk, methods.contains(&Method::Stock))?;
+    let report = Report::new(&gpu, &config, &arguments.shape, arguments.weights)?;
+    report.heading();
+
+    let ids =
+        |tokens: usize| -> Result<Tensor> { Ok(Tensor::new(prompt(&config, tokens), &gpu.device)?.unsqueeze(0)?) };
+    if methods.contains(&Method::Stock) {
+        check(&mut models, &ids(arguments.check_tokens)?)?;
+    }
+    for &tokens in &arguments.tokens {
+        let repeats = |method| if method == Method::Stock { arguments.stock_repeats } else { arguments.repeats };
+        let measured = measure(&gpu, &config, &mut models, &methods, &ids(tokens)?, &repeats)?;
+        report.length(tokens, &measured, &arguments.place)?;
+    }
+    Ok(())
+}
+
+/// Refuses to go on if our exact decoder and Candle's model compute something else.
+fn check(models: &mut Models, ids: &Tensor) -> Result<()> {
+    let stock = models.run(Method::Stock, ids)?;
+    let (error, same) = apart(&models.run(Method::Dense, ids)?, &stock)?;
+    println!(
+        "{} tokens: logits of our dense decoder and of {} differ by {error:.2e}, {} token",
+        ids.dim(1)?,
+        models.stock_name().unwrap_or_default(),
+        if same { "the same" } else { "another" },
+    );
+    ensure!(error.is_finite() && (same || error <= EXACT_WITHIN), "the models compute different things: not timed");
+    Ok(())
+}
+
+/// All methods on one prompt. One that fails is left out with its reason: the others say how far the GPU reaches.
+fn measure(
+    gpu: &Gpu,
+    config: &DecoderConfig,
+    models: &mut Models,
+    methods: &[Method],
+    ids: &Tensor,
+    repeats: &dyn Fn(Method) -> usize,
+) -> Result<Vec<Measured>> {
+    let tokens = ids.dim(1)?;
+    let (mut entered, mut logits) = (Vec::new(), Vec::new());
+    for &method in methods {
+        match memory::peak(gpu, || models.run(method, ids)) {
+            Ok((out, peak)) => {
+                logits.push((method, out));
+                entered.push(Measured::new(method, peak));
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                let reason = reason.lines().next().unwrap_or_default();
+                println!("{tokens} tokens: {} does not run: {reason}", method.name());
+            }
+        }
+    }
+    if let Some((_, exact)) = logits.iter().find(|(method, _)| *method == Method::Dense) {
+        for (measured, (method, out)) in entered.iter_mut().zip(&logits) {
+            let (error, same) = apart(out, exact)?;
+            ensure!(error.is_finite(), "{}: the logits are no numbers: not timed", method.name());
+            measured.error = Some((error, same));
+        }
+    }
+    let most = entered.iter().map(|measured| repeats(measured.method)).max().unwrap_or_default();
+    for round in 0..most {
+        for measured in entered.iter_mut().filter(|measured| round < repeats(measured.method)) {
+            measured.times.push(models.first_token_ms(measured.method, ids)?);
+        }
+    }
+    let mut linear = None;
+    for measured in &mut entered {
+        measured.ms = median(measured.times.clone());
+        if measured.method != Method::Stock {
+            let (split, chunk) = models.split(measured.method, ids)?;
+            if linear.is_none() {
+                linear = Some(split::linear_alone(gpu, config, tokens, chunk)?);
+            }
+            measured.split = Some(split);
+            measured.linear = linear;
+            measured.chunk = Some(chunk);
+            measured.density = Some(models.density(measured.method, ids)?);
+        }
+    }
+    Ok(entered)
+}

@@ -1,0 +1,174 @@
+//! The contestants: our decoder with each attention, and Candle's own model.
+
+use anyhow::{Context, Result};
+use candle_core::Tensor;
+use candle_nn::VarBuilder;
+use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
+use clap::ValueEnum;
+use s2o_models::{Decoder, DecoderConfig, PrefillOptions};
+
+use crate::logits::first_token;
+use crate::measure::gpu::Gpu;
+use crate::split::{Ranked, Split, Watched};
+#[cfg(feature = "flash-attn")]
+use crate::stock::Stock;
+
+/// What runs the prefill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Method {
+    /// Our decoder, S2O with its default options.
+    S2o,
+    /// Our decoder, S2O as in the paper.
+    Paper,
+    /// Our decoder, exact attention.
+    Dense,
+    /// Candle's own model with candle-flash-attn (feature flash-attn).
+    Stock,
+}
+
+impl Method {
+    /// As rows and tables name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::S2o => "s2o",
+            Self::Paper => "s2o, paper's preset",
+            Self::Dense => "dense",
+            Self::Stock => "stock, candle-flash-attn 0.11.1",
+        }
+    }
+
+    /// The options of S2O, where it is S2O.
+    pub fn config(self) -> Option<S2oConfig> {
+        match self {
+            Self::S2o => Some(S2oConfig::default()),
+            Self::Paper => Some(S2oConfig::paper()),
+            Self::Dense | Self::Stock => None,
+        }
+    }
+
+    fn attention(self) -> Box<dyn Attention> {
+        match self.config() {
+            Some(config) => Box::new(S2o::new(config)),
+            None => Box::new(Dense),
+        }
+    }
+}
+
+/// The models, on the same weights.
+pub struct Models<'a> {
+    gpu: &'a Gpu,
+    decoder: Decoder,
+    chunk: Option<usize>,
+    #[cfg(feature = "flash-attn")]
+    stock: Option<Stock>,
+}
+
+impl<'a> Models<'a> {
+    /// Loads our decoder, and Candle's model if it takes part. `chunk` `None` is the decoder's own choice.
+    pub fn load(
+        gpu: &'a Gpu,
+        config: &DecoderConfig,
+        vb: VarBuilder,
+        chunk: Option<usize>,
+        with_stock: bool,
+    ) -> Result<Self> {
+        let decoder = Decoder::load(config, &vb, None)?;
+        #[cfg(feature = "flash-attn")]
+        let stock = if with_stock { Some(Stock::load(config, vb)?) } else { None };
+        #[cfg(not(feature = "flash-attn"))]
+        anyhow::ensure!(
+            !with_stock,
+            "--methods stock: expected a build with candle-flash-attn, got one without; build with --features cuda,flash-attn"
+        );
+        Ok(Self {
+            gpu,
+            decoder,
+            chunk,
+            #[cfg(feature = "flash-attn")]
+            stock,
+        })
+    }
+
+    /// Candle's model as rows name it, if it takes part.
+    pub fn stock_name(&self) -> Option<&'static str> {
+        #[cfg(feature = "flash-attn")]
+        return self.stock.as_ref().map(Stock::name);
+        #[cfg(not(feature = "flash-attn"))]
+        None
+    }
+
+    /// Logits `(vocab_size)` after the prompt, cache included: what a first prompt costs in memory.
+    pub fn run(&mut self, method: Method, tokens: &Tensor) -> Result<Tensor> {
+        match method {
+            Method::Stock => Ok(self.stock_run(tokens)?.0),
+            _ => self.prefill(method.attention().as_ref(), tokens),
+        }
+    }
+
+    /// Milliseconds from the call to the id of the first token on the host. The cache is there before, as it is from the
+    /// second prompt on; Candle's model has none to allocate.
+    pub fn first_token_ms(&mut self, method: Method, tokens: &Tensor) -> Result<f64> {
+        if method == Method::Stock {
+            return Ok(self.stock_run(tokens)?.1);
+        }
+        let attention = method.attention();
+        let mut cache = self.decoder.new_cache(1, tokens.dim(1)?)?;
+        first_token(&self.gpu.device, || {
+            let out = self.decoder.prefill(tokens, &mut cache, attention.as_ref(), self.options())?;
+            Ok(out.last_logits()?.flatten_all()?)
+        })
+        .map(|(_, ms)| ms)
+    }
+
+    /// Where the time of our decoder goes, and its chunk in tokens.
+    pub fn split(&self, method: Method, tokens: &Tensor) -> Result<(Split, usize)> {
+        let attention = method.attention();
+        let watched = Watched::new(attention.as_ref(), self.gpu);
+        let total = self.gpu.time(&mut || self.prefill(&watched, tokens).map(drop))?;
+        let ranking = match method.config() {
+            Some(config) => {
+                let ranked = Ranked::new(config);
+                self.prefill(&ranked, tokens)?;
+                ranked.ranking_ms()
+            }
+            None => 0.0,
+        };
+        Ok((Split { total, attention: watched.ms()?, ranking }, watched.chunk()))
+    }
+
+    /// Share of the causal tiles that our decoder computes.
+    pub fn density(&self, method: Method, tokens: &Tensor) -> Result<f64> {
+        let Some(config) = method.config() else { return Ok(1.0) };
+        let s2o = S2o::new(config).with_stats();
+        self.prefill(&s2o, tokens)?;
+        Ok(AttnStats::joint_density(s2o.take_stats().values()))
+    }
+
+    fn prefill(&self, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {
+        let mut cache = self.decoder.new_cache(1, tokens.dim(1)?)?;
+        let out = self.decoder.prefill(tokens, &mut cache, attention, self.options())?;
+        Ok(out.last_logits()?.flatten_all()?)
+    }
+
+    fn options(&self) -> PrefillOptions<'static> {
+        match self.chunk {
+            Some(tokens) => PrefillOptions::new().chunk(tokens),
+            None => PrefillOptions::new(),
+        }
+    }
+
+    #[cfg(feature = "flash-attn")]
+    fn stock_run(&mut self, tokens: &Tensor) -> Result<(Tensor, f64)> {
+        let stock = self.stock.as_mut().context("Candle's model was not loaded")?;
+        stock.clear()?;
+        let out = first_token(&self.gpu.device, || stock.prefill(tokens));
+        // Whatever came of it, its keys and values are gigabytes that the others need.
+        stock.clear()?;
+        out
+    }
+
+    #[cfg(not(feature = "flash-attn"))]
+    fn stock_run(&mut self, _: &Tensor) -> Result<(Tensor, f64)> {
+        None.context("Candle's model was not loaded")
+    }
+}

@@ -1,0 +1,178 @@
+//! What is printed and recorded.
+
+use anyhow::Result;
+use comfy_table::Cell;
+use s2o_models::DecoderConfig;
+
+use crate::checkpoint::{DTYPE, Weights};
+use crate::layout::{Look, seconds};
+use crate::measure::gpu::Gpu;
+use crate::measure::{Machine, Place, Row};
+use crate::memory::Peak;
+use crate::methods::Method;
+use crate::split::Split;
+
+/// One method at one length.
+#[derive(Debug)]
+pub struct Measured {
+    pub method: Method,
+    pub peak: Peak,
+    /// Of the logits against our exact decoder's, and whether the token is the same.
+    pub error: Option<(f64, bool)>,
+    pub times: Vec<f64>,
+    /// The median time to first token.
+    pub ms: f64,
+    pub density: Option<f64>,
+    pub split: Option<Split>,
+    /// The matrix products alone: milliseconds, and 1e12 FLOP.
+    pub linear: Option<(f64, f64)>,
+    /// Tokens per chunk.
+    pub chunk: Option<usize>,
+}
+
+impl Measured {
+    pub fn new(method: Method, peak: Peak) -> Self {
+        Self {
+            method,
+            peak,
+            error: None,
+            times: Vec::new(),
+            ms: f64::NAN,
+            density: None,
+            split: None,
+            linear: None,
+            chunk: None,
+        }
+    }
+}
+
+/// Where the numbers go.
+pub struct Report<'a> {
+    machine: Machine,
+    config: &'a DecoderConfig,
+    /// Shape and weights, as rows name them.
+    model: String,
+}
+
+impl<'a> Report<'a> {
+    pub fn new(gpu: &Gpu, config: &'a DecoderConfig, shape: &str, weights: Weights) -> Result<Self> {
+        let model = format!("{shape} {} layers {} weights", config.num_layers, weights.name());
+        Ok(Self { machine: gpu.machine()?, config, model })
+    }
+
+    pub fn heading(&self) {
+        let bytes = self.config.num_parameters() * DTYPE.size_in_bytes();
+        println!("{}\n{}, {} of weights", self.machine.device(), self.model, gib(bytes as u64));
+    }
+
+    /// Prints the tables of a length and appends its rows.
+    pub fn length(&self, tokens: usize, measured: &[Measured], place: &Place) -> Result<()> {
+        let ms_of = |method| measured.iter().find(|m| m.method == method).map(|m| m.ms);
+        let (stock, dense) = (ms_of(Method::Stock), ms_of(Method::Dense));
+        let ratio = |base: Option<f64>, ms: f64| base.map_or("-".to_owned(), |base| format!("{:.2}", base / ms));
+        let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), gib);
+
+        let mut table = Look::Plain.table([
+            "method",
+            "to first token",
+            "x stock",
+            "x dense",
+            "density",
+            "logits off dense",
+            "same token",
+            "peak: used",
+            "reserved",
+            "whole GPU",
+        ]);
+        for m in measured {
+            table.add_row(vec![
+                Cell::new(m.method.name()),
+                Cell::new(seconds(m.ms / 1e3)),
+                Cell::new(ratio(stock, m.ms)),
+                Cell::new(ratio(dense, m.ms)),
+                Cell::new(m.density.map_or("-".to_owned(), |density| format!("{density:.4}"))),
+                Cell::new(m.error.map_or("-".to_owned(), |(error, _)| format!("{error:.1e}"))),
+                Cell::new(m.error.map_or("-", |(_, same)| if same { "yes" } else { "no" })),
+                Cell::new(bytes(m.peak.used)),
+                Cell::new(bytes(m.peak.reserved)),
+                Cell::new(gib(m.peak.device)),
+            ]);
+        }
+        println!("\n{tokens} tokens; peaks are beyond the weights, keys and values included\n{table}");
+
+        let mut table = Look::Plain.table([
+            "method",
+            "on the GPU",
+            "attention",
+            "of it ranking",
+            "linear alone",
+            "TFLOP/s",
+            "the rest",
+            "alone / in model",
+            "chunk",
+        ]);
+        for m in measured {
+            if let (Some(split), Some((linear, tflop)), Some(chunk)) = (m.split, m.linear, m.chunk) {
+                let in_model = split.total - split.attention;
+                table.add_row(vec![
+                    Cell::new(m.method.name()),
+                    Cell::new(seconds(split.total / 1e3)),
+                    Cell::new(seconds(split.attention / 1e3)),
+                    Cell::new(seconds(split.ranking / 1e3)),
+                    Cell::new(seconds(linear / 1e3)),
+                    Cell::new(format!("{:.0}", tflop / linear * 1e3)),
+                    Cell::new(seconds((in_model - linear).max(0.0) / 1e3)),
+                    Cell::new(format!("{:.3}", linear / in_model)),
+                    Cell::new(chunk),
+                ]);
+            }
+        }
+        println!("\n{table}");
+        println!("{}", self.machine.append(&self.rows(tokens, measured), place)?.display());
+        Ok(())
+    }
+
+    fn rows(&self, tokens: usize, measured: &[Measured]) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for m in measured {
+            let row = |bench: &str, method: String| {
+                let heads = [self.config.num_heads, self.config.num_kv_heads, self.config.head_dim];
+                let row = self.machine.row_of(bench, &method, [tokens; 2], heads, DTYPE);
+                let s2o = m.method.config();
+                let segment = s2o.as_ref().map(|s2o| s2o.segment_len().resolve(tokens).to_string());
+                Row { segment: segment.unwrap_or_default(), tau: s2o.map(|s2o| s2o.tau()), density: m.density, ..row }
+            };
+            let name = m.method.name();
+            let whole = || Row { ms: m.ms, ..row("prefill", format!("{name}, {}", self.model)) };
+            let baselines = [Method::Stock, Method::Dense]
+                .into_iter()
+                .filter(|base| *base != m.method && m.method != Method::Stock)
+                .filter_map(|base| measured.iter().find(|other| other.method == base));
+            let against: Vec<Row> = baselines
+                .map(|base| Row {
+                    baseline: base.method.name().to_owned(),
+                    baseline_ms: Some(base.ms),
+                    ratio: Some(base.ms / m.ms),
+                    ..whole()
+                })
+                .collect();
+            if against.is_empty() {
+                rows.push(whole());
+            }
+            rows.extend(against);
+            if let (Some(split), Some((linear, tflop))) = (m.split, m.linear) {
+                let part =
+                    |part: &str, ms| Row { ms, ..row("prefill split", format!("{part}, {name}, {}", self.model)) };
+                rows.push(part("whole", split.total));
+                rows.push(part("attention", split.attention));
+                rows.push(part("ranking", split.ranking));
+                rows.push(Row { tflops: Some(tflop / linear * 1e3), ..part("linear alone", linear) });
+            }
+        }
+        rows
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+}

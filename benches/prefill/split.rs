@@ -1,0 +1,146 @@
+//! Where the time of a prefill goes: runs of their own, so that what counts is not disturbed.
+//!
+//! Attention is what lies between two events around each call of the seam, ranking the sum of its kernels. Linear layers
+//! cannot be told apart from what is fused with them, so their matrix products are timed alone.
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Result;
+use candle_core::cuda_backend::cudarc::driver::CudaEvent;
+use candle_core::{Device, Tensor};
+use candle_s2o::{Attention, PrefillCall, S2oConfig, S2oOp};
+use s2o_models::DecoderConfig;
+
+use crate::checkpoint::DTYPE;
+use crate::measure::gpu::Gpu;
+
+/// Milliseconds of one prefill on the GPU.
+#[derive(Debug, Clone, Copy)]
+pub struct Split {
+    /// From the first kernel to the last.
+    pub total: f64,
+    /// In attention, ranking included.
+    pub attention: f64,
+    /// In the ranking of S2O; 0 in other methods.
+    pub ranking: f64,
+}
+
+/// Attention between events.
+#[derive(Debug)]
+pub struct Watched<'a> {
+    inner: &'a dyn Attention,
+    gpu: &'a Gpu,
+    calls: Mutex<Vec<(CudaEvent, CudaEvent)>>,
+    longest: Mutex<usize>,
+}
+
+impl<'a> Watched<'a> {
+    /// Watches `inner`.
+    pub fn new(inner: &'a dyn Attention, gpu: &'a Gpu) -> Self {
+        Self { inner, gpu, calls: Mutex::default(), longest: Mutex::default() }
+    }
+
+    /// Milliseconds of all calls so far.
+    pub fn ms(&self) -> Result<f64> {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = calls.iter().map(|(begin, end)| Ok(f64::from(begin.elapsed_ms(end)?)));
+        Ok(times.collect::<Result<Vec<_>>>()?.iter().sum())
+    }
+
+    /// The most queries of a call: the chunk.
+    pub fn chunk(&self) -> usize {
+        *self.longest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Attention for Watched<'_> {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        let mark = || self.gpu.mark().map_err(|error| candle_core::Error::msg(error.to_string()));
+        let begin = mark()?;
+        let out = self.inner.prefill(call, q, k, v)?;
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push((begin, mark()?));
+        let mut longest = self.longest.lock().unwrap_or_else(PoisonError::into_inner);
+        *longest = longest.max(q.dim(1)?);
+        Ok(out)
+    }
+}
+
+/// S2O that adds up the time of its ranking kernels. The host waits at each call.
+#[derive(Debug)]
+pub struct Ranked {
+    config: S2oConfig,
+    ranking_ms: Mutex<f64>,
+}
+
+impl Ranked {
+    /// S2O with these options.
+    pub fn new(config: S2oConfig) -> Self {
+        Self { config, ranking_ms: Mutex::default() }
+    }
+
+    /// Milliseconds in the ranking so far.
+    pub fn ranking_ms(&self) -> f64 {
+        *self.ranking_ms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Attention for Ranked {
+    fn name(&self) -> &str {
+        "s2o, timed"
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        let op = S2oOp::new(call.softmax_scale, self.config.clone()).with_prompt_len(call.prompt_len);
+        let (out, kernels) = op.apply_timed(q, k, v)?;
+        let ranks = |name: &str| matches!(name, "moments" | "scores" | "sort");
+        let ms: f64 = kernels.iter().filter(|kernel| ranks(kernel.kernel)).map(|kernel| kernel.ms).sum();
+        *self.ranking_ms.lock().unwrap_or_else(PoisonError::into_inner) += ms;
+        Ok(out)
+    }
+}
+
+/// The matrix products of all layers on `tokens`, `chunk` at a time, and nothing else: milliseconds, and 1e12 FLOP.
+pub fn linear_alone(gpu: &Gpu, config: &DecoderConfig, tokens: usize, chunk: usize) -> Result<(f64, f64)> {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let (q_size, kv_size) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+    let sizes = [
+        (hidden, q_size),
+        (hidden, kv_size),
+        (hidden, kv_size),
+        (q_size, hidden),
+        (hidden, inner),
+        (hidden, inner),
+        (inner, hidden),
+    ];
+    let random = |rows: usize, columns: usize, device: &Device| -> Result<Tensor> {
+        Ok(Tensor::randn(0f32, (columns as f32).sqrt().recip(), (rows, columns), device)?.to_dtype(DTYPE)?)
+    };
+    // Two layers' weights by turns, so that none is found in the cache.
+    let layers: Result<Vec<Vec<Tensor>>> =
+        (0..2).map(|_| sizes.iter().map(|&(from, to)| random(to, from, &gpu.device)).collect()).collect();
+    let layers = layers?;
+    let chunk = chunk.min(tokens);
+    let inputs: Result<Vec<(usize, Tensor)>> =
+        [hidden, q_size, inner].into_iter().map(|size| Ok((size, random(chunk, size, &gpu.device)?))).collect();
+    let inputs = inputs?;
+    let layer = |index: usize, rows: usize| -> Result<()> {
+        for (&(from, _), weight) in sizes.iter().zip(&layers[index % 2]) {
+            let (_, input) = inputs.iter().find(|(size, _)| *size == from).expect("an input for each width");
+            input.narrow(0, 0, rows)?.matmul(&weight.t()?)?;
+        }
+        Ok(())
+    };
+    layer(0, chunk)?;
+    let ms = gpu.time(&mut || {
+        for start in (0..tokens).step_by(chunk) {
+            (0..config.num_layers).try_for_each(|index| layer(index, chunk.min(tokens - start)))?;
+        }
+        Ok(())
+    })?;
+    let multiplied: usize = sizes.iter().map(|(from, to)| from * to).sum();
+    Ok((ms, 2.0 * (multiplied * config.num_layers) as f64 * tokens as f64 / 1e12))
+}

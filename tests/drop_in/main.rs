@@ -1,0 +1,164 @@
+//! The drop-in on a GPU: every function of s2o-flash-attn against its own CPU path, which the crate's tests hold against
+//! f64, and against the original's kernels where the build has them (feature flash-attn). It needs a GPU and fails
+//! without one.
+//!
+//! ```text
+//! cargo test --release --features cuda,flash-attn --test drop_in
+//! cargo test --release --features cuda,flash-attn --test drop_in -- varlen bf16  # names that contain one of the words
+//! ```
+//!
+//! `--original bf16-64,bf16-128` compares with the original for these kernels only, for a build of it that has no more:
+//! its dtype, the head dim of its kernel (32, 64, 96, 128 and so on; 64, 128, 256 or 512 and `-paged` for pages).
+//! A main of its own, as in tests/cuda: the binary can be carried to a machine that has a GPU and no Rust.
+
+mod call;
+mod errors;
+mod fixed;
+mod numbers;
+mod policy;
+mod varlen;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use call::{Call, ours};
+use candle_core::{DType, Device, Tensor};
+use s2o_flash_attn::s2o::{Policy, set_policy};
+
+/// What a call on the GPU must do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// The right numbers.
+    Numbers,
+    /// Refuse, in an error with these words.
+    Refusal(&'static str),
+}
+
+/// Runs cases and counts.
+pub struct Runner {
+    /// The GPU.
+    pub device: Device,
+    words: Vec<String>,
+    /// Kernels of the original that this build has; all unless said.
+    kernels: Option<Vec<String>>,
+    against_original: usize,
+    passed: usize,
+    failed: usize,
+}
+
+impl Runner {
+    /// One case: passes unless it panics.
+    pub fn case(&mut self, name: &str, case: impl FnOnce(&mut Self)) {
+        if !self.words.is_empty() && !self.words.iter().any(|word| name.contains(word.as_str())) {
+            return;
+        }
+        match catch_unwind(AssertUnwindSafe(|| case(self))) {
+            Ok(()) => self.passed += 1,
+            Err(_) => {
+                self.failed += 1;
+                println!("FAILED {name}");
+            }
+        }
+    }
+
+    /// A call on the GPU: right, or refused.
+    pub fn check(&mut self, name: &str, call: &Call, expect: Expect) {
+        let name = format!("{:?} {name} {}", call.function, label(call));
+        self.case(&name, |runner| {
+            let on_gpu = ours(call);
+            let exact = ours(&on_cpu(call)).expect("the CPU path takes it");
+            match expect {
+                Expect::Numbers => near("ours on the CPU", &on_gpu.expect("the GPU takes it"), &exact),
+                Expect::Refusal(words) => {
+                    let error = on_gpu.expect_err("the GPU refuses it").to_string();
+                    assert!(error.contains(words), "expected an error with {words:?}, got {error}");
+                }
+            }
+            runner.check_original(call, &exact);
+        });
+    }
+
+    /// What the GPU refuses is compared too, by the CPU path: the original must mean the same.
+    #[cfg(feature = "flash-attn")]
+    fn check_original(&mut self, call: &Call, exact: &Tensor) {
+        if self.kernels.as_ref().is_none_or(|kernels| kernels.contains(&kernel(call))) {
+            near("the original", &call::original(call).expect("the original takes it"), exact);
+            self.against_original += 1;
+        }
+    }
+
+    #[cfg(not(feature = "flash-attn"))]
+    fn check_original(&mut self, _: &Call, _: &Tensor) {}
+}
+
+/// The original's kernel for a call.
+#[cfg(feature = "flash-attn")]
+fn kernel(call: &Call) -> String {
+    let head_dim = call.q.dims().last().copied().unwrap_or_default();
+    let dtype = call.q.dtype().as_str();
+    let first = |dims: &[usize]| dims.iter().copied().find(|&dim| head_dim <= dim).unwrap_or(512);
+    match call.pages {
+        Some(_) => format!("{dtype}-{}-paged", first(&[64, 128, 256])),
+        None => format!("{dtype}-{}", first(&[32, 64, 96, 128, 160, 192, 224, 256])),
+    }
+}
+
+fn label(call: &Call) -> String {
+    format!("{} D{}", call.q.dtype().as_str(), call.q.dims().last().copied().unwrap_or_default())
+}
+
+/// The same numbers on the CPU, in f32.
+fn on_cpu(call: &Call) -> Call {
+    let there = |t: &Tensor| t.to_device(&Device::Cpu).expect("copied");
+    let wide = |t: &Tensor| there(t).to_dtype(DType::F32).expect("converted");
+    let mut call = call.clone();
+    (call.q, call.k, call.v) = (wide(&call.q), wide(&call.k), wide(&call.v));
+    call.slopes = call.slopes.as_ref().map(there);
+    if let Some(lengths) = &mut call.lengths {
+        (lengths.q, lengths.k) = (there(&lengths.q), there(&lengths.k));
+    }
+    if let Some(pages) = &mut call.pages {
+        pages.table = there(&pages.table);
+        pages.prefix_ranges = pages.prefix_ranges.as_ref().map(there);
+    }
+    call
+}
+
+/// Within the rounding of 16-bit weights and outputs.
+pub fn near(what: &str, got: &Tensor, exact: &Tensor) {
+    let tolerance = if got.dtype() == DType::F16 { 3e-3 } else { 1.5e-2 };
+    assert_eq!(got.dims(), exact.dims(), "{what}: shape");
+    let floats =
+        |t: &Tensor| -> Vec<f32> { t.to_dtype(DType::F32).and_then(|t| t.flatten_all()?.to_vec1()).expect("numbers") };
+    let (got, exact) = (floats(got), floats(exact));
+    assert!(got.iter().all(|x| x.is_finite()), "{what}: the output has values that are no numbers");
+    let size = exact.iter().fold(0f32, |size, x| size.max(x.abs()));
+    let worst = got.iter().zip(&exact).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+    assert!(worst <= tolerance * size.max(1e-3), "{what}: {worst:e} apart, the largest output is {size:e}");
+}
+
+fn main() -> ExitCode {
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    let kernels = words.iter().position(|word| word == "--original").map(|at| {
+        let list = words.drain(at..(at + 2).min(words.len())).nth(1).unwrap_or_default();
+        list.split(',').map(str::to_owned).collect()
+    });
+    words.retain(|word| !word.starts_with('-'));
+    let device = match Device::new_cuda(0) {
+        Ok(device) => device,
+        Err(error) => {
+            eprintln!("expected a CUDA GPU, got {error}");
+            println!("0 passed, 1 failed");
+            return ExitCode::FAILURE;
+        }
+    };
+    set_policy(Policy::Dense);
+    let mut runner = Runner { device, words, kernels, against_original: 0, passed: 0, failed: 0 };
+    fixed::cases(&mut runner);
+    varlen::cases(&mut runner);
+    errors::cases(&mut runner);
+    policy::cases(&mut runner);
+    println!("{} calls compared with candle-flash-attn's own kernels", runner.against_original);
+    println!("{} passed, {} failed", runner.passed, runner.failed);
+    if runner.failed == 0 && runner.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
