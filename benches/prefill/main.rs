@@ -47,7 +47,7 @@ struct Arguments {
     #[arg(long)]
     layers: Option<usize>,
     /// What the weights are like.
-    #[arg(long, default_value = "random")]
+    #[arg(long, default_value = "calibrated")]
     weights: Weights,
     /// Prompt lengths in tokens.
     #[arg(long, value_delimiter = ',', default_value = "8192,32768,131072,262144")]
