@@ -90,7 +90,7 @@ fn chunk(text: &str) -> Result<Chunk, String> {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     ensure!(arguments.repeats > 0 && arguments.stock_repeats > 0, "--repeats: expected at least 1, got 0");
-    let methods = if arguments.methods.is_empty() {
+    let mut methods = if arguments.methods.is_empty() {
         let ours = [Method::S2o, Method::Paper, Method::Dense];
         ours.into_iter().chain(cfg!(feature = "flash-attn").then_some(Method::Stock)).collect()
     } else {
@@ -103,6 +103,7 @@ fn main() -> Result<()> {
     let Chunk(chunk) = arguments.chunk;
     let (config, vb) = checkpoint(&arguments.shape, arguments.weights, arguments.layers, longest, &gpu.device)?;
     let mut models = Models::load(&gpu, &config, vb, chunk, methods.contains(&Method::Stock))?;
+    methods.retain(|method| *method != Method::Stock || models.stock_name().is_some());
     let report = Report::new(&gpu, &config, &arguments.shape, arguments.weights)?;
     report.heading();
 

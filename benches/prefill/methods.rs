@@ -64,7 +64,7 @@ pub struct Models<'a> {
 }
 
 impl<'a> Models<'a> {
-    /// Loads our decoder, and Candle's model if it takes part. `chunk` `None` is the decoder's own choice.
+    /// Loads our decoder, and Candle's model if it takes part and can. `chunk` `None` is the decoder's own choice.
     pub fn load(
         gpu: &'a Gpu,
         config: &DecoderConfig,
@@ -74,7 +74,7 @@ impl<'a> Models<'a> {
     ) -> Result<Self> {
         let decoder = Decoder::load(config, &vb, None)?;
         #[cfg(feature = "flash-attn")]
-        let stock = if with_stock { Some(Stock::load(config, vb)?) } else { None };
+        let stock = if with_stock { loaded(config, vb) } else { None };
         #[cfg(not(feature = "flash-attn"))]
         anyhow::ensure!(
             !with_stock,
@@ -171,4 +171,10 @@ impl<'a> Models<'a> {
     fn stock_run(&mut self, _: &Tensor) -> Result<(Tensor, f64)> {
         None.context("Candle's model was not loaded")
     }
+}
+
+/// Candle's model. Why it cannot be is said: what ours reaches is worth knowing all the same.
+#[cfg(feature = "flash-attn")]
+fn loaded(config: &DecoderConfig, vb: VarBuilder) -> Option<Stock> {
+    Stock::load(config, vb).inspect_err(|error| println!("{} does not run: {error}", Method::Stock.name())).ok()
 }

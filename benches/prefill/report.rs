@@ -165,7 +165,9 @@ impl<'a> Report<'a> {
                     |part: &str, ms| Row { ms, ..row("prefill split", format!("{part}, {name}, {}", self.model)) };
                 rows.push(part("whole", split.total));
                 rows.push(part("attention", split.attention));
-                rows.push(part("ranking", split.ranking));
+                if m.method.config().is_some() {
+                    rows.push(part("ranking", split.ranking));
+                }
                 rows.push(Row { tflops: Some(tflop / linear * 1e3), ..part("linear alone", linear) });
             }
         }

@@ -218,7 +218,8 @@ fn compare_against_candles_own_ops() {
     // Long enough for several rows of queries at a time, and the last of more keys.
     let (q, k, v) = (numbers(8, (2, 700, 4, 32)), numbers(9, (2, 900, 2, 32)), numbers(10, (2, 900, 2, 32)));
     save(&input, &[("q", &q), ("k", &k), ("v", &v)]);
-    let flags = ["--tensors", text(&input), "--against", "sdpa-dense", "--dense-below", "0", "--tau", "0.3"];
+    let sparse = ["--dense-below", "0", "--dense-tail", "0", "--segment", "256", "--tau", "0.3"];
+    let flags = [&["--tensors", text(&input), "--against", "sdpa-dense"][..], &sparse].concat();
     let rows = rows(&flags);
     let totals: Vec<&Value> = rows.iter().filter(|row| row["head"] == -1).collect();
     let methods: Vec<&str> = totals.iter().filter_map(|row| row["method"].as_str()).collect();

@@ -1,7 +1,18 @@
 //! Prefills a prompt with Candle's own `llama` or `qwen3`, unchanged, whose calls of `flash_attn` reach the crate that the
-//! `[patch.crates-io]` line of this workspace put in its place: exactly, then by S2O, with what that skipped.
+//! `[patch.crates-io]` line of this workspace put in its place: exactly, then by S2O, with what that skipped. Or times them.
 
+#[path = "../../../benches/prefill/checkpoint.rs"]
+mod checkpoint;
+#[path = "../../../benches/prefill/logits.rs"]
+mod logits;
+#[allow(dead_code, reason = "shared with the benchmarks")]
+#[path = "../../../benches/measure/mod.rs"]
+mod measure;
 mod model;
+mod ours;
+#[path = "../../../benches/prefill/stock.rs"]
+mod stock;
+mod timing;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,6 +22,7 @@ use candle_core::{D, DType, Device, Tensor};
 use candle_flash_attn::s2o::{self, AttnStats, Policy};
 use clap::Parser;
 use model::Model;
+use s2o_models::passkey;
 use tokenizers::Tokenizer;
 
 /// Stock candle-transformers with its attention swapped by one line.
@@ -19,7 +31,7 @@ struct Args {
     /// Directory of a Llama or Qwen3 model: config.json, tokenizer.json and safetensors. Default: needle-7m.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Text to prefill. Default: a passkey question made for needle-7m.
+    /// Text to prefill. Default: a passkey question of 16384 tokens, or as many as --tokens says.
     #[arg(long)]
     prompt_file: Option<PathBuf>,
     /// Cut the prompt, or repeat it, to this many tokens.
@@ -31,10 +43,18 @@ struct Args {
     /// Compute on the CPU. The build needs CUDA all the same, because candle-transformers' flash-attn turns it on.
     #[arg(long)]
     cpu: bool,
+    /// Compare the logits with those of our decoder on the same weights too
+    #[arg(long)]
+    decoder: bool,
+    #[command(flatten)]
+    timing: timing::Timing,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if let Some(shape) = &args.timing.synthetic {
+        return timing::run(&args.timing, shape, args.tokens.unwrap_or(128 << 10));
+    }
     let needle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/needle-7m");
     let dir = args.model.as_deref().unwrap_or(&needle);
     let device = if args.cpu { Device::Cpu } else { Device::new_cuda(0).context("no GPU; --cpu does without")? };
@@ -42,11 +62,13 @@ fn main() -> Result<()> {
     let mut model = Model::load(dir, dtype, &device)?;
     let path = dir.join("tokenizer.json");
     let tokenizer = Tokenizer::from_file(&path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
-    let prompt = match &args.prompt_file {
-        Some(path) => std::fs::read_to_string(path).with_context(|| path.display().to_string())?,
-        None => passkey(&needle)?,
+    let mut ids = match &args.prompt_file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            tokenizer.encode(text, true).map_err(anyhow::Error::msg)?.get_ids().to_vec()
+        }
+        None => passkey::build(&tokenizer, args.tokens.unwrap_or(16 << 10), 0.5, 0)?.tokens,
     };
-    let mut ids = tokenizer.encode(prompt, true).map_err(anyhow::Error::msg)?.get_ids().to_vec();
     ensure!(!ids.is_empty(), "the prompt: expected at least one token, got none");
     if let Some(tokens) = args.tokens {
         ids = ids.iter().copied().cycle().take(tokens).collect();
@@ -70,7 +92,7 @@ fn main() -> Result<()> {
     s2o::set_policy(Policy::Dense);
     let (dense, dense_time) = prefill(&mut model, &ids, &device)?;
     let dense_text = written(&mut model, &tokenizer, &dense, ids.len(), args.sample_len, &device)?;
-    s2o::set_policy(policy);
+    s2o::set_policy(policy.clone());
     let (sparse, sparse_time) = prefill(&mut model, &ids, &device)?;
     let sparse_text = written(&mut model, &tokenizer, &sparse, ids.len(), args.sample_len, &device)?;
 
@@ -83,11 +105,14 @@ fn main() -> Result<()> {
         let density = AttnStats::joint_density(calls.iter().map(|call| &call.stats));
         println!("all calls  density {density:.3}");
     }
-    let apart = (dense - sparse)?.abs()?.max(D::Minus1)?.to_scalar::<f32>()?;
+    let apart = (&dense - &sparse)?.abs()?.max(D::Minus1)?.to_scalar::<f32>()?;
     let ratio = dense_time.as_secs_f64() / sparse_time.as_secs_f64();
     println!("\nprefill    dense {dense_time:.3?}, by the policy {sparse_time:.3?} ({ratio:.2}x)");
     println!("logits     largest difference {apart:.3e}");
     println!("dense writes   {dense_text:?}\npolicy writes  {sparse_text:?}");
+    if args.decoder {
+        ours::compare(dir, &device, dtype, &ids, &policy, [&dense, &sparse])?;
+    }
     Ok(())
 }
 
@@ -117,11 +142,4 @@ fn written(
         logits = model.forward(&Tensor::new(&[[id]], device)?, position)?;
     }
     tokenizer.decode(&ids, true).map_err(anyhow::Error::msg)
-}
-
-fn passkey(needle: &Path) -> Result<String> {
-    let path = needle.join("passkey.jsonl");
-    let lines = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let first: serde_json::Value = serde_json::from_str(lines.lines().next().unwrap_or_default())?;
-    first["input"].as_str().map(str::to_owned).with_context(|| format!("{}: expected a text `input`", path.display()))
 }
