@@ -32,7 +32,7 @@ use measure::gpu::Gpu;
 use measure::{Place, median};
 use methods::{Method, Models};
 use report::{Measured, Report};
-use s2o_models::DecoderConfig;
+use s2o_models::{Chunk, DecoderConfig};
 
 /// Logits of two exact models may differ by this much of their norm in bf16, if they do not choose the same token.
 const EXACT_WITHIN: f64 = 0.05;
@@ -62,7 +62,7 @@ struct Arguments {
     #[arg(long, default_value = "1")]
     stock_repeats: usize,
     /// Tokens per prefill chunk of our decoder, or `auto`: its own choice.
-    #[arg(long, default_value = "auto", value_parser = chunk)]
+    #[arg(long, default_value = "auto")]
     chunk: Chunk,
     /// Prompt length at which our exact decoder and Candle's model must agree before anything is timed.
     #[arg(long, default_value = "4096")]
@@ -72,19 +72,6 @@ struct Arguments {
     /// Given by cargo.
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Chunk(Option<usize>);
-
-fn chunk(text: &str) -> Result<Chunk, String> {
-    match text {
-        "auto" => Ok(Chunk(None)),
-        _ => match text.parse() {
-            Ok(0) | Err(_) => Err("expected `auto` or a number of tokens".to_owned()),
-            Ok(tokens) => Ok(Chunk(Some(tokens))),
-        },
-    }
 }
 
 fn main() -> Result<()> {
@@ -100,9 +87,8 @@ fn main() -> Result<()> {
     let shortest = arguments.tokens.iter().copied().min().unwrap_or_default();
     ensure!(shortest > 0, "--tokens: expected lengths of at least 1, got {:?}", arguments.tokens);
     let gpu = Gpu::new()?;
-    let Chunk(chunk) = arguments.chunk;
     let (config, vb) = checkpoint(&arguments.shape, arguments.weights, arguments.layers, longest, &gpu.device)?;
-    let mut models = Models::load(&gpu, &config, vb, chunk, methods.contains(&Method::Stock))?;
+    let mut models = Models::load(&gpu, &config, vb, arguments.chunk, methods.contains(&Method::Stock))?;
     methods.retain(|method| *method != Method::Stock || models.stock_name().is_some());
     let report = Report::new(&gpu, &config, &arguments.shape, arguments.weights)?;
     report.heading();

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use candle_nn::VarBuilder;
 use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use clap::ValueEnum;
-use s2o_models::{Decoder, DecoderConfig, PrefillOptions};
+use s2o_models::{Chunk, Decoder, DecoderConfig, PrefillOptions};
 
 use crate::logits::first_token;
 use crate::measure::gpu::Gpu;
@@ -58,20 +58,14 @@ impl Method {
 pub struct Models<'a> {
     gpu: &'a Gpu,
     decoder: Decoder,
-    chunk: Option<usize>,
+    chunk: Chunk,
     #[cfg(feature = "flash-attn")]
     stock: Option<Stock>,
 }
 
 impl<'a> Models<'a> {
-    /// Loads our decoder, and Candle's model if it takes part and can. `chunk` `None` is the decoder's own choice.
-    pub fn load(
-        gpu: &'a Gpu,
-        config: &DecoderConfig,
-        vb: VarBuilder,
-        chunk: Option<usize>,
-        with_stock: bool,
-    ) -> Result<Self> {
+    /// Loads our decoder, and Candle's model if it takes part and can.
+    pub fn load(gpu: &'a Gpu, config: &DecoderConfig, vb: VarBuilder, chunk: Chunk, with_stock: bool) -> Result<Self> {
         let decoder = Decoder::load(config, &vb, None)?;
         #[cfg(feature = "flash-attn")]
         let stock = if with_stock { loaded(config, vb) } else { None };
@@ -151,10 +145,7 @@ impl<'a> Models<'a> {
     }
 
     fn options(&self) -> PrefillOptions<'static> {
-        match self.chunk {
-            Some(tokens) => PrefillOptions::new().chunk(tokens),
-            None => PrefillOptions::new(),
-        }
+        PrefillOptions::new().chunk(self.chunk)
     }
 
     #[cfg(feature = "flash-attn")]
