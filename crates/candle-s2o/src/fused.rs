@@ -220,7 +220,6 @@ pub struct QkNorm<'a> {
 #[derive(Debug)]
 pub struct Rotary {
     inverse_frequencies: Vec<f32>,
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the kernel's copy"))]
     on_device: Tensor,
     factor: f64,
     dtype: DType,
