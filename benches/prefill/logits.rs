@@ -5,6 +5,10 @@ use std::time::Instant;
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
 
+/// Logits of two exact models may differ by this much of their norm after tens of layers in bf16, if they do not choose
+/// the same token. What is computed wrongly is off by about 1.
+pub const EXACT_WITHIN: f64 = 0.1;
+
 /// The logits that `run` gives, and the milliseconds until the likeliest token is known to the host.
 pub fn first_token(device: &Device, run: impl FnOnce() -> Result<Tensor>) -> Result<(Tensor, f64)> {
     device.synchronize()?;

@@ -27,15 +27,12 @@ use anyhow::{Result, ensure};
 use candle_core::Tensor;
 use checkpoint::{Weights, checkpoint, prompt};
 use clap::Parser;
-use logits::apart;
+use logits::{EXACT_WITHIN, apart};
 use measure::gpu::Gpu;
 use measure::{Place, median};
 use methods::{Method, Models};
 use report::{Measured, Report};
 use s2o_models::{Chunk, DecoderConfig};
-
-/// Logits of two exact models may differ by this much of their norm in bf16, if they do not choose the same token.
-const EXACT_WITHIN: f64 = 0.05;
 
 /// Times prefill and appends to benches/record/.
 #[derive(Debug, Parser)]

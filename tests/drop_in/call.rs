@@ -141,3 +141,15 @@ macro_rules! implementation {
 implementation!(ours, s2o_flash_attn);
 #[cfg(feature = "flash-attn")]
 implementation!(original, candle_flash_attn);
+
+/// The call by candle-flash-attn's own kernels, in a build that has them.
+#[cfg(feature = "flash-attn")]
+pub fn by_original(call: &Call) -> Option<Result<Tensor>> {
+    Some(original(call))
+}
+
+/// Nothing: this build has no candle-flash-attn.
+#[cfg(not(feature = "flash-attn"))]
+pub fn by_original(_: &Call) -> Option<Result<Tensor>> {
+    None
+}

@@ -9,8 +9,7 @@ use candle_flash_attn::s2o::Policy;
 use candle_s2o::{Attention, Dense, S2o};
 use s2o_models::{LoadOptions, ModelSource, PrefillOptions};
 
-use crate::logits::apart;
-use crate::timing::EXACT_WITHIN;
+use crate::logits::{EXACT_WITHIN, apart};
 
 /// Prints how far `[exact, by_policy]` are from what our decoder computes, and fails if that is more than rounding.
 pub fn compare(

@@ -11,15 +11,13 @@ use clap::Args;
 use s2o_models::{Decoder, PrefillOptions};
 
 use crate::checkpoint::{DTYPE, Weights, checkpoint, prompt};
-use crate::logits::{apart, first_token};
+use crate::logits::{EXACT_WITHIN, apart, first_token};
 use crate::measure::gpu::Gpu;
 use crate::measure::{Place, Row, median};
 use crate::stock::Stock;
 
 /// Prompt length at which the model must agree with our decoder before anything is timed.
 const CHECKED: usize = 4096;
-/// Logits of two exact models may differ by this much of their norm in bf16, if they do not choose the same token.
-pub const EXACT_WITHIN: f64 = 0.05;
 
 /// What is timed.
 #[derive(Debug, Args)]
