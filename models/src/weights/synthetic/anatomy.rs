@@ -313,3 +313,88 @@ impl Anatomy {
             + self.q_content(head).powi(2) * self.head_dim as f64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::synthetic::Shape;
+
+    /// The score of a key `distance` tokens back, of what q reads in the constant and k in `channel`, both normalised.
+    fn score(
+        anatomy: &Anatomy,
+        config: &DecoderConfig,
+        layer: usize,
+        head: usize,
+        channel: usize,
+        distance: f64,
+    ) -> f64 {
+        let (q, k) = (anatomy.q_proj(layer).columns, anatomy.k_proj(layer).columns);
+        let kv_head = head * config.num_kv_heads / config.num_heads;
+        let half = config.head_dim / 2;
+        let read = |columns: &[f32], head: usize, pair: usize, channel: usize| {
+            let at = |dim: usize| f64::from(columns[(head * config.head_dim + dim) * RESERVED + channel]);
+            (at(pair) / anatomy.per_constant(layer), at(pair + half) / anatomy.per_constant(layer))
+        };
+        let frequencies = config.rope.inverse_frequencies(config.head_dim);
+        let pairs = frequencies.iter().enumerate().map(|(pair, freq)| {
+            let ((a, b), (c, d)) = (read(&q, head, pair, CONSTANT), read(&k, kv_head, pair, channel));
+            let (sin, cos) = (f64::from(*freq) * distance).sin_cos();
+            (a * c + b * d) * cos + (a * d - b * c) * sin
+        });
+        anatomy.scale * pairs.sum::<f64>()
+    }
+
+    #[test]
+    fn scores_are_what_the_heads_were_drawn_for() {
+        for shape in [Shape::Llama31_8b, Shape::Qwen3_8b] {
+            let config = shape.config().unwrap();
+            let anatomy = Anatomy::new(&config, 1.0, 9);
+            let heads = anatomy.heads(3);
+            for (number, head) in heads.iter().enumerate().step_by(7) {
+                let score = |channel, distance| score(&anatomy, &config, 3, number, channel, distance);
+                let near = |a: f64, b: f64| (a - b).abs() < 1e-3 * b.abs().max(1.0);
+                assert!(near(score(CONSTANT, 0.0), head.local), "{shape:?} {head:?}");
+                assert!(near(score(FIRST, 0.0), head.sink), "{shape:?} {head:?}");
+                // An importance of 1 is smaller than the constant.
+                let importance = IMPORTANCE_SHARE / CONSTANT_SHARE;
+                assert!(near(score(IMPORTANCE, 0.0) * importance, head.stripes), "{shape:?} {head:?}");
+
+                // Near keys score higher, and far ones keep their importance to the end of the context.
+                assert!(score(CONSTANT, 30.0) < 0.8 * head.local + 0.01, "{shape:?} {head:?}");
+                assert!(score(CONSTANT, 4096.0).abs() < 0.4 * head.local + 0.01, "{shape:?} {head:?}");
+                assert!(score(IMPORTANCE, 131_071.0) * importance > 0.8 * head.stripes, "{shape:?} {head:?}");
+                assert!(score(FIRST, 131_071.0) > 0.8 * head.sink, "{shape:?} {head:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_head_of_a_normed_layer_is_as_long() {
+        let config = Shape::Qwen3_8b.config().unwrap();
+        let anatomy = Anatomy::new(&config, 1.0, 9);
+        let rows = anatomy.q_proj(5);
+        let (unit, norm) = (anatomy.per_constant(5), f64::from(anatomy.q_norm(5)));
+        for head in 0..config.num_heads {
+            let dims = head * config.head_dim..(head + 1) * config.head_dim;
+            let square: f64 = dims
+                .map(|dim| {
+                    let constant = f64::from(rows.columns[dim * RESERVED + CONSTANT]) / unit;
+                    constant.powi(2) + f64::from(rows.deviations[dim]).powi(2) * anatomy.hidden
+                })
+                .sum();
+            let root = (square / config.head_dim as f64).sqrt();
+            assert!((root / norm - 1.0).abs() < 1e-3, "head {head}: {root} of {norm}");
+        }
+    }
+
+    #[test]
+    fn kinds_come_in_their_parts() {
+        assert!((KINDS.iter().map(|kind| kind.share).sum::<f64>() - 1.0).abs() < 1e-12);
+        let config = Shape::Llama31_8b.config().unwrap();
+        let anatomy = Anatomy::new(&config, 1.0, 4);
+        for layer in 0..config.num_layers {
+            let local = anatomy.heads(layer).iter().filter(|head| head.local >= KINDS[0].local[0]).count();
+            assert!((12..=16).contains(&local), "layer {layer}: {local} of 32 heads are local");
+        }
+    }
+}
