@@ -11,7 +11,7 @@ use crate::random::SplitMix64;
 use crate::weights::PASSKEY_JSONL;
 
 const HEADER: &str = "Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about the numbers afterwards.\n";
-const QUESTION: &str = "\n\nWhat is the pass key? The pass key is";
+const QUESTION: &str = "What is the pass key? The pass key is";
 
 /// How far below the wanted length a built prompt may end, in tokens.
 const SLACK: usize = 64;
@@ -71,10 +71,76 @@ pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) ->
         });
     }
     let mut random = SplitMix64::new(seed);
-    let answer = (1_000_000 + random.below(9_000_000)).to_string();
-    let haystack = Haystack::from_place(&haystack()?, random.next_u64());
+    let answer = number(&mut random);
+    let line = format!("The pass key is {answer}. Remember it. {answer} is the pass key.");
+    let place = random.next_u64();
+    hide(tokenizer, num_tokens, &haystack()?, place, &[Needle { depth, line }], QUESTION, answer)
+}
 
-    let around = encode(tokenizer, &assemble("", depth, &answer))?.len();
+/// Builds a prompt that hides `keys` needles of one form (a word and its number, each at a place of its own) and asks for
+/// one of them. Length and haystack are as in [`build`]; `seed` chooses words, numbers, places and which is asked for.
+///
+/// # Errors
+/// [`ModelError::PromptTooShort`] when header, needles and question alone are longer; [`ModelError::WrongInput`] for no
+/// keys, or for more than the haystack has words.
+pub fn build_keyed(tokenizer: &Tokenizer, num_tokens: usize, keys: usize, seed: u64) -> Result<PasskeyPrompt> {
+    let haystack = haystack()?;
+    let mut words: Vec<&str> = haystack
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| (5..=9).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_lowercase()))
+        .collect();
+    words.sort_unstable();
+    words.dedup();
+    if keys == 0 || keys > words.len() {
+        return Err(ModelError::WrongInput {
+            what: "keys to hide",
+            expected: format!("1 to {}", words.len()),
+            got: keys.to_string(),
+        });
+    }
+    let mut random = SplitMix64::new(seed);
+    let mut below = |bound: usize| random.below(bound as u64) as usize;
+    let chosen: Vec<&str> = (0..keys).map(|_| words.swap_remove(below(words.len()))).collect();
+    let asked = below(keys);
+    let numbers: Vec<String> = chosen.iter().map(|_| number(&mut random)).collect();
+    let needles: Vec<Needle> = chosen
+        .iter()
+        .zip(&numbers)
+        .map(|(word, number)| Needle {
+            depth: random.below(1001) as f64 / 1000.0,
+            line: format!("The special magic number for {word} is: {number}."),
+        })
+        .collect();
+    let word = chosen[asked];
+    let question = format!("What is the special magic number for {word}? The special magic number for {word} is:");
+    let (place, answer) = (random.next_u64(), numbers[asked].clone());
+    hide(tokenizer, num_tokens, &haystack, place, &needles, &question, answer)
+}
+
+/// A line to hide, and where: 0 at the start of the haystack, 1 at its end.
+struct Needle {
+    depth: f64,
+    line: String,
+}
+
+/// Seven digits.
+fn number(random: &mut SplitMix64) -> String {
+    (1_000_000 + random.below(9_000_000)).to_string()
+}
+
+/// The longest prompt of at most `num_tokens` tokens, give or take [`SLACK`], its haystack from a place that `place`
+/// chooses.
+fn hide(
+    tokenizer: &Tokenizer,
+    num_tokens: usize,
+    haystack: &str,
+    place: u64,
+    needles: &[Needle],
+    question: &str,
+    answer: String,
+) -> Result<PasskeyPrompt> {
+    let haystack = Haystack::from_place(haystack, place);
+    let around = encode(tokenizer, &assemble("", needles, question))?.len();
     if around > num_tokens {
         return Err(ModelError::PromptTooShort { expected: around, got: num_tokens });
     }
@@ -82,7 +148,7 @@ pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) ->
     let mut wanted = num_tokens - around;
     let mut body = haystack.of_tokens(tokenizer, wanted)?;
     for _ in 0..16 {
-        let text = assemble(&body, depth, &answer);
+        let text = assemble(&body, needles, question);
         let tokens = encode(tokenizer, &text)?;
         if tokens.len() > num_tokens {
             wanted = wanted.saturating_sub((tokens.len() - num_tokens).max(1));
@@ -111,11 +177,20 @@ pub fn answers(generated: &str, answer: &str) -> bool {
     generated.contains(answer)
 }
 
-/// Header, haystack with the needle at `depth`, question.
-fn assemble(body: &str, depth: f64, answer: &str) -> String {
-    let at = sentence_end_near(body, (body.len() as f64 * depth) as usize);
-    let (before, after) = body.split_at(at);
-    format!("{HEADER}{before}\nThe pass key is {answer}. Remember it. {answer} is the pass key.\n{after}{QUESTION}")
+/// Header, haystack with each needle on a line of its own, question.
+fn assemble(body: &str, needles: &[Needle], question: &str) -> String {
+    let place = |needle: &Needle| sentence_end_near(body, (body.len() as f64 * needle.depth) as usize);
+    let mut placed: Vec<(usize, &str)> = needles.iter().map(|needle| (place(needle), needle.line.as_str())).collect();
+    placed.sort_by_key(|&(at, _)| at);
+    let (mut text, mut shown) = (HEADER.to_owned(), 0);
+    for (at, line) in placed {
+        text.push_str(&body[shown..at]);
+        text.push_str(&format!("\n{line}\n"));
+        shown = at;
+    }
+    text.push_str(&body[shown..]);
+    text.push_str(&format!("\n\n{question}"));
+    text
 }
 
 /// The nearest place around byte `at` where a line or a sentence ends, so that the needle splits no word.

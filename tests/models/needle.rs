@@ -102,6 +102,21 @@ fn answers_a_built_passkey() {
 }
 
 #[test]
+fn answers_one_of_sixteen_keys() {
+    let model = needle();
+    let prompt = passkey::build_keyed(&model.tokenizer, 3000, 16, 5).unwrap();
+    assert!(prompt.tokens.len() <= 3000 && prompt.tokens.len() > 2936);
+    let needles: Vec<&str> =
+        prompt.text.lines().filter(|line| line.starts_with("The special magic number for ")).collect();
+    assert_eq!(needles.len(), 16);
+    let asked = needles.iter().filter(|line| line.ends_with(&format!(" is: {}.", prompt.answer)));
+    assert_eq!(asked.count(), 1);
+    let text = answer(&model, &prompt.tokens);
+    assert!(passkey::answers_exactly(&text, &prompt.answer), "{text:?}, expected {}", prompt.answer);
+    assert!(passkey::build_keyed(&model.tokenizer, 3000, 0, 5).is_err());
+}
+
+#[test]
 fn built_prompts_have_the_wanted_length_and_depth() {
     let model = needle();
     for (num_tokens, depth, seed) in

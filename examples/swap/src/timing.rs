@@ -26,7 +26,7 @@ pub struct Timing {
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "prompt_file", "cpu", "decoder"])]
     pub synthetic: Option<String>,
     /// What the weights of --synthetic are like
-    #[arg(long, default_value = "random")]
+    #[arg(long, default_value = "calibrated")]
     weights: Weights,
     /// Layers to keep of the shape
     #[arg(long)]
