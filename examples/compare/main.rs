@@ -52,7 +52,7 @@ struct Flags {
     /// on for several layers; an optional tensor softmax_scale holds one number
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "model", "revision", "tokenizer_file", "dtype", "chunk", "prompt", "prompt_file", "passkey", "context", "depth",
-        "seed", "save_tensors",
+        "seed", "save_tensors", "synthetic", "synthetic_weights", "synthetic_focus", "tokens",
     ])]
     tensors: Option<PathBuf>,
     /// Layers to compare, such as `0,5` [default: all of a file; the first, middle and last of a model]
