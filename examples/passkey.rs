@@ -103,8 +103,9 @@ fn main() -> Result<()> {
             other => bail!("--methods: expected dense, s2o or s2o-paper, got {other}"),
         })
         .collect::<Result<Vec<_>>>()?;
-    let command =
-        format!("cargo run --release --example passkey -- {}", std::env::args().skip(1).collect::<Vec<_>>().join(" "));
+    let features = if device_name == "GPU" { " --features cuda" } else { "" };
+    let flags = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+    let command = format!("cargo run --release{features} --example passkey -- {flags}");
     println!(
         "{:10} {:>8} {:>8} {:>6} {:>7} {:>8} {:>8}",
         "method", "context", "kind", "chunk", "right", "density", "changed"
