@@ -35,7 +35,8 @@ pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Re
     }
     let q = q.reshape((batch, num_kv_heads, group, head_dim))?;
     let mut rows = Vec::with_capacity(batch);
-    // The query heads of a group are the rows of one matrix. Candle multiplies a batch of matrices with one batch stride only, and (sequence, head) needs two.
+    // The query heads of a group are the rows of one matrix. Candle multiplies a batch of matrices with one batch stride
+    // only, and (sequence, head) needs two.
     for b in 0..batch {
         let (q, k, v) = (q.get(b)?, k.get(b)?.transpose(0, 1)?, v.get(b)?.transpose(0, 1)?);
         // cuBLAS through Candle takes no row stride other than the row length; the CPU takes any, so it need not copy the
