@@ -1,0 +1,1 @@
+//! Published sparse prefill methods, to compare S2O with.

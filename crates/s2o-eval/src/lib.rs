@@ -1,0 +1,1 @@
+//! Long-context tasks, their scores, and the experiments of the S2O paper, for any attention method.
