@@ -1,5 +1,6 @@
 //! Every stage against an independent program's vectors, and the fast path against our own reference.
 
+mod blocks;
 mod cpu;
 mod invariants;
 mod random;

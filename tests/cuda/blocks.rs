@@ -1,8 +1,8 @@
 //! Attention on lists of blocks.
 
 use candle_core::DType;
-use candle_s2o::AttnError;
-use candle_s2o::cuda::{BlockLists, CudaError, block_sparse_attn};
+use candle_s2o::cuda::CudaError;
+use candle_s2o::{AttnError, BlockError, BlockLists, BlockSelection, S2oError, block_sparse_attn};
 
 use crate::Runner;
 use crate::exact::{Row, check};
@@ -58,7 +58,8 @@ pub fn cases(runner: &mut Runner) {
                 let lists = lists(&problem, causal);
                 let blocks = BlockLists::new(lists.iter().map(|list| list.iter().copied()));
                 problem.poison();
-                let out = block_sparse_attn(q, k, v, problem.scale, causal, &blocks).unwrap();
+                let selection = BlockSelection::from(blocks);
+                let (out, _) = block_sparse_attn(q, k, v, problem.scale, causal, selection).unwrap();
                 check(&problem, &out, |at| vec![keys(&problem, &lists, causal, at)]);
             });
         }
@@ -66,16 +67,20 @@ pub fn cases(runner: &mut Runner) {
     runner.case("blocks that do not fit are typed errors", |runner| {
         let sizes = Sizes { batch: 1, heads: [1, 1], q_len: 256, k_len: 256, head_dim: 64 };
         let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 1.0);
-        let refused = |lists: Vec<Vec<usize>>| {
+        let refused = |selection: BlockSelection| {
             let [q, k, v] = &problem.on_gpu;
-            match block_sparse_attn(q, k, v, problem.scale, true, &BlockLists::new(lists)) {
-                Err(AttnError::Cuda(CudaError::Keys { name, got, .. })) => (name, got),
-                other => panic!("expected an error, got {other:?}"),
-            }
+            block_sparse_attn(q, k, v, problem.scale, true, selection).expect_err("the selection does not fit")
         };
-        assert_eq!(refused(vec![vec![0]]), ("block lists", 1));
-        assert_eq!(refused(vec![vec![1], vec![0]]), ("key block", 1));
-        assert_eq!(refused(vec![vec![0], vec![usize::MAX]]), ("key block", i32::MAX as usize));
-        assert_eq!(refused(vec![vec![0], vec![1, 0, 1]]), ("key block", 1));
+        let lists = |lists: Vec<Vec<usize>>| BlockLists::new(lists);
+        let unfit = |error: BlockError| AttnError::S2o(S2oError::Blocks(error)).to_string();
+        let error = refused(lists(vec![vec![0]]).into());
+        assert_eq!(error.to_string(), unfit(BlockError::ListCount { expected: 2, got: 1 }));
+        let error = refused(lists(vec![vec![1], vec![0]]).into());
+        assert_eq!(error.to_string(), unfit(BlockError::KeyBlock { list: 0, below: 1, got: 1 }));
+        let fits = || lists(vec![vec![0], vec![1]]);
+        let halves = fits().with_block_k(64).unwrap();
+        assert!(matches!(refused(halves.into()), AttnError::Cuda(CudaError::Tile { name: "block_k", got: 64 })));
+        let columns = BlockSelection { columns: Some(vec![vec![3]]), ..fits().into() };
+        assert!(matches!(refused(columns), AttnError::Cuda(CudaError::CpuOnly { what: "columns" })));
     });
 }

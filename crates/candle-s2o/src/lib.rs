@@ -9,6 +9,7 @@
 //! Tensors may be on the CPU or, with the feature `cuda`, on an NVIDIA GPU; what then holds is said in the module `cuda`.
 
 mod attention;
+mod block_sparse;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -20,12 +21,14 @@ mod methods;
 mod op;
 
 pub use attention::{Attention, PrefillCall};
+pub use block_sparse::block_sparse_attn;
 pub use decode::decode_attn;
 pub use device_memory::{DeviceMemory, is_out_of_memory};
 pub use error::AttnError;
 pub use methods::{Dense, S2o};
 pub use op::{S2oOp, dense_attn, s2o_attn, s2o_attn_with_stats};
 pub use s2o::{
-    AttnStats, ConfigError, DenseBelow, GainFrame, HeadStats, KeyScore, Permutation, Ranking, S2oConfig,
-    S2oConfigBuilder, S2oError, SegmentLen, SegmentOrder, ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile,
+    AttnShape, AttnStats, BLOCK_Q, BlockError, BlockLists, BlockSelection, ConfigError, DenseBelow, GainFrame,
+    HeadStats, HeadWork, KeyScore, Permutation, Ranking, S2oConfig, S2oConfigBuilder, S2oError, SegmentLen,
+    SegmentOrder, ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile, query_blocks,
 };

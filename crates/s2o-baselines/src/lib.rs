@@ -1,1 +1,22 @@
 //! Published sparse prefill methods, to compare S2O with.
+//!
+//! A method is one file and one [`BlockSelector`]: from the queries and keys of a call it picks key blocks for every
+//! query block. [`BlockSparse`] makes an [`candle_s2o::Attention`] of it; one executor
+//! ([`candle_s2o::block_sparse_attn`]) computes them all, and one rule counts their density.
+//!
+//! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once. The
+//! choice itself ([`BlockMask`]) is read back once a call.
+
+mod attention;
+mod mask;
+mod pooling;
+mod selector;
+mod sliding_window;
+mod top_cdf;
+
+pub use attention::BlockSparse;
+pub use mask::{BlockMask, causal_blocks};
+pub use pooling::{block_means, block_scores};
+pub use selector::{BaselineError, BlockSelector, Reordered, Selection};
+pub use sliding_window::SlidingWindow;
+pub use top_cdf::top_cdf;

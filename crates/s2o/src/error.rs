@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::blocks::BlockError;
 use crate::config::ConfigError;
 use crate::permutation::PermutationError;
 use crate::shape::ShapeError;
@@ -19,6 +20,9 @@ pub enum S2oError {
     /// A key or query order given by the caller does not fit its segment.
     #[error("ranking: {0}")]
     Ranking(#[from] PermutationError),
+    /// A selection of key blocks does not fit the call.
+    #[error(transparent)]
+    Blocks(#[from] BlockError),
     /// The key orders of a single segment do not fit the workspace cap.
     #[error("workspace_cap: expected at least {expected} bytes for one segment of {prefix_len} keys, got {got}")]
     WorkspaceTooSmall {

@@ -13,6 +13,7 @@
 //! | Algorithm 4, single pass without query permutation | [`reference::single_pass`], [`cpu::attention`] |
 //! | the stop condition on the gain of a tile | [`Gain`], [`StopVote`], [`StopRule`], [`GainFrame`], [`TriggeringTile`] |
 //! | density and sparsity | [`AttnStats`], [`HeadStats`] |
+//! | the block-sparse methods it is compared with | [`BlockSelection`], [`cpu::block_sparse`] |
 //!
 //! What the paper leaves open is an option of [`S2oConfig`]; docs/algorithm.md has the reasons for each default.
 //!
@@ -39,6 +40,7 @@
 
 #![deny(unsafe_code)]
 
+mod blocks;
 mod config;
 pub mod cpu;
 mod early_stop;
@@ -51,6 +53,7 @@ mod segment;
 mod shape;
 mod stats;
 
+pub use blocks::{BLOCK_Q, BlockError, BlockLists, BlockSelection, HeadWork, query_blocks};
 pub use config::{
     ConfigError, DenseBelow, GainFrame, KeyScore, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TriggeringTile,
 };

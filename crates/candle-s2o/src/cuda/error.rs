@@ -25,9 +25,9 @@ pub enum CudaError {
         got: usize,
     },
     /// The kernels are built for one tile size.
-    #[error("{name}: expected 128 on CUDA, got {got}; the CPU path takes 1 to 1024")]
+    #[error("{name}: expected 128 on CUDA, got {got}; the CPU path takes others")]
     Tile {
-        /// `tile_q` or `tile_k`.
+        /// `tile_q`, `tile_k` or `block_k`.
         name: &'static str,
         /// The refused size.
         got: usize,
@@ -107,7 +107,13 @@ pub enum CudaError {
         /// What to do about it.
         instead: &'static str,
     },
-    /// A list of blocks or an order of keys does not fit the call.
+    /// The kernels lack what the CPU path has.
+    #[error("block selection: expected no {what} on CUDA; the CPU path takes them")]
+    CpuOnly {
+        /// What was given.
+        what: &'static str,
+    },
+    /// An order of keys does not fit the call.
     #[error("{name}: expected {expected}, got {got}")]
     Keys {
         /// What is at fault.

@@ -32,10 +32,10 @@ mod sparse;
 mod stopwatch;
 mod tensor_map;
 
-pub use block::BlockLists;
 pub use error::CudaError;
 pub use stopwatch::KernelTime;
 
+pub(crate) use block::attend as block_sparse;
 pub(crate) use call::{Call, run};
 pub(crate) use memory::{device_memory, keep_released};
 pub(crate) use sparse::{Request, attend as s2o, rank};
@@ -55,23 +55,6 @@ pub const BREAK_EVEN: usize = 8192;
 /// Dense attention on a GPU.
 pub(crate) fn dense(call: &Call, causal: bool) -> Result<(), AttnError> {
     Ok(dense::attend(call, causal, 0, None)?)
-}
-
-/// Attention of each query block to the key blocks of its list: shapes and dtypes as in
-/// [`dense_attn`](crate::dense_attn), on a GPU. This is the executor for block-sparse methods, which only select.
-///
-/// # Errors
-/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Keys`] if the lists do not fit them.
-pub fn block_sparse_attn(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    softmax_scale: f32,
-    causal: bool,
-    blocks: &BlockLists,
-) -> Result<Tensor, AttnError> {
-    let op = BlockOp { softmax_scale, causal, blocks: blocks.clone() };
-    Ok(apply(op, q, k, v)?.0)
 }
 
 /// [`dense_attn`](crate::dense_attn) with its keys cut into `splits` parts that are computed apart and then joined, as
@@ -121,30 +104,6 @@ pub fn gather_attn_timed(
 ) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
     let kv_perm = kv_perm.into();
     apply(TimedOp(GatherOp { softmax_scale, kv_perm, tau }), q, k, v)
-}
-
-#[derive(Debug)]
-struct BlockOp {
-    softmax_scale: f32,
-    causal: bool,
-    blocks: BlockLists,
-}
-
-impl Kernel for BlockOp {
-    const NAME: &'static str = "block-sparse-attention";
-    type Report = ();
-
-    fn softmax_scale(&self) -> f32 {
-        self.softmax_scale
-    }
-
-    fn cpu<T: Element>(&self, _: &Inputs<'_, T>, _: &mut [T]) -> Result<(), AttnError> {
-        Err(AttnError::GpuOnly { what: Self::NAME })
-    }
-
-    fn cuda(&self, call: &Call) -> Result<(), AttnError> {
-        Ok(block::attend(call, self.causal, &self.blocks)?)
-    }
 }
 
 #[derive(Debug)]

@@ -13,6 +13,7 @@
 //! sees every key. A value that is not finite reaches the queries of every tile that visits its key, and in the window
 //! those of the query tile it stands in, the earlier ones included.
 
+mod block_sparse;
 mod call;
 mod dense;
 mod microkernel;
@@ -25,6 +26,7 @@ mod softmax;
 mod strided;
 mod tile;
 
+pub use block_sparse::block_sparse;
 pub use dense::dense;
 pub use strided::{Element, Inputs, Strided};
 

@@ -119,6 +119,23 @@ impl QueryTile {
         }
     }
 
+    /// Zeroes the weights of 32 consecutive rows whose every greatest score, relative to the maximum so far, is below
+    /// `threshold` (in nats); their sums keep what the tile added. Returns how many rows of the tile these are.
+    pub(super) fn skip_values(&self, scores: &mut Scores, threshold: f32) -> usize {
+        const STRIP: usize = 32;
+        let least = threshold.exp();
+        let mut skipped = 0;
+        for start in (0..self.rows.len()).step_by(STRIP) {
+            let strip = start..(start + STRIP).min(self.lanes);
+            let columns = scores.weights.chunks_exact_mut(self.lanes);
+            if columns.map(|column| &column[strip.clone()]).all(|column| column.iter().all(|&weight| weight < least)) {
+                scores.weights.chunks_exact_mut(self.lanes).for_each(|column| column[strip.clone()].fill(0.0));
+                skipped += strip.end.min(self.rows.len()) - start;
+            }
+        }
+        skipped
+    }
+
     /// Commits a scored key tile.
     pub(super) fn update(&mut self, scores: &Scores, values: &[f32]) {
         let columns = &scores.columns;

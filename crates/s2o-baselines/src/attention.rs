@@ -1,0 +1,96 @@
+//! [`BlockSparse`]: a selector behind the seam, with the work it caused.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{Result, Tensor};
+use candle_s2o::{Attention, AttnShape, HeadWork, PrefillCall, block_sparse_attn, dense_attn};
+
+use crate::selector::{BaselineError, BlockSelector, Selection};
+
+/// Attention by the blocks that a selector picks.
+#[derive(Debug)]
+pub struct BlockSparse<S> {
+    selector: S,
+    dense_below: usize,
+    /// By layer: the number of keys covered, and the work of each head.
+    work: Mutex<BTreeMap<usize, (usize, Vec<HeadWork>)>>,
+}
+
+impl<S: BlockSelector> BlockSparse<S> {
+    /// Selects at every length.
+    pub fn new(selector: S) -> Self {
+        Self { selector, dense_below: 0, work: Mutex::default() }
+    }
+
+    /// Prompts shorter than `tokens` attend densely.
+    pub fn dense_below(mut self, tokens: usize) -> Self {
+        self.dense_below = tokens;
+        self
+    }
+
+    /// The selector.
+    pub fn selector(&self) -> &S {
+        &self.selector
+    }
+
+    /// The executor alone: attention of a call to what [`BlockSelector::select`] gave for it, and the tiles computed by
+    /// head (`b * num_heads + h`).
+    ///
+    /// # Errors
+    /// If the selection does not fit the call.
+    pub fn attend(
+        call: &PrefillCall,
+        [q, k, v]: [&Tensor; 3],
+        selection: Selection,
+    ) -> std::result::Result<(Tensor, Vec<HeadWork>), BaselineError> {
+        let work = selection.keys.work(&shape_of(q, k, v)?);
+        let (k, v) = selection.reordered.as_ref().map_or((k, v), |reordered| (&reordered.k, &reordered.v));
+        let (out, _) = block_sparse_attn(q, k, v, call.softmax_scale, true, selection.keys)?;
+        Ok((out, work))
+    }
+
+    /// Takes the work of the last prompt by layer, of each head (`b * num_heads + h`). Chunks that follow each other are
+    /// added up; a call that does not go on where the one before ended begins anew.
+    pub fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
+        let all = std::mem::take(&mut *self.work.lock().unwrap_or_else(PoisonError::into_inner));
+        all.into_iter().map(|(layer, (_, heads))| (layer, heads)).collect()
+    }
+
+    fn note(&self, layer: usize, shape: &AttnShape, work: Vec<HeadWork>) {
+        let mut all = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let (end, heads) = all.entry(layer).or_default();
+        if *end != shape.kv_offset() || heads.len() != work.len() {
+            *heads = vec![HeadWork::default(); work.len()];
+        }
+        *end = shape.k_len();
+        for (head, more) in heads.iter_mut().zip(work) {
+            head.visited += more.visited;
+            head.causal += more.causal;
+        }
+    }
+}
+
+impl<S: BlockSelector> Attention for BlockSparse<S> {
+    fn name(&self) -> &str {
+        self.selector.name()
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let shape = shape_of(q, k, v)?;
+        let (out, work) = if call.prompt_len < self.dense_below {
+            (dense_attn(q, k, v, call.softmax_scale, true)?, HeadWork::dense(&shape))
+        } else {
+            let selection = self.selector.select(call, q, k, v)?;
+            Self::attend(call, [q, k, v], selection)?
+        };
+        self.note(call.layer, &shape, work);
+        Ok(out)
+    }
+}
+
+/// The checked sizes of a call.
+pub(crate) fn shape_of(q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<AttnShape, BaselineError> {
+    let dims = |tensor: &Tensor| tensor.dims4().map(|(b, s, h, d)| [b, s, h, d]);
+    Ok(AttnShape::of(dims(q)?, dims(k)?, dims(v)?)?)
+}

@@ -1,0 +1,80 @@
+//! [`BlockMask`]: a choice of blocks as a tensor, where the selectors compute it.
+
+use candle_core::{DType, Device, Tensor};
+use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, query_blocks};
+
+use crate::selector::BaselineError;
+
+/// Which key blocks each query block attends to: `(batch, num_heads, query_blocks, key_blocks)` of u8, not 0 where it
+/// does. Query blocks are those of [`query_blocks`], key blocks of `block_k` keys from the first key on.
+#[derive(Debug, Clone)]
+pub struct BlockMask {
+    mask: Tensor,
+    block_k: usize,
+}
+
+impl BlockMask {
+    /// Blocks beyond the diagonal are taken out of `mask`, so a selector need not look at it. `shape` is that of the call.
+    ///
+    /// # Errors
+    /// If Candle fails; the sizes are checked when the mask is used.
+    pub fn new(mask: &Tensor, shape: &AttnShape, block_k: usize) -> Result<Self, BaselineError> {
+        let causal = causal_blocks(shape, block_k, mask.device())?;
+        let mask = (mask.ne(0u8)? * causal.broadcast_as(mask.shape())?)?;
+        Ok(Self { mask, block_k })
+    }
+
+    /// The mask as a tensor.
+    pub fn tensor(&self) -> &Tensor {
+        &self.mask
+    }
+
+    /// Also the blocks of `other`: a `(query_blocks, key_blocks)` mask for all heads, or one like this.
+    ///
+    /// # Errors
+    /// If Candle fails.
+    pub fn or(&self, other: &Tensor) -> Result<Self, BaselineError> {
+        let mask = self.mask.maximum(&other.ne(0u8)?.broadcast_as(self.mask.shape())?)?;
+        Ok(Self { mask, block_k: self.block_k })
+    }
+
+    /// The lists that the executor takes. The mask is read back from its device, once.
+    ///
+    /// # Errors
+    /// If Candle fails, or `block_k` is no block size.
+    pub fn lists(&self) -> Result<BlockLists, BaselineError> {
+        let key_blocks = self.mask.dim(3)?;
+        let mask = self.mask.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
+        let lists = mask.chunks_exact(key_blocks).map(|row| (0..key_blocks).filter(|&block| row[block] != 0));
+        Ok(BlockLists::new(lists).with_block_k(self.block_k)?)
+    }
+}
+
+/// `(query_blocks, key_blocks)` of u8: 1 for the key blocks that begin no later than the query block ends, as positions
+/// of whole blocks.
+///
+/// # Errors
+/// If Candle fails.
+pub fn causal_blocks(shape: &AttnShape, block_k: usize, device: &Device) -> Result<Tensor, BaselineError> {
+    band(shape, block_k, device, |query_block, key_block| key_block * block_k < (query_block + 1) * BLOCK_Q)
+}
+
+/// `(query_blocks, key_blocks)` of u8, by a rule on (query block, key block), both counted on absolute positions.
+pub(crate) fn band(
+    shape: &AttnShape,
+    block_k: usize,
+    device: &Device,
+    rule: impl Fn(usize, usize) -> bool,
+) -> Result<Tensor, BaselineError> {
+    let key_blocks = shape.k_len().div_ceil(block_k);
+    let rows: Vec<_> = query_blocks(shape, true).collect();
+    let mask: Vec<u8> = rows
+        .iter()
+        .flat_map(|rows| {
+            let query_block = (shape.kv_offset() + rows.start) / BLOCK_Q;
+            let rule = &rule;
+            (0..key_blocks).map(move |key_block| u8::from(rule(query_block, key_block)))
+        })
+        .collect();
+    Ok(Tensor::from_vec(mask, (rows.len(), key_blocks), &Device::Cpu)?.to_device(device)?.to_dtype(DType::U8)?)
+}

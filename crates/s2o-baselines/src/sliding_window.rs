@@ -1,0 +1,56 @@
+//! Sliding window and sink: what every method that looks at the keys must beat.
+
+use candle_core::Tensor;
+use candle_s2o::{BLOCK_Q, PrefillCall};
+
+use crate::attention::shape_of;
+use crate::mask::{BlockMask, band};
+use crate::selector::{BaselineError, BlockSelector, Selection};
+
+/// The last keys of every query and the first of the prompt, in whole blocks of 128.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlidingWindow {
+    window: usize,
+    sink: usize,
+}
+
+impl SlidingWindow {
+    /// Each query sees at least its last `window` keys, itself included, and the first `sink` of the prompt.
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] for a window of 0.
+    pub fn new(window: usize, sink: usize) -> Result<Self, BaselineError> {
+        if window == 0 {
+            let (option, expected) = ("window", "at least 1 token");
+            return Err(BaselineError::Option { method: "sliding-window", option, expected, got: "0".to_owned() });
+        }
+        Ok(Self { window, sink })
+    }
+}
+
+/// 2048 keys and a sink of 64.
+impl Default for SlidingWindow {
+    fn default() -> Self {
+        Self { window: 2048, sink: 64 }
+    }
+}
+
+impl BlockSelector for SlidingWindow {
+    fn name(&self) -> &str {
+        "sliding-window"
+    }
+
+    fn select(&self, _: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
+        let shape = shape_of(q, k, v)?;
+        let window = self.window;
+        let mask = band(&shape, BLOCK_Q, q.device(), |query_block, key_block| {
+            // The block's first query reaches back farthest.
+            let oldest = (query_block * BLOCK_Q + 1).saturating_sub(window);
+            (key_block + 1) * BLOCK_Q > oldest || key_block * BLOCK_Q < self.sink
+        })?;
+        let (rows, blocks) = mask.dims2()?;
+        let mask = mask.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?;
+        let keys = BlockMask::new(&mask.contiguous()?, &shape, BLOCK_Q)?.lists()?;
+        Ok(candle_s2o::BlockSelection::from(keys).into())
+    }
+}

@@ -1,0 +1,340 @@
+//! [`BlockSelection`]: which keys a block-sparse method selects, in the form that the executors take.
+
+use std::ops::Range;
+
+use thiserror::Error;
+
+use crate::segment::{causal_tiles, position_tiles};
+use crate::shape::AttnShape;
+
+/// Queries in a query block.
+pub const BLOCK_Q: usize = 128;
+
+/// Why a selection was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum BlockError {
+    /// Key blocks divide a query block.
+    #[error("block_k: expected a divisor of {BLOCK_Q} from 16 on, got {got}")]
+    BlockK {
+        /// The refused size.
+        got: usize,
+    },
+    /// One list for each batch, head and query block.
+    #[error("block lists: expected {expected}, got {got}")]
+    ListCount {
+        /// Query blocks of all heads and sequences.
+        expected: usize,
+        /// Lists given.
+        got: usize,
+    },
+    /// A key block does not exist, or lies beyond the diagonal.
+    #[error("key block of list {list}: expected blocks below {below}, got {got}")]
+    KeyBlock {
+        /// Which list.
+        list: usize,
+        /// The first block that may not be named.
+        below: usize,
+        /// The refused block.
+        got: usize,
+    },
+    /// A list names a key block twice.
+    #[error("key blocks of list {list}: expected each once, got {got} twice")]
+    Repeated {
+        /// Which list.
+        list: usize,
+        /// The repeated block.
+        got: usize,
+    },
+    /// Columns are given for each batch and head.
+    #[error("columns: expected a list for each of {expected} heads, got {got}")]
+    ColumnCount {
+        /// Heads of all sequences.
+        expected: usize,
+        /// Lists given.
+        got: usize,
+    },
+    /// Columns ascend and are keys.
+    #[error("columns of head {head}: expected ascending keys below {below}, got {got}")]
+    Column {
+        /// `b * num_heads + h`.
+        head: usize,
+        /// Number of keys.
+        below: usize,
+        /// The column that does not ascend, or is no key.
+        got: usize,
+    },
+    /// Columns are those before a query.
+    #[error("columns: expected causal attention, got attention to all keys")]
+    ColumnsNotCausal,
+}
+
+/// Which key blocks each query block attends to. Query blocks are of [`BLOCK_Q`] queries, key blocks of as many keys
+/// unless said otherwise; key blocks are cut from the first key, query blocks at multiples of [`BLOCK_Q`] of the ABSOLUTE
+/// position if causal, from the first query if not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockLists {
+    block_k: usize,
+    key_blocks: Vec<i32>,
+    /// Where a list begins, and the end of the last.
+    offsets: Vec<i64>,
+}
+
+impl BlockLists {
+    /// One list for each (batch, head, query block), the query block innermost: numbers of key blocks, in any order,
+    /// each once. Queries see nothing of a key block beyond their own position if the attention is causal, and a query
+    /// block with an empty list gets zeros. The fit with a call is checked when it is used.
+    pub fn new<L: IntoIterator<Item = usize>>(lists: impl IntoIterator<Item = L>) -> Self {
+        let mut blocks = Self { block_k: BLOCK_Q, key_blocks: Vec::new(), offsets: vec![0] };
+        for list in lists {
+            let start = blocks.key_blocks.len();
+            // A number beyond i32 stays beyond every block count.
+            blocks.key_blocks.extend(list.into_iter().map(|block| i32::try_from(block).unwrap_or(i32::MAX)));
+            // Descending: the mask is in the first step of the kernel's loop.
+            blocks.key_blocks[start..].sort_unstable_by(|a, b| b.cmp(a));
+            blocks.offsets.push(blocks.key_blocks.len() as i64);
+        }
+        blocks
+    }
+
+    /// The same numbers, of key blocks of `block_k` keys.
+    ///
+    /// # Errors
+    /// [`BlockError::BlockK`] unless it divides [`BLOCK_Q`] and is 16 at least.
+    pub fn with_block_k(self, block_k: usize) -> Result<Self, BlockError> {
+        if block_k < 16 || !BLOCK_Q.is_multiple_of(block_k) {
+            return Err(BlockError::BlockK { got: block_k });
+        }
+        Ok(Self { block_k, ..self })
+    }
+
+    /// Keys in a key block.
+    pub fn block_k(&self) -> usize {
+        self.block_k
+    }
+
+    /// Number of lists.
+    pub fn len(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// Whether there is no list.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The key blocks of list `i`, descending.
+    pub fn list(&self, i: usize) -> &[i32] {
+        &self.key_blocks[self.offsets[i] as usize..self.offsets[i + 1] as usize]
+    }
+
+    /// All lists behind each other, each descending, as the kernels read them.
+    pub fn key_blocks(&self) -> &[i32] {
+        &self.key_blocks
+    }
+
+    /// Where each list begins in [`BlockLists::key_blocks`], and the end of the last.
+    pub fn offsets(&self) -> &[i64] {
+        &self.offsets
+    }
+
+    /// Checks the number of lists, and each list against the diagonal or the number of key blocks.
+    ///
+    /// # Errors
+    /// A [`BlockError`] that names the list at fault.
+    pub fn check(&self, shape: &AttnShape, causal: bool) -> Result<(), BlockError> {
+        let cut: Vec<_> = query_blocks(shape, causal).collect();
+        let expected = shape.batch() * shape.num_heads() * cut.len();
+        if self.len() != expected {
+            return Err(BlockError::ListCount { expected, got: self.len() });
+        }
+        let key_blocks = shape.k_len().div_ceil(self.block_k);
+        for list in 0..self.len() {
+            // A ragged last query block may name what the whole block could see, as far as there are keys.
+            let query_block = (shape.kv_offset() + cut[list % cut.len()].start) / BLOCK_Q;
+            let diagonal = (query_block + 1) * (BLOCK_Q / self.block_k);
+            let below = if causal { diagonal.min(key_blocks) } else { key_blocks };
+            let blocks = self.list(list);
+            if let Some(&block) = blocks.iter().find(|&&block| block as usize >= below) {
+                return Err(BlockError::KeyBlock { list, below, got: block as usize });
+            }
+            if let Some(pair) = blocks.windows(2).find(|pair| pair[0] == pair[1]) {
+                return Err(BlockError::Repeated { list, got: pair[0] as usize });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The query blocks of a call, as ranges of its rows.
+pub fn query_blocks(shape: &AttnShape, causal: bool) -> impl ExactSizeIterator<Item = Range<usize>> {
+    let offset = if causal { shape.kv_offset() } else { 0 };
+    position_tiles(0..shape.q_len(), offset, BLOCK_Q)
+}
+
+/// What a block-sparse method computes: blocks, and what some methods have beside them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BlockSelection {
+    /// Key blocks of every query block.
+    pub blocks: BlockLists,
+    /// Single keys for each batch and head (`b * num_heads + h`), ascending: a query block sees those that lie before
+    /// its own first query, and in none of its key blocks.
+    pub columns: Option<Vec<Vec<u32>>>,
+    /// Leaves out the values of a key block for 32 consecutive queries if the greatest score of each, relative to its
+    /// running maximum, is below this (in nats, so negative). The block still counts in the softmax's denominator.
+    pub value_threshold: Option<f32>,
+}
+
+impl From<BlockLists> for BlockSelection {
+    fn from(blocks: BlockLists) -> Self {
+        Self { blocks, columns: None, value_threshold: None }
+    }
+}
+
+impl BlockSelection {
+    /// Checks the selection against a call.
+    ///
+    /// # Errors
+    /// A [`BlockError`] that names what is at fault.
+    pub fn check(&self, shape: &AttnShape, causal: bool) -> Result<(), BlockError> {
+        self.blocks.check(shape, causal)?;
+        let Some(columns) = &self.columns else { return Ok(()) };
+        if !causal {
+            return Err(BlockError::ColumnsNotCausal);
+        }
+        let expected = shape.batch() * shape.num_heads();
+        if columns.len() != expected {
+            return Err(BlockError::ColumnCount { expected, got: columns.len() });
+        }
+        for (head, columns) in columns.iter().enumerate() {
+            let below = shape.k_len();
+            let unordered = columns.windows(2).find(|pair| pair[0] >= pair[1]).map(|pair| pair[1]);
+            let beyond = columns.last().copied().filter(|&column| column as usize >= below);
+            if let Some(got) = unordered.or(beyond) {
+                return Err(BlockError::Column { head, below, got: got as usize });
+            }
+        }
+        Ok(())
+    }
+
+    /// The columns that the query block of list `list` sees, whose first query is at position `first`.
+    pub(crate) fn columns_of(&self, head: usize, list: usize, first: usize) -> Vec<usize> {
+        let Some(columns) = &self.columns else { return Vec::new() };
+        let columns = &columns[head];
+        let before = &columns[..columns.partition_point(|&column| (column as usize) < first)];
+        let (blocks, block_k) = (self.blocks.list(list), self.blocks.block_k);
+        let mut seen: Vec<usize> = before.iter().map(|&column| column as usize).collect();
+        seen.retain(|column| blocks.binary_search_by(|block| (column / block_k).cmp(&(*block as usize))).is_err());
+        seen
+    }
+
+    /// The work of a causal call of `shape`, which fits the selection, by head (`b * num_heads + h`).
+    pub fn work(&self, shape: &AttnShape) -> Vec<HeadWork> {
+        let cut: Vec<_> = query_blocks(shape, true).collect();
+        let offset = shape.kv_offset();
+        let causal = causal_work(shape);
+        (0..shape.batch() * shape.num_heads())
+            .map(|head| {
+                let visited = cut.iter().enumerate().map(|(i, rows)| {
+                    let list = head * cut.len() + i;
+                    let columns = self.columns_of(head, list, offset + rows.start).len();
+                    let blocks = self.blocks.list(list).len() * self.blocks.block_k;
+                    blocks as f64 / BLOCK_Q as f64 + columns.div_ceil(BLOCK_Q) as f64
+                });
+                HeadWork { visited: visited.sum(), causal }
+            })
+            .collect()
+    }
+}
+
+/// Tiles of a head that dense causal attention computes.
+fn causal_work(shape: &AttnShape) -> usize {
+    query_blocks(shape, true).map(|rows| causal_tiles(0, shape.kv_offset() + rows.end - 1, BLOCK_Q)).sum()
+}
+
+/// What one head computed, in tiles of [`BLOCK_Q`] queries and keys, as S2O counts them: smaller blocks count their
+/// share, gathered columns whole tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct HeadWork {
+    /// Tiles computed.
+    pub visited: f64,
+    /// Tiles that dense causal attention computes.
+    pub causal: usize,
+}
+
+impl HeadWork {
+    /// The work of dense causal attention, by head (`b * num_heads + h`).
+    pub fn dense(shape: &AttnShape) -> Vec<Self> {
+        let causal = causal_work(shape);
+        vec![Self { visited: causal as f64, causal }; shape.batch() * shape.num_heads()]
+    }
+
+    /// Visited over causal tiles.
+    pub fn density(&self) -> f64 {
+        if self.causal == 0 { 1.0 } else { self.visited / self.causal as f64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(q_len: usize, k_len: usize) -> AttnShape {
+        AttnShape::new([1, q_len, 1, 64], [k_len, 1]).unwrap()
+    }
+
+    #[test]
+    fn lists_descend_and_follow_each_other() {
+        let blocks = BlockLists::new([vec![0, 2, 1], vec![], vec![5]]);
+        assert_eq!(blocks.key_blocks, [2, 1, 0, 5]);
+        assert_eq!(blocks.offsets, [0, 3, 3, 4]);
+        assert_eq!((blocks.len(), blocks.list(0)), (3, &[2, 1, 0][..]));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let refused = |lists: Vec<Vec<usize>>| BlockLists::new(lists).check(&shape(256, 256), true).unwrap_err();
+        assert_eq!(refused(vec![vec![0]]), BlockError::ListCount { expected: 2, got: 1 });
+        assert_eq!(refused(vec![vec![1], vec![0]]), BlockError::KeyBlock { list: 0, below: 1, got: 1 });
+        let beyond = BlockError::KeyBlock { list: 1, below: 2, got: i32::MAX as usize };
+        assert_eq!(refused(vec![vec![0], vec![usize::MAX]]), beyond);
+        assert_eq!(refused(vec![vec![0], vec![1, 0, 1]]), BlockError::Repeated { list: 1, got: 1 });
+        for got in [0, 8, 96, 256] {
+            assert_eq!(BlockLists::new([[0]]).with_block_k(got), Err(BlockError::BlockK { got }));
+        }
+        // The chunk begins inside block 1; halves of blocks are numbered from the first key.
+        let chunk = BlockLists::new([vec![3], vec![4]]).with_block_k(64).unwrap();
+        assert_eq!(chunk.check(&shape(100, 300), true), Ok(()));
+        assert_eq!(
+            BlockLists::new([vec![4], vec![4]]).with_block_k(64).unwrap().check(&shape(100, 300), true),
+            Err(BlockError::KeyBlock { list: 0, below: 4, got: 4 })
+        );
+    }
+
+    #[test]
+    fn columns_must_ascend() {
+        let with = |columns: Vec<Vec<u32>>| BlockSelection {
+            columns: Some(columns),
+            ..BlockLists::new([vec![0], vec![1]]).into()
+        };
+        let check = |columns| with(columns).check(&shape(256, 256), true);
+        assert_eq!(check(vec![vec![0, 3, 255]]), Ok(()));
+        assert_eq!(check(vec![]), Err(BlockError::ColumnCount { expected: 1, got: 0 }));
+        assert_eq!(check(vec![vec![3, 3]]), Err(BlockError::Column { head: 0, below: 256, got: 3 }));
+        assert_eq!(check(vec![vec![256]]), Err(BlockError::Column { head: 0, below: 256, got: 256 }));
+        assert_eq!(with(vec![vec![]]).check(&shape(256, 256), false), Err(BlockError::ColumnsNotCausal));
+    }
+
+    #[test]
+    fn work_counts_blocks_by_size_and_columns_in_tiles() {
+        let blocks = BlockLists::new([vec![0, 1], vec![0, 3], vec![4, 5]]).with_block_k(64).unwrap();
+        let columns = Some(vec![(60..200).collect()]);
+        let selection = BlockSelection { columns, ..blocks.into() };
+        // The second block misses the columns 64..128, one tile; the third 60..200, two.
+        assert_eq!(
+            selection.work(&shape(384, 384)),
+            [HeadWork { visited: 1.0 + (1.0 + 1.0) + (1.0 + 2.0), causal: 6 }]
+        );
+        assert_eq!(selection.columns_of(0, 1, 128), (64..128).collect::<Vec<_>>());
+    }
+}

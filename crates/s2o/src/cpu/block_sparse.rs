@@ -1,0 +1,106 @@
+//! Attention to the blocks and columns that a method has selected.
+
+use std::ops::Range;
+
+use super::dense::output_row;
+use super::microkernel::OutputRows;
+use super::schedule;
+use super::strided::{Element, Inputs};
+use super::tile::Workspace;
+use crate::blocks::{BLOCK_Q, BlockSelection, query_blocks};
+use crate::error::S2oError;
+
+/// Attention of each query block to what `selection` names, into `out` (batch, q_len, num_heads, head_dim), contiguous.
+/// Rows that see nothing get zeros. Returns, by head (`b * num_heads + h`), the tiles whose values were left out by
+/// [`BlockSelection::value_threshold`].
+///
+/// # Errors
+/// If the selection does not fit the call.
+///
+/// # Panics
+/// If `out` has not `batch * q_len * num_heads * head_dim` elements.
+pub fn block_sparse<T: Element>(
+    inputs: &Inputs<'_, T>,
+    causal: bool,
+    selection: &BlockSelection,
+    out: &mut [T],
+) -> Result<Vec<f64>, S2oError> {
+    let shape = inputs.shape;
+    selection.check(&shape, causal)?;
+    let cut: Vec<_> = query_blocks(&shape, causal).collect();
+    let heads = shape.batch() * shape.num_heads();
+    let mut items: Vec<usize> = (0..heads * cut.len()).collect();
+    items.sort_by_key(|&list| std::cmp::Reverse(selection.blocks.list(list).len()));
+    let mut out = OutputRows::new(out, shape.head_dim());
+    let skipped = schedule::run(
+        &items,
+        || Workspace::new(shape.head_dim(), BLOCK_Q),
+        |&list, workspace, skipped: &mut Vec<(usize, f64)>| {
+            let head = list / cut.len();
+            let at = (head / shape.num_heads(), head % shape.num_heads());
+            let rows = cut[list % cut.len()].clone();
+            skipped.push((head, run_block(inputs, causal, selection, (list, at), rows, workspace, &out)));
+        },
+    );
+    assert!(out.is_complete());
+    let mut by_head = vec![0.0; heads];
+    skipped.into_iter().for_each(|(head, tiles)| by_head[head] += tiles);
+    Ok(by_head)
+}
+
+/// One query block; returns the tiles whose values were left out.
+fn run_block<T: Element>(
+    inputs: &Inputs<'_, T>,
+    causal: bool,
+    selection: &BlockSelection,
+    (list, (batch, head)): (usize, (usize, usize)),
+    rows: Range<usize>,
+    workspace: &mut Workspace,
+    out: &OutputRows<'_, T>,
+) -> f64 {
+    let shape = inputs.shape;
+    let (blocks, block_k) = (selection.blocks.list(list), selection.blocks.block_k());
+    let columns = selection.columns_of(batch * shape.num_heads() + head, list, shape.kv_offset() + rows.start);
+    // Queries before the first key that is selected see nothing.
+    let seeing = match (columns.is_empty(), blocks.last()) {
+        (false, _) => rows.start,
+        (true, None) => rows.end,
+        (true, Some(&lowest)) if causal => {
+            (lowest as usize * block_k).saturating_sub(shape.kv_offset()).clamp(rows.start, rows.end)
+        }
+        (true, Some(_)) => rows.start,
+    };
+    for row in rows.start..seeing {
+        out.write(output_row(inputs, batch, row, head), |dst| dst.fill(T::default()));
+    }
+    let rows = seeing..rows.end;
+    if rows.is_empty() {
+        return 0.0;
+    }
+    let at = (batch, shape.kv_head(head));
+    let first = shape.kv_offset() + rows.start;
+    let key_end = if causal { shape.kv_offset() + rows.end } else { shape.k_len() };
+    let Workspace { tiles, scores, keys, values, rows: row_buffer, .. } = workspace;
+    let tile = &mut Workspace::at_least(tiles, 1)[0];
+    tile.load(inputs, (batch, head), rows, row_buffer);
+    let mut skipped = 0;
+    let mut visit = |keys: &[f32], values: &[f32], diagonal| {
+        tile.score(keys, diagonal, scores);
+        if let Some(threshold) = selection.value_threshold {
+            skipped += tile.skip_values(scores, threshold) * (keys.len() / shape.head_dim());
+        }
+        tile.update(scores, values);
+    };
+    // First what every query sees: no maximum is then without a key when the diagonal hides some.
+    for columns in columns.chunks(BLOCK_Q) {
+        let columns = columns.iter().copied();
+        visit(inputs.k.gather(at, columns.clone(), keys), inputs.v.gather(at, columns, values), None);
+    }
+    for start in blocks.iter().rev().map(|&block| block as usize * block_k) {
+        let positions = start..(start + block_k).min(key_end);
+        let diagonal = (causal && positions.end > first + 1).then_some(first as isize - start as isize);
+        visit(inputs.k.gather(at, positions.clone(), keys), inputs.v.gather(at, positions, values), diagonal);
+    }
+    tile.finish(out, |row| output_row(inputs, batch, row, head), row_buffer);
+    skipped as f64 / (BLOCK_Q * BLOCK_Q) as f64
+}

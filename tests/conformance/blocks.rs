@@ -1,0 +1,175 @@
+//! The block-sparse executor against attention to the selected keys, one query at a time in f64.
+
+use proptest::prelude::*;
+use s2o::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, cpu, query_blocks};
+
+use crate::random::{inputs, tensors};
+
+/// One call; what it selects follows from its numbers.
+#[derive(Debug, Clone)]
+struct Case {
+    shape: AttnShape,
+    causal: bool,
+    selection: BlockSelection,
+    seed: u64,
+}
+
+prop_compose! {
+    fn cases()(
+        batch in 1..=2usize,
+        kv_heads in 1..=2usize,
+        group in prop_oneof![Just(1usize), Just(3)],
+        head_dim in prop_oneof![Just(16usize), Just(64)],
+        k_len in 1..900usize,
+        before in 0.0..1.0f64,
+        causal in prop_oneof![3 => Just(true), 1 => Just(false)],
+        block_k in prop_oneof![2 => Just(128usize), 1 => Just(64), 1 => Just(32)],
+        every in 1..5usize,
+        column_step in prop_oneof![1 => Just(0usize), 1 => 1..60usize],
+        value_threshold in prop_oneof![2 => Just(None), 1 => (-6.0..-0.5f32).prop_map(Some)],
+        seed in any::<u32>(),
+    ) -> Case {
+        let q_len = k_len - ((k_len - 1) as f64 * before) as usize;
+        let shape = AttnShape::new([batch, q_len, kv_heads * group, head_dim], [k_len, kv_heads]).unwrap();
+        let heads = shape.batch() * shape.num_heads();
+        let cut: Vec<_> = query_blocks(&shape, causal).collect();
+        let lists = (0..heads * cut.len()).map(|list| {
+            let block = (shape.kv_offset() + cut[list % cut.len()].start) / BLOCK_Q;
+            let end = if causal { ((block + 1) * BLOCK_Q).min(k_len) } else { k_len };
+            // Some lists are empty, some lack the diagonal.
+            (0..end.div_ceil(block_k)).filter(move |key_block| (list * 7 + key_block * 5 + seed as usize) % every == 0)
+        });
+        let blocks = BlockLists::new(lists).with_block_k(block_k).unwrap();
+        let columns = (column_step > 0 && causal)
+            .then(|| (0..heads).map(|head| (head as u32 % 3..k_len as u32).step_by(column_step).collect()).collect());
+        Case { shape, causal, selection: BlockSelection { blocks, columns, value_threshold }, seed: u64::from(seed) }
+    }
+}
+
+/// The keys of a query block in the order of the executor, tile by tile, and whether they are hidden from earlier rows.
+fn key_tiles(case: &Case, head: usize, list: usize, rows: &std::ops::Range<usize>) -> Vec<Vec<usize>> {
+    let offset = case.shape.kv_offset();
+    let (blocks, block_k) = (&case.selection.blocks, case.selection.blocks.block_k());
+    let selected = |key: usize| blocks.list(list).contains(&((key / block_k) as i32));
+    let columns = case.selection.columns.as_ref().map_or(&[][..], |columns| &columns[head]);
+    let columns: Vec<usize> = columns.iter().map(|&key| key as usize).collect();
+    let columns: Vec<usize> = columns.into_iter().filter(|&key| key < offset + rows.start && !selected(key)).collect();
+    let mut tiles: Vec<Vec<usize>> = columns.chunks(BLOCK_Q).map(<[usize]>::to_vec).collect();
+    for block in blocks.list(list).iter().rev().map(|&block| block as usize) {
+        tiles.push((block * block_k..((block + 1) * block_k).min(case.shape.k_len())).collect());
+    }
+    tiles
+}
+
+fn expected(case: &Case, [q, k, v]: [&[f32]; 3]) -> (Vec<f64>, Vec<f64>) {
+    let shape = &case.shape;
+    let (dim, offset) = (shape.head_dim(), shape.kv_offset());
+    let scale = f64::from(shape.default_softmax_scale());
+    let cut: Vec<_> = query_blocks(shape, case.causal).collect();
+    let mut out = vec![0.0; shape.batch() * shape.q_len() * shape.num_heads() * dim];
+    let mut skipped = vec![0.0; shape.batch() * shape.num_heads()];
+    for head in 0..shape.batch() * shape.num_heads() {
+        let (b, h) = (head / shape.num_heads(), head % shape.num_heads());
+        let kv = |data: &[f32], key: usize, d: usize| {
+            f64::from(data[((b * shape.k_len() + key) * shape.num_kv_heads() + shape.kv_head(h)) * dim + d])
+        };
+        for (i, rows) in cut.iter().enumerate() {
+            let tiles = key_tiles(case, head, head * cut.len() + i, rows);
+            let sees = |row: usize, key: usize| !case.causal || key <= offset + row;
+            let seeing: Vec<usize> =
+                rows.clone().filter(|&row| tiles.iter().flatten().any(|&key| sees(row, key))).collect();
+            let mut states: Vec<(f64, f64, Vec<f64>)> = vec![(f64::NEG_INFINITY, 0.0, vec![0.0; dim]); seeing.len()];
+            for tile in &tiles {
+                let scores: Vec<Vec<f64>> = seeing
+                    .iter()
+                    .map(|&row| {
+                        let query = &q[((b * shape.q_len() + row) * shape.num_heads() + h) * dim..][..dim];
+                        let score = |&key: &usize| {
+                            let dot: f64 = (0..dim).map(|d| f64::from(query[d]) * kv(k, key, d)).sum();
+                            if sees(row, key) { dot * scale } else { f64::NEG_INFINITY }
+                        };
+                        tile.iter().map(score).collect()
+                    })
+                    .collect();
+                let seen = tile.iter().filter(|&&key| seeing.last().is_some_and(|&row| sees(row, key))).count();
+                for (strip, group) in states.chunks_mut(32).enumerate() {
+                    let scores = &scores[strip * 32..][..group.len()];
+                    let maxima: Vec<f64> =
+                        scores.iter().map(|row| row.iter().copied().fold(f64::NEG_INFINITY, f64::max)).collect();
+                    let skips = case.selection.value_threshold.is_some_and(|threshold| {
+                        maxima.iter().zip(&*group).all(|(max, state)| max - state.0.max(*max) < f64::from(threshold))
+                    });
+                    if skips {
+                        skipped[head] += (group.len() * seen) as f64 / (BLOCK_Q * BLOCK_Q) as f64;
+                    }
+                    for ((state, scores), max) in group.iter_mut().zip(scores).zip(maxima) {
+                        let new_max = state.0.max(max);
+                        let rescale = (state.0 - new_max).exp();
+                        state.1 *= rescale;
+                        state.2.iter_mut().for_each(|x| *x *= rescale);
+                        for (&key, score) in tile.iter().zip(scores) {
+                            let weight = (score - new_max).exp();
+                            state.1 += weight;
+                            if !skips {
+                                state.2.iter_mut().enumerate().for_each(|(d, x)| *x += weight * kv(v, key, d));
+                            }
+                        }
+                        state.0 = new_max;
+                    }
+                }
+            }
+            for (&row, (_, sum, acc)) in seeing.iter().zip(&states) {
+                let row = &mut out[((b * shape.q_len() + row) * shape.num_heads() + h) * dim..][..dim];
+                row.iter_mut().zip(acc).for_each(|(out, acc)| *out = acc / sum);
+            }
+        }
+    }
+    (out, skipped)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn queries_attend_to_what_is_selected(case in cases()) {
+        let [q, k, v] = tensors(&case.shape, case.seed, 3.0);
+        let mut out = vec![f32::NAN; q.len()];
+        let skipped = cpu::block_sparse(&inputs(&case.shape, &q, &k, &v), case.causal, &case.selection, &mut out).unwrap();
+        let (want, want_skipped) = expected(&case, [&q, &k, &v]);
+        let largest = want.iter().fold(1e-3f64, |max, x| max.max(x.abs()));
+        let error = out.iter().zip(&want).map(|(&got, want)| (f64::from(got) - want).abs()).fold(0.0, f64::max);
+        let same_skips = skipped.iter().zip(&want_skipped).all(|(got, want)| (got - want).abs() < 1e-9);
+        // A strip whose score lies at the threshold within rounding may go either way, and then weighs e^threshold.
+        prop_assert!(same_skips || case.selection.value_threshold.is_some());
+        prop_assert!(out.iter().all(|x| x.is_finite()));
+        prop_assert!(error < 2e-5 * largest || !same_skips, "error {error:e} of {largest}");
+    }
+
+    #[test]
+    fn everything_selected_is_dense(case in cases()) {
+        let [q, k, v] = tensors(&case.shape, case.seed, 3.0);
+        let shape = &case.shape;
+        let cut: Vec<_> = query_blocks(shape, case.causal).collect();
+        let lists = (0..shape.batch() * shape.num_heads() * cut.len()).map(|list| {
+            let block = (shape.kv_offset() + cut[list % cut.len()].start) / BLOCK_Q;
+            0..if case.causal { block + 1 } else { shape.k_len().div_ceil(BLOCK_Q) }
+        });
+        let all = BlockSelection::from(BlockLists::new(lists));
+        let (mut out, mut dense) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
+        cpu::block_sparse(&inputs(shape, &q, &k, &v), case.causal, &all, &mut out).unwrap();
+        cpu::dense(&inputs(shape, &q, &k, &v), case.causal, &mut dense);
+        prop_assert!(out.iter().zip(&dense).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1e-2)));
+        if case.causal {
+            prop_assert!(all.work(shape).iter().all(|head| head.density() == 1.0));
+        }
+    }
+}
+
+#[test]
+fn a_selection_that_does_not_fit_is_refused() {
+    let shape = AttnShape::new([1, 256, 1, 16], [256, 1]).unwrap();
+    let [q, k, v] = tensors(&shape, 1, 1.0);
+    let selection = BlockSelection::from(BlockLists::new([[0], [2]]));
+    let error = cpu::block_sparse(&inputs(&shape, &q, &k, &v), true, &selection, &mut vec![0.0; q.len()]);
+    assert_eq!(error, Err(S2oError::Blocks(BlockError::KeyBlock { list: 1, below: 2, got: 2 })));
+}
