@@ -1,1 +1,5 @@
 //! Long-context tasks, their scores, and the experiments of the S2O paper, for any attention method.
+
+pub mod error;
+
+pub use error::{EvalError, Result};
