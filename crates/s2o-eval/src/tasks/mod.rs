@@ -14,6 +14,9 @@
 //! The tasks of RULER follow its prompts, answer prefixes, token budgets and scorers, so that results can be read beside
 //! published ones; what RULER downloads is made here instead. The essay is the text of [`s2o_models::passkey::haystack`],
 //! and the documents of `qa_1` and `qa_2` are facts about people who do not exist.
+//!
+//! needle-7m was trained to find one value: it can answer `niah`, `niah_single_*`, `niah_multikey_1`, `niah_multikey_2`,
+//! `passkey`, `keyed_*` and `number_retrieval`. The other tasks need a larger model.
 
 mod chat_template;
 mod fitting;
