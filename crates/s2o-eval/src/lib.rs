@@ -1,1 +1,11 @@
 //! Long-context tasks, their scores, and the experiments of the S2O paper, for any attention method.
+//!
+//! [`tasks`] makes prompts of a wanted length from a seed, [`load`] reads those of published benchmarks from files, and
+//! [`score`] says how good an answer is by the rules of each benchmark. All of them speak of one [`tasks::Item`].
+
+pub mod error;
+pub mod load;
+pub mod score;
+pub mod tasks;
+
+pub use error::{EvalError, Result};

@@ -1,0 +1,83 @@
+//! The one error type of this crate: every variant says what was expected and what was found.
+
+use std::path::PathBuf;
+
+use s2o_models::ModelError;
+use thiserror::Error;
+
+/// What can go wrong while tasks are made or loaded.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EvalError {
+    /// There is no task of this name.
+    #[error("`{got}` is no task: expected one of {expected}")]
+    UnknownTask {
+        /// The names that exist, separated by commas.
+        expected: String,
+        /// The name that was given.
+        got: String,
+    },
+    /// The wanted length cannot hold the task's question, needles and instructions.
+    #[error("a prompt of {task} needs at least {expected} tokens with this tokenizer, got {got}")]
+    ContextTooShort {
+        /// The task.
+        task: String,
+        /// The smallest possible length in tokens.
+        expected: usize,
+        /// The length asked for.
+        got: usize,
+    },
+    /// An argument is outside its range.
+    #[error("{what}: expected {expected}, got {got}")]
+    WrongInput {
+        /// The argument.
+        what: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A line of a data file is not what its format asks for.
+    #[error("{}, line {line}: expected {expected}, got {got}", path.display())]
+    MalformedLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+        /// What the format asks for.
+        expected: String,
+        /// What the line holds.
+        got: String,
+    },
+    /// The tokenizer cannot encode a text.
+    #[error("tokenizer: {reason}")]
+    Tokenizer {
+        /// What went wrong.
+        reason: String,
+    },
+    /// An error of the model or of its embedded texts.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// `Result` with [`EvalError`].
+pub type Result<T, E = EvalError> = std::result::Result<T, E>;
+
+impl EvalError {
+    pub(crate) fn tokenizer(reason: impl ToString) -> Self {
+        Self::Tokenizer { reason: reason.to_string() }
+    }
+
+    pub(crate) fn unknown_task<'a>(names: impl IntoIterator<Item = &'a str>, got: &str) -> Self {
+        let expected = names.into_iter().collect::<Vec<_>>().join(", ");
+        Self::UnknownTask { expected, got: got.to_owned() }
+    }
+}

@@ -1,0 +1,191 @@
+//! LongBench v2: 503 multiple-choice questions in one `data.json`.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use tokenizers::Tokenizer;
+
+use super::{json, truncate_middle};
+use crate::error::Result;
+use crate::score::Scorer;
+use crate::tasks::{Item, Provenance};
+
+const EXPECTED: &str = "a list of LongBench v2 records with _id, domain, sub_domain, difficulty, length, question, \
+                        choice_A to choice_D, answer and context";
+
+/// The temperature at which the benchmark samples.
+pub const LONGBENCH_V2_TEMPERATURE: f64 = 0.1;
+
+const MAX_NEW_TOKENS: usize = 128;
+
+#[derive(Deserialize)]
+struct Record {
+    #[serde(rename = "_id")]
+    id: String,
+    domain: String,
+    sub_domain: String,
+    difficulty: Difficulty,
+    length: Length,
+    question: String,
+    #[serde(rename = "choice_A")]
+    a: String,
+    #[serde(rename = "choice_B")]
+    b: String,
+    #[serde(rename = "choice_C")]
+    c: String,
+    #[serde(rename = "choice_D")]
+    d: String,
+    answer: Letter,
+    context: String,
+}
+
+// Types instead of checks, so that the parser names the line of a wrong word.
+#[derive(Clone, Copy, Deserialize)]
+enum Letter {
+    A,
+    B,
+    C,
+    D,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Difficulty {
+    Easy,
+    Hard,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Length {
+    Short,
+    Medium,
+    Long,
+}
+
+/// The items of `data.json`, each prompt cut in its middle to `max_tokens` tokens (the benchmark takes
+/// [`super::DEFAULT_MAX_TOKENS`]). [`Item::groups`] holds difficulty, length, domain and sub-domain.
+///
+/// The prompt asks for `The correct answer is (X)`, which is what the scorer looks for.
+///
+/// # Errors
+/// [`crate::EvalError::Io`]; [`crate::EvalError::MalformedLine`] with the line where the list stops to be one of records;
+/// [`crate::EvalError::Tokenizer`].
+pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
+    let records: Vec<Record> = json::whole(path, &json::read(path)?, EXPECTED)?;
+    let item = |record: Record| {
+        let prompt = truncate_middle(tokenizer, &prompt(&record), max_tokens)?;
+        let answer = match record.answer {
+            Letter::A => "A",
+            Letter::B => "B",
+            Letter::C => "C",
+            Letter::D => "D",
+        };
+        let difficulty = match record.difficulty {
+            Difficulty::Easy => "easy",
+            Difficulty::Hard => "hard",
+        };
+        let length = match record.length {
+            Length::Short => "short",
+            Length::Medium => "medium",
+            Length::Long => "long",
+        };
+        Ok(Item {
+            id: format!("longbench_v2-{max_tokens}-{}", record.id),
+            task: "longbench_v2".to_owned(),
+            prompt,
+            answer_prefix: String::new(),
+            references: vec![answer.to_owned()],
+            options: vec![record.a, record.b, record.c, record.d],
+            max_new_tokens: MAX_NEW_TOKENS,
+            scorer: Scorer::LongbenchChoice,
+            context_tokens: max_tokens,
+            depth: None,
+            groups: vec![difficulty.to_owned(), length.to_owned(), record.domain, record.sub_domain],
+            provenance: Provenance::File(path.to_owned()),
+        })
+    };
+    records.into_iter().map(item).collect()
+}
+
+fn prompt(record: &Record) -> String {
+    let Record { context, question, a, b, c, d, .. } = record;
+    format!(
+        "Read the text below. A question about it with four choices follows.\n\n<text>\n{context}\n</text>\n\n\
+         Question: {question}\n(A) {a}\n(B) {b}\n(C) {c}\n(D) {d}\n\n\
+         Choose one of them. Reply with the sentence \"The correct answer is (X)\", where X is A, B, C or D."
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::{Value, json};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::error::EvalError;
+    use crate::tasks::tokenizer_for_tests;
+
+    fn record(id: &str) -> Value {
+        json!({
+            "_id": id, "domain": "Code", "sub_domain": "Repositories", "difficulty": "hard", "length": "short",
+            "question": "Which colour?", "choice_A": "red", "choice_B": "blue", "choice_C": "green", "choice_D": "grey",
+            "answer": "B", "context": "The sky is blue. ".repeat(300),
+        })
+    }
+
+    fn load(content: &str, max_tokens: usize) -> Result<Vec<Item>> {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("data.json");
+        fs::write(&path, content).unwrap();
+        longbench_v2(&path, tokenizer_for_tests(), max_tokens)
+    }
+
+    #[test]
+    fn records_become_items() {
+        let items = load(&json!([record("x"), record("y")]).to_string(), 100_000).unwrap();
+        let item = &items[1];
+        assert_eq!((items.len(), item.id.as_str()), (2, "longbench_v2-100000-y"));
+        assert_eq!(item.groups, ["hard", "short", "Code", "Repositories"]);
+        assert_eq!(item.options, ["red", "blue", "green", "grey"]);
+        assert_eq!((item.score("The correct answer is (B)."), item.score("The correct answer is (A).")), (1.0, 0.0));
+        assert!(item.prompt.contains("\n(B) blue\n") && item.prompt.contains("The correct answer is (X)"));
+        assert_eq!(item.max_new_tokens, 128);
+    }
+
+    #[test]
+    fn the_middle_of_the_context_is_cut() {
+        let items = load(&json!([record("x")]).to_string(), 200).unwrap();
+        let prompt = &items[0].prompt;
+        assert!(tokenizer_for_tests().encode(prompt.as_str(), true).unwrap().len() <= 200);
+        assert!(prompt.starts_with("Read the text below.") && prompt.ends_with("where X is A, B, C or D."));
+    }
+
+    #[test]
+    fn bad_records_name_their_line() {
+        let edited = |key: &str, value: Value| {
+            let mut bad = record("x");
+            bad[key] = value;
+            format!("[\n{},\n{bad}\n]", record("y"))
+        };
+        for (content, line, got) in [
+            (edited("answer", json!("E")), 3, "unknown variant `E`"),
+            (edited("difficulty", json!("medium")), 3, "unknown variant `medium`"),
+            (edited("context", json!(5)), 3, "invalid type: integer `5`"),
+            ("[\n\n{}]".to_owned(), 3, "missing field"),
+            (String::new(), 1, "EOF"),
+        ] {
+            let error = load(&content, 1000).unwrap_err();
+            let named = matches!(&error, EvalError::MalformedLine { line: at, got: found, .. } if *at == line && found.contains(got));
+            assert!(named, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_an_error() {
+        let error = longbench_v2(Path::new("nowhere/data.json"), tokenizer_for_tests(), 10).unwrap_err();
+        assert!(matches!(error, EvalError::Io { .. }));
+    }
+}

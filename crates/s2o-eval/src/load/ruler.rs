@@ -1,0 +1,133 @@
+//! RULER's generated data: `{dir}/{task}/validation.jsonl`.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::json;
+use crate::error::{EvalError, Result};
+use crate::score::Scorer;
+use crate::tasks::{Item, Provenance};
+
+const EXPECTED: &str = "a RULER record with index, input, outputs and length";
+
+/// Task, tokens that the model may generate, scorer. Needle tasks begin with `niah`.
+const TASKS: &[(&str, usize, Scorer)] = &[
+    ("niah", 128, Scorer::StringMatchAll),
+    ("vt", 30, Scorer::StringMatchAll),
+    ("cwe", 120, Scorer::StringMatchAll),
+    ("fwe", 50, Scorer::StringMatchAll),
+    ("qa", 32, Scorer::StringMatchPart),
+];
+
+#[derive(Deserialize)]
+struct Record {
+    index: u64,
+    input: String,
+    outputs: Vec<String>,
+    length: usize,
+    // Data of older versions holds the prefix in `input`.
+    #[serde(default)]
+    answer_prefix: String,
+}
+
+/// The items of one task. Nothing is truncated: the data was made for its length.
+///
+/// # Errors
+/// [`EvalError::UnknownTask`] for a name that is not `niah*`, `vt`, `cwe`, `fwe` or `qa*`; [`EvalError::Io`];
+/// [`EvalError::MalformedLine`] for a line that is no such record or has no outputs.
+pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
+    let family = task.split('_').next().unwrap_or_default();
+    let known = TASKS.iter().find(|(name, ..)| *name == family);
+    let &(_, max_new_tokens, scorer) =
+        known.ok_or_else(|| EvalError::unknown_task(TASKS.iter().map(|(name, ..)| *name), task))?;
+    let path = dir.join(task).join("validation.jsonl");
+    let item = |(place, record): (json::Place, Record)| {
+        let Record { index, input, outputs, length, answer_prefix } = record;
+        if outputs.is_empty() {
+            return Err(place.malformed("at least one output", "none"));
+        }
+        Ok(Item {
+            id: format!("ruler-{task}-{length}-i{index}"),
+            task: task.to_owned(),
+            prompt: input,
+            answer_prefix,
+            references: outputs,
+            options: Vec::new(),
+            max_new_tokens,
+            scorer,
+            context_tokens: length,
+            depth: None,
+            groups: Vec::new(),
+            provenance: Provenance::File(path.clone()),
+        })
+    };
+    json::lines(&path, &json::read(&path)?, EXPECTED)?.into_iter().map(item).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn load(task: &str, content: &str) -> Result<Vec<Item>> {
+        let dir = TempDir::new().unwrap();
+        fs::create_dir(dir.path().join(task)).unwrap();
+        fs::write(dir.path().join(task).join("validation.jsonl"), content).unwrap();
+        ruler(dir.path(), task)
+    }
+
+    const GOOD: &str = r#"{"index": 0, "input": "Text. What?", "outputs": ["12", "34"], "length": 4096, "length_w_model_temp": 4200, "answer_prefix": " They are", "token_position_answer": 5}"#;
+
+    #[test]
+    fn fields_become_an_item() {
+        let items =
+            load("niah_multivalue", &format!("{GOOD}\n\n{}\n", GOOD.replace("\"index\": 0", "\"index\": 1"))).unwrap();
+        assert_eq!(items.len(), 2);
+        let item = &items[0];
+        assert_eq!((item.prompt.as_str(), item.answer_prefix.as_str()), ("Text. What?", " They are"));
+        assert_eq!((item.max_new_tokens, item.scorer, item.context_tokens), (128, Scorer::StringMatchAll, 4096));
+        assert_eq!(item.score("12"), 0.5);
+        assert!(item.provenance.to_string().ends_with("niah_multivalue/validation.jsonl"));
+        assert_ne!(item.id, items[1].id);
+    }
+
+    #[test]
+    fn budgets_follow_the_task() {
+        for (task, max_new_tokens) in
+            [("vt", 30), ("cwe", 120), ("fwe", 50), ("qa_1", 32), ("qa_2", 32), ("niah_single_1", 128)]
+        {
+            assert_eq!(load(task, GOOD).unwrap()[0].max_new_tokens, max_new_tokens, "{task}");
+        }
+        assert_eq!(load("qa_2", GOOD).unwrap()[0].scorer, Scorer::StringMatchPart);
+    }
+
+    #[test]
+    fn bad_lines_are_named() {
+        let no_outputs = GOOD.replace(r#"["12", "34"]"#, "[]");
+        for (bad, got) in [
+            ("{\"index\": 0,", "EOF"),
+            ("[1]", "invalid"),
+            (r#"{"index": 0, "input": "x", "length": 1}"#, "missing field `outputs`"),
+            (no_outputs.as_str(), "none"),
+        ] {
+            let error = load("vt", &format!("{GOOD}\n{bad}\n")).unwrap_err();
+            assert!(
+                matches!(&error, EvalError::MalformedLine { line: 2, got: found, .. } if found.contains(got)),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn empty_missing_and_unknown_files_are_errors() {
+        assert!(matches!(load("vt", "\n").unwrap_err(), EvalError::MalformedLine { line: 1, .. }));
+        let dir = TempDir::new().unwrap();
+        assert!(matches!(ruler(dir.path(), "vt").unwrap_err(), EvalError::Io { .. }));
+        let error = ruler(dir.path(), "chess").unwrap_err();
+        assert_eq!(error.to_string(), "`chess` is no task: expected one of niah, vt, cwe, fwe, qa");
+    }
+}

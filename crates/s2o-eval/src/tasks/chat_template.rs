@@ -1,0 +1,136 @@
+//! [`ChatTemplate`]: what an instruction-tuned model wants around a prompt.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use tokenizers::Tokenizer;
+
+use super::Item;
+use crate::error::{EvalError, Result};
+
+/// What goes around an item's prompt. The answer prefix follows it, as the beginning of the model's own turn.
+///
+/// Most disagreements about published scores come from a wrong template: print [`ChatTemplate::pattern`] with results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum ChatTemplate {
+    /// Prompt and answer prefix as they are, for base models.
+    #[default]
+    None,
+    /// Llama 3, 3.1 and 3.2 Instruct, without a system turn.
+    Llama3,
+    /// ChatML: Qwen2.5 and others, without a system turn.
+    ChatMl,
+    /// Qwen3 with thinking switched off: ChatML and an empty thought, which leaves the token budget to the answer.
+    Qwen3,
+}
+
+impl ChatTemplate {
+    /// Every template.
+    pub const ALL: [Self; 4] = [Self::None, Self::Llama3, Self::ChatMl, Self::Qwen3];
+
+    /// Its name on command lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Llama3 => "llama3",
+            Self::ChatMl => "chat-ml",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+
+    /// The whole template with `{prompt}` and `{answer_prefix}` in their places, to be shown.
+    pub fn pattern(self) -> String {
+        self.wrap("{prompt}", "{answer_prefix}")
+    }
+
+    /// The text that the model reads.
+    pub fn apply(self, item: &Item) -> String {
+        self.wrap(&item.prompt, &item.answer_prefix)
+    }
+
+    /// The tokens that the model reads. The tokenizer puts its own special tokens in front only where the template has
+    /// none, so that no text begins twice.
+    ///
+    /// # Errors
+    /// [`EvalError::Tokenizer`].
+    pub fn encode(self, tokenizer: &Tokenizer, item: &Item) -> Result<Vec<u32>> {
+        let text = self.apply(item);
+        Ok(tokenizer.encode(text, self == Self::None).map_err(EvalError::tokenizer)?.get_ids().to_vec())
+    }
+
+    fn wrap(self, prompt: &str, answer_prefix: &str) -> String {
+        let (before, after) = match self {
+            Self::None => ("", ""),
+            Self::Llama3 => (
+                "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n",
+                "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+            ),
+            Self::ChatMl => ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+            Self::Qwen3 => ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        };
+        [before, prompt, after, answer_prefix].concat()
+    }
+}
+
+impl fmt::Display for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for ChatTemplate {
+    type Err = EvalError;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|template| template.name() == name).ok_or_else(|| EvalError::WrongInput {
+            what: "chat template",
+            expected: Self::ALL.map(Self::name).join(", "),
+            got: name.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::{ItemSpec, find, tokenizer_for_tests};
+
+    #[test]
+    fn llama3_is_rulers() {
+        let pattern = "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n{prompt}<|eot_id|>\
+                       <|start_header_id|>assistant<|end_header_id|>\n\n{answer_prefix}";
+        assert_eq!(ChatTemplate::Llama3.pattern(), pattern);
+    }
+
+    #[test]
+    fn prefix_begins_the_models_turn() {
+        let item = find("passkey").unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(512, 0)).unwrap();
+        for template in ChatTemplate::ALL {
+            let text = template.apply(&item);
+            assert!(text.contains(&item.prompt) && text.ends_with(&item.answer_prefix), "{template}");
+        }
+        assert_eq!(ChatTemplate::None.apply(&item), item.prompt.clone() + &item.answer_prefix);
+    }
+
+    #[test]
+    fn only_a_bare_prompt_gets_the_tokenizers_own_start() {
+        let tokenizer = tokenizer_for_tests();
+        let start = tokenizer.token_to_id("<|bos|>").unwrap();
+        let item = find("passkey").unwrap().generate(tokenizer, &ItemSpec::new(512, 0)).unwrap();
+        assert_eq!(ChatTemplate::None.encode(tokenizer, &item).unwrap()[0], start);
+        assert_ne!(ChatTemplate::Llama3.encode(tokenizer, &item).unwrap()[0], start);
+    }
+
+    #[test]
+    fn names_parse_and_others_are_refused() {
+        for template in ChatTemplate::ALL {
+            assert_eq!(template.to_string().parse::<ChatTemplate>().unwrap(), template);
+            assert_eq!(serde_json::to_value(template).unwrap(), template.name());
+        }
+        let error = "alpaca".parse::<ChatTemplate>().unwrap_err().to_string();
+        assert_eq!(error, "chat template: expected none, llama3, chat-ml, qwen3, got alpaca");
+    }
+}

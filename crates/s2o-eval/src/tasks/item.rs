@@ -1,0 +1,111 @@
+//! [`Item`]: one prompt with its references and the rule that scores it.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::ItemSpec;
+use super::fitting::Draft;
+use crate::score::Scorer;
+
+/// One question to a model, made by a generator of [`super::ALL`] or read by [`crate::load`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Item {
+    /// Names the item: task, length, depth or index, and seed. The same item has the same id in every run.
+    pub id: String,
+    /// The task's name.
+    pub task: String,
+    /// What goes inside a chat template's user turn: instruction, context and question.
+    pub prompt: String,
+    /// How the answer begins. It follows the chat template, so that the model only completes it; may be empty.
+    pub answer_prefix: String,
+    /// The right answers. How several are combined is the scorer's matter.
+    pub references: Vec<String>,
+    /// The choices of a multiple-choice question in the order A, B, C, ...; empty otherwise.
+    #[serde(default)]
+    pub options: Vec<String>,
+    /// How many tokens the benchmark lets the model generate.
+    pub max_new_tokens: usize,
+    /// How a prediction is scored.
+    pub scorer: Scorer,
+    /// The length in tokens that was asked for. Prompt and answer prefix together have at most that many.
+    pub context_tokens: usize,
+    /// Where the fact asked for is: 0 at the context's start, 1 at its end. `None` where there is no one place.
+    pub depth: Option<f64>,
+    /// Groups whose mean is reported besides the total: difficulty and length for LongBench v2.
+    #[serde(default)]
+    pub groups: Vec<String>,
+    /// Where the item comes from.
+    pub provenance: Provenance,
+}
+
+/// Where an item comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Provenance {
+    /// Made by this crate.
+    Generated,
+    /// Read from this file.
+    File(PathBuf),
+}
+
+impl fmt::Display for Provenance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Generated => f.write_str("generated"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl Item {
+    /// The score of `prediction`, from 0 to 1.
+    pub fn score(&self, prediction: &str) -> f64 {
+        self.scorer.score(prediction, self)
+    }
+
+    /// The parts that every generated item has; the rest keeps its defaults.
+    pub(super) fn generated(task: &str, spec: &ItemSpec, draft: Draft, max_new_tokens: usize, scorer: Scorer) -> Self {
+        Self {
+            id: spec.id(task),
+            task: task.to_owned(),
+            prompt: draft.prompt,
+            answer_prefix: draft.answer_prefix,
+            references: draft.references,
+            options: Vec::new(),
+            max_new_tokens,
+            scorer,
+            context_tokens: spec.num_tokens,
+            depth: None,
+            groups: Vec::new(),
+            provenance: Provenance::Generated,
+        }
+    }
+
+    pub(super) fn at_depth(mut self, depth: f64) -> Self {
+        self.depth = Some(depth);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survives_json() {
+        let draft = Draft { prompt: "p".into(), answer_prefix: " a".into(), references: vec!["r".into()] };
+        let spec = ItemSpec::new(1024, 3).depth(0.25);
+        let item = Item::generated("niah", &spec, draft, 32, Scorer::Substring).at_depth(0.25);
+        let json = serde_json::to_string(&item).unwrap();
+        assert_eq!(serde_json::from_str::<Item>(&json).unwrap(), item);
+        assert!(json.contains(r#""scorer":"substring""#) && json.contains(r#""provenance":"generated""#), "{json}");
+    }
+
+    #[test]
+    fn provenance_shows_the_file() {
+        assert_eq!(Provenance::Generated.to_string(), "generated");
+        assert_eq!(Provenance::File("data.json".into()).to_string(), "data.json");
+    }
+}

@@ -1,0 +1,217 @@
+//! Long-context tasks made from a seed and fitted to a number of tokens.
+//!
+//! ```
+//! use s2o_eval::tasks::{self, ItemSpec};
+//!
+//! # fn run(tokenizer: &tokenizers::Tokenizer) -> s2o_eval::Result<()> {
+//! let task = tasks::find("niah_single_2")?;
+//! let item = task.generate(tokenizer, &ItemSpec::new(4096, 0).depth(0.5))?;
+//! assert_eq!(item.score(&item.references[0]), 1.0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The tasks of RULER follow its prompts, answer prefixes, token budgets and scorers, so that results can be read beside
+//! published ones; what RULER downloads is made here instead. The essay is the text of [`s2o_models::passkey::haystack`],
+//! and the documents of `qa_1` and `qa_2` are facts about people who do not exist.
+//!
+//! needle-7m was trained to find one value: it can answer `niah`, `niah_single_*`, `niah_multikey_1`, `niah_multikey_2`,
+//! `passkey`, `keyed_*` and `number_retrieval`. The other tasks need a larger model.
+
+mod chat_template;
+mod fitting;
+mod haystack;
+mod item;
+mod magic_numbers;
+mod passkey;
+mod question_answering;
+mod retrieval;
+mod variable_tracking;
+mod vocabulary;
+mod word_extraction;
+
+use std::fmt;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use tokenizers::Tokenizer;
+
+pub use chat_template::ChatTemplate;
+pub use item::{Item, Provenance};
+
+use crate::error::{EvalError, Result};
+use magic_numbers::{Filling, Key, Needles, Value};
+
+/// A generated prompt has at most this many tokens less than asked for.
+pub const SLACK: usize = 128;
+
+/// The longest prompt that is made, in tokens. Names and words are distinct up to there.
+pub const MAX_TOKENS: usize = 1 << 22;
+
+/// Which item of a task to make.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct ItemSpec {
+    /// Tokens that prompt and answer prefix may have together, special tokens of the tokenizer included. A chat template
+    /// and the answer come on top.
+    pub num_tokens: usize,
+    /// Where the fact asked for is: 0 at the context's start, 1 at its end. `None` lets the seed decide.
+    pub depth: Option<f64>,
+    /// Tells items of the same length, depth and seed apart.
+    pub index: u64,
+    /// Words, numbers and places follow from seed and index alone.
+    pub seed: u64,
+}
+
+impl ItemSpec {
+    /// Item 0 of a length, at a depth that the seed chooses.
+    pub fn new(num_tokens: usize, seed: u64) -> Self {
+        Self { num_tokens, depth: None, index: 0, seed }
+    }
+
+    /// At this depth.
+    pub fn depth(self, depth: f64) -> Self {
+        Self { depth: Some(depth), ..self }
+    }
+
+    /// Another item of the same length, depth and seed.
+    pub fn index(self, index: u64) -> Self {
+        Self { index, ..self }
+    }
+
+    fn id(&self, task: &str) -> String {
+        let depth = self.depth.map(|depth| format!("-d{depth}")).unwrap_or_default();
+        format!("{task}-{}{depth}-i{}-s{}", self.num_tokens, self.index, self.seed)
+    }
+
+    fn random(&self) -> ChaCha8Rng {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed);
+        random.set_stream(self.index);
+        random
+    }
+}
+
+/// Makes one item; the name is the task's.
+type Generator = fn(&'static str, &Tokenizer, &ItemSpec) -> Result<Item>;
+
+/// A task: a name and how its items are made.
+#[derive(Clone, Copy)]
+pub struct Task {
+    /// What it is asked for by.
+    pub name: &'static str,
+    /// What it asks of a model, in one line.
+    pub summary: &'static str,
+    /// Whether the answer is at one place, so that [`ItemSpec::depth`] may choose it.
+    pub takes_depth: bool,
+    generator: Generator,
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Task {
+    /// The item of `spec`. The same for the same arguments, on every machine. Prompt and answer prefix have at most
+    /// `spec.num_tokens` tokens, and no more than [`SLACK`] less.
+    ///
+    /// # Errors
+    /// [`EvalError::ContextTooShort`] when question and needles alone are longer; [`EvalError::WrongInput`] for a depth
+    /// outside `0..=1`, a depth that the task does not take, or more than [`MAX_TOKENS`]; [`EvalError::Tokenizer`].
+    pub fn generate(&self, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
+        let wrong = |what, expected: &str, got| Err(EvalError::WrongInput { what, expected: expected.to_owned(), got });
+        if let Some(depth) = spec.depth {
+            if !self.takes_depth {
+                return wrong(
+                    "depth of a task whose answer has no one place",
+                    "none",
+                    format!("{depth} for {}", self.name),
+                );
+            }
+            if !(0.0..=1.0).contains(&depth) {
+                return wrong("depth", "a number from 0 to 1", depth.to_string());
+            }
+        }
+        if spec.num_tokens > MAX_TOKENS {
+            return wrong("tokens of a prompt", &format!("at most {MAX_TOKENS}"), spec.num_tokens.to_string());
+        }
+        (self.generator)(self.name, tokenizer, spec)
+    }
+}
+
+const fn at_depth(name: &'static str, summary: &'static str, generator: Generator) -> Task {
+    Task { name, summary, takes_depth: true, generator }
+}
+
+const fn spread(name: &'static str, summary: &'static str, generator: Generator) -> Task {
+    Task { name, summary, takes_depth: false, generator }
+}
+
+/// One needle with a number in an essay: what the other forms of RULER's needle tasks differ from.
+const ONE_NUMBER: Needles =
+    Needles { filling: Filling::Essay, key: Key::Word, value: Value::Number, keys: 1, values: 1, asked: 1 };
+
+/// Every task: a needle in a haystack by depth and length, RULER's thirteen, the demo model's own two kinds, and
+/// InfiniteBench's two retrievals.
+pub static ALL: &[Task] = &[
+    at_depth("niah", "the number of a city, hidden in an essay", magic_numbers::of_city),
+    at_depth("niah_single_1", "RULER: the number of a word, hidden in repeated sentences", |name, tokenizer, spec| {
+        magic_numbers::of_words(name, Needles { filling: Filling::Noise, ..ONE_NUMBER }, tokenizer, spec)
+    }),
+    at_depth("niah_single_2", "RULER: the number of a word, hidden in an essay", |name, tokenizer, spec| {
+        magic_numbers::of_words(name, ONE_NUMBER, tokenizer, spec)
+    }),
+    at_depth("niah_single_3", "RULER: the UUID of a word, hidden in an essay", |name, tokenizer, spec| {
+        magic_numbers::of_words(name, Needles { value: Value::Uuid, ..ONE_NUMBER }, tokenizer, spec)
+    }),
+    at_depth("niah_multikey_1", "RULER: the number of one of four words in an essay", |name, tokenizer, spec| {
+        magic_numbers::of_words(name, Needles { keys: 4, ..ONE_NUMBER }, tokenizer, spec)
+    }),
+    at_depth("niah_multikey_2", "RULER: the number of a word among lines of that form", |name, tokenizer, spec| {
+        magic_numbers::of_words(name, Needles { filling: Filling::Needles, ..ONE_NUMBER }, tokenizer, spec)
+    }),
+    at_depth("niah_multikey_3", "RULER: the UUID of a UUID among lines of that form", |name, tokenizer, spec| {
+        let uuids = Needles { filling: Filling::Needles, key: Key::Uuid, value: Value::Uuid, ..ONE_NUMBER };
+        magic_numbers::of_words(name, uuids, tokenizer, spec)
+    }),
+    spread("niah_multivalue", "RULER: all four numbers of a word in an essay", |name, tokenizer, spec| {
+        magic_numbers::of_words(name, Needles { values: 4, ..ONE_NUMBER }, tokenizer, spec)
+    }),
+    spread("niah_multiquery", "RULER: the numbers of four words in an essay", |name, tokenizer, spec| {
+        magic_numbers::of_words(name, Needles { keys: 4, asked: 4, ..ONE_NUMBER }, tokenizer, spec)
+    }),
+    spread("vt", "RULER: all variables of a chain of assignments", variable_tracking::generate),
+    spread("cwe", "RULER: the ten most common words of a list", word_extraction::common_words),
+    spread("fwe", "RULER: the three most frequent coded words", word_extraction::frequent_words),
+    at_depth("qa_1", "RULER: a fact that one of many documents states", question_answering::one_hop),
+    spread("qa_2", "RULER: a fact that follows from two of many documents", question_answering::two_hops),
+    at_depth("passkey", "the pass key, hidden in an essay, in needle-7m's words", passkey::unkeyed),
+    spread("keyed_1", "the number of a word in an essay, in needle-7m's words", passkey::keyed::<1>),
+    spread("keyed_4", "the number of one of 4 words in an essay, in needle-7m's words", passkey::keyed::<4>),
+    spread("keyed_16", "the number of one of 16 words in an essay, in needle-7m's words", passkey::keyed::<16>),
+    spread("keyed_64", "the number of one of 64 words in an essay, in needle-7m's words", passkey::keyed::<64>),
+    at_depth("number_retrieval", "InfiniteBench: ten digits, hidden in repeated sentences", retrieval::number),
+    at_depth("kv_retrieval", "InfiniteBench: the value of a key in a JSON object", retrieval::key_value),
+];
+
+/// The task of this name.
+///
+/// # Errors
+/// [`EvalError::UnknownTask`] with the names that exist.
+pub fn find(name: &str) -> Result<&'static Task> {
+    let task = ALL.iter().find(|task| task.name == name);
+    task.ok_or_else(|| EvalError::unknown_task(ALL.iter().map(|task| task.name), name))
+}
+
+#[cfg(test)]
+pub(crate) fn tokenizer_for_tests() -> &'static Tokenizer {
+    use std::sync::LazyLock;
+    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
+        Tokenizer::from_file(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/needle-7m/tokenizer.json")).unwrap()
+    });
+    &TOKENIZER
+}
+
+#[cfg(test)]
+mod tests;

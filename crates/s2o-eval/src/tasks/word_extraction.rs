@@ -1,0 +1,194 @@
+//! RULER's aggregation tasks: common words of a list, and frequent coded words.
+
+use std::collections::HashSet;
+
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use tokenizers::Tokenizer;
+
+use super::fitting::{Draft, fit};
+use super::vocabulary::{Words, letters};
+use super::{Item, ItemSpec};
+use crate::error::Result;
+use crate::score::Scorer;
+
+const NUM_COMMON: usize = 10;
+
+/// How often common and other words stand in the list.
+#[derive(Clone, Copy)]
+struct Frequencies {
+    common: usize,
+    other: usize,
+}
+
+/// RULER's.
+const LONG: Frequencies = Frequencies { common: 30, other: 3 };
+
+/// Three hundred entries leave no room for other words in a short prompt.
+const SHORT: Frequencies = Frequencies { common: 10, other: 1 };
+const SHORT_BELOW: usize = 4096;
+
+/// The worked example's.
+const EXAMPLE: Frequencies = Frequencies { common: 3, other: 1 };
+const EXAMPLE_OTHERS: usize = 10;
+
+/// A numbered list in which ten words are common, after a short worked example.
+///
+/// # Errors
+/// As [`super::Task::generate`].
+pub(super) fn common_words(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
+    let mut random = spec.random();
+    let words = Words::shuffled(&mut random)?;
+    let take = |from: usize, count: usize| (from..from + count).map(|i| words.get(i)).collect::<Vec<_>>();
+    let (common, example_common) = (take(0, NUM_COMMON), take(NUM_COMMON, NUM_COMMON));
+    let example_others = take(2 * NUM_COMMON, EXAMPLE_OTHERS);
+    let others_from = 2 * NUM_COMMON + EXAMPLE_OTHERS;
+
+    let answer_prefix = " Answer: The top 10 words that appear most often in the list are:";
+    let example = format!(
+        "{}{answer_prefix} {}",
+        list_prompt(&numbered(&example_common, &example_others, EXAMPLE, &mut random)),
+        numbered_once(example_common.iter())
+    );
+    let frequencies = if spec.num_tokens < SHORT_BELOW { SHORT } else { LONG };
+    let draft = fit(name, tokenizer, spec.num_tokens, |others| {
+        let list = numbered(&common, &take(others_from, others), frequencies, &mut random.clone());
+        Draft {
+            prompt: format!("{example}\n\n{}", list_prompt(&list)),
+            answer_prefix: answer_prefix.to_owned(),
+            references: common.clone(),
+        }
+    })?;
+    Ok(Item::generated(name, spec, draft, 120, Scorer::StringMatchAll))
+}
+
+fn list_prompt(list: &str) -> String {
+    format!(
+        "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that \
+         appear most often.\n{list}\nQuestion: What are the 10 most common words in the above list?"
+    )
+}
+
+/// `1. word 2. word ...`, each word as often as it should be, in random order.
+fn numbered(common: &[String], others: &[String], frequencies: Frequencies, random: &mut ChaCha8Rng) -> String {
+    let repeat =
+        |words: &'_ [String], times| words.iter().cycle().take(words.len() * times).cloned().collect::<Vec<_>>();
+    let mut entries = repeat(common, frequencies.common);
+    entries.extend(repeat(others, frequencies.other));
+    entries.shuffle(random);
+    numbered_once(entries.iter())
+}
+
+fn numbered_once<'a>(words: impl Iterator<Item = &'a String>) -> String {
+    words.enumerate().map(|(i, word)| format!("{}. {word}", i + 1)).collect::<Vec<_>>().join(" ")
+}
+
+const NUM_FREQUENT: usize = 3;
+
+/// The most frequent entry of all, which is to be ignored.
+const DOTS: &str = "....";
+
+/// Exponent of the Zipf distribution, and the sum over all ranks that makes shares of it.
+const ZIPF_EXPONENT: i32 = 2;
+const ZIPF_SUM: f64 = std::f64::consts::PI * std::f64::consts::PI / 6.0;
+
+/// From this many entries on, the first five ranks have different frequencies.
+const MIN_ENTRIES: usize = 100;
+
+/// Coded words whose frequencies follow Zipf's law.
+///
+/// # Errors
+/// As [`super::Task::generate`].
+pub(super) fn frequent_words(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
+    let random = spec.random();
+    let draft = fit(name, tokenizer, spec.num_tokens, |more| {
+        // Words are drawn rank by rank from the same start, so that the answer does not change with the length.
+        let mut random = random.clone();
+        let mut seen = HashSet::new();
+        let mut words = vec![DOTS.to_owned()];
+        let mut entries = Vec::new();
+        for rank in 1.. {
+            let count = ((MIN_ENTRIES + more) as f64 / f64::from(rank).powi(ZIPF_EXPONENT) / ZIPF_SUM) as usize;
+            if count == 0 {
+                break;
+            }
+            if rank > 1 {
+                words.push(coded_word(&mut random, &mut seen));
+            }
+            entries.extend(std::iter::repeat_n(words.len() - 1, count));
+        }
+        entries.shuffle(&mut random);
+        let text = entries.iter().map(|&word| words[word].as_str()).collect::<Vec<_>>().join(" ");
+        Draft {
+            prompt: format!(
+                "Read the following coded text and track the frequency of each coded word. Find the three most \
+                 frequently appeared coded words. {text}\nQuestion: Do not provide any explanation. Please ignore the \
+                 dots '{DOTS}'. What are the three most frequently appeared words in the above coded text?"
+            ),
+            answer_prefix: " Answer: According to the coded text above, the three most frequently appeared words are:"
+                .to_owned(),
+            references: words[1..=NUM_FREQUENT].to_vec(),
+        }
+    })?;
+    Ok(Item::generated(name, spec, draft, 50, Scorer::StringMatchAll))
+}
+
+fn coded_word(random: &mut ChaCha8Rng, seen: &mut HashSet<String>) -> String {
+    loop {
+        let word = letters(random, b"abcdefghijklmnopqrstuvwxyz", 6);
+        if seen.insert(word.clone()) {
+            return word;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::tasks::{find, tokenizer_for_tests};
+
+    fn most_frequent<'a>(words: impl Iterator<Item = &'a str>, count: usize) -> (HashSet<String>, usize, usize) {
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        words.for_each(|word| *counts.entry(word).or_default() += 1);
+        let mut counts: Vec<(usize, &str)> = counts.into_iter().map(|(word, count)| (count, word)).collect();
+        counts.sort_unstable_by(|a, b| b.cmp(a));
+        let top = counts[..count].iter().map(|&(_, word)| word.to_owned()).collect();
+        (top, counts[count - 1].0, counts[count].0)
+    }
+
+    #[test]
+    fn counting_the_list_gives_the_references() {
+        for (num_tokens, common, other) in [(2048, 10, 1), (6000, 30, 3)] {
+            let spec = ItemSpec::new(num_tokens, 4);
+            let item = find("cwe").unwrap().generate(tokenizer_for_tests(), &spec).unwrap();
+            let (_, asked) = item.prompt.rsplit_once("most often.\n").unwrap();
+            let (list, _) = asked.split_once("\nQuestion").unwrap();
+            let words = list.split(' ').filter(|word| !word.ends_with('.'));
+            let expected: HashSet<String> = item.references.iter().cloned().collect();
+            assert_eq!(most_frequent(words, NUM_COMMON), (expected, common, other), "{num_tokens}");
+        }
+    }
+
+    #[test]
+    fn counting_the_coded_text_gives_the_references() {
+        for num_tokens in [1024, 4096] {
+            let spec = ItemSpec::new(num_tokens, 4);
+            let item = find("fwe").unwrap().generate(tokenizer_for_tests(), &spec).unwrap();
+            let (_, rest) = item.prompt.split_once("coded words. ").unwrap();
+            let (text, _) = rest.split_once("\nQuestion").unwrap();
+            let expected: HashSet<String> = item.references.iter().cloned().collect();
+            let (found, third, fourth) = most_frequent(text.split(' ').filter(|word| *word != DOTS), NUM_FREQUENT);
+            assert_eq!(found, expected);
+            assert!(third > fourth, "{third} {fourth}");
+        }
+    }
+
+    #[test]
+    fn the_worked_example_does_not_give_the_answer_away() {
+        let item = find("cwe").unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(2048, 4)).unwrap();
+        let (example, _) = item.prompt.split_once("\n\n").unwrap();
+        assert_eq!(item.score(example), 0.0);
+    }
+}
