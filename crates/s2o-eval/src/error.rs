@@ -17,6 +17,22 @@ pub enum EvalError {
         /// The name that was given.
         got: String,
     },
+    /// There is no method of this name.
+    #[error("`{got}` is no method: expected one of {expected}")]
+    UnknownMethod {
+        /// The names that exist, separated by commas.
+        expected: String,
+        /// The name that was given.
+        got: String,
+    },
+    /// A method refuses an option.
+    #[error("{method}: {reason}")]
+    MethodOption {
+        /// The method.
+        method: String,
+        /// What was expected and what was got.
+        reason: String,
+    },
     /// The wanted length cannot hold the task's question, needles and instructions.
     #[error("a prompt of {task} needs at least {expected} tokens with this tokenizer, got {got}")]
     ContextTooShort {
@@ -63,6 +79,9 @@ pub enum EvalError {
         /// What went wrong.
         reason: String,
     },
+    /// Candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
     /// An error of the model or of its embedded texts.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -1,0 +1,115 @@
+//! [`MethodSpec`]: a method and its options as one writes them on a command line.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::options::Options;
+use super::{Method, table};
+use crate::error::{EvalError, Result};
+
+/// A method with options, written `name` or `name:option=value:option=value`, such as `s2o:tau=0.05:segment=1024`.
+/// A text that parses names a method that exists; its options are checked by [`MethodSpec::build`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct MethodSpec {
+    name: String,
+    options: Vec<(String, String)>,
+}
+
+impl MethodSpec {
+    /// The name, as in the table.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same method with one option set, in place of what it was.
+    pub fn with(mut self, option: &str, value: impl ToString) -> Self {
+        self.options.retain(|(name, _)| name != option);
+        self.options.push((option.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Makes the method.
+    ///
+    /// # Errors
+    /// [`EvalError::WrongInput`] for an option that the method lacks, or a value that it cannot have.
+    pub fn build(&self) -> Result<Box<dyn Method>> {
+        let mut options = Options::new(&self.name, &self.options);
+        let method = table::find(&self.name)?.make(&mut options)?;
+        options.finish()?;
+        Ok(method)
+    }
+}
+
+impl FromStr for MethodSpec {
+    type Err = EvalError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut parts = text.split(':');
+        let name = table::find(parts.next().unwrap_or_default())?.name.to_owned();
+        let options = parts
+            .map(|part| match part.split_once('=') {
+                Some((option, value)) => Ok((option.to_owned(), value.to_owned())),
+                None => Err(EvalError::WrongInput {
+                    what: "option of a method",
+                    expected: "option=value".to_owned(),
+                    got: part.to_owned(),
+                }),
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { name, options })
+    }
+}
+
+impl fmt::Display for MethodSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        self.options.iter().try_for_each(|(option, value)| write!(f, ":{option}={value}"))
+    }
+}
+
+impl From<MethodSpec> for String {
+    fn from(spec: MethodSpec) -> Self {
+        spec.to_string()
+    }
+}
+
+impl TryFrom<String> for MethodSpec {
+    type Error = EvalError;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_what_is_parsed() {
+        for text in ["dense", "s2o", "s2o:tau=0.05:segment=1024", "sliding-window:window=4096"] {
+            let spec: MethodSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), text);
+            assert_eq!(serde_json::from_str::<MethodSpec>(&serde_json::to_string(&spec).unwrap()).unwrap(), spec);
+            spec.build().unwrap();
+        }
+        let spec: MethodSpec = "s2o:tau=0.05".parse().unwrap();
+        assert_eq!(spec.with("tau", 0.01).to_string(), "s2o:tau=0.01");
+    }
+
+    #[test]
+    fn what_cannot_be_is_named() {
+        let parse = |text: &str| text.parse::<MethodSpec>().unwrap_err().to_string();
+        assert!(parse("sparse").contains("expected one of dense, s2o"), "{}", parse("sparse"));
+        assert_eq!(parse("s2o:tau"), "option of a method: expected option=value, got tau");
+        let build = |text: &str| text.parse::<MethodSpec>().unwrap().build().unwrap_err().to_string();
+        assert!(build("s2o:tau=2").contains("tau"), "{}", build("s2o:tau=2"));
+        assert!(build("s2o:tau=x").contains("expected a number"), "{}", build("s2o:tau=x"));
+        let unknown = build("sliding-window:threshold=1");
+        assert!(unknown.contains("window, sink") && unknown.contains("threshold"), "{unknown}");
+        assert!(build("dense:tau=1").contains("no options"), "{}", build("dense:tau=1"));
+    }
+}
