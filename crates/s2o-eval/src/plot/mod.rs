@@ -25,9 +25,12 @@
 //! ```
 
 mod axis;
+mod cells;
 mod error;
 mod figure;
+mod heatmap;
 mod lines;
+mod matrix;
 mod palette;
 mod render;
 mod scale;
@@ -37,5 +40,7 @@ mod typeface;
 pub use axis::Axis;
 pub use error::PlotError;
 pub use figure::{Figure, Files, Plot};
+pub use heatmap::Heatmap;
 pub use lines::{Level, Lines, Series};
+pub use matrix::Matrix;
 pub use scale::Scale;
