@@ -25,6 +25,7 @@
 //! ```
 
 mod axis;
+mod bars;
 mod cells;
 mod error;
 mod figure;
@@ -38,6 +39,7 @@ mod scene;
 mod typeface;
 
 pub use axis::Axis;
+pub use bars::{Bar, Bars};
 pub use error::PlotError;
 pub use figure::{Figure, Files, Plot};
 pub use heatmap::Heatmap;
