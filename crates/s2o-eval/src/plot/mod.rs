@@ -24,6 +24,7 @@
 //! # Ok::<(), s2o_eval::plot::PlotError>(())
 //! ```
 
+mod attention;
 mod axis;
 mod bars;
 mod cells;
@@ -32,12 +33,14 @@ mod figure;
 mod heatmap;
 mod lines;
 mod matrix;
+mod outline;
 mod palette;
 mod render;
 mod scale;
 mod scene;
 mod typeface;
 
+pub use attention::{AttentionMap, AttentionMaps, Tile};
 pub use axis::Axis;
 pub use bars::{Bar, Bars};
 pub use error::PlotError;
