@@ -40,6 +40,9 @@ mod scale;
 mod scene;
 mod typeface;
 
+#[cfg(test)]
+mod tests;
+
 pub use attention::{AttentionMap, AttentionMaps, Tile};
 pub use axis::Axis;
 pub use bars::{Bar, Bars};
