@@ -38,7 +38,8 @@ pub struct AttentionMap {
     pub query_label: String,
     /// What the columns are.
     pub key_label: String,
-    /// Tiles to outline. Tiles that touch have one outline together.
+    /// Tiles to outline. Tiles that touch have one outline together, and where there are tiles, all that is outside them
+    /// is grey, as dark as its colour would be.
     pub tiles: Vec<Tile>,
 }
 
@@ -131,9 +132,11 @@ impl AttentionMap {
         .check(3.0 * em)?;
         let data = self.in_proportion(room);
 
-        let colour = |value: f64| {
+        let is_inside = self.inside();
+        let colour = |cell: usize, value: f64| {
             let shown = value.is_finite().then(|| if value > 0.0 { range.place(value) } else { 0.0 });
-            shown.map(palette::gradient)
+            let colour = shown.map(palette::gradient);
+            if is_inside[cell] { colour } else { colour.map(palette::grey_of) }
         };
         cells::fill(scene, data, &self.probabilities, colour);
         let x = |key: usize| {
@@ -153,6 +156,19 @@ impl AttentionMap {
         Ok(data)
     }
 
+    /// For each cell whether its middle is in a tile; all are if there are no tiles.
+    fn inside(&self) -> Vec<bool> {
+        let (rows, columns) = (self.probabilities.rows(), self.probabilities.columns());
+        let mut inside = vec![self.tiles.is_empty(); rows * columns];
+        for tile in &self.tiles {
+            let span = cells_within(&tile.keys, &self.keys, columns);
+            for row in cells_within(&tile.queries, &self.queries, rows) {
+                inside[row * columns..][span.clone()].fill(true);
+            }
+        }
+        inside
+    }
+
     /// The part of `room` in which a query is as high as a key is wide, or all of it if that would be too flat.
     fn in_proportion(&self, room: Rect) -> Rect {
         let (queries, keys) = (self.queries.len() as f64, self.keys.len() as f64);
@@ -163,6 +179,16 @@ impl AttentionMap {
         }
         Rect { right: room.left + width, bottom: room.top + height, ..room }
     }
+}
+
+/// Those of `count` cells over `all` tokens whose middle is within `tokens`.
+fn cells_within(tokens: &ops::Range<usize>, all: &ops::Range<usize>, count: usize) -> ops::Range<usize> {
+    let first = |token: usize| {
+        let share = (token.clamp(all.start, all.end) - all.start) as f64 / all.len() as f64;
+        (share * count as f64 - 0.5).ceil().max(0.0) as usize
+    };
+    let end = first(tokens.end);
+    first(tokens.start).min(end)..end
 }
 
 /// The probabilities that colours are spread over.

@@ -17,14 +17,16 @@ const APART: f64 = 0.9;
 /// From the bar to its labels, in em.
 const GAP: f64 = 0.5;
 
-/// Fills `area` with the cells of `matrix`; cells without a colour stay as they are.
-pub fn fill(scene: &mut Scene, area: Rect, matrix: &Matrix, colour: impl Fn(f64) -> Option<RGBColor>) {
+/// Fills `area` with the cells of `matrix`, coloured by their number (row by row) and value; cells without a colour stay
+/// as they are.
+pub fn fill(scene: &mut Scene, area: Rect, matrix: &Matrix, colour: impl Fn(usize, f64) -> Option<RGBColor>) {
     let x = |column: usize| area.left + area.width() * column as f64 / matrix.columns() as f64;
     let y = |row: usize| area.top + area.height() * row as f64 / matrix.rows() as f64;
     // Viewers leave light seams between shapes that only touch.
     let overlap = 0.5;
     for row in 0..matrix.rows() {
-        let colours: Vec<Option<RGBColor>> = matrix.row(row).iter().map(|value| colour(*value)).collect();
+        let cells = matrix.row(row).iter().enumerate();
+        let colours: Vec<_> = cells.map(|(column, value)| colour(row * matrix.columns() + column, *value)).collect();
         // One shape for neighbours of one colour.
         let mut from = 0;
         for run in colours.chunk_by(|a, b| a == b) {
@@ -56,7 +58,7 @@ pub fn colour_bar(scene: &mut Scene, data: Rect, right: f64, range: &Range, labe
     let em = scene.em;
     let bar = Rect { left: data.right + APART * em, right: data.right + (APART + BAR) * em, ..data };
     let values = (0..STRIPES).rev().map(|i| i as f64 / (STRIPES - 1) as f64).collect();
-    fill(scene, bar, &Matrix::new(STRIPES, 1, values)?, |share| Some(palette::gradient(share)));
+    fill(scene, bar, &Matrix::new(STRIPES, 1, values)?, |_, share| Some(palette::gradient(share)));
     scene.outline(bar, INK, scene.hair());
     for tick in colour_ticks(scene, range, data.height()) {
         let y = bar.bottom - tick.place * bar.height();

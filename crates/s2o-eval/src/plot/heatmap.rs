@@ -58,7 +58,7 @@ impl Draw for Heatmap {
         let data = data.check(4.0 * em)?;
 
         let colour = |value: f64| self.colour(&range, value);
-        cells::fill(scene, data, &self.values, |value| Some(colour(value)));
+        cells::fill(scene, data, &self.values, |_, value| Some(colour(value)));
         self.print_numbers(scene, data, &colour)?;
         scene.outline(data, INK, scene.hair());
         axis::draw_below(scene, data, &self.columns, &centred(&self.column_labels))?;

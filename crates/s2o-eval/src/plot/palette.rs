@@ -59,9 +59,18 @@ pub fn gradient(share: f64) -> RGBColor {
 }
 
 /// Black or white, whichever is easier to read on `ground`.
-pub fn text_on(RGBColor(r, g, b): RGBColor) -> RGBColor {
-    let luminance = 0.299 * f64::from(r) + 0.587 * f64::from(g) + 0.114 * f64::from(b);
-    if luminance > 140.0 { INK } else { PAPER }
+pub fn text_on(ground: RGBColor) -> RGBColor {
+    if luminance(ground) > 140.0 { INK } else { PAPER }
+}
+
+/// The grey that is as dark as `colour`.
+pub fn grey_of(colour: RGBColor) -> RGBColor {
+    let grey = luminance(colour).round() as u8;
+    RGBColor(grey, grey, grey)
+}
+
+fn luminance(RGBColor(r, g, b): RGBColor) -> f64 {
+    0.299 * f64::from(r) + 0.587 * f64::from(g) + 0.114 * f64::from(b)
 }
 
 #[cfg(test)]
@@ -70,8 +79,7 @@ mod tests {
 
     #[test]
     fn the_gradient_darkens_all_the_way() {
-        let grey = |RGBColor(r, g, b): RGBColor| 0.299 * f64::from(r) + 0.587 * f64::from(g) + 0.114 * f64::from(b);
-        let greys: Vec<f64> = (0..=48).map(|i| grey(gradient(f64::from(i) / 48.0))).collect();
+        let greys: Vec<f64> = (0..=48).map(|i| luminance(gradient(f64::from(i) / 48.0))).collect();
         assert!(greys.windows(2).all(|pair| pair[0] > pair[1]), "{greys:?}");
     }
 }

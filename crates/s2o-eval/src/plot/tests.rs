@@ -234,6 +234,13 @@ fn attention_maps_outline_tiles() {
     assert!(svg.contains("stroke=\"#D55E00\""), "no outline");
     let none = checked(&AttentionMap { tiles: Vec::new(), ..attention("one head") }, &[]);
     assert!(!none.contains("stroke=\"#D55E00\""));
+    // Greys besides paper, ink and lines: cells outside the tiles.
+    let greys = |svg: &str| {
+        let fills = Regex::new("fill=\"#([0-9A-F]{2})([0-9A-F]{2})([0-9A-F]{2})\"").expect("an expression");
+        let all = fills.captures_iter(svg).filter(|fill| fill[1] == fill[2] && fill[2] == fill[3]);
+        all.map(|fill| fill[1].to_owned()).collect::<HashSet<_>>().len()
+    };
+    assert!(greys(&none) <= 2 && greys(&svg) > 8, "{} and {}", greys(&none), greys(&svg));
     checked(&four_maps(), &["Layer 3, head 1", "(a) original", "(d) queries permuted too", "1e-6"]);
 }
 
