@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 mod compare;
+mod heatmap;
 mod models;
 mod prefill;
 mod synthetic;
@@ -69,6 +70,8 @@ fn wrong_usage_exits_with_2() {
         ("compare", &["--methods", "dense", "--tau", "0.1"], "no effect"),
         ("compare", &["--tensors", text(&file), "--prompt", "a"], "cannot be used with"),
         ("compare", &["--repeat", "0"], "--repeat"),
+        ("heatmap", &["--cells", "0"], "--cells"),
+        ("heatmap", &["--pool", "median"], "max, mean"),
     ];
     for (name, args, part) in cases {
         let output = run(name, args);
