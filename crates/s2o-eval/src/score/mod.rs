@@ -136,6 +136,8 @@ mod tests {
         Item {
             id: "id".into(),
             task: "task".into(),
+            index: 0,
+            seed: None,
             prompt: String::new(),
             answer_prefix: String::new(),
             references: references.iter().map(|&reference| reference.into()).collect(),
