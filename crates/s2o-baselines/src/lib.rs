@@ -19,4 +19,4 @@ pub use mask::{BlockMask, causal_blocks};
 pub use pooling::{block_means, block_scores};
 pub use selector::{BaselineError, BlockSelector, Reordered, Selection};
 pub use sliding_window::SlidingWindow;
-pub use top_cdf::top_cdf;
+pub use top_cdf::{top_cdf, top_cdf_beside};
