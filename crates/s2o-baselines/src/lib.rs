@@ -20,3 +20,6 @@ pub use pooling::{block_means, block_scores};
 pub use selector::{BaselineError, BlockSelector, Reordered, Selection};
 pub use sliding_window::SlidingWindow;
 pub use top_cdf::{top_cdf, top_cdf_beside};
+
+/// Elements of the largest tensor on the way to a choice, 128 MiB of f32: what is larger is computed in parts.
+const LARGEST_INTERMEDIATE: usize = 1 << 25;

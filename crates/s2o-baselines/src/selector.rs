@@ -36,6 +36,17 @@ pub enum BaselineError {
     Candle(#[from] candle_core::Error),
 }
 
+impl BaselineError {
+    pub(crate) fn option(
+        method: &'static str,
+        option: &'static str,
+        expected: &'static str,
+        got: impl std::fmt::Display,
+    ) -> Self {
+        Self::Option { method, option, expected, got: got.to_string() }
+    }
+}
+
 impl From<BaselineError> for candle_core::Error {
     fn from(error: BaselineError) -> Self {
         match error {
