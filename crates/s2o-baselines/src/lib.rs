@@ -9,6 +9,7 @@
 
 mod attention;
 mod mask;
+mod mean_pooling;
 mod pooling;
 mod selector;
 mod sliding_window;
@@ -16,6 +17,7 @@ mod top_cdf;
 
 pub use attention::BlockSparse;
 pub use mask::{BlockMask, causal_blocks};
+pub use mean_pooling::MeanPooling;
 pub use pooling::{block_means, block_scores};
 pub use selector::{BaselineError, BlockSelector, Reordered, Selection};
 pub use sliding_window::SlidingWindow;

@@ -47,6 +47,15 @@ impl BaselineError {
     }
 }
 
+/// The share of the scores' sum that a choice must reach, if it is one.
+pub(crate) fn checked_threshold(method: &'static str, threshold: f64) -> Result<f64, BaselineError> {
+    if threshold > 0.0 && threshold <= 1.0 {
+        Ok(threshold)
+    } else {
+        Err(BaselineError::option(method, "threshold", "a share above 0 up to 1", threshold))
+    }
+}
+
 impl From<BaselineError> for candle_core::Error {
     fn from(error: BaselineError) -> Self {
         match error {

@@ -1,4 +1,6 @@
 //! Each selector against a plain re-implementation, and what holds for all of them.
 
+mod mean_pooling;
 mod plain;
+mod plain_cdf;
 mod sliding_window;
