@@ -4,3 +4,4 @@ mod mean_pooling;
 mod plain;
 mod plain_cdf;
 mod sliding_window;
+mod xattention;
