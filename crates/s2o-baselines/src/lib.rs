@@ -9,8 +9,10 @@
 
 mod antidiagonal;
 mod attention;
+mod key_order;
 mod mask;
 mod mean_pooling;
+mod pbs;
 mod pooling;
 mod selector;
 mod sliding_window;
@@ -21,6 +23,7 @@ pub use antidiagonal::antidiagonal_scores;
 pub use attention::BlockSparse;
 pub use mask::{BlockMask, causal_blocks};
 pub use mean_pooling::MeanPooling;
+pub use pbs::{Pbs, PbsScore};
 pub use pooling::{block_means, block_scores};
 pub use selector::{BaselineError, BlockSelector, Reordered, Selection};
 pub use sliding_window::SlidingWindow;
