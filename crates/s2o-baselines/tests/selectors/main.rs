@@ -4,5 +4,6 @@ mod mean_pooling;
 mod pbs;
 mod plain;
 mod plain_cdf;
+mod real;
 mod sliding_window;
 mod xattention;
