@@ -32,6 +32,11 @@ impl KeyOrder {
         Ok(self.positions.dim(2)?)
     }
 
+    /// The positions in their new order: `(batch, heads, before)` of u32.
+    pub(crate) fn into_positions(self) -> Tensor {
+        self.positions
+    }
+
     /// Which reordered block holds the first key: `(batch, heads, 1, blocks)` of u8.
     pub(crate) fn first_key_block(&self) -> Result<Tensor, BaselineError> {
         let (batch, heads, len) = self.positions.dims3()?;

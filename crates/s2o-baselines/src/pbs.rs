@@ -76,6 +76,15 @@ impl Pbs {
         Self { shared_order, ..self }
     }
 
+    /// The order of the keys before the last segment of a call, as positions: `(batch, heads, keys)` of u32, for each query
+    /// head or, if shared, each KV head. The block numbers of a selection count along it, then along the call's own keys.
+    ///
+    /// # Errors
+    /// If the tensors do not fit each other, or Candle fails.
+    pub fn key_order(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, BaselineError> {
+        Ok(self.order(call, q, k, &shape_of(q, k, v)?)?.into_positions())
+    }
+
     fn order(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, shape: &AttnShape) -> Result<KeyOrder, BaselineError> {
         let mut attention = attention_of_last_block(q, k, shape, call.softmax_scale)?;
         if self.shared_order {
