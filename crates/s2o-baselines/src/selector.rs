@@ -36,6 +36,26 @@ pub enum BaselineError {
     Candle(#[from] candle_core::Error),
 }
 
+impl BaselineError {
+    pub(crate) fn option(
+        method: &'static str,
+        option: &'static str,
+        expected: &'static str,
+        got: impl std::fmt::Display,
+    ) -> Self {
+        Self::Option { method, option, expected, got: got.to_string() }
+    }
+}
+
+/// The share of the scores' sum that a choice must reach, if it is one.
+pub(crate) fn checked_threshold(method: &'static str, threshold: f64) -> Result<f64, BaselineError> {
+    if threshold > 0.0 && threshold <= 1.0 {
+        Ok(threshold)
+    } else {
+        Err(BaselineError::option(method, "threshold", "a share above 0 up to 1", threshold))
+    }
+}
+
 impl From<BaselineError> for candle_core::Error {
     fn from(error: BaselineError) -> Self {
         match error {

@@ -1,7 +1,7 @@
 //! The table of methods.
 
 use candle_s2o::{Dense, S2o, S2oConfig, SegmentLen};
-use s2o_baselines::{BlockSelector, BlockSparse, SlidingWindow};
+use s2o_baselines::{BaselineError, BlockSelector, BlockSparse, MeanPooling, Pbs, PbsScore, SlidingWindow, XAttention};
 
 use super::{Method, Options};
 use crate::error::{EvalError, Result};
@@ -57,6 +57,37 @@ pub static ALL: &[MethodRow] = &[
         make: |options| s2o(S2oConfig::paper(), options),
     },
     MethodRow {
+        name: "mean-pooling",
+        summary: "blocks by the products of their means, until they hold 0.9",
+        knob: Some(THRESHOLD),
+        make: |options| {
+            let threshold = options.number("threshold")?.unwrap_or(0.9);
+            blocks(MeanPooling::default().threshold(threshold), options)
+        },
+    },
+    MethodRow {
+        name: "pbs",
+        summary: "PBS-Attn: keys permuted in segments of 256, then blocks by their means",
+        knob: Some(THRESHOLD),
+        make: |options| pbs(PbsScore::MeanPooled, options),
+    },
+    MethodRow {
+        name: "pbs-antidiagonal",
+        summary: "PBS-Attn with XAttention's scores",
+        knob: Some(THRESHOLD),
+        make: |options| pbs(PbsScore::Antidiagonal, options),
+    },
+    MethodRow {
+        name: "xattention",
+        summary: "XAttention: blocks by their antidiagonals, stride 16, until they hold 0.9",
+        knob: Some(THRESHOLD),
+        make: |options| {
+            let stride = options.count("stride")?.unwrap_or(16);
+            let threshold = options.number("threshold")?.unwrap_or(0.9);
+            blocks(XAttention::default().stride(stride).and_then(|method| method.threshold(threshold)), options)
+        },
+    },
+    MethodRow {
         name: "sliding-window",
         summary: "the last 2048 keys and the first 64",
         knob: Some(Knob { option: "window", sweep: &[16384.0, 8192.0, 4096.0, 2048.0, 1024.0, 512.0, 256.0] }),
@@ -67,6 +98,10 @@ pub static ALL: &[MethodRow] = &[
         },
     },
 ];
+
+/// The share of the estimated mass that the chosen blocks hold.
+const THRESHOLD: Knob =
+    Knob { option: "threshold", sweep: &[0.999, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2] };
 
 /// The method of this name.
 ///
@@ -81,12 +116,20 @@ pub fn find(name: &str) -> Result<&'static MethodRow> {
 
 /// A selector with the executor, its refusal in the method's name.
 fn blocks<S: BlockSelector + 'static>(
-    selector: std::result::Result<S, s2o_baselines::BaselineError>,
+    selector: std::result::Result<S, BaselineError>,
     options: &mut Options,
 ) -> Result<Box<dyn Method>> {
     let selector = selector.map_err(|error| options.refuse(&error))?;
     let dense_below = options.count("dense-below")?.unwrap_or(0);
     Ok(Box::new(BlockSparse::new(selector).dense_below(dense_below)))
+}
+
+fn pbs(score: PbsScore, options: &mut Options) -> Result<Box<dyn Method>> {
+    let segment = options.count("segment")?.unwrap_or(256);
+    let threshold = options.number("threshold")?.unwrap_or(0.9);
+    let shared_order = options.take("shared-order", "true or false")?.unwrap_or(false);
+    let method = Pbs::default().score(score).shared_order(shared_order).segment(segment);
+    blocks(method.and_then(|method| method.threshold(threshold)), options)
 }
 
 fn s2o(preset: S2oConfig, options: &mut Options) -> Result<Box<dyn Method>> {

@@ -68,7 +68,7 @@ impl fmt::Display for Provenance {
 impl Item {
     /// The score of `prediction`, from 0 to 1.
     pub fn score(&self, prediction: &str) -> f64 {
-        self.scorer.score(prediction, self)
+        self.scorer.score(prediction, &self.references)
     }
 
     /// The parts that every generated item has; the rest keeps its defaults.

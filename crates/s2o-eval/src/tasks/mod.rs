@@ -11,7 +11,7 @@
 //! # }
 //! ```
 //!
-//! The tasks of RULER follow its prompts, answer prefixes, token budgets and scorers, so that results can be read beside
+//! The tasks of RULER (Apache-2.0) follow the wording of its prompts, its answer prefixes, token budgets and scorers, so that results can be read beside
 //! published ones; what RULER downloads is made here instead. The essay is the text of [`s2o_models::passkey::haystack`],
 //! and the documents of `qa_1` and `qa_2` are facts about people who do not exist.
 //!
