@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 mod compare;
+mod evaluate;
 mod heatmap;
 mod models;
 mod prefill;
