@@ -1,5 +1,6 @@
 //! What is asked of the model: the flags that say so, and the samples they make.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -129,22 +130,13 @@ impl SampleFlags {
 
     fn first_of_each_task(&self, items: Vec<Item>) -> impl Iterator<Item = Sample> {
         let most = self.items.unwrap_or(u64::MAX);
-        let mut taken: Vec<(String, u64)> = Vec::new();
+        let mut taken: HashMap<String, u64> = HashMap::new();
         let is_wanted = move |item: &Item| {
-            let place = taken.iter().position(|(task, _)| *task == item.task).unwrap_or_else(|| {
-                taken.push((item.task.clone(), 0));
-                taken.len() - 1
-            });
-            taken[place].1 += 1;
-            taken[place].1 <= most
+            let count = taken.entry(item.task.clone()).or_default();
+            *count += 1;
+            *count <= most
         };
-        items
-            .into_iter()
-            .filter({
-                let mut is_wanted = is_wanted;
-                move |item| is_wanted(item)
-            })
-            .map(Sample::Given)
+        items.into_iter().filter(is_wanted).map(Sample::Given)
     }
 
     fn passage(&self, path: &Path, context_tokens: usize) -> Result<Passage> {

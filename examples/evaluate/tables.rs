@@ -2,11 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use s2o_eval::report::{NiahResult, Row, RulerPrediction, markdown, rows, write_csv};
 use s2o_eval::run::{Key, Outcome, Sample};
+use s2o_eval::tasks::RULER;
 use s2o_models::LoadedModel;
 
 use crate::cli::exit;
@@ -45,10 +46,10 @@ pub fn write_predictions(
     samples: &[Sample],
     model: &LoadedModel,
 ) -> Result<()> {
-    let mut open: Vec<(std::path::PathBuf, BufWriter<File>)> = Vec::new();
+    let mut open: Vec<(PathBuf, BufWriter<File>)> = Vec::new();
     let is_ruler = |sample: &&Sample| {
         let task = sample.task();
-        task.starts_with("ruler/") || s2o_eval::tasks::RULER.contains(&task)
+        task.starts_with("ruler/") || RULER.contains(&task)
     };
     for sample in samples.iter().filter(is_ruler) {
         let Some(item) = sample.item(&model.tokenizer)? else { continue };

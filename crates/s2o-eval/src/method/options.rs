@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use crate::error::{EvalError, Result};
 
-/// Options by name. A method takes those it knows; [`Options::finish`] refuses the rest.
+/// Options by name. A method takes those it knows; [`super::MethodSpec::build`] refuses the rest.
 #[derive(Debug)]
 pub struct Options<'s> {
     method: &'s str,

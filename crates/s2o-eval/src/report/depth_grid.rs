@@ -28,11 +28,11 @@ impl DepthGrid {
 
 /// The grids of all tasks whose outcomes have a depth, in the order in which they first occur.
 pub fn depth_grids(outcomes: &[Outcome]) -> Vec<DepthGrid> {
-    let mut grids: Vec<(&Outcome, Vec<(usize, f64, f64)>)> = Vec::new();
+    let mut grids: Vec<(&Outcome, Vec<Cell>)> = Vec::new();
     for outcome in outcomes {
         let (Some(depth), Some(score)) = (outcome.depth, outcome.score()) else { continue };
-        let cell = (outcome.context_tokens, depth, score);
-        let same = |(first, _): &&mut (&Outcome, Vec<_>)| {
+        let cell = Cell { length: outcome.context_tokens, depth, score };
+        let same = |(first, _): &&mut (&Outcome, Vec<Cell>)| {
             (&first.task, &first.key.method, &first.key.setting)
                 == (&outcome.task, &outcome.key.method, &outcome.key.setting)
         };
@@ -44,16 +44,23 @@ pub fn depth_grids(outcomes: &[Outcome]) -> Vec<DepthGrid> {
     grids.into_iter().map(|(first, cells)| grid(first, &cells)).collect()
 }
 
-fn grid(first: &Outcome, cells: &[(usize, f64, f64)]) -> DepthGrid {
-    let mut lengths: Vec<usize> = cells.iter().map(|&(length, ..)| length).collect();
+/// One outcome's place and score.
+struct Cell {
+    length: usize,
+    depth: f64,
+    score: f64,
+}
+
+fn grid(first: &Outcome, cells: &[Cell]) -> DepthGrid {
+    let mut lengths: Vec<usize> = cells.iter().map(|cell| cell.length).collect();
     lengths.sort_unstable();
     lengths.dedup();
-    let mut depths: Vec<f64> = cells.iter().map(|&(_, depth, _)| depth).collect();
+    let mut depths: Vec<f64> = cells.iter().map(|cell| cell.depth).collect();
     depths.sort_by(f64::total_cmp);
     depths.dedup();
     let mean = |length: usize, depth: f64| {
-        let of_cell = cells.iter().filter(|&&(l, d, _)| l == length && d == depth);
-        let (sum, count) = of_cell.fold((0.0, 0), |(sum, count), &(.., score)| (sum + score, count + 1));
+        let of_place = cells.iter().filter(|cell| cell.length == length && cell.depth == depth);
+        let (sum, count) = of_place.fold((0.0, 0), |(sum, count), cell| (sum + cell.score, count + 1));
         (count > 0).then(|| sum / f64::from(count))
     };
     let scores = depths.iter().map(|&depth| lengths.iter().map(|&length| mean(length, depth)).collect()).collect();

@@ -1,6 +1,5 @@
 //! [`Runner`]: samples times methods on one model.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use candle_core::Device;
@@ -59,7 +58,7 @@ struct Prepared<'s> {
 }
 
 enum Content<'s> {
-    Item(Cow<'s, Item>),
+    Item(Box<Item>),
     Passage(&'s Passage),
 }
 
@@ -196,7 +195,7 @@ impl<'m> Runner<'m> {
             Sample::Generated { .. } | Sample::Given(_) => match sample.item(&self.model.tokenizer)? {
                 Some(item) => {
                     let tokens = self.template.encode(&self.model.tokenizer, &item)?;
-                    (Content::Item(item), tokens)
+                    (Content::Item(Box::new(item.into_owned())), tokens)
                 }
                 None => return Err(ModelError::EmptyPrompt.into()),
             },
