@@ -12,6 +12,7 @@ mod mask;
 mod pooling;
 mod selector;
 mod sliding_window;
+mod threshold;
 mod top_cdf;
 
 pub use attention::BlockSparse;
