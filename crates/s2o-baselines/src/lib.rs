@@ -8,14 +8,19 @@
 //! choice itself ([`BlockMask`]) is read back once a call.
 
 mod attention;
+mod attention_rows;
+mod flexprefill;
 mod mask;
 mod pooling;
 mod selector;
+mod slash;
 mod sliding_window;
 mod threshold;
 mod top_cdf;
+mod top_k;
 
 pub use attention::BlockSparse;
+pub use flexprefill::{FlexPattern, FlexPrefill};
 pub use mask::{BlockMask, causal_blocks};
 pub use pooling::{block_means, block_scores};
 pub use selector::{BaselineError, BlockSelector, Reordered, Selection};
