@@ -10,7 +10,9 @@
 mod attention;
 mod attention_rows;
 mod flexprefill;
+mod head_pattern;
 mod mask;
+mod minference;
 mod pooling;
 mod selector;
 mod slash;
@@ -21,7 +23,9 @@ mod top_k;
 
 pub use attention::BlockSparse;
 pub use flexprefill::{FlexPattern, FlexPrefill};
+pub use head_pattern::{HeadPattern, MInferenceConfig};
 pub use mask::{BlockMask, causal_blocks};
+pub use minference::MInference;
 pub use pooling::{block_means, block_scores};
 pub use selector::{BaselineError, BlockSelector, Reordered, Selection};
 pub use sliding_window::SlidingWindow;

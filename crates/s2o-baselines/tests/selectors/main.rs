@@ -2,6 +2,7 @@
 
 mod agreement;
 mod flexprefill;
+mod minference;
 mod plain;
 mod sliding_window;
 mod smollm2;
