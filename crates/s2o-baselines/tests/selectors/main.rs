@@ -6,3 +6,4 @@ mod minference;
 mod plain;
 mod sliding_window;
 mod smollm2;
+mod sparge;
