@@ -48,6 +48,11 @@ impl<'s> Options<'s> {
         EvalError::MethodOption { method: self.method.to_owned(), reason: reason.to_string() }
     }
 
+    /// The options that were asked for.
+    pub(super) fn known(self) -> Vec<&'static str> {
+        self.known
+    }
+
     pub(super) fn finish(self) -> Result<()> {
         let unknown = self.given.iter().map(|(name, _)| name).find(|name| !self.known.contains(&name.as_str()));
         let Some(name) = unknown else { return Ok(()) };

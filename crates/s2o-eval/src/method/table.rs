@@ -31,6 +31,14 @@ pub struct Knob {
 }
 
 impl MethodRow {
+    /// Names of the options that the method takes.
+    pub fn options(&self) -> Vec<&'static str> {
+        let mut options = Options::new(self.name, &[]);
+        // Making it asks for each of them; whether it can be made does not matter.
+        let _ = self.make(&mut options);
+        options.known()
+    }
+
     pub(super) fn make(&self, options: &mut Options) -> Result<Box<dyn Method>> {
         (self.make)(options)
     }
