@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::Result;
 use candle_s2o::{AttnStats, HeadStats, S2o};
 use comfy_table::{Cell, Color};
+use s2o_eval::metrics::{ErrorSums, Errors};
 use s2o_models::weights::NEEDLE_7M;
 use s2o_models::{LoadedModel, passkey};
 use serde::Serialize;
 
-use crate::cli::errors::{ErrorSums, Errors};
 use crate::cli::layout::{Look, grouped, seconds};
 use crate::cli::prompt_flags::Prompt;
 use crate::cli::{machine, model_flags, s2o_flags};

@@ -2,11 +2,14 @@
 //!
 //! [`tasks`] makes prompts of a wanted length from a seed, [`load`] reads those of published benchmarks from files, and
 //! [`score`] says how good an answer is by the rules of each benchmark. All of them speak of one [`tasks::Item`].
-//! [`method`] has the attention methods by name.
+//! [`method`] has the attention methods by name. [`capture`] takes queries, keys and values out of a model or a file,
+//! [`metrics`] says how far an output is from the exact one.
 
+pub mod capture;
 pub mod error;
 pub mod load;
 pub mod method;
+pub mod metrics;
 pub mod score;
 pub mod tasks;
 
