@@ -28,6 +28,8 @@ pub struct Report<'a> {
     pub model: &'a LoadedModel,
     pub prompt: &'a Prompt,
     pub s2o: &'a S2o,
+    /// Whether thresholds differ from layer to layer.
+    pub by_layer: bool,
     pub dense: Option<Run>,
     pub sparse: Option<(Run, Stats)>,
 }
@@ -84,6 +86,7 @@ impl Report<'_> {
         if self.sparse.is_some() {
             let options = s2o_flags::describe(
                 self.s2o.config_of(usize::MAX),
+                self.by_layer,
                 self.prompt.tokens.len(),
                 self.model.decoder.device(),
             );

@@ -21,6 +21,7 @@ impl Method for S2o {
 
     /// The orders are made apart here, so that they can be timed; a plain call makes them group by group.
     fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
+        self.check_layer(call.layer).map_err(candle_core::Error::wrap)?;
         let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(call.prompt_len);
         let (ranking, selection) = time(q.device(), || Ok(op.clone().rank(q, k)?))?;
         let op = op.with_ranking(ranking);
