@@ -4,13 +4,16 @@
 //! [`score`] says how good an answer is by the rules of each benchmark. All of them speak of one [`tasks::Item`].
 //! [`method`] has the attention methods by name. [`capture`] takes queries, keys and values out of a model or a file,
 //! [`metrics`] says how far an output is from the exact one.
+//! [`experiment`] has the experiments of the paper on such tensors, and [`tune`] finds a threshold for every layer.
 
 pub mod capture;
 pub mod error;
+pub mod experiment;
 pub mod load;
 pub mod method;
 pub mod metrics;
 pub mod score;
 pub mod tasks;
+pub mod tune;
 
 pub use error::{EvalError, Result};
