@@ -1,6 +1,8 @@
 //! The table of methods.
 
-use candle_s2o::{Dense, S2o, S2oConfig, SegmentLen};
+use std::path::PathBuf;
+
+use candle_s2o::{Dense, LayerSettings, S2o, S2oConfig, SegmentLen};
 use s2o_baselines::{
     BaselineError, BlockSelector, BlockSparse, FlexPrefill, HeadPattern, MInference, MeanPooling, Pbs, PbsScore,
     SlidingWindow, Sparge, XAttention,
@@ -174,7 +176,8 @@ fn pbs(score: PbsScore, options: &mut Options) -> Result<Box<dyn Method>> {
 
 fn s2o(preset: S2oConfig, options: &mut Options) -> Result<Box<dyn Method>> {
     let mut builder = preset.to_builder();
-    if let Some(tau) = options.take("tau", "a number")? {
+    let tau = options.take("tau", "a number")?;
+    if let Some(tau) = tau {
         builder = builder.tau(tau);
     }
     if let Some(segment) = options.count("segment")? {
@@ -193,5 +196,11 @@ fn s2o(preset: S2oConfig, options: &mut Options) -> Result<Box<dyn Method>> {
         builder = builder.dense_below(tokens);
     }
     let config = builder.build().map_err(|error| options.refuse(&error))?;
-    Ok(Box::new(S2o::new(config).with_stats()))
+    let layers: Option<PathBuf> = options.take("layers", "a file of settings by layer")?;
+    let s2o = match layers {
+        Some(_) if tau.is_some() => return Err(options.refuse(&"tau: expected none beside layers, which sets it")),
+        Some(file) => LayerSettings::load(file).and_then(|settings| S2o::with_layers(config, &settings)),
+        None => Ok(S2o::new(config)),
+    };
+    Ok(Box::new(s2o.map_err(|error| options.refuse(&error))?.with_stats()))
 }
