@@ -60,6 +60,11 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
+/// An error to three digits.
+pub fn scientific(value: f64) -> String {
+    if value == 0.0 { "0".to_owned() } else { format!("{value:.2e}") }
+}
+
 /// A whole number with thousands set apart.
 pub fn grouped(number: f64) -> String {
     let digits = format!("{number:.0}");

@@ -15,6 +15,14 @@ pub fn limit_threads(threads: Option<NonZeroUsize>) {
     }
 }
 
+/// What does the work, as rows name it: the GPU, or the CPU and how many threads of it.
+pub fn name(device: &Device) -> String {
+    gpu_name(device).unwrap_or_else(|| {
+        let cpu = proc_entry("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        format!("{cpu}, {} threads", rayon::current_num_threads())
+    })
+}
+
 /// The GPU if the work is on one, threads, CPU and memory on one line.
 pub fn describe(device: &Device) -> String {
     let mut parts: Vec<String> = gpu(device).into_iter().collect();
@@ -25,6 +33,16 @@ pub fn describe(device: &Device) -> String {
         parts.push(format!("peak memory {} MiB", kib / 1024));
     }
     parts.join(", ")
+}
+
+#[cfg(feature = "cuda")]
+fn gpu_name(device: &Device) -> Option<String> {
+    device.as_cuda_device().ok()?.cuda_stream().context().name().ok()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu_name(_: &Device) -> Option<String> {
+    None
 }
 
 #[cfg(feature = "cuda")]

@@ -1,7 +1,5 @@
-//! What the command lines of the examples share: flags, loading with a progress bar, error measures, and the look of
-//! the output.
+//! What the command lines of the examples share: flags, loading with a progress bar, and the look of the output.
 
-pub mod errors;
 pub mod exit;
 pub mod layout;
 pub mod machine;
@@ -9,3 +7,4 @@ pub mod model_flags;
 pub mod progress;
 pub mod prompt_flags;
 pub mod s2o_flags;
+pub mod tensor_flags;

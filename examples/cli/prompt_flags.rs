@@ -78,20 +78,7 @@ impl PromptFlags {
             }
         }
         let (text, name) = self.text()?;
-        let mut tokens = model.encode(&text).with_context(|| match model.is_synthetic {
-            true => format!("{name}: a synthetic model reads the numbers of its tokens, such as `17 4711`"),
-            false => name.clone(),
-        })?;
-        let all = tokens.len();
-        if let Some(context) = self.context.filter(|context| *context < all) {
-            // Instructions stand at the start of a text and questions at its end: the middle is what can go.
-            let head = context.div_ceil(2);
-            tokens.drain(head..all - (context - head));
-            eprintln!(
-                "{name}: {all} tokens, of which the first {head} and the last {} are kept (--context {context})",
-                context - head
-            );
-        }
+        let tokens = encode(model, &text, &name, self.context)?;
         Ok(Prompt { description: format!("{name}, {} tokens", tokens.len()), tokens, expected: None })
     }
 
@@ -106,8 +93,27 @@ impl PromptFlags {
     }
 }
 
+/// A text in the model's tokens, at most `context` of them: the middle of a longer one is cut out.
+pub fn encode(model: &LoadedModel, text: &str, name: &str, context: Option<usize>) -> Result<Vec<u32>> {
+    let mut tokens = model.encode(text).with_context(|| match model.is_synthetic {
+        true => format!("{name}: a synthetic model reads the numbers of its tokens, such as `17 4711`"),
+        false => name.to_owned(),
+    })?;
+    let all = tokens.len();
+    if let Some(context) = context.filter(|context| *context < all) {
+        // Instructions stand at the start of a text and questions at its end: the middle is what can go.
+        let head = context.div_ceil(2);
+        tokens.drain(head..all - (context - head));
+        eprintln!(
+            "{name}: {all} tokens, of which the first {head} and the last {} are kept (--context {context})",
+            context - head
+        );
+    }
+    Ok(tokens)
+}
+
 /// Whatever stands in front of every text, and random ids behind it.
-fn random_tokens(model: &LoadedModel, len: usize, seed: u64) -> Result<Prompt> {
+pub fn random_tokens(model: &LoadedModel, len: usize, seed: u64) -> Result<Prompt> {
     let mut tokens = synthetic::prompt(model.config().vocab_size, len, seed);
     for (token, first) in tokens.iter_mut().zip(model.encode("")?) {
         *token = first;

@@ -1,8 +1,11 @@
 //! The S2O options as flags, and the [`S2oConfig`] that they make.
 
+use std::path::PathBuf;
+
 use candle_core::Device;
 use candle_s2o::{
-    ConfigError, GainFrame, KeyScore, S2o, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TriggeringTile,
+    ConfigError, GainFrame, KeyScore, LayerSettings, LayerSettingsError, S2o, S2oConfig, S2oConfigBuilder, SegmentLen,
+    StopRule, TriggeringTile,
 };
 use clap::{Args, ValueEnum};
 
@@ -92,6 +95,9 @@ pub struct S2oFlags {
     /// Most memory that key orders take at a time, in MiB
     #[arg(long, value_name = "MIB")]
     workspace_mib: Option<usize>,
+    /// Thresholds by layer, as `evaluate tune` finds them
+    #[arg(long, value_name = "FILE", conflicts_with = "tau")]
+    layers_file: Option<PathBuf>,
     /// Layers that attend densely, such as `0,1`
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     skip_layers: Vec<usize>,
@@ -141,16 +147,40 @@ impl S2oFlags {
     }
 
     /// S2O with these options and statistics, to plug into a model.
-    pub fn attention(&self) -> Result<S2o, ConfigError> {
-        Ok(S2o::new(self.config()?).with_stats().skip_layers(self.skip_layers.iter().copied()))
+    pub fn attention(&self) -> anyhow::Result<S2o> {
+        let config = self.config()?;
+        let s2o = match self.settings()? {
+            Some(settings) => S2o::with_layers(config, &settings)?,
+            None => S2o::new(config),
+        };
+        Ok(s2o.with_stats().skip_layers(self.skip_layers.iter().copied()))
     }
 
-    /// The layers of `--skip-layers`; a layer that the model lacks is a mistake worth saying.
+    /// Refuses layers that the model lacks (`--skip-layers`), and settings for another number of layers.
     pub fn check_layers(&self, num_layers: usize) -> anyhow::Result<()> {
-        match self.skip_layers.iter().find(|layer| **layer >= num_layers) {
-            Some(layer) => anyhow::bail!("--skip-layers: expected layers 0 to {}, got {layer}", num_layers - 1),
-            None => Ok(()),
+        if let Some(layer) = self.skip_layers.iter().find(|layer| **layer >= num_layers) {
+            anyhow::bail!("--skip-layers: expected layers 0 to {}, got {layer}", num_layers - 1);
         }
+        Ok(self.settings()?.map_or(Ok(()), |settings| settings.check(num_layers))?)
+    }
+
+    /// Whether the threshold differs from layer to layer.
+    pub fn by_layer(&self) -> bool {
+        self.layers_file.is_some()
+    }
+
+    /// The flag, if one was given, that says what tuning is to find.
+    pub fn tuned_flag(&self) -> Option<&'static str> {
+        let given = [
+            ("--tau", self.tau.is_some()),
+            ("--layers-file", self.layers_file.is_some()),
+            ("--skip-layers", !self.skip_layers.is_empty()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
+
+    fn settings(&self) -> Result<Option<LayerSettings>, LayerSettingsError> {
+        self.layers_file.as_ref().map(LayerSettings::load).transpose()
     }
 }
 
@@ -163,29 +193,43 @@ fn break_even(device: &Device) -> usize {
     }
 }
 
+/// Prompts below this many tokens are dense on a device.
+pub fn dense_below(config: &S2oConfig, device: &Device) -> usize {
+    config.dense_below().resolve(break_even(device))
+}
+
 /// The options in force for a prompt on a device, on one line.
-pub fn describe(config: &S2oConfig, prompt_len: usize, device: &Device) -> String {
-    let dense_below = config.dense_below().resolve(break_even(device));
+pub fn describe(config: &S2oConfig, by_layer: bool, prompt_len: usize, device: &Device) -> String {
+    let dense_below = dense_below(config, device);
     if prompt_len < dense_below {
         return format!("dense, because the prompt is shorter than {dense_below} tokens");
     }
     let auto = if config.segment_len() == SegmentLen::Auto { " (auto)" } else { "" };
-    let rule = match config.stop_rule() {
+    let segment = config.segment_len().resolve(prompt_len);
+    let tau = if by_layer { "by layer".to_owned() } else { config.tau().to_string() };
+    format!("segment {segment}{auto}, tau {tau} ({}), {}", stop_rule(config), others(config))
+}
+
+/// The options beside the threshold, on one line.
+pub fn describe_untuned(config: &S2oConfig) -> String {
+    format!("segment {}, {}, {}", config.segment_len(), stop_rule(config), others(config))
+}
+
+fn stop_rule(config: &S2oConfig) -> &'static str {
+    match config.stop_rule() {
         StopRule::AllRows => "all rows",
         StopRule::MeanRatio => "mean ratio",
         StopRule::SumRatio => "sum ratio",
-    };
+    }
+}
+
+fn others(config: &S2oConfig) -> String {
     let score = match config.key_score() {
         KeyScore::MeanQuery => "mean query".to_owned(),
         KeyScore::SecondCumulant { c } => format!("second cumulant {c}"),
     };
-    format!(
-        "segment {}{auto}, tau {} ({rule}), score {score}, dense tail {}, q-perm {}",
-        config.segment_len().resolve(prompt_len),
-        config.tau(),
-        config.dense_tail(),
-        if config.q_perm() { "on" } else { "off" },
-    )
+    let q_perm = if config.q_perm() { "on" } else { "off" };
+    format!("score {score}, dense tail {}, q-perm {q_perm}", config.dense_tail())
 }
 
 fn with<T>(

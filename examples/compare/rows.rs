@@ -3,18 +3,16 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use candle_core::{DType, Tensor};
-use candle_s2o::{Attention, Dense, PrefillCall, dense_attn};
+use candle_core::Tensor;
+use candle_s2o::{Attention, Dense, HeadWork, dense_attn};
 use comfy_table::{Cell, Table};
+use s2o_eval::capture::LayerTensors;
+use s2o_eval::method::{Method, density};
+use s2o_eval::metrics::{ErrorSums, Errors};
 use serde::Serialize;
 
-use crate::cli::errors::{ErrorSums, Errors};
-use crate::cli::layout::{Look, seconds};
-use crate::methods::{Density, Method};
-use crate::tensors::LayerTensors;
+use crate::cli::layout::{Look, scientific, seconds};
 
-/// Query positions that are converted to f32 at a time.
-const POSITIONS: usize = 2048;
 /// In the column `head`: over all heads.
 const ALL_HEADS: i64 = -1;
 
@@ -41,18 +39,32 @@ impl Row {
     }
 }
 
+/// A method under the name that its rows carry.
+#[derive(Debug)]
+pub struct Contender {
+    pub name: String,
+    pub method: Box<dyn Method>,
+}
+
+impl From<Box<dyn Method>> for Contender {
+    fn from(method: Box<dyn Method>) -> Self {
+        Self { name: method.name().to_owned(), method }
+    }
+}
+
 /// What one method made of a layer.
 struct Measured {
     output: Tensor,
-    density: Density,
+    density: f64,
+    density_by_head: Vec<f64>,
     seconds: f64,
 }
 
 /// Runs `methods` on a layer, each `repeat` times, and compares with `reference`. `keep` gets each method's output.
 pub fn compare(
     layer: &LayerTensors,
-    methods: &[Box<dyn Method>],
-    reference: &dyn Method,
+    methods: &[Contender],
+    reference: &Contender,
     repeat: usize,
     keep: &mut dyn FnMut(&str, Tensor),
 ) -> Result<Vec<Row>> {
@@ -60,41 +72,36 @@ pub fn compare(
     let few = layer.q.dim(1)?.min(128);
     let first = |t: &Tensor| t.narrow(1, 0, few);
     dense_attn(&first(&layer.q)?, &first(&layer.k)?, &first(&layer.v)?, layer.softmax_scale, true)?;
-    let exact = measure(reference, layer, repeat)?;
+    let exact = measure(reference.method.as_ref(), layer, repeat)?;
     let mut rows = Vec::new();
-    for method in methods {
+    for Contender { name, method } in methods {
         let again;
         // What the others are compared with has run already.
-        let measured = if method.name() == reference.name() {
+        let measured = if *name == reference.name {
             &exact
         } else {
             again = measure(method.as_ref(), layer, repeat)?;
             &again
         };
-        let heads = sums_by_head(&exact.output, &measured.output)?;
-        let mut total = ErrorSums::default();
-        heads.iter().for_each(|head| total += *head);
+        let heads = ErrorSums::by_head(&exact.output, &measured.output)?;
+        let total: ErrorSums = heads.iter().copied().sum();
         let row = |head, density, sums: &ErrorSums| {
             let Errors { mse, mae, rel_l1, cosine } = sums.errors();
-            let (method, layer, seconds) = (method.name().to_owned(), layer.layer, measured.seconds);
+            let (method, layer, seconds) = (name.clone(), layer.layer, measured.seconds);
             Row { method, layer, head, density, mse, mae, rel_l1, cosine, seconds }
         };
-        rows.push(row(ALL_HEADS, measured.density.total, &total));
-        for (head, (sums, density)) in heads.iter().zip(&measured.density.heads).enumerate() {
+        rows.push(row(ALL_HEADS, measured.density, &total));
+        for (head, (sums, density)) in heads.iter().zip(&measured.density_by_head).enumerate() {
             rows.push(row(head as i64, *density, sums));
         }
-        keep(method.name(), measured.output.clone());
+        keep(name, measured.output.clone());
     }
     Ok(rows)
 }
 
 fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<Measured> {
     let LayerTensors { q, k, v, .. } = layer;
-    let call = PrefillCall {
-        layer: layer.layer,
-        softmax_scale: layer.softmax_scale,
-        prompt_len: k.dims().get(1).copied().unwrap_or_default(),
-    };
+    let call = layer.call()?;
     if !q.device().is_cpu() {
         // The first call on a GPU loads its kernels.
         method.prefill(&call, q, k, v)?.device().synchronize()?;
@@ -108,29 +115,19 @@ fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<M
         let output = method.prefill(&call, q, k, v)?;
         output.device().synchronize()?;
         times.push(start.elapsed().as_secs_f64());
-        let density = method.take_density(output.dim(2)?);
-        last = Some((output, density));
+        let work: Vec<HeadWork> = method.take_work().into_values().flatten().collect();
+        last = Some((output, work));
     }
     times.sort_by(f64::total_cmp);
-    let (output, density) = last.expect("at least one repeat");
-    Ok(Measured { output, density, seconds: times[times.len() / 2] })
-}
-
-/// Sums over outputs (batch, length, heads, head_dim), by head.
-fn sums_by_head(exact: &Tensor, other: &Tensor) -> Result<Vec<ErrorSums>> {
-    let (_, len, num_heads, head_dim) = exact.dims4()?;
-    let mut heads = vec![ErrorSums::default(); num_heads];
-    for start in (0..len).step_by(POSITIONS) {
-        let [exact, other] = [exact, other].map(|tensor| {
-            let part = tensor.narrow(1, start, POSITIONS.min(len - start))?;
-            part.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()
-        });
-        let (exact, other) = (exact?, other?);
-        for (i, (exact, other)) in exact.chunks_exact(head_dim).zip(other.chunks_exact(head_dim)).enumerate() {
-            heads[i % num_heads] += ErrorSums::of(exact, other);
-        }
-    }
-    Ok(heads)
+    let (output, work) = last.expect("at least one repeat");
+    let num_heads = output.dim(2)?;
+    let (density, density_by_head) = match work.as_slice() {
+        // Always dense.
+        [] => (1.0, vec![1.0; num_heads]),
+        // A head's work in all sequences of the batch.
+        work => (density(work), (0..num_heads).map(|h| density(work.iter().skip(h).step_by(num_heads))).collect()),
+    };
+    Ok(Measured { output, density, density_by_head, seconds: times[times.len() / 2] })
 }
 
 /// The rows for people; dense has nothing to say about single heads.
@@ -154,8 +151,4 @@ pub fn table(rows: &[Row], look: Look) -> Table {
         ]);
     }
     table
-}
-
-fn scientific(value: f64) -> String {
-    if value == 0.0 { "0".to_owned() } else { format!("{value:.2e}") }
 }

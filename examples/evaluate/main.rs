@@ -1,4 +1,4 @@
-//! Tasks, methods and models: what sparse attention costs in answers.
+//! Tasks, experiments and pictures: what sparse attention costs in answers and in error, and what it saves.
 //!
 //! ```text
 //! cargo run --release --example evaluate -- run                                     # built-in model, a minute
@@ -6,6 +6,9 @@
 //! cargo run --release --example evaluate -- run --methods dense,s2o,s2o:tau=0.05,sliding-window --tasks niah --depths 0,0.5,1
 //! cargo run --release --example evaluate -- list
 //! cargo run --release --example evaluate -- report evaluation
+//! cargo run --release --example evaluate -- experiment matched-density           # three layers of the built-in model
+//! cargo run --release --example evaluate -- experiment time-split --tensors qkv.safetensors --repeat 5 --out results
+//! cargo run --release --example evaluate -- tune --max-rel-l1 0.05 --model DIR --prompt-file F --save layers.json
 //! ```
 
 use std::process::ExitCode;
@@ -15,13 +18,16 @@ use clap::{Parser, Subcommand};
 #[path = "../cli/mod.rs"]
 #[allow(dead_code, reason = "prefill needs more of it")]
 mod cli;
+mod experiment;
 mod list;
+mod record;
 mod report;
 mod run;
 mod samples;
 mod tables;
+mod tune;
 
-/// Evaluates attention methods on long-context tasks.
+/// Evaluates attention methods: on long-context tasks, and by the experiments of the S2O paper.
 #[derive(Debug, Parser)]
 #[command(name = "evaluate")]
 struct Flags {
@@ -34,6 +40,10 @@ enum Command {
     Run(Box<run::Flags>),
     List(list::Flags),
     Report(report::Flags),
+    /// Error, density and time of attention methods on the queries, keys and values of single layers
+    Experiment(experiment::Flags),
+    /// Find a threshold for each layer that keeps its error within a bound
+    Tune(tune::Flags),
 }
 
 fn main() -> ExitCode {
@@ -41,5 +51,7 @@ fn main() -> ExitCode {
         Command::Run(flags) => flags.run(),
         Command::List(flags) => flags.run(),
         Command::Report(flags) => flags.run(),
+        Command::Experiment(flags) => experiment::run(&flags),
+        Command::Tune(flags) => tune::run(&flags),
     })
 }

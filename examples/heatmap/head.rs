@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
-
-use crate::tensors::LayerTensors;
+use s2o_eval::capture::LayerTensors;
 
 /// The operands of one query head, in f32 on the CPU.
 #[derive(Debug)]

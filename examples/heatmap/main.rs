@@ -18,10 +18,9 @@ use candle_core::Device;
 use candle_s2o::S2oConfig;
 use clap::Parser;
 use comfy_table::Cell;
+use s2o_eval::capture::capture;
 use s2o_eval::plot::{AttentionMaps, Figure, Files};
 
-#[path = "../compare/capture.rs"]
-mod capture;
 #[path = "../cli/mod.rs"]
 #[allow(dead_code, reason = "prefill needs more of it")]
 mod cli;
@@ -30,15 +29,12 @@ mod panel;
 mod pbs;
 mod pooled;
 mod ranked;
-#[path = "../compare/tensors.rs"]
-#[allow(dead_code, reason = "compare needs more of it")]
-mod tensors;
 
 use cli::layout::Look;
 use cli::model_flags::ModelFlags;
 use cli::prompt_flags::PromptFlags;
 use cli::s2o_flags::{self, S2oFlags};
-use cli::{exit, machine, model_flags};
+use cli::{exit, machine, model_flags, progress};
 use head::Head;
 use panel::Panel;
 use pooled::{Pool, Pooled};
@@ -94,7 +90,10 @@ fn draw(flags: &Flags) -> Result<()> {
         }
     }
     let prompt = flags.prompt.prompt(&model)?;
-    let layers = capture::capture(&model, &prompt.tokens, flags.model.chunk, &[layer])?;
+    let bar = progress::bar("capturing", prompt.tokens.len(), "tokens");
+    let mut report = |done: usize, _: usize| bar.set_position(done as u64);
+    let layers = capture(&model, &prompt.tokens, flags.model.chunk, &[layer], &mut report)?;
+    progress::finish(&bar);
     let Some(captured) = layers.first() else { bail!("layer {layer} made no attention call") };
 
     let head = Head::new(captured, flags.head)?;
@@ -117,7 +116,7 @@ fn draw(flags: &Flags) -> Result<()> {
         model_flags::describe(&model),
         prompt.description,
         // The one head is computed on the CPU, wherever the model ran.
-        s2o_flags::describe(&config, head.k_len(), &Device::Cpu),
+        s2o_flags::describe(&config, false, head.k_len(), &Device::Cpu),
     );
     exit::print(&format!(
         "{header}\n\n{}\n\n{}\n{}\n",

@@ -158,7 +158,8 @@ fn prefill(flags: &Flags) -> Result<()> {
         session.compares(&[&Dense, &s2o])?;
     }
     let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
-    let mut report = Report { model: &model, prompt: &prompt, s2o: &s2o, dense: None, sparse: None };
+    let mut report =
+        Report { model: &model, prompt: &prompt, s2o: &s2o, by_layer: flags.s2o.by_layer(), dense: None, sparse: None };
     for method in methods {
         match method {
             Method::Dense => report.dense = Some(session.run("dense", &Dense, &mut on_text)?),

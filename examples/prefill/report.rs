@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::Result;
 use candle_s2o::{AttnStats, HeadStats, S2o};
 use comfy_table::{Cell, Color};
+use s2o_eval::metrics::{ErrorSums, Errors};
 use s2o_models::weights::NEEDLE_7M;
 use s2o_models::{LoadedModel, passkey};
 use serde::Serialize;
 
-use crate::cli::errors::{ErrorSums, Errors};
 use crate::cli::layout::{Look, grouped, seconds};
 use crate::cli::prompt_flags::Prompt;
 use crate::cli::{machine, model_flags, s2o_flags};
@@ -28,6 +28,8 @@ pub struct Report<'a> {
     pub model: &'a LoadedModel,
     pub prompt: &'a Prompt,
     pub s2o: &'a S2o,
+    /// Whether thresholds differ from layer to layer.
+    pub by_layer: bool,
     pub dense: Option<Run>,
     pub sparse: Option<(Run, Stats)>,
 }
@@ -84,6 +86,7 @@ impl Report<'_> {
         if self.sparse.is_some() {
             let options = s2o_flags::describe(
                 self.s2o.config_of(usize::MAX),
+                self.by_layer,
                 self.prompt.tokens.len(),
                 self.model.decoder.device(),
             );

@@ -171,7 +171,7 @@ fn bad_tensor_files_are_refused() {
 
     save(&file, &[("q", &q), ("k", &q), ("v", &q)]);
     let error = error_of("compare", &["--tensors", text(&file), "--layers", "4"]);
-    assert!(error.contains("expected layers [0], got --layers 4"), "{error}");
+    assert!(error.contains("expected layers [0], got layer 4"), "{error}");
     let bytes = fs::read(&file).expect("a file");
     fs::write(&file, &bytes[..bytes.len() - 100]).expect("written");
     let error = error_of("compare", &["--tensors", text(&file)]);

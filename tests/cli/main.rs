@@ -8,10 +8,12 @@ use tempfile::TempDir;
 
 mod compare;
 mod evaluate;
+mod experiment;
 mod heatmap;
 mod models;
 mod prefill;
 mod synthetic;
+mod tune;
 
 /// Cargo builds the examples before the tests, but tells tests only the paths of ordinary binaries.
 pub(crate) fn example(name: &str) -> Command {
@@ -70,6 +72,8 @@ fn wrong_usage_exits_with_2() {
         ("compare", &["--methods", "magic"], "dense, s2o"),
         ("compare", &["--methods", "dense", "--tau", "0.1"], "no effect"),
         ("compare", &["--tensors", text(&file), "--prompt", "a"], "cannot be used with"),
+        ("compare", &["--tensors", text(&file), "--save-tensors", "b"], "cannot be used with"),
+        ("compare", &["--layers-file", text(&file), "--tau", "0.1"], "cannot be used with"),
         ("compare", &["--repeat", "0"], "--repeat"),
         ("heatmap", &["--cells", "0"], "--cells"),
         ("heatmap", &["--pool", "median"], "max, mean"),

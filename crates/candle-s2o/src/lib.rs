@@ -1,7 +1,8 @@
 //! S2O sparse attention (early stopping via online permutation, arXiv 2602.22575) for Candle.
 //!
 //! [`s2o_attn`] is one call on tensors, in the layout of `candle-flash-attn`; [`dense_attn`] is the exact attention to
-//! compare it with. Models take either through the [`Attention`] seam: [`S2o`] or [`Dense`].
+//! compare it with. Models take either through the [`Attention`] seam: [`S2o`] or [`Dense`]. [`LayerSettings`] are what
+//! tuning on a model found for its layers.
 //!
 //! For whole models there are [`fused`], the steps of a decoder layer beside its products and attention, [`decode_attn`]
 //! for one new token, and [`DeviceMemory`].
@@ -17,6 +18,7 @@ mod decode;
 mod device_memory;
 mod error;
 pub mod fused;
+mod layer_settings;
 mod methods;
 mod op;
 
@@ -25,6 +27,7 @@ pub use block_sparse::block_sparse_attn;
 pub use decode::decode_attn;
 pub use device_memory::{DeviceMemory, is_out_of_memory};
 pub use error::AttnError;
+pub use layer_settings::{LayerSetting, LayerSettings, LayerSettingsError, TunedOn};
 pub use methods::{Dense, S2o};
 pub use op::{S2oOp, dense_attn, s2o_attn, s2o_attn_with_stats};
 pub use s2o::{

@@ -7,6 +7,7 @@ use candle_core::{Result, Tensor};
 use s2o::{AttnStats, ConfigError, S2oConfig};
 
 use crate::attention::{Attention, PrefillCall};
+use crate::layer_settings::{LayerSettings, LayerSettingsError};
 use crate::op::{S2oOp, dense_attn};
 
 /// Exact attention.
@@ -34,6 +35,8 @@ impl Attention for Dense {
 pub struct S2o {
     config: S2oConfig,
     layers: BTreeMap<usize, S2oConfig>,
+    /// Layers that settings were given for: a call for another is an error.
+    num_layers: Option<usize>,
     collects_stats: bool,
     /// By layer, with the number of keys that they cover.
     stats: Mutex<BTreeMap<usize, (usize, AttnStats)>>,
@@ -42,7 +45,19 @@ pub struct S2o {
 impl S2o {
     /// The same options in every layer.
     pub fn new(config: S2oConfig) -> Self {
-        Self { config, layers: BTreeMap::new(), collects_stats: false, stats: Mutex::default() }
+        Self { config, layers: BTreeMap::new(), num_layers: None, collects_stats: false, stats: Mutex::default() }
+    }
+
+    /// The options of `config` with what tuning found for each layer. A call for a layer beyond the settings is an
+    /// error; that a model has fewer layers is for [`LayerSettings::check`] to say.
+    ///
+    /// # Errors
+    /// If the settings do not go with the options.
+    pub fn with_layers(config: S2oConfig, settings: &LayerSettings) -> std::result::Result<Self, LayerSettingsError> {
+        let num_layers = settings.layers().len();
+        let layers = (0..num_layers).map(|layer| Ok((layer, settings.config(layer, &config)?)));
+        let layers = layers.collect::<std::result::Result<_, LayerSettingsError>>()?;
+        Ok(Self { layers, num_layers: Some(num_layers), ..Self::new(config) })
     }
 
     /// Options of one layer.
@@ -79,6 +94,17 @@ impl S2o {
         self.layers.get(&layer).unwrap_or(&self.config)
     }
 
+    /// Refuses a layer that the settings by layer say nothing about.
+    ///
+    /// # Errors
+    /// [`LayerSettingsError::Layer`].
+    pub fn check_layer(&self, layer: usize) -> std::result::Result<(), LayerSettingsError> {
+        match self.num_layers {
+            Some(num_layers) if layer >= num_layers => Err(LayerSettingsError::Layer { num_layers, got: layer }),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes the statistics of the last prompt, by layer; none without [`S2o::with_stats`]. Chunks that follow each other
     /// are joined; a call that does not go on where the one before ended begins anew, so what is held does not grow from
     /// prompt to prompt.
@@ -94,6 +120,7 @@ impl Attention for S2o {
     }
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        self.check_layer(call.layer).map_err(candle_core::Error::wrap)?;
         let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(call.prompt_len);
         if !self.collects_stats {
             return Ok(op.apply(q, k, v)?);

@@ -22,6 +22,18 @@ pub enum BaselineError {
         /// The refused value.
         got: String,
     },
+    /// A configuration is for another number of heads.
+    #[error("{method}: layer {layer}: expected settings of {expected} heads, got {got}")]
+    HeadCount {
+        /// Name of the method.
+        method: &'static str,
+        /// Which layer.
+        layer: usize,
+        /// Query heads of the call.
+        expected: usize,
+        /// Heads in the configuration.
+        got: usize,
+    },
     /// The sizes of the tensors do not fit each other.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -41,7 +53,7 @@ impl BaselineError {
         method: &'static str,
         option: &'static str,
         expected: &'static str,
-        got: impl std::fmt::Display,
+        got: impl ToString,
     ) -> Self {
         Self::Option { method, option, expected, got: got.to_string() }
     }

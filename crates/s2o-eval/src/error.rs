@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use s2o_models::ModelError;
 use thiserror::Error;
 
+use crate::capture::TensorFileError;
+
 /// What can go wrong while tasks are made or loaded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -97,6 +99,17 @@ pub enum EvalError {
         /// What went wrong.
         reason: String,
     },
+    /// A layer that the model or the file lacks.
+    #[error("layers: expected {expected}, got {got}")]
+    NoSuchLayer {
+        /// Those that exist.
+        expected: String,
+        /// The layer that was asked for.
+        got: usize,
+    },
+    /// A file of queries, keys and values is not what it should be.
+    #[error(transparent)]
+    TensorFile(#[from] TensorFileError),
     /// Candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -37,6 +37,9 @@ pub(crate) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Res
     let plain_scores = slopes.is_none() && softcap.is_none();
     let ranges = if reach == Reach::Full { Vec::new() } else { call.ranges.clone() };
     if plain_scores && ranges.is_empty() && reach != Reach::Local && has_kernel(q) {
+        if call.may_skip && q_len == 1 {
+            s2o::single_query()?;
+        }
         return padded(q, k, v, |q, k, v| match reach {
             Reach::Causal => causal(q, k, v, call),
             _ => full(q, k, v, call.softmax_scale),
@@ -77,6 +80,11 @@ fn causal(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor,
     match if call.may_skip { s2o::policy()? } else { Policy::Dense } {
         Policy::Dense => Ok(dense_attn(q, k, v, call.softmax_scale, true)?),
         Policy::S2o(config) => s2o::attend(S2oOp::new(call.softmax_scale, config), q, k, v),
+        Policy::Layers { base, settings } => {
+            let config = s2o::next_layer(&base, &settings, [q.dims()[0], q_len, k_len])?;
+            // The model gives up with this call: the next one is another pass's first.
+            s2o::attend(S2oOp::new(call.softmax_scale, config), q, k, v).inspect_err(|_| s2o::begin_prompt())
+        }
     }
 }
 

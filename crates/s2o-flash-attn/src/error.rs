@@ -1,7 +1,7 @@
 //! [`FlashAttnError`]: why a call was refused.
 
 use candle_core::DType;
-use candle_s2o::AttnError;
+use candle_s2o::{AttnError, LayerSettingsError};
 use thiserror::Error;
 
 use crate::s2o::PolicyError;
@@ -13,6 +13,24 @@ pub enum FlashAttnError {
     /// The environment holds a policy that cannot be.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// Calls do not follow each other as those of a model with as many layers as the settings have.
+    #[error(
+        "layer {layer} of the {num_layers} in the settings: expected {expected}, got {got}; the model has another number \
+         of layers, or a prefill was broken off (s2o::begin_prompt); the count starts anew"
+    )]
+    LayerCount {
+        /// Layers in the settings.
+        num_layers: usize,
+        /// The layer whose call was due.
+        layer: usize,
+        /// What was expected of it.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// The settings by layer do not go with the call.
+    #[error(transparent)]
+    Layers(#[from] LayerSettingsError),
     /// Our GPU kernels do not do this; an approximation is never returned in its place.
     #[error(
         "{what}: expected tensors on the CPU, got a CUDA device; this crate's kernels do plain and causal attention only"

@@ -17,6 +17,7 @@
 mod engine;
 mod error;
 mod fixed;
+mod layer_count;
 mod mask;
 mod plain;
 pub mod s2o;

@@ -7,20 +7,26 @@
 //! | `S2O_TAU` | threshold in `[0, 1)`; 0 never stops early |
 //! | `S2O_SEGMENT` | tokens in a segment, or `auto` |
 //! | `S2O_DENSE_BELOW` | prompts below this many tokens are dense, or `auto`: the device's break-even |
+//! | `S2O_LAYERS` | a file of thresholds by layer ([`LayerSettings`]), in place of `S2O_TAU` |
 //! | `S2O_OFF` | `1`: everything is dense |
 //!
 //! A value that cannot be is an error of every call, [`PolicyError`], until [`set_policy`] replaces it.
 
 use std::ffi::OsString;
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use candle_core::Tensor;
 use candle_s2o::S2oOp;
 use thiserror::Error;
 
-pub use candle_s2o::{AttnStats, ConfigError, DenseBelow, S2oConfig, S2oConfigBuilder, SegmentLen};
+pub use candle_s2o::{
+    AttnStats, ConfigError, DenseBelow, LayerSetting, LayerSettings, LayerSettingsError, S2oConfig, S2oConfigBuilder,
+    SegmentLen, TunedOn,
+};
 
 use crate::error::FlashAttnError;
+use crate::layer_count;
 
 /// How causal attention without window, ALiBi or softcap is computed.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +35,15 @@ pub enum Policy {
     Dense,
     /// By S2O, from prompts of [`S2oConfig::dense_below`] tokens on. Each call is taken for the end of its prompt.
     S2o(S2oConfig),
+    /// By S2O, with the threshold of each layer. Nobody says which layer calls: causal calls with more than one query are
+    /// counted by thread, modulo the number of layers, and calls that cannot be those of such a model are errors
+    /// ([`FlashAttnError::LayerCount`]; docs/swap.md says what cannot be noticed). A single query is exact.
+    Layers {
+        /// The options beside the thresholds.
+        base: S2oConfig,
+        /// A setting for each layer.
+        settings: Arc<LayerSettings>,
+    },
 }
 
 impl Default for Policy {
@@ -65,13 +80,24 @@ impl Policy {
             };
             config = built("S2O_DENSE_BELOW", config.to_builder().dense_below(below).build())?;
         }
+        let sparse = match variable("S2O_LAYERS") {
+            None => Self::S2o(config),
+            Some(file) => {
+                if let (Some(_), error) = parse("S2O_TAU", "nothing beside S2O_LAYERS, which has the thresholds") {
+                    return Err(error);
+                }
+                let settings = LayerSettings::load(Path::new(&file))
+                    .map_err(|source| PolicyError::Layers { name: "S2O_LAYERS", source })?;
+                Self::Layers { base: config, settings: Arc::new(settings) }
+            }
+        };
         match parse("S2O_OFF", "1, true, 0, false or nothing") {
             (Some(text), error) => match text.as_str() {
                 "1" | "true" => Ok(Self::Dense),
-                "" | "0" | "false" => Ok(Self::S2o(config)),
+                "" | "0" | "false" => Ok(sparse),
                 _ => Err(error),
             },
-            (None, _) => Ok(Self::S2o(config)),
+            (None, _) => Ok(sparse),
         }
     }
 }
@@ -102,6 +128,14 @@ pub enum PolicyError {
         /// What is wrong with it.
         source: ConfigError,
     },
+    /// The file that the value names holds no settings by layer.
+    #[error("environment variable {name}: {source}")]
+    Layers {
+        /// Which variable.
+        name: &'static str,
+        /// What is wrong with the file.
+        source: LayerSettingsError,
+    },
 }
 
 /// What one causal call computed and skipped.
@@ -123,6 +157,13 @@ static COLLECTED: Mutex<Option<Vec<CallStats>>> = Mutex::new(None);
 /// Sets the policy of the whole process, from the next call on.
 pub fn set_policy(policy: Policy) {
     *CHOSEN.write().unwrap_or_else(PoisonError::into_inner) = Some(policy);
+    layer_count::restart_all();
+}
+
+/// Under [`Policy::Layers`], says that the next prefill call of this thread is the first layer's. For a prompt after a
+/// prefill that ended early; without it the first call that differs from those before is an error.
+pub fn begin_prompt() {
+    layer_count::restart();
 }
 
 /// The policy in force.
@@ -147,6 +188,25 @@ pub fn collect_stats(on: bool) {
 pub fn take_stats() -> Vec<CallStats> {
     let mut collected = COLLECTED.lock().unwrap_or_else(PoisonError::into_inner);
     collected.as_mut().map(std::mem::take).unwrap_or_default()
+}
+
+/// The options of the next layer, for a prefill call of `[batch, q_len, k_len]`.
+pub(crate) fn next_layer(
+    base: &S2oConfig,
+    settings: &LayerSettings,
+    lengths: [usize; 3],
+) -> Result<S2oConfig, FlashAttnError> {
+    let layer = layer_count::next_layer(settings.layers().len(), lengths)?;
+    Ok(settings.config(layer, base)?)
+}
+
+/// A single query has come, which is exact under every policy. Only one that counts is asked whether it may: a policy that
+/// cannot be is an error of causal calls alone.
+pub(crate) fn single_query() -> Result<(), FlashAttnError> {
+    match policy() {
+        Ok(Policy::Layers { settings, .. }) => layer_count::single_query(settings.layers().len()),
+        _ => Ok(()),
+    }
 }
 
 /// S2O with the statistics that were asked for.
@@ -185,6 +245,25 @@ mod tests {
         let variables = [("S2O_TAU", "0.5"), ("S2O_SEGMENT", "1024"), ("S2O_DENSE_BELOW", "77")];
         assert_eq!(read(&variables), Ok(Policy::S2o(config)));
         assert_eq!(read(&[("S2O_OFF", "1")]), Ok(Policy::Dense));
+    }
+
+    #[test]
+    fn a_file_has_the_thresholds_by_layer() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("layers.json");
+        let settings =
+            LayerSettings::new(TunedOn::default(), vec![LayerSetting::Dense, LayerSetting::Tau(0.1)]).unwrap();
+        settings.save(&path).unwrap();
+        let file = path.to_str().unwrap();
+        let base = S2oConfig::builder().dense_below(77).build().unwrap();
+        let expected = Policy::Layers { base, settings: Arc::new(settings) };
+        assert_eq!(read(&[("S2O_LAYERS", file), ("S2O_DENSE_BELOW", "77")]), Ok(expected));
+        assert_eq!(read(&[("S2O_LAYERS", file), ("S2O_OFF", "1")]), Ok(Policy::Dense));
+
+        let error = read(&[("S2O_LAYERS", file), ("S2O_TAU", "0.1")]).unwrap_err().to_string();
+        assert!(error.contains("S2O_TAU: expected nothing beside S2O_LAYERS") && error.contains("0.1"), "{error}");
+        let error = read(&[("S2O_LAYERS", "no-such-file")]).unwrap_err().to_string();
+        assert!(error.starts_with("environment variable S2O_LAYERS: no-such-file: "), "{error}");
     }
 
     #[test]

@@ -3,11 +3,11 @@
 mod random;
 
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Result, Tensor};
 use random::random;
-use s2o_flash_attn::s2o::{self, Policy, S2oConfig, SegmentLen};
+use s2o_flash_attn::s2o::{self, LayerSetting, LayerSettings, Policy, S2oConfig, SegmentLen, TunedOn};
 use s2o_flash_attn::{flash_attn, flash_attn_windowed};
 
 /// Nearly even attention: early stopping stops early.
@@ -87,6 +87,47 @@ fn statistics_are_collected_on_demand() -> Result<()> {
     Ok(())
 }
 
+/// Settings of a model of two layers, the second eager to stop.
+fn two_layers() -> LayerSettings {
+    LayerSettings::new(TunedOn::default(), vec![LayerSetting::Dense, LayerSetting::Tau(0.5)]).unwrap()
+}
+
+#[test]
+fn layers_have_thresholds_of_their_own() -> Result<()> {
+    let _held = hold();
+    let [q, k, v] = inputs()?;
+    s2o::set_policy(Policy::Dense);
+    let dense = flash_attn(&q, &k, &v, SCALE, true)?;
+    let sparse = candle_s2o::s2o_attn(&q, &k, &v, SCALE, &eager())?;
+    let base = eager().to_builder().tau(0.0).build().unwrap();
+    s2o::set_policy(Policy::Layers { base, settings: Arc::new(two_layers()) });
+    let one = |t: &Tensor| t.narrow(1, LEN - 1, 1);
+    // Two prompts with a new token after each, and calls between that are nobody's layer.
+    for _ in 0..2 {
+        assert_eq!(differ(&flash_attn(&q, &k, &v, SCALE, true)?, &dense)?, 0.0);
+        flash_attn(&q, &k, &v, SCALE, false)?;
+        assert_eq!(differ(&flash_attn(&q, &k, &v, SCALE, true)?, &sparse)?, 0.0);
+        assert!(differ(&flash_attn(&one(&q)?, &k, &v, SCALE, true)?, &one(&dense)?)? < 1e-5);
+        flash_attn(&one(&q)?, &k, &v, SCALE, false)?;
+    }
+    // A new token where the second layer is due: the model has one layer, or three.
+    flash_attn(&q, &k, &v, SCALE, true)?;
+    let error = flash_attn(&one(&q)?, &k, &v, SCALE, true).unwrap_err().to_string();
+    assert!(error.contains("layer 1 of the 2 in the settings"), "{error}");
+    // So is a prompt of another length; whoever breaks off a prefill says so.
+    let short = |t: &Tensor| t.narrow(1, 0, 200);
+    flash_attn(&q, &k, &v, SCALE, true)?;
+    let error = flash_attn(&short(&q)?, &short(&k)?, &short(&v)?, SCALE, true).unwrap_err().to_string();
+    assert!(error.contains("200 queries of 200 keys"), "{error}");
+    flash_attn(&q, &k, &v, SCALE, true)?;
+    s2o::begin_prompt();
+    flash_attn(&short(&q)?, &short(&k)?, &short(&v)?, SCALE, true)?;
+    // Another policy is another count.
+    s2o::set_policy(Policy::Layers { base: eager(), settings: Arc::new(two_layers()) });
+    assert_eq!(differ(&flash_attn(&q, &k, &v, SCALE, true)?, &dense)?, 0.0);
+    Ok(())
+}
+
 /// Run by the tests below, in a process of its own: the environment is read once.
 #[test]
 #[ignore = "the environment of this process is not prepared"]
@@ -108,7 +149,7 @@ fn child() -> Result<()> {
 fn in_child(variables: &[(&str, &str)]) -> Vec<String> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child", "--ignored", "--nocapture"]);
-    ["S2O_TAU", "S2O_SEGMENT", "S2O_DENSE_BELOW", "S2O_OFF"].iter().for_each(|name| {
+    ["S2O_TAU", "S2O_SEGMENT", "S2O_DENSE_BELOW", "S2O_LAYERS", "S2O_OFF"].iter().for_each(|name| {
         command.env_remove(name);
     });
     let output = command.envs(variables.iter().copied()).output().unwrap();
@@ -127,6 +168,21 @@ fn the_environment_is_the_first_policy() {
 
     let lines = in_child(&[("S2O_OFF", "1")]);
     assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("<Ok(Dense) 0>")), "{lines:?}");
+}
+
+#[test]
+fn the_environment_names_a_file_of_thresholds_by_layer() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("layers.json");
+    two_layers().save(&path).unwrap();
+    let file = path.to_str().unwrap();
+    let lines = in_child(&[("S2O_LAYERS", file), ("S2O_DENSE_BELOW", "1000")]);
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("<Ok(Layers {")), "{lines:?}");
+
+    std::fs::write(&path, "{}").unwrap();
+    let lines = in_child(&[("S2O_LAYERS", file)]);
+    let words = format!("<environment variable S2O_LAYERS: {file}: expected settings by layer (version 1)");
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains(&words)), "{lines:?}");
 }
 
 #[test]

@@ -24,6 +24,7 @@ pub fn compare(
     let model = ModelSource::Directory(dir.to_owned()).load(&options, None)?;
     let sparse: Box<dyn Attention> = match policy {
         Policy::S2o(config) => Box::new(S2o::new(config.clone())),
+        Policy::Layers { base, settings } => Box::new(S2o::with_layers(base.clone(), settings)?),
         Policy::Dense => Box::new(Dense),
     };
     let tokens = model.prompt(ids)?;

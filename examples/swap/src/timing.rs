@@ -101,6 +101,7 @@ pub fn run(timing: &Timing, shape: &str, tokens: usize) -> Result<()> {
     let row = |policy: &str| machine.row_of("prefill", &format!("{policy}, {model}"), [tokens; 2], heads, DTYPE);
     let (segment, tau) = match &policy {
         Policy::S2o(config) => (config.segment_len().resolve(tokens).to_string(), Some(config.tau())),
+        Policy::Layers { base, .. } => (base.segment_len().resolve(tokens).to_string(), None),
         Policy::Dense => (String::new(), None),
     };
     let exact = Row { ms: dense_ms, density: Some(1.0), ..row("stock, drop-in dense") };

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
-use candle_s2o::{Attention, PrefillCall, dense_attn};
-use s2o_baselines::{BlockSelector, BlockSparse, MeanPooling, Pbs, PbsScore, XAttention};
+use candle_s2o::PrefillCall;
+use s2o_baselines::PbsScore;
 
 use crate::plain_cdf::shape_of;
 use crate::{mean_pooling, pbs, xattention};
@@ -35,33 +35,4 @@ fn choices_on_all_vectors() {
             }
         }
     }
-}
-
-/// Prints what the published settings leave out, and what it costs. `S2O_VECTORS` names another directory.
-#[test]
-#[ignore = "prints, and asserts nothing"]
-fn density_and_error() {
-    let dir = std::env::var_os("S2O_VECTORS").map_or_else(data, PathBuf::from);
-    let files = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).collect();
-    files.sort();
-    for file in files {
-        let (call, tensors) = load(&file);
-        println!("{}: {:?}", file.file_stem().unwrap().to_string_lossy(), shape_of(&tensors));
-        print(MeanPooling::default(), &call, &tensors);
-        print(XAttention::default(), &call, &tensors);
-        for score in [PbsScore::MeanPooled, PbsScore::Antidiagonal] {
-            print(Pbs::default().score(score), &call, &tensors);
-        }
-    }
-}
-
-fn print(method: impl BlockSelector, call: &PrefillCall, [q, k, v]: &[Tensor; 3]) {
-    let method = BlockSparse::new(method);
-    let out = method.prefill(call, q, k, v).unwrap();
-    let dense = dense_attn(q, k, v, call.softmax_scale, true).unwrap();
-    let mse = (out - dense).unwrap().sqr().unwrap().mean_all().unwrap().to_scalar::<f32>().unwrap();
-    let heads = &method.take_work()[&0];
-    let density = heads.iter().map(|head| head.density()).sum::<f64>() / heads.len() as f64;
-    println!("  {:17} density {density:.3}  MSE {mse:.2e}", method.name());
 }

@@ -4,6 +4,7 @@
 
 mod options;
 mod s2o;
+mod sdpa;
 mod spec;
 mod table;
 
@@ -17,6 +18,7 @@ use s2o_baselines::{BlockSelector, BlockSparse};
 
 pub use options::Options;
 pub use s2o::head_work;
+pub use sdpa::Sdpa;
 pub use spec::MethodSpec;
 pub use table::{ALL, Knob, MethodRow, find};
 
@@ -76,9 +78,17 @@ impl Method for Dense {
     }
 
     fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
-        let (out, attention) = time(q.device(), || self.prefill(call, q, k, v))?;
-        Ok(Timed { out, selection: Duration::ZERO, attention, work: HeadWork::dense(&shape_of(q, k, v)?) })
+        timed_exact(self, call, q, k, v)
     }
+}
+
+/// [`Method::timed`] of a method that selects nothing.
+///
+/// # Errors
+/// As [`Attention::prefill`].
+pub fn timed_exact(attention: &dyn Attention, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
+    let (out, attention) = time(q.device(), || attention.prefill(call, q, k, v))?;
+    Ok(Timed { out, selection: Duration::ZERO, attention, work: HeadWork::dense(&shape_of(q, k, v)?) })
 }
 
 impl<S: BlockSelector> Method for BlockSparse<S> {

@@ -10,7 +10,8 @@ use super::{Method, table};
 use crate::error::{EvalError, Result};
 
 /// A method with options, written `name` or `name:option=value:option=value`, such as `s2o:tau=0.05:segment=1024`.
-/// A text that parses names a method that exists; its options are checked by [`MethodSpec::build`].
+/// A text that parses names a method that exists; its options are checked by [`MethodSpec::build`]. A value cannot hold a
+/// colon.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct MethodSpec {
@@ -22,6 +23,11 @@ impl MethodSpec {
     /// The name, as in the table.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The value of an option, if it is given.
+    pub fn option(&self, option: &str) -> Option<&str> {
+        self.options.iter().rev().find(|(name, _)| name == option).map(|(_, value)| value.as_str())
     }
 
     /// The same method with one option set, in place of what it was.
@@ -97,6 +103,7 @@ mod tests {
             spec.build().unwrap();
         }
         let spec: MethodSpec = "s2o:tau=0.05".parse().unwrap();
+        assert_eq!((spec.option("tau"), spec.option("segment")), (Some("0.05"), None));
         assert_eq!(spec.with("tau", 0.01).to_string(), "s2o:tau=0.01");
     }
 
@@ -118,6 +125,13 @@ mod tests {
         let build = |text: &str| text.parse::<MethodSpec>().unwrap().build().unwrap_err().to_string();
         assert!(build("s2o:tau=2").contains("tau"), "{}", build("s2o:tau=2"));
         assert!(build("s2o:tau=x").contains("expected a number"), "{}", build("s2o:tau=x"));
+        let both = build("s2o:tau=0.1:layers=tuned.json");
+        assert!(both.contains("expected none beside layers"), "{both}");
+        assert!(
+            build("s2o:layers=no-such-file").contains("s2o: no-such-file: "),
+            "{}",
+            build("s2o:layers=no-such-file")
+        );
         let unknown = build("sliding-window:threshold=1");
         assert!(unknown.contains("window, sink") && unknown.contains("threshold"), "{unknown}");
         assert!(build("dense:tau=1").contains("no options"), "{}", build("dense:tau=1"));

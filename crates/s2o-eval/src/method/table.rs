@@ -1,7 +1,12 @@
 //! The table of methods.
 
-use candle_s2o::{Dense, S2o, S2oConfig, SegmentLen};
-use s2o_baselines::{BaselineError, BlockSelector, BlockSparse, MeanPooling, Pbs, PbsScore, SlidingWindow, XAttention};
+use std::path::PathBuf;
+
+use candle_s2o::{Dense, LayerSettings, S2o, S2oConfig, SegmentLen};
+use s2o_baselines::{
+    BaselineError, BlockSelector, BlockSparse, FlexPrefill, HeadPattern, MInference, MeanPooling, Pbs, PbsScore,
+    SlidingWindow, Sparge, XAttention,
+};
 
 use super::{Method, Options};
 use crate::error::{EvalError, Result};
@@ -88,6 +93,43 @@ pub static ALL: &[MethodRow] = &[
         },
     },
     MethodRow {
+        name: "flexprefill",
+        summary: "FlexPrefill: pooled blocks, or verticals and slashes, as each head's last queries tell; gamma 0.9, tau 0.1",
+        knob: Some(Knob { option: "gamma", sweep: THRESHOLD.sweep }),
+        make: |options| {
+            let gamma = options.number("gamma")?.unwrap_or(0.9);
+            let tau = options.number("tau")?.unwrap_or(0.1);
+            let budget = options.count("min-budget")?.unwrap_or(1024);
+            let method = FlexPrefill::default().min_budget(budget).gamma(gamma);
+            blocks(method.and_then(|method| method.tau(tau)), options)
+        },
+    },
+    MethodRow {
+        name: "minference",
+        summary: "MInference: each head's best of the published patterns, searched on the first prompt",
+        knob: Some(Knob { option: "budget", sweep: &[2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125] }),
+        make: |options| {
+            let budget = options.number("budget")?.unwrap_or(1.0);
+            if !(budget > 0.0 && budget.is_finite()) {
+                return Err(options.refuse(&format!("budget: expected a number above 0, got {budget}")));
+            }
+            let candidates = HeadPattern::PUBLISHED.iter().map(|pattern| pattern.scaled(budget));
+            blocks(MInference::default().search_from(0).candidates(candidates), options)
+        },
+    },
+    MethodRow {
+        name: "spargeattn",
+        summary: "SpargeAttn: blocks by their means where these stand for their tokens, all others whole; untuned",
+        knob: Some(Knob { option: "tau", sweep: THRESHOLD.sweep }),
+        make: |options| {
+            let tau = options.number("tau")?.unwrap_or(0.98);
+            let theta = options.number("theta")?.unwrap_or(0.6);
+            let lambda = options.take("lambda", "a number")?.unwrap_or(-50.0);
+            let method = Sparge::default().tau(tau).and_then(|method| method.theta(theta));
+            blocks(method.and_then(|method| method.lambda(Some(lambda))), options)
+        },
+    },
+    MethodRow {
         name: "sliding-window",
         summary: "the last 2048 keys and the first 64",
         knob: Some(Knob { option: "window", sweep: &[16384.0, 8192.0, 4096.0, 2048.0, 1024.0, 512.0, 256.0] }),
@@ -134,7 +176,8 @@ fn pbs(score: PbsScore, options: &mut Options) -> Result<Box<dyn Method>> {
 
 fn s2o(preset: S2oConfig, options: &mut Options) -> Result<Box<dyn Method>> {
     let mut builder = preset.to_builder();
-    if let Some(tau) = options.take("tau", "a number")? {
+    let tau = options.take("tau", "a number")?;
+    if let Some(tau) = tau {
         builder = builder.tau(tau);
     }
     if let Some(segment) = options.count("segment")? {
@@ -153,5 +196,11 @@ fn s2o(preset: S2oConfig, options: &mut Options) -> Result<Box<dyn Method>> {
         builder = builder.dense_below(tokens);
     }
     let config = builder.build().map_err(|error| options.refuse(&error))?;
-    Ok(Box::new(S2o::new(config).with_stats()))
+    let layers: Option<PathBuf> = options.take("layers", "a file of settings by layer")?;
+    let s2o = match layers {
+        Some(_) if tau.is_some() => return Err(options.refuse(&"tau: expected none beside layers, which sets it")),
+        Some(file) => LayerSettings::load(file).and_then(|settings| S2o::with_layers(config, &settings)),
+        None => Ok(S2o::new(config)),
+    };
+    Ok(Box::new(s2o.map_err(|error| options.refuse(&error))?.with_stats()))
 }

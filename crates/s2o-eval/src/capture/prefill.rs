@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Result, bail};
 use candle_core::Tensor;
 use candle_s2o::{Attention, Dense, PrefillCall};
 use s2o_models::{Chunk, LoadedModel, PrefillOptions};
 
-use crate::cli::progress;
-use crate::tensors::LayerTensors;
+use super::LayerTensors;
+use crate::error::{EvalError, Result};
 
 /// Dense attention that keeps what it is given in some layers.
 #[derive(Debug)]
@@ -45,21 +44,28 @@ impl Attention for Recorder {
 }
 
 /// Prefills `prompt` densely and returns q, k, v of `layers`; of the first, middle and last when none are named.
-pub fn capture(model: &LoadedModel, prompt: &[u32], chunk: Chunk, layers: &[usize]) -> Result<Vec<LayerTensors>> {
+/// `progress` gets the tokens done and the tokens in all.
+///
+/// # Errors
+/// [`EvalError::NoSuchLayer`] for a layer that the model lacks; or if the model refuses the prompt.
+pub fn capture(
+    model: &LoadedModel,
+    prompt: &[u32],
+    chunk: Chunk,
+    layers: &[usize],
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<LayerTensors>> {
     let num_layers = model.config().num_layers;
-    if let Some(layer) = layers.iter().find(|layer| **layer >= num_layers) {
-        bail!("--layers: expected layers 0 to {}, got {layer}", num_layers - 1);
+    if let Some(&got) = layers.iter().find(|layer| **layer >= num_layers) {
+        return Err(EvalError::NoSuchLayer { expected: format!("layers 0 to {}", num_layers - 1), got });
     }
     let layers = if layers.is_empty() { vec![0, num_layers / 2, num_layers - 1] } else { layers.to_vec() };
     let recorder = Recorder { layers, parts: Mutex::default() };
 
     let tokens = model.prompt(prompt)?;
     let mut cache = model.decoder.new_cache(1, prompt.len())?;
-    let bar = progress::bar("capturing", prompt.len(), "tokens");
-    let mut report = |done: usize, _: usize| bar.set_position(done as u64);
-    let options = PrefillOptions::new().chunk(chunk).num_logits(0).on_progress(&mut report);
+    let options = PrefillOptions::new().chunk(chunk).num_logits(0).on_progress(progress);
     model.decoder.prefill(&tokens, &mut cache, &recorder, options)?;
-    progress::finish(&bar);
 
     let parts = recorder.parts.into_inner().unwrap_or_else(PoisonError::into_inner);
     let captured = parts.into_iter().filter_map(|(layer, parts)| {

@@ -1,0 +1,268 @@
+//! Files of q, k, v: reading those of any origin, writing captured ones.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{DType, Device, Tensor};
+use safetensors::tensor::Metadata;
+use thiserror::Error;
+
+use super::LayerTensors;
+
+/// Bytes of the header's length, which a safetensors file begins with.
+const LENGTH_BYTES: usize = 8;
+/// Tensor and metadata key of the factor on `q . k`.
+const SOFTMAX_SCALE: &str = "softmax_scale";
+/// Metadata key of the layer that plain q, k, v were captured from.
+const LAYER: &str = "layer";
+
+/// What is wrong with a tensor file.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TensorFileError {
+    /// It cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// It cannot be written.
+    #[error("cannot write {}: {reason}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// It is no safetensors file.
+    #[error("{} is not a valid safetensors file: {reason}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// It has no queries.
+    #[error("{}: expected tensors q, k and v, or layer.N.q, layer.N.k and layer.N.v, got {got}", path.display())]
+    NoQueries {
+        /// The file.
+        path: PathBuf,
+        /// The tensors that it has.
+        got: String,
+    },
+    /// It has queries, and no keys or values that belong to them.
+    #[error("{}: expected a tensor `{expected}` beside the queries, got {got}", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// The name that is missing.
+        expected: String,
+        /// The tensors that it has.
+        got: String,
+    },
+    /// It has no such layer.
+    #[error("{}: expected layers {expected:?}, got layer {got}", path.display())]
+    NoSuchLayer {
+        /// The file.
+        path: PathBuf,
+        /// The layers that it has.
+        expected: Vec<usize>,
+        /// The layer that was asked for.
+        got: usize,
+    },
+    /// The factor on `q . k` is no number.
+    #[error("{}: softmax_scale: expected one number, got {got}", path.display())]
+    SoftmaxScale {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        got: String,
+    },
+    /// Candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+/// An open file of q, k, v of one layer or several.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    file: Mutex<File>,
+    /// Where the tensors' bytes begin.
+    data_start: u64,
+    header: Metadata,
+    names: BTreeSet<String>,
+    /// Layers, each with what stands before `q`, `k`, `v`.
+    layers: Vec<(usize, String)>,
+}
+
+impl TensorFile {
+    /// Opens a file and finds its layers.
+    ///
+    /// # Errors
+    /// If it cannot be read, is no safetensors file or has no queries.
+    pub fn open(path: &Path) -> Result<Self, TensorFileError> {
+        let (file, data_start, header) = read_header(path)?;
+        let names: BTreeSet<String> = header.offset_keys().into_iter().collect();
+        let mut layers: Vec<(usize, String)> = names
+            .iter()
+            .filter_map(|name| {
+                let layer = name.strip_prefix("layer.")?.strip_suffix(".q")?.parse().ok()?;
+                Some((layer, format!("layer.{layer}.")))
+            })
+            .collect();
+        layers.sort();
+        if names.contains("q") {
+            let layer = text_of(&header, LAYER).and_then(|layer| layer.parse().ok()).unwrap_or(0);
+            layers = vec![(layer, String::new())];
+        }
+        if layers.is_empty() {
+            return Err(TensorFileError::NoQueries { path: path.to_owned(), got: listed(&names) });
+        }
+        Ok(Self { path: path.to_owned(), file: Mutex::new(file), data_start, header, names, layers })
+    }
+
+    /// The layers to read: those asked for, or all.
+    ///
+    /// # Errors
+    /// [`TensorFileError::NoSuchLayer`] for one that the file lacks.
+    pub fn choose(&self, wanted: &[usize]) -> Result<Vec<usize>, TensorFileError> {
+        let all: Vec<usize> = self.layers.iter().map(|(layer, _)| *layer).collect();
+        if let Some(&got) = wanted.iter().find(|layer| !all.contains(layer)) {
+            return Err(TensorFileError::NoSuchLayer { path: self.path.clone(), expected: all, got });
+        }
+        Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
+    }
+
+    /// Reads a layer that [`Self::choose`] named.
+    ///
+    /// # Errors
+    /// If the layer lacks keys or values, or cannot be read.
+    pub fn load(&self, layer: usize, device: &Device) -> Result<LayerTensors, TensorFileError> {
+        let prefix = self.layers.iter().find(|(l, _)| *l == layer).map_or("", |(_, prefix)| prefix);
+        let [q, k, v] = ["q", "k", "v"].map(|name| self.read(&format!("{prefix}{name}"), device));
+        let (q, k, v) = (q?, k?, v?);
+        let softmax_scale = match self.softmax_scale(prefix)? {
+            Some(scale) => scale,
+            // Rank and sizes are for attention itself to refuse.
+            None => 1.0 / (q.dims().last().copied().unwrap_or(1) as f32).sqrt(),
+        };
+        Ok(LayerTensors { layer, q, k, v, softmax_scale })
+    }
+
+    fn read(&self, name: &str, device: &Device) -> Result<Tensor, TensorFileError> {
+        let Some(info) = self.header.info(name) else {
+            let (path, expected, got) = (self.path.clone(), name.to_owned(), listed(&self.names));
+            return Err(TensorFileError::Missing { path, expected, got });
+        };
+        let (start, end) = info.data_offsets;
+        let mut bytes = vec![0; end - start];
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(self.data_start + start as u64))
+            .and_then(|_| file.read_exact(&mut bytes))
+            .map_err(|source| TensorFileError::Read { path: self.path.clone(), source })?;
+        drop(file);
+        Ok(Tensor::from_raw_buffer(&bytes, info.dtype.try_into()?, &info.shape, device)?)
+    }
+
+    /// The layer's own, the file's, or the metadata's.
+    fn softmax_scale(&self, prefix: &str) -> Result<Option<f32>, TensorFileError> {
+        let wrong = |got: String| TensorFileError::SoftmaxScale { path: self.path.clone(), got };
+        let own = format!("{prefix}{SOFTMAX_SCALE}");
+        if let Some(name) = [own.as_str(), SOFTMAX_SCALE].into_iter().find(|name| self.names.contains(*name)) {
+            let tensor = self.read(name, &Device::Cpu)?;
+            return match tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?[..] {
+                [scale] => Ok(Some(scale)),
+                _ => Err(wrong(format!("a tensor of shape {:?}", tensor.dims()))),
+            };
+        }
+        match text_of(&self.header, SOFTMAX_SCALE) {
+            Some(text) => text.parse().map(Some).map_err(|_| wrong(format!("metadata {text:?}"))),
+            None => Ok(None),
+        }
+    }
+}
+
+/// `name` where there is one layer, else with the layer before it.
+pub fn tensor_name(name: &str, layer: usize, num_layers: usize) -> String {
+    if num_layers == 1 { name.to_owned() } else { format!("layer.{layer}.{name}") }
+}
+
+/// Writes q, k, v and the scale, as [`TensorFile`] reads them.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn save_layers(path: &Path, layers: &[LayerTensors]) -> Result<(), TensorFileError> {
+    let mut tensors = HashMap::new();
+    for layer in layers {
+        let name = |part| tensor_name(part, layer.layer, layers.len());
+        for (part, tensor) in [("q", &layer.q), ("k", &layer.k), ("v", &layer.v)] {
+            tensors.insert(name(part), tensor.clone());
+        }
+        tensors.insert(name(SOFTMAX_SCALE), Tensor::new(&[layer.softmax_scale], &Device::Cpu)?);
+    }
+    let metadata = match layers {
+        [only] => Some(HashMap::from([(LAYER.to_owned(), only.layer.to_string())])),
+        _ => None,
+    };
+    save_tensors(path, tensors, metadata)
+}
+
+/// Writes tensors by name.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn save_tensors(
+    path: &Path,
+    tensors: HashMap<String, Tensor>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<(), TensorFileError> {
+    safetensors::serialize_to_file(&tensors, metadata, path)
+        .map_err(|error| TensorFileError::Write { path: path.to_owned(), reason: error.to_string() })
+}
+
+/// The open file, where its tensors begin, and what they are.
+fn read_header(path: &Path) -> Result<(File, u64, Metadata), TensorFileError> {
+    let read = |source| TensorFileError::Read { path: path.to_owned(), source };
+    let invalid = |reason: String| TensorFileError::Invalid { path: path.to_owned(), reason };
+    let short = |error: std::io::Error| match error.kind() {
+        ErrorKind::UnexpectedEof => invalid("it ends before its header does".to_owned()),
+        _ => read(error),
+    };
+    let mut file = File::open(path).map_err(read)?;
+    let file_len = file.metadata().map_err(read)?.len();
+    let mut length = [0; LENGTH_BYTES];
+    file.read_exact(&mut length).map_err(short)?;
+    let header_len = u64::from_le_bytes(length);
+    let data_start = header_len.saturating_add(LENGTH_BYTES as u64);
+    if data_start > file_len {
+        return Err(invalid(format!("its header should end at byte {data_start}, got {file_len} bytes")));
+    }
+    let mut header = vec![0; header_len as usize];
+    file.read_exact(&mut header).map_err(short)?;
+    let header: Metadata = serde_json::from_slice(&header).map_err(|error| invalid(error.to_string()))?;
+    let expected = data_start + header.data_len() as u64;
+    if expected != file_len {
+        return Err(invalid(format!("expected {expected} bytes, got {file_len}")));
+    }
+    Ok((file, data_start, header))
+}
+
+/// What the header's free part says under a key.
+fn text_of<'h>(header: &'h Metadata, key: &str) -> Option<&'h String> {
+    header.metadata().as_ref()?.get(key)
+}
+
+fn listed(names: &BTreeSet<String>) -> String {
+    const SHOWN: usize = 8;
+    let mut text = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN {
+        text = format!("{text} and {} more", names.len() - SHOWN);
+    }
+    if text.is_empty() { "none".to_owned() } else { text }
+}

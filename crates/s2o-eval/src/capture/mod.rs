@@ -1,0 +1,44 @@
+//! Queries, keys and values to run attention methods on: taken out of a model's prefill, or read from a file.
+
+mod file;
+mod prefill;
+
+use candle_core::{Result, Tensor};
+use candle_s2o::{AttnShape, PrefillCall};
+
+pub use file::{TensorFile, TensorFileError, save_layers, save_tensors, tensor_name};
+pub use prefill::capture;
+
+/// The operands of one attention call.
+#[derive(Debug, Clone)]
+pub struct LayerTensors {
+    /// The decoder layer they come from.
+    pub layer: usize,
+    /// (batch, q_len, num_heads, head_dim)
+    pub q: Tensor,
+    /// (batch, k_len, num_kv_heads, head_dim)
+    pub k: Tensor,
+    /// (batch, k_len, num_kv_heads, head_dim)
+    pub v: Tensor,
+    /// Factor on `q . k`.
+    pub softmax_scale: f32,
+}
+
+impl LayerTensors {
+    /// What a method is told beside the tensors: the prompt ends with them.
+    ///
+    /// # Errors
+    /// If `k` has no length.
+    pub fn call(&self) -> Result<PrefillCall> {
+        Ok(PrefillCall { layer: self.layer, softmax_scale: self.softmax_scale, prompt_len: self.k.dim(1)? })
+    }
+
+    /// The sizes, checked.
+    ///
+    /// # Errors
+    /// If the tensors do not fit each other.
+    pub fn shape(&self) -> Result<AttnShape> {
+        let dims = |tensor: &Tensor| tensor.dims4().map(|(b, s, h, d)| [b, s, h, d]);
+        AttnShape::of(dims(&self.q)?, dims(&self.k)?, dims(&self.v)?).map_err(candle_core::Error::wrap)
+    }
+}

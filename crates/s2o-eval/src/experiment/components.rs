@@ -1,0 +1,167 @@
+//! What the parts of S2O contribute (Table 3): the local window alone, with ranked keys, with ranked queries too.
+
+use candle_core::Tensor;
+use candle_s2o::{BLOCK_Q, BlockLists, BlockSelection, PrefillCall, S2oConfig, SegmentLen, query_blocks};
+use s2o_baselines::{BaselineError, BlockSelector, BlockSparse, Selection};
+use serde::{Deserialize, Serialize};
+
+use super::Exact;
+use crate::error::Result;
+use crate::method::{Method, MethodSpec};
+
+/// One variant on one layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ComponentRow {
+    /// The method whose other settings hold.
+    pub settings: String,
+    /// `local window only`, `keys ranked` (no query permutation) or `keys and queries ranked`.
+    pub component: String,
+    /// Last queries that see everything. With the local window alone whole blocks of 128 queries that hold them do.
+    pub dense_tail: usize,
+    /// The layer.
+    pub layer: usize,
+    /// Keys.
+    pub tokens: usize,
+    /// Share of the causal tiles computed.
+    pub density: f64,
+    /// Mean squared error.
+    pub mse: f64,
+    /// Mean absolute error.
+    pub mae: f64,
+    /// Relative L1 error.
+    pub rel_l1: f64,
+    /// Cosine similarity.
+    pub cosine: f64,
+    /// Time for ranking.
+    pub selection_seconds: f64,
+    /// Time for attending.
+    pub attention_seconds: f64,
+}
+
+/// Runs the variants on a layer, under the paper's settings and the default's, without a dense tail and with the
+/// default's. Seconds are medians of `repeats`, in turns.
+///
+/// # Errors
+/// If a variant refuses the tensors.
+pub fn components(exact: &Exact, repeats: usize) -> Result<Vec<ComponentRow>> {
+    let tails = [0, S2oConfig::default().dense_tail()];
+    let mut variants: Vec<(&str, &str, usize, Box<dyn Method>)> = Vec::new();
+    for (settings, preset) in [("s2o-paper", S2oConfig::paper()), ("s2o", S2oConfig::default())] {
+        for tail in tails {
+            let window = SegmentWindow { segment_len: preset.segment_len(), dense_tail: tail };
+            variants.push((settings, "local window only", tail, Box::new(BlockSparse::new(window))));
+            for (component, q_perm) in [("keys ranked", false), ("keys and queries ranked", true)] {
+                let spec: MethodSpec = settings.parse()?;
+                // The parts are looked at, not whether they pay at this length.
+                let spec = spec.with("dense-below", 0).with("dense-tail", tail).with("q-perm", q_perm);
+                variants.push((settings, component, tail, spec.build()?));
+            }
+        }
+    }
+    let all: Vec<&dyn Method> = variants.iter().map(|(.., method)| method.as_ref()).collect();
+    let measured = exact.measure_in_turns(&all, repeats)?;
+    let rows = variants.iter().zip(measured).map(|((settings, component, dense_tail, _), measured)| ComponentRow {
+        settings: (*settings).to_owned(),
+        component: (*component).to_owned(),
+        dense_tail: *dense_tail,
+        layer: exact.layer(),
+        tokens: exact.tokens(),
+        density: measured.density,
+        mse: measured.errors.mse,
+        mae: measured.errors.mae,
+        rel_l1: measured.errors.rel_l1,
+        cosine: measured.errors.cosine,
+        selection_seconds: measured.selection_seconds,
+        attention_seconds: measured.attention_seconds,
+    });
+    Ok(rows.collect())
+}
+
+/// S2O's first pass alone: every query sees its own segment up to itself, and nothing before. S2O has no option for that,
+/// as it computes at least one prefix tile; the block-sparse executor computes the same tiles.
+#[derive(Debug, Clone, Copy)]
+struct SegmentWindow {
+    segment_len: SegmentLen,
+    dense_tail: usize,
+}
+
+impl BlockSelector for SegmentWindow {
+    fn name(&self) -> &str {
+        "local-window"
+    }
+
+    fn select(
+        &self,
+        call: &PrefillCall,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> std::result::Result<Selection, BaselineError> {
+        let dims = |tensor: &Tensor| tensor.dims4().map(|(b, s, h, d)| [b, s, h, d]);
+        let shape = candle_s2o::AttnShape::of(dims(q)?, dims(k)?, dims(v)?)?;
+        let segment = self.segment_len.resolve(call.prompt_len);
+        let tail_start = call.prompt_len.saturating_sub(self.dense_tail);
+        let lists: Vec<_> = query_blocks(&shape, true)
+            .map(|rows| {
+                let (start, end) = (shape.kv_offset() + rows.start, shape.kv_offset() + rows.end);
+                let first = if end > tail_start { 0 } else { start / segment * segment };
+                // Segments are whole blocks.
+                first / BLOCK_Q..end.div_ceil(BLOCK_Q)
+            })
+            .collect();
+        let heads = shape.batch() * shape.num_heads();
+        let lists = (0..heads).flat_map(|_| lists.iter().cloned());
+        Ok(BlockSelection::from(BlockLists::new(lists)).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_s2o::dense_attn;
+
+    use super::super::random_layer;
+    use super::*;
+
+    #[test]
+    fn the_local_window_is_dense_attention_of_each_segment() {
+        let layer = random_layer(8, 900);
+        let exact = Exact::new(&layer).unwrap();
+        let window = BlockSparse::new(SegmentWindow { segment_len: SegmentLen::Fixed(256), dense_tail: 0 });
+        let timed = exact.run(&window).unwrap();
+        for (start, len) in [(0, 256), (256, 256), (512, 256), (768, 132)] {
+            let [q, k, v] = [&layer.q, &layer.k, &layer.v].map(|t| t.narrow(1, start, len).unwrap());
+            let own = dense_attn(&q, &k, &v, layer.softmax_scale, true).unwrap();
+            let got = timed.out.narrow(1, start, len).unwrap();
+            let apart = (own - got).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+            assert!(apart < 1e-5, "from {start}: {apart}");
+        }
+        // 3 tiles in each of three whole segments and in the ragged one, of 36.
+        assert_eq!(timed.density(), 12.0 / 36.0);
+        let tail = BlockSparse::new(SegmentWindow { segment_len: SegmentLen::Fixed(256), dense_tail: 128 });
+        // The last two blocks of queries see 7 and 8 blocks of keys.
+        assert_eq!(exact.run(&tail).unwrap().density(), (9.0 + 15.0) / 36.0);
+    }
+
+    #[test]
+    fn each_part_comes_closer_to_dense() {
+        let layer = random_layer(9, 3000);
+        let rows = components(&Exact::new(&layer).unwrap(), 1).unwrap();
+        assert_eq!(rows.len(), 12);
+        let find = |settings: &str, component: &str, tail| {
+            rows.iter()
+                .find(|row| {
+                    (row.settings.as_str(), row.component.as_str(), row.dense_tail) == (settings, component, tail)
+                })
+                .unwrap()
+        };
+        for settings in ["s2o-paper", "s2o"] {
+            for tail in [0, 128] {
+                let (window, ranked) = (find(settings, "local window only", tail), find(settings, "keys ranked", tail));
+                assert!(window.density < ranked.density && window.mse > ranked.mse, "{window:?} {ranked:?}");
+                assert!(window.selection_seconds < ranked.selection_seconds, "{window:?} {ranked:?}");
+            }
+            let (without, with) = (find(settings, "keys ranked", 0), find(settings, "keys ranked", 128));
+            assert!(without.density <= with.density, "{without:?} {with:?}");
+        }
+    }
+}

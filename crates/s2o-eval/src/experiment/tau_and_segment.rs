@@ -1,0 +1,85 @@
+//! Threshold and segment length of S2O (Table 2).
+
+use serde::{Deserialize, Serialize};
+
+use super::Exact;
+use crate::error::Result;
+use crate::method::MethodSpec;
+
+/// One threshold and segment length on one layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GridRow {
+    /// The method whose threshold and segment length were set.
+    pub method: String,
+    /// The threshold.
+    pub tau: f64,
+    /// Tokens in a segment.
+    pub segment: usize,
+    /// The layer.
+    pub layer: usize,
+    /// Keys.
+    pub tokens: usize,
+    /// Share of the causal tiles computed.
+    pub density: f64,
+    /// Mean squared error.
+    pub mse: f64,
+    /// Relative L1 error.
+    pub rel_l1: f64,
+    /// Time for ranking.
+    pub selection_seconds: f64,
+    /// Time for attending.
+    pub attention_seconds: f64,
+}
+
+/// Runs an S2O method with every threshold and every segment length; seconds are medians of `repeats`, in turns.
+///
+/// # Errors
+/// If the method has no options `tau` and `segment`, or refuses a value or the tensors.
+pub fn tau_and_segment(
+    exact: &Exact,
+    method: &MethodSpec,
+    taus: &[f64],
+    segments: &[usize],
+    repeats: usize,
+) -> Result<Vec<GridRow>> {
+    let mut rows = Vec::new();
+    for &segment in segments {
+        let built = taus
+            .iter()
+            .map(|tau| method.clone().with("segment", segment).with("tau", tau).build())
+            .collect::<Result<Vec<_>>>()?;
+        let all: Vec<_> = built.iter().map(AsRef::as_ref).collect();
+        rows.extend(taus.iter().zip(exact.measure_in_turns(&all, repeats)?).map(|(&tau, measured)| GridRow {
+            method: method.to_string(),
+            tau,
+            segment,
+            layer: exact.layer(),
+            tokens: exact.tokens(),
+            density: measured.density,
+            mse: measured.errors.mse,
+            rel_l1: measured.errors.rel_l1,
+            selection_seconds: measured.selection_seconds,
+            attention_seconds: measured.attention_seconds,
+        }));
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::random_layer;
+    use super::*;
+
+    #[test]
+    fn the_grid_is_complete() {
+        let layer = random_layer(5, 1024);
+        let exact = Exact::new(&layer).unwrap();
+        let method: MethodSpec = "s2o:dense-below=0".parse().unwrap();
+        let rows = tau_and_segment(&exact, &method, &[0.0, 0.3], &[128, 256], 1).unwrap();
+        let grid: Vec<(f64, usize)> = rows.iter().map(|row| (row.tau, row.segment)).collect();
+        assert_eq!(grid, [(0.0, 128), (0.3, 128), (0.0, 256), (0.3, 256)]);
+        assert!(rows[0].density == 1.0 && rows[1].density < rows[3].density, "{rows:?}");
+        let refused = tau_and_segment(&exact, &"sliding-window".parse().unwrap(), &[0.1], &[128], 1).unwrap_err();
+        assert!(refused.to_string().contains("sliding-window: expected window"), "{refused}");
+    }
+}

@@ -1,0 +1,77 @@
+//! Time for selecting and for attending (Fig. 5b, Fig. 1), with what it buys.
+
+use serde::{Deserialize, Serialize};
+
+use super::Exact;
+use crate::error::Result;
+use crate::method::{Method, MethodSpec};
+
+/// One method on one layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TimeRow {
+    /// The method, with the settings of its paper unless the name says others.
+    pub method: String,
+    /// The layer.
+    pub layer: usize,
+    /// Keys.
+    pub tokens: usize,
+    /// Time for deciding what to compute.
+    pub selection_seconds: f64,
+    /// Time for computing it.
+    pub attention_seconds: f64,
+    /// Our dense attention's, in turns with the methods.
+    pub dense_seconds: f64,
+    /// Dense over selection and attention.
+    pub speed_up: f64,
+    /// Share of the causal tiles computed.
+    pub density: f64,
+    /// Mean squared error.
+    pub mse: f64,
+    /// Relative L1 error.
+    pub rel_l1: f64,
+}
+
+/// Times `methods` on a layer, in turns with dense attention; the medians of `repeats`.
+///
+/// # Errors
+/// If a method refuses its options or the tensors.
+pub fn time_split(exact: &Exact, methods: &[MethodSpec], repeats: usize) -> Result<Vec<TimeRow>> {
+    let built = methods.iter().map(MethodSpec::build).collect::<Result<Vec<_>>>()?;
+    let mut all: Vec<&dyn Method> = vec![&candle_s2o::Dense];
+    all.extend(built.iter().map(AsRef::as_ref));
+    let measured = exact.measure_in_turns(&all, repeats)?;
+    let dense_seconds = measured[0].seconds();
+    let row = |(spec, measured): (&MethodSpec, &super::Measured)| TimeRow {
+        method: spec.to_string(),
+        layer: exact.layer(),
+        tokens: exact.tokens(),
+        selection_seconds: measured.selection_seconds,
+        attention_seconds: measured.attention_seconds,
+        dense_seconds,
+        speed_up: dense_seconds / measured.seconds(),
+        density: measured.density,
+        mse: measured.errors.mse,
+        rel_l1: measured.errors.rel_l1,
+    };
+    Ok(methods.iter().zip(&measured[1..]).map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::random_layer;
+    use super::*;
+
+    #[test]
+    fn selecting_and_attending_are_apart() {
+        let layer = random_layer(2, 1024);
+        let methods: Vec<MethodSpec> =
+            ["dense", "s2o:dense-below=0:segment=128"].iter().map(|text| text.parse().unwrap()).collect();
+        let rows = time_split(&Exact::new(&layer).unwrap(), &methods, 3).unwrap();
+        assert_eq!(rows.len(), 2);
+        assert_eq!((rows[0].selection_seconds, rows[0].density, rows[0].mse), (0.0, 1.0, 0.0));
+        assert!(rows[1].selection_seconds > 0.0 && rows[1].attention_seconds > 0.0, "{:?}", rows[1]);
+        assert_eq!(rows[0].dense_seconds, rows[1].dense_seconds);
+        let seconds = rows[1].selection_seconds + rows[1].attention_seconds;
+        assert!((rows[1].speed_up - rows[1].dense_seconds / seconds).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,150 @@
+//! How far an output is from the exact one.
+
+use std::iter::Sum;
+use std::ops::AddAssign;
+
+use candle_core::{DType, Result, Tensor};
+use serde::Serialize;
+
+/// Query positions that are converted to f32 at a time.
+const POSITIONS: usize = 2048;
+
+/// Sums behind [`Errors`], in f64. Parts of a tensor are summed apart and added.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ErrorSums {
+    count: f64,
+    squared: f64,
+    absolute: f64,
+    exact_absolute: f64,
+    exact_squared: f64,
+    other_squared: f64,
+    product: f64,
+}
+
+impl ErrorSums {
+    /// Takes in elements of the exact output and of the other one.
+    pub fn of(exact: &[f32], other: &[f32]) -> Self {
+        let mut sums = Self::default();
+        for (&exact, &other) in exact.iter().zip(other) {
+            let (exact, other) = (f64::from(exact), f64::from(other));
+            let difference = exact - other;
+            sums.count += 1.0;
+            sums.squared += difference * difference;
+            sums.absolute += difference.abs();
+            sums.exact_absolute += exact.abs();
+            sums.exact_squared += exact * exact;
+            sums.other_squared += other * other;
+            sums.product += exact * other;
+        }
+        sums
+    }
+
+    /// Takes in outputs (batch, length, heads, head_dim) of any float dtype and device, by head.
+    ///
+    /// # Errors
+    /// If Candle fails, as it does for outputs of different shapes.
+    pub fn by_head(exact: &Tensor, other: &Tensor) -> Result<Vec<Self>> {
+        let (_, len, num_heads, head_dim) = exact.dims4()?;
+        if other.dims() != exact.dims() {
+            candle_core::bail!("outputs to compare: expected {:?}, got {:?}", exact.dims(), other.dims());
+        }
+        let mut heads = vec![Self::default(); num_heads];
+        for start in (0..len).step_by(POSITIONS) {
+            let [exact, other] = [exact, other].map(|tensor| {
+                let part = tensor.narrow(1, start, POSITIONS.min(len - start))?;
+                part.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()
+            });
+            let (exact, other) = (exact?, other?);
+            for (i, (exact, other)) in exact.chunks_exact(head_dim).zip(other.chunks_exact(head_dim)).enumerate() {
+                heads[i % num_heads] += Self::of(exact, other);
+            }
+        }
+        Ok(heads)
+    }
+
+    /// The measures over everything taken in.
+    pub fn errors(&self) -> Errors {
+        // 0 / 0 is no error: both outputs are zero. Anything else over 0 stays infinite.
+        let ratio = |part: f64, whole: f64, of_zeros: f64| {
+            if part == whole && whole == 0.0 { of_zeros } else { part / whole }
+        };
+        let norms = (self.exact_squared * self.other_squared).sqrt();
+        Errors {
+            mse: ratio(self.squared, self.count, 0.0),
+            mae: ratio(self.absolute, self.count, 0.0),
+            rel_l1: ratio(self.absolute, self.exact_absolute, 0.0),
+            cosine: ratio(self.product, norms, 1.0),
+        }
+    }
+}
+
+impl AddAssign for ErrorSums {
+    fn add_assign(&mut self, other: Self) {
+        self.count += other.count;
+        self.squared += other.squared;
+        self.absolute += other.absolute;
+        self.exact_absolute += other.exact_absolute;
+        self.exact_squared += other.exact_squared;
+        self.other_squared += other.other_squared;
+        self.product += other.product;
+    }
+}
+
+impl Sum for ErrorSums {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |mut sum, part| {
+            sum += part;
+            sum
+        })
+    }
+}
+
+/// Difference between an output and the exact one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Errors {
+    /// Mean squared error.
+    pub mse: f64,
+    /// Mean absolute error.
+    pub mae: f64,
+    /// Sum of absolute differences over sum of absolute exact values.
+    pub rel_l1: f64,
+    /// Cosine of the angle between the flattened outputs.
+    pub cosine: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn measures_by_hand() {
+        let errors = ErrorSums::of(&[1.0, -2.0, 2.0], &[1.0, -1.0, 4.0]).errors();
+        assert_eq!((errors.mse, errors.mae, errors.rel_l1), (5.0 / 3.0, 1.0, 3.0 / 5.0));
+        assert!((errors.cosine - 11.0 / (9.0f64 * 18.0).sqrt()).abs() < 1e-15, "{errors:?}");
+    }
+
+    #[test]
+    fn zeros_are_like_zeros_and_unlike_anything_else() {
+        let errors = ErrorSums::of(&[0.0], &[0.0]).errors();
+        assert_eq!(errors, Errors { mse: 0.0, mae: 0.0, rel_l1: 0.0, cosine: 1.0 });
+        let errors = ErrorSums::of(&[0.0], &[1.0]).errors();
+        assert_eq!((errors.mse, errors.rel_l1), (1.0, f64::INFINITY));
+        assert_eq!(ErrorSums::default().errors().mse, 0.0);
+    }
+
+    #[test]
+    fn heads_are_apart_and_add_up() -> Result<()> {
+        // One sequence of 3000 positions, more than are converted at a time; the second of two heads is off by 1.
+        let exact = Tensor::ones((1, 3000, 2, 8), DType::F32, &Device::Cpu)?;
+        let off = Tensor::new(&[0f32, 1.0], &Device::Cpu)?.reshape((1, 1, 2, 1))?;
+        let heads = ErrorSums::by_head(&exact, &exact.broadcast_add(&off)?)?;
+        let errors: Vec<Errors> = heads.iter().map(ErrorSums::errors).collect();
+        assert_eq!((errors[0].mse, errors[1].mse, errors[1].rel_l1), (0.0, 1.0, 1.0));
+        assert_eq!(heads.into_iter().sum::<ErrorSums>().errors().mse, 0.5);
+        let error = ErrorSums::by_head(&exact, &exact.narrow(1, 0, 2999)?).unwrap_err();
+        assert!(error.to_string().contains("expected [1, 3000, 2, 8], got [1, 2999, 2, 8]"), "{error}");
+        Ok(())
+    }
+}
