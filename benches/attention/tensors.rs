@@ -2,9 +2,7 @@
 
 use std::sync::Mutex;
 
-use anyhow::Result;
-#[cfg(feature = "cuda")]
-use anyhow::ensure;
+use anyhow::{Result, ensure};
 use candle_core::{Device, Tensor};
 use candle_s2o::{Attention, PrefillCall};
 use s2o_models::{LoadOptions, ModelSource, PrefillOptions, passkey};
@@ -21,7 +19,6 @@ pub fn captured(tokens: usize, layers: &[usize], device: &Device) -> Result<Vec<
 }
 
 /// All layers side by side as the heads of one call: (1, tokens, 24, 128) queries, 12 KV heads.
-#[cfg(feature = "cuda")]
 pub fn stacked(tokens: usize, device: &Device) -> Result<([Tensor; 3], f32)> {
     let layers = captured(tokens, &[0, 1, 2, 3, 4, 5], device)?;
     let scale = layers[0].2;

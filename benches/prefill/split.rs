@@ -96,8 +96,7 @@ impl Attention for Ranked {
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
         let op = S2oOp::new(call.softmax_scale, self.config.clone()).with_prompt_len(call.prompt_len);
         let (out, kernels) = op.apply_timed(q, k, v)?;
-        let ranks = |name: &str| matches!(name, "moments" | "scores" | "sort");
-        let ms: f64 = kernels.iter().filter(|kernel| ranks(kernel.kernel)).map(|kernel| kernel.ms).sum();
+        let ms: f64 = kernels.iter().filter(|kernel| kernel.ranks()).map(|kernel| kernel.ms).sum();
         *self.ranking_ms.lock().unwrap_or_else(PoisonError::into_inner) += ms;
         Ok(out)
     }

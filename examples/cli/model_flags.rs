@@ -29,10 +29,22 @@ enum SyntheticWeights {
     Random,
 }
 
-/// Flags that say what to load.
+/// Flags that say what to load, and how it takes its prompts.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelFlags {
+    #[command(flatten)]
+    load: LoadFlags,
+    /// Tokens per prefill chunk, which bounds the memory of activations: a number, `whole`, or `auto` for what the GPU's
+    /// free memory has room for (8192 on a CPU)
+    #[arg(long, value_name = "TOKENS", default_value = "auto")]
+    pub chunk: Chunk,
+}
+
+/// Flags that say what to load.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct LoadFlags {
     /// `needle-7m` (built in), a directory, a .gguf file, or a Hugging Face id such as meta-llama/Llama-3.1-8B
     #[arg(long, visible_alias = "model-id", value_name = "MODEL", default_value = "needle-7m")]
     model: String,
@@ -61,13 +73,21 @@ pub struct ModelFlags {
     /// The same as `--device cpu`
     #[arg(long, conflicts_with = "device")]
     cpu: bool,
-    /// Tokens per prefill chunk, which bounds the memory of activations: a number, or `auto` for what the GPU's free
-    /// memory has room for (8192 on a CPU)
-    #[arg(long, value_name = "TOKENS", default_value = "auto")]
-    pub chunk: Chunk,
 }
 
 impl ModelFlags {
+    /// Where the flags say to run.
+    pub fn device(&self) -> Result<Device> {
+        self.load.device()
+    }
+
+    /// Loads the model.
+    pub fn load(&self) -> Result<LoadedModel> {
+        self.load.load()
+    }
+}
+
+impl LoadFlags {
     /// Where the flags say to run.
     pub fn device(&self) -> Result<Device> {
         match (self.device, self.cpu) {
@@ -99,6 +119,11 @@ impl ModelFlags {
         let model = source.load(&options, Some(&mut report))?;
         progress::finish(&bar);
         Ok(model)
+    }
+
+    /// Whether the weights are made up, so that nothing but time can be asked of them.
+    pub fn is_synthetic(&self) -> bool {
+        self.synthetic.is_some()
     }
 
     fn source(&self) -> Result<ModelSource> {

@@ -15,6 +15,16 @@ pub fn bar(what: impl Into<String>, len: usize, unit: &str) -> ProgressBar {
     bar
 }
 
+/// A bar for steps that take long, with the time that is left. What goes on now is its prefix, how much is done its
+/// message.
+pub fn bar_with_eta(len: u64) -> ProgressBar {
+    let bar = bar("", 0, "");
+    let template = "{bar:24} {percent:>3} %, {msg}, {elapsed} gone, {eta} left  {prefix}";
+    bar.set_style(ProgressStyle::with_template(template).expect("the template is fixed").progress_chars("━━╌"));
+    bar.set_length(len);
+    bar
+}
+
 /// Leaves the bar as it stands, and the cursor on a line of its own.
 pub fn finish(bar: &ProgressBar) {
     bar.abandon();

@@ -1,10 +1,14 @@
-//! Experiments of the S2O paper and a threshold for every layer, on the built-in model, your model or your tensors.
+//! Tasks, experiments and pictures: what sparse attention costs in answers and in error, and what it saves.
 //!
 //! ```text
+//! cargo run --release --example evaluate -- run                                     # built-in model, a minute
+//! cargo run --release --example evaluate -- run --tasks ruler --lengths 4096,32768 --model meta-llama/Llama-3.1-8B-Instruct
+//! cargo run --release --example evaluate -- run --methods dense,s2o,s2o:tau=0.05,sliding-window --tasks niah --depths 0,0.5,1
+//! cargo run --release --example evaluate -- list
+//! cargo run --release --example evaluate -- report evaluation
 //! cargo run --release --example evaluate -- experiment matched-density           # three layers of the built-in model
 //! cargo run --release --example evaluate -- experiment time-split --tensors qkv.safetensors --repeat 5 --out results
 //! cargo run --release --example evaluate -- tune --max-rel-l1 0.05 --model DIR --prompt-file F --save layers.json
-//! cargo run --release --example evaluate -- --help
 //! ```
 
 use std::process::ExitCode;
@@ -15,12 +19,15 @@ use clap::{Parser, Subcommand};
 #[allow(dead_code, reason = "prefill needs more of it")]
 mod cli;
 mod experiment;
+mod list;
 mod record;
+mod report;
+mod run;
+mod samples;
+mod tables;
 mod tune;
 
-use cli::exit;
-
-/// Evaluates attention methods: the experiments of the S2O paper as commands, and a tuner.
+/// Evaluates attention methods: on long-context tasks, and by the experiments of the S2O paper.
 #[derive(Debug, Parser)]
 #[command(name = "evaluate")]
 struct Flags {
@@ -30,6 +37,9 @@ struct Flags {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(Box<run::Flags>),
+    List(list::Flags),
+    Report(report::Flags),
     /// Error, density and time of attention methods on the queries, keys and values of single layers
     Experiment(experiment::Flags),
     /// Find a threshold for each layer that keeps its error within a bound
@@ -37,7 +47,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    exit::with(match Flags::parse().command {
+    cli::exit::with(match Flags::parse().command {
+        Command::Run(flags) => flags.run(),
+        Command::List(flags) => flags.run(),
+        Command::Report(flags) => flags.run(),
         Command::Experiment(flags) => experiment::run(&flags),
         Command::Tune(flags) => tune::run(&flags),
     })

@@ -21,7 +21,7 @@ use tracing_chrome::ChromeLayerBuilder;
 use tracing_subscriber::prelude::*;
 
 #[path = "../cli/mod.rs"]
-#[allow(dead_code, reason = "compare needs more of it")]
+#[allow(dead_code, reason = "others need more of it")]
 mod cli;
 mod report;
 mod run;

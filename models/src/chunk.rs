@@ -39,11 +39,21 @@ pub struct UnknownChunk(String);
 
 impl fmt::Display for UnknownChunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "expected auto or a number of tokens, got {:?}", self.0)
+        write!(f, "expected auto, whole or a number of tokens, got {:?}", self.0)
     }
 }
 
 impl std::error::Error for UnknownChunk {}
+
+impl fmt::Display for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole => f.write_str("whole"),
+            Self::Auto => f.write_str("auto"),
+            Self::Tokens(tokens) => tokens.fmt(f),
+        }
+    }
+}
 
 impl FromStr for Chunk {
     type Err = UnknownChunk;
@@ -51,6 +61,7 @@ impl FromStr for Chunk {
     fn from_str(text: &str) -> Result<Self, UnknownChunk> {
         match text {
             "auto" => Ok(Self::Auto),
+            "whole" => Ok(Self::Whole),
             number => number.parse().map(Self::Tokens).map_err(|_| UnknownChunk(text.to_owned())),
         }
     }
@@ -149,8 +160,11 @@ mod tests {
 
     #[test]
     fn texts_parse() {
-        assert_eq!("auto".parse(), Ok(Chunk::Auto));
-        assert_eq!("4096".parse(), Ok(Chunk::Tokens(4096)));
-        assert_eq!("all".parse::<Chunk>().unwrap_err().to_string(), "expected auto or a number of tokens, got \"all\"");
+        for (text, chunk) in [("auto", Chunk::Auto), ("whole", Chunk::Whole), ("4096", Chunk::Tokens(4096))] {
+            assert_eq!(text.parse(), Ok(chunk));
+            assert_eq!(chunk.to_string(), text);
+        }
+        let error = "all".parse::<Chunk>().unwrap_err().to_string();
+        assert_eq!(error, "expected auto, whole or a number of tokens, got \"all\"");
     }
 }

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 mod compare;
 mod experiment;
+mod heatmap;
 mod models;
 mod prefill;
 mod synthetic;
@@ -73,6 +74,8 @@ fn wrong_usage_exits_with_2() {
         ("compare", &["--tensors", text(&file), "--save-tensors", "b"], "cannot be used with"),
         ("compare", &["--layers-file", text(&file), "--tau", "0.1"], "cannot be used with"),
         ("compare", &["--repeat", "0"], "--repeat"),
+        ("heatmap", &["--cells", "0"], "--cells"),
+        ("heatmap", &["--pool", "median"], "max, mean"),
     ];
     for (name, args, part) in cases {
         let output = run(name, args);

@@ -37,7 +37,7 @@ prop_compose! {
             let block = (shape.kv_offset() + cut[list % cut.len()].start) / BLOCK_Q;
             let end = if causal { ((block + 1) * BLOCK_Q).min(k_len) } else { k_len };
             // Some lists are empty, some lack the diagonal.
-            (0..end.div_ceil(block_k)).filter(move |key_block| (list * 7 + key_block * 5 + seed as usize) % every == 0)
+            (0..end.div_ceil(block_k)).filter(move |key_block| (list * 7 + key_block * 5 + seed as usize).is_multiple_of(every))
         });
         let blocks = BlockLists::new(lists).with_block_k(block_k).unwrap();
         let columns = (column_step > 0 && causal)
@@ -68,7 +68,7 @@ fn expected(case: &Case, [q, k, v]: [&[f32]; 3]) -> (Vec<f64>, Vec<f64>) {
     let cut: Vec<_> = query_blocks(shape, case.causal).collect();
     let mut out = vec![0.0; shape.batch() * shape.q_len() * shape.num_heads() * dim];
     let mut skipped = vec![0.0; shape.batch() * shape.num_heads()];
-    for head in 0..shape.batch() * shape.num_heads() {
+    for (head, skipped) in skipped.iter_mut().enumerate() {
         let (b, h) = (head / shape.num_heads(), head % shape.num_heads());
         let kv = |data: &[f32], key: usize, d: usize| {
             f64::from(data[((b * shape.k_len() + key) * shape.num_kv_heads() + shape.kv_head(h)) * dim + d])
@@ -100,7 +100,7 @@ fn expected(case: &Case, [q, k, v]: [&[f32]; 3]) -> (Vec<f64>, Vec<f64>) {
                         maxima.iter().zip(&*group).all(|(max, state)| max - state.0.max(*max) < f64::from(threshold))
                     });
                     if skips {
-                        skipped[head] += (group.len() * seen) as f64 / (BLOCK_Q * BLOCK_Q) as f64;
+                        *skipped += (group.len() * seen) as f64 / (BLOCK_Q * BLOCK_Q) as f64;
                     }
                     for ((state, scores), max) in group.iter_mut().zip(scores).zip(maxima) {
                         let new_max = state.0.max(max);

@@ -7,16 +7,44 @@
 //! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once. The
 //! choice itself ([`BlockMask`]) is read back once a call.
 
+mod antidiagonal;
 mod attention;
+mod attention_rows;
+mod flexprefill;
+mod head_pattern;
+mod key_order;
 mod mask;
+mod mean_pooling;
+mod minference;
+mod pbs;
 mod pooling;
 mod selector;
+mod slash;
 mod sliding_window;
+mod sparge;
+mod sparge_config;
+mod sparge_tuner;
+mod threshold;
 mod top_cdf;
+mod top_k;
+mod xattention;
 
+pub use antidiagonal::antidiagonal_scores;
 pub use attention::BlockSparse;
+pub use flexprefill::{FlexPattern, FlexPrefill};
+pub use head_pattern::{HeadPattern, MInferenceConfig};
 pub use mask::{BlockMask, causal_blocks};
+pub use mean_pooling::MeanPooling;
+pub use minference::MInference;
+pub use pbs::{Pbs, PbsScore};
 pub use pooling::{block_means, block_scores};
 pub use selector::{BaselineError, BlockSelector, Reordered, Selection};
 pub use sliding_window::SlidingWindow;
-pub use top_cdf::top_cdf;
+pub use sparge::Sparge;
+pub use sparge_config::{SpargeConfig, SpargeHead, SpargeLayer};
+pub use sparge_tuner::{SpargeBounds, TuningCall};
+pub use top_cdf::{top_cdf, top_cdf_beside};
+pub use xattention::XAttention;
+
+/// Elements of the largest tensor on the way to a choice, 128 MiB of f32: what is larger is computed in parts.
+const LARGEST_INTERMEDIATE: usize = 1 << 25;

@@ -22,6 +22,18 @@ pub enum BaselineError {
         /// The refused value.
         got: String,
     },
+    /// A configuration is for another number of heads.
+    #[error("{method}: layer {layer}: expected settings of {expected} heads, got {got}")]
+    HeadCount {
+        /// Name of the method.
+        method: &'static str,
+        /// Which layer.
+        layer: usize,
+        /// Query heads of the call.
+        expected: usize,
+        /// Heads in the configuration.
+        got: usize,
+    },
     /// The sizes of the tensors do not fit each other.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -34,6 +46,26 @@ pub enum BaselineError {
     /// Candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl BaselineError {
+    pub(crate) fn option(
+        method: &'static str,
+        option: &'static str,
+        expected: &'static str,
+        got: impl ToString,
+    ) -> Self {
+        Self::Option { method, option, expected, got: got.to_string() }
+    }
+}
+
+/// The share of the scores' sum that a choice must reach, if it is one.
+pub(crate) fn checked_threshold(method: &'static str, threshold: f64) -> Result<f64, BaselineError> {
+    if threshold > 0.0 && threshold <= 1.0 {
+        Ok(threshold)
+    } else {
+        Err(BaselineError::option(method, "threshold", "a share above 0 up to 1", threshold))
+    }
 }
 
 impl From<BaselineError> for candle_core::Error {

@@ -75,6 +75,24 @@ pub enum EvalError {
         /// What the line holds.
         got: String,
     },
+    /// A file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A file of outcomes is not one that this run can go on with.
+    #[error("{}: expected {expected}, got {got}", path.display())]
+    OtherRun {
+        /// The file.
+        path: PathBuf,
+        /// What this run would have written.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
     /// The tokenizer cannot encode a text.
     #[error("tokenizer: {reason}")]
     Tokenizer {

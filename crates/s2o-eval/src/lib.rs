@@ -2,9 +2,10 @@
 //!
 //! [`tasks`] makes prompts of a wanted length from a seed, [`load`] reads those of published benchmarks from files, and
 //! [`score`] says how good an answer is by the rules of each benchmark. All of them speak of one [`tasks::Item`].
-//! [`method`] has the attention methods by name. [`capture`] takes queries, keys and values out of a model or a file,
-//! [`metrics`] says how far an output is from the exact one.
-//! [`experiment`] has the experiments of the paper on such tensors, and [`tune`] finds a threshold for every layer.
+//! [`method`] has the attention methods by name, [`plot`] the pictures. [`run`] puts items to a model with every
+//! method, and [`report`] makes tables of what came out. [`capture`] takes queries, keys and values out of a model or a
+//! file, [`metrics`] says how far an output is from the exact one. [`experiment`] has the experiments of the paper on
+//! such tensors, and [`tune`] finds a threshold for every layer.
 
 pub mod capture;
 pub mod error;
@@ -12,6 +13,9 @@ pub mod experiment;
 pub mod load;
 pub mod method;
 pub mod metrics;
+pub mod plot;
+pub mod report;
+pub mod run;
 pub mod score;
 pub mod tasks;
 pub mod tune;

@@ -16,6 +16,13 @@ pub struct KernelTime {
     pub ms: f64,
 }
 
+impl KernelTime {
+    /// Whether the kernel belongs to the ranking, Algorithm 1, and not to attention.
+    pub fn ranks(&self) -> bool {
+        matches!(self.kernel, "moments" | "scores" | "sort" | "key_guide" | "query_order")
+    }
+}
+
 /// Events around every launch of a call.
 #[derive(Debug, Default)]
 pub(crate) struct Stopwatch {

@@ -1,4 +1,14 @@
 //! Each selector against a plain re-implementation, and what holds for all of them.
 
+mod agreement;
+mod flexprefill;
+mod mean_pooling;
+mod minference;
+mod pbs;
 mod plain;
+mod plain_cdf;
+mod real;
 mod sliding_window;
+mod smollm2;
+mod sparge;
+mod xattention;

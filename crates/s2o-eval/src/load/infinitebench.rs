@@ -138,12 +138,14 @@ pub fn infinitebench(dir: &Path, task: &str, tokenizer: &Tokenizer, max_tokens: 
     let form = form.ok_or_else(|| EvalError::unknown_task(INFINITEBENCH_TASKS, task))?;
     let path = dir.join(format!("{task}.jsonl"));
     let for_prefix = tokenizer.encode(form.answer_prefix, false).map_err(EvalError::tokenizer)?.len();
-    let item = |(place, record): (json::Place, Record)| {
+    let item = |(index, (place, record)): (u64, (json::Place, Record))| {
         let references = references(form, &record, place)?;
         let prompt = truncate_middle(tokenizer, &prompt(form, &record), max_tokens.saturating_sub(for_prefix))?;
         Ok(Item {
             id: format!("infinitebench-{task}-{max_tokens}-{}", text_of(&record.id, place)?),
             task: task.to_owned(),
+            index,
+            seed: None,
             prompt,
             answer_prefix: form.answer_prefix.to_owned(),
             references,
@@ -156,7 +158,30 @@ pub fn infinitebench(dir: &Path, task: &str, tokenizer: &Tokenizer, max_tokens: 
             provenance: Provenance::File(path.clone()),
         })
     };
-    json::lines(&path, &json::read(&path)?, EXPECTED)?.into_iter().map(item).collect()
+    (0..).zip(json::lines(&path, &json::read(&path)?, EXPECTED)?).map(item).collect()
+}
+
+/// The items of every task whose file is in `dir`, in the order of [`INFINITEBENCH_TASKS`]. The tasks' names begin with
+/// `infinitebench/`.
+///
+/// # Errors
+/// As [`infinitebench`]; [`EvalError::WrongInput`] for a directory without such files.
+pub fn infinitebench_directory(dir: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
+    let mut items = Vec::new();
+    for task in INFINITEBENCH_TASKS {
+        if dir.join(format!("{task}.jsonl")).exists() {
+            items.extend(infinitebench(dir, task, tokenizer, max_tokens)?);
+        }
+    }
+    if items.is_empty() {
+        return Err(EvalError::WrongInput {
+            what: "directory of InfiniteBench",
+            expected: format!("TASK.jsonl in it, TASK one of {}", INFINITEBENCH_TASKS.join(", ")),
+            got: format!("none in {}", dir.display()),
+        });
+    }
+    items.iter_mut().for_each(|item| item.task.insert_str(0, "infinitebench/"));
+    Ok(items)
 }
 
 fn prompt(form: &Form, record: &Record) -> String {
@@ -275,6 +300,20 @@ mod tests {
             error.to_string().contains(r#"line 1: expected an answer among the options ["g", "h"], got ["f"]"#),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_directory_has_the_tasks_of_its_files() {
+        let dir = TempDir::new().unwrap();
+        let load = || infinitebench_directory(dir.path(), tokenizer_for_tests(), 300);
+        let error = load().unwrap_err().to_string();
+        assert!(error.contains("TASK one of passkey, number_string") && error.contains("got none in"), "{error}");
+        for task in ["math_find", "passkey"] {
+            let line = r#"{"id": 1, "context": "c", "input": "q", "answer": "5", "options": []}"#;
+            fs::write(dir.path().join(format!("{task}.jsonl")), line).unwrap();
+        }
+        let tasks: Vec<String> = load().unwrap().into_iter().map(|item| item.task).collect();
+        assert_eq!(tasks, ["infinitebench/passkey", "infinitebench/math_find"]);
     }
 
     #[test]

@@ -73,7 +73,7 @@ enum Length {
 /// [`crate::EvalError::Tokenizer`].
 pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
     let records: Vec<Record> = json::whole(path, &json::read(path)?, EXPECTED)?;
-    let item = |record: Record| {
+    let item = |(index, record): (u64, Record)| {
         let prompt = truncate_middle(tokenizer, &prompt(&record), max_tokens)?;
         let answer = match record.answer {
             Letter::A => "A",
@@ -93,6 +93,8 @@ pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Re
         Ok(Item {
             id: format!("longbench_v2-{max_tokens}-{}", record.id),
             task: "longbench_v2".to_owned(),
+            index,
+            seed: None,
             prompt,
             answer_prefix: String::new(),
             references: vec![answer.to_owned()],
@@ -105,7 +107,7 @@ pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Re
             provenance: Provenance::File(path.to_owned()),
         })
     };
-    records.into_iter().map(item).collect()
+    (0..).zip(records).map(item).collect()
 }
 
 fn prompt(record: &Record) -> String {

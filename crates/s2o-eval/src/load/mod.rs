@@ -7,12 +7,14 @@
 mod infinitebench;
 mod json;
 mod longbench_v2;
+mod needle_7m;
 mod ruler;
 mod truncation;
 
-pub use infinitebench::{INFINITEBENCH_TASKS, infinitebench};
+pub use infinitebench::{INFINITEBENCH_TASKS, infinitebench, infinitebench_directory};
 pub use longbench_v2::{LONGBENCH_V2_TEMPERATURE, longbench_v2};
-pub use ruler::ruler;
+pub use needle_7m::{NEEDLE_7M, needle_7m};
+pub use ruler::{ruler, ruler_directory};
 pub use truncation::truncate_middle;
 
 /// The context budget of LongBench v2 and InfiniteBench for models of 128K positions, in tokens.

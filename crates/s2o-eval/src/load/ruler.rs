@@ -1,5 +1,6 @@
 //! RULER's generated data: `{dir}/{task}/validation.jsonl`.
 
+use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -50,6 +51,8 @@ pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
         Ok(Item {
             id: format!("ruler-{task}-{length}-i{index}"),
             task: task.to_owned(),
+            index,
+            seed: None,
             prompt: input,
             answer_prefix,
             references: outputs,
@@ -65,10 +68,42 @@ pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
     json::lines(&path, &json::read(&path)?, EXPECTED)?.into_iter().map(item).collect()
 }
 
+/// The items of every task in `dir`, by name. As a directory holds data of one length, all of them have its largest
+/// length, rounded up to 1024 tokens, as [`Item::context_tokens`]. The tasks' names begin with `ruler/`.
+///
+/// # Errors
+/// As [`ruler`]; [`EvalError::WrongInput`] for a directory without tasks.
+pub fn ruler_directory(dir: &Path) -> Result<Vec<Item>> {
+    let failed = |source| EvalError::Io { path: dir.to_owned(), source };
+    let mut tasks = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.path().join("validation.jsonl").exists() {
+            tasks.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    tasks.sort();
+    if tasks.is_empty() {
+        return Err(EvalError::WrongInput {
+            what: "directory of RULER",
+            expected: "TASK/validation.jsonl in it".to_owned(),
+            got: format!("none in {}", dir.display()),
+        });
+    }
+    let mut items = Vec::new();
+    for task in &tasks {
+        items.extend(ruler(dir, task)?);
+    }
+    let longest = items.iter().map(|item| item.context_tokens).max().unwrap_or_default().next_multiple_of(1024);
+    for item in &mut items {
+        item.task.insert_str(0, "ruler/");
+        item.context_tokens = longest;
+    }
+    Ok(items)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use tempfile::TempDir;
 
     use super::*;
@@ -120,6 +155,24 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_directory_is_of_one_length() {
+        let dir = TempDir::new().unwrap();
+        for (task, length) in [("vt", "4096"), ("qa_1", "4100"), ("cwe", "3900")] {
+            fs::create_dir(dir.path().join(task)).unwrap();
+            let line = GOOD.replace("\"length\": 4096", &format!("\"length\": {length}"));
+            fs::write(dir.path().join(task).join("validation.jsonl"), line).unwrap();
+        }
+        fs::write(dir.path().join("README"), "").unwrap();
+        let items = ruler_directory(dir.path()).unwrap();
+        let tasks: Vec<&str> = items.iter().map(|item| item.task.as_str()).collect();
+        assert_eq!(tasks, ["ruler/cwe", "ruler/qa_1", "ruler/vt"]);
+        assert!(items.iter().all(|item| item.context_tokens == 5120));
+        let error = ruler_directory(&dir.path().join("vt")).unwrap_err().to_string();
+        assert!(error.starts_with("directory of RULER: expected TASK/validation.jsonl in it, got none in "), "{error}");
+        assert!(matches!(ruler_directory(&dir.path().join("nowhere")), Err(EvalError::Io { .. })));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use crate::error::{EvalError, Result};
 
-/// Options by name. A method takes those it knows; [`Options::finish`] refuses the rest.
+/// Options by name. A method takes those it knows; the rest is refused when it is made.
 #[derive(Debug)]
 pub struct Options<'s> {
     method: &'s str,
@@ -46,6 +46,11 @@ impl<'s> Options<'s> {
     /// The error of an option's value that the method refuses.
     pub fn refuse(&self, reason: &impl ToString) -> EvalError {
         EvalError::MethodOption { method: self.method.to_owned(), reason: reason.to_string() }
+    }
+
+    /// The options that were asked for.
+    pub(super) fn known(self) -> Vec<&'static str> {
+        self.known
     }
 
     pub(super) fn finish(self) -> Result<()> {

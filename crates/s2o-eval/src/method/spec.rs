@@ -108,6 +108,16 @@ mod tests {
     }
 
     #[test]
+    fn options_are_known_without_a_value() {
+        let options = |name| table::find(name).unwrap().options();
+        assert!(options("dense").is_empty());
+        assert!(options("s2o").contains(&"tau") && options("sliding-window").contains(&"dense-below"));
+        for row in table::ALL {
+            assert!(row.knob.is_none_or(|knob| row.options().contains(&knob.option)), "{}", row.name);
+        }
+    }
+
+    #[test]
     fn what_cannot_be_is_named() {
         let parse = |text: &str| text.parse::<MethodSpec>().unwrap_err().to_string();
         assert!(parse("sparse").contains("expected one of dense, s2o"), "{}", parse("sparse"));

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use candle_s2o::{Dense, LayerSettings, S2o, S2oConfig, SegmentLen};
-use s2o_baselines::{BlockSelector, BlockSparse, SlidingWindow};
+use s2o_baselines::{
+    BaselineError, BlockSelector, BlockSparse, FlexPrefill, HeadPattern, MInference, MeanPooling, Pbs, PbsScore,
+    SlidingWindow, Sparge, XAttention,
+};
 
 use super::{Method, Options};
 use crate::error::{EvalError, Result};
@@ -30,6 +33,14 @@ pub struct Knob {
 }
 
 impl MethodRow {
+    /// Names of the options that the method takes.
+    pub fn options(&self) -> Vec<&'static str> {
+        let mut options = Options::new(self.name, &[]);
+        // Making it asks for each of them; whether it can be made does not matter.
+        let _ = self.make(&mut options);
+        options.known()
+    }
+
     pub(super) fn make(&self, options: &mut Options) -> Result<Box<dyn Method>> {
         (self.make)(options)
     }
@@ -51,6 +62,74 @@ pub static ALL: &[MethodRow] = &[
         make: |options| s2o(S2oConfig::paper(), options),
     },
     MethodRow {
+        name: "mean-pooling",
+        summary: "blocks by the products of their means, until they hold 0.9",
+        knob: Some(THRESHOLD),
+        make: |options| {
+            let threshold = options.number("threshold")?.unwrap_or(0.9);
+            blocks(MeanPooling::default().threshold(threshold), options)
+        },
+    },
+    MethodRow {
+        name: "pbs",
+        summary: "PBS-Attn: keys permuted in segments of 256, then blocks by their means",
+        knob: Some(THRESHOLD),
+        make: |options| pbs(PbsScore::MeanPooled, options),
+    },
+    MethodRow {
+        name: "pbs-antidiagonal",
+        summary: "PBS-Attn with XAttention's scores",
+        knob: Some(THRESHOLD),
+        make: |options| pbs(PbsScore::Antidiagonal, options),
+    },
+    MethodRow {
+        name: "xattention",
+        summary: "XAttention: blocks by their antidiagonals, stride 16, until they hold 0.9",
+        knob: Some(THRESHOLD),
+        make: |options| {
+            let stride = options.count("stride")?.unwrap_or(16);
+            let threshold = options.number("threshold")?.unwrap_or(0.9);
+            blocks(XAttention::default().stride(stride).and_then(|method| method.threshold(threshold)), options)
+        },
+    },
+    MethodRow {
+        name: "flexprefill",
+        summary: "FlexPrefill: pooled blocks, or verticals and slashes, as each head's last queries tell; gamma 0.9, tau 0.1",
+        knob: Some(Knob { option: "gamma", sweep: THRESHOLD.sweep }),
+        make: |options| {
+            let gamma = options.number("gamma")?.unwrap_or(0.9);
+            let tau = options.number("tau")?.unwrap_or(0.1);
+            let budget = options.count("min-budget")?.unwrap_or(1024);
+            let method = FlexPrefill::default().min_budget(budget).gamma(gamma);
+            blocks(method.and_then(|method| method.tau(tau)), options)
+        },
+    },
+    MethodRow {
+        name: "minference",
+        summary: "MInference: each head's best of the published patterns, searched on the first prompt",
+        knob: Some(Knob { option: "budget", sweep: &[2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125] }),
+        make: |options| {
+            let budget = options.number("budget")?.unwrap_or(1.0);
+            if !(budget > 0.0 && budget.is_finite()) {
+                return Err(options.refuse(&format!("budget: expected a number above 0, got {budget}")));
+            }
+            let candidates = HeadPattern::PUBLISHED.iter().map(|pattern| pattern.scaled(budget));
+            blocks(MInference::default().search_from(0).candidates(candidates), options)
+        },
+    },
+    MethodRow {
+        name: "spargeattn",
+        summary: "SpargeAttn: blocks by their means where these stand for their tokens, all others whole; untuned",
+        knob: Some(Knob { option: "tau", sweep: THRESHOLD.sweep }),
+        make: |options| {
+            let tau = options.number("tau")?.unwrap_or(0.98);
+            let theta = options.number("theta")?.unwrap_or(0.6);
+            let lambda = options.take("lambda", "a number")?.unwrap_or(-50.0);
+            let method = Sparge::default().tau(tau).and_then(|method| method.theta(theta));
+            blocks(method.and_then(|method| method.lambda(Some(lambda))), options)
+        },
+    },
+    MethodRow {
         name: "sliding-window",
         summary: "the last 2048 keys and the first 64",
         knob: Some(Knob { option: "window", sweep: &[16384.0, 8192.0, 4096.0, 2048.0, 1024.0, 512.0, 256.0] }),
@@ -61,6 +140,10 @@ pub static ALL: &[MethodRow] = &[
         },
     },
 ];
+
+/// The share of the estimated mass that the chosen blocks hold.
+const THRESHOLD: Knob =
+    Knob { option: "threshold", sweep: &[0.999, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2] };
 
 /// The method of this name.
 ///
@@ -75,12 +158,20 @@ pub fn find(name: &str) -> Result<&'static MethodRow> {
 
 /// A selector with the executor, its refusal in the method's name.
 fn blocks<S: BlockSelector + 'static>(
-    selector: std::result::Result<S, s2o_baselines::BaselineError>,
+    selector: std::result::Result<S, BaselineError>,
     options: &mut Options,
 ) -> Result<Box<dyn Method>> {
     let selector = selector.map_err(|error| options.refuse(&error))?;
     let dense_below = options.count("dense-below")?.unwrap_or(0);
     Ok(Box::new(BlockSparse::new(selector).dense_below(dense_below)))
+}
+
+fn pbs(score: PbsScore, options: &mut Options) -> Result<Box<dyn Method>> {
+    let segment = options.count("segment")?.unwrap_or(256);
+    let threshold = options.number("threshold")?.unwrap_or(0.9);
+    let shared_order = options.take("shared-order", "true or false")?.unwrap_or(false);
+    let method = Pbs::default().score(score).shared_order(shared_order).segment(segment);
+    blocks(method.and_then(|method| method.threshold(threshold)), options)
 }
 
 fn s2o(preset: S2oConfig, options: &mut Options) -> Result<Box<dyn Method>> {

@@ -23,8 +23,6 @@ use serde::{Deserialize, Serialize};
 pub use overlap::{character_f1, token_f1};
 pub use rouge::rouge_lsum;
 
-use crate::tasks::Item;
-
 /// The rule by which an item is scored. Its name in files is in snake case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -63,9 +61,8 @@ pub enum Scorer {
 }
 
 impl Scorer {
-    /// The score of `prediction` for `item`, from 0 to 1. An empty prediction has 0.
-    pub fn score(self, prediction: &str, item: &Item) -> f64 {
-        let references = item.references.as_slice();
+    /// The score of `prediction` where `references` are right, from 0 to 1. An empty prediction has 0.
+    pub fn score(self, prediction: &str, references: &[String]) -> f64 {
         let best = |score: fn(&str, &str) -> f64| {
             references.iter().map(|reference| score(prediction, reference)).fold(0.0, f64::max)
         };
@@ -112,7 +109,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::tasks::Provenance;
 
     const ALL: [Scorer; 15] = [
         Scorer::StringMatchAll,
@@ -132,47 +128,35 @@ mod tests {
         Scorer::CodeRun,
     ];
 
-    fn item(scorer: Scorer, references: &[&str]) -> Item {
-        Item {
-            id: "id".into(),
-            task: "task".into(),
-            prompt: String::new(),
-            answer_prefix: String::new(),
-            references: references.iter().map(|&reference| reference.into()).collect(),
-            options: Vec::new(),
-            max_new_tokens: 1,
-            scorer,
-            context_tokens: 1,
-            depth: None,
-            groups: Vec::new(),
-            provenance: Provenance::Generated,
-        }
+    fn score(scorer: Scorer, references: &[&str], prediction: &str) -> f64 {
+        let references: Vec<String> = references.iter().map(|&reference| reference.into()).collect();
+        scorer.score(prediction, &references)
     }
 
     #[test]
     fn a_needle_counts_anywhere() {
-        let item = item(Scorer::Substring, &["7654321"]);
-        assert_eq!(item.score("The special magic Oslo number is: 7654321"), 1.0);
-        assert_eq!(item.score("76543210 or so"), 1.0);
-        assert_eq!(item.score("765432"), 0.0);
-        assert_eq!(item.score(""), 0.0);
+        let score = |prediction| score(Scorer::Substring, &["7654321"], prediction);
+        assert_eq!(score("The special magic Oslo number is: 7654321"), 1.0);
+        assert_eq!(score("76543210 or so"), 1.0);
+        assert_eq!(score("765432"), 0.0);
+        assert_eq!(score(""), 0.0);
     }
 
     #[test]
     fn the_demo_models_answer_ends_at_the_first_full_stop() {
-        let item = item(Scorer::FirstSentence, &["7654321"]);
-        assert_eq!(item.score(" 7654321.\nThe grass"), 1.0);
-        assert_eq!(item.score("7654321"), 1.0);
-        assert_eq!(item.score(" 76543210."), 0.0);
-        assert_eq!(item.score("It is 7654321."), 0.0);
-        assert_eq!(item.score(". 7654321"), 0.0);
+        let score = |prediction| score(Scorer::FirstSentence, &["7654321"], prediction);
+        assert_eq!(score(" 7654321.\nThe grass"), 1.0);
+        assert_eq!(score("7654321"), 1.0);
+        assert_eq!(score(" 76543210."), 0.0);
+        assert_eq!(score("It is 7654321."), 0.0);
+        assert_eq!(score(". 7654321"), 0.0);
     }
 
     #[test]
     fn the_best_reference_counts() {
-        assert_eq!(item(Scorer::TokenF1, &["blue", "the red fox"]).score("Red fox."), 1.0);
-        assert_eq!(item(Scorer::CharacterF1, &["红", "蓝色"]).score("蓝色。"), 1.0);
-        assert_eq!(item(Scorer::RougeLsum, &["blue", "red fox"]).score("Red fox."), 1.0);
+        assert_eq!(score(Scorer::TokenF1, &["blue", "the red fox"], "Red fox."), 1.0);
+        assert_eq!(score(Scorer::CharacterF1, &["红", "蓝色"], "蓝色。"), 1.0);
+        assert_eq!(score(Scorer::RougeLsum, &["blue", "red fox"], "Red fox."), 1.0);
     }
 
     #[test]
@@ -191,10 +175,10 @@ mod tests {
         ) {
             let references: Vec<&str> = references.iter().map(String::as_str).collect();
             for scorer in ALL {
-                let score = item(scorer, &references).score(&prediction);
-                prop_assert!((0.0..=1.0).contains(&score), "{} {}", scorer, score);
-                prop_assert_eq!(item(scorer, &references).score(""), 0.0, "{}", scorer);
-                prop_assert_eq!(item(scorer, &[]).score(&prediction), 0.0, "{}", scorer);
+                let got = score(scorer, &references, &prediction);
+                prop_assert!((0.0..=1.0).contains(&got), "{} {}", scorer, got);
+                prop_assert_eq!(score(scorer, &references, ""), 0.0, "{}", scorer);
+                prop_assert_eq!(score(scorer, &[], &prediction), 0.0, "{}", scorer);
             }
         }
     }

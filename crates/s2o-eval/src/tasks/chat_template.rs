@@ -31,6 +31,39 @@ impl ChatTemplate {
     /// Every template.
     pub const ALL: [Self; 4] = [Self::None, Self::Llama3, Self::ChatMl, Self::Qwen3];
 
+    /// The template of a model, told by the token that ends its turns: base models have the same tokens, but do not
+    /// end with them. `eos_ids` are the tokens that end a generation.
+    pub fn of_model(tokenizer: &Tokenizer, eos_ids: &[u32]) -> Self {
+        let ends_with = |token| tokenizer.token_to_id(token).is_some_and(|id| eos_ids.contains(&id));
+        match () {
+            () if ends_with("<|eot_id|>") => Self::Llama3,
+            () if ends_with("<|im_end|>") && tokenizer.token_to_id("<think>").is_some() => Self::Qwen3,
+            () if ends_with("<|im_end|>") => Self::ChatMl,
+            () => Self::None,
+        }
+    }
+
+    /// Refuses a tokenizer that would cut the template's own tokens into letters.
+    ///
+    /// # Errors
+    /// [`EvalError::WrongInput`] names the token that it lacks.
+    pub fn check(self, tokenizer: &Tokenizer) -> Result<()> {
+        let needed: &[&str] = match self {
+            Self::None => &[],
+            Self::Llama3 => &["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+            Self::ChatMl => &["<|im_start|>", "<|im_end|>"],
+            Self::Qwen3 => &["<|im_start|>", "<|im_end|>", "<think>", "</think>"],
+        };
+        match needed.iter().find(|token| tokenizer.token_to_id(token).is_none()) {
+            None => Ok(()),
+            Some(token) => Err(EvalError::WrongInput {
+                what: "tokenizer of the chat template",
+                expected: format!("one with {token}, for {self}"),
+                got: "one without".to_owned(),
+            }),
+        }
+    }
+
     /// Its name on command lines.
     pub fn name(self) -> &'static str {
         match self {
@@ -122,6 +155,31 @@ mod tests {
         let item = find("passkey").unwrap().generate(tokenizer, &ItemSpec::new(512, 0)).unwrap();
         assert_eq!(ChatTemplate::None.encode(tokenizer, &item).unwrap()[0], start);
         assert_ne!(ChatTemplate::Llama3.encode(tokenizer, &item).unwrap()[0], start);
+    }
+
+    #[test]
+    fn the_models_end_token_tells_its_template() {
+        let plain = tokenizer_for_tests();
+        assert_eq!(ChatTemplate::of_model(plain, &[1]), ChatTemplate::None);
+        let mut chat = plain.clone();
+        let id = |tokenizer: &Tokenizer, token| tokenizer.token_to_id(token).unwrap();
+        let add = |tokenizer: &mut Tokenizer, tokens: &[&str]| {
+            let tokens: Vec<_> = tokens.iter().map(|&token| tokenizers::AddedToken::from(token, true)).collect();
+            tokenizer.add_special_tokens(tokens).unwrap();
+        };
+        add(&mut chat, &["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]);
+        assert_eq!(ChatTemplate::of_model(&chat, &[1]), ChatTemplate::None, "a base model ends otherwise");
+        assert_eq!(ChatTemplate::of_model(&chat, &[1, id(&chat, "<|eot_id|>")]), ChatTemplate::Llama3);
+        add(&mut chat, &["<|im_start|>", "<|im_end|>"]);
+        assert_eq!(ChatTemplate::of_model(&chat, &[id(&chat, "<|im_end|>")]), ChatTemplate::ChatMl);
+        assert!(ChatTemplate::Qwen3.check(&chat).is_err());
+        add(&mut chat, &["<think>", "</think>"]);
+        assert_eq!(ChatTemplate::of_model(&chat, &[id(&chat, "<|im_end|>")]), ChatTemplate::Qwen3);
+        assert!(ChatTemplate::ALL.into_iter().all(|template| template.check(&chat).is_ok()));
+        assert_eq!(
+            ChatTemplate::Llama3.check(plain).unwrap_err().to_string(),
+            "tokenizer of the chat template: expected one with <|begin_of_text|>, for llama3, got one without"
+        );
     }
 
     #[test]

@@ -16,6 +16,12 @@ pub struct Item {
     pub id: String,
     /// The task's name.
     pub task: String,
+    /// Tells items of the same task and length apart: counted from 0, or the number in the file.
+    #[serde(default)]
+    pub index: u64,
+    /// What it was made from; `None` for an item from a file.
+    #[serde(default)]
+    pub seed: Option<u64>,
     /// What goes inside a chat template's user turn: instruction, context and question.
     pub prompt: String,
     /// How the answer begins. It follows the chat template, so that the model only completes it; may be empty.
@@ -62,7 +68,7 @@ impl fmt::Display for Provenance {
 impl Item {
     /// The score of `prediction`, from 0 to 1.
     pub fn score(&self, prediction: &str) -> f64 {
-        self.scorer.score(prediction, self)
+        self.scorer.score(prediction, &self.references)
     }
 
     /// The parts that every generated item has; the rest keeps its defaults.
@@ -70,6 +76,8 @@ impl Item {
         Self {
             id: spec.id(task),
             task: task.to_owned(),
+            index: spec.index,
+            seed: Some(spec.seed),
             prompt: draft.prompt,
             answer_prefix: draft.answer_prefix,
             references: draft.references,

@@ -11,7 +11,7 @@
 //! # }
 //! ```
 //!
-//! The tasks of RULER follow its prompts, answer prefixes, token budgets and scorers, so that results can be read beside
+//! The tasks of RULER (Apache-2.0) follow the wording of its prompts, its answer prefixes, token budgets and scorers, so that results can be read beside
 //! published ones; what RULER downloads is made here instead. The essay is the text of [`s2o_models::passkey::haystack`],
 //! and the documents of `qa_1` and `qa_2` are facts about people who do not exist.
 //!
@@ -113,6 +113,11 @@ impl fmt::Debug for Task {
 }
 
 impl Task {
+    /// The id that the item of `spec` has, without making it.
+    pub fn item_id(&self, spec: &ItemSpec) -> String {
+        spec.id(self.name)
+    }
+
     /// The item of `spec`. The same for the same arguments, on every machine. Prompt and answer prefix have at most
     /// `spec.num_tokens` tokens, and no more than [`SLACK`] less.
     ///
@@ -193,6 +198,23 @@ pub static ALL: &[Task] = &[
     spread("keyed_64", "the number of one of 64 words in an essay, in needle-7m's words", passkey::keyed::<64>),
     at_depth("number_retrieval", "InfiniteBench: ten digits, hidden in repeated sentences", retrieval::number),
     at_depth("kv_retrieval", "InfiniteBench: the value of a key in a JSON object", retrieval::key_value),
+];
+
+/// RULER's thirteen tasks, whose mean RULER reports.
+pub const RULER: [&str; 13] = [
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+    "niah_multivalue",
+    "niah_multiquery",
+    "vt",
+    "cwe",
+    "fwe",
+    "qa_1",
+    "qa_2",
 ];
 
 /// The task of this name.

@@ -20,6 +20,7 @@ fn every_task_fits_its_length() {
             assert!(tokens <= num_tokens && tokens + SLACK >= num_tokens, "{}: {tokens} of {num_tokens}", task.name);
             assert_eq!((item.context_tokens, item.task.as_str()), (num_tokens, task.name));
             assert_eq!(item.provenance, Provenance::Generated);
+            assert_eq!(item.id, task.item_id(&ItemSpec::new(num_tokens, 1)));
         }
     }
 }
@@ -94,6 +95,8 @@ fn rulers_token_budgets_and_scorers() {
 fn names_are_unique_and_found() {
     let names: HashSet<&str> = ALL.iter().map(|task| task.name).collect();
     assert_eq!(names.len(), ALL.len());
+    assert!(RULER.iter().all(|name| find(name).unwrap().summary.starts_with("RULER: ")));
+    assert_eq!(ALL.iter().filter(|task| task.summary.starts_with("RULER: ")).count(), RULER.len());
     assert!(ALL.iter().all(|task| find(task.name).unwrap().name == task.name && !task.summary.is_empty()));
     let error = find("niah_single_4").unwrap_err();
     assert!(

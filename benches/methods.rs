@@ -1,0 +1,160 @@
+//! Every published method beside S2O on the same tensors of a trained model: what its choice costs, what attention to
+//! what it chose costs, and how much that is, against exact attention in turns.
+//!
+//! ```text
+//! cargo bench --bench methods -- --tokens 8192
+//! cargo bench --bench methods --features cuda,flash-attn -- --tokens 32768,131072
+//! ```
+
+#[allow(dead_code, reason = "only the thread limit is needed")]
+#[path = "../examples/cli/machine.rs"]
+mod machine;
+#[allow(dead_code, reason = "shared with the other benchmarks")]
+#[path = "measure/mod.rs"]
+mod measure;
+#[allow(dead_code, reason = "the other benchmark takes layers apart")]
+#[path = "attention/tensors.rs"]
+mod tensors;
+
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use candle_core::{Device, Tensor};
+use candle_s2o::{Attention, Dense, PrefillCall};
+use clap::Parser;
+use measure::{Machine, Row, causal_tflop, median, relative_error};
+use s2o_eval::method::{self, MethodSpec, Timed};
+
+/// Times the methods and appends to benches/record/.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Prompt lengths in tokens.
+    #[arg(long, value_delimiter = ',', default_value = "8192")]
+    tokens: Vec<usize>,
+    /// Methods with options, such as `s2o,xattention:threshold=0.95`; all but dense if absent.
+    #[arg(long, value_delimiter = ',')]
+    methods: Vec<MethodSpec>,
+    /// Timed runs of each.
+    #[arg(long, default_value = "3")]
+    repeats: NonZeroUsize,
+    /// Worker threads on the CPU.
+    #[arg(long, default_value = "2")]
+    threads: NonZeroUsize,
+    #[command(flatten)]
+    place: measure::Place,
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// The tensors of one length.
+struct Problem {
+    call: PrefillCall,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    machine::limit_threads(Some(arguments.threads));
+    let (device, machine) = place()?;
+    println!("{}", machine.device());
+    let specs = if arguments.methods.is_empty() {
+        let names = method::ALL.iter().map(|row| row.name).filter(|name| *name != "dense");
+        names.map(str::parse).collect::<Result<_, _>>()?
+    } else {
+        arguments.methods
+    };
+    for tokens in arguments.tokens {
+        let ([q, k, v], softmax_scale) = tensors::stacked(tokens, &device)?;
+        let call = PrefillCall { layer: 0, softmax_scale, prompt_len: q.dim(1)? };
+        let rows = compare(&machine, &Problem { call, q, k, v }, &specs, arguments.repeats.get())?;
+        println!("{}", machine.append(&rows, &arguments.place)?.display());
+    }
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn place() -> Result<(Device, Machine)> {
+    let gpu = measure::gpu::Gpu::new()?;
+    let machine = gpu.machine()?;
+    Ok((gpu.device, machine))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn place() -> Result<(Device, Machine)> {
+    Ok((Device::Cpu, Machine::here()))
+}
+
+/// Exact attention by somebody else where there is one, else ours.
+#[cfg(feature = "flash-attn")]
+fn baseline(problem: &Problem) -> Result<(&'static str, Tensor)> {
+    let Problem { call, q, k, v } = problem;
+    Ok(("candle-flash-attn 0.11.1", candle_flash_attn::flash_attn(q, k, v, call.softmax_scale, true)?))
+}
+
+#[cfg(not(feature = "flash-attn"))]
+fn baseline(problem: &Problem) -> Result<(&'static str, Tensor)> {
+    let Problem { call, q, k, v } = problem;
+    Ok(("dense", Dense.prefill(call, q, k, v)?))
+}
+
+fn compare(machine: &Machine, problem: &Problem, specs: &[MethodSpec], repeats: usize) -> Result<Vec<Row>> {
+    let Problem { call, q, k, v } = problem;
+    let tokens = call.prompt_len;
+    let exact = Dense.prefill(call, q, k, v)?;
+    let methods = specs.iter().map(MethodSpec::build).collect::<Result<Vec<_>, _>>()?;
+    let mut densities = Vec::new();
+    for (spec, method) in specs.iter().zip(&methods) {
+        let Timed { out, work, .. } = method.timed(call, q, k, v)?;
+        let error = relative_error(&out, &exact)?;
+        ensure!(error.is_finite(), "{spec}: the output is not finite: not timed");
+        let density = method::density(&work);
+        println!("{tokens:7} {:28} density {density:.4} relative error {error:.4}", spec.to_string());
+        densities.push(density);
+    }
+    drop(exact);
+
+    // Selection and attention of each method, both together, and the baseline, round after round.
+    let mut times = vec![[Vec::new(), Vec::new(), Vec::new()]; methods.len()];
+    let (mut baseline_times, mut name) = (Vec::new(), "");
+    for _ in 0..repeats {
+        let start = Instant::now();
+        let (by, out) = baseline(problem)?;
+        out.device().synchronize()?;
+        baseline_times.push(start.elapsed().as_secs_f64() * 1e3);
+        name = by;
+        for (method, times) in methods.iter().zip(&mut times) {
+            let Timed { selection, attention, .. } = method.timed(call, q, k, v)?;
+            for (times, time) in times.iter_mut().zip([selection, attention, selection + attention]) {
+                times.push(time.as_secs_f64() * 1e3);
+            }
+        }
+    }
+    let baseline_ms = median(baseline_times);
+    println!("{tokens:7} {name:28} {baseline_ms:10.3} ms");
+    let tflop = causal_tflop(q, k)?;
+    let mut rows = Vec::new();
+    for ((spec, density), times) in specs.iter().zip(densities).zip(times) {
+        let [selection, attention, whole] = times.map(median);
+        println!(
+            "{tokens:7} {:28} {whole:10.3} ms  x{:.2}  selection {selection:.3} attention {attention:.3}",
+            spec.to_string(),
+            baseline_ms / whole
+        );
+        for (phase, ms) in [("", whole), (", selection", selection), (", attention", attention)] {
+            rows.push(Row {
+                density: Some(density),
+                ms,
+                tflops: (phase != ", selection").then(|| density * tflop / ms * 1e3),
+                baseline: name.into(),
+                baseline_ms: Some(baseline_ms),
+                ratio: Some(baseline_ms / ms),
+                ..machine.row("methods", &format!("{spec}{phase}"), q, k)?
+            });
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,136 @@
+//! Blocks of queries and keys scored by their antidiagonals, as XAttention does.
+
+use std::ops::Range;
+
+use candle_core::{DType, Tensor};
+use candle_s2o::BLOCK_Q;
+
+use crate::LARGEST_INTERMEDIATE;
+use crate::attention::shape_of;
+use crate::pooling::masked_softmax;
+use crate::selector::BaselineError;
+
+/// The published stride.
+pub(crate) const STRIDE: usize = 16;
+
+/// What the antidiagonals of each key block weigh for each query block: `(batch, num_heads, query_blocks, key_blocks)`
+/// of f32, blocks of 128.
+///
+/// Queries and keys are cut into strides of `stride` tokens, a divisor of 128, at multiples of the absolute position. A
+/// query stride meets a key stride on their antidiagonal: its last query the first key, and so on. The mean of these
+/// products times `scale`, by softmax over the key strides up to the query's own, is the weight of the pair, and a block
+/// the sum of its pairs. Tokens that are not there are zeros, and query strides without a query weigh nothing.
+///
+/// # Errors
+/// If the stride does not divide 128, the shapes do not fit, or Candle fails.
+pub fn antidiagonal_scores(q: &Tensor, k: &Tensor, stride: usize, scale: f32) -> Result<Tensor, BaselineError> {
+    let stride = checked_stride("antidiagonal scores", stride)?;
+    let antidiagonals = Antidiagonals { stride, scale, offset: shape_of(q, k, k)?.kv_offset() };
+    antidiagonals.scores(q, k, |query_stride| query_stride + 1)
+}
+
+/// A stride that cuts blocks evenly.
+pub(crate) fn checked_stride(method: &'static str, stride: usize) -> Result<usize, BaselineError> {
+    if stride > 0 && BLOCK_Q.is_multiple_of(stride) {
+        Ok(stride)
+    } else {
+        Err(BaselineError::option(method, "stride", "a divisor of 128", stride))
+    }
+}
+
+/// How a call is scored.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Antidiagonals {
+    pub(crate) stride: usize,
+    pub(crate) scale: f32,
+    /// Position of the first query.
+    pub(crate) offset: usize,
+}
+
+impl Antidiagonals {
+    /// As [`antidiagonal_scores`], where the query stride `n` sees the first `visible(n)` key strides.
+    pub(crate) fn scores(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        visible: impl Fn(usize) -> usize,
+    ) -> Result<Tensor, BaselineError> {
+        let (batch, q_len, heads, dim) = q.dims4()?;
+        let (_, k_len, kv_heads, _) = k.dims4()?;
+        let group = heads / kv_heads;
+        let blocks = self.offset / BLOCK_Q..(self.offset + q_len).div_ceil(BLOCK_Q);
+        let per_block = BLOCK_Q / self.stride;
+        // Pairs of strides for each query block and KV head.
+        let pairs = group * per_block * per_block * k_len.div_ceil(BLOCK_Q);
+        let heads_at_once = (LARGEST_INTERMEDIATE / (blocks.len() * pairs).max(group * k_len * dim)).clamp(1, kv_heads);
+        let blocks_at_once = (LARGEST_INTERMEDIATE / (heads_at_once * pairs)).max(1);
+        let mut sequences = Vec::with_capacity(batch);
+        for sequence in 0..batch {
+            let (q, k) = (q.get(sequence)?, k.get(sequence)?);
+            let mut of_heads = Vec::new();
+            for first in (0..kv_heads).step_by(heads_at_once) {
+                let count = heads_at_once.min(kv_heads - first);
+                let keys = self.strides(&k.narrow(1, first, count)?, [0, k_len.next_multiple_of(BLOCK_Q) - k_len])?;
+                let q = q.narrow(1, first * group, count * group)?;
+                let parts = blocks.clone().step_by(blocks_at_once);
+                let parts = parts.map(|block| block..(block + blocks_at_once).min(blocks.end));
+                let rows = parts.map(|blocks| self.rows(&q, &keys, blocks, &visible)).collect::<Result<Vec<_>, _>>()?;
+                of_heads.push(Tensor::cat(&rows, 1)?);
+            }
+            sequences.push(Tensor::cat(&of_heads, 0)?);
+        }
+        Ok(Tensor::stack(&sequences, 0)?)
+    }
+
+    /// The scores of the query blocks `blocks`, `(heads, blocks, key_blocks)`: `q` `(q_len, heads, head_dim)`, `keys`
+    /// `(kv_heads, key_strides, stride * head_dim)`.
+    fn rows(
+        &self,
+        q: &Tensor,
+        keys: &Tensor,
+        blocks: Range<usize>,
+        visible: &impl Fn(usize) -> usize,
+    ) -> Result<Tensor, BaselineError> {
+        let (q_len, heads, _) = q.dims3()?;
+        let (kv_heads, key_strides, width) = keys.dims3()?;
+        let (per_block, device) = (BLOCK_Q / self.stride, q.device());
+        let (offset, end) = (self.offset, self.offset + q_len);
+        let rows = blocks.start * per_block..blocks.end * per_block;
+        let limits = rows.clone().map(|row| {
+            let has_queries = (row + 1) * self.stride > offset && row * self.stride < end;
+            if has_queries { visible(row).min(key_strides) as u32 } else { 0 }
+        });
+        let limits: Vec<u32> = limits.collect();
+        let columns = limits.iter().max().map_or(0, |&columns| (columns as usize).next_multiple_of(per_block));
+        if columns == 0 {
+            return Ok(Tensor::zeros((heads, blocks.len(), key_strides / per_block), DType::F32, device)?);
+        }
+        let limits = Tensor::from_vec(limits, (rows.len(), 1), device)?;
+        let seen = Tensor::arange(0, columns as u32, device)?.reshape((1, columns))?.broadcast_lt(&limits)?;
+
+        let (start, stop) = (offset.max(blocks.start * BLOCK_Q), end.min(blocks.end * BLOCK_Q));
+        let missing = [start - blocks.start * BLOCK_Q, blocks.end * BLOCK_Q - stop];
+        let queries = self.strides(&q.narrow(0, start - offset, stop - start)?, missing)?;
+        // The last query of a stride meets the first key.
+        let backwards = Tensor::from_iter((0..self.stride as u32).rev(), device)?;
+        let queries = queries.reshape((heads, rows.len(), self.stride, width / self.stride))?;
+        let queries = queries.index_select(&backwards, 2)?;
+        // The query heads of a group are rows of one matrix: no KV head is repeated.
+        let queries = queries.reshape((kv_heads, heads / kv_heads * rows.len(), width))?;
+        let products = queries.matmul(&keys.narrow(1, 0, columns)?.transpose(1, 2)?)?;
+        let products = (products * (f64::from(self.scale) / self.stride as f64))?;
+        let weights = masked_softmax(&products.reshape((heads, rows.len(), columns))?, &seen)?;
+        let by_block = (heads, blocks.len(), per_block, columns / per_block, per_block);
+        let scores = weights.reshape(by_block)?.sum((2, 4))?;
+        Ok(scores.pad_with_zeros(2, 0, (key_strides - columns) / per_block)?)
+    }
+
+    /// The tokens of each stride behind each other: `x` `(len, heads, head_dim)`, with zeros before and behind it, becomes
+    /// `(heads, strides, stride * head_dim)` of f32.
+    fn strides(&self, x: &Tensor, [before, behind]: [usize; 2]) -> Result<Tensor, BaselineError> {
+        let (len, heads, dim) = x.dims3()?;
+        let x = x.transpose(0, 1)?.contiguous()?.to_dtype(DType::F32)?;
+        let x = x.pad_with_zeros(1, before, behind)?;
+        Ok(x.reshape((heads, (before + len + behind) / self.stride, self.stride * dim))?)
+    }
+}

@@ -1,0 +1,64 @@
+//! The true attention of a few queries, from which methods guess what the others look at.
+
+use std::ops::Range;
+
+use candle_core::{DType, Tensor};
+use candle_s2o::AttnShape;
+
+use crate::LARGEST_INTERMEDIATE;
+use crate::pooling::masked_softmax;
+use crate::selector::BaselineError;
+
+/// Softmax attention of the queries `rows` of a call, ascending, to all keys that they see. `reduce` gets it for a bounded number of
+/// heads at a time, `(heads, rows, k_len)` of f32, with the heads' numbers (`b * num_heads + h`), and returns what is kept
+/// of it, `(heads, ..)`; the results are those of all heads behind each other.
+pub(crate) fn attention_rows<const N: usize>(
+    [q, k]: [&Tensor; 2],
+    shape: &AttnShape,
+    scale: f32,
+    rows: &[u32],
+    reduce: impl Fn(Range<usize>, &Tensor) -> Result<[Tensor; N], BaselineError>,
+) -> Result<[Tensor; N], BaselineError> {
+    let (k_len, device) = (shape.k_len(), q.device());
+    let offset = shape.kv_offset() as u32;
+    let positions: Vec<u32> = rows.iter().map(|row| offset + row).collect();
+    let positions = Tensor::new(positions, device)?.unsqueeze(1)?;
+    let visible = Tensor::arange(0u32, k_len as u32, device)?.unsqueeze(0)?.broadcast_le(&positions)?;
+    let q = take_rows(q, rows)?;
+
+    let group = shape.num_heads() / shape.num_kv_heads();
+    let heads_at_once = (LARGEST_INTERMEDIATE / (rows.len() * k_len)).max(1);
+    let kv_heads_at_once = (heads_at_once / group).max(1);
+    let mut parts: [Vec<Tensor>; N] = std::array::from_fn(|_| Vec::new());
+    for batch in 0..shape.batch() {
+        let (q, k) = (q.get(batch)?, k.get(batch)?);
+        for kv_head in (0..shape.num_kv_heads()).step_by(kv_heads_at_once) {
+            let kv_heads = kv_heads_at_once.min(shape.num_kv_heads() - kv_head);
+            let keys = k.narrow(1, kv_head, kv_heads)?.to_dtype(DType::F32)?.permute((1, 2, 0))?.contiguous()?;
+            // Several KV heads take all their query heads; those of one KV head may come in turns.
+            let step = if kv_heads == 1 { heads_at_once.min(group) } else { kv_heads * group };
+            let end = (kv_head + kv_heads) * group;
+            for head in (kv_head * group..end).step_by(step) {
+                let heads = step.min(end - head);
+                let queries = q.narrow(1, head, heads)?.to_dtype(DType::F32)?.transpose(0, 1)?.contiguous()?;
+                let queries = queries.reshape((kv_heads, heads / kv_heads * rows.len(), shape.head_dim()))?;
+                let scores = (queries.matmul(&keys)? * f64::from(scale))?.reshape((heads, rows.len(), k_len))?;
+                let number = batch * shape.num_heads() + head;
+                let kept = reduce(number..number + heads, &masked_softmax(&scores, &visible)?)?;
+                parts.iter_mut().zip(kept).for_each(|(parts, kept)| parts.push(kept));
+            }
+        }
+    }
+    let mut whole = Vec::with_capacity(N);
+    for parts in &parts {
+        whole.push(Tensor::cat(parts, 0)?);
+    }
+    Ok(whole.try_into().expect("one tensor for each kept"))
+}
+
+/// The ascending `rows` of dimension 1. Candle's index_select would want the whole of `x` contiguous.
+fn take_rows(x: &Tensor, rows: &[u32]) -> Result<Tensor, BaselineError> {
+    let runs = rows.chunk_by(|a, b| a + 1 == *b);
+    let runs: Vec<Tensor> = runs.map(|run| x.narrow(1, run[0] as usize, run.len())).collect::<Result<_, _>>()?;
+    Ok(Tensor::cat(&runs, 1)?)
+}

@@ -1,0 +1,156 @@
+//! FlexPrefill: each head takes the pattern that its last queries tell.
+
+use candle_core::{D, DType, Tensor};
+use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
+
+use crate::attention::shape_of;
+use crate::mask::{BlockMask, causal_blocks};
+use crate::pooling::{block_means, block_scores, grouped_products};
+use crate::selector::{BaselineError, BlockSelector, Selection};
+use crate::slash::{LastQueries, block_sums, vertical_slash_mask};
+use crate::top_cdf::top_cdf;
+use crate::top_k::top_k;
+
+const NAME: &str = "flexprefill";
+
+/// Lifts an attention mass, 1 at most, above all others.
+const FORCED: f32 = 2.0;
+
+/// FlexPrefill ("FlexPrefill: A Context-Aware Sparse Attention Mechanism for Efficient Long-Sequence Inference",
+/// arXiv 2502.20766).
+///
+/// The last 128 queries of the call attend truly. Summed over key blocks, their mean attention is compared with the
+/// estimate from their mean and the mean key of each block. If the square root of the Jensen-Shannon divergence (natural
+/// logarithm) of the two is below `tau`, pooling can be trusted for that head:
+///
+/// - **query-aware**: the softmax of mean queries and mean keys over the causal blocks, all rows together: entries in
+///   descending order until they hold the share `gamma` of all;
+/// - **vertical-slash** otherwise: the number of single keys, in descending order of what the last queries give them, that
+///   hold the share `gamma`, and likewise of single distances. As many keys or distances as fill whole blocks, and one
+///   block more, become the blocks of 128 keys, or of 128 distances, with the greatest sums.
+///
+/// Every head takes at least `min_budget` tokens of verticals and as many of slashes, query-aware heads exactly that many
+/// beside their own blocks; the first key block and the diagonal are the first of them.
+///
+/// Published and here by default: `gamma` 0.9, `tau` 0.1, `min_budget` 1024, blocks of 128. From the publication differ:
+/// distances are grouped from the diagonal on also where the prompt ends inside a block; a chunk of a prompt is taken
+/// with its own last 128 queries; and a `gamma` of 1 selects everything, blocks whose attention is zero in f32 too.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FlexPrefill {
+    gamma: f64,
+    tau: f64,
+    min_budget: usize,
+}
+
+/// What [`FlexPrefill`] does in a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlexPattern {
+    /// Blocks by mean queries and mean keys.
+    QueryAware,
+    /// Keys and distances by the attention of the last queries.
+    VerticalSlash,
+}
+
+impl Default for FlexPrefill {
+    fn default() -> Self {
+        Self { gamma: 0.9, tau: 0.1, min_budget: 1024 }
+    }
+}
+
+impl FlexPrefill {
+    /// The share of attention to hold.
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] outside (0, 1].
+    pub fn gamma(self, gamma: f64) -> Result<Self, BaselineError> {
+        if gamma > 0.0 && gamma <= 1.0 {
+            return Ok(Self { gamma, ..self });
+        }
+        Err(BaselineError::option(NAME, "gamma", "above 0, up to 1", gamma))
+    }
+
+    /// Heads whose distance is below are query-aware: none at 0, all at 1.
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] outside [0, 1].
+    pub fn tau(self, tau: f64) -> Result<Self, BaselineError> {
+        if (0.0..=1.0).contains(&tau) {
+            return Ok(Self { tau, ..self });
+        }
+        Err(BaselineError::option(NAME, "tau", "0 to 1", tau))
+    }
+
+    /// Tokens of verticals and of slashes that every head takes at least, in whole blocks; one block of each in any case.
+    pub fn min_budget(self, tokens: usize) -> Self {
+        Self { min_budget: tokens, ..self }
+    }
+
+    /// Which pattern each head (`b * num_heads + h`) of a call takes. Read back from the device; for reports.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or Candle fails.
+    pub fn patterns(&self, call: &PrefillCall, q: &Tensor, k: &Tensor) -> Result<Vec<FlexPattern>, BaselineError> {
+        let shape = shape_of(q, k, k)?;
+        let last = LastQueries::of(q, k, &shape, call.softmax_scale, BLOCK_Q)?;
+        let query_aware = self.query_aware(&block_sums(&last.verticals)?, [q, k], &shape, call.softmax_scale)?;
+        let query_aware = query_aware.flatten_all()?.to_vec1::<u8>()?;
+        let pattern = |chosen| if chosen == 0 { FlexPattern::VerticalSlash } else { FlexPattern::QueryAware };
+        Ok(query_aware.into_iter().map(pattern).collect())
+    }
+
+    /// `(batch, num_heads, 1)` of u8, from the attention of the last queries to each block.
+    fn query_aware(
+        &self,
+        attention: &Tensor,
+        [q, k]: [&Tensor; 2],
+        shape: &AttnShape,
+        scale: f32,
+    ) -> Result<Tensor, BaselineError> {
+        let last = BLOCK_Q.min(shape.q_len());
+        let query = q.narrow(1, shape.q_len() - last, last)?.to_dtype(DType::F32)?.mean_keepdim(1)?;
+        let scores = grouped_products(&query.transpose(1, 2)?.contiguous()?, &block_means(k, 0, BLOCK_Q)?)?;
+        let estimate = candle_nn::ops::softmax(&(scores * f64::from(scale))?, D::Minus1)?.squeeze(2)?;
+        let middle = ((attention + &estimate)? * 0.5)?;
+        // Zeros times the logarithm of the least normal number are the zeros that they should be.
+        let log = |x: &Tensor| x.maximum(f64::from(f32::MIN_POSITIVE))?.log();
+        let divergence = |x: &Tensor| (x * (log(x)? - log(&middle)?)?)?.sum_keepdim(D::Minus1);
+        let divergence = ((divergence(attention)? + divergence(&estimate)?)? * 0.5)?;
+        Ok(divergence.maximum(0.0)?.sqrt()?.lt(self.tau as f32)?)
+    }
+}
+
+impl BlockSelector for FlexPrefill {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
+        let shape = shape_of(q, k, v)?;
+        let scale = call.softmax_scale;
+        if self.gamma >= 1.0 {
+            let all = causal_blocks(&shape, BLOCK_Q, q.device())?;
+            let (rows, blocks) = all.dims2()?;
+            let all = all.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?;
+            return Ok(BlockSelection::from(BlockMask::new(&all.contiguous()?, &shape, BLOCK_Q)?.lists()?).into());
+        }
+        let last = LastQueries::of(q, k, &shape, scale, BLOCK_Q)?;
+        let blocks = shape.k_len().div_ceil(BLOCK_Q);
+        let first = Tensor::new(FORCED, q.device())?.reshape(1)?.pad_with_zeros(0, 0, blocks - 1)?;
+        let least = self.min_budget.div_ceil(BLOCK_Q).max(1) as f64;
+        let sums = block_sums(&last.verticals)?;
+        let query_aware = self.query_aware(&sums, [q, k], &shape, scale)?;
+        let chosen = |tokens: &Tensor, sums: &Tensor| -> Result<Tensor, BaselineError> {
+            let count = top_cdf(tokens, self.gamma)?.to_dtype(DType::F32)?.sum_keepdim(D::Minus1)?;
+            let count = ((count / BLOCK_Q as f64)?.floor()? + 1.0)?.maximum(least)?;
+            let count = query_aware.where_cond(&(count.ones_like()? * least)?, &count)?;
+            top_k(&sums.broadcast_add(&first)?, &count)
+        };
+        let verticals = chosen(&last.verticals, &sums)?;
+        let slashes = chosen(&last.slashes, &block_sums(&last.slashes)?)?;
+        let mask = BlockMask::new(&vertical_slash_mask(&verticals, &slashes, &shape)?, &shape, BLOCK_Q)?;
+        let pooled = block_scores(q, k, &shape, scale)?;
+        let pooled = top_cdf(&pooled.flatten_from(2)?, self.gamma)?.reshape(pooled.shape())?;
+        let pooled = pooled.broadcast_mul(&query_aware.unsqueeze(3)?)?;
+        Ok(BlockSelection::from(mask.or(&pooled)?.lists()?).into())
+    }
+}

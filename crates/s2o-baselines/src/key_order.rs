@@ -1,0 +1,110 @@
+//! [`KeyOrder`]: keys reordered inside their segments, as PBS-Attn does.
+
+use candle_core::{DType, Tensor};
+use candle_s2o::{AttnShape, BLOCK_Q};
+
+use crate::LARGEST_INTERMEDIATE;
+use crate::pooling::masked_softmax;
+use crate::selector::{BaselineError, Reordered};
+
+/// The keys of whole segments, those that have later ones behind them, by descending attention that they get.
+#[derive(Debug)]
+pub(crate) struct KeyOrder {
+    /// `(batch, heads, before)` of u32: positions, for each KV head or each query head.
+    positions: Tensor,
+}
+
+impl KeyOrder {
+    /// Orders by `attention`, `(batch, heads, k_len)`, inside segments of `segment` keys, a multiple of 128. Of equal keys
+    /// the lower comes first on the CPU; on a GPU any.
+    pub(crate) fn descending(attention: &Tensor, segment: usize) -> Result<Self, BaselineError> {
+        let (batch, heads, k_len) = attention.dims3()?;
+        let segments = (k_len - 1) / segment;
+        let by_segment = attention.narrow(2, 0, segments * segment)?.reshape((batch * heads * segments, segment))?;
+        let inside = by_segment.contiguous()?.arg_sort_last_dim(false)?.reshape((batch, heads, segments, segment))?;
+        let starts = Tensor::arange_step(0, (segments * segment) as u32, segment as u32, attention.device())?;
+        let positions = inside.broadcast_add(&starts.reshape((1, 1, segments, 1))?)?;
+        Ok(Self { positions: positions.reshape((batch, heads, segments * segment))? })
+    }
+
+    /// Number of reordered keys.
+    pub(crate) fn len(&self) -> Result<usize, BaselineError> {
+        Ok(self.positions.dim(2)?)
+    }
+
+    /// The positions in their new order: `(batch, heads, before)` of u32.
+    pub(crate) fn into_positions(self) -> Tensor {
+        self.positions
+    }
+
+    /// Which reordered block holds the first key: `(batch, heads, 1, blocks)` of u8.
+    pub(crate) fn first_key_block(&self) -> Result<Tensor, BaselineError> {
+        let (batch, heads, len) = self.positions.dims3()?;
+        let first = self.positions.eq(0u32)?.reshape((batch, heads, len / BLOCK_Q, BLOCK_Q))?;
+        Ok(first.max(3)?.unsqueeze(2)?)
+    }
+
+    /// Keys and values in this order, and behind them as they were.
+    pub(crate) fn apply(&self, k: &Tensor, v: &Tensor) -> Result<Reordered, BaselineError> {
+        let (batch, k_len, kv_heads, dim) = k.dims4()?;
+        let (_, heads, before) = self.positions.dims3()?;
+        let device = k.device();
+        let natural = Tensor::arange(0, k_len as u32, device)?.broadcast_as((batch, heads, k_len))?;
+        let positions = Tensor::cat(&[&self.positions, &natural.contiguous()?], 2)?.transpose(1, 2)?;
+        // Rows of the matrix of all keys, whose order is (batch, position, head).
+        let kv_head = Tensor::from_iter((0..heads as u32).map(|head| head * kv_heads as u32 / heads as u32), device)?;
+        let sequence = Tensor::from_iter((0..batch).map(|sequence| (sequence * k_len * kv_heads) as u32), device)?;
+        let rows = (positions.contiguous()? * kv_heads as f64)?;
+        let rows = rows.broadcast_add(&kv_head.reshape((1, 1, heads))?)?;
+        let rows = rows.broadcast_add(&sequence.reshape((batch, 1, 1))?)?.flatten_all()?;
+        let reordered = |x: &Tensor| {
+            let x = x.contiguous()?.reshape((batch * k_len * kv_heads, dim))?;
+            x.index_select(&rows, 0)?.reshape((batch, before + k_len, heads, dim))
+        };
+        Ok(Reordered { k: reordered(k)?, v: reordered(v)? })
+    }
+}
+
+/// The causal attention that each key gets from the last 128 queries of a call, their mean: `(batch, num_heads, k_len)` of
+/// f32.
+pub(crate) fn attention_of_last_block(
+    q: &Tensor,
+    k: &Tensor,
+    shape: &AttnShape,
+    scale: f32,
+) -> Result<Tensor, BaselineError> {
+    let (k_len, kv_heads, dim) = (shape.k_len(), shape.num_kv_heads(), shape.head_dim());
+    let group = shape.num_heads() / kv_heads;
+    let rows = shape.q_len().min(BLOCK_Q);
+    let q = q.narrow(1, shape.q_len() - rows, rows)?;
+    let heads_at_once = (LARGEST_INTERMEDIATE / (k_len * dim.max(group * rows))).clamp(1, kv_heads);
+    let rows_at_once = (LARGEST_INTERMEDIATE / (heads_at_once * group * k_len)).clamp(1, rows);
+    let key_positions = Tensor::arange(0, k_len as u32, q.device())?.reshape((1, k_len))?;
+    let mut sequences = Vec::with_capacity(shape.batch());
+    for sequence in 0..shape.batch() {
+        let by_head = |x: &Tensor, first: usize, count: usize| -> Result<Tensor, BaselineError> {
+            Ok(x.get(sequence)?.narrow(1, first, count)?.transpose(0, 1)?.contiguous()?.to_dtype(DType::F32)?)
+        };
+        let mut of_heads = Vec::new();
+        for first in (0..kv_heads).step_by(heads_at_once) {
+            let count = heads_at_once.min(kv_heads - first);
+            let queries = by_head(&q, first * group, count * group)?;
+            let keys = by_head(k, first, count)?.transpose(1, 2)?;
+            let mut sum = Tensor::zeros((count * group, k_len), DType::F32, q.device())?;
+            for row in (0..rows).step_by(rows_at_once) {
+                let taken = rows_at_once.min(rows - row);
+                let last = (k_len - rows + row) as u32;
+                let last = Tensor::arange(last, last + taken as u32, q.device())?.reshape((taken, 1))?;
+                let seen = key_positions.broadcast_le(&last)?;
+                // The query heads of a group are rows of one matrix: no KV head is repeated.
+                let some = queries.narrow(1, row, taken)?.contiguous()?.reshape((count, group * taken, dim))?;
+                let products = (some.matmul(&keys)? * f64::from(scale))?;
+                let weights = masked_softmax(&products.reshape((count * group, taken, k_len))?, &seen)?;
+                sum = (sum + weights.sum(1)?)?;
+            }
+            of_heads.push((sum / rows as f64)?);
+        }
+        sequences.push(Tensor::cat(&of_heads, 0)?);
+    }
+    Ok(Tensor::stack(&sequences, 0)?)
+}

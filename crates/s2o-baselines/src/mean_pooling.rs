@@ -1,0 +1,56 @@
+//! Mean pooling: the simplest choice of blocks that looks at queries and keys.
+
+use candle_core::Tensor;
+use candle_s2o::{BLOCK_Q, BlockSelection, PrefillCall};
+
+use crate::attention::shape_of;
+use crate::mask::{BlockMask, band};
+use crate::pooling::block_scores;
+use crate::selector::{BaselineError, BlockSelector, Selection, checked_threshold};
+use crate::top_cdf::top_cdf;
+
+const NAME: &str = "mean-pooling";
+
+/// Blocks of 128 scored by their means: P = softmax(scale * <mean query, mean key>) over the causal key blocks, and for
+/// each query block the key blocks in descending P until their sum reaches the threshold. The first block and the one on
+/// the diagonal are always taken, whatever else is.
+///
+/// The selection that PBS-Attn ("Sparser Block-Sparse Attention via Token Permutation", arXiv 2510.21270) and others
+/// begin with, and a baseline of its evaluation. The published code fills a ragged last block with zeros, so its mean is
+/// shorter; here it is the mean of the tokens that there are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MeanPooling {
+    threshold: f64,
+}
+
+impl MeanPooling {
+    /// The share of P that the chosen blocks reach; 1 is dense attention.
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] outside (0, 1].
+    pub fn threshold(self, threshold: f64) -> Result<Self, BaselineError> {
+        Ok(Self { threshold: checked_threshold(NAME, threshold)? })
+    }
+}
+
+/// Threshold 0.9.
+impl Default for MeanPooling {
+    fn default() -> Self {
+        Self { threshold: 0.9 }
+    }
+}
+
+impl BlockSelector for MeanPooling {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
+        let shape = shape_of(q, k, v)?;
+        let scores = block_scores(q, k, &shape, call.softmax_scale)?;
+        let always =
+            band(&shape, BLOCK_Q, q.device(), |query_block, key_block| key_block == 0 || key_block == query_block)?;
+        let mask = BlockMask::new(&top_cdf(&scores, self.threshold)?, &shape, BLOCK_Q)?.or(&always)?;
+        Ok(BlockSelection::from(mask.lists()?).into())
+    }
+}

@@ -1,0 +1,243 @@
+//! MInference: every head has one of three patterns.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Device, Tensor};
+use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
+
+use crate::attention::shape_of;
+use crate::attention_rows::attention_rows;
+use crate::head_pattern::{HeadPattern, MInferenceConfig};
+use crate::mask::BlockMask;
+use crate::pooling::block_scores;
+use crate::selector::{BaselineError, BlockSelector, Selection};
+use crate::slash::{LastQueries, block_sums, blocks_of_distances, blocks_of_keys, vertical_slash_mask};
+use crate::top_k::top_k;
+
+const NAME: &str = "minference";
+/// Queries that verticals and slashes are guessed from.
+const LAST_QUERIES: usize = 64;
+/// First keys that are always verticals.
+const FIRST_KEYS: usize = 30;
+/// Least distances that are always slashes.
+const LEAST_DISTANCES: usize = 100;
+/// Queries whose attention the search measures.
+const SAMPLED_QUERIES: usize = 64;
+
+/// MInference ("MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse Attention",
+/// arXiv 2407.02490).
+///
+/// Every head has a [`HeadPattern`], found once. A-shape is fixed; for vertical-slash the last 64 queries of the call
+/// attend truly, and the keys and distances that get most are taken; block-sparse takes the key blocks of greatest
+/// products of means for each query block. Every query block attends to its diagonal block.
+///
+/// The search is the publication's: candidates of about equal cost ([`HeadPattern::PUBLISHED`] by default), and each head
+/// takes the one that captures most softmax mass. It is made on a layer's first call with enough keys
+/// ([`MInference::search_from`]), over 64 queries spread over the call, where the publication searches offline with the
+/// output of whole prompts. The result is kept, and can be saved ([`MInference::config`]) and loaded
+/// ([`MInference::from_config`]).
+///
+/// Further deviations: blocks are of 128 keys and lie on the grid, so a slash that is no multiple of 128 touches two
+/// blocks for each query block where the publication's kernel moves its 64 keys along. Scattered slashes cost more here
+/// for that, and the candidates are less equal. On the CPU verticals are single keys ([`BlockSelection::columns`]); on
+/// CUDA, whose executor has no columns yet, they are widened to whole blocks, which costs far more.
+#[derive(Debug)]
+pub struct MInference {
+    candidates: Vec<HeadPattern>,
+    search_from: usize,
+    config: Mutex<MInferenceConfig>,
+}
+
+impl Default for MInference {
+    fn default() -> Self {
+        Self { candidates: HeadPattern::PUBLISHED.to_vec(), search_from: 8192, config: Mutex::default() }
+    }
+}
+
+impl MInference {
+    /// The patterns of a configuration; layers that it does not name are searched.
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] for a size of 0.
+    pub fn from_config(config: MInferenceConfig) -> Result<Self, BaselineError> {
+        config.layers.values().flatten().try_for_each(|pattern| pattern.check().map(drop))?;
+        Ok(Self { config: Mutex::new(config), ..Self::default() })
+    }
+
+    /// What the search chooses from; of equally good ones the first.
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] for none, or a size of 0.
+    pub fn candidates(self, candidates: impl IntoIterator<Item = HeadPattern>) -> Result<Self, BaselineError> {
+        let candidates = candidates.into_iter().map(HeadPattern::check).collect::<Result<Vec<_>, _>>()?;
+        if candidates.is_empty() {
+            return Err(BaselineError::option(NAME, "candidates", "at least 1", 0));
+        }
+        Ok(Self { candidates, ..self })
+    }
+
+    /// A search on a call with fewer keys (8192 by default) holds for that call only: where every candidate sees nearly
+    /// everything, it tells nothing about a head.
+    pub fn search_from(self, k_len: usize) -> Self {
+        Self { search_from: k_len, ..self }
+    }
+
+    /// The patterns in force: those given and those found so far.
+    pub fn config(&self) -> MInferenceConfig {
+        self.kept().clone()
+    }
+
+    fn kept(&self) -> MutexGuard<'_, MInferenceConfig> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn patterns(&self, layer: usize, estimate: &Estimate) -> Result<Vec<HeadPattern>, BaselineError> {
+        let expected = estimate.shape.num_heads();
+        if let Some(patterns) = self.kept().layers.get(&layer) {
+            let got = patterns.len();
+            return match got == expected {
+                true => Ok(patterns.clone()),
+                false => Err(BaselineError::HeadCount { method: NAME, layer, expected, got }),
+            };
+        }
+        let found = estimate.search(&self.candidates)?;
+        if estimate.shape.k_len() >= self.search_from {
+            self.kept().layers.insert(layer, found.clone());
+        }
+        Ok(found)
+    }
+}
+
+impl BlockSelector for MInference {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
+        let estimate = Estimate::new(q, k, shape_of(q, k, v)?, call.softmax_scale)?;
+        let Choice { blocks, columns } = estimate.choose(&self.patterns(call.layer, &estimate)?)?;
+        let mut selection = BlockSelection::from(BlockMask::new(&blocks, &estimate.shape, BLOCK_Q)?.lists()?);
+        if let Some(columns) = columns {
+            let k_len = estimate.shape.k_len();
+            let columns = columns.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
+            let keys = |row: &[u8]| (0..k_len as u32).filter(|&key| row[key as usize] != 0).collect();
+            selection.columns = Some(columns.chunks_exact(k_len).map(keys).collect());
+        }
+        Ok(selection.into())
+    }
+}
+
+/// What the patterns are filled in from.
+struct Estimate<'a> {
+    q: &'a Tensor,
+    k: &'a Tensor,
+    shape: AttnShape,
+    scale: f32,
+    last: LastQueries,
+    /// `(batch, num_heads, query_blocks, key_blocks)`.
+    pooled: Tensor,
+}
+
+/// The keys of a pattern for each head.
+struct Choice {
+    /// `(batch, num_heads, query_blocks, key_blocks)` of u8, undefined beyond the diagonal.
+    blocks: Tensor,
+    /// `(batch, num_heads, k_len)` of u8.
+    columns: Option<Tensor>,
+}
+
+impl<'a> Estimate<'a> {
+    fn new(q: &'a Tensor, k: &'a Tensor, shape: AttnShape, scale: f32) -> Result<Self, BaselineError> {
+        let mut last = LastQueries::of(q, k, &shape, scale, LAST_QUERIES)?;
+        // Above all masses, of which a row holds 1.
+        let lift = |mass: &Tensor, first: usize| -> Result<Tensor, BaselineError> {
+            let first = first.min(shape.k_len());
+            let lift = Tensor::full(2f32, first, q.device())?.pad_with_zeros(0, 0, shape.k_len() - first)?;
+            Ok(mass.broadcast_add(&lift)?)
+        };
+        last.verticals = lift(&last.verticals, FIRST_KEYS)?;
+        last.slashes = lift(&last.slashes, LEAST_DISTANCES)?;
+        let pooled = block_scores(q, k, &shape, scale)?;
+        Ok(Self { q, k, shape, scale, last, pooled })
+    }
+
+    /// The keys of all heads, `patterns[h]` in head h.
+    fn choose(&self, patterns: &[HeadPattern]) -> Result<Choice, BaselineError> {
+        let (batch, heads, rows, key_blocks) = self.pooled.dims4()?;
+        let device = self.q.device();
+        // The same for every sequence of the batch.
+        let by_head = |value: &dyn Fn(HeadPattern) -> usize| -> Result<Tensor, BaselineError> {
+            let values: Vec<f32> = patterns.iter().map(|&pattern| value(pattern) as f32).collect();
+            Ok(Tensor::new(values, device)?.reshape((1, heads, 1))?.broadcast_as((batch, heads, 1))?.contiguous()?)
+        };
+        let verticals = by_head(&|pattern| match pattern {
+            HeadPattern::VerticalSlash { verticals, .. } => verticals.max(FIRST_KEYS),
+            _ => 0,
+        })?;
+        let slashes = by_head(&|pattern| match pattern {
+            HeadPattern::VerticalSlash { slashes, .. } => slashes.max(LEAST_DISTANCES),
+            _ => 0,
+        })?;
+        let pooled = by_head(&|pattern| if let HeadPattern::BlockSparse { blocks } = pattern { blocks } else { 0 })?;
+        let sink = by_head(&|pattern| if let HeadPattern::AShape { sink, .. } = pattern { sink } else { 0 })?;
+        let window = by_head(&|pattern| if let HeadPattern::AShape { window, .. } = pattern { window } else { 1 })?;
+
+        let columns = top_k(&self.last.verticals, &verticals)?;
+        let distances = blocks_of_distances(&top_k(&self.last.slashes, &slashes)?)?;
+        // Block by block, the first key and the least distance that it holds; the diagonal block holds distance 0.
+        let starts = Tensor::arange(0u32, key_blocks as u32, device)?.to_dtype(DType::F32)?;
+        let starts = (starts * BLOCK_Q as f64)?.reshape((1, 1, key_blocks))?;
+        let sink = starts.broadcast_lt(&sink)?;
+        let nearest = (&starts - (BLOCK_Q - 1) as f64)?.maximum(0.0)?;
+        let distances = distances.maximum(&nearest.broadcast_lt(&window)?)?;
+        let widens = !device.is_cpu();
+        let key_blocks = if widens { sink.maximum(&blocks_of_keys(&columns)?)? } else { sink };
+        let blocks = vertical_slash_mask(&key_blocks, &distances, &self.shape)?;
+        let pooled = pooled.unsqueeze(2)?.broadcast_as((batch, heads, rows, 1))?.contiguous()?;
+        let blocks = blocks.maximum(&top_k(&self.pooled, &pooled)?)?;
+        let has_columns = patterns.iter().any(|pattern| matches!(pattern, HeadPattern::VerticalSlash { .. }));
+        Ok(Choice { blocks, columns: (has_columns && !widens).then_some(columns) })
+    }
+
+    /// For each head the candidate that captures most of the attention of sampled queries.
+    fn search(&self, candidates: &[HeadPattern]) -> Result<Vec<HeadPattern>, BaselineError> {
+        /// Differences below are rounding.
+        const TIE: f32 = 1e-5;
+        let (shape, device) = (&self.shape, self.q.device());
+        let (heads, q_len) = (shape.num_heads(), shape.q_len());
+        let samples = SAMPLED_QUERIES.min(q_len);
+        let rows: Vec<u32> = (1..=samples).map(|i| (i * q_len / samples - 1) as u32).collect();
+        let offset = shape.kv_offset();
+        let blocks_of_rows: Vec<u32> =
+            rows.iter().map(|&row| ((offset + row as usize) / BLOCK_Q - offset / BLOCK_Q) as u32).collect();
+        let blocks_of_rows = Tensor::new(blocks_of_rows, device)?;
+        // What lies beyond the diagonal has no attention.
+        let mut choices = Vec::with_capacity(candidates.len());
+        for &candidate in candidates {
+            let Choice { blocks, columns } = self.choose(&vec![candidate; heads])?;
+            let blocks = blocks.index_select(&blocks_of_rows, 2)?.flatten_to(1)?.to_dtype(DType::F32)?;
+            choices.push((blocks, columns.map(|columns| columns.flatten_to(1)).transpose()?));
+        }
+        let [captured] = attention_rows([self.q, self.k], shape, self.scale, &rows, |heads, attention| {
+            let attended = block_sums(attention)?;
+            let mut captured = Vec::with_capacity(choices.len());
+            for (blocks, columns) in &choices {
+                let blocks = blocks.narrow(0, heads.start, heads.len())?;
+                let mut mass = (&attended * &blocks)?;
+                if let Some(columns) = columns {
+                    let columns = columns.narrow(0, heads.start, heads.len())?.to_dtype(DType::F32)?.unsqueeze(1)?;
+                    let single = block_sums(&attention.broadcast_mul(&columns)?)?;
+                    mass = (mass + (single * (1.0 - blocks)?)?)?;
+                }
+                captured.push(mass.sum((1, 2))?);
+            }
+            Ok([Tensor::stack(&captured, 1)?])
+        })?;
+        let captured = (captured.reshape((shape.batch(), heads, candidates.len()))?.mean(0)? / samples as f64)?;
+        let best = captured.to_vec2::<f32>()?.into_iter().map(|captured| {
+            let better = |best, i| if captured[i] > captured[best] + TIE { i } else { best };
+            candidates[(1..candidates.len()).fold(0, better)]
+        });
+        Ok(best.collect())
+    }
+}

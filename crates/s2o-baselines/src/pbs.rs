@@ -1,0 +1,163 @@
+//! PBS-Attn: keys permuted inside segments, so that the important ones share blocks.
+
+use candle_core::Tensor;
+use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
+
+use crate::antidiagonal::{Antidiagonals, STRIDE};
+use crate::attention::shape_of;
+use crate::key_order::{KeyOrder, attention_of_last_block};
+use crate::mask::{BlockMask, band};
+use crate::pooling::visible_block_scores;
+use crate::selector::{BaselineError, BlockSelector, Reordered, Selection, checked_threshold};
+use crate::top_cdf::top_cdf;
+
+const NAME: &str = "pbs";
+
+/// How the blocks of reordered keys are scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PbsScore {
+    /// By the means of queries and keys, as published.
+    #[default]
+    MeanPooled,
+    /// By antidiagonals of stride 16, as [`crate::XAttention`] scores.
+    Antidiagonal,
+}
+
+/// PBS-Attn, permuted block-sparse attention ("Sparser Block-Sparse Attention via Token Permutation", arXiv 2510.21270).
+///
+/// The keys of each segment, with their values, are reordered by descending s, the mean of
+/// softmax(scale * <query, key>) over the last 128 queries of the call. Over the blocks of 128 of the reordered keys of all
+/// segments before the query block's own, P = softmax(scale * <mean query, mean key>), and the blocks are taken in
+/// descending P until their sum reaches the threshold. The block that holds the first key and the query block's own
+/// segment are always taken, and do not count. Queries keep their order.
+///
+/// Which keys an early query sees thus depends on queries behind it, as published; it never sees a later key.
+///
+/// What differs from the published code: s is causal and a softmax over all keys, not without a mask over those of whole
+/// segments. A query's own segment keeps its order, which changes no output and saves the blocks beyond the diagonal. A
+/// ragged last query block is the mean of the tokens that it has. KV heads are not repeated for scoring, and chunks of a
+/// prompt (fewer queries than keys) work.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pbs {
+    segment: usize,
+    threshold: f64,
+    score: PbsScore,
+    shared_order: bool,
+}
+
+impl Pbs {
+    /// Keys that are reordered among themselves.
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] unless it is a multiple of 128 up to 8192, as long as Candle sorts on a GPU.
+    pub fn segment(self, segment: usize) -> Result<Self, BaselineError> {
+        if segment == 0 || !segment.is_multiple_of(BLOCK_Q) || segment > 8192 {
+            return Err(BaselineError::option(NAME, "segment", "a multiple of 128 up to 8192", segment));
+        }
+        Ok(Self { segment, ..self })
+    }
+
+    /// The share of P that the chosen blocks reach; 1 is dense attention.
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] outside (0, 1].
+    pub fn threshold(self, threshold: f64) -> Result<Self, BaselineError> {
+        Ok(Self { threshold: checked_threshold(NAME, threshold)?, ..self })
+    }
+
+    /// How blocks are scored.
+    pub fn score(self, score: PbsScore) -> Self {
+        Self { score, ..self }
+    }
+
+    /// One order for all query heads of a KV head, by the mean of their s, so that keys and values are copied for each KV
+    /// head only. Published is an order for each query head.
+    pub fn shared_order(self, shared_order: bool) -> Self {
+        Self { shared_order, ..self }
+    }
+
+    /// The order of the keys before the last segment of a call, as positions: `(batch, heads, keys)` of u32, for each query
+    /// head or, if shared, each KV head. The block numbers of a selection count along it, then along the call's own keys.
+    ///
+    /// # Errors
+    /// If the tensors do not fit each other, or Candle fails.
+    pub fn key_order(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, BaselineError> {
+        Ok(self.order(call, q, k, &shape_of(q, k, v)?)?.into_positions())
+    }
+
+    fn order(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, shape: &AttnShape) -> Result<KeyOrder, BaselineError> {
+        let mut attention = attention_of_last_block(q, k, shape, call.softmax_scale)?;
+        if self.shared_order {
+            let group = shape.num_heads() / shape.num_kv_heads();
+            attention = attention.reshape((shape.batch(), shape.num_kv_heads(), group, shape.k_len()))?.mean(2)?;
+        }
+        KeyOrder::descending(&attention, self.segment)
+    }
+
+    /// Which reordered blocks each query block takes: `(batch, num_heads, query_blocks, blocks)`.
+    fn reordered_blocks(
+        &self,
+        call: &PrefillCall,
+        q: &Tensor,
+        shape: &AttnShape,
+        order: &KeyOrder,
+        reordered: &Reordered,
+    ) -> Result<Tensor, BaselineError> {
+        let (before, segment) = (order.len()?, self.segment);
+        let k = reordered.k.narrow(1, 0, before)?;
+        let earlier = band(shape, BLOCK_Q, q.device(), |query_block, key_block| {
+            key_block * BLOCK_Q < query_block * BLOCK_Q / segment * segment
+        })?;
+        let earlier = earlier.narrow(1, 0, before / BLOCK_Q)?;
+        let (scale, offset) = (call.softmax_scale, shape.kv_offset());
+        let scores = match self.score {
+            PbsScore::MeanPooled => visible_block_scores(q, &k, offset, scale, &earlier)?,
+            PbsScore::Antidiagonal => {
+                let antidiagonals = Antidiagonals { stride: STRIDE, scale, offset };
+                antidiagonals.scores(q, &k, |stride| stride * STRIDE / segment * segment / STRIDE)?
+            }
+        };
+        let first = order.first_key_block()?;
+        let (batch, heads, _, blocks) = first.dims4()?;
+        let group = shape.num_heads() / heads;
+        let first = first.broadcast_as((batch, heads, group, blocks))?.contiguous()?;
+        let first = first.reshape((batch, shape.num_heads(), 1, blocks))?;
+        let chosen = top_cdf(&scores, self.threshold)?;
+        let chosen = chosen.maximum(&first.broadcast_as(chosen.shape())?)?;
+        Ok(chosen.broadcast_mul(&earlier)?)
+    }
+}
+
+/// Segments of 256, threshold 0.9, mean-pooled scores, an order for each query head.
+impl Default for Pbs {
+    fn default() -> Self {
+        Self { segment: 256, threshold: 0.9, score: PbsScore::MeanPooled, shared_order: false }
+    }
+}
+
+impl BlockSelector for Pbs {
+    fn name(&self) -> &str {
+        match self.score {
+            PbsScore::MeanPooled => NAME,
+            PbsScore::Antidiagonal => "pbs-antidiagonal",
+        }
+    }
+
+    fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
+        let shape = shape_of(q, k, v)?;
+        let own = band(&shape, BLOCK_Q, q.device(), |query_block, key_block| {
+            query_block * BLOCK_Q / self.segment == key_block * BLOCK_Q / self.segment
+        })?;
+        let (rows, blocks) = own.dims2()?;
+        let own = own.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?.contiguous()?;
+        if shape.k_len() <= self.segment {
+            return Ok(BlockSelection::from(BlockMask::new(&own, &shape, BLOCK_Q)?.lists()?).into());
+        }
+        let order = self.order(call, q, k, &shape)?;
+        let reordered = order.apply(k, v)?;
+        let earlier = self.reordered_blocks(call, q, &shape, &order, &reordered)?;
+        let shape = shape_of(q, &reordered.k, &reordered.v)?;
+        let mask = BlockMask::new(&Tensor::cat(&[&earlier, &own], 3)?, &shape, BLOCK_Q)?;
+        Ok(Selection { keys: mask.lists()?.into(), reordered: Some(reordered) })
+    }
+}

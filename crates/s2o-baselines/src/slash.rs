@@ -1,0 +1,86 @@
+//! Verticals and slashes: keys that many queries look at, and distances that many queries look back.
+
+use candle_core::{D, DType, Tensor};
+use candle_s2o::{AttnShape, BLOCK_Q, query_blocks};
+
+use crate::attention_rows::attention_rows;
+use crate::selector::BaselineError;
+
+/// How the last queries of a call share out their attention, each `(batch, num_heads, k_len)` of f32 with sum 1 (slashes
+/// that leave the matrix at the left lose what lies beyond).
+pub(crate) struct LastQueries {
+    /// By key.
+    pub verticals: Tensor,
+    /// By distance from query back to key.
+    pub slashes: Tensor,
+}
+
+impl LastQueries {
+    /// From the last `count` queries of the call, or as many as it has.
+    pub fn of(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32, count: usize) -> Result<Self, BaselineError> {
+        let rows: Vec<u32> = (shape.q_len().saturating_sub(count) as u32..shape.q_len() as u32).collect();
+        let [verticals, slashes] = attention_rows([q, k], shape, scale, &rows, |_, attention| {
+            Ok([attention.mean(1)?, (diagonal_sums(attention)? / rows.len() as f64)?])
+        })?;
+        let sizes = (shape.batch(), shape.num_heads(), shape.k_len());
+        Ok(Self { verticals: verticals.reshape(sizes)?, slashes: slashes.reshape(sizes)? })
+    }
+}
+
+/// Sums over the diagonals of `(heads, rows, k_len)`, whose rows are the last positions: `(heads, k_len)` by distance.
+fn diagonal_sums(attention: &Tensor) -> Result<Tensor, BaselineError> {
+    let (heads, rows, k_len) = attention.dims3()?;
+    // Read with rows one longer than they are, each row begins one column further to the left.
+    let skewed = attention.pad_with_zeros(2, rows, 0)?.reshape((heads, rows * (k_len + rows)))?;
+    let skewed = skewed.pad_with_zeros(1, 0, rows)?.reshape((heads, rows, k_len + rows + 1))?;
+    Ok(skewed.sum(1)?.narrow(1, 1, k_len)?.contiguous()?.flip(&[1])?)
+}
+
+/// Sums over blocks of the last dimension, the last block as far as it goes.
+pub(crate) fn block_sums(x: &Tensor) -> Result<Tensor, BaselineError> {
+    Ok(in_blocks(x)?.sum(D::Minus1)?)
+}
+
+/// The last dimension cut into blocks, filled up with zeros.
+fn in_blocks(x: &Tensor) -> Result<Tensor, BaselineError> {
+    let len = x.dim(D::Minus1)?;
+    let blocks = len.div_ceil(BLOCK_Q);
+    let mut sizes = x.dims().to_vec();
+    sizes.pop();
+    sizes.extend([blocks, BLOCK_Q]);
+    Ok(x.pad_with_zeros(D::Minus1, 0, blocks * BLOCK_Q - len)?.reshape(sizes)?)
+}
+
+/// The blocks that hold a chosen key: from `(.., k_len)` to `(.., key_blocks)`, u8 both.
+pub(crate) fn blocks_of_keys(keys: &Tensor) -> Result<Tensor, BaselineError> {
+    Ok(block_sums(&keys.to_dtype(DType::F32)?)?.gt(0f32)?)
+}
+
+/// The distances in blocks between a query block and the key blocks that a chosen distance in tokens touches: from
+/// `(.., k_len)` to `(.., key_blocks)`, u8 both. A distance that is no multiple of the block touches two.
+pub(crate) fn blocks_of_distances(distances: &Tensor) -> Result<Tensor, BaselineError> {
+    let distances = in_blocks(&distances.to_dtype(DType::F32)?)?;
+    let near = distances.sum(D::Minus1)?;
+    let blocks = near.dim(D::Minus1)?;
+    let beyond = distances.narrow(D::Minus1, 1, BLOCK_Q - 1)?.sum(D::Minus1)?;
+    let far = beyond.pad_with_zeros(D::Minus1, 1, 0)?.narrow(D::Minus1, 0, blocks)?;
+    Ok((near + far)?.gt(0f32)?)
+}
+
+/// The mask `(batch, num_heads, query_blocks, key_blocks)` of key blocks that every query block attends to and distances
+/// in blocks, both `(batch, num_heads, key_blocks)`; all u8. What lies beyond the diagonal is left undefined.
+pub(crate) fn vertical_slash_mask(
+    verticals: &Tensor,
+    slashes: &Tensor,
+    shape: &AttnShape,
+) -> Result<Tensor, BaselineError> {
+    let (batch, heads, key_blocks) = slashes.dims3()?;
+    let first = shape.kv_offset() / BLOCK_Q;
+    let rows = query_blocks(shape, true).len();
+    let distances: Vec<u32> = (first..first + rows)
+        .flat_map(|query_block| (0..key_blocks).map(move |key_block| query_block.saturating_sub(key_block) as u32))
+        .collect();
+    let distances = Tensor::new(distances, slashes.device())?;
+    let mask = slashes.index_select(&distances, 2)?.reshape((batch, heads, rows, key_blocks))?;
+    Ok(mask.broadcast_maximum(&verticals.unsqueeze(2)?)?)
+}

@@ -1,0 +1,63 @@
+//! The settings of SpargeAttn by layer and head, and the file that holds them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::selector::BaselineError;
+use crate::sparge::NAME;
+
+/// Settings of a model, as a tuner finds them; (de)serializable.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct SpargeConfig {
+    /// By layer.
+    pub layers: BTreeMap<usize, SpargeLayer>,
+}
+
+/// Settings of one layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SpargeLayer {
+    /// Of every query head.
+    pub heads: Vec<SpargeHead>,
+    /// Values are left out where the scores are this far below the maximum (in nats, negative); `None`: nowhere.
+    pub lambda: Option<f32>,
+}
+
+/// Settings of one head.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SpargeHead {
+    /// The share of pooled attention to take; everything at 1.
+    pub tau: f64,
+    /// Blocks whose tokens are less alike are always computed.
+    pub theta: f64,
+}
+
+impl SpargeHead {
+    pub(crate) fn check(self) -> Result<Self, BaselineError> {
+        if !(self.tau > 0.0 && self.tau <= 1.0) {
+            return Err(BaselineError::option(NAME, "tau", "above 0, up to 1", self.tau));
+        }
+        if !(-1.0..=1.0).contains(&self.theta) {
+            return Err(BaselineError::option(NAME, "theta", "-1 to 1", self.theta));
+        }
+        Ok(self)
+    }
+}
+
+impl SpargeConfig {
+    pub(crate) fn check(&self) -> Result<(), BaselineError> {
+        for layer in self.layers.values() {
+            check_lambda(layer.lambda)?;
+            layer.heads.iter().try_for_each(|head| head.check().map(drop))?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn check_lambda(lambda: Option<f32>) -> Result<(), BaselineError> {
+    match lambda {
+        None => Ok(()),
+        Some(lambda) if lambda < 0.0 => Ok(()),
+        Some(lambda) => Err(BaselineError::option(NAME, "lambda", "below 0", lambda)),
+    }
+}

@@ -1,0 +1,152 @@
+//! The search for SpargeAttn's settings: as sparse as an error bound allows.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Tensor};
+use candle_s2o::{PrefillCall, dense_attn};
+
+use crate::attention::BlockSparse;
+use crate::selector::{BaselineError, BlockSelector};
+use crate::sparge::{NAME, Sparge};
+use crate::sparge_config::{SpargeConfig, SpargeHead, SpargeLayer};
+
+/// Shares from the densest on. At 1 everything is computed, so that some setting always keeps the bound.
+const TAUS: [f64; 10] = [1.0, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3];
+const THETAS: [f64; 5] = [0.9, 0.7, 0.5, 0.3, 0.0];
+/// From the most cautious on.
+const LAMBDAS: [f32; 8] = [-30.0, -20.0, -15.0, -12.0, -10.0, -8.0, -6.0, -4.0];
+
+/// One attention call to tune on, as [`candle_s2o::Attention::prefill`] gets it.
+#[derive(Debug, Clone)]
+pub struct TuningCall {
+    /// The call.
+    pub call: PrefillCall,
+    /// `(batch, q_len, num_heads, head_dim)`.
+    pub q: Tensor,
+    /// `(batch, k_len, num_kv_heads, head_dim)`.
+    pub k: Tensor,
+    /// As `k`.
+    pub v: Tensor,
+}
+
+/// Bounds on the relative L1 error of a head's output, `sum |out - dense| / sum |dense|`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpargeBounds {
+    l1: f64,
+    l2: f64,
+}
+
+/// 0.08 and 0.09, as published for Llama 3.1.
+impl Default for SpargeBounds {
+    fn default() -> Self {
+        Self { l1: 0.08, l2: 0.09 }
+    }
+}
+
+impl SpargeBounds {
+    /// `l1` for the choice of blocks, `l2` once values are left out too.
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] unless `0 < l1 <= l2`.
+    pub fn new(l1: f64, l2: f64) -> Result<Self, BaselineError> {
+        if !(l1 > 0.0 && l1.is_finite()) {
+            return Err(BaselineError::option(NAME, "l1", "above 0", l1));
+        }
+        if !(l2 >= l1 && l2.is_finite()) {
+            return Err(BaselineError::option(NAME, "l2", "at least l1", l2));
+        }
+        Ok(Self { l1, l2 })
+    }
+}
+
+impl Sparge {
+    /// Settings for the layers of `calls`, several of which may be of one layer: for each head the `tau` and `theta` of
+    /// least mean density whose error stays within `l1` on every call, and then for each layer the `lambda` that leaves
+    /// out most with every head within `l2`. Every setting of a grid is tried, so this takes about 60 times the attention
+    /// of the calls. On CUDA, which leaves out no values, there is no `lambda`.
+    ///
+    /// # Errors
+    /// [`BaselineError::HeadCount`] if calls of a layer differ in their heads; or if a call is refused.
+    pub fn tune(calls: &[TuningCall], bounds: SpargeBounds) -> Result<SpargeConfig, BaselineError> {
+        let mut layers: BTreeMap<usize, Vec<&TuningCall>> = BTreeMap::new();
+        for call in calls {
+            layers.entry(call.call.layer).or_default().push(call);
+        }
+        let tuned = layers.into_iter().map(|(layer, calls)| Ok((layer, tune_layer(layer, &calls, bounds)?)));
+        Ok(SpargeConfig { layers: tuned.collect::<Result<_, BaselineError>>()? })
+    }
+}
+
+/// How a setting did on the calls of a layer, by head.
+struct Outcome {
+    /// The greatest of any call and sequence.
+    error: Vec<f64>,
+    /// Summed over calls and sequences.
+    density: Vec<f64>,
+}
+
+fn tune_layer(layer: usize, calls: &[&TuningCall], bounds: SpargeBounds) -> Result<SpargeLayer, BaselineError> {
+    let heads = calls[0].q.dim(2)?;
+    let mut dense = Vec::with_capacity(calls.len());
+    for TuningCall { call, q, k, v } in calls {
+        if q.dim(2)? != heads {
+            return Err(BaselineError::HeadCount { method: NAME, layer, expected: heads, got: q.dim(2)? });
+        }
+        dense.push(dense_attn(q, k, v, call.softmax_scale, true)?);
+    }
+    let measure = |settings: &SpargeLayer| measure(layer, settings, calls, &dense);
+    let everything = SpargeLayer { heads: vec![SpargeHead { tau: 1.0, theta: 0.0 }; heads], lambda: None };
+    let mut density = measure(&everything)?.density;
+    let mut best = everything;
+    for tau in TAUS.into_iter().filter(|&tau| tau < 1.0) {
+        for theta in THETAS {
+            let setting = SpargeHead { tau, theta };
+            let outcome = measure(&SpargeLayer { heads: vec![setting; heads], lambda: None })?;
+            let found = outcome.error.into_iter().zip(outcome.density);
+            for ((best, least), (error, density)) in best.heads.iter_mut().zip(&mut density).zip(found) {
+                if error <= bounds.l1 && density < *least {
+                    (*best, *least) = (setting, density);
+                }
+            }
+        }
+    }
+    if calls[0].q.device().is_cpu() {
+        for lambda in LAMBDAS {
+            let lambda = SpargeLayer { lambda: Some(lambda), ..best.clone() };
+            // Not broken off at the first failure: errors need not grow with what is left out.
+            if measure(&lambda)?.error.iter().all(|&error| error <= bounds.l2) {
+                best = lambda;
+            }
+        }
+    }
+    Ok(best)
+}
+
+fn measure(
+    layer: usize,
+    settings: &SpargeLayer,
+    calls: &[&TuningCall],
+    dense: &[Tensor],
+) -> Result<Outcome, BaselineError> {
+    let heads = settings.heads.len();
+    let sparge = Sparge::from_config(SpargeConfig { layers: [(layer, settings.clone())].into() })?;
+    let mut outcome = Outcome { error: vec![0.0; heads], density: vec![0.0; heads] };
+    for (TuningCall { call, q, k, v }, dense) in calls.iter().zip(dense) {
+        let selection = sparge.select(call, q, k, v)?;
+        let (out, work) = BlockSparse::<Sparge>::attend(call, [q, k, v], selection)?;
+        let dense = dense.to_dtype(DType::F32)?;
+        let error = magnitude(&(out.to_dtype(DType::F32)? - &dense)?)?;
+        for (i, (error, dense)) in error.into_iter().zip(magnitude(&dense)?).enumerate() {
+            let relative = if error == 0.0 { 0.0 } else { error / dense };
+            outcome.error[i % heads] = outcome.error[i % heads].max(relative);
+            outcome.density[i % heads] += work[i].density();
+        }
+    }
+    Ok(outcome)
+}
+
+/// Sum of magnitudes, by head (`b * num_heads + h`).
+fn magnitude(x: &Tensor) -> Result<Vec<f64>, BaselineError> {
+    let by_query = x.abs()?.sum(3)?.to_dtype(DType::F64)?;
+    Ok(by_query.sum(1)?.flatten_all()?.to_vec1()?)
+}

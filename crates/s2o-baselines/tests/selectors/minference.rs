@@ -1,0 +1,222 @@
+//! MInference against its definition, one head at a time in f64.
+
+use candle_s2o::{BLOCK_Q, query_blocks};
+use proptest::prelude::*;
+use s2o_baselines::{BaselineError, BlockSelector, HeadPattern, MInference, MInferenceConfig, Selection};
+
+use crate::agreement::{Bracket, Inputs, assert_blocks, assert_causal, assert_dense};
+use crate::plain::{ascending, calls};
+use crate::smollm2;
+
+fn fixed(patterns: &[HeadPattern]) -> MInference {
+    MInference::from_config(MInferenceConfig { layers: [(0, patterns.to_vec())].into() }).unwrap()
+}
+
+fn pattern() -> impl Strategy<Value = HeadPattern> {
+    prop_oneof![
+        (0..600usize, 1..900usize).prop_map(|(sink, window)| HeadPattern::AShape { sink, window }),
+        (0..400usize, 0..400usize).prop_map(|(verticals, slashes)| HeadPattern::VerticalSlash { verticals, slashes }),
+        (1..10usize).prop_map(|blocks| HeadPattern::BlockSparse { blocks }),
+    ]
+}
+
+/// Returns the undecided blocks and columns, and all of them.
+fn compare(inputs: &Inputs, patterns: &[HeadPattern]) -> (usize, usize) {
+    let selection = inputs.select(&fixed(patterns));
+    let first = inputs.shape.kv_offset() / BLOCK_Q;
+    let k_len = inputs.shape.k_len();
+    let (plain, mut undecided, mut all) = (inputs.in_f32(), 0, 0);
+    for (number, at) in inputs.heads().enumerate() {
+        let head = plain.head(at);
+        let mut columns = Bracket { must: vec![false; k_len], may: vec![false; k_len] };
+        undecided += match patterns[at.1] {
+            HeadPattern::AShape { sink, window } => {
+                assert_blocks(inputs, &selection, number, |row, key_block| {
+                    // Position by position: what any query of the whole block sees.
+                    let seen = ((first + row) * BLOCK_Q..(first + row + 1) * BLOCK_Q).any(|position| {
+                        (key_block * BLOCK_Q..(key_block + 1) * BLOCK_Q)
+                            .any(|key| key <= position && (key < sink || key + window > position))
+                    });
+                    let diagonal = key_block == first + row;
+                    (seen || diagonal, seen || diagonal)
+                })
+            }
+            HeadPattern::VerticalSlash { verticals, slashes } => {
+                let (mut keys, mut distances) = head.last_queries(64);
+                keys.iter_mut().take(30).for_each(|mass| *mass += 2.0);
+                distances.iter_mut().take(100).for_each(|mass| *mass += 2.0);
+                let counts = (verticals.max(30), slashes.max(100));
+                columns = Bracket::top_k(&keys, (counts.0, counts.0));
+                let distances = Bracket::top_k(&distances, (counts.1, counts.1));
+                // The query at `position` sees the key at this distance, if there is one.
+                let touches = |chosen: &[bool], row: usize, key_block: usize| {
+                    let (queries, keys) = ((first + row) * BLOCK_Q, key_block * BLOCK_Q);
+                    let reach = (queries + BLOCK_Q - keys).min(k_len);
+                    let nearest = (queries + 1).saturating_sub(keys + BLOCK_Q);
+                    (nearest..reach).any(|distance| chosen[distance])
+                };
+                assert_blocks(inputs, &selection, number, |row, key_block| {
+                    (touches(&distances.must, row, key_block), touches(&distances.may, row, key_block))
+                })
+            }
+            HeadPattern::BlockSparse { blocks } => {
+                let rows: Vec<Bracket> = head
+                    .pooled()
+                    .iter()
+                    .enumerate()
+                    .map(|(row, scores)| Bracket::top_k(&scores[..=first + row], (blocks, blocks)))
+                    .collect();
+                assert_blocks(inputs, &selection, number, |row, key_block| {
+                    let diagonal = key_block == first + row;
+                    (rows[row].must[key_block] || diagonal, rows[row].may[key_block] || diagonal)
+                })
+            }
+        };
+        let got = selection.keys.columns.as_ref().map_or(&[][..], |columns| &columns[number]);
+        for key in 0..k_len {
+            let chosen = got.binary_search(&(key as u32)).is_ok();
+            assert!(!columns.must[key] || chosen, "head {number} misses key {key}");
+            assert!(columns.may[key] || !chosen, "head {number} has key {key}");
+            undecided += usize::from(columns.must[key] != columns.may[key]);
+        }
+        all += k_len + query_blocks(&inputs.shape, true).len() * k_len.div_ceil(BLOCK_Q);
+    }
+    (undecided, all)
+}
+
+/// The share of the attention of 64 queries, spread over the call, that a head captures; mean over the batch.
+fn captured(inputs: &Inputs, selection: &Selection, number: usize) -> f64 {
+    let shape = &inputs.shape;
+    let samples = shape.q_len().min(64);
+    let blocks = query_blocks(shape, true).len();
+    let mut sum = 0.0;
+    for (i, at) in inputs.heads().enumerate().filter(|(_, at)| at.1 == number) {
+        let head = inputs.head(at);
+        for sample in 1..=samples {
+            let row = sample * shape.q_len() / samples - 1;
+            let block = (shape.kv_offset() + row) / BLOCK_Q - shape.kv_offset() / BLOCK_Q;
+            let list = ascending(selection, i * blocks + block);
+            let columns = selection.keys.columns.as_ref().map_or(&[][..], |columns| &columns[i]);
+            let seen = |key: usize| {
+                list.binary_search(&(key / BLOCK_Q)).is_ok() || columns.binary_search(&(key as u32)).is_ok()
+            };
+            let attention = head.attention(row);
+            sum += (0..attention.len()).filter(|&key| seen(key)).map(|key| attention[key]).sum::<f64>();
+        }
+    }
+    sum / (samples * shape.batch()) as f64
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn keys_of_the_definition(call in calls(), patterns in proptest::collection::vec(pattern(), 4)) {
+        let (undecided, all) = compare(&call.into(), &patterns[..call.shape.num_heads()]);
+        prop_assert!(undecided <= 4 + all / 20, "{undecided} of {all}");
+    }
+
+    #[test]
+    fn the_search_takes_what_captures_most(call in calls(), candidates in proptest::collection::vec(pattern(), 1..4)) {
+        let inputs = Inputs::from(call);
+        let method = MInference::default().candidates(candidates.clone()).unwrap().search_from(0);
+        let found = inputs.select(&method);
+        let config = method.config();
+        for number in 0..call.shape.num_heads() {
+            let with = |&candidate: &HeadPattern| {
+                let selection = inputs.select(&fixed(&vec![candidate; call.shape.num_heads()]));
+                captured(&inputs, &selection, number)
+            };
+            let best = candidates.iter().map(with).fold(0.0, f64::max);
+            prop_assert!(candidates.contains(&config.layers[&0][number]));
+            prop_assert!(captured(&inputs, &found, number) > best - 1e-4);
+        }
+        // What was found is kept, and selects the same.
+        prop_assert_eq!(inputs.select(&method).keys, found.keys.clone());
+        prop_assert_eq!(inputs.select(&MInference::from_config(config).unwrap()).keys, found.keys);
+    }
+
+    #[test]
+    fn everything_is_dense(call in calls()) {
+        let (k_len, heads) = (call.shape.k_len(), call.shape.num_heads());
+        for pattern in [
+            HeadPattern::AShape { sink: 0, window: k_len },
+            HeadPattern::AShape { sink: k_len, window: 1 },
+            HeadPattern::VerticalSlash { verticals: k_len, slashes: 0 },
+            HeadPattern::VerticalSlash { verticals: 0, slashes: k_len },
+            HeadPattern::BlockSparse { blocks: k_len },
+        ] {
+            assert_dense(&call.into(), fixed(&vec![pattern; heads]));
+        }
+    }
+
+    #[test]
+    fn queries_see_no_later_key(call in calls(), patterns in proptest::collection::vec(pattern(), 4)) {
+        assert_causal(&call.into(), &fixed(&patterns[..call.shape.num_heads()]));
+    }
+}
+
+#[test]
+fn real_tensors() {
+    for inputs in smollm2::calls() {
+        for pattern in [
+            HeadPattern::AShape { sink: 128, window: 300 },
+            HeadPattern::VerticalSlash { verticals: 50, slashes: 120 },
+            HeadPattern::VerticalSlash { verticals: 300, slashes: 100 },
+            HeadPattern::BlockSparse { blocks: 4 },
+        ] {
+            for inputs in [inputs.clone(), inputs.in_bf16()] {
+                let (undecided, all) = compare(&inputs, &[pattern]);
+                assert!(undecided <= 2 + all / 50, "{pattern:?}: {undecided} of {all}");
+            }
+        }
+    }
+    let vertical_slash = HeadPattern::VerticalSlash { verticals: 100, slashes: 200 };
+    let [density, _, l1] = smollm2::measure(&fixed(&[vertical_slash]));
+    assert!(density < 0.9 && l1 < 0.01, "{density} {l1}");
+}
+
+#[test]
+fn short_prompts_decide_nothing() {
+    let inputs = smollm2::calls().swap_remove(0);
+    let method = MInference::default();
+    inputs.select(&method);
+    assert_eq!(method.config(), MInferenceConfig::default());
+    let method = method.search_from(1536);
+    inputs.select(&method);
+    assert_eq!(method.config().layers[&0].len(), 1);
+}
+
+#[test]
+fn a_configuration_is_json() {
+    let patterns = vec![
+        HeadPattern::AShape { sink: 1024, window: 4096 },
+        HeadPattern::VerticalSlash { verticals: 30, slashes: 2048 },
+        HeadPattern::BlockSparse { blocks: 50 },
+    ];
+    let config = MInferenceConfig { layers: [(0, patterns.clone()), (11, patterns)].into() };
+    let json = serde_json::to_string(&config).unwrap();
+    assert!(json.contains(r#""11":[{"pattern":"a-shape","sink":1024,"window":4096}"#), "{json}");
+    assert_eq!(serde_json::from_str::<MInferenceConfig>(&json).unwrap(), config);
+    assert_eq!(MInference::from_config(config.clone()).unwrap().config(), config);
+}
+
+#[test]
+fn bad_options_are_refused() {
+    let message = |refused: Result<MInference, BaselineError>| refused.unwrap_err().to_string();
+    let with = |pattern| MInference::default().candidates([pattern]);
+    assert_eq!(
+        message(with(HeadPattern::AShape { sink: 0, window: 0 })),
+        "minference: window: expected at least 1 token, got 0"
+    );
+    let layers = [(3, vec![HeadPattern::BlockSparse { blocks: 0 }])].into();
+    assert_eq!(
+        message(MInference::from_config(MInferenceConfig { layers })),
+        "minference: blocks: expected at least 1, got 0"
+    );
+    assert_eq!(message(MInference::default().candidates([])), "minference: candidates: expected at least 1, got 0");
+    let Inputs { call, tensors: [q, k, v], .. } = smollm2::calls().swap_remove(0);
+    let two = fixed(&[HeadPattern::BlockSparse { blocks: 1 }; 2]);
+    let error = two.select(&call, &q, &k, &v).unwrap_err();
+    assert_eq!(error.to_string(), "minference: layer 0: expected settings of 1 heads, got 2");
+}

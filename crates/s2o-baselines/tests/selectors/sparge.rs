@@ -1,0 +1,229 @@
+//! SpargeAttn against its definition, one head at a time in f64.
+
+use candle_core::Tensor;
+use candle_s2o::{BLOCK_Q, dense_attn, query_blocks};
+use proptest::prelude::*;
+use s2o_baselines::{
+    BaselineError, BlockSelector, BlockSparse, Sparge, SpargeBounds, SpargeConfig, SpargeHead, SpargeLayer, TuningCall,
+};
+
+use crate::agreement::{Bracket, Inputs, PlainHead, assert_blocks, assert_causal, assert_dense, dot, mean, softmax};
+use crate::plain::{ascending, calls};
+use crate::smollm2;
+
+const BLOCK_K: usize = 64;
+
+/// Mean cosine between all pairs of rows.
+fn similarity(rows: &[Vec<f64>]) -> f64 {
+    let mut sum = 0.0;
+    for a in rows {
+        for b in rows {
+            sum += dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
+        }
+    }
+    sum / (rows.len() * rows.len()) as f64
+}
+
+/// What must and may be chosen, of each query block and key block; `None` if a similarity is too close to theta to say.
+fn expected(head: &PlainHead, tau: f64, theta: f64) -> Option<Vec<Bracket>> {
+    let mean_key = mean(&head.k);
+    let keys: Vec<Vec<f64>> =
+        head.k.iter().map(|key| key.iter().zip(&mean_key).map(|(x, mean)| x - mean).collect()).collect();
+    let alike: Vec<f64> = keys.chunks(BLOCK_K).map(similarity).collect();
+    let means: Vec<Vec<f64>> = keys.chunks(BLOCK_K).map(mean).collect();
+    let close = |similarity: f64| (similarity - theta).abs() < 1e-4;
+    if alike.iter().any(|&similarity| close(similarity)) {
+        return None;
+    }
+    let rows = head.query_blocks().into_iter().map(|(block, rows)| {
+        let queries: Vec<_> = rows.into_iter().map(|row| head.q[row].clone()).collect();
+        let similarity = similarity(&queries);
+        let causal = ((block + 1) * (BLOCK_Q / BLOCK_K)).min(means.len());
+        let query = mean(&queries);
+        let trusted: Vec<usize> = (0..causal).filter(|&key_block| alike[key_block] >= theta).collect();
+        let scores: Vec<f64> = trusted.iter().map(|&key_block| head.scale * dot(&query, &means[key_block])).collect();
+        let attention = if scores.is_empty() { Vec::new() } else { softmax(&scores) };
+        let chosen = Bracket::top_cdf(&attention, tau);
+        let mut row = Bracket { must: vec![false; causal], may: vec![false; causal] };
+        for (i, &key_block) in trusted.iter().enumerate() {
+            (row.must[key_block], row.may[key_block]) = (chosen.must[i], chosen.may[i]);
+        }
+        for (key_block, &alike) in alike[..causal].iter().enumerate() {
+            if alike < theta || similarity < theta || key_block == 0 || key_block / 2 == block {
+                (row.must[key_block], row.may[key_block]) = (true, true);
+            }
+        }
+        (!close(similarity)).then_some(row)
+    });
+    rows.collect()
+}
+
+/// Returns the undecided blocks, and all of them.
+fn compare(inputs: &Inputs, tau: f64, theta: f64) -> (usize, usize) {
+    let selection = inputs.select(&Sparge::default().tau(tau).unwrap().theta(theta).unwrap());
+    let (plain, mut undecided, mut all) = (inputs.in_f32(), 0, 0);
+    for (number, at) in inputs.heads().enumerate() {
+        let Some(expected) = expected(&plain.head(at), tau, theta) else { continue };
+        undecided += assert_blocks(inputs, &selection, number, |row, key_block| {
+            (expected[row].must[key_block], expected[row].may[key_block])
+        });
+        all += expected.iter().map(|row| row.may.len()).sum::<usize>();
+    }
+    (undecided, all)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn blocks_of_the_definition(call in calls(), tau in 0.3..0.99f64, theta in -0.2..0.8f64) {
+        let (undecided, all) = compare(&call.into(), tau, theta);
+        prop_assert!(undecided <= 4 + all / 20, "{undecided} of {all}");
+    }
+
+    #[test]
+    fn everything_is_dense(call in calls()) {
+        assert_dense(&call.into(), Sparge::default().tau(1.0).unwrap().lambda(None).unwrap());
+        assert_dense(&call.into(), Sparge::default().tau(1.0).unwrap().lambda(None).unwrap().whole_key_blocks());
+    }
+
+    #[test]
+    fn queries_see_no_later_key(call in calls()) {
+        assert_causal(&call.into(), &Sparge::default().tau(0.5).unwrap().theta(0.1).unwrap());
+    }
+
+    #[test]
+    fn whole_key_blocks_hold_either_half(call in calls(), tau in 0.3..0.9f64) {
+        let inputs = Inputs::from(call);
+        let sparge = Sparge::default().tau(tau).unwrap().theta(0.2).unwrap();
+        let (halves, wholes) = (inputs.select(&sparge), inputs.select(&sparge.whole_key_blocks()));
+        prop_assert_eq!(wholes.keys.blocks.block_k(), 128);
+        for list in 0..wholes.keys.blocks.len() {
+            let mut expected: Vec<usize> = ascending(&halves, list).into_iter().map(|block| block / 2).collect();
+            expected.dedup();
+            prop_assert_eq!(ascending(&wholes, list), expected);
+        }
+    }
+}
+
+#[test]
+fn real_tensors() {
+    for inputs in smollm2::calls() {
+        for (tau, theta) in [(0.98, 0.6), (0.9, 0.1), (0.7, 0.3), (0.5, -1.0)] {
+            for inputs in [inputs.clone(), inputs.in_bf16()] {
+                let (undecided, all) = compare(&inputs, tau, theta);
+                assert!(undecided <= 1 + all / 50, "{tau} {theta}: {undecided} of {all}");
+            }
+        }
+    }
+    // No block of this head is as alike as the default asks for.
+    let [density, _, l1] = smollm2::measure(&Sparge::default());
+    assert!(density == 1.0 && l1 < 1e-5, "{density} {l1}");
+    let [density, _, l1] = smollm2::measure(&Sparge::default().tau(0.9).unwrap().theta(0.1).unwrap());
+    assert!(density < 0.3 && l1 < 0.1, "{density} {l1}");
+}
+
+/// Two layers, one of them with two calls.
+fn tuning_calls() -> Vec<TuningCall> {
+    [0, 3, 3].into_iter().zip(smollm2::calls()).map(|(layer, inputs)| tuning_call(layer, &inputs)).collect()
+}
+
+/// Three heads over one KV head: as it is, flatter and more peaked.
+fn tuning_call(layer: usize, inputs: &Inputs) -> TuningCall {
+    let [q, k, v] = inputs.tensors.clone();
+    let q = Tensor::cat(&[q.clone(), (&q * 0.3).unwrap(), (&q * 2.0).unwrap()], 2).unwrap();
+    let mut call = inputs.call;
+    call.layer = layer;
+    TuningCall { call, q, k, v }
+}
+
+/// By head, the relative L1 error and the density.
+fn outcome(sparge: &Sparge, TuningCall { call, q, k, v }: &TuningCall) -> Vec<(f64, f64)> {
+    let selection = sparge.select(call, q, k, v).unwrap();
+    let (out, work) = BlockSparse::<Sparge>::attend(call, [q, k, v], selection).unwrap();
+    let dense = dense_attn(q, k, v, call.softmax_scale, true).unwrap();
+    let sum = |x: &Tensor, head: usize| -> f64 {
+        let values = x.narrow(2, head, 1).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        values.into_iter().map(|x| f64::from(x.abs())).sum()
+    };
+    let error = (&out - &dense).unwrap();
+    work.iter().enumerate().map(|(head, work)| (sum(&error, head) / sum(&dense, head), work.density())).collect()
+}
+
+#[test]
+fn the_tuner_keeps_its_bounds() {
+    let calls = tuning_calls();
+    let mut last: Option<Vec<f64>> = None;
+    for (l1, l2) in [(0.01, 0.012), (0.08, 0.09), (0.3, 0.35)] {
+        let config = Sparge::tune(&calls, SpargeBounds::new(l1, l2).unwrap()).unwrap();
+        assert_eq!(config.layers.keys().copied().collect::<Vec<_>>(), [0, 3]);
+        let json = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<SpargeConfig>(&json).unwrap(), config);
+        let sparge = Sparge::from_config(config.clone()).unwrap();
+        let mut without_lambda = config;
+        without_lambda.layers.values_mut().for_each(|layer| layer.lambda = None);
+        let blocks_only = Sparge::from_config(without_lambda).unwrap();
+        let mut density = vec![0.0; 6];
+        for call in &calls {
+            for (head, (error, of_call)) in outcome(&sparge, call).into_iter().enumerate() {
+                assert!(error <= l2 + 1e-6, "layer {}: {error} above {l2}", call.call.layer);
+                density[call.call.layer + head] += of_call;
+            }
+            assert!(outcome(&blocks_only, call).iter().all(|&(error, _)| error <= l1 + 1e-6));
+        }
+        if let Some(tighter) = last.replace(density.clone()) {
+            assert!(density.iter().zip(tighter).all(|(looser, tighter)| *looser <= tighter + 1e-9));
+        }
+    }
+    assert!(last.unwrap()[0] < 0.9);
+}
+
+#[test]
+fn calls_of_a_layer_have_the_same_heads() {
+    let calls = smollm2::calls();
+    let [one, mut two] = [tuning_call(2, &calls[3]), tuning_call(2, &calls[3])];
+    two.q = two.q.narrow(2, 0, 2).unwrap();
+    let error = Sparge::tune(&[one, two], SpargeBounds::default()).unwrap_err();
+    assert_eq!(error.to_string(), "spargeattn: layer 2: expected settings of 3 heads, got 2");
+    assert_eq!(Sparge::tune(&[], SpargeBounds::default()).unwrap(), SpargeConfig::default());
+}
+
+#[test]
+fn settings_are_by_layer_and_head() {
+    let call = tuning_call(3, &smollm2::calls()[0]);
+    let heads = [1.0, 0.3, 0.3].map(|tau| SpargeHead { tau, theta: -1.0 }).to_vec();
+    let layers = [(3, SpargeLayer { heads, lambda: Some(-5.0) })].into();
+    let sparge = Sparge::from_config(SpargeConfig { layers }).unwrap();
+    let select = |layer: usize| {
+        let mut other = call.call;
+        other.layer = layer;
+        sparge.select(&other, &call.q, &call.k, &call.v)
+    };
+    let shape = &smollm2::calls()[0].shape;
+    let selection = select(3).unwrap();
+    assert_eq!(selection.keys.value_threshold, Some(-5.0));
+    let rows = query_blocks(shape, true).len();
+    let blocks = |head: usize| (0..rows).map(|i| selection.keys.blocks.list(head * rows + i).len()).sum::<usize>();
+    assert_eq!(blocks(0), (1..=rows).map(|n| 2 * n).sum::<usize>());
+    assert!(blocks(2) < blocks(0));
+    assert_eq!(select(0).unwrap().keys.value_threshold, Some(-50.0));
+    let error = sparge.select(&call.call, &call.q.narrow(2, 0, 2).unwrap(), &call.k, &call.v).unwrap_err();
+    assert_eq!(error.to_string(), "spargeattn: layer 3: expected settings of 2 heads, got 3");
+}
+
+#[test]
+fn bad_options_are_refused() {
+    let message = |refused: Result<Sparge, BaselineError>| refused.unwrap_err().to_string();
+    let sparge = Sparge::default;
+    assert_eq!(message(sparge().tau(0.0)), "spargeattn: tau: expected above 0, up to 1, got 0");
+    assert_eq!(message(sparge().theta(1.5)), "spargeattn: theta: expected -1 to 1, got 1.5");
+    assert_eq!(message(sparge().lambda(Some(0.0))), "spargeattn: lambda: expected below 0, got 0");
+    assert_eq!(message(sparge().lambda(Some(f32::NAN))), "spargeattn: lambda: expected below 0, got NaN");
+    let heads = vec![SpargeHead { tau: 2.0, theta: 0.0 }];
+    let layers = [(0, SpargeLayer { heads, lambda: None })].into();
+    assert_eq!(
+        message(Sparge::from_config(SpargeConfig { layers })),
+        "spargeattn: tau: expected above 0, up to 1, got 2"
+    );
+    assert_eq!(SpargeBounds::new(0.1, 0.05).unwrap_err().to_string(), "spargeattn: l2: expected at least l1, got 0.05");
+}

@@ -1,0 +1,64 @@
+//! The recorded prompts of needle-7m, which are embedded with the model.
+
+use s2o_models::passkey::{self, PasskeyRecord};
+
+use crate::error::Result;
+use crate::score::Scorer;
+use crate::tasks::{Item, Provenance};
+
+/// The task's name.
+pub const NEEDLE_7M: &str = "needle-7m";
+
+/// As the model's card generates: seven digits, with room for what is around them.
+const MAX_NEW_TOKENS: usize = 12;
+
+/// The 30 items of `models/needle-7m/passkey.jsonl`: 20 of 4096 tokens and 10 of 32768, each with its kind as group.
+///
+/// # Errors
+/// As [`passkey::records`].
+pub fn needle_7m() -> Result<Vec<Item>> {
+    Ok((0..).zip(passkey::records()?).map(|(index, record)| item(index, record)).collect())
+}
+
+fn item(index: u64, record: PasskeyRecord) -> Item {
+    let PasskeyRecord { input: mut prompt, answer, kind, tokens, depth } = record;
+    // The question is followed by the beginning of its answer.
+    let answer_prefix = prompt.split_off(prompt.rfind('?').map_or(prompt.len(), |mark| mark + 1));
+    Item {
+        id: format!("{NEEDLE_7M}-{index}"),
+        task: NEEDLE_7M.to_owned(),
+        index,
+        seed: None,
+        prompt,
+        answer_prefix,
+        references: vec![answer],
+        options: Vec::new(),
+        max_new_tokens: MAX_NEW_TOKENS,
+        scorer: Scorer::FirstSentence,
+        context_tokens: tokens.next_multiple_of(1024),
+        depth: Some(depth),
+        groups: vec![kind],
+        provenance: Provenance::File("models/needle-7m/passkey.jsonl".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::{ChatTemplate, tokenizer_for_tests};
+
+    #[test]
+    fn prompts_are_those_of_the_file() {
+        let items = needle_7m().unwrap();
+        for length in [4096, 32768] {
+            let expected = if length == 4096 { 20 } else { 10 };
+            assert_eq!(items.iter().filter(|item| item.context_tokens == length).count(), expected);
+        }
+        for (item, record) in items.iter().zip(passkey::records().unwrap()).take(3) {
+            assert_eq!(ChatTemplate::None.apply(item), record.input);
+            assert_eq!(ChatTemplate::None.encode(tokenizer_for_tests(), item).unwrap().len(), record.tokens);
+            assert!(item.answer_prefix.starts_with(" The "), "{}", item.answer_prefix);
+            assert_eq!((item.score(&format!(" {}.", record.answer)), item.score(" 1.")), (1.0, 0.0));
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! [`Row`]: the outcomes of one task, length and method, added up.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::interval::wilson;
+use crate::error::{EvalError, Result};
+use crate::run::{Finding, Outcome, Setting};
+use crate::tasks::RULER;
+
+/// The task of the rows that hold RULER's mean over its tasks.
+pub const RULER_AVERAGE: &str = "ruler average";
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The task.
+    pub task: String,
+    /// A group of its samples, or empty for all of them.
+    pub group: String,
+    /// The length in tokens that was asked for.
+    pub context_tokens: usize,
+    /// The method as it was asked for.
+    pub method: String,
+    /// Tokens per prefill chunk as they were asked for.
+    pub chunk: String,
+    /// The number of samples.
+    pub items: usize,
+    /// Mean score; none for perplexity.
+    pub score: Option<f64>,
+    /// Lower end of the score's 95 % interval; none for a mean over tasks.
+    pub score_low: Option<f64>,
+    /// Upper end.
+    pub score_high: Option<f64>,
+    /// Mean density.
+    pub density: f64,
+    /// Median time of the prefill.
+    pub prefill_seconds: f64,
+    /// Samples answered otherwise than with the run's first chunk size; none where there is one size.
+    pub changed_by_chunks: Option<usize>,
+    /// Of passages.
+    pub perplexity: Option<f64>,
+    /// Share of the passages' positions whose likeliest token is that of the method `dense`, where it was run.
+    pub top1_agreement: Option<f64>,
+    /// The model's name.
+    pub model: String,
+    /// Its precision.
+    pub dtype: String,
+    /// Where it ran.
+    pub device: String,
+    /// The chat template.
+    pub template: String,
+}
+
+/// Adds up outcomes. Models, tasks, methods and chunks keep the order in which they first occur; lengths ascend. Groups
+/// follow their task, and [`RULER_AVERAGE`] follows where there are two or more of RULER's tasks.
+pub fn rows(outcomes: &[Outcome]) -> Vec<Row> {
+    let chunks = ByChunk::new(outcomes);
+    let dense = dense_predictions(outcomes);
+    let mut order = Order::default();
+    let mut cells: BTreeMap<Place, Vec<&Outcome>> = BTreeMap::new();
+    for outcome in outcomes {
+        for group in [""].into_iter().chain(outcome.groups.iter().map(String::as_str)) {
+            cells.entry(order.place(outcome, group)).or_default().push(outcome);
+        }
+    }
+    let mut rows: Vec<Row> =
+        cells.into_iter().map(|(place, cell)| row(order.groups[place.group], &cell, &chunks, &dense)).collect();
+    rows.extend(ruler_averages(&rows));
+    rows
+}
+
+/// Writes rows as CSV.
+///
+/// # Errors
+/// [`EvalError::Write`].
+pub fn write_csv(path: &Path, rows: &[Row]) -> Result<()> {
+    let failed = |error: csv::Error| EvalError::Write { path: path.to_owned(), source: error.into() };
+    let mut writer = csv::Writer::from_path(path).map_err(failed)?;
+    rows.iter().try_for_each(|row| writer.serialize(row)).map_err(failed)?;
+    writer.flush().map_err(|source| EvalError::Write { path: path.to_owned(), source })
+}
+
+/// Where a row stands, most significant first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    setting: usize,
+    task: usize,
+    group: usize,
+    context_tokens: usize,
+    method: usize,
+    chunk: usize,
+}
+
+/// What occurred, in the order in which it did.
+#[derive(Default)]
+struct Order<'o> {
+    settings: Vec<Setting>,
+    tasks: Vec<&'o str>,
+    groups: Vec<&'o str>,
+    methods: Vec<&'o str>,
+    chunks: Vec<&'o str>,
+}
+
+impl<'o> Order<'o> {
+    fn place(&mut self, outcome: &'o Outcome, group: &'o str) -> Place {
+        Place {
+            setting: index_of(&mut self.settings, without_chunk(outcome)),
+            task: index_of(&mut self.tasks, outcome.task.as_str()),
+            group: index_of(&mut self.groups, group),
+            context_tokens: outcome.context_tokens,
+            method: index_of(&mut self.methods, outcome.key.method.as_str()),
+            chunk: index_of(&mut self.chunks, outcome.key.setting.chunk.as_str()),
+        }
+    }
+}
+
+fn index_of<T: PartialEq>(seen: &mut Vec<T>, value: T) -> usize {
+    seen.iter().position(|there| *there == value).unwrap_or_else(|| {
+        seen.push(value);
+        seen.len() - 1
+    })
+}
+
+fn without_chunk(outcome: &Outcome) -> Setting {
+    Setting { chunk: String::new(), ..outcome.key.setting.clone() }
+}
+
+/// What a sample's prediction with the first chunk size is found by.
+type Sampled<'o> = (&'o str, &'o str, Setting);
+
+/// Predictions with the first chunk size.
+struct ByChunk<'o> {
+    first: &'o str,
+    are_several: bool,
+    predictions: HashMap<Sampled<'o>, &'o str>,
+}
+
+impl<'o> ByChunk<'o> {
+    fn new(outcomes: &'o [Outcome]) -> Self {
+        let first = outcomes.first().map_or("", |outcome| outcome.key.setting.chunk.as_str());
+        let are_several = outcomes.iter().any(|outcome| outcome.key.setting.chunk != first);
+        let of_first = outcomes.iter().filter(|outcome| outcome.key.setting.chunk == first);
+        let predictions = of_first.filter_map(|outcome| Some((sampled(outcome), prediction(outcome)?))).collect();
+        Self { first, are_several, predictions }
+    }
+
+    /// None where there is nothing to compare.
+    fn changed(&self, cell: &[&'o Outcome]) -> Option<usize> {
+        let changed = |outcome: &&&'o Outcome| match (prediction(outcome), self.predictions.get(&sampled(outcome))) {
+            (Some(now), Some(first)) => now.trim() != first.trim(),
+            _ => false,
+        };
+        let compares = |outcome: &&'o Outcome| self.predictions.contains_key(&sampled(outcome));
+        let is_first = cell.iter().all(|outcome| outcome.key.setting.chunk == self.first);
+        (self.are_several && (is_first || cell.iter().any(compares))).then(|| cell.iter().filter(changed).count())
+    }
+}
+
+fn sampled(outcome: &Outcome) -> Sampled<'_> {
+    (&outcome.key.sample, &outcome.key.method, without_chunk(outcome))
+}
+
+fn prediction(outcome: &Outcome) -> Option<&str> {
+    match &outcome.finding {
+        Finding::Answer { prediction, .. } => Some(prediction),
+        Finding::Perplexity { .. } => None,
+    }
+}
+
+/// The likeliest tokens of exact attention, by passage and setting.
+fn dense_predictions(outcomes: &[Outcome]) -> HashMap<(&str, &Setting), &[u32]> {
+    let dense = outcomes.iter().filter(|outcome| outcome.key.method == "dense");
+    dense
+        .filter_map(|outcome| match &outcome.finding {
+            Finding::Perplexity { likeliest, .. } => {
+                Some(((outcome.key.sample.as_str(), &outcome.key.setting), likeliest.as_slice()))
+            }
+            Finding::Answer { .. } => None,
+        })
+        .collect()
+}
+
+fn row<'o>(group: &str, cell: &[&'o Outcome], chunks: &ByChunk<'o>, dense: &HashMap<(&str, &Setting), &[u32]>) -> Row {
+    let first = cell[0];
+    let setting = &first.key.setting;
+    let scores: Vec<f64> = cell.iter().filter_map(|outcome| outcome.score()).collect();
+    let score = mean(&scores);
+    let interval = score.map(|score| wilson(score, scores.len()));
+    let (mut losses, mut tokens, mut agreed, mut compared) = (0.0, 0, 0, 0);
+    for outcome in cell {
+        let Finding::Perplexity { loss, likeliest } = &outcome.finding else { continue };
+        losses += loss * likeliest.len() as f64;
+        tokens += likeliest.len();
+        if let Some(dense) = dense.get(&(outcome.key.sample.as_str(), &outcome.key.setting)) {
+            agreed += likeliest.iter().zip(*dense).filter(|(a, b)| a == b).count();
+            compared += likeliest.len();
+        }
+    }
+    let densities: Vec<f64> = cell.iter().map(|outcome| outcome.density).collect();
+    Row {
+        task: first.task.clone(),
+        group: group.to_owned(),
+        context_tokens: first.context_tokens,
+        method: first.key.method.clone(),
+        chunk: setting.chunk.clone(),
+        items: cell.len(),
+        score,
+        score_low: interval.map(|(low, _)| low),
+        score_high: interval.map(|(_, high)| high),
+        density: mean(&densities).unwrap_or_default(),
+        prefill_seconds: median(cell.iter().map(|outcome| outcome.prefill_seconds).collect()),
+        changed_by_chunks: chunks.changed(cell),
+        perplexity: (tokens > 0).then(|| (losses / tokens as f64).exp()),
+        top1_agreement: (compared > 0).then(|| agreed as f64 / compared as f64),
+        model: setting.model.clone(),
+        dtype: setting.dtype.clone(),
+        device: setting.device.clone(),
+        template: setting.template.to_string(),
+    }
+}
+
+/// RULER's own mean: every task counts the same, however many items it has.
+fn ruler_averages(rows: &[Row]) -> Vec<Row> {
+    let is_ruler = |task: &str| task.starts_with("ruler/") || RULER.contains(&task);
+    let mut columns: Vec<Vec<&Row>> = Vec::new();
+    for row in rows.iter().filter(|row| row.group.is_empty() && is_ruler(&row.task)) {
+        match columns.iter_mut().find(|column| is_beside(column[0], row)) {
+            Some(column) => column.push(row),
+            None => columns.push(vec![row]),
+        }
+    }
+    columns.iter().filter(|column| column.len() > 1).map(|column| average(column)).collect()
+}
+
+/// Whether two rows differ by their task alone.
+fn is_beside(a: &Row, b: &Row) -> bool {
+    let place = |row: &Row| {
+        let setting = [&row.model, &row.dtype, &row.device, &row.template, &row.method, &row.chunk].map(String::clone);
+        (row.context_tokens, row.task.starts_with("ruler/"), setting)
+    };
+    place(a) == place(b)
+}
+
+fn average(tasks: &[&Row]) -> Row {
+    let mean_of = |value: fn(&Row) -> f64| mean(&tasks.iter().map(|row| value(row)).collect::<Vec<_>>());
+    Row {
+        task: RULER_AVERAGE.to_owned(),
+        items: tasks.iter().map(|row| row.items).sum(),
+        score: mean_of(|row| row.score.unwrap_or_default()),
+        score_low: None,
+        score_high: None,
+        density: mean_of(|row| row.density).unwrap_or_default(),
+        prefill_seconds: median(tasks.iter().map(|row| row.prefill_seconds).collect()),
+        changed_by_chunks: tasks.iter().map(|row| row.changed_by_chunks).sum(),
+        ..tasks[0].clone()
+    }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

@@ -1,0 +1,68 @@
+//! [`DepthGrid`]: scores by the depth of what is asked for and the length of the prompt.
+
+use crate::run::{Outcome, Setting};
+
+/// Mean scores of one task and method by depth and length: the needle-in-a-haystack picture.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DepthGrid {
+    /// The task.
+    pub task: String,
+    /// The method as it was asked for.
+    pub method: String,
+    /// Model, template and chunk.
+    pub setting: Setting,
+    /// Lengths in tokens, ascending: the columns.
+    pub lengths: Vec<usize>,
+    /// Depths from 0 to 1, ascending: the rows.
+    pub depths: Vec<f64>,
+    /// By depth, then length; none where nothing was run.
+    pub scores: Vec<Vec<Option<f64>>>,
+}
+
+impl DepthGrid {
+    /// Whether there is a score for every depth and length.
+    pub fn is_full(&self) -> bool {
+        self.scores.iter().flatten().all(Option::is_some)
+    }
+}
+
+/// The grids of all tasks whose outcomes have a depth, in the order in which they first occur.
+pub fn depth_grids(outcomes: &[Outcome]) -> Vec<DepthGrid> {
+    let mut grids: Vec<(&Outcome, Vec<(usize, f64, f64)>)> = Vec::new();
+    for outcome in outcomes {
+        let (Some(depth), Some(score)) = (outcome.depth, outcome.score()) else { continue };
+        let cell = (outcome.context_tokens, depth, score);
+        let same = |(first, _): &&mut (&Outcome, Vec<_>)| {
+            (&first.task, &first.key.method, &first.key.setting)
+                == (&outcome.task, &outcome.key.method, &outcome.key.setting)
+        };
+        match grids.iter_mut().find(same) {
+            Some((_, cells)) => cells.push(cell),
+            None => grids.push((outcome, vec![cell])),
+        }
+    }
+    grids.into_iter().map(|(first, cells)| grid(first, &cells)).collect()
+}
+
+fn grid(first: &Outcome, cells: &[(usize, f64, f64)]) -> DepthGrid {
+    let mut lengths: Vec<usize> = cells.iter().map(|&(length, ..)| length).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let mut depths: Vec<f64> = cells.iter().map(|&(_, depth, _)| depth).collect();
+    depths.sort_by(f64::total_cmp);
+    depths.dedup();
+    let mean = |length: usize, depth: f64| {
+        let of_cell = cells.iter().filter(|&&(l, d, _)| l == length && d == depth);
+        let (sum, count) = of_cell.fold((0.0, 0), |(sum, count), &(.., score)| (sum + score, count + 1));
+        (count > 0).then(|| sum / f64::from(count))
+    };
+    let scores = depths.iter().map(|&depth| lengths.iter().map(|&length| mean(length, depth)).collect()).collect();
+    DepthGrid {
+        task: first.task.clone(),
+        method: first.key.method.clone(),
+        setting: first.key.setting.clone(),
+        lengths,
+        depths,
+        scores,
+    }
+}

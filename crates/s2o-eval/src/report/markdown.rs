@@ -1,0 +1,209 @@
+//! The tables as Markdown, methods beside each other.
+
+use std::fmt::Write;
+use std::ops::RangeInclusive;
+
+use super::aggregate::{RULER_AVERAGE, Row, rows};
+use super::depth_grid::{DepthGrid, depth_grids};
+use crate::run::Outcome;
+
+/// All tables of `outcomes`: accuracy and density by task and length, means over tasks by length, groups, what chunks
+/// change, perplexity, and depth by length where every cell was run.
+pub fn markdown(outcomes: &[Outcome]) -> String {
+    let rows = rows(outcomes);
+    let mut text = String::new();
+    for models_rows in rows_of_models(&rows) {
+        let first = models_rows[0];
+        heading(
+            &mut text,
+            2,
+            &format!("{}, {}, {}, chat template {}", first.model, first.dtype, first.device, first.template),
+        );
+        let (answers, passages): (Vec<&Row>, Vec<&Row>) = models_rows.iter().partition(|row| row.score.is_some());
+        let (tasks, groups): (Vec<&Row>, Vec<&Row>) = answers.into_iter().partition(|row| row.group.is_empty());
+        pivot(&mut text, "Accuracy in percent, with its 95 % interval", &tasks, accuracy);
+        pivot(&mut text, "Density", &tasks, density);
+        by_length(&mut text, &tasks);
+        pivot(&mut text, "Accuracy in percent by group", &groups, accuracy);
+        let changed: Vec<&Row> = tasks.into_iter().filter(|row| row.changed_by_chunks.is_some()).collect();
+        pivot(&mut text, "Answers that differ from those with the first chunk size", &changed, |row| {
+            row.changed_by_chunks.map(|count| count.to_string()).unwrap_or_default()
+        });
+        perplexity(&mut text, &passages);
+    }
+    for grid in
+        depth_grids(outcomes).iter().filter(|grid| grid.is_full() && grid.depths.len() > 1 && grid.lengths.len() > 1)
+    {
+        depth_table(&mut text, grid);
+    }
+    text
+}
+
+fn rows_of_models(rows: &[Row]) -> Vec<Vec<&Row>> {
+    let setting = |row: &Row| [&row.model, &row.dtype, &row.device, &row.template].map(String::clone);
+    let mut models: Vec<Vec<&Row>> = Vec::new();
+    for row in rows {
+        match models.iter_mut().find(|model| setting(model[0]) == setting(row)) {
+            Some(model) => model.push(row),
+            None => models.push(vec![row]),
+        }
+    }
+    models
+}
+
+fn accuracy(row: &Row) -> String {
+    let percent = |value: f64| format!("{:.1}", 100.0 * value);
+    match (row.score, row.score_low, row.score_high) {
+        (Some(score), Some(low), Some(high)) => format!("{} ({} to {})", percent(score), percent(low), percent(high)),
+        (score, ..) => score.map(percent).unwrap_or_default(),
+    }
+}
+
+fn density(row: &Row) -> String {
+    format!("{:.3}", row.density)
+}
+
+/// Task, group and length down, methods and chunks across.
+fn pivot(text: &mut String, title: &str, rows: &[&Row], cell: impl Fn(&Row) -> String) {
+    if rows.is_empty() {
+        return;
+    }
+    let columns = columns(rows);
+    let has_groups = rows.iter().any(|row| !row.group.is_empty());
+    let mut header = vec!["task".to_owned()];
+    header.extend(has_groups.then(|| "group".to_owned()));
+    header.extend(["context".to_owned(), "items".to_owned()]);
+    header.extend(columns.iter().map(|column| column.label.clone()));
+    let mut lines: Vec<(&Row, RangeInclusive<usize>, Vec<String>)> = Vec::new();
+    for row in rows {
+        let Some(column) = columns.iter().position(|column| column.has(row)) else { continue };
+        let same = |line: &(&Row, _, _)| {
+            (&line.0.task, &line.0.group, line.0.context_tokens) == (&row.task, &row.group, row.context_tokens)
+        };
+        let line = lines.iter().position(same).unwrap_or_else(|| {
+            lines.push((row, row.items..=row.items, vec![String::new(); columns.len()]));
+            lines.len() - 1
+        });
+        let (_, items, cells) = &mut lines[line];
+        *items = row.items.min(*items.start())..=row.items.max(*items.end());
+        cells[column] = cell(row);
+    }
+    let lines = lines.into_iter().map(|(row, items, cells)| {
+        let mut line = vec![row.task.clone()];
+        line.extend(has_groups.then(|| row.group.clone()));
+        // An interrupted run has more of one method than of the next.
+        let items = match items.start() == items.end() {
+            true => items.end().to_string(),
+            false => format!("{} to {}", items.start(), items.end()),
+        };
+        line.extend([row.context_tokens.to_string(), items]);
+        line.extend(cells);
+        line
+    });
+    heading(text, 3, title);
+    table(text, &header, lines);
+}
+
+/// Methods down, lengths across: accuracy and density, each task counting the same.
+fn by_length(text: &mut String, rows: &[&Row]) {
+    let rows: Vec<&Row> = rows.iter().copied().filter(|row| row.task != RULER_AVERAGE).collect();
+    let mut lengths: Vec<usize> = rows.iter().map(|row| row.context_tokens).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    if rows.iter().all(|row| row.task == rows[0].task) {
+        return;
+    }
+    let header: Vec<String> =
+        ["method".to_owned()].into_iter().chain(lengths.iter().map(ToString::to_string)).collect();
+    let lines = columns(&rows).into_iter().map(|column| {
+        let mut line = vec![column.label.clone()];
+        line.extend(lengths.iter().map(|&length| {
+            let tasks: Vec<&&Row> = rows.iter().filter(|row| column.has(row) && row.context_tokens == length).collect();
+            let mean = |value: fn(&Row) -> f64| tasks.iter().map(|row| value(row)).sum::<f64>() / tasks.len() as f64;
+            match tasks.is_empty() {
+                true => String::new(),
+                false => {
+                    format!("{:.1} / {:.3}", 100.0 * mean(|row| row.score.unwrap_or_default()), mean(|row| row.density))
+                }
+            }
+        }));
+        line
+    });
+    heading(text, 3, "Accuracy in percent / density by length, means over tasks");
+    table(text, &header, lines);
+}
+
+fn perplexity(text: &mut String, rows: &[&Row]) {
+    if rows.is_empty() {
+        return;
+    }
+    let header = ["text", "context", "method", "chunk", "perplexity", "density", "top-1 agrees"].map(str::to_owned);
+    let lines = rows.iter().map(|row| {
+        vec![
+            row.task.clone(),
+            row.context_tokens.to_string(),
+            row.method.clone(),
+            row.chunk.clone(),
+            row.perplexity.map(|value| format!("{value:.3}")).unwrap_or_default(),
+            density(row),
+            row.top1_agreement.map(|share| format!("{share:.3}")).unwrap_or_default(),
+        ]
+    });
+    heading(text, 3, "Perplexity");
+    table(text, &header, lines);
+}
+
+fn depth_table(text: &mut String, grid: &DepthGrid) {
+    let DepthGrid { task, method, setting, lengths, depths, scores } = grid;
+    heading(text, 3, &format!("{task} by depth and length: {method}, chunk {}, {}", setting.chunk, setting.model));
+    let header: Vec<String> = ["depth".to_owned()].into_iter().chain(lengths.iter().map(ToString::to_string)).collect();
+    let lines = depths.iter().zip(scores).map(|(depth, scores)| {
+        let percent = |score: &Option<f64>| score.map(|score| format!("{:.0}", 100.0 * score)).unwrap_or_default();
+        [format!("{:.0} %", 100.0 * depth)].into_iter().chain(scores.iter().map(percent)).collect()
+    });
+    table(text, &header, lines);
+}
+
+/// A method with a chunk size; the size is named where there are several.
+struct Column {
+    method: String,
+    chunk: String,
+    label: String,
+}
+
+impl Column {
+    fn has(&self, row: &Row) -> bool {
+        (&row.method, &row.chunk) == (&self.method, &self.chunk)
+    }
+}
+
+fn columns(rows: &[&Row]) -> Vec<Column> {
+    let are_several = rows.iter().any(|row| row.chunk != rows[0].chunk);
+    let mut columns: Vec<Column> = Vec::new();
+    for row in rows {
+        if !columns.iter().any(|column| column.has(row)) {
+            let label = match are_several {
+                true => format!("{}, chunk {}", row.method, row.chunk),
+                false => row.method.clone(),
+            };
+            columns.push(Column { method: row.method.clone(), chunk: row.chunk.clone(), label });
+        }
+    }
+    columns
+}
+
+fn heading(text: &mut String, level: usize, title: &str) {
+    let gap = if text.is_empty() || text.ends_with("\n\n") { "" } else { "\n" };
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{gap}{} {title}\n", "#".repeat(level));
+}
+
+fn table(text: &mut String, header: &[String], lines: impl IntoIterator<Item = Vec<String>>) {
+    let mut line = |cells: &[String]| {
+        let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+    };
+    line(header);
+    line(&vec!["---".to_owned(); header.len()]);
+    lines.into_iter().for_each(|cells| line(&cells));
+}

@@ -1,0 +1,185 @@
+//! Tables of outcomes made by hand.
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::run::{Finding, Key, Outcome, Setting};
+use crate::tasks::ChatTemplate;
+
+/// Of item `index` of `task`: right if `prediction` is `yes`.
+fn answer(task: &str, length: usize, index: u64, method: &str, chunk: &str, prediction: &str) -> Outcome {
+    let setting = Setting {
+        model: "m".into(),
+        dtype: "f32".into(),
+        device: "cpu".into(),
+        template: ChatTemplate::None,
+        chunk: chunk.into(),
+    };
+    Outcome {
+        key: Key { sample: format!("{task}-{length}-{index}"), method: method.into(), setting },
+        digest: None,
+        task: task.into(),
+        groups: Vec::new(),
+        context_tokens: length,
+        depth: None,
+        index,
+        seed: Some(7),
+        prompt_tokens: length - 1,
+        density: if method == "dense" { 1.0 } else { 0.25 + index as f64 / 4.0 },
+        layer_density: Vec::new(),
+        prefill_seconds: 1.0 + index as f64,
+        finding: Finding::Answer {
+            prediction: prediction.into(),
+            references: vec!["yes".into()],
+            score: if prediction == "yes" { 1.0 } else { 0.0 },
+        },
+    }
+}
+
+fn passage(method: &str, loss: f64, likeliest: &[u32]) -> Outcome {
+    let finding = Finding::Perplexity { loss, likeliest: likeliest.to_vec() };
+    Outcome { finding, ..answer("text", 100, 0, method, "whole", "") }
+}
+
+#[test]
+fn rows_add_up_by_task_length_and_method() {
+    let mut outcomes = Vec::new();
+    for (index, sparse) in ["yes", "no", "yes"].into_iter().enumerate() {
+        outcomes.push(answer("b", 200, index as u64, "dense", "whole", "yes"));
+        outcomes.push(answer("b", 200, index as u64, "s2o", "whole", sparse));
+    }
+    outcomes.push(answer("b", 100, 0, "dense", "whole", "no"));
+    outcomes.push(answer("a", 100, 0, "dense", "whole", "yes"));
+    let rows = rows(&outcomes);
+    let places: Vec<(&str, usize, &str, usize)> =
+        rows.iter().map(|row| (row.task.as_str(), row.context_tokens, row.method.as_str(), row.items)).collect();
+    assert_eq!(places, [("b", 100, "dense", 1), ("b", 200, "dense", 3), ("b", 200, "s2o", 3), ("a", 100, "dense", 1)]);
+    let sparse = &rows[2];
+    assert!((sparse.score.unwrap() - 2.0 / 3.0).abs() < 1e-12 && (sparse.density - 0.5).abs() < 1e-12);
+    assert_eq!((sparse.prefill_seconds, sparse.changed_by_chunks), (2.0, None));
+    // Wilson, 2 of 3.
+    assert!((sparse.score_low.unwrap() - 0.2077).abs() < 1e-4 && (sparse.score_high.unwrap() - 0.9385).abs() < 1e-4);
+    assert_eq!((sparse.perplexity, sparse.top1_agreement), (None, None));
+}
+
+#[test]
+fn chunks_are_compared_with_the_first() {
+    let mut outcomes = Vec::new();
+    for (index, [first, second]) in [["yes", " yes"], ["yes", "no"], ["no", "other"]].into_iter().enumerate() {
+        outcomes.push(answer("a", 100, index as u64, "s2o", "whole", first));
+        outcomes.push(answer("a", 100, index as u64, "s2o", "64", second));
+    }
+    let changed: Vec<_> = rows(&outcomes).into_iter().map(|row| (row.chunk, row.changed_by_chunks)).collect();
+    assert_eq!(changed, [("whole".to_owned(), Some(0)), ("64".to_owned(), Some(2))]);
+    let text = markdown(&outcomes);
+    assert!(text.contains("| task | context | items | s2o, chunk whole | s2o, chunk 64 |"), "{text}");
+    assert!(text.contains("first chunk size\n\n") && text.contains("| a | 100 | 3 | 0 | 2 |"), "{text}");
+}
+
+#[test]
+fn groups_follow_their_task() {
+    let grouped = |index, groups: &[&str], prediction: &str| Outcome {
+        groups: groups.iter().map(|&group| group.to_owned()).collect(),
+        ..answer("longbench_v2", 100, index, "dense", "auto", prediction)
+    };
+    let outcomes = [
+        grouped(0, &["easy", "short"], "yes"),
+        grouped(1, &["hard", "short"], "no"),
+        grouped(2, &["hard", "long"], "yes"),
+    ];
+    let found: Vec<(String, usize, f64)> =
+        rows(&outcomes).into_iter().map(|row| (row.group, row.items, row.score.unwrap())).collect();
+    let group = |name: &str, items, score| (name.to_owned(), items, score);
+    let expected = [
+        group("", 3, 2.0 / 3.0),
+        group("easy", 1, 1.0),
+        group("short", 2, 0.5),
+        group("hard", 2, 0.5),
+        group("long", 1, 1.0),
+    ];
+    assert_eq!(found, expected);
+    assert!(markdown(&outcomes).contains("| longbench_v2 | hard | 100 | 2 | 50.0 (9.5 to 90.5) |"));
+}
+
+#[test]
+fn rulers_mean_weighs_tasks_not_items() {
+    let outcomes = [
+        answer("vt", 100, 0, "dense", "auto", "yes"),
+        answer("vt", 100, 1, "dense", "auto", "yes"),
+        answer("vt", 100, 2, "dense", "auto", "yes"),
+        answer("cwe", 100, 0, "dense", "auto", "no"),
+        answer("passkey", 100, 0, "dense", "auto", "no"),
+        answer("ruler/vt", 100, 0, "dense", "auto", "no"),
+    ];
+    let all = rows(&outcomes);
+    let average = all.last().unwrap();
+    assert_eq!((average.task.as_str(), average.items, average.score), (RULER_AVERAGE, 4, Some(0.5)));
+    assert_eq!(all.iter().filter(|row| row.task == RULER_AVERAGE).count(), 1);
+    assert_eq!(average.score_low, None);
+    assert!(markdown(&outcomes).contains("| ruler average | 100 | 4 | 50.0 |"));
+}
+
+#[test]
+fn perplexity_is_of_the_mean_loss() {
+    let outcomes = [passage("dense", 2.0, &[1, 2, 3, 4]), passage("s2o", 2.5, &[1, 2, 3, 5])];
+    let rows = rows(&outcomes);
+    assert!((rows[0].perplexity.unwrap() - 2.0_f64.exp()).abs() < 1e-12);
+    assert_eq!((rows[1].top1_agreement, rows[1].score, rows[1].score_low), (Some(0.75), None, None));
+    assert!(markdown(&outcomes).contains("| text | 100 | s2o | whole | 12.182 | 0.250 | 0.750 |"));
+    assert_eq!(super::rows(&outcomes[1..])[0].top1_agreement, None);
+}
+
+#[test]
+fn grids_have_depths_down_and_lengths_across() {
+    let at = |length, depth, index, prediction: &str| Outcome {
+        depth: Some(depth),
+        ..answer("niah", length, index, "dense", "auto", prediction)
+    };
+    let mut outcomes =
+        vec![at(200, 1.0, 0, "no"), at(100, 0.0, 0, "yes"), at(100, 1.0, 1, "yes"), at(100, 1.0, 2, "no")];
+    let grids = depth_grids(&outcomes);
+    assert_eq!((grids.len(), &grids[0].lengths[..], &grids[0].depths[..]), (1, &[100, 200][..], &[0.0, 1.0][..]));
+    assert_eq!(grids[0].scores, [[Some(1.0), None], [Some(0.5), Some(0.0)]]);
+    assert!(!grids[0].is_full() && !markdown(&outcomes).contains("by depth and length"));
+    outcomes.push(at(200, 0.0, 3, "yes"));
+    assert!(depth_grids(&outcomes)[0].is_full());
+    assert!(
+        markdown(&outcomes)
+            .contains("| depth | 100 | 200 |\n| --- | --- | --- |\n| 0 % | 100 | 100 |\n| 100 % | 50 | 0 |")
+    );
+}
+
+#[test]
+fn exports_have_the_fields_of_others() {
+    let outcome = Outcome { depth: Some(0.25), ..answer("niah", 100, 3, "dense", "auto", "yes") };
+    let json = serde_json::to_value(NiahResult::of(&outcome).unwrap()).unwrap();
+    let expected = serde_json::json!({
+        "context_length": 100, "depth_percent": 25.0, "response": "yes", "answer": "yes", "correct": true, "seed": 7,
+    });
+    assert_eq!(json, expected);
+    assert_eq!(NiahResult::of(&Outcome { depth: None, ..outcome.clone() }), None);
+
+    let mut item = crate::load::needle_7m().unwrap().remove(0);
+    item.prompt = "What?".into();
+    let json = serde_json::to_value(RulerPrediction::of(&outcome, &item).unwrap()).unwrap();
+    let expected = serde_json::json!({
+        "index": 3, "pred": "yes", "input": "What?", "outputs": ["yes"], "others": {}, "truncation": -1, "length": 99,
+    });
+    assert_eq!(json, expected);
+    assert_eq!(RulerPrediction::of(&passage("dense", 1.0, &[]), &item), None);
+}
+
+#[test]
+fn csv_has_a_line_for_each_row() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("table.csv");
+    let outcomes = [answer("a", 100, 0, "s2o:tau=0.1", "auto", "yes"), passage("dense", 1.0, &[1])];
+    write_csv(&path, &rows(&outcomes)).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines[0].starts_with("task,group,context_tokens,method,chunk,items,score,score_low,"), "{text}");
+    assert!(lines[1].starts_with("a,,100,s2o:tau=0.1,auto,1,1.0,0.2065"), "{text}");
+    let error = write_csv(&dir.path().join("no/table.csv"), &[]).unwrap_err().to_string();
+    assert!(error.starts_with("cannot write ") && error.contains("table.csv"), "{error}");
+}

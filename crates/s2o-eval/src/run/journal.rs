@@ -1,0 +1,172 @@
+//! [`Journal`]: the outcomes of a run in a file that survives its interruption.
+
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::outcome::{Key, Outcome};
+use crate::error::{EvalError, Result};
+
+/// The version of the lines. It goes up when outcomes of before no longer compare with those of now.
+pub const FORMAT_VERSION: u32 = 1;
+
+const FORMAT: &str = "s2o-eval outcomes";
+
+/// The first line.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Header {
+    format: String,
+    version: u32,
+}
+
+impl Header {
+    fn current() -> Self {
+        Self { format: FORMAT.to_owned(), version: FORMAT_VERSION }
+    }
+}
+
+/// Outcomes, one JSON object a line after a line with the format's version. Each is on its way to the disk before the
+/// next sample begins. The file is locked while the journal lives.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    outcomes: Vec<Outcome>,
+    done: HashSet<Key>,
+}
+
+impl Journal {
+    /// Opens the journal at `path`, or begins one. The rest of a line that a killed run left unfinished is cut off.
+    ///
+    /// # Errors
+    /// [`EvalError::OtherRun`] for a file of another format or version, or one that another process writes to;
+    /// [`EvalError::MalformedLine`] for a whole line that is no outcome; [`EvalError::Io`] and [`EvalError::Write`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let mut journal = Self::locked(path.as_ref())?;
+        let mut text = String::new();
+        let reads = |source| EvalError::Io { path: journal.path.clone(), source };
+        journal.file.read_to_string(&mut text).map_err(reads)?;
+        let whole = parse(&journal.path, &text)?;
+        journal.file.set_len(whole.bytes as u64).map_err(|source| journal.write_failed(source))?;
+        journal.file.seek(SeekFrom::End(0)).map_err(|source| journal.write_failed(source))?;
+        if whole.bytes == 0 {
+            journal.write_header()?;
+        }
+        journal.done = whole.outcomes.iter().map(|outcome| outcome.key.clone()).collect();
+        journal.outcomes = whole.outcomes;
+        Ok(journal)
+    }
+
+    /// Begins a journal at `path`; one that is there is lost.
+    ///
+    /// # Errors
+    /// [`EvalError::OtherRun`] while another process writes to it; [`EvalError::Write`].
+    pub fn fresh(path: impl AsRef<Path>) -> Result<Self> {
+        let mut journal = Self::locked(path.as_ref())?;
+        journal.file.set_len(0).map_err(|source| journal.write_failed(source))?;
+        journal.write_header()?;
+        Ok(journal)
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All outcomes, in the order in which they came.
+    pub fn outcomes(&self) -> &[Outcome] {
+        &self.outcomes
+    }
+
+    /// Whether there is an outcome for `key`.
+    pub fn contains(&self, key: &Key) -> bool {
+        self.done.contains(key)
+    }
+
+    /// Adds an outcome.
+    ///
+    /// # Errors
+    /// [`EvalError::Write`].
+    pub fn append(&mut self, outcome: Outcome) -> Result<()> {
+        self.write_line(&outcome)?;
+        self.done.insert(outcome.key.clone());
+        self.outcomes.push(outcome);
+        Ok(())
+    }
+
+    fn locked(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|source| EvalError::Write { path: path.to_owned(), source })?;
+        // Two runs would do the same samples twice. Where a file system has no locks, that is up to the user.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            return Err(EvalError::OtherRun {
+                path: path.to_owned(),
+                expected: "a file that no other process writes to".to_owned(),
+                got: "one in use".to_owned(),
+            });
+        }
+        Ok(Self { path: path.to_owned(), file, outcomes: Vec::new(), done: HashSet::new() })
+    }
+
+    fn write_header(&mut self) -> Result<()> {
+        self.write_line(&Header::current())
+    }
+
+    fn write_line(&mut self, value: &impl Serialize) -> Result<()> {
+        let line = serde_json::to_string(value).map_err(|error| self.write_failed(error.into()))? + "\n";
+        self.file.write_all(line.as_bytes()).map_err(|source| self.write_failed(source))
+    }
+
+    fn write_failed(&self, source: std::io::Error) -> EvalError {
+        EvalError::Write { path: self.path.clone(), source }
+    }
+}
+
+/// The outcomes of a journal's file, which a run may be writing to.
+///
+/// # Errors
+/// As [`Journal::open`].
+pub fn read_outcomes(path: impl AsRef<Path>) -> Result<Vec<Outcome>> {
+    let path = path.as_ref();
+    let text = std::fs::read_to_string(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
+    Ok(parse(path, &text)?.outcomes)
+}
+
+/// The lines that have their end.
+struct Whole {
+    outcomes: Vec<Outcome>,
+    bytes: usize,
+}
+
+fn parse(path: &Path, text: &str) -> Result<Whole> {
+    let bytes = text.rfind('\n').map_or(0, |end| end + 1);
+    let mut lines = text[..bytes].lines().enumerate();
+    let header = lines.next().map_or(&text[bytes..], |(_, line)| line);
+    check_header(path, header, bytes > 0)?;
+    let outcome = |(i, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|error| EvalError::MalformedLine {
+            path: path.to_owned(),
+            line: i + 1,
+            expected: "an outcome".to_owned(),
+            got: error.to_string(),
+        })
+    };
+    Ok(Whole { outcomes: lines.map(outcome).collect::<Result<_>>()?, bytes })
+}
+
+/// An unfinished first line may be the beginning of a header, but of nothing else: what is no journal is not overwritten.
+fn check_header(path: &Path, line: &str, finished: bool) -> Result<()> {
+    let current = serde_json::to_string(&Header::current()).unwrap_or_default();
+    if line == current || (!finished && current.starts_with(line)) {
+        return Ok(());
+    }
+    let got = match serde_json::from_str::<Header>(line) {
+        Ok(header) if header.format == FORMAT => format!("version {}", header.version),
+        _ => "a file that is no journal".to_owned(),
+    };
+    let expected = format!("{FORMAT} of version {FORMAT_VERSION}");
+    Err(EvalError::OtherRun { path: path.to_owned(), expected, got })
+}

@@ -1,0 +1,37 @@
+//! Samples, put to a model with every method, and what came out.
+//!
+//! A [`Sample`] is an item or a passage; a [`Grid`] makes samples of the generated tasks. [`Runner::run`] takes each
+//! sample through all methods before the next one, so that what is there after an interruption compares methods on the
+//! same samples. A [`Journal`] keeps every [`Outcome`] as soon as it is there, and a run that opens it again does only
+//! what it lacks.
+//!
+//! ```no_run
+//! use s2o_eval::run::{Grid, Journal, Runner};
+//! use s2o_eval::tasks::ChatTemplate;
+//! use s2o_models::{LoadOptions, ModelSource};
+//!
+//! # fn main() -> s2o_eval::Result<()> {
+//! let model = ModelSource::Needle7m.load(&LoadOptions::default(), None)?;
+//! let runner = Runner::new(&model, ChatTemplate::None)?.specs(&["dense".parse()?, "s2o:tau=0.05".parse()?])?;
+//! let samples = Grid { lengths: vec![4096], items: 10, ..Grid::default() }.samples(["passkey", "keyed_4"])?;
+//! let mut journal = Journal::open("outcomes.jsonl")?;
+//! runner.run(&samples, &mut journal, &mut |_| {})?;
+//! print!("{}", s2o_eval::report::markdown(journal.outcomes()));
+//! # Ok(())
+//! # }
+//! ```
+
+mod answer;
+mod journal;
+mod outcome;
+mod passage;
+mod runner;
+mod sample;
+#[cfg(test)]
+mod tests;
+
+pub use journal::{FORMAT_VERSION, Journal, read_outcomes};
+pub use outcome::{Finding, Key, Outcome, Setting};
+pub use passage::Passage;
+pub use runner::{Event, Runner, Trial};
+pub use sample::{GROUPS, Grid, Group, Sample, task_names};

@@ -1,0 +1,93 @@
+//! [`Passage`]: a text whose perplexity is taken.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use candle_core::Tensor;
+use candle_s2o::Attention;
+use s2o_models::{KvCache, LoadedModel, PrefillOptions, passkey};
+
+use super::outcome::Finding;
+use crate::error::{EvalError, Result};
+
+/// The beginning of a text, read whole, and the tokens at its end that the model has to predict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Passage {
+    /// What the text is called in tables.
+    pub name: String,
+    /// The text.
+    pub text: Arc<str>,
+    /// Tokens of the text, from its beginning.
+    pub context_tokens: usize,
+    /// Tokens at the end whose perplexity counts.
+    pub last: usize,
+}
+
+impl Passage {
+    /// The English text of needle-7m's recorded prompts.
+    ///
+    /// # Errors
+    /// As [`passkey::haystack`].
+    pub fn embedded(context_tokens: usize, last: usize) -> Result<Self> {
+        Ok(Self { name: "perplexity".to_owned(), text: passkey::haystack()?.into(), context_tokens, last })
+    }
+
+    /// Names it among the samples of a run.
+    pub fn id(&self) -> String {
+        format!("{}-{}-last{}", self.name, self.context_tokens, self.last)
+    }
+
+    /// As many tokens as asked for.
+    ///
+    /// # Errors
+    /// [`EvalError::WrongInput`] for a text that is shorter, or for `last` outside `1..context_tokens`.
+    pub(super) fn encode(&self, model: &LoadedModel) -> Result<Vec<u32>> {
+        let Self { context_tokens, last, .. } = *self;
+        if !(1..context_tokens).contains(&last) {
+            return Err(EvalError::WrongInput {
+                what: "tokens at the end whose perplexity counts",
+                expected: format!("1 to {}", context_tokens.saturating_sub(1)),
+                got: last.to_string(),
+            });
+        }
+        let mut tokens = model.encode(&self.text)?;
+        if tokens.len() < context_tokens {
+            return Err(EvalError::WrongInput {
+                what: "text for perplexity",
+                expected: format!("at least {context_tokens} tokens in {}", self.name),
+                got: tokens.len().to_string(),
+            });
+        }
+        tokens.truncate(context_tokens);
+        Ok(tokens)
+    }
+}
+
+/// Prefills all tokens but the last and compares the logits of the `last` positions with what follows them. The time
+/// is the prefill's.
+///
+/// # Errors
+/// As [`s2o_models::Decoder::prefill`]; [`EvalError::WrongInput`] when the model says something that is no probability.
+pub(super) fn perplexity(
+    model: &LoadedModel,
+    tokens: &[u32],
+    last: usize,
+    cache: &mut KvCache,
+    method: &dyn Attention,
+    chunk: Option<usize>,
+) -> Result<(Finding, Duration)> {
+    let start = Instant::now();
+    let (inputs, targets) = (&tokens[..tokens.len() - 1], &tokens[tokens.len() - last..]);
+    let options = PrefillOptions::new().chunk(chunk).num_logits(last);
+    let logits = model.decoder.prefill(&model.prompt(inputs)?, cache, method, options)?.logits.squeeze(0)?;
+    model.decoder.device().synchronize()?;
+    let prefill = start.elapsed();
+    let targets = Tensor::new(targets, logits.device())?.unsqueeze(1)?;
+    let likelihood = candle_nn::ops::log_softmax(&logits, 1)?.gather(&targets, 1)?;
+    let loss = f64::from(likelihood.mean_all()?.neg()?.to_scalar::<f32>()?);
+    if !loss.is_finite() {
+        let expected = "a finite loss".to_owned();
+        return Err(EvalError::WrongInput { what: "perplexity", expected, got: loss.to_string() });
+    }
+    Ok((Finding::Perplexity { loss, likeliest: logits.argmax(1)?.to_vec1()? }, prefill))
+}

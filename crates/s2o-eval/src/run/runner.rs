@@ -1,0 +1,301 @@
+//! [`Runner`]: samples times methods on one model.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use candle_core::Device;
+use candle_s2o::HeadWork;
+use s2o_models::{Chunk, KvCache, LoadedModel, ModelError};
+
+use super::answer::answer;
+use super::journal::Journal;
+use super::outcome::{Finding, Key, Outcome, Setting};
+use super::passage::{Passage, perplexity};
+use super::sample::Sample;
+use crate::error::{EvalError, Result};
+use crate::method::{self, Method, MethodSpec};
+use crate::tasks::{ChatTemplate, Item};
+
+/// Bounds what template and answer add to the length of a generated prompt, in tokens.
+const ROOM_FOR_ANSWER: usize = 256;
+
+/// Above the shortest prompt of every task, in tokens.
+const SHORT: usize = 4096;
+
+/// A model, and the methods and chunks that every sample goes through.
+#[derive(Debug)]
+pub struct Runner<'m> {
+    model: &'m LoadedModel,
+    template: ChatTemplate,
+    methods: Vec<(String, Box<dyn Method>)>,
+    chunks: Vec<Chunk>,
+}
+
+/// One sample, one method, one chunk size.
+#[derive(Debug)]
+pub struct Trial<'s> {
+    /// The sample.
+    pub sample: &'s Sample,
+    /// What its outcome will be found by.
+    pub key: Key,
+    method: usize,
+    chunk: Chunk,
+}
+
+/// What happens during a run.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A trial begins.
+    Started(&'a Trial<'a>),
+    /// Its outcome is in the journal.
+    Finished(&'a Outcome),
+}
+
+/// A sample in tokens, and a cache that has room for it.
+struct Prepared<'s> {
+    content: Content<'s>,
+    tokens: Vec<u32>,
+    cache: KvCache,
+}
+
+enum Content<'s> {
+    Item(Cow<'s, Item>),
+    Passage(&'s Passage),
+}
+
+impl<'m> Runner<'m> {
+    /// Without methods as yet; prompts are taken whole.
+    ///
+    /// # Errors
+    /// [`EvalError::WrongInput`] for synthetic weights, whose answers mean nothing, and for a tokenizer that lacks the
+    /// template's tokens.
+    pub fn new(model: &'m LoadedModel, template: ChatTemplate) -> Result<Self> {
+        if model.is_synthetic {
+            return Err(EvalError::WrongInput {
+                what: "model to evaluate",
+                expected: "trained weights".to_owned(),
+                got: format!("{}, whose answers mean nothing", model.name),
+            });
+        }
+        template.check(&model.tokenizer)?;
+        Ok(Self { model, template, methods: Vec::new(), chunks: vec![Chunk::Whole] })
+    }
+
+    /// Adds methods of the table; one that is there already is not added again.
+    ///
+    /// # Errors
+    /// As [`MethodSpec::build`].
+    pub fn specs(mut self, specs: &[MethodSpec]) -> Result<Self> {
+        for spec in specs {
+            self = self.method(spec.to_string(), spec.build()?);
+        }
+        Ok(self)
+    }
+
+    /// Adds a method of any kind under a name; one of the same name is kept.
+    #[must_use]
+    pub fn method(mut self, name: impl Into<String>, method: Box<dyn Method>) -> Self {
+        let name = name.into();
+        if !self.methods.iter().any(|(there, _)| *there == name) {
+            self.methods.push((name, method));
+        }
+        self
+    }
+
+    /// Runs every method with each of these chunk sizes.
+    #[must_use]
+    pub fn chunks(mut self, chunks: impl IntoIterator<Item = Chunk>) -> Self {
+        self.chunks = chunks.into_iter().collect();
+        self
+    }
+
+    /// What the journal lacks, in the order in which it is run: all methods and chunks of a sample before the next one.
+    ///
+    /// # Errors
+    /// [`EvalError::OtherRun`] when the journal's outcome of a sample is of another content.
+    pub fn pending<'s>(&self, samples: &'s [Sample], journal: &Journal) -> Result<Vec<Trial<'s>>> {
+        let known: HashMap<&str, &Outcome> =
+            journal.outcomes().iter().map(|outcome| (outcome.key.sample.as_str(), outcome)).collect();
+        let (mut trials, mut planned) = (Vec::new(), HashSet::new());
+        for sample in samples {
+            let id = sample.id();
+            if let Some(outcome) = known.get(&*id) {
+                let digest = sample.digest();
+                if outcome.digest != digest {
+                    let said = |digest: &Option<String>| digest.as_deref().unwrap_or("none").to_owned();
+                    return Err(EvalError::OtherRun {
+                        path: journal.path().to_owned(),
+                        expected: format!("{id} with digest {}", said(&digest)),
+                        got: said(&outcome.digest),
+                    });
+                }
+            }
+            for (method, (name, _)) in self.methods.iter().enumerate() {
+                for &chunk in &self.chunks {
+                    let setting = self.setting(chunk);
+                    let key = Key { sample: id.clone().into_owned(), method: name.clone(), setting };
+                    if !journal.contains(&key) && planned.insert(key.clone()) {
+                        trials.push(Trial { sample, key, method, chunk });
+                    }
+                }
+            }
+        }
+        Ok(trials)
+    }
+
+    /// Runs what the journal lacks and adds it. Lengths that a task or the model cannot have are found before the first
+    /// sample is run.
+    ///
+    /// # Errors
+    /// As [`Runner::pending`]; what making an item, the model, a method or the journal fails with. Outcomes until then
+    /// stay.
+    pub fn run(&self, samples: &[Sample], journal: &mut Journal, watch: &mut dyn FnMut(Event)) -> Result<()> {
+        let trials = self.pending(samples, journal)?;
+        self.check_lengths(&trials)?;
+        for trials in trials.chunk_by(|a, b| a.key.sample == b.key.sample) {
+            let Some(first) = trials.first() else { continue };
+            let mut prepared = self.prepare(first.sample)?;
+            for trial in trials {
+                watch(Event::Started(trial));
+                journal.append(self.outcome(trial, &mut prepared)?)?;
+                if let Some(outcome) = journal.outcomes().last() {
+                    watch(Event::Finished(outcome));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes one prompt of each task and length that may be too short for the task or too long for the model.
+    fn check_lengths(&self, trials: &[Trial]) -> Result<()> {
+        let mut seen = HashSet::new();
+        for Trial { sample, .. } in trials {
+            let answer = match sample {
+                Sample::Given(item) => item.max_new_tokens.max(ROOM_FOR_ANSWER),
+                Sample::Generated { .. } => ROOM_FOR_ANSWER,
+                Sample::Passage(_) => 0,
+            };
+            let length = sample.context_tokens();
+            let is_long = length.saturating_add(answer) > self.model.config().max_positions;
+            if (length < SHORT || is_long) && seen.insert((sample.task(), length)) {
+                self.encode(sample)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode<'s>(&self, sample: &'s Sample) -> Result<(Content<'s>, Vec<u32>)> {
+        let max_positions = self.model.config().max_positions;
+        // No text is made that cannot be read.
+        if sample.context_tokens() > max_positions {
+            let (expected, got) = (max_positions, sample.context_tokens());
+            return Err(ModelError::ContextTooLong { expected, got }.into());
+        }
+        let (content, tokens) = match sample {
+            Sample::Passage(passage) => (Content::Passage(passage), passage.encode(self.model)?),
+            Sample::Generated { .. } | Sample::Given(_) => match sample.item(&self.model.tokenizer)? {
+                Some(item) => {
+                    let tokens = self.template.encode(&self.model.tokenizer, &item)?;
+                    (Content::Item(item), tokens)
+                }
+                None => return Err(ModelError::EmptyPrompt.into()),
+            },
+        };
+        let (expected, got) = (max_positions, content.room(tokens.len()));
+        if got > expected {
+            return Err(ModelError::ContextTooLong { expected, got }.into());
+        }
+        Ok((content, tokens))
+    }
+
+    fn prepare<'s>(&self, sample: &'s Sample) -> Result<Prepared<'s>> {
+        let (content, tokens) = self.encode(sample)?;
+        let cache = self.model.decoder.new_cache(1, content.room(tokens.len()))?;
+        Ok(Prepared { content, tokens, cache })
+    }
+
+    fn outcome(&self, trial: &Trial, prepared: &mut Prepared) -> Result<Outcome> {
+        let Prepared { content, tokens, cache } = prepared;
+        let method = self.methods[trial.method].1.as_ref();
+        cache.reset();
+        // With the cache in place, so that all methods run over the same chunks.
+        let chunk = self.model.decoder.chunk_tokens(trial.chunk, 1)?;
+        let (finding, prefill) = match &content {
+            Content::Item(item) => {
+                let (prediction, prefill) = answer(self.model, tokens, item, cache, method, chunk)?;
+                let score = item.score(&prediction);
+                (Finding::Answer { prediction, references: item.references.clone(), score }, prefill)
+            }
+            Content::Passage(passage) => perplexity(self.model, tokens, passage.last, cache, method, chunk)?,
+        };
+        let (density, layer_density) = densities(&method.take_work(), self.model.config().num_layers);
+        let item = content.item();
+        Ok(Outcome {
+            key: trial.key.clone(),
+            digest: trial.sample.digest(),
+            task: trial.sample.task().to_owned(),
+            groups: item.map(|item| item.groups.clone()).unwrap_or_default(),
+            context_tokens: trial.sample.context_tokens(),
+            depth: item.and_then(|item| item.depth),
+            index: item.map(|item| item.index).unwrap_or_default(),
+            seed: item.and_then(|item| item.seed),
+            prompt_tokens: tokens.len(),
+            density,
+            layer_density,
+            prefill_seconds: prefill.as_secs_f64(),
+            finding,
+        })
+    }
+
+    fn setting(&self, chunk: Chunk) -> Setting {
+        let decoder = &self.model.decoder;
+        let device = match decoder.device() {
+            Device::Cpu => "cpu",
+            Device::Cuda(_) => "cuda",
+            Device::Metal(_) => "metal",
+        };
+        Setting {
+            model: self.model.name.clone(),
+            dtype: decoder.dtype().as_str().to_owned(),
+            device: device.to_owned(),
+            template: self.template,
+            chunk: chunk.to_string(),
+        }
+    }
+}
+
+impl Content<'_> {
+    fn item(&self) -> Option<&Item> {
+        match self {
+            Self::Item(item) => Some(item),
+            Self::Passage(_) => None,
+        }
+    }
+
+    /// Positions that prompt and answer need; the last new token is never fed back.
+    fn room(&self, prompt: usize) -> usize {
+        prompt + self.item().map_or(0, |item| item.max_new_tokens.saturating_sub(1))
+    }
+}
+
+/// Over all layers, and of each. A layer that the method knows nothing of was dense; all layers have the same tiles.
+fn densities(work: &BTreeMap<usize, Vec<HeadWork>>, num_layers: usize) -> (f64, Vec<f64>) {
+    let of_layer = |layer| work.get(&layer).map_or(1.0, method::density);
+    let layers: Vec<f64> = (0..num_layers).map(of_layer).collect();
+    let known = work.len().min(num_layers) as f64;
+    let joint = method::density(work.values().flatten());
+    ((joint * known + num_layers as f64 - known) / num_layers as f64, layers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_without_work_are_dense() {
+        let half = |causal| vec![HeadWork { visited: causal as f64 / 2.0, causal }; 2];
+        let work = BTreeMap::from([(1, half(10)), (3, half(10))]);
+        assert_eq!(densities(&work, 4), (0.75, vec![1.0, 0.5, 1.0, 0.5]));
+        assert_eq!(densities(&BTreeMap::new(), 2), (1.0, vec![1.0, 1.0]));
+    }
+}

@@ -1,0 +1,231 @@
+//! Runs of needle-7m on short prompts: what is run, what is run again, and what is refused.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use candle_core::{Result as CandleResult, Tensor};
+use candle_s2o::{Attention, Dense, HeadWork, PrefillCall};
+use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelError, ModelSource};
+use tempfile::TempDir;
+
+use super::*;
+use crate::error::EvalError;
+use crate::load;
+use crate::method::{Method, Timed};
+use crate::report::{Row, rows};
+use crate::tasks::ChatTemplate;
+
+static MODEL: LazyLock<LoadedModel> =
+    LazyLock::new(|| ModelSource::Needle7m.load(&LoadOptions::default(), None).unwrap());
+
+fn samples(items: u64) -> Vec<Sample> {
+    Grid { lengths: vec![300], items, ..Grid::default() }.samples(["passkey"]).unwrap()
+}
+
+fn runner() -> Runner<'static> {
+    Runner::new(&MODEL, ChatTemplate::None).unwrap()
+}
+
+/// Rows without times.
+fn timeless(journal: &Journal) -> Vec<Row> {
+    rows(journal.outcomes()).into_iter().map(|row| Row { prefill_seconds: 0.0, ..row }).collect()
+}
+
+/// Runs and says what was run, as `sample method`.
+fn run(runner: &Runner, samples: &[Sample], journal: &mut Journal) -> (crate::Result<()>, Vec<String>) {
+    let mut started = Vec::new();
+    let result = runner.run(samples, journal, &mut |event| {
+        if let Event::Started(trial) = event {
+            started.push(format!("{} {}", trial.key.sample, trial.key.method));
+        }
+    });
+    (result, started)
+}
+
+/// Exact attention that fails after so many prompts.
+#[derive(Debug)]
+struct Fails {
+    calls_left: AtomicUsize,
+}
+
+impl Fails {
+    fn after(prompts: usize) -> Box<Self> {
+        Box::new(Self { calls_left: AtomicUsize::new(prompts * MODEL.config().num_layers) })
+    }
+}
+
+impl Attention for Fails {
+    fn name(&self) -> &str {
+        "fails"
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> CandleResult<Tensor> {
+        if self.calls_left.load(Ordering::SeqCst) == 0 {
+            candle_core::bail!("the power is gone");
+        }
+        self.calls_left.fetch_sub(1, Ordering::SeqCst);
+        Dense.prefill(call, q, k, v)
+    }
+}
+
+impl Method for Fails {
+    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
+        BTreeMap::new()
+    }
+
+    fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> CandleResult<Timed> {
+        Dense.timed(call, q, k, v)
+    }
+}
+
+#[test]
+fn an_interrupted_run_goes_on_where_it_stopped() {
+    let dir = TempDir::new().unwrap();
+    let (path, samples) = (dir.path().join("outcomes.jsonl"), samples(3));
+    let with = |prompts| runner().method("dense", Box::new(Dense)).method("other", Fails::after(prompts));
+
+    let mut journal = Journal::open(&path).unwrap();
+    let (result, started) = run(&with(2), &samples, &mut journal);
+    assert!(result.unwrap_err().to_string().contains("the power is gone"));
+    assert_eq!(started.len(), 6);
+    assert_eq!(journal.outcomes().len(), 5);
+    drop(journal);
+
+    // Killed while it wrote the fifth line.
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, &text[..text.len() - 40]).unwrap();
+    assert_eq!(read_outcomes(&path).unwrap().len(), 4);
+    let mut journal = Journal::open(&path).unwrap();
+    let (result, started) = run(&with(9), &samples, &mut journal);
+    result.unwrap();
+    assert_eq!(started, ["passkey-300-i2-s0 dense", "passkey-300-i2-s0 other"]);
+    assert_eq!(run(&with(9), &samples, &mut journal).1, [""; 0]);
+
+    let mut whole = Journal::open(dir.path().join("whole.jsonl")).unwrap();
+    run(&with(9), &samples, &mut whole).0.unwrap();
+    assert_eq!(timeless(&journal), timeless(&whole));
+    assert_eq!(read_outcomes(&path).unwrap(), journal.outcomes());
+    drop(journal);
+    assert!(Journal::fresh(&path).unwrap().outcomes().is_empty());
+}
+
+#[test]
+fn outcomes_say_what_came_out() {
+    let dir = TempDir::new().unwrap();
+    let mut journal = Journal::open(dir.path().join("outcomes.jsonl")).unwrap();
+    let specs = ["dense", "s2o:dense-below=0:dense-tail=0", "dense"].map(|spec| spec.parse().unwrap());
+    let runner = runner().specs(&specs).unwrap().chunks([Chunk::Whole, Chunk::Tokens(128)]);
+    let samples = Grid { lengths: vec![1024], ..Grid::default() }.samples(["passkey"]).unwrap();
+    run(&runner, &samples, &mut journal).0.unwrap();
+    let outcomes = journal.outcomes();
+    assert_eq!(outcomes.len(), 4);
+    for outcome in outcomes {
+        let Finding::Answer { prediction, references, score } = &outcome.finding else { panic!("{outcome:?}") };
+        assert_eq!((prediction.trim(), *score), (format!("{}.", references[0]).as_str(), 1.0));
+        assert!((960..=1024).contains(&outcome.prompt_tokens) && outcome.prefill_seconds > 0.0);
+        assert_eq!(outcome.layer_density.len(), MODEL.config().num_layers);
+        assert_eq!((outcome.seed, outcome.depth.is_some(), outcome.digest.is_none()), (Some(0), true, true));
+    }
+    let order: Vec<(&str, &str)> =
+        outcomes.iter().map(|outcome| (outcome.key.method.as_str(), outcome.key.setting.chunk.as_str())).collect();
+    let sparse = "s2o:dense-below=0:dense-tail=0";
+    assert_eq!(order, [("dense", "whole"), ("dense", "128"), (sparse, "whole"), (sparse, "128")]);
+    assert!(outcomes[0].density == 1.0 && outcomes[2].density < 1.0 && outcomes[2].layer_density[4] < 1.0);
+}
+
+#[test]
+fn a_passage_has_a_perplexity_and_an_agreement() {
+    let dir = TempDir::new().unwrap();
+    let mut journal = Journal::open(dir.path().join("outcomes.jsonl")).unwrap();
+    let runner = runner().specs(&["dense", "s2o:dense-below=0"].map(|spec| spec.parse().unwrap())).unwrap();
+    let passage = Passage::embedded(600, 200).unwrap();
+    run(&runner, &[Sample::Passage(passage.clone())], &mut journal).0.unwrap();
+    let rows = rows(journal.outcomes());
+    assert_eq!((rows.len(), rows[0].score, rows[0].top1_agreement), (2, None, Some(1.0)));
+    let perplexity = rows[0].perplexity.unwrap();
+    assert!((5.0..200.0).contains(&perplexity), "{perplexity}");
+    assert!((rows[1].perplexity.unwrap() / perplexity - 1.0).abs() < 0.1 && rows[1].top1_agreement > Some(0.8));
+
+    for (passage, part) in [
+        (Passage { last: 600, ..passage.clone() }, "expected 1 to 599, got 600"),
+        (
+            Passage { text: "Too short.".into(), name: "note.txt".into(), ..passage },
+            "at least 600 tokens in note.txt, got",
+        ),
+    ] {
+        let error = run(&runner, &[Sample::Passage(passage)], &mut journal).0.unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn other_journals_are_refused() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("outcomes.jsonl");
+    let refused = |text: &str| {
+        fs::write(&path, text).unwrap();
+        let error = Journal::open(&path).unwrap_err().to_string();
+        assert_eq!(fs::read_to_string(&path).unwrap(), text, "nothing is overwritten");
+        error
+    };
+    let header = format!("{{\"format\":\"s2o-eval outcomes\",\"version\":{FORMAT_VERSION}}}");
+    let newer = refused(&format!("{}\n", header.replace(&FORMAT_VERSION.to_string(), "99")));
+    assert!(newer.ends_with("expected s2o-eval outcomes of version 1, got version 99"), "{newer}");
+    assert!(refused("my shopping list").ends_with("got a file that is no journal"));
+    assert!(refused("{\"a\": 1}\n").ends_with("got a file that is no journal"));
+    let broken = refused(&format!("{header}\n{{\"sample\":1}}\n"));
+    assert!(broken.contains("line 2: expected an outcome, got"), "{broken}");
+
+    // A run that was killed at once.
+    fs::write(&path, &header[..7]).unwrap();
+    let journal = Journal::open(&path).unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), format!("{header}\n"));
+    let second = Journal::open(&path).unwrap_err().to_string();
+    assert!(second.ends_with("expected a file that no other process writes to, got one in use"), "{second}");
+    drop(journal);
+}
+
+#[test]
+fn another_file_under_the_same_name_is_noticed() {
+    let dir = TempDir::new().unwrap();
+    let mut journal = Journal::open(dir.path().join("outcomes.jsonl")).unwrap();
+    let runner = runner().method("dense", Box::new(Dense));
+    let mut item = load::needle_7m().unwrap().remove(0);
+    item.prompt.truncate(item.prompt.floor_char_boundary(800));
+    item.context_tokens = 512;
+    run(&runner, &[Sample::Given(item.clone())], &mut journal).0.unwrap();
+    item.prompt.push('!');
+    let error = runner.pending(&[Sample::Given(item)], &journal).unwrap_err();
+    assert!(
+        matches!(&error, EvalError::OtherRun { expected, .. } if expected.contains("needle-7m-0 with digest")),
+        "{error}"
+    );
+}
+
+#[test]
+fn lengths_that_cannot_be_are_found_before_the_first_sample() {
+    let dir = TempDir::new().unwrap();
+    let mut journal = Journal::open(dir.path().join("outcomes.jsonl")).unwrap();
+    let runner = runner().method("dense", Box::new(Dense));
+    let max = MODEL.config().max_positions;
+    let mut refuse = |lengths: Vec<usize>| {
+        let samples = Grid { lengths, ..Grid::default() }.samples(["passkey"]).unwrap();
+        let (result, started) = run(&runner, &samples, &mut journal);
+        assert_eq!(started, [""; 0]);
+        result.unwrap_err()
+    };
+    let short = refuse(vec![300, 20]);
+    assert!(matches!(short, EvalError::ContextTooShort { got: 20, .. }), "{short}");
+    let long = refuse(vec![300, max + 1]);
+    assert!(matches!(long, EvalError::Model(ModelError::ContextTooLong { .. })), "{long}");
+}
+
+#[test]
+fn models_that_cannot_answer_are_refused() {
+    let error = Runner::new(&MODEL, ChatTemplate::Llama3).unwrap_err().to_string();
+    assert!(error.contains("expected one with <|begin_of_text|>, for llama3"), "{error}");
+    let error = runner().specs(&["s2o:tau=x".parse().unwrap()]).unwrap_err().to_string();
+    assert!(error.contains("expected a number, got x"), "{error}");
+}

@@ -1,0 +1,155 @@
+//! What is asked of the model: the flags that say so, and the samples they make.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use s2o_eval::load::{self, DEFAULT_MAX_TOKENS, NEEDLE_7M};
+use s2o_eval::run::{Grid, Passage, Sample, task_names};
+use s2o_eval::tasks::Item;
+use tokenizers::Tokenizer;
+
+/// The task that is no question but a text.
+pub const PERPLEXITY: &str = "perplexity";
+
+/// What the built-in model can answer.
+const DEFAULT_TASKS: &[&str] = &["passkey", "keyed_4", "niah_single_2"];
+const DEFAULT_LENGTHS: &[usize] = &[2048, 4096];
+const DEFAULT_ITEMS: u64 = 4;
+const RECORDED_LENGTHS: &[usize] = &[4096, 32768];
+const PERPLEXITY_TOKENS: usize = 8192;
+
+/// Flags that say what to ask.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Tasks")]
+pub struct SampleFlags {
+    /// Tasks by name, or `ruler`, `keyed`, `all`; `list` shows them [default: passkey, keyed_4 and niah_single_2, unless
+    /// there are files]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    tasks: Vec<String>,
+    /// Prompt lengths in tokens [default: 2048,4096; those recorded for needle-7m; 8192 for perplexity; 120000 for
+    /// LongBench v2 and InfiniteBench, whose texts are cut in their middle]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    lengths: Vec<usize>,
+    /// Places of what is asked for, 0 at the start and 1 at the end [default: the seed chooses]
+    #[arg(long, value_name = "SHARES", value_delimiter = ',')]
+    depths: Vec<f64>,
+    /// Items of each task, length and depth [default: 4; all that are in a file]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    items: Option<u64>,
+    /// Seed of words, numbers and places
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Data of RULER's own scripts: a directory with TASK/validation.jsonl
+    #[arg(long, value_name = "DIR")]
+    ruler_dir: Option<PathBuf>,
+    /// LongBench v2's data.json
+    #[arg(long, value_name = "FILE")]
+    longbench_file: Option<PathBuf>,
+    /// InfiniteBench: a directory with TASK.jsonl
+    #[arg(long, value_name = "DIR")]
+    infinitebench_dir: Option<PathBuf>,
+    /// A text whose perplexity is taken; `--tasks perplexity` takes one that comes with needle-7m
+    #[arg(long, value_name = "FILE")]
+    text_file: Option<PathBuf>,
+    /// Tokens at the end of a text whose perplexity counts
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    last: usize,
+}
+
+impl SampleFlags {
+    /// What can be said without a model.
+    pub fn check(&self) -> Result<()> {
+        task_names(self.questions())?;
+        for depth in &self.depths {
+            ensure!((0.0..=1.0).contains(depth), "--depths: expected numbers from 0 to 1, got {depth}");
+        }
+        for path in [&self.ruler_dir, &self.longbench_file, &self.infinitebench_dir, &self.text_file] {
+            let Some(path) = path else { continue };
+            fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The samples in the order of the flags' help.
+    pub fn samples(&self, tokenizer: &Tokenizer) -> Result<Vec<Sample>> {
+        let mut samples = Vec::new();
+        for name in task_names(self.questions())? {
+            let (lengths, items) = match name {
+                NEEDLE_7M => (RECORDED_LENGTHS, u64::MAX),
+                _ => (DEFAULT_LENGTHS, DEFAULT_ITEMS),
+            };
+            let grid = Grid {
+                lengths: self.lengths_or(lengths),
+                depths: self.depths.clone(),
+                items: self.items.unwrap_or(items),
+                seed: self.seed,
+            };
+            samples.extend(grid.samples([name])?);
+        }
+        if let Some(dir) = &self.ruler_dir {
+            samples.extend(self.first_of_each_task(load::ruler_directory(dir)?));
+        }
+        for max_tokens in self.lengths_or(&[DEFAULT_MAX_TOKENS]) {
+            if let Some(path) = &self.longbench_file {
+                samples.extend(self.first_of_each_task(load::longbench_v2(path, tokenizer, max_tokens)?));
+            }
+            if let Some(dir) = &self.infinitebench_dir {
+                samples.extend(self.first_of_each_task(load::infinitebench_directory(dir, tokenizer, max_tokens)?));
+            }
+        }
+        for context_tokens in self.lengths_or(&[PERPLEXITY_TOKENS]) {
+            if self.tasks.iter().any(|name| name == PERPLEXITY) {
+                samples.push(Sample::Passage(Passage::embedded(context_tokens, self.last)?));
+            }
+            if let Some(path) = &self.text_file {
+                samples.push(Sample::Passage(self.passage(path, context_tokens)?));
+            }
+        }
+        if samples.is_empty() {
+            bail!("nothing to run: expected a length among 4096 and 32768 for {NEEDLE_7M}, got {:?}", self.lengths);
+        }
+        Ok(samples)
+    }
+
+    /// Names of tasks that are asked, without those that are read.
+    fn questions(&self) -> impl Iterator<Item = &str> {
+        let has_files = self.ruler_dir.is_some()
+            || self.longbench_file.is_some()
+            || self.infinitebench_dir.is_some()
+            || self.text_file.is_some();
+        let defaults = if self.tasks.is_empty() && !has_files { DEFAULT_TASKS } else { &[] };
+        defaults.iter().copied().chain(self.tasks.iter().map(String::as_str)).filter(|name| *name != PERPLEXITY)
+    }
+
+    fn lengths_or(&self, defaults: &[usize]) -> Vec<usize> {
+        if self.lengths.is_empty() { defaults.to_vec() } else { self.lengths.clone() }
+    }
+
+    fn first_of_each_task(&self, items: Vec<Item>) -> impl Iterator<Item = Sample> {
+        let most = self.items.unwrap_or(u64::MAX);
+        let mut taken: Vec<(String, u64)> = Vec::new();
+        let is_wanted = move |item: &Item| {
+            let place = taken.iter().position(|(task, _)| *task == item.task).unwrap_or_else(|| {
+                taken.push((item.task.clone(), 0));
+                taken.len() - 1
+            });
+            taken[place].1 += 1;
+            taken[place].1 <= most
+        };
+        items
+            .into_iter()
+            .filter({
+                let mut is_wanted = is_wanted;
+                move |item| is_wanted(item)
+            })
+            .map(Sample::Given)
+    }
+
+    fn passage(&self, path: &Path, context_tokens: usize) -> Result<Passage> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        Ok(Passage { name, text: text.into(), context_tokens, last: self.last })
+    }
+}
