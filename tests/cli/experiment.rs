@@ -21,7 +21,7 @@ fn number(row: &Value, key: &str) -> f64 {
 fn matched_density_compares_methods_and_records_where_rows_come_from() {
     let directory = TempDir::new().expect("a temporary directory");
     let out = directory.path().join("rows");
-    let args = ["--methods", "s2o,sliding-window", "--densities", "0.3,0.999", "--out", text(&out)];
+    let args = ["--methods", "s2o,sliding-window", "--densities", "0.5,0.999", "--out", text(&out)];
     let matched = rows("matched-density", &args);
     assert_eq!(matched.len(), 4);
     let methods: Vec<&str> = matched.iter().filter_map(|row| row["method"].as_str()).collect();

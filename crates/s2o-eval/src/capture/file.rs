@@ -266,3 +266,54 @@ fn listed(names: &BTreeSet<String>) -> String {
     }
     if text.is_empty() { "none".to_owned() } else { text }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_saved_is_what_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("qkv.safetensors");
+        let tensor =
+            |first: f32| Tensor::arange(first, first + 48.0, &Device::Cpu).unwrap().reshape((1, 3, 2, 8)).unwrap();
+        let layer = |layer| {
+            let (q, k, v) = (tensor(0.0), tensor(1.0), tensor(layer as f32));
+            LayerTensors { layer, q, k, v, softmax_scale: 0.25 }
+        };
+        for layers in [vec![layer(7)], vec![layer(2), layer(11)]] {
+            save_layers(&path, &layers).unwrap();
+            let file = TensorFile::open(&path).unwrap();
+            let numbers: Vec<usize> = layers.iter().map(|layer| layer.layer).collect();
+            assert_eq!(file.choose(&[]).unwrap(), numbers);
+            for saved in &layers {
+                let read = file.load(saved.layer, &Device::Cpu).unwrap();
+                assert_eq!((read.layer, read.softmax_scale), (saved.layer, 0.25));
+                let values = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                assert_eq!(values(&read.v), values(&saved.v));
+                assert_eq!(read.shape().unwrap(), saved.shape().unwrap());
+            }
+            let error = file.choose(&[5]).unwrap_err().to_string();
+            assert!(error.contains("got layer 5"), "{error}");
+        }
+    }
+
+    #[test]
+    fn broken_headers_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broken.safetensors");
+        let header = |len: u64, text: &str| [&len.to_le_bytes()[..], text.as_bytes()].concat();
+        for (bytes, words) in [
+            (vec![], "it ends before its header does"),
+            (header(u64::MAX, "{}"), "got 10 bytes"),
+            (header(3, "{]}"), "is not a valid safetensors file"),
+            (header(62, r#"{"q":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}        "#), "is not a valid"),
+            (header(2, "{}more"), "expected 10 bytes, got 14"),
+            (header(2, "{}"), "expected tensors q, k and v, or layer.N.q, layer.N.k and layer.N.v, got none"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let error = TensorFile::open(&path).unwrap_err().to_string();
+            assert!(error.contains(words), "{words}: {error}");
+        }
+    }
+}
