@@ -100,8 +100,8 @@ pub fn sweep(exact: &Exact, methods: &[MethodSpec]) -> Result<Vec<SweepRow>> {
 }
 
 /// All methods of a sweep at the same densities. A method's curve goes through the means over the layers at each of its
-/// settings, since one value is set for a whole model; where it has no value is said by [`ErrorCurve`]. A method that
-/// never skipped anything has no rows.
+/// settings, since one value is set for a whole model; where it has no value is said by [`ErrorCurve`]. A method without a
+/// knob has no rows.
 pub fn at_densities(rows: &[SweepRow], densities: &[f64]) -> Vec<MatchedRow> {
     let mut methods: Vec<&str> = Vec::new();
     for row in rows {
@@ -113,7 +113,7 @@ pub fn at_densities(rows: &[SweepRow], densities: &[f64]) -> Vec<MatchedRow> {
     for &density in densities {
         for &method in &methods {
             let own: Vec<&SweepRow> = rows.iter().filter(|row| row.method == method).collect();
-            if curve(&own, |row| row.mse).range().is_none() {
+            if own.iter().all(|row| row.value.is_none()) {
                 continue;
             }
             let at = |error: fn(&SweepRow) -> f64| curve(&own, error).at(density);
@@ -204,7 +204,7 @@ mod tests {
             row("a", 2.0, 0, 0.6, 1e-4),
             row("a", 2.0, 1, 0.6, 1e-4),
             row("b", 1.0, 0, 0.5, 1e-3),
-            row("dense", 1.0, 0, 1.0, 1e-15),
+            SweepRow { value: None, ..row("dense", 1.0, 0, 1.0, 0.0) },
         ];
         let matched = at_densities(&rows, &[0.4, 0.7]);
         assert_eq!(matched.len(), 4);
