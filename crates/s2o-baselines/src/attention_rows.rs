@@ -28,7 +28,8 @@ pub(crate) fn attention_rows<const N: usize>(
 
     let group = shape.num_heads() / shape.num_kv_heads();
     let heads_at_once = (LARGEST_INTERMEDIATE / (rows.len() * k_len)).max(1);
-    let kv_heads_at_once = (heads_at_once / group).max(1);
+    // Of few rows the keys themselves are the largest.
+    let kv_heads_at_once = (heads_at_once / group).min(LARGEST_INTERMEDIATE / (k_len * shape.head_dim())).max(1);
     let mut parts: [Vec<Tensor>; N] = std::array::from_fn(|_| Vec::new());
     for batch in 0..shape.batch() {
         let (q, k) = (q.get(batch)?, k.get(batch)?);

@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q};
 
 use crate::LARGEST_INTERMEDIATE;
-use crate::pooling::masked_softmax;
+use crate::attention_rows::attention_rows;
 use crate::selector::{BaselineError, Reordered};
 
 /// The keys of whole segments, those that have later ones behind them, by descending attention that they get.
@@ -73,38 +73,13 @@ pub(crate) fn attention_of_last_block(
     shape: &AttnShape,
     scale: f32,
 ) -> Result<Tensor, BaselineError> {
-    let (k_len, kv_heads, dim) = (shape.k_len(), shape.num_kv_heads(), shape.head_dim());
-    let group = shape.num_heads() / kv_heads;
-    let rows = shape.q_len().min(BLOCK_Q);
-    let q = q.narrow(1, shape.q_len() - rows, rows)?;
-    let heads_at_once = (LARGEST_INTERMEDIATE / (k_len * dim.max(group * rows))).clamp(1, kv_heads);
-    let rows_at_once = (LARGEST_INTERMEDIATE / (heads_at_once * group * k_len)).clamp(1, rows);
-    let key_positions = Tensor::arange(0, k_len as u32, q.device())?.reshape((1, k_len))?;
-    let mut sequences = Vec::with_capacity(shape.batch());
-    for sequence in 0..shape.batch() {
-        let by_head = |x: &Tensor, first: usize, count: usize| -> Result<Tensor, BaselineError> {
-            Ok(x.get(sequence)?.narrow(1, first, count)?.transpose(0, 1)?.contiguous()?.to_dtype(DType::F32)?)
-        };
-        let mut of_heads = Vec::new();
-        for first in (0..kv_heads).step_by(heads_at_once) {
-            let count = heads_at_once.min(kv_heads - first);
-            let queries = by_head(&q, first * group, count * group)?;
-            let keys = by_head(k, first, count)?.transpose(1, 2)?;
-            let mut sum = Tensor::zeros((count * group, k_len), DType::F32, q.device())?;
-            for row in (0..rows).step_by(rows_at_once) {
-                let taken = rows_at_once.min(rows - row);
-                let last = (k_len - rows + row) as u32;
-                let last = Tensor::arange(last, last + taken as u32, q.device())?.reshape((taken, 1))?;
-                let seen = key_positions.broadcast_le(&last)?;
-                // The query heads of a group are rows of one matrix: no KV head is repeated.
-                let some = queries.narrow(1, row, taken)?.contiguous()?.reshape((count, group * taken, dim))?;
-                let products = (some.matmul(&keys)? * f64::from(scale))?;
-                let weights = masked_softmax(&products.reshape((count * group, taken, k_len))?, &seen)?;
-                sum = (sum + weights.sum(1)?)?;
-            }
-            of_heads.push((sum / rows as f64)?);
-        }
-        sequences.push(Tensor::cat(&of_heads, 0)?);
+    let (q_len, k_len) = (shape.q_len(), shape.k_len());
+    let rows: Vec<u32> = (q_len.saturating_sub(BLOCK_Q) as u32..q_len as u32).collect();
+    let rows_at_once = (LARGEST_INTERMEDIATE / k_len).clamp(1, rows.len());
+    let mut sum = Tensor::zeros((shape.batch() * shape.num_heads(), k_len), DType::F32, q.device())?;
+    for rows in rows.chunks(rows_at_once) {
+        let [weights] = attention_rows([q, k], shape, scale, rows, |_, weights| Ok([weights.sum(1)?]))?;
+        sum = (sum + weights)?;
     }
-    Ok(Tensor::stack(&sequences, 0)?)
+    Ok((sum / rows.len() as f64)?.reshape((shape.batch(), shape.num_heads(), k_len))?)
 }
