@@ -30,6 +30,13 @@ struct OnlineSoftmax {
     // have a finite score in its first tile (its own key, or any key): then no maximum is -inf.
     template <bool EMPTY_ROWS = false, int N>
     __device__ __forceinline__ void update(float (&s)[N], float scale_log2, float (&rescale)[2], float (&tile_sum)[2]) {
+        raise_max<EMPTY_ROWS>(s, scale_log2, rescale);
+        exponentiate<EMPTY_ROWS>(s, scale_log2, rescale, tile_sum);
+    }
+
+    // The first half of `update`: the maxima.
+    template <bool EMPTY_ROWS = false, int N>
+    __device__ __forceinline__ void raise_max(const float (&s)[N], float scale_log2, float (&rescale)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             // Two chains per row: one chain would wait on its own latency.
@@ -43,6 +50,12 @@ struct OnlineSoftmax {
             rescale[h] = EMPTY_ROWS && m == -INFINITY ? 1.f : exp2_approx((row_max[h] - m) * scale_log2);
             row_max[h] = m;
         }
+    }
+
+    // The second half: probabilities and sums.
+    template <bool EMPTY_ROWS = false, int N>
+    __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2, const float (&rescale)[2],
+                                                 float (&tile_sum)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float shift = EMPTY_ROWS && row_max[h] == -INFINITY ? 0.f : row_max[h] * scale_log2;

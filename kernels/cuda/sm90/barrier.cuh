@@ -43,6 +43,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
 template <int STAGES>
 struct RingPosition {
     uint32_t count = 0, stage = 0, parity = 0;
+    __device__ __forceinline__ static RingPosition at(uint32_t count) {
+        RingPosition pos;
+        pos.count = count;
+        pos.stage = count % STAGES;
+        pos.parity = count / STAGES & 1;
+        return pos;
+    }
     __device__ __forceinline__ void advance() {
         ++count;
         if (++stage == STAGES) {

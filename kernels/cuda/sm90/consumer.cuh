@@ -48,16 +48,19 @@ __device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnPara
     }
 }
 
-// Frees what an early stop left in a ring.
+// Frees what an early stop left in a ring. Ends with a position that the compiler sees to be uniform: behind a loop that
+// waits it would not, and descriptors would go through a shuffle, in every step.
 template <int STAGES>
 __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin, const uint64_t* full,
                                       const uint64_t* empty, bool leader) {
+    begin = uniform(begin);
     while (pos.count != begin) {
         mbarrier_wait(smem_address(&full[pos.stage]), pos.parity);
         __syncwarp();  // a lane that has not seen this phase yet would wait for the next but one
         if (leader) mbarrier_arrive(smem_address(&empty[pos.stage]));
         pos.advance();
     }
+    pos = RingPosition<STAGES>::at(begin);
 }
 
 // Whether the item ends with this step, by the exact rule; all consumers meet. A discarded tile leaves the mass as it was.
@@ -170,22 +173,24 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         if constexpr (X::STOP == Stop::EXACT && X::PERMUTED) {
             stopped = ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, vote_slot);
         }
-        if (X::STOP == Stop::LAGGED && leader) control->votes.lagged.cast(first_step, warp, false);
+        uint32_t own_votes = 0;  // of this warp, the latest in bit 0
 
         int i = 1;
         for (; i < w.steps && !stopped; ++i) {
+            const uint32_t k_tile = k_desc(), v_tile = v_desc();
             await_k();
             named_barrier_sync(my_turn, 2 * WARPGROUP);
             wgmma_fence();
-            issue_scores<X>(s, q_desc, k_desc());
+            issue_scores<X>(s, q_desc, k_tile);
             await_v();
             wgmma_fence();
-            issue_values<X>(acc, probs, v_desc());
+            issue_values<X>(acc, probs, v_tile);
             named_barrier_arrive(other_turn, 2 * WARPGROUP);
             if constexpr (X::STOP == Stop::LAGGED) {
                 // Asked after the products are issued, where its latency is hidden. A stop throws the scores of step i
-                // away: half a tile of work for each item that stops, instead of a delay in every step.
-                if (i >= 2 && control->votes.lagged.all(first_step + i - 2)) {
+                // away: half a tile of work for each item that stops, instead of a delay in every step. A warp that
+                // did not vote for the stop need not ask.
+                if ((own_votes & 2) && control->votes.lagged.all(first_step + i - 2)) {
                     wgmma_wait<0>();
                     pin(s);
                     pin(acc);
@@ -205,11 +210,17 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
             before[0] = softmax.row_sum[0];
             before[1] = softmax.row_sum[1];
-            softmax.update<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
+            softmax.raise_max<X::PARTIAL>(s, scale_log2, rescale);
+            // Where the values product is awaited makes 2 to 8 % of a step, with a gather the other way round than without
+            // (docs/kernels.md).
+            if constexpr (!X::GATHER) softmax.exponentiate<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
             wgmma_wait<0>();
             pin(acc);
             free_v();
-            // The vote's shuffles and the packing share a basic block: one hides the other's latency.
+            if constexpr (X::GATHER) {
+                for (float& row_max : softmax.row_max) row_max = behind(row_max, acc[0]);
+                softmax.exponentiate<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
+            }
             bool below = false;
             if constexpr (X::STOP == Stop::LAGGED) {
                 const RowGains gains = {{tile_sum[0], tile_sum[1]},
@@ -222,6 +233,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             if constexpr (X::STOP == Stop::LAGGED) {
                 const bool all = __all_sync(0xffffffffu, below);
                 if (leader) control->votes.lagged.cast(first_step + i, warp, all);
+                own_votes = own_votes << 1 | uint32_t(all);
             }
             if constexpr (X::STOP == Stop::EXACT) {
                 stopped = i >= w.gather_from &&

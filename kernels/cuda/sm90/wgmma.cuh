@@ -49,6 +49,15 @@ __device__ __forceinline__ void pin(float (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
+// x, computed on from here only once `product`, an accumulator that has been waited for, is there: a dependence that ptxas,
+// which moves arithmetic across waits as it likes, cannot see through. No product has the NaN that it is compared with.
+__device__ __forceinline__ float behind(float x, float product) {
+    float y;
+    asm("{\n.reg .pred p;\nsetp.eq.b32 p, %2, 0x7fa00001;\nselp.f32 %0, 0f7fc00000, %1, p;\n}"
+        : "=f"(y)
+        : "f"(x), "r"(__float_as_uint(product)));
+    return y;
+}
 
 // ---- instructions ----
 
