@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{
-    Attention, AttnError, Dense, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, ShapeError, dense_attn,
-    s2o_attn, s2o_attn_with_stats,
+    Attention, AttnError, BlockError, BlockLists, BlockSelection, Dense, PrefillCall, S2o, S2oConfig, S2oError, S2oOp,
+    SegmentLen, ShapeError, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn, s2o_attn_with_stats,
 };
 
 const SCALE: f32 = 0.125;
@@ -270,4 +270,26 @@ fn clones_of_an_op_keep_their_results_apart() {
             });
         }
     });
+}
+
+#[test]
+fn a_mask_of_blocks_is_its_lists() {
+    // A chunk: its query blocks are the second and third of the prompt.
+    let (q, [k, v]) = (random((1, 200, 2, 16)), [(); 2].map(|()| random((1, 384, 1, 16))));
+    let mask = Tensor::new(&[[[[1u8, 0, 1], [0, 7, 1]], [[0, 1, 0], [0, 0, 0]]]], &Device::Cpu).unwrap();
+    let by_mask = |causal| block_mask_attn(&q, &k, &v, SCALE, causal, &mask).unwrap();
+    let by_lists = |lists: [&[usize]; 4], causal| {
+        let selection = BlockSelection::from(BlockLists::new(lists.map(|list| list.iter().copied())));
+        block_sparse_attn(&q, &k, &v, SCALE, causal, selection).unwrap().0
+    };
+    // What lies beyond the diagonal is left out.
+    assert_eq!(max_difference(&by_mask(true), &by_lists([&[0], &[1, 2], &[1], &[]], true)), 0.0);
+    assert_eq!(max_difference(&by_mask(false), &by_lists([&[0, 2], &[1, 2], &[1], &[]], false)), 0.0);
+
+    let refused = |mask: &Tensor| block_mask_attn(&q, &k, &v, SCALE, true, mask).unwrap_err();
+    let expected = BlockError::Mask { expected: [1, 2, 2, 3], got: vec![1, 2, 3, 2] };
+    let turned = mask.transpose(2, 3).unwrap();
+    assert_eq!(refused(&turned).to_string(), S2oError::from(expected).to_string());
+    let wide = mask.to_dtype(DType::F32).unwrap();
+    assert!(matches!(refused(&wide), AttnError::MaskDType { got: DType::F32 }));
 }

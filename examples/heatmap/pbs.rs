@@ -27,10 +27,11 @@ pub fn panel(head: &Head) -> Result<Panel> {
     }
 
     let reordered_blocks = order.len() / BLOCK_Q;
+    let lists = selection.keys.lists()?;
     let bands = query_blocks(&shape, true).enumerate().map(|(list, queries)| {
         let position = shape.kv_offset() + queries.start;
         let segment = position / SEGMENT * SEGMENT;
-        let earlier = selection.keys.blocks.list(list).iter().map(|&block| block as usize);
+        let earlier = lists.blocks.list(list).iter().map(|&block| block as usize);
         let earlier =
             earlier.filter(|&block| block < reordered_blocks).map(|block| block * BLOCK_Q..(block + 1) * BLOCK_Q);
         // Its own segment it sees in the order of the prompt, which the picture shows for the last segment only.
@@ -39,7 +40,7 @@ pub fn panel(head: &Head) -> Result<Panel> {
         keys.push(segment..own_end.min(head.k_len()));
         Band { queries, keys }
     });
-    let work = selection.keys.work(&shape);
+    let work = lists.work(&shape);
     Ok(Panel {
         title: "(b) K/V-permuted by PBS-Attn",
         key_label: format!("key, permuted in segments of {SEGMENT}"),

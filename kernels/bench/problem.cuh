@@ -255,8 +255,8 @@ struct Problem {
         S2O_PICK(s2o_window, LAUNCH_SPARSE)
         S2O_PICK(s2o_prefix, LAUNCH_SPARSE)
     }
-    void blocks(const int32_t* key_blocks, const int64_t* offsets) {
-        const s2o::BlockParams block = {p.attn, key_blocks, offsets};
+    void blocks(const int32_t* key_blocks, const int64_t* ranges) {
+        const s2o::BlockParams block = {p.attn, key_blocks, ranges};
         S2O_PICK(s2o_block, LAUNCH_BLOCK)
     }
     // Rows first_row.. in `splits` parts; the workspace is the caller's.

@@ -189,35 +189,36 @@ void check_blocks(const Case& c, float share) {
     std::mt19937 random(7);
     std::vector<uint8_t> mask(int64_t(c.batch) * c.heads * pr.tiles * key_blocks);
     std::vector<int32_t> list;
-    std::vector<int64_t> offsets = {0};
+    std::vector<int64_t> ranges;
     const int first = c.causal ? (c.k_len - c.q_len) / s2o::TILE_Q : 0;
     for (int64_t i = 0; i < int64_t(c.batch) * c.heads * pr.tiles; ++i) {
         const int last = c.causal ? first + int(i % pr.tiles) : key_blocks - 1;
+        ranges.push_back(list.size());
         for (int j = last; j >= 0; --j)
             if (random() < share * 4294967295.f && i % 5) {
                 mask[i * key_blocks + j] = 1;
                 list.push_back(j);
             }
-        offsets.push_back(list.size());
+        ranges.push_back(list.size());
     }
     list.push_back(0);
     uint8_t* d_mask;
     int32_t* d_list;
-    int64_t* d_offsets;
+    int64_t* d_ranges;
     float *ref, *ref_lse;
     CHECK(cudaMalloc(&d_mask, mask.size())); CHECK(cudaMemcpy(d_mask, mask.data(), mask.size(), cudaMemcpyHostToDevice));
     CHECK(cudaMalloc(&d_list, 4 * list.size())); CHECK(cudaMemcpy(d_list, list.data(), 4 * list.size(), cudaMemcpyHostToDevice));
-    CHECK(cudaMalloc(&d_offsets, 8 * offsets.size())); CHECK(cudaMemcpy(d_offsets, offsets.data(), 8 * offsets.size(), cudaMemcpyHostToDevice));
+    CHECK(cudaMalloc(&d_ranges, 8 * ranges.size())); CHECK(cudaMemcpy(d_ranges, ranges.data(), 8 * ranges.size(), cudaMemcpyHostToDevice));
     CHECK(cudaMalloc(&ref, 4 * int64_t(c.batch) * c.q_len * c.heads * D));
     CHECK(cudaMalloc(&ref_lse, 4 * int64_t(c.batch) * c.q_len * c.heads));
     reference::dense<T, D><<<dim3(c.q_len, c.heads, c.batch), 32>>>(pr.q.strided(), pr.k.strided(), pr.v.strided(), ref, ref_lse,
         c.heads, c.kv_heads, c.q_len, c.k_len, c.causal, pr.p.attn.softmax_scale, c.q_len, 1, d_mask);
     pr.poison();
-    pr.blocks(d_list, d_offsets);
+    pr.blocks(d_list, d_ranges);
     CHECK(cudaDeviceSynchronize());
     compare("blocks", pr, ref, ref_lse, c.q_len, 1);
-    check_repeatable("blocks", pr, [&] { pr.blocks(d_list, d_offsets); });
-    cudaFree(d_mask); cudaFree(d_list); cudaFree(d_offsets); cudaFree(ref); cudaFree(ref_lse);
+    check_repeatable("blocks", pr, [&] { pr.blocks(d_list, d_ranges); });
+    cudaFree(d_mask); cudaFree(d_list); cudaFree(d_ranges); cudaFree(ref); cudaFree(ref_lse);
 }
 
 // Every key by index, not causal, in natural and in random order.

@@ -94,9 +94,22 @@ static_assert(sizeof(SplitParams) == 208 && offsetof(SplitParams, partial_out) =
 // A query block without key blocks gets zeros, and -inf as its lse.
 struct BlockParams {
     AttnParams attn;
-    const int32_t* key_blocks;     // of a query block, in DESCENDING order; causal: none above the diagonal
-    const int64_t* block_offsets;  // (batch * num_heads * query blocks + 1): where a query block's list begins
+    const int32_t* key_blocks;    // of a query block, in DESCENDING order; causal: none above the diagonal
+    const int64_t* block_ranges;  // (batch * num_heads * query blocks, 2): where a query block's list begins and ends
 };
 static_assert(sizeof(BlockParams) == 192 && offsetof(BlockParams, key_blocks) == 176, "mirrored on the host");
+
+// A mask of blocks to the lists of BlockParams; what a query block does not see is left out.
+struct BlockListParams {
+    const uint8_t* mask;    // (num_lists, mask_blocks): not 0 where a key block is chosen
+    int32_t* key_blocks;    // as many entries as the mask
+    int64_t* block_ranges;  // (num_lists, 2)
+    int32_t num_lists;      // batch * num_heads * query_blocks
+    int32_t query_blocks;
+    int32_t mask_blocks;    // key blocks of the call
+    int32_t first_tile;     // of a call's first query block, on absolute positions
+    int32_t causal;
+};
+static_assert(sizeof(BlockListParams) == 48 && offsetof(BlockListParams, num_lists) == 24, "mirrored on the host");
 
 }  // namespace s2o

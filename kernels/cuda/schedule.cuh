@@ -82,9 +82,9 @@ struct BlockSchedule {
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         const TileGrid grid(p.attn);
         const int tile = decode_sections(p.attn, grid, item, w);
-        const int64_t* offset = p.block_offsets + int64_t(w.batch_head(p.attn)) * grid.count + tile - grid.first;
-        w.key_blocks = p.key_blocks + offset[0];
-        w.steps = w.gather_from = int(offset[1] - offset[0]);
+        const int64_t* range = p.block_ranges + 2 * (int64_t(w.batch_head(p.attn)) * grid.count + tile - grid.first);
+        w.key_blocks = p.key_blocks + range[0];
+        w.steps = w.gather_from = int(range[1] - range[0]);
         w.key_tile = w.steps > 0 ? w.key_blocks[0] : 0;
         return true;
     }

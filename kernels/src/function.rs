@@ -29,6 +29,8 @@ pub enum Kernel {
     Merge,
     /// Attention on lists of blocks.
     Block,
+    /// Those lists from a mask.
+    BlockLists,
     /// Mean and variance of each segment's queries: the coefficients of the key scores.
     Moments,
     /// Scores of the keys before each segment.
@@ -51,7 +53,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
@@ -63,6 +65,7 @@ impl Kernel {
         Self::Split,
         Self::Merge,
         Self::Block,
+        Self::BlockLists,
         Self::Moments,
         Self::Scores,
         Self::Sort,
@@ -93,6 +96,7 @@ impl Kernel {
             Self::Split => "split",
             Self::Merge => "merge",
             Self::Block => "block",
+            Self::BlockLists => "block_lists",
             Self::Moments => "moments",
             Self::Scores => "scores",
             Self::Sort => "sort",
@@ -184,7 +188,7 @@ impl fmt::Display for Function {
         let name = self.kernel.name();
         match self.kernel {
             // They see no elements.
-            Kernel::Sort | Kernel::RotationTable => write!(f, "s2o_{name}"),
+            Kernel::BlockLists | Kernel::Sort | Kernel::RotationTable => write!(f, "s2o_{name}"),
             // One serves every head size.
             Kernel::Merge | Kernel::RmsNorm | Kernel::SiluMul => write!(f, "s2o_{name}_{dtype}"),
             _ => write!(f, "s2o_{name}_{dtype}_{}", self.head_dim.get()),

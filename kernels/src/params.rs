@@ -135,8 +135,30 @@ pub struct BlockParams {
     pub attn: AttnParams,
     /// Of a query block, in descending order; causal: none above the diagonal.
     pub key_blocks: *const i32,
-    /// (batch * num_heads * query blocks + 1): where a query block's list begins.
-    pub block_offsets: *const i64,
+    /// (batch * num_heads * query blocks, 2): where a query block's list begins and ends.
+    pub block_ranges: *const i64,
+}
+
+/// A mask of blocks to the lists of [`BlockParams`]; what a query block does not see is left out.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct BlockListParams {
+    /// (num_lists, mask_blocks): not 0 where a key block is chosen.
+    pub mask: *const u8,
+    /// As many entries as the mask.
+    pub key_blocks: *mut i32,
+    /// (num_lists, 2)
+    pub block_ranges: *mut i64,
+    /// batch * num_heads * query_blocks
+    pub num_lists: i32,
+    /// Of the call.
+    pub query_blocks: i32,
+    /// Key blocks of the call.
+    pub mask_blocks: i32,
+    /// Of the call's first query block, on absolute positions.
+    pub first_tile: i32,
+    /// 1 if a query block sees the key blocks up to its own position, 0 if all.
+    pub causal: i32,
 }
 
 /// Algorithm 1 on the segments `first_segment .. first_segment + num_segments` of `num_heads` heads from the pointers on
@@ -300,6 +322,7 @@ layout!(AttnParams: 176, q_strides at 48, batch at 144);
 layout!(SparseParams: 248, kv_perm at 176, segment_len at 216);
 layout!(SplitParams: 208, partial_out at 176);
 layout!(BlockParams: 192, key_blocks at 176);
+layout!(BlockListParams: 48, num_lists at 24);
 layout!(RankingParams: 216, batch at 152);
 layout!(NormParams: 48, width at 40);
 layout!(SiluParams: 24, width at 16);

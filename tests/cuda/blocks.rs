@@ -1,8 +1,8 @@
 //! Attention on lists of blocks.
 
-use candle_core::DType;
+use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::CudaError;
-use candle_s2o::{AttnError, BlockError, BlockLists, BlockSelection, S2oError, block_sparse_attn};
+use candle_s2o::{AttnError, BlockError, BlockLists, BlockSelection, S2oError, block_mask_attn, block_sparse_attn};
 
 use crate::Runner;
 use crate::exact::{Row, check};
@@ -42,6 +42,27 @@ fn keys(problem: &Problem, lists: &[Vec<usize>], causal: bool, at: Row) -> Vec<u
     list.iter().flat_map(|&block| block * BLOCK..((block + 1) * BLOCK).min(seen)).map(|key| key as u32).collect()
 }
 
+/// The lists as a mask. Beyond the diagonal it names blocks too: they are to be left out.
+fn mask(problem: &Problem, lists: &[Vec<usize>], causal: bool) -> Tensor {
+    let shape = &problem.shape;
+    let key_blocks = shape.k_len().div_ceil(BLOCK);
+    let heads = shape.batch() * shape.num_heads();
+    let rows = lists.len() / heads;
+    let offset = if causal { shape.kv_offset() } else { shape.k_len() };
+    let chosen = |(i, list): (usize, &Vec<usize>)| {
+        let seen = offset / BLOCK + i % rows + 1;
+        let list = list.clone();
+        (0..key_blocks).map(move |block| u8::from(block >= seen || list.contains(&block)) * 3).collect::<Vec<_>>()
+    };
+    let mask: Vec<u8> = lists.iter().enumerate().flat_map(chosen).collect();
+    Tensor::from_vec(mask, (shape.batch(), shape.num_heads(), rows, key_blocks), &Device::Cpu).unwrap()
+}
+
+fn bits(out: &Tensor) -> Vec<u32> {
+    let wide = out.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    wide.into_iter().map(f32::to_bits).collect()
+}
+
 pub fn cases(runner: &mut Runner) {
     for (q_len, k_len, heads, dtype, head_dim, memory) in [
         (1000, 1000, [4, 2], DType::BF16, 128, Memory::Contiguous),
@@ -61,6 +82,11 @@ pub fn cases(runner: &mut Runner) {
                 let selection = BlockSelection::from(blocks);
                 let (out, _) = block_sparse_attn(q, k, v, problem.scale, causal, selection).unwrap();
                 check(&problem, &out, |at| vec![keys(&problem, &lists, causal, at)]);
+
+                let mask = mask(&problem, &lists, causal).to_device(&runner.device).unwrap();
+                problem.poison();
+                let by_mask = block_mask_attn(q, k, v, problem.scale, causal, &mask).unwrap();
+                assert!(bits(&by_mask) == bits(&out), "the mask gives other bits than its lists");
             });
         }
     }
@@ -80,6 +106,14 @@ pub fn cases(runner: &mut Runner) {
         let fits = || lists(vec![vec![0], vec![1]]);
         let halves = fits().with_block_k(64).unwrap();
         assert!(matches!(refused(halves.into()), AttnError::Cuda(CudaError::Tile { name: "block_k", got: 64 })));
+        let [q, k, v] = &problem.on_gpu;
+        let mask = Tensor::ones((1, 1, 2, 3), DType::U8, &runner.device).unwrap();
+        let error = block_mask_attn(q, k, v, problem.scale, true, &mask).expect_err("the mask does not fit");
+        let expected = BlockError::Mask { expected: [1, 1, 2, 2], got: vec![1, 1, 2, 3] };
+        assert_eq!(error.to_string(), unfit(expected));
+        let on_cpu = mask.to_device(&Device::Cpu).unwrap();
+        let error = block_mask_attn(q, k, v, problem.scale, true, &on_cpu).expect_err("the mask is elsewhere");
+        assert!(matches!(error, AttnError::DeviceMismatch { name: "mask", .. }));
         let columns = BlockSelection { columns: Some(vec![vec![3]]), ..fits().into() };
         assert!(matches!(refused(columns), AttnError::Cuda(CudaError::CpuOnly { what: "columns" })));
     });

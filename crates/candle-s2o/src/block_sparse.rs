@@ -1,8 +1,8 @@
 //! Attention to the key blocks that a method has selected, on every backend.
 
-use candle_core::Tensor;
-use s2o::BlockSelection;
+use candle_core::{DType, Device, Tensor};
 use s2o::cpu::{self, Element, Inputs};
+use s2o::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, query_blocks};
 use std::sync::Arc;
 
 use crate::error::AttnError;
@@ -28,6 +28,31 @@ pub fn block_sparse_attn(
     apply(BlockOp { softmax_scale, causal, selection: selection.into() }, q, k, v)
 }
 
+/// [`block_sparse_attn`] to the blocks of a mask, `(batch, num_heads, query_blocks, key_blocks)` of u8 on the device of
+/// `q`: not 0 where a query block of [`query_blocks`] attends to a block of 128 keys. Blocks beyond the diagonal are left
+/// out if `causal`. On a GPU the mask becomes lists there; the host waits for nothing.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`]; [`s2o::BlockError::Mask`] if the mask does not fit them.
+pub fn block_mask_attn(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    causal: bool,
+    mask: &Tensor,
+) -> Result<Tensor, AttnError> {
+    if mask.dtype() != DType::U8 {
+        return Err(AttnError::MaskDType { got: mask.dtype() });
+    }
+    if !mask.device().same_device(q.device()) {
+        let [expected, got] = [q, mask].map(|tensor| tensor.device().location());
+        return Err(AttnError::DeviceMismatch { name: "mask", expected, got });
+    }
+    let op = MaskOp { softmax_scale, causal, mask: mask.contiguous()? };
+    Ok(apply(op, q, k, v)?.0)
+}
+
 #[derive(Debug)]
 struct BlockOp {
     softmax_scale: f32,
@@ -49,8 +74,58 @@ impl Kernel for BlockOp {
 
     #[cfg(feature = "cuda")]
     fn cuda(&self, call: &crate::cuda::Call) -> Result<Vec<f64>, AttnError> {
-        self.selection.check(call.shape(), self.causal).map_err(s2o::S2oError::from)?;
+        self.selection.check(call.shape(), self.causal).map_err(S2oError::from)?;
         crate::cuda::block_sparse(call, self.causal, &self.selection)?;
         Ok(vec![0.0; call.shape().batch() * call.shape().num_heads()])
+    }
+}
+
+#[derive(Debug)]
+struct MaskOp {
+    softmax_scale: f32,
+    causal: bool,
+    /// Contiguous u8.
+    mask: Tensor,
+}
+
+impl MaskOp {
+    /// The number of query blocks, if the mask fits.
+    fn check(&self, shape: &AttnShape) -> Result<usize, AttnError> {
+        let rows = query_blocks(shape, self.causal).len();
+        let expected = [shape.batch(), shape.num_heads(), rows, shape.k_len().div_ceil(BLOCK_Q)];
+        if self.mask.dims() != expected {
+            let got = self.mask.dims().to_vec();
+            return Err(S2oError::from(BlockError::Mask { expected, got }).into());
+        }
+        Ok(rows)
+    }
+}
+
+impl Kernel for MaskOp {
+    const NAME: &'static str = "block-mask-attention";
+    type Report = ();
+
+    fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+
+    fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<(), AttnError> {
+        let shape = inputs.shape();
+        let rows = self.check(shape)?;
+        let mask = self.mask.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
+        let key_blocks = self.mask.dim(3)?;
+        let first = if self.causal { shape.kv_offset() / BLOCK_Q } else { key_blocks };
+        let lists = mask.chunks_exact(key_blocks).enumerate().map(|(list, row)| {
+            let seen = key_blocks.min(first + list % rows + 1);
+            (0..seen).filter(|&block| row[block] != 0)
+        });
+        cpu::block_sparse(inputs, self.causal, &BlockLists::new(lists).into(), out)?;
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, call: &crate::cuda::Call) -> Result<(), AttnError> {
+        self.check(call.shape())?;
+        crate::cuda::block_mask(call, self.causal, &self.mask)
     }
 }

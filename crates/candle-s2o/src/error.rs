@@ -35,6 +35,12 @@ pub enum AttnError {
         /// Its dtype.
         got: DType,
     },
+    /// A mask of blocks is of bytes.
+    #[error("mask: expected dtype U8, got {got:?}")]
+    MaskDType {
+        /// Its dtype.
+        got: DType,
+    },
     /// The kernels for this device are not part of this build.
     #[error("{name}: expected a tensor on the CPU, got {got}; S2O has no kernels for it in this build")]
     Device {
@@ -46,7 +52,7 @@ pub enum AttnError {
     /// `k` and `v` must be on the device of `q`: made with the same `Device` value or a clone of it.
     #[error("{name}: expected the device of q ({expected:?}) or a clone of it, got {got:?}")]
     DeviceMismatch {
-        /// `k` or `v`.
+        /// `k`, `v`, or a mask.
         name: &'static str,
         /// The device of `q`.
         expected: DeviceLocation,

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
-use candle_s2o::{Attention, AttnShape, HeadWork, PrefillCall, block_sparse_attn, dense_attn};
+use candle_s2o::{Attention, AttnShape, HeadWork, PrefillCall, block_mask_attn, block_sparse_attn, dense_attn};
 
-use crate::selector::{BaselineError, BlockSelector, Selection};
+use crate::selector::{BaselineError, BlockSelector, Keys, Selection};
 
 /// Attention by the blocks that a selector picks.
 #[derive(Debug)]
@@ -44,10 +44,19 @@ impl<S: BlockSelector> BlockSparse<S> {
         [q, k, v]: [&Tensor; 3],
         selection: Selection,
     ) -> std::result::Result<(Tensor, Vec<HeadWork>), BaselineError> {
-        let work = selection.keys.work(&shape_of(q, k, v)?);
+        let shape = shape_of(q, k, v)?;
         let (k, v) = selection.reordered.as_ref().map_or((k, v), |reordered| (&reordered.k, &reordered.v));
-        let (out, _) = block_sparse_attn(q, k, v, call.softmax_scale, true, selection.keys)?;
-        Ok((out, work))
+        match selection.keys {
+            Keys::Lists(lists) => {
+                let work = lists.work(&shape);
+                let (out, _) = block_sparse_attn(q, k, v, call.softmax_scale, true, lists)?;
+                Ok((out, work))
+            }
+            Keys::Mask(mask) => {
+                let out = block_mask_attn(q, k, v, call.softmax_scale, true, mask.tensor())?;
+                Ok((out, mask.work(&shape)?))
+            }
+        }
     }
 
     /// Takes the work of the last prompt by layer, of each head (`b * num_heads + h`). Chunks that follow each other are

@@ -1,7 +1,7 @@
 //! FlexPrefill: each head takes the pattern that its last queries tell.
 
 use candle_core::{D, DType, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
+use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
 use crate::mask::{BlockMask, causal_blocks};
@@ -131,7 +131,7 @@ impl BlockSelector for FlexPrefill {
             let all = causal_blocks(&shape, BLOCK_Q, q.device())?;
             let (rows, blocks) = all.dims2()?;
             let all = all.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?;
-            return Ok(BlockSelection::from(BlockMask::new(&all.contiguous()?, &shape, BLOCK_Q)?.lists()?).into());
+            return Ok(BlockMask::new(&all.contiguous()?, &shape, BLOCK_Q)?.into_keys()?.into());
         }
         let last = LastQueries::of(q, k, &shape, scale, BLOCK_Q)?;
         let blocks = shape.k_len().div_ceil(BLOCK_Q);
@@ -151,6 +151,6 @@ impl BlockSelector for FlexPrefill {
         let pooled = block_scores(q, k, &shape, scale)?;
         let pooled = top_cdf(&pooled.flatten_from(2)?, self.gamma)?.reshape(pooled.shape())?;
         let pooled = pooled.broadcast_mul(&query_aware.unsqueeze(3)?)?;
-        Ok(BlockSelection::from(mask.or(&pooled)?.lists()?).into())
+        Ok(mask.or(&pooled)?.into_keys()?.into())
     }
 }

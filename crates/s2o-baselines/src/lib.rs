@@ -5,7 +5,7 @@
 //! ([`candle_s2o::block_sparse_attn`]) computes them all, and one rule counts their density.
 //!
 //! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once. The
-//! choice itself ([`BlockMask`]) is read back once a call.
+//! choice itself stays there too ([`Keys`]).
 
 mod antidiagonal;
 mod attention;
@@ -38,7 +38,7 @@ pub use mean_pooling::MeanPooling;
 pub use minference::MInference;
 pub use pbs::{Pbs, PbsScore};
 pub use pooling::{block_means, block_scores};
-pub use selector::{BaselineError, BlockSelector, Reordered, Selection};
+pub use selector::{BaselineError, BlockSelector, Keys, Reordered, Selection};
 pub use sliding_window::SlidingWindow;
 pub use sparge::Sparge;
 pub use sparge_config::{SpargeConfig, SpargeHead, SpargeLayer};

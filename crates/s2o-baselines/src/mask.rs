@@ -1,9 +1,9 @@
 //! [`BlockMask`]: a choice of blocks as a tensor, where the selectors compute it.
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, query_blocks};
+use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, HeadWork, query_blocks};
 
-use crate::selector::BaselineError;
+use crate::selector::{BaselineError, Keys};
 
 /// Which key blocks each query block attends to: `(batch, num_heads, query_blocks, key_blocks)` of u8, not 0 where it
 /// does. Query blocks are those of [`query_blocks`], key blocks of `block_k` keys from the first key on.
@@ -38,7 +38,31 @@ impl BlockMask {
         Ok(Self { mask, block_k: self.block_k })
     }
 
-    /// The lists that the executor takes. The mask is read back from its device, once.
+    /// What an executor takes: the mask itself on a GPU that knows blocks of its size, lists otherwise.
+    ///
+    /// # Errors
+    /// As [`BlockMask::lists`].
+    pub fn into_keys(self) -> Result<Keys, BaselineError> {
+        if self.mask.device().is_cpu() || self.block_k != BLOCK_Q {
+            return Ok(Keys::Lists(self.lists()?.into()));
+        }
+        Ok(Keys::Mask(self))
+    }
+
+    /// The work of a causal call of `shape`, which fits the mask, by head (`b * num_heads + h`), as
+    /// [`candle_s2o::BlockSelection::work`] counts it. One number a head is read back.
+    ///
+    /// # Errors
+    /// If Candle fails.
+    pub fn work(&self, shape: &AttnShape) -> Result<Vec<HeadWork>, BaselineError> {
+        // In f32 a row's count is exact, and so is a head's below 2^24 blocks.
+        let counts = self.mask.to_dtype(DType::F32)?.sum((2, 3))?.flatten_all()?.to_vec1::<f32>()?;
+        let tile = self.block_k as f64 / BLOCK_Q as f64;
+        let counts = counts.into_iter().map(|count| f64::from(count) * tile);
+        Ok(HeadWork::dense(shape).into_iter().zip(counts).map(|(dense, visited)| HeadWork { visited, ..dense }).collect())
+    }
+
+    /// The choice as lists. The mask is read back from its device, once.
     ///
     /// # Errors
     /// If Candle fails, or `block_k` is no block size.

@@ -1,7 +1,7 @@
 //! Mean pooling: the simplest choice of blocks that looks at queries and keys.
 
 use candle_core::Tensor;
-use candle_s2o::{BLOCK_Q, BlockSelection, PrefillCall};
+use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
 use crate::mask::{BlockMask, band};
@@ -51,6 +51,6 @@ impl BlockSelector for MeanPooling {
         let always =
             band(&shape, BLOCK_Q, q.device(), |query_block, key_block| key_block == 0 || key_block == query_block)?;
         let mask = BlockMask::new(&top_cdf(&scores, self.threshold)?, &shape, BLOCK_Q)?.or(&always)?;
-        Ok(BlockSelection::from(mask.lists()?).into())
+        Ok(mask.into_keys()?.into())
     }
 }

@@ -116,14 +116,13 @@ impl BlockSelector for MInference {
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let estimate = Estimate::new(q, k, shape_of(q, k, v)?, call.softmax_scale)?;
         let Choice { blocks, columns } = estimate.choose(&self.patterns(call.layer, &estimate)?)?;
-        let mut selection = BlockSelection::from(BlockMask::new(&blocks, &estimate.shape, BLOCK_Q)?.lists()?);
-        if let Some(columns) = columns {
-            let k_len = estimate.shape.k_len();
-            let columns = columns.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
-            let keys = |row: &[u8]| (0..k_len as u32).filter(|&key| row[key as usize] != 0).collect();
-            selection.columns = Some(columns.chunks_exact(k_len).map(keys).collect());
-        }
-        Ok(selection.into())
+        let mask = BlockMask::new(&blocks, &estimate.shape, BLOCK_Q)?;
+        let Some(columns) = columns else { return Ok(mask.into_keys()?.into()) };
+        let k_len = estimate.shape.k_len();
+        let columns = columns.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
+        let keys = |row: &[u8]| (0..k_len as u32).filter(|&key| row[key as usize] != 0).collect();
+        let columns = Some(columns.chunks_exact(k_len).map(keys).collect());
+        Ok(BlockSelection { columns, ..mask.lists()?.into() }.into())
     }
 }
 

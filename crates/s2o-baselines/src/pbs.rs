@@ -1,7 +1,7 @@
 //! PBS-Attn: keys permuted inside segments, so that the important ones share blocks.
 
 use candle_core::Tensor;
-use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
+use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{Antidiagonals, STRIDE};
 use crate::attention::shape_of;
@@ -151,13 +151,13 @@ impl BlockSelector for Pbs {
         let (rows, blocks) = own.dims2()?;
         let own = own.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?.contiguous()?;
         if shape.k_len() <= self.segment {
-            return Ok(BlockSelection::from(BlockMask::new(&own, &shape, BLOCK_Q)?.lists()?).into());
+            return Ok(BlockMask::new(&own, &shape, BLOCK_Q)?.into_keys()?.into());
         }
         let order = self.order(call, q, k, &shape)?;
         let reordered = order.apply(k, v)?;
         let earlier = self.reordered_blocks(call, q, &shape, &order, &reordered)?;
         let shape = shape_of(q, &reordered.k, &reordered.v)?;
         let mask = BlockMask::new(&Tensor::cat(&[&earlier, &own], 3)?, &shape, BLOCK_Q)?;
-        Ok(Selection { keys: mask.lists()?.into(), reordered: Some(reordered) })
+        Ok(Selection { keys: mask.into_keys()?, reordered: Some(reordered) })
     }
 }

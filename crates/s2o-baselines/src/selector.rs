@@ -6,6 +6,8 @@ use candle_core::Tensor;
 use candle_s2o::{AttnError, BlockError, BlockSelection, PrefillCall, ShapeError};
 use thiserror::Error;
 
+use crate::mask::BlockMask;
+
 /// Why a method could not be set up or could not select.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -96,8 +98,8 @@ pub trait BlockSelector: Debug + Send + Sync {
 /// What a method selected.
 #[derive(Debug, Clone)]
 pub struct Selection {
-    /// The keys, as the executor takes them.
-    pub keys: BlockSelection,
+    /// The keys, as an executor takes them.
+    pub keys: Keys,
     /// Keys and values in an order of the method's own, to which the block numbers refer then.
     pub reordered: Option<Reordered>,
 }
@@ -113,8 +115,36 @@ pub struct Reordered {
     pub v: Tensor,
 }
 
+/// The keys that each query block attends to, in the form in which the executor of their device wants them.
+#[derive(Debug, Clone)]
+pub enum Keys {
+    /// On the host: [`candle_s2o::block_sparse_attn`].
+    Lists(BlockSelection),
+    /// Where the tensors are: [`candle_s2o::block_mask_attn`].
+    Mask(BlockMask),
+}
+
+impl Keys {
+    /// The lists; those of a mask are read back from its device.
+    ///
+    /// # Errors
+    /// If Candle fails.
+    pub fn lists(&self) -> Result<BlockSelection, BaselineError> {
+        match self {
+            Self::Lists(lists) => Ok(lists.clone()),
+            Self::Mask(mask) => Ok(mask.lists()?.into()),
+        }
+    }
+}
+
 impl From<BlockSelection> for Selection {
-    fn from(keys: BlockSelection) -> Self {
+    fn from(lists: BlockSelection) -> Self {
+        Self { keys: Keys::Lists(lists), reordered: None }
+    }
+}
+
+impl From<Keys> for Selection {
+    fn from(keys: Keys) -> Self {
         Self { keys, reordered: None }
     }
 }

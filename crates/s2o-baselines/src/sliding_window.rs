@@ -50,7 +50,6 @@ impl BlockSelector for SlidingWindow {
         })?;
         let (rows, blocks) = mask.dims2()?;
         let mask = mask.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?;
-        let keys = BlockMask::new(&mask.contiguous()?, &shape, BLOCK_Q)?.lists()?;
-        Ok(candle_s2o::BlockSelection::from(keys).into())
+        Ok(BlockMask::new(&mask.contiguous()?, &shape, BLOCK_Q)?.into_keys()?.into())
     }
 }

@@ -126,8 +126,10 @@ impl BlockSelector for Sparge {
             true => mask,
             false => BlockMask::new(&either_half(mask.tensor())?, &shape, BLOCK_Q)?,
         };
-        let value_threshold = if on_cpu { lambda } else { None };
-        Ok(BlockSelection { value_threshold, ..mask.lists()?.into() }.into())
+        if !on_cpu {
+            return Ok(mask.into_keys()?.into());
+        }
+        Ok(BlockSelection { value_threshold: lambda, ..mask.lists()?.into() }.into())
     }
 }
 

@@ -1,7 +1,7 @@
 //! XAttention: blocks scored by their antidiagonals.
 
 use candle_core::Tensor;
-use candle_s2o::{BLOCK_Q, BlockSelection, PrefillCall};
+use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{STRIDE, antidiagonal_scores, checked_stride};
 use crate::attention::shape_of;
@@ -59,6 +59,6 @@ impl BlockSelector for XAttention {
         let kept =
             band(&shape, BLOCK_Q, q.device(), |query_block, key_block| key_block == 0 || key_block == query_block)?;
         let mask = top_cdf_beside(&scores, &kept.broadcast_as(scores.shape())?, self.threshold)?;
-        Ok(BlockSelection::from(BlockMask::new(&mask, &shape, BLOCK_Q)?.lists()?).into())
+        Ok(BlockMask::new(&mask, &shape, BLOCK_Q)?.into_keys()?.into())
     }
 }

@@ -28,6 +28,14 @@ pub enum BlockError {
         /// Lists given.
         got: usize,
     },
+    /// A mask has an entry for each key block of each query block.
+    #[error("block mask: expected (batch, num_heads, query blocks, key blocks) {expected:?}, got {got:?}")]
+    Mask {
+        /// Of the call.
+        expected: [usize; 4],
+        /// Dimensions of the mask.
+        got: Vec<usize>,
+    },
     /// A key block does not exist, or lies beyond the diagonal.
     #[error("key block of list {list}: expected blocks below {below}, got {got}")]
     KeyBlock {

@@ -1,12 +1,49 @@
-//! Attention on lists of blocks: what block-sparse methods select, computed by the engine of the others.
+//! Attention on blocks: what block-sparse methods select, computed by the engine of the others.
 
-use s2o::{BLOCK_Q, BlockSelection};
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::DevicePtr;
+use candle_core::{Storage, Tensor};
+use s2o::{BLOCK_Q, BlockSelection, query_blocks};
 use s2o_kernels::Kernel;
-use s2o_kernels::params::BlockParams;
+use s2o_kernels::params::{BlockListParams, BlockParams};
 
 use super::call::{Call, Grid};
-use super::error::CudaError;
-use super::memory::Regions;
+use super::error::{CudaError, int};
+use super::memory::{Region, Regions, Scratch};
+use crate::error::AttnError;
+
+/// What the kernel reads, in scratch memory.
+struct Lists {
+    next_item: Region<i32>,
+    key_blocks: Region<i32>,
+    /// Where each list begins and ends.
+    ranges: Region<i64>,
+    scratch: Scratch,
+}
+
+impl Lists {
+    fn allocate(call: &Call, entries: usize, lists: usize) -> Result<Self, CudaError> {
+        let mut regions = Regions::default();
+        let (next_item, key_blocks) = (regions.add(1), regions.add(entries));
+        let ranges = regions.add(2 * lists);
+        let scratch = call.allocate(&regions)?;
+        scratch.zero(&call.stream, next_item)?;
+        Ok(Self { next_item, key_blocks, ranges, scratch })
+    }
+
+    /// Attention to the lists, which fit the call.
+    fn attend(&self, call: &Call, causal: bool) -> Result<(), CudaError> {
+        let scratch = &self.scratch;
+        let params = BlockParams {
+            attn: call.params(causal, scratch.at(self.next_item))?,
+            key_blocks: scratch.at(self.key_blocks),
+            block_ranges: scratch.at(self.ranges),
+        };
+        // SAFETY: BlockParams are what the kernel takes; the lists name blocks of the call only, and the scratch memory is
+        // released on this stream after the launch.
+        unsafe { call.launch(Kernel::Block, &params, Grid::Persistent { items: self.ranges.len / 2 }) }
+    }
+}
 
 /// Attention to a selection that fits the call.
 pub(crate) fn attend(call: &Call, causal: bool, selection: &BlockSelection) -> Result<(), CudaError> {
@@ -21,20 +58,37 @@ pub(crate) fn attend(call: &Call, causal: bool, selection: &BlockSelection) -> R
             return Err(CudaError::CpuOnly { what });
         }
     }
-    let mut regions = Regions::default();
-    let next_item = regions.add::<i32>(1);
-    let key_blocks = regions.add::<i32>(blocks.key_blocks().len());
-    let offsets = regions.add::<i64>(blocks.offsets().len());
-    let scratch = call.allocate(&regions)?;
-    scratch.zero(&call.stream, next_item)?;
-    scratch.upload(&call.stream, key_blocks, blocks.key_blocks())?;
-    scratch.upload(&call.stream, offsets, blocks.offsets())?;
-    let params = BlockParams {
-        attn: call.params(causal, scratch.at(next_item))?,
-        key_blocks: scratch.at(key_blocks),
-        block_offsets: scratch.at(offsets),
+    let lists = Lists::allocate(call, blocks.key_blocks().len(), blocks.len())?;
+    let ranges: Vec<i64> = blocks.offsets().windows(2).flatten().copied().collect();
+    lists.scratch.upload(&call.stream, lists.key_blocks, blocks.key_blocks())?;
+    lists.scratch.upload(&call.stream, lists.ranges, &ranges)?;
+    lists.attend(call, causal)
+}
+
+/// Attention to the blocks of a mask of u8, contiguous, with an entry for each key block of each query block of each head.
+pub(crate) fn attend_mask(call: &Call, causal: bool, mask: &Tensor) -> Result<(), AttnError> {
+    let shape = call.shape();
+    let rows = query_blocks(shape, causal).len();
+    let (heads, mask_blocks) = (shape.batch() * shape.num_heads(), shape.k_len().div_ceil(BLOCK_Q));
+    let lists = Lists::allocate(call, heads * rows * mask_blocks, heads * rows)?;
+    let (storage, layout) = mask.storage_and_layout();
+    let Storage::Cuda(storage) = &*storage else {
+        return Err(candle_core::Error::Msg("expected a mask on the GPU of q".to_owned()).bt().into());
     };
-    // SAFETY: BlockParams are what the kernel takes; the caller has checked the selection against the call, and the
-    // scratch memory is released on this stream after the launch.
-    unsafe { call.launch(Kernel::Block, &params, Grid::Persistent { items: blocks.len() }) }
+    debug_assert!(layout.is_contiguous() && storage.dtype() == candle_core::DType::U8);
+    let (base, _mask) = storage.as_cuda_slice::<u8>()?.device_ptr(&call.stream);
+    let params = BlockListParams {
+        mask: (base + layout.start_offset() as u64) as *const u8,
+        key_blocks: lists.scratch.at(lists.key_blocks),
+        block_ranges: lists.scratch.at(lists.ranges),
+        num_lists: int("block lists", heads * rows)?,
+        query_blocks: int("query blocks", rows)?,
+        mask_blocks: int("key blocks", mask_blocks)?,
+        first_tile: int("query blocks", if causal { shape.kv_offset() / BLOCK_Q } else { 0 })?,
+        causal: i32::from(causal),
+    };
+    // SAFETY: BlockListParams are what the kernel takes; the mask has an entry for each that it reads and is held until the
+    // launch is enqueued, and the lists have room for all of them.
+    unsafe { call.launch(Kernel::BlockLists, &params, Grid::Warps { rows: heads * rows }) }?;
+    Ok(lists.attend(call, causal)?)
 }

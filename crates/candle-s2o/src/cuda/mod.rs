@@ -35,7 +35,7 @@ mod tensor_map;
 pub use error::CudaError;
 pub use stopwatch::KernelTime;
 
-pub(crate) use block::attend as block_sparse;
+pub(crate) use block::{attend as block_sparse, attend_mask as block_mask};
 pub(crate) use call::{Call, run};
 pub(crate) use memory::{device_memory, keep_released};
 pub(crate) use sparse::{Request, attend as s2o, rank};

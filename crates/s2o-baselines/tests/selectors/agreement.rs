@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall, dense_attn, query_blocks};
 use s2o_baselines::{BlockSelector, BlockSparse, Selection};
 
-use crate::plain::{Call, ascending, head};
+use crate::plain::{Call, ascending, head, lists};
 
 /// Scores this close, relative to each other, may change places.
 const TIE: f64 = 2e-4;
@@ -34,7 +34,7 @@ impl Inputs {
     pub fn select(&self, selector: &impl BlockSelector) -> Selection {
         let [q, k, v] = &self.tensors;
         let selection = selector.select(&self.call, q, k, v).unwrap();
-        assert_eq!(selection.keys.check(&self.shape, true), Ok(()));
+        assert_eq!(lists(&selection).check(&self.shape, true), Ok(()));
         selection
     }
 
@@ -233,7 +233,7 @@ pub fn assert_blocks(
     expected: impl Fn(usize, usize) -> (bool, bool),
 ) -> usize {
     let shape = &inputs.shape;
-    let block_k = selection.keys.blocks.block_k();
+    let block_k = lists(&selection).blocks.block_k();
     let rows = query_blocks(shape, true).len();
     let mut undecided = 0;
     for i in 0..rows {
@@ -274,7 +274,7 @@ pub fn assert_causal<S: BlockSelector>(inputs: &Inputs, selector: &S) {
     let [q, k, v] = &inputs.tensors;
     let selection = inputs.select(selector);
     let (out, _) = BlockSparse::<S>::attend(&inputs.call, [q, k, v], selection.clone()).unwrap();
-    assert_eq!(inputs.head_major().select(selector).keys, selection.keys);
+    assert_eq!(lists(&inputs.head_major().select(selector)), lists(&selection));
     let rows = inputs.shape.q_len() / 2;
     let seen = inputs.shape.kv_offset() + rows;
     let later = |x: &Tensor| {

@@ -5,7 +5,7 @@ use candle_s2o::{BLOCK_Q, PrefillCall, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{BlockSelector, MeanPooling, block_means};
 
-use crate::plain::{calls, head};
+use crate::plain::{calls, head, lists};
 use crate::plain_cdf::{Compared, assert_dense, assert_takes_half_precision, choice, dot, mean, shape_of, softmax};
 
 /// Compares every list of a call.
@@ -13,7 +13,7 @@ pub fn compare(call: &PrefillCall, tensors: &[Tensor; 3], share: f64) -> Compare
     let [q, k, v] = tensors;
     let selection = MeanPooling::default().threshold(share).unwrap().select(call, q, k, v).unwrap();
     let shape = shape_of(tensors);
-    assert_eq!(selection.keys.check(&shape, true), Ok(()));
+    assert_eq!(lists(&selection).check(&shape, true), Ok(()));
     let cut: Vec<_> = query_blocks(&shape, true).collect();
     let mut compared = Compared::default();
     for list in 0..shape.batch() * shape.num_heads() * cut.len() {

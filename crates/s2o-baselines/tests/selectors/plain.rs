@@ -1,9 +1,9 @@
 //! What the tests' plain re-implementations share: random calls, one head at a time in f64.
 
 use candle_core::{Device, Tensor};
-use candle_s2o::{AttnShape, PrefillCall};
+use candle_s2o::{AttnShape, BlockSelection, PrefillCall};
 use proptest::prelude::*;
-use s2o_baselines::Selection;
+use s2o_baselines::{Keys, Selection};
 
 /// One causal call.
 #[derive(Debug, Clone, Copy)]
@@ -76,7 +76,15 @@ pub fn head(x: &Tensor, batch: usize, head: usize) -> Vec<Vec<f64>> {
     rows.into_iter().map(|row| row.into_iter().map(f64::from).collect()).collect()
 }
 
+/// What a method selected on the CPU.
+pub fn lists(selection: &Selection) -> &BlockSelection {
+    match &selection.keys {
+        Keys::Lists(lists) => lists,
+        Keys::Mask(mask) => panic!("expected lists, got a mask on {:?}", mask.tensor().device()),
+    }
+}
+
 /// The key blocks of list `list` in ascending order.
 pub fn ascending(selection: &Selection, list: usize) -> Vec<usize> {
-    selection.keys.blocks.list(list).iter().rev().map(|&block| block as usize).collect()
+    lists(selection).blocks.list(list).iter().rev().map(|&block| block as usize).collect()
 }

@@ -5,7 +5,7 @@ use candle_s2o::{Attention, BLOCK_Q, PrefillCall, dense_attn, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{BlockSelector, BlockSparse, SlidingWindow};
 
-use crate::plain::{ascending, calls};
+use crate::plain::{ascending, calls, lists};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
@@ -28,7 +28,7 @@ proptest! {
             seen.dedup();
             prop_assert_eq!(ascending(&selection, list), seen);
         }
-        prop_assert_eq!(selection.keys.check(shape, true), Ok(()));
+        prop_assert_eq!(lists(&selection).check(shape, true), Ok(()));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use candle_s2o::{AttnShape, PrefillCall, block_sparse_attn, dense_attn};
 use s2o_baselines::BlockSelector;
 
 use crate::agreement::Inputs;
+use crate::plain::lists;
 
 /// q, k and v of layer 12, `(1, 1536, 1, 64)`.
 fn tensors() -> [Tensor; 3] {
@@ -33,8 +34,8 @@ pub fn calls() -> Vec<Inputs> {
 pub fn measure(selector: &impl BlockSelector) -> [f64; 3] {
     let Inputs { shape, call, tensors: [q, k, v] } = calls().swap_remove(0);
     let selection = selector.select(&call, &q, &k, &v).unwrap();
-    let density = selection.keys.work(&shape)[0].density();
-    let (out, _) = block_sparse_attn(&q, &k, &v, call.softmax_scale, true, selection.keys).unwrap();
+    let density = lists(&selection).work(&shape)[0].density();
+    let (out, _) = block_sparse_attn(&q, &k, &v, call.softmax_scale, true, lists(&selection).clone()).unwrap();
     let dense = dense_attn(&q, &k, &v, call.softmax_scale, true).unwrap();
     let mean = |x: Tensor| f64::from(x.mean_all().unwrap().to_scalar::<f32>().unwrap());
     let error = (out - &dense).unwrap();

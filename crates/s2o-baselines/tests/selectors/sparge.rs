@@ -8,7 +8,7 @@ use s2o_baselines::{
 };
 
 use crate::agreement::{Bracket, Inputs, PlainHead, assert_blocks, assert_causal, assert_dense, dot, mean, softmax};
-use crate::plain::{ascending, calls};
+use crate::plain::{ascending, calls, lists};
 use crate::smollm2;
 
 const BLOCK_K: usize = 64;
@@ -97,8 +97,8 @@ proptest! {
         let inputs = Inputs::from(call);
         let sparge = Sparge::default().tau(tau).unwrap().theta(0.2).unwrap();
         let (halves, wholes) = (inputs.select(&sparge), inputs.select(&sparge.whole_key_blocks()));
-        prop_assert_eq!(wholes.keys.blocks.block_k(), 128);
-        for list in 0..wholes.keys.blocks.len() {
+        prop_assert_eq!(lists(&wholes).blocks.block_k(), 128);
+        for list in 0..lists(&wholes).blocks.len() {
             let mut expected: Vec<usize> = ascending(&halves, list).into_iter().map(|block| block / 2).collect();
             expected.dedup();
             prop_assert_eq!(ascending(&wholes, list), expected);
@@ -201,12 +201,12 @@ fn settings_are_by_layer_and_head() {
     };
     let shape = &smollm2::calls()[0].shape;
     let selection = select(3).unwrap();
-    assert_eq!(selection.keys.value_threshold, Some(-5.0));
+    assert_eq!(lists(&selection).value_threshold, Some(-5.0));
     let rows = query_blocks(shape, true).len();
-    let blocks = |head: usize| (0..rows).map(|i| selection.keys.blocks.list(head * rows + i).len()).sum::<usize>();
+    let blocks = |head: usize| (0..rows).map(|i| lists(&selection).blocks.list(head * rows + i).len()).sum::<usize>();
     assert_eq!(blocks(0), (1..=rows).map(|n| 2 * n).sum::<usize>());
     assert!(blocks(2) < blocks(0));
-    assert_eq!(select(0).unwrap().keys.value_threshold, Some(-50.0));
+    assert_eq!(lists(&select(0).unwrap()).value_threshold, Some(-50.0));
     let error = sparge.select(&call.call, &call.q.narrow(2, 0, 2).unwrap(), &call.k, &call.v).unwrap_err();
     assert_eq!(error.to_string(), "spargeattn: layer 3: expected settings of 2 heads, got 3");
 }

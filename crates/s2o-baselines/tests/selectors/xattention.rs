@@ -5,7 +5,7 @@ use candle_s2o::{BLOCK_Q, PrefillCall, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{BlockSelector, XAttention, antidiagonal_scores};
 
-use crate::plain::{calls, head};
+use crate::plain::{calls, head, lists};
 use crate::plain_cdf::{Compared, assert_dense, assert_takes_half_precision, choice, dot, shape_of, softmax};
 
 /// The scores of the query block of rows `rows`, by key block: pair by pair of strides, `visible` key strides each.
@@ -43,7 +43,7 @@ pub fn compare(call: &PrefillCall, tensors: &[Tensor; 3], stride: usize, share: 
     let method = XAttention::default().stride(stride).unwrap().threshold(share).unwrap();
     let selection = method.select(call, q, k, v).unwrap();
     let shape = shape_of(tensors);
-    assert_eq!(selection.keys.check(&shape, true), Ok(()));
+    assert_eq!(lists(&selection).check(&shape, true), Ok(()));
     let by_tensors = antidiagonal_scores(q, k, stride, call.softmax_scale).unwrap();
     let mut compared = Compared::default();
     let cut: Vec<_> = query_blocks(&shape, true).collect();

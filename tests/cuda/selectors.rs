@@ -1,0 +1,82 @@
+//! The published methods choose on the GPU as they do on the CPU, and attend to what they chose.
+
+use candle_core::{DType, Tensor};
+use candle_s2o::{Attention, BLOCK_Q, BlockSelection, PrefillCall};
+use s2o_baselines::{
+    BlockSelector, BlockSparse, FlexPrefill, Keys, MeanPooling, Pbs, PbsScore, Selection, SlidingWindow, Sparge,
+    XAttention,
+};
+
+use crate::Runner;
+use crate::problem::{Memory, Problem, Sizes};
+
+/// Share of the blocks that may be chosen on one side alone: sums in another order, and equal scores.
+const TIES: f64 = 0.01;
+
+fn same_shape(name: &str, [on_cpu, on_gpu]: [&BlockSelection; 2]) {
+    let [cpu, gpu] = [&on_cpu.blocks, &on_gpu.blocks];
+    assert_eq!(cpu.len(), gpu.len(), "{name}");
+    let (mut chosen, mut alone) = (0, 0);
+    for list in 0..cpu.len() {
+        let [cpu, gpu] = [cpu.list(list), gpu.list(list)];
+        chosen += cpu.len();
+        alone += cpu.iter().filter(|block| !gpu.contains(block)).count();
+        alone += gpu.iter().filter(|block| !cpu.contains(block)).count();
+    }
+    assert!(chosen > 0, "{name} chose nothing");
+    assert!(alone as f64 <= TIES * chosen as f64, "{name}: {alone} of {chosen} blocks on one side alone");
+}
+
+/// `selector` on both sides, and the output of the GPU against the CPU's for the choice of the GPU.
+fn agree<S: BlockSelector>(selector: S, problem: &Problem, compares_choice: bool) {
+    let shape = &problem.shape;
+    let call = PrefillCall { layer: 0, softmax_scale: problem.scale, prompt_len: shape.k_len() };
+    let [[cq, ck, cv], [q, k, v]] = [&problem.on_cpu, &problem.on_gpu];
+    let name = selector.name().to_owned();
+    let chosen = selector.select(&call, q, k, v).unwrap();
+    assert!(matches!(chosen.keys, Keys::Mask(_)), "{name}: the choice left the GPU");
+    let lists = chosen.keys.lists().unwrap();
+    if compares_choice {
+        let on_cpu = selector.select(&call, cq, ck, cv).unwrap().keys.lists().unwrap();
+        same_shape(&name, [&on_cpu, &lists]);
+    }
+    let reordered = chosen.reordered.as_ref().map(|reordered| {
+        let on_cpu = |x: &Tensor| x.to_device(cq.device()).unwrap().to_dtype(DType::F32).unwrap();
+        s2o_baselines::Reordered { k: on_cpu(&reordered.k), v: on_cpu(&reordered.v) }
+    });
+    let held = Selection { keys: Keys::Lists(lists), reordered };
+    let (exact, work) = BlockSparse::<S>::attend(&call, [cq, ck, cv], held).unwrap();
+    problem.poison();
+    let method = BlockSparse::new(selector);
+    let out = method.prefill(&call, q, k, v).unwrap();
+    assert_eq!(method.take_work()[&0], work, "{name}");
+    let out = out.to_device(cq.device()).unwrap().to_dtype(DType::F32).unwrap();
+    let norm = |x: &Tensor| x.sqr().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap().sqrt();
+    let error = norm(&(&out - &exact).unwrap()) / norm(&exact);
+    assert!(error < 1e-2, "{name}: the output is {error} away");
+}
+
+pub fn cases(runner: &mut Runner) {
+    for (q_len, k_len) in [(3000, 3000), (1100, 2948)] {
+        runner.case(&format!("selectors {q_len} of {k_len}"), |runner| {
+            let sizes = Sizes { batch: 2, heads: [4, 2], q_len, k_len, head_dim: 128 };
+            let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 16.0);
+            agree(MeanPooling::default(), &problem, true);
+            agree(XAttention::default(), &problem, true);
+            agree(FlexPrefill::default(), &problem, true);
+            agree(SlidingWindow::new(700, 128).unwrap(), &problem, true);
+            // Keys that weigh the same have no order, and with other keys a block is another block.
+            agree(Pbs::default(), &problem, false);
+            agree(Pbs::default().score(PbsScore::Antidiagonal), &problem, false);
+            // On the CPU its blocks have 64 keys.
+            agree(Sparge::default(), &problem, false);
+        });
+    }
+    runner.case("selectors take every block of a short prompt", |runner| {
+        let sizes = Sizes { batch: 1, heads: [2, 1], q_len: BLOCK_Q, k_len: BLOCK_Q, head_dim: 64 };
+        let problem = Problem::new(&runner.device, sizes, DType::F16, Memory::Contiguous, 1.0);
+        agree(MeanPooling::default(), &problem, true);
+        agree(XAttention::default(), &problem, true);
+        agree(Pbs::default(), &problem, true);
+    });
+}
