@@ -49,11 +49,13 @@ pub enum Kernel {
     Rotate,
     /// cos and sin for the rotation.
     RotationTable,
+    /// Where rows are cut by a count or a share.
+    RowThresholds,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
@@ -75,6 +77,7 @@ impl Kernel {
         Self::SiluMul,
         Self::Rotate,
         Self::RotationTable,
+        Self::RowThresholds,
     ];
 
     /// Whether a launch says how much dynamic shared memory it needs.
@@ -106,6 +109,7 @@ impl Kernel {
             Self::SiluMul => "silu_mul",
             Self::Rotate => "rotate",
             Self::RotationTable => "rotation_table",
+            Self::RowThresholds => "row_thresholds",
         }
     }
 }
@@ -188,7 +192,9 @@ impl fmt::Display for Function {
         let name = self.kernel.name();
         match self.kernel {
             // They see no elements.
-            Kernel::BlockLists | Kernel::Sort | Kernel::RotationTable => write!(f, "s2o_{name}"),
+            Kernel::BlockLists | Kernel::Sort | Kernel::RotationTable | Kernel::RowThresholds => {
+                write!(f, "s2o_{name}")
+            }
             // One serves every head size.
             Kernel::Merge | Kernel::RmsNorm | Kernel::SiluMul => write!(f, "s2o_{name}_{dtype}"),
             _ => write!(f, "s2o_{name}_{dtype}_{}", self.head_dim.get()),

@@ -310,6 +310,22 @@ pub struct RotationParams {
     pub half: i32,
 }
 
+/// The cut between what is chosen of a row and what is not.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct RowThresholdParams {
+    /// (rows, row_len), non-negative.
+    pub scores: *const f32,
+    /// (rows)
+    pub wanted: *const f32,
+    /// (rows)
+    pub thresholds: *mut f32,
+    /// Entries of a row.
+    pub row_len: i64,
+    /// 1: a chosen entry counts 1, 0: its value.
+    pub counts: i32,
+}
+
 macro_rules! layout {
     ($type:ident: $size:literal $(, $field:ident at $offset:literal)*) => {
         const _: () = assert!(size_of::<$type>() == $size $(&& std::mem::offset_of!($type, $field) == $offset)*);
@@ -323,6 +339,7 @@ layout!(SparseParams: 248, kv_perm at 176, segment_len at 216);
 layout!(SplitParams: 208, partial_out at 176);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(BlockListParams: 48, num_lists at 24);
+layout!(RowThresholdParams: 40, row_len at 24);
 layout!(RankingParams: 216, batch at 152);
 layout!(NormParams: 48, width at 40);
 layout!(SiluParams: 24, width at 16);

@@ -117,7 +117,7 @@ impl Antidiagonals {
         let queries = queries.index_select(&backwards, 2)?;
         // The query heads of a group are rows of one matrix: no KV head is repeated.
         let queries = queries.reshape((kv_heads, heads / kv_heads * rows.len(), width))?;
-        let products = queries.matmul(&keys.narrow(1, 0, columns)?.transpose(1, 2)?)?;
+        let products = queries.matmul(&keys.narrow(1, 0, columns)?.transpose(1, 2)?)?.to_dtype(DType::F32)?;
         let products = (products * (f64::from(self.scale) / self.stride as f64))?;
         let weights = masked_softmax(&products.reshape((heads, rows.len(), columns))?, &seen)?;
         let by_block = (heads, blocks.len(), per_block, columns / per_block, per_block);
@@ -126,10 +126,12 @@ impl Antidiagonals {
     }
 
     /// The tokens of each stride behind each other: `x` `(len, heads, head_dim)`, with zeros before and behind it, becomes
-    /// `(heads, strides, stride * head_dim)` of f32.
+    /// `(heads, strides, stride * head_dim)`; in their own type on a GPU, as the published code multiplies them, in f32 on
+    /// the CPU.
     fn strides(&self, x: &Tensor, [before, behind]: [usize; 2]) -> Result<Tensor, BaselineError> {
         let (len, heads, dim) = x.dims3()?;
-        let x = x.transpose(0, 1)?.contiguous()?.to_dtype(DType::F32)?;
+        let dtype = if x.device().is_cuda() { x.dtype() } else { DType::F32 };
+        let x = x.transpose(0, 1)?.contiguous()?.to_dtype(dtype)?;
         let x = x.pad_with_zeros(1, before, behind)?;
         Ok(x.reshape((heads, (before + len + behind) / self.stride, self.stride * dim))?)
     }

@@ -59,7 +59,11 @@ impl BlockMask {
         let counts = self.mask.to_dtype(DType::F32)?.sum((2, 3))?.flatten_all()?.to_vec1::<f32>()?;
         let tile = self.block_k as f64 / BLOCK_Q as f64;
         let counts = counts.into_iter().map(|count| f64::from(count) * tile);
-        Ok(HeadWork::dense(shape).into_iter().zip(counts).map(|(dense, visited)| HeadWork { visited, ..dense }).collect())
+        Ok(HeadWork::dense(shape)
+            .into_iter()
+            .zip(counts)
+            .map(|(dense, visited)| HeadWork { visited, ..dense })
+            .collect())
     }
 
     /// The choice as lists. The mask is read back from its device, once.

@@ -4,7 +4,7 @@ use candle_core::{D, DType, Tensor};
 use rayon::prelude::*;
 
 use crate::selector::BaselineError;
-use crate::threshold::greatest_threshold;
+use crate::threshold::{Weight, greatest_threshold};
 
 /// For every row (last dimension) of `scores`, non-negative: the entries in descending order until their sum reaches
 /// `share` of the row's, the one that reaches it included. 1 for the chosen ones in a u8 mask of the same shape. Of equal
@@ -81,7 +81,7 @@ fn by_threshold(scores: &Tensor, kept: &Tensor, shares: &[f64]) -> Result<Tensor
     // What the kept entries leave to the others: total * share - (total - others).
     let left_out = total.broadcast_mul(&by_share(|share| (1.0 - share).max(0.0) as f32)?)?;
     let wanted = (others.sum_keepdim(D::Minus1)? - left_out)?;
-    let least = greatest_threshold(&others, |chosen| Ok((&others * chosen)?.sum_keepdim(D::Minus1)?.ge(&wanted)?))?;
+    let least = greatest_threshold(&others, &wanted, Weight::Values)?;
     let chosen = (others.broadcast_ge(&least)? * others.gt(0f32)?)?.maximum(&kept)?;
     let everything = by_share(|share| f32::from(u8::from(share >= 1.0)))?.to_dtype(DType::U8)?;
     Ok(chosen.broadcast_maximum(&everything)?.reshape(shape)?)

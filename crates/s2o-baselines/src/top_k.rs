@@ -4,7 +4,7 @@ use candle_core::{D, DType, Tensor};
 use rayon::prelude::*;
 
 use crate::selector::BaselineError;
-use crate::threshold::greatest_threshold;
+use crate::threshold::{Weight, greatest_threshold};
 
 /// For every row (last dimension) of `scores`, non-negative f32: its greatest entries, as many as `counts` says (f32, of
 /// the same shape with a last dimension of 1). 1 for the chosen ones in a u8 mask. Of equal entries the lower index comes
@@ -27,7 +27,7 @@ fn by_sorting(scores: &Tensor, counts: &Tensor) -> Result<Tensor, BaselineError>
 }
 
 fn by_threshold(scores: &Tensor, counts: &Tensor) -> Result<Tensor, BaselineError> {
-    let least = greatest_threshold(scores, |chosen| Ok(chosen.sum_keepdim(D::Minus1)?.ge(counts)?))?;
+    let least = greatest_threshold(scores, counts, Weight::Count)?;
     let chosen = scores.broadcast_ge(&least)?;
     Ok(chosen.broadcast_mul(&counts.gt(0f32)?.to_dtype(DType::U8)?)?)
 }

@@ -46,14 +46,14 @@ pub(crate) fn knows_head_dim(head_dim: usize) -> bool {
 }
 
 /// The device, its stream and its kernels.
-struct Launcher {
-    device: CudaDevice,
-    stream: Arc<CudaStream>,
+pub(super) struct Launcher {
+    pub(super) device: CudaDevice,
+    pub(super) stream: Arc<CudaStream>,
     library: Arc<Library>,
 }
 
 impl Launcher {
-    fn of(tensor: &Tensor) -> Result<Self> {
+    pub(super) fn of(tensor: &Tensor) -> Result<Self> {
         let device = tensor.device().as_cuda_device()?.clone();
         let stream = device.cuda_stream();
         stream.context().bind_to_thread().doing("binding the context")?;
@@ -62,7 +62,7 @@ impl Launcher {
     }
 
     /// Memory for a tensor that a kernel is about to write.
-    fn uninit<T: CudaDType + DeviceRepr>(&self, shape: &Shape) -> Result<CudaSlice<T>> {
+    pub(super) fn uninit<T: CudaDType + DeviceRepr>(&self, shape: &Shape) -> Result<CudaSlice<T>> {
         // SAFETY: each kernel here writes every element of its outputs.
         Ok(unsafe { self.device.alloc::<T>(shape.elem_count()) }?)
     }
@@ -71,7 +71,7 @@ impl Launcher {
     ///
     /// # Safety
     /// As for [`Entry::launch`](super::library::Entry::launch), with `params` as the only argument.
-    unsafe fn launch<P: Params>(
+    pub(super) unsafe fn launch<P: Params>(
         &self,
         function: Function,
         params: &P,
@@ -87,13 +87,13 @@ impl Launcher {
 }
 
 /// A tensor of a slice that was just written.
-fn tensor<T: CudaDType>(slice: CudaSlice<T>, device: &CudaDevice, shape: Shape) -> Tensor {
+pub(super) fn tensor<T: CudaDType>(slice: CudaSlice<T>, device: &CudaDevice, shape: Shape) -> Tensor {
     let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, device.clone()));
     Tensor::from_storage(storage, shape, BackpropOp::none(), false)
 }
 
 /// Where a contiguous tensor lies, and a guard that ends the stream's use of it when dropped.
-fn address<'a, T: CudaDType + DeviceRepr + 'static>(
+pub(super) fn address<'a, T: CudaDType + DeviceRepr + 'static>(
     storage: &'a Storage,
     layout: &Layout,
     stream: &'a CudaStream,
@@ -156,7 +156,7 @@ fn norm<T: Element>(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f3
 }
 
 /// Kernels that know no heads are the same for every size.
-const ANY_HEAD_DIM: HeadDim = HeadDim::D128;
+pub(super) const ANY_HEAD_DIM: HeadDim = HeadDim::D128;
 
 /// `silu(gate) * up` of contiguous rows `gate | up`.
 pub(crate) fn silu_mul(gate_up: &Tensor) -> Result<Tensor> {

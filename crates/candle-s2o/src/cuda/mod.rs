@@ -31,9 +31,11 @@ mod ranking;
 mod sparse;
 mod stopwatch;
 mod tensor_map;
+mod thresholds;
 
 pub use error::CudaError;
 pub use stopwatch::KernelTime;
+pub use thresholds::{RowWeight, row_thresholds};
 
 pub(crate) use block::{attend as block_sparse, attend_mask as block_mask};
 pub(crate) use call::{Call, run};
