@@ -9,6 +9,7 @@
 //! cargo run --release --example evaluate -- experiment matched-density           # three layers of the built-in model
 //! cargo run --release --example evaluate -- experiment time-split --tensors qkv.safetensors --repeat 5 --out results
 //! cargo run --release --example evaluate -- tune --max-rel-l1 0.05 --model DIR --prompt-file F --save layers.json
+//! cargo run --release --example evaluate -- gallery                                 # docs/results.md, from its rows
 //! ```
 
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ use clap::{Parser, Subcommand};
 #[allow(dead_code, reason = "prefill needs more of it")]
 mod cli;
 mod experiment;
+mod gallery;
 mod list;
 mod record;
 mod report;
@@ -44,6 +46,7 @@ enum Command {
     Experiment(experiment::Flags),
     /// Find a threshold for each layer that keeps its error within a bound
     Tune(tune::Flags),
+    Gallery(gallery::Flags),
 }
 
 fn main() -> ExitCode {
@@ -53,5 +56,6 @@ fn main() -> ExitCode {
         Command::Report(flags) => flags.run(),
         Command::Experiment(flags) => experiment::run(&flags),
         Command::Tune(flags) => tune::run(&flags),
+        Command::Gallery(flags) => flags.run(),
     })
 }

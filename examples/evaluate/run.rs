@@ -1,6 +1,7 @@
 //! `run`: every sample with every method, from where the last run stopped.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -12,14 +13,18 @@ use s2o_eval::method::MethodSpec;
 use s2o_eval::run::{Event, Journal, Runner, Sample};
 use s2o_eval::tasks::ChatTemplate;
 use s2o_models::{Chunk, LoadedModel};
+use serde::Serialize;
 
 use crate::cli::model_flags::LoadFlags;
 use crate::cli::{exit, machine, model_flags, progress};
+use crate::record::{self, Origin};
 use crate::samples::SampleFlags;
 use crate::tables;
 
 /// Where outcomes are kept, in the directory of a run.
 pub const OUTCOMES: &str = "outcomes.jsonl";
+/// Beside them: how and where they were made.
+const RUNS: &str = "runs";
 
 /// Asks a model with every method and writes how well it answers
 ///
@@ -36,7 +41,7 @@ pub struct Flags {
     /// Tokens per prefill chunk: numbers, `whole` or `auto`; with several, answers are compared with the first one's
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_values = ["auto"])]
     chunk: Vec<Chunk>,
-    /// Directory for outcomes.jsonl, table.csv and table.md
+    /// Directory for outcomes.jsonl, runs.csv, table.csv and table.md
     #[arg(long, value_name = "DIR", default_value = "evaluation")]
     out: PathBuf,
     /// Forget the outcomes in that directory
@@ -52,6 +57,13 @@ pub struct Flags {
     samples: SampleFlags,
     #[command(flatten)]
     model: LoadFlags,
+}
+
+/// A run that begins or goes on.
+#[derive(Debug, Serialize)]
+struct Begun {
+    /// How many it is to make.
+    outcomes: usize,
 }
 
 impl Flags {
@@ -75,21 +87,36 @@ impl Flags {
         let samples = self.samples.samples(&model.tokenizer)?;
         let mut journal = self.journal()?;
         self.announce(&model, template, found, &samples, &journal)?;
-        self.go(&runner, &samples, &mut journal)?;
+        self.go(
+            &runner,
+            &samples,
+            &mut journal,
+            &Origin::here(&model_flags::describe(&model), model.decoder.device()),
+        )?;
 
         tables::write(&self.out, journal.outcomes())?;
         if self.predictions {
             tables::write_predictions(&self.out, journal.outcomes(), &samples, &model)?;
         }
         tables::print(journal.outcomes())?;
-        let files = format!("{OUTCOMES}, table.csv and table.md are in {}", self.out.display());
+        let files = format!("{OUTCOMES}, {RUNS}.csv, table.csv and table.md are in {}", self.out.display());
         exit::print(&format!("{files}\n\n{}\n", machine::describe(model.decoder.device())))
     }
 
     fn journal(&self) -> Result<Journal> {
         fs::create_dir_all(&self.out).with_context(|| format!("cannot write {}", self.out.display()))?;
         let path = self.out.join(OUTCOMES);
-        if self.fresh { Ok(Journal::fresh(path)?) } else { Journal::open(path).map_err(with_way_out) }
+        if !self.fresh {
+            return Journal::open(path).map_err(with_way_out);
+        }
+        let journal = Journal::fresh(path)?;
+        let runs = self.out.join(RUNS).with_extension("csv");
+        match fs::remove_file(&runs) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot write {}", runs.display()))
+            }
+            _ => Ok(journal),
+        }
     }
 
     /// What will be run. Most disagreements about published scores come from a wrong template.
@@ -118,13 +145,15 @@ impl Flags {
         ))
     }
 
-    fn go(&self, runner: &Runner, samples: &[Sample], journal: &mut Journal) -> Result<()> {
+    fn go(&self, runner: &Runner, samples: &[Sample], journal: &mut Journal, origin: &Origin) -> Result<()> {
         let trials = runner.pending(samples, journal).map_err(with_way_out)?;
         let (count, tokens) = (trials.len(), trials.iter().map(|trial| trial.sample.context_tokens() as u64).sum());
         drop(trials);
         if count == 0 {
             return Ok(());
         }
+        // Before the first outcome: an interrupted run has made some too.
+        record::append(&self.out, RUNS, &[Begun { outcomes: count }], origin)?;
         // In tokens, because long prompts take longer.
         let bar = progress::bar_with_eta(tokens);
         let mut done = 0;

@@ -42,6 +42,13 @@ fn a_run_leaves_outcomes_and_tables() {
     assert!(table.lines().nth(1).is_some_and(|line| line.starts_with("passkey,,300,dense,auto,4,")), "{table}");
     assert!(file(&directory, "table.md").contains("### passkey by depth and length: dense"));
 
+    let runs = file(&directory, "runs.csv");
+    assert!(runs.starts_with("outcomes,date,commit,device,source,command\n16,"), "{runs}");
+    assert!(
+        runs.contains("needle-7m: Qwen3") && runs.contains(",\"evaluate run --tasks passkey --lengths 300,400"),
+        "{runs}"
+    );
+
     let again = stdout_of("evaluate", &["report", text(directory.path())]);
     assert!(stdout.contains(again.trim_end()), "{again} in {stdout}");
     assert_eq!(file(&directory, "table.csv"), table);
@@ -71,9 +78,11 @@ fn a_run_goes_on_after_an_interruption() {
     assert_eq!(timeless(&file(&directory, "table.csv")), timeless(&table));
 
     // Nothing is left to do; then everything.
+    assert_eq!(file(&directory, "runs.csv").lines().count(), 1 + 2);
     assert!(stdout_of("evaluate", &short(&directory, &["--methods", "dense"])).contains("4 outcomes are there"));
     assert_eq!(file(&directory, "outcomes.jsonl"), now);
     assert!(!stdout_of("evaluate", &short(&directory, &["--methods", "dense", "--fresh"])).contains("are there"));
+    assert_eq!(file(&directory, "runs.csv").lines().count(), 1 + 1);
 }
 
 #[test]

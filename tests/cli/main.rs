@@ -9,6 +9,7 @@ use tempfile::TempDir;
 mod compare;
 mod evaluate;
 mod experiment;
+mod gallery;
 mod heatmap;
 mod models;
 mod prefill;

@@ -63,9 +63,7 @@ impl Figure {
         if name.is_empty() || Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(PlotError::Name { got: name.to_owned() });
         }
-        let mut scene = Scene::new(self.width, self.height);
-        let area = scene.area();
-        plot.draw(&mut scene, area)?;
+        let scene = self.scene(plot)?;
         let (document, pixels) = (render::svg(&scene)?, render::pixels(&scene)?);
 
         let cannot = |path: &Path| {
@@ -83,5 +81,20 @@ impl Figure {
             .map_err(|error| PlotError::Draw { reason: error.to_string() })?;
         drop(file);
         Ok(Files { png, svg })
+    }
+
+    /// What [`Self::write`] writes to `name.svg`.
+    ///
+    /// # Errors
+    /// If the plot's data cannot be drawn.
+    pub fn svg(&self, plot: &dyn Plot) -> Result<String, PlotError> {
+        render::svg(&self.scene(plot)?)
+    }
+
+    fn scene(&self, plot: &dyn Plot) -> Result<Scene, PlotError> {
+        let mut scene = Scene::new(self.width, self.height);
+        let area = scene.area();
+        plot.draw(&mut scene, area)?;
+        Ok(scene)
     }
 }

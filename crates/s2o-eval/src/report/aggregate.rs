@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::interval::wilson;
 use crate::error::{EvalError, Result};
@@ -14,7 +14,7 @@ use crate::tasks::RULER;
 pub const RULER_AVERAGE: &str = "ruler average";
 
 /// One line of the table.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The task.
     pub task: String,

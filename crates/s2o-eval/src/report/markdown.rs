@@ -39,7 +39,8 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
     text
 }
 
-fn rows_of_models(rows: &[Row]) -> Vec<Vec<&Row>> {
+/// The rows of each model, precision, device and chat template.
+pub(crate) fn rows_of_models(rows: &[Row]) -> Vec<Vec<&Row>> {
     let setting = |row: &Row| [&row.model, &row.dtype, &row.device, &row.template].map(String::clone);
     let mut models: Vec<Vec<&Row>> = Vec::new();
     for row in rows {
@@ -51,7 +52,8 @@ fn rows_of_models(rows: &[Row]) -> Vec<Vec<&Row>> {
     models
 }
 
-fn accuracy(row: &Row) -> String {
+/// In percent, with its 95 % interval where there is one.
+pub(crate) fn accuracy(row: &Row) -> String {
     let percent = |value: f64| format!("{:.1}", 100.0 * value);
     match (row.score, row.score_low, row.score_high) {
         (Some(score), Some(low), Some(high)) => format!("{} ({} to {})", percent(score), percent(low), percent(high)),
@@ -63,11 +65,15 @@ fn density(row: &Row) -> String {
     format!("{:.3}", row.density)
 }
 
-/// Task, group and length down, methods and chunks across.
 fn pivot(text: &mut String, title: &str, rows: &[&Row], cell: impl Fn(&Row) -> String) {
-    if rows.is_empty() {
-        return;
+    if !rows.is_empty() {
+        heading(text, 3, title);
+        pivot_table(text, rows, cell);
     }
+}
+
+/// Task, group and length down, methods and chunks across. There is a row at least.
+pub(crate) fn pivot_table(text: &mut String, rows: &[&Row], cell: impl Fn(&Row) -> String) {
     let columns = columns(rows);
     let has_groups = rows.iter().any(|row| !row.group.is_empty());
     let mut header = vec!["task".to_owned()];
@@ -100,7 +106,6 @@ fn pivot(text: &mut String, title: &str, rows: &[&Row], cell: impl Fn(&Row) -> S
         line.extend(cells);
         line
     });
-    heading(text, 3, title);
     table(text, &header, lines);
 }
 
@@ -198,7 +203,8 @@ fn heading(text: &mut String, level: usize, title: &str) {
     let _ = writeln!(text, "{gap}{} {title}\n", "#".repeat(level));
 }
 
-fn table(text: &mut String, header: &[String], lines: impl IntoIterator<Item = Vec<String>>) {
+/// A Markdown table at the end of `text`.
+pub(crate) fn table(text: &mut String, header: &[String], lines: impl IntoIterator<Item = Vec<String>>) {
     let mut line = |cells: &[String]| {
         let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
         let _ = writeln!(text, "| {} |", cells.join(" | "));

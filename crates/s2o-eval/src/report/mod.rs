@@ -16,3 +16,4 @@ pub use depth_grid::{DepthGrid, depth_grids};
 pub use export::{NiahResult, RulerPrediction};
 pub use interval::wilson;
 pub use markdown::markdown;
+pub(crate) use markdown::{accuracy, pivot_table, rows_of_models, table};

@@ -1,0 +1,129 @@
+//! `methods-by-time`: what each method's selection costs and what its attention costs, from the benchmark `methods`.
+
+use std::path::Path;
+
+use super::error::{GalleryError, Result};
+use super::record::{Measurement, newest, of_device, shapes};
+use super::rows::{Sourced, distinct};
+use super::section::{Picture, Provenance, Section};
+use super::text::{inline, share, three_digits, tokens};
+use crate::plot::{Bar, Bars, Figure};
+use crate::report::table;
+
+const SELECTION: &str = ", selection";
+const ATTENTION: &str = ", attention";
+
+/// A method at a length.
+struct Timed<'r> {
+    method: &'r str,
+    tokens: usize,
+    /// Milliseconds.
+    selection: f64,
+    attention: f64,
+    /// Both together, timed as one.
+    whole: &'r Measurement,
+}
+
+/// The section for the record in `directory`.
+pub fn section(directory: &Path) -> Result<Section> {
+    let rows = of_device(directory)?;
+    let rows = newest(directory, &rows, "rows of the bench `methods`", |row| row.bench == "methods")?;
+    let wholes = rows.iter().filter(|row| ![SELECTION, ATTENTION].iter().any(|part| row.row.method.ends_with(part)));
+    let timed = wholes.map(|row| timed(row, &rows)).collect::<Result<Vec<_>>>()?;
+    let lengths = distinct(timed.iter().map(|timed| timed.tokens));
+    let pictures = lengths.iter().map(|&length| picture(length, &timed)).collect::<Result<_>>()?;
+    let text = format!(
+        "Medians in milliseconds ({}); each part and the whole are medians of their own.\n\n{}",
+        inline(&shapes(&rows)),
+        times(&timed)
+    );
+    let provenance = Provenance::of(rows.iter().copied());
+    Ok(Section { directory: directory.to_owned(), pictures, text, provenance })
+}
+
+/// The whole of a method with its parts.
+fn timed<'r>(whole: &'r Sourced<Measurement>, rows: &[&'r Sourced<Measurement>]) -> Result<Timed<'r>> {
+    let Measurement { method, q_len, .. } = &whole.row;
+    let part = |name: &str| {
+        let part = format!("{method}{name}");
+        let row = rows.iter().find(|row| row.row.method == part && row.row.q_len == *q_len);
+        row.map(|row| row.row.ms).ok_or_else(|| GalleryError::Missing {
+            path: whole.path.clone(),
+            expected: format!("a row `{part}` at {q_len} tokens beside `{method}`"),
+            got: "none".to_owned(),
+        })
+    };
+    let [selection, attention] = [part(SELECTION)?, part(ATTENTION)?];
+    Ok(Timed { method, tokens: *q_len, selection, attention, whole: &whole.row })
+}
+
+/// The baselines of a length, each with its time.
+fn baselines<'t>(length: usize, timed: &'t [Timed]) -> Vec<(&'t str, f64)> {
+    let own = timed.iter().filter(|timed| timed.tokens == length);
+    let mut baselines: Vec<(&str, f64)> = Vec::new();
+    for (name, ms) in own.filter_map(|timed| Some((timed.whole.baseline.as_str(), timed.whole.baseline_ms?))) {
+        // Runs of other days have times of their own for it; one is enough to compare with.
+        if !baselines.iter().any(|there| there.0 == name) {
+            baselines.push((name, ms));
+        }
+    }
+    baselines
+}
+
+fn picture(length: usize, timed: &[Timed]) -> Result<Picture> {
+    let methods = timed.iter().filter(|timed| timed.tokens == length);
+    let exact = baselines(length, timed).into_iter().map(|(name, ms)| (name, [0.0, ms]));
+    let bars: Vec<Bar> = methods
+        .map(|timed| (timed.method, [timed.selection, timed.attention]))
+        .chain(exact)
+        .map(|(label, parts)| Bar { label: label.to_owned(), parts: parts.to_vec() })
+        .collect();
+    let longest = bars.iter().map(|bar| bar.parts.iter().sum()).fold(0.0, f64::max);
+    let height = 180 + 46 * u32::try_from(bars.len()).unwrap_or(u32::MAX).min(60);
+    Ok(Picture {
+        name: format!("methods-by-time-{length}"),
+        description: format!("Time for selection and attention of each method at {length} tokens"),
+        figure: Figure::new(1000, height)?,
+        plot: Box::new(Bars {
+            title: format!("{} tokens", tokens(length)),
+            quantity: "milliseconds".to_owned(),
+            parts: vec!["selection".to_owned(), "attention".to_owned()],
+            bars,
+            decimals: if longest < 10.0 { 2 } else { 1 },
+        }),
+    })
+}
+
+fn times(timed: &[Timed]) -> String {
+    let header = ["tokens", "method", "selection", "attention", "whole", "density", "x baseline"].map(str::to_owned);
+    let mut lines = Vec::new();
+    for length in distinct(timed.iter().map(|timed| timed.tokens)) {
+        for own in timed.iter().filter(|timed| timed.tokens == length) {
+            let Timed { method, selection, attention, whole, .. } = own;
+            lines.push(vec![
+                tokens(length),
+                (*method).to_owned(),
+                three_digits(*selection),
+                three_digits(*attention),
+                three_digits(whole.ms),
+                whole.density.map_or("-".to_owned(), |density| share(density, 3)),
+                whole.ratio.map_or("-".to_owned(), three_digits),
+            ]);
+        }
+        for (name, ms) in baselines(length, timed) {
+            let empty = || "-".to_owned();
+            lines.push(vec![
+                tokens(length),
+                name.to_owned(),
+                empty(),
+                empty(),
+                three_digits(ms),
+                empty(),
+                "1".to_owned(),
+            ]);
+        }
+    }
+    let mut text = String::new();
+    table(&mut text, &header, lines);
+    text
+}
