@@ -1,5 +1,7 @@
 //! [`BlockMask`]: a choice of blocks as a tensor, where the selectors compute it.
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, HeadWork, query_blocks};
 
@@ -84,25 +86,44 @@ impl BlockMask {
 /// # Errors
 /// If Candle fails.
 pub fn causal_blocks(shape: &AttnShape, block_k: usize, device: &Device) -> Result<Tensor, BaselineError> {
-    band(shape, block_k, device, |query_block, key_block| key_block * block_k < (query_block + 1) * BLOCK_Q)
+    bands(shape, block_k, device, |query_block| Bands::from(0..((query_block + 1) * BLOCK_Q).div_ceil(block_k)))
 }
 
-/// `(query_blocks, key_blocks)` of u8, by a rule on (query block, key block), both counted on absolute positions.
-pub(crate) fn band(
+/// Key blocks of a query block: a range, and some first ones.
+pub(crate) struct Bands {
+    /// The first `sink` key blocks.
+    pub(crate) sink: usize,
+    pub(crate) window: Range<usize>,
+}
+
+impl From<Range<usize>> for Bands {
+    fn from(window: Range<usize>) -> Self {
+        Self { sink: 0, window }
+    }
+}
+
+/// The first block and the one on the diagonal, both of [`BLOCK_Q`] keys: what several methods always take.
+pub(crate) fn first_and_own(query_block: usize) -> Bands {
+    Bands { sink: 1, window: query_block..query_block + 1 }
+}
+
+/// `(query_blocks, key_blocks)` of u8: 1 in the bands of each query block, counted on absolute positions as the key
+/// blocks are. Made on the device from three numbers a query block.
+pub(crate) fn bands(
     shape: &AttnShape,
     block_k: usize,
     device: &Device,
-    rule: impl Fn(usize, usize) -> bool,
+    of_block: impl Fn(usize) -> Bands,
 ) -> Result<Tensor, BaselineError> {
-    let key_blocks = shape.k_len().div_ceil(block_k);
-    let rows: Vec<_> = query_blocks(shape, true).collect();
-    let mask: Vec<u8> = rows
-        .iter()
-        .flat_map(|rows| {
-            let query_block = (shape.kv_offset() + rows.start) / BLOCK_Q;
-            let rule = &rule;
-            (0..key_blocks).map(move |key_block| u8::from(rule(query_block, key_block)))
-        })
-        .collect();
-    Ok(Tensor::from_vec(mask, (rows.len(), key_blocks), &Device::Cpu)?.to_device(device)?.to_dtype(DType::U8)?)
+    let rows: Vec<Bands> =
+        query_blocks(shape, true).map(|rows| of_block((shape.kv_offset() + rows.start) / BLOCK_Q)).collect();
+    let column = |number: fn(&Bands) -> usize| {
+        let numbers: Vec<u32> = rows.iter().map(|bands| number(bands) as u32).collect();
+        Tensor::from_vec(numbers, (rows.len(), 1), device)
+    };
+    let key_blocks = Tensor::arange(0, shape.k_len().div_ceil(block_k) as u32, device)?.unsqueeze(0)?;
+    let first = key_blocks.broadcast_lt(&column(|bands| bands.sink)?)?;
+    let from = key_blocks.broadcast_ge(&column(|bands| bands.window.start)?)?;
+    let window = (from * key_blocks.broadcast_lt(&column(|bands| bands.window.end)?)?)?;
+    Ok(first.maximum(&window)?)
 }

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
-use crate::mask::{BlockMask, band};
+use crate::mask::{BlockMask, bands, first_and_own};
 use crate::pooling::block_scores;
 use crate::selector::{BaselineError, BlockSelector, Selection, checked_threshold};
 use crate::top_cdf::top_cdf;
@@ -48,8 +48,7 @@ impl BlockSelector for MeanPooling {
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let shape = shape_of(q, k, v)?;
         let scores = block_scores(q, k, &shape, call.softmax_scale)?;
-        let always =
-            band(&shape, BLOCK_Q, q.device(), |query_block, key_block| key_block == 0 || key_block == query_block)?;
+        let always = bands(&shape, BLOCK_Q, q.device(), first_and_own)?;
         let mask = BlockMask::new(&top_cdf(&scores, self.threshold)?, &shape, BLOCK_Q)?.or(&always)?;
         Ok(mask.into_keys()?.into())
     }

@@ -1,12 +1,14 @@
 //! PBS-Attn: keys permuted inside segments, so that the important ones share blocks.
 
+use std::ops::Range;
+
 use candle_core::Tensor;
 use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{Antidiagonals, STRIDE};
 use crate::attention::shape_of;
 use crate::key_order::{KeyOrder, attention_of_last_block};
-use crate::mask::{BlockMask, band};
+use crate::mask::{BlockMask, bands};
 use crate::pooling::visible_block_scores;
 use crate::selector::{BaselineError, BlockSelector, Reordered, Selection, checked_threshold};
 use crate::top_cdf::top_cdf;
@@ -105,9 +107,8 @@ impl Pbs {
     ) -> Result<Tensor, BaselineError> {
         let (before, segment) = (order.len()?, self.segment);
         let k = reordered.k.narrow(1, 0, before)?;
-        let earlier = band(shape, BLOCK_Q, q.device(), |query_block, key_block| {
-            key_block * BLOCK_Q < query_block * BLOCK_Q / segment * segment
-        })?;
+        let earlier =
+            bands(shape, BLOCK_Q, q.device(), |query_block| (0..own_segment(query_block, segment).start).into())?;
         let earlier = earlier.narrow(1, 0, before / BLOCK_Q)?;
         let (scale, offset) = (call.softmax_scale, shape.kv_offset());
         let scores = match self.score {
@@ -128,6 +129,13 @@ impl Pbs {
     }
 }
 
+/// The key blocks of the segment that a query block lies in.
+fn own_segment(query_block: usize, segment: usize) -> Range<usize> {
+    let blocks = segment / BLOCK_Q;
+    let first = query_block / blocks * blocks;
+    first..first + blocks
+}
+
 /// Segments of 256, threshold 0.9, mean-pooled scores, an order for each query head.
 impl Default for Pbs {
     fn default() -> Self {
@@ -145,9 +153,7 @@ impl BlockSelector for Pbs {
 
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let shape = shape_of(q, k, v)?;
-        let own = band(&shape, BLOCK_Q, q.device(), |query_block, key_block| {
-            query_block * BLOCK_Q / self.segment == key_block * BLOCK_Q / self.segment
-        })?;
+        let own = bands(&shape, BLOCK_Q, q.device(), |query_block| own_segment(query_block, self.segment).into())?;
         let (rows, blocks) = own.dims2()?;
         let own = own.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?.contiguous()?;
         if shape.k_len() <= self.segment {

@@ -1,5 +1,7 @@
 //! Verticals and slashes: keys that many queries look at, and distances that many queries look back.
 
+use std::ops::Range;
+
 use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, query_blocks};
 
@@ -77,10 +79,9 @@ pub(crate) fn vertical_slash_mask(
     let (batch, heads, key_blocks) = slashes.dims3()?;
     let first = shape.kv_offset() / BLOCK_Q;
     let rows = query_blocks(shape, true).len();
-    let distances: Vec<u32> = (first..first + rows)
-        .flat_map(|query_block| (0..key_blocks).map(move |key_block| query_block.saturating_sub(key_block) as u32))
-        .collect();
-    let distances = Tensor::new(distances, slashes.device())?;
+    let count = |range: Range<usize>| Tensor::arange(range.start as f32, range.end as f32, slashes.device());
+    let distances = count(first..first + rows)?.unsqueeze(1)?.broadcast_sub(&count(0..key_blocks)?.unsqueeze(0)?)?;
+    let distances = distances.relu()?.to_dtype(DType::U32)?.flatten_all()?;
     let mask = slashes.index_select(&distances, 2)?.reshape((batch, heads, rows, key_blocks))?;
     Ok(mask.broadcast_maximum(&verticals.unsqueeze(2)?)?)
 }

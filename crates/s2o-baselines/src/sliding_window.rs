@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
-use crate::mask::{BlockMask, band};
+use crate::mask::{Bands, BlockMask, bands};
 use crate::selector::{BaselineError, BlockSelector, Selection};
 
 /// The last keys of every query and the first of the prompt, in whole blocks of 128.
@@ -43,10 +43,11 @@ impl BlockSelector for SlidingWindow {
     fn select(&self, _: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let shape = shape_of(q, k, v)?;
         let window = self.window;
-        let mask = band(&shape, BLOCK_Q, q.device(), |query_block, key_block| {
+        let sink = self.sink.div_ceil(BLOCK_Q);
+        let mask = bands(&shape, BLOCK_Q, q.device(), |query_block| {
             // The block's first query reaches back farthest.
             let oldest = (query_block * BLOCK_Q + 1).saturating_sub(window);
-            (key_block + 1) * BLOCK_Q > oldest || key_block * BLOCK_Q < self.sink
+            Bands { sink, window: oldest / BLOCK_Q..query_block + 1 }
         })?;
         let (rows, blocks) = mask.dims2()?;
         let mask = mask.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?;

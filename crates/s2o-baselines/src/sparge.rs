@@ -4,7 +4,7 @@ use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
 
 use crate::attention::shape_of;
-use crate::mask::{BlockMask, band, causal_blocks};
+use crate::mask::{Bands, BlockMask, bands, causal_blocks};
 use crate::pooling::{by_blocks, grouped_products, masked_softmax};
 use crate::selector::{BaselineError, BlockSelector, Selection};
 use crate::sparge_config::{SpargeConfig, SpargeHead, SpargeLayer, check_lambda};
@@ -192,8 +192,10 @@ impl<'a> PooledCall<'a> {
         let trusted = self.keys_alike.broadcast_ge(&thetas)?;
         let attention = masked_softmax(&self.scores, &trusted.broadcast_mul(&causal)?)?;
         let chosen = top_cdf_by_group(&attention, &taus)?;
-        let forced = band(self.shape, BLOCK_K, device, |query_block, key_block| {
-            key_block == 0 || key_block * BLOCK_K / BLOCK_Q == query_block
+        let own = BLOCK_Q / BLOCK_K;
+        let forced = bands(self.shape, BLOCK_K, device, |query_block| Bands {
+            sink: 1,
+            window: query_block * own..(query_block + 1) * own,
         })?;
         let chosen = chosen.broadcast_maximum(&self.keys_alike.broadcast_lt(&thetas)?)?;
         let chosen = chosen.broadcast_maximum(&self.queries_alike.broadcast_lt(&thetas)?)?;

@@ -5,7 +5,7 @@ use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{STRIDE, antidiagonal_scores, checked_stride};
 use crate::attention::shape_of;
-use crate::mask::{BlockMask, band};
+use crate::mask::{BlockMask, bands, first_and_own};
 use crate::selector::{BaselineError, BlockSelector, Selection, checked_threshold};
 use crate::top_cdf::top_cdf_beside;
 
@@ -56,8 +56,7 @@ impl BlockSelector for XAttention {
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let shape = shape_of(q, k, v)?;
         let scores = antidiagonal_scores(q, k, self.stride, call.softmax_scale)?;
-        let kept =
-            band(&shape, BLOCK_Q, q.device(), |query_block, key_block| key_block == 0 || key_block == query_block)?;
+        let kept = bands(&shape, BLOCK_Q, q.device(), first_and_own)?;
         let mask = top_cdf_beside(&scores, &kept.broadcast_as(scores.shape())?, self.threshold)?;
         Ok(BlockMask::new(&mask, &shape, BLOCK_Q)?.into_keys()?.into())
     }
