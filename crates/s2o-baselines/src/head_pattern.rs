@@ -1,14 +1,19 @@
 //! What MInference does in a head, and the file that says it for a model.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
+use candle_s2o::BLOCK_Q;
 use serde::{Deserialize, Serialize};
 
+use crate::config_file;
 use crate::selector::BaselineError;
+
+const CONTENT: &str = "patterns of MInference by layer and head";
 
 /// A pattern of [`MInference`](crate::MInference) with its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "pattern", rename_all = "kebab-case")]
+#[serde(tag = "pattern", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum HeadPattern {
     /// The first keys of the prompt and the last of every query, in whole blocks.
     AShape {
@@ -55,6 +60,15 @@ impl HeadPattern {
         }
     }
 
+    /// The most keys of a prompt in which every query attends to all before it, whatever the head.
+    pub fn dense_up_to(self) -> usize {
+        match self {
+            Self::AShape { sink, window } => sink + window,
+            Self::VerticalSlash { verticals, slashes } => verticals.max(slashes),
+            Self::BlockSparse { blocks } => blocks * BLOCK_Q,
+        }
+    }
+
     pub(crate) fn check(self) -> Result<Self, BaselineError> {
         match self {
             Self::AShape { window: 0, .. } => Err(BaselineError::option("minference", "window", "at least 1 token", 0)),
@@ -64,9 +78,33 @@ impl HeadPattern {
     }
 }
 
-/// The patterns of a model's heads, as found by a search; (de)serializable.
+/// The patterns of a model's heads, as found by a search; (de)serializable. The file is JSON:
+///
+/// ```json
+/// { "layers": { "0": [{ "pattern": "vertical-slash", "verticals": 500, "slashes": 1500 }] } }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MInferenceConfig {
     /// By layer, of every query head.
     pub layers: BTreeMap<usize, Vec<HeadPattern>>,
+}
+
+impl MInferenceConfig {
+    /// Reads a file. Whether its sizes are in range is for [`MInference::from_config`](crate::MInference::from_config)
+    /// to say.
+    ///
+    /// # Errors
+    /// If it cannot be read or holds something else; unknown fields are refused.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, BaselineError> {
+        config_file::load(path.as_ref(), CONTENT)
+    }
+
+    /// Writes a file that [`MInferenceConfig::load`] reads.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BaselineError> {
+        config_file::save(self, path.as_ref(), CONTENT)
+    }
 }

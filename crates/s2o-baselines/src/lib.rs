@@ -10,6 +10,7 @@
 mod antidiagonal;
 mod attention;
 mod attention_rows;
+mod config_file;
 mod flexprefill;
 mod head_pattern;
 mod key_order;

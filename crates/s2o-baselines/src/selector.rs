@@ -1,6 +1,7 @@
 //! [`BlockSelector`]: what a sparse method has to say.
 
 use std::fmt::Debug;
+use std::path::PathBuf;
 
 use candle_core::Tensor;
 use candle_s2o::{AttnError, BlockError, BlockSelection, PrefillCall, ShapeError};
@@ -35,6 +36,32 @@ pub enum BaselineError {
         expected: usize,
         /// Heads in the configuration.
         got: usize,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A file holds no configuration of the method.
+    #[error("{}: expected {expected}, got {got}", path.display())]
+    ConfigFile {
+        /// The file.
+        path: PathBuf,
+        /// What it should hold.
+        expected: &'static str,
+        /// What is wrong with it.
+        got: String,
     },
     /// The sizes of the tensors do not fit each other.
     #[error(transparent)]

@@ -1,14 +1,23 @@
 //! The settings of SpargeAttn by layer and head, and the file that holds them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config_file;
 use crate::selector::BaselineError;
 use crate::sparge::NAME;
 
-/// Settings of a model, as a tuner finds them; (de)serializable.
+const CONTENT: &str = "settings of SpargeAttn by layer and head";
+
+/// Settings of a model, as a tuner finds them; (de)serializable. The file is JSON:
+///
+/// ```json
+/// { "layers": { "0": { "heads": [{ "tau": 0.9, "theta": 0.5 }, { "tau": 1.0, "theta": 0.0 }], "lambda": -10.0 } } }
+/// ```
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SpargeConfig {
     /// By layer.
     pub layers: BTreeMap<usize, SpargeLayer>,
@@ -16,6 +25,7 @@ pub struct SpargeConfig {
 
 /// Settings of one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SpargeLayer {
     /// Of every query head.
     pub heads: Vec<SpargeHead>,
@@ -25,6 +35,7 @@ pub struct SpargeLayer {
 
 /// Settings of one head.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SpargeHead {
     /// The share of pooled attention to take; everything at 1.
     pub tau: f64,
@@ -45,6 +56,22 @@ impl SpargeHead {
 }
 
 impl SpargeConfig {
+    /// Reads a file. Whether its values are in range is for [`Sparge::from_config`](crate::Sparge::from_config) to say.
+    ///
+    /// # Errors
+    /// If it cannot be read or holds something else; unknown fields are refused.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, BaselineError> {
+        config_file::load(path.as_ref(), CONTENT)
+    }
+
+    /// Writes a file that [`SpargeConfig::load`] reads.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BaselineError> {
+        config_file::save(self, path.as_ref(), CONTENT)
+    }
+
     pub(crate) fn check(&self) -> Result<(), BaselineError> {
         for layer in self.layers.values() {
             check_lambda(layer.lambda)?;

@@ -1,0 +1,27 @@
+//! Configurations as files of JSON.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::selector::BaselineError;
+
+/// Reads a configuration; `expected` says which.
+pub(crate) fn load<C: DeserializeOwned>(path: &Path, expected: &'static str) -> Result<C, BaselineError> {
+    let text = fs::read_to_string(path).map_err(|source| BaselineError::Read { path: path.to_owned(), source })?;
+    serde_json::from_str(&text).map_err(|error| {
+        let (path, got) = (path.to_owned(), error.to_string());
+        BaselineError::ConfigFile { path, expected, got }
+    })
+}
+
+/// Writes a configuration that [`load`] reads.
+pub(crate) fn save<C: Serialize>(config: &C, path: &Path, expected: &'static str) -> Result<(), BaselineError> {
+    let text = serde_json::to_string_pretty(config).map_err(|error| {
+        let (path, got) = (path.to_owned(), error.to_string());
+        BaselineError::ConfigFile { path, expected, got }
+    })?;
+    fs::write(path, text + "\n").map_err(|source| BaselineError::Write { path: path.to_owned(), source })
+}
