@@ -60,12 +60,12 @@ impl HeadPattern {
         }
     }
 
-    /// The most keys of a prompt in which every query attends to all before it, whatever the head.
+    /// Up to this many keys every query attends to all before it, so that the pattern tells nothing about a head.
     pub fn dense_up_to(self) -> usize {
         match self {
-            Self::AShape { sink, window } => sink + window,
+            Self::AShape { sink, window } => sink.saturating_add(window),
             Self::VerticalSlash { verticals, slashes } => verticals.max(slashes),
-            Self::BlockSparse { blocks } => blocks * BLOCK_Q,
+            Self::BlockSparse { blocks } => blocks.saturating_mul(BLOCK_Q),
         }
     }
 

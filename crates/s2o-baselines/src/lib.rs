@@ -28,6 +28,7 @@ mod sparge_tuner;
 mod threshold;
 mod top_cdf;
 mod top_k;
+mod tuning_call;
 mod xattention;
 
 pub use antidiagonal::antidiagonal_scores;
@@ -43,8 +44,9 @@ pub use selector::{BaselineError, BlockSelector, Keys, Reordered, Selection};
 pub use sliding_window::SlidingWindow;
 pub use sparge::Sparge;
 pub use sparge_config::{SpargeConfig, SpargeHead, SpargeLayer};
-pub use sparge_tuner::{SpargeBounds, TuningCall};
+pub use sparge_tuner::SpargeBounds;
 pub use top_cdf::{top_cdf, top_cdf_beside};
+pub use tuning_call::TuningCall;
 pub use xattention::XAttention;
 
 /// Elements of the largest tensor on the way to a choice, 128 MiB of f32: what is larger is computed in parts.

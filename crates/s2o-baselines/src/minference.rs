@@ -1,5 +1,6 @@
 //! MInference: every head has one of three patterns.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
@@ -13,6 +14,7 @@ use crate::pooling::block_scores;
 use crate::selector::{BaselineError, BlockSelector, Selection};
 use crate::slash::{LastQueries, block_sums, blocks_of_distances, blocks_of_keys, vertical_slash_mask};
 use crate::top_k::top_k;
+use crate::tuning_call::TuningCall;
 
 const NAME: &str = "minference";
 /// Queries that verticals and slashes are guessed from.
@@ -21,6 +23,8 @@ const LAST_QUERIES: usize = 64;
 const FIRST_KEYS: usize = 30;
 /// Least distances that are always slashes.
 const LEAST_DISTANCES: usize = 100;
+/// Captured mass of candidates that differs by less is equal: such differences are rounding.
+const TIE: f32 = 1e-5;
 /// Queries whose attention the search measures.
 const SAMPLED_QUERIES: usize = 64;
 
@@ -35,7 +39,7 @@ const SAMPLED_QUERIES: usize = 64;
 /// takes the one that captures most softmax mass. It is made on a layer's first call with enough keys
 /// ([`MInference::search_from`]), over 64 queries spread over the call, where the publication searches offline with the
 /// output of whole prompts. The result is kept, and can be saved ([`MInference::config`]) and loaded
-/// ([`MInference::from_config`]).
+/// ([`MInference::from_config`]). [`MInference::search`] makes it ahead, on several prompts.
 ///
 /// Further deviations: blocks are of 128 keys and lie on the grid, so a slash that is no multiple of 128 touches two
 /// blocks for each query block where the publication's kernel moves its 64 keys along. Scattered slashes cost more here
@@ -82,6 +86,31 @@ impl MInference {
         Self { search_from: k_len, ..self }
     }
 
+    /// The patterns for the layers of `calls`, several of which may be of one layer: for each head the candidate that
+    /// captures most on the mean of the calls. They are returned, not kept.
+    ///
+    /// # Errors
+    /// [`BaselineError::HeadCount`] if calls of a layer differ in their heads; or if a call is refused.
+    pub fn search(&self, calls: &[TuningCall]) -> Result<MInferenceConfig, BaselineError> {
+        // By layer, of each call.
+        let mut captured: BTreeMap<usize, Vec<Tensor>> = BTreeMap::new();
+        for TuningCall { call, q, k, v } in calls {
+            let estimate = Estimate::new(q, k, shape_of(q, k, v)?, call.softmax_scale)?;
+            let of_layer = captured.entry(call.layer).or_default();
+            let got = estimate.shape.num_heads();
+            if let Some(expected) =
+                of_layer.first().map(|first| first.dim(0)).transpose()?.filter(|heads| *heads != got)
+            {
+                return Err(BaselineError::HeadCount { method: NAME, layer: call.layer, expected, got });
+            }
+            of_layer.push(estimate.captured(&self.candidates)?);
+        }
+        let found = |(layer, calls): (usize, Vec<Tensor>)| {
+            Ok((layer, best_of(&self.candidates, &Tensor::stack(&calls, 0)?.mean(0)?)?))
+        };
+        Ok(MInferenceConfig { layers: captured.into_iter().map(found).collect::<Result<_, BaselineError>>()? })
+    }
+
     /// The patterns in force: those given and those found so far.
     pub fn config(&self) -> MInferenceConfig {
         self.kept().clone()
@@ -100,7 +129,7 @@ impl MInference {
                 false => Err(BaselineError::HeadCount { method: NAME, layer, expected, got }),
             };
         }
-        let found = estimate.search(&self.candidates)?;
+        let found = best_of(&self.candidates, &estimate.captured(&self.candidates)?)?;
         if estimate.shape.k_len() >= self.search_from {
             self.kept().layers.insert(layer, found.clone());
         }
@@ -198,10 +227,9 @@ impl<'a> Estimate<'a> {
         Ok(Choice { blocks, columns: (has_columns && !widens).then_some(columns) })
     }
 
-    /// For each head the candidate that captures most of the attention of sampled queries.
-    fn search(&self, candidates: &[HeadPattern]) -> Result<Vec<HeadPattern>, BaselineError> {
-        /// Differences below are rounding.
-        const TIE: f32 = 1e-5;
+    /// How much of the attention of sampled queries each candidate captures, `(heads, candidates)`, on the mean of the
+    /// batch.
+    fn captured(&self, candidates: &[HeadPattern]) -> Result<Tensor, BaselineError> {
         let (shape, device) = (&self.shape, self.q.device());
         let (heads, q_len) = (shape.num_heads(), shape.q_len());
         let samples = SAMPLED_QUERIES.min(q_len);
@@ -232,11 +260,15 @@ impl<'a> Estimate<'a> {
             }
             Ok([Tensor::stack(&captured, 1)?])
         })?;
-        let captured = (captured.reshape((shape.batch(), heads, candidates.len()))?.mean(0)? / samples as f64)?;
-        let best = captured.to_vec2::<f32>()?.into_iter().map(|captured| {
-            let better = |best, i| if captured[i] > captured[best] + TIE { i } else { best };
-            candidates[(1..candidates.len()).fold(0, better)]
-        });
-        Ok(best.collect())
+        Ok((captured.reshape((shape.batch(), heads, candidates.len()))?.mean(0)? / samples as f64)?)
     }
+}
+
+/// For each head the candidate that captures most, of equally good ones the first.
+fn best_of(candidates: &[HeadPattern], captured: &Tensor) -> Result<Vec<HeadPattern>, BaselineError> {
+    let best = captured.to_vec2::<f32>()?.into_iter().map(|captured| {
+        let better = |best, i| if captured[i] > captured[best] + TIE { i } else { best };
+        candidates[(1..candidates.len()).fold(0, better)]
+    });
+    Ok(best.collect())
 }

@@ -3,31 +3,19 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Tensor};
-use candle_s2o::{PrefillCall, dense_attn};
+use candle_s2o::dense_attn;
 
 use crate::attention::BlockSparse;
 use crate::selector::{BaselineError, BlockSelector};
 use crate::sparge::{NAME, Sparge};
 use crate::sparge_config::{SpargeConfig, SpargeHead, SpargeLayer};
+use crate::tuning_call::TuningCall;
 
 /// Shares from the densest on. At 1 everything is computed, so that some setting always keeps the bound.
 const TAUS: [f64; 10] = [1.0, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3];
 const THETAS: [f64; 5] = [0.9, 0.7, 0.5, 0.3, 0.0];
 /// From the most cautious on.
 const LAMBDAS: [f32; 8] = [-30.0, -20.0, -15.0, -12.0, -10.0, -8.0, -6.0, -4.0];
-
-/// One attention call to tune on, as [`candle_s2o::Attention::prefill`] gets it.
-#[derive(Debug, Clone)]
-pub struct TuningCall {
-    /// The call.
-    pub call: PrefillCall,
-    /// `(batch, q_len, num_heads, head_dim)`.
-    pub q: Tensor,
-    /// `(batch, k_len, num_kv_heads, head_dim)`.
-    pub k: Tensor,
-    /// As `k`.
-    pub v: Tensor,
-}
 
 /// Bounds on the relative L1 error of a head's output, `sum |out - dense| / sum |dense|`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,6 +44,16 @@ impl SpargeBounds {
             return Err(BaselineError::option(NAME, "l2", "at least l1", l2));
         }
         Ok(Self { l1, l2 })
+    }
+
+    /// For the choice of blocks.
+    pub fn l1(self) -> f64 {
+        self.l1
+    }
+
+    /// For blocks and values left out together.
+    pub fn l2(self) -> f64 {
+        self.l2
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use s2o_baselines::BaselineError;
 use s2o_models::ModelError;
 use thiserror::Error;
 
@@ -110,6 +111,9 @@ pub enum EvalError {
     /// A file of queries, keys and values is not what it should be.
     #[error(transparent)]
     TensorFile(#[from] TensorFileError),
+    /// A published method refuses its settings or the tensors.
+    #[error(transparent)]
+    Baseline(#[from] BaselineError),
     /// Candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

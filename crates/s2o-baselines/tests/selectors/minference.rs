@@ -1,8 +1,9 @@
 //! MInference against its definition, one head at a time in f64.
 
-use candle_s2o::{BLOCK_Q, query_blocks};
+use candle_core::Tensor;
+use candle_s2o::{BLOCK_Q, PrefillCall, query_blocks};
 use proptest::prelude::*;
-use s2o_baselines::{BaselineError, BlockSelector, HeadPattern, MInference, MInferenceConfig, Selection};
+use s2o_baselines::{BaselineError, BlockSelector, HeadPattern, MInference, MInferenceConfig, Selection, TuningCall};
 
 use crate::agreement::{Bracket, Inputs, assert_blocks, assert_causal, assert_dense};
 use crate::plain::{ascending, calls, lists};
@@ -187,6 +188,54 @@ fn short_prompts_decide_nothing() {
     assert_eq!(method.config().layers[&0].len(), 1);
 }
 
+/// The whole prompt and a part of it as calls of `layer`.
+fn tuning_calls(layer: usize) -> Vec<TuningCall> {
+    let calls = smollm2::calls().into_iter().take(2);
+    calls
+        .map(|Inputs { call, tensors: [q, k, v], .. }| TuningCall { call: PrefillCall { layer, ..call }, q, k, v })
+        .collect()
+}
+
+#[test]
+fn a_search_ahead_finds_what_a_call_does() {
+    let candidates = HeadPattern::PUBLISHED.map(|pattern| pattern.scaled(0.05));
+    let method = || MInference::default().candidates(candidates).unwrap().search_from(0);
+    for call in tuning_calls(5) {
+        let online = method();
+        online.select(&call.call, &call.q, &call.k, &call.v).unwrap();
+        assert_eq!(method().search(&[call]).unwrap(), online.config());
+    }
+    let both: Vec<TuningCall> = [tuning_calls(5), tuning_calls(2)].concat();
+    let ahead = method();
+    let config = ahead.search(&both).unwrap();
+    assert_eq!(config.layers.keys().copied().collect::<Vec<_>>(), [2, 5]);
+    assert_eq!(config.layers[&2], config.layers[&5]);
+    assert_eq!(ahead.config(), MInferenceConfig::default());
+
+    let mut other = both[0].clone();
+    other.q = Tensor::cat(&[&other.q, &other.q], 2).unwrap();
+    let error = ahead.search(&[both[0].clone(), other]).unwrap_err();
+    assert_eq!(error.to_string(), "minference: layer 5: expected settings of 1 heads, got 2");
+    assert_eq!(ahead.search(&[]).unwrap(), MInferenceConfig::default());
+}
+
+#[test]
+fn a_pattern_is_dense_up_to_its_size() {
+    let inputs = smollm2::calls().swap_remove(0);
+    for pattern in [
+        HeadPattern::AShape { sink: 128, window: 1408 },
+        HeadPattern::VerticalSlash { verticals: 30, slashes: 1536 },
+        HeadPattern::VerticalSlash { verticals: 1536, slashes: 100 },
+        HeadPattern::BlockSparse { blocks: 12 },
+    ] {
+        assert_eq!(pattern.dense_up_to(), inputs.shape.k_len());
+        let [density, ..] = smollm2::measure(&fixed(&[pattern]));
+        assert_eq!(density, 1.0, "{pattern:?}");
+        let [density, ..] = smollm2::measure(&fixed(&[pattern.scaled(0.5)]));
+        assert!(density < 1.0, "{pattern:?}: {density}");
+    }
+}
+
 #[test]
 fn a_configuration_is_json() {
     let patterns = vec![
@@ -199,6 +248,24 @@ fn a_configuration_is_json() {
     assert!(json.contains(r#""11":[{"pattern":"a-shape","sink":1024,"window":4096}"#), "{json}");
     assert_eq!(serde_json::from_str::<MInferenceConfig>(&json).unwrap(), config);
     assert_eq!(MInference::from_config(config.clone()).unwrap().config(), config);
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("minference.json");
+    config.save(&path).unwrap();
+    assert_eq!(MInferenceConfig::load(&path).unwrap(), config);
+    for (text, words) in [
+        (r#"{"layers":{"0":[{"pattern":"block-sparse","blocks":5,"window":1}]}}"#, "unknown field `window`"),
+        (r#"{"layers":{"0":[{"pattern":"checkers"}]}}"#, "unknown variant `checkers`"),
+        (r#"{"layers":{},"version":2}"#, "unknown field `version`"),
+        ("{}", "missing field `layers`"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let error = MInferenceConfig::load(&path).unwrap_err().to_string();
+        let expected = "minference.json: expected patterns of MInference by layer and head, got ";
+        assert!(error.contains(&format!("{expected}{words}")), "{error}");
+    }
+    let error = config.save(directory.path()).unwrap_err().to_string();
+    assert!(error.starts_with("cannot write "), "{error}");
 }
 
 #[test]

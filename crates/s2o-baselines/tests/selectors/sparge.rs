@@ -212,6 +212,32 @@ fn settings_are_by_layer_and_head() {
 }
 
 #[test]
+fn a_configuration_is_a_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("spargeattn.json");
+    let heads = vec![SpargeHead { tau: 0.9, theta: 0.5 }, SpargeHead { tau: 1.0, theta: 0.0 }];
+    let layer = SpargeLayer { heads, lambda: Some(-10.0) };
+    let layers = [(0, SpargeLayer { lambda: None, ..layer.clone() }), (11, layer)].into();
+    let config = SpargeConfig { layers };
+    config.save(&path).unwrap();
+    assert_eq!(SpargeConfig::load(&path).unwrap(), config);
+    for (text, words) in [
+        (r#"{"layers":{},"l1":0.1}"#, "unknown field `l1`"),
+        (r#"{"layers":{"0":{"heads":[],"lamda":-1}}}"#, "unknown field `lamda`"),
+        (r#"{"layers":{"0":{"heads":[{"tau":1,"theta":0,"pv":0}],"lambda":null}}}"#, "unknown field `pv`"),
+        (r#"{"layers":{"0":{"heads":[{"tau":1}],"lambda":null}}}"#, "missing field `theta`"),
+        ("", "EOF"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let error = SpargeConfig::load(&path).unwrap_err().to_string();
+        let expected = "spargeattn.json: expected settings of SpargeAttn by layer and head, got ";
+        assert!(error.contains(&format!("{expected}{words}")), "{error}");
+    }
+    let error = SpargeConfig::load(directory.path().join("none")).unwrap_err().to_string();
+    assert!(error.starts_with("cannot read ") && error.contains("none: No such file"), "{error}");
+}
+
+#[test]
 fn bad_options_are_refused() {
     let message = |refused: Result<Sparge, BaselineError>| refused.unwrap_err().to_string();
     let sparge = Sparge::default;

@@ -54,13 +54,14 @@ pub struct MatchedRow {
 }
 
 /// The settings that a sweep of `spec` runs, each with the value of its option: those of the method's table row, or the
-/// one that the spec names.
+/// one that the spec names, itself or by a file.
 ///
 /// # Errors
 /// If there is no such method.
 pub fn settings(spec: &MethodSpec) -> Result<Vec<(Option<f64>, MethodSpec)>> {
     Ok(match find(spec.name())?.knob {
-        Some(Knob { option, sweep }) if spec.option(option).is_none() => {
+        Some(Knob { file: Some(file), .. }) if spec.option(file).is_some() => vec![(None, spec.clone())],
+        Some(Knob { option, sweep, .. }) if spec.option(option).is_none() => {
             sweep.iter().map(|value| (Some(*value), spec.clone().with(option, value))).collect()
         }
         Some(Knob { option, .. }) => {
@@ -101,7 +102,7 @@ pub fn sweep(exact: &Exact, methods: &[MethodSpec]) -> Result<Vec<SweepRow>> {
 
 /// All methods of a sweep at the same densities. A method's curve goes through the means over the layers at each of its
 /// settings, since one value is set for a whole model; where it has no value is said by [`ErrorCurve`]. A method without a
-/// knob has no rows.
+/// knob, or whose knob a file sets, has no rows.
 pub fn at_densities(rows: &[SweepRow], densities: &[f64]) -> Vec<MatchedRow> {
     let mut methods: Vec<&str> = Vec::new();
     for row in rows {

@@ -114,6 +114,8 @@ mod tests {
         assert!(options("s2o").contains(&"tau") && options("sliding-window").contains(&"dense-below"));
         for row in table::ALL {
             assert!(row.knob.is_none_or(|knob| row.options().contains(&knob.option)), "{}", row.name);
+            let file = row.knob.and_then(|knob| knob.file);
+            assert!(file.is_none_or(|file| row.options().contains(&file)), "{}", row.name);
         }
     }
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use candle_s2o::{Dense, LayerSettings, S2o, S2oConfig, SegmentLen};
 use s2o_baselines::{
-    BaselineError, BlockSelector, BlockSparse, FlexPrefill, HeadPattern, MInference, MeanPooling, Pbs, PbsScore,
-    SlidingWindow, Sparge, XAttention,
+    BaselineError, BlockSelector, BlockSparse, FlexPrefill, HeadPattern, MInference, MInferenceConfig, MeanPooling,
+    Pbs, PbsScore, SlidingWindow, Sparge, SpargeConfig, XAttention,
 };
 
 use super::{Method, Options};
@@ -30,6 +30,8 @@ pub struct Knob {
     pub option: &'static str,
     /// Values from dense to sparse, the published one among them.
     pub sweep: &'static [f64],
+    /// The option whose file sets it by layer or head, where there is such: there is nothing to sweep then.
+    pub file: Option<&'static str>,
 }
 
 impl MethodRow {
@@ -52,13 +54,21 @@ pub static ALL: &[MethodRow] = &[
     MethodRow {
         name: "s2o",
         summary: "S2O, default settings",
-        knob: Some(Knob { option: "tau", sweep: &[0.0005, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2] }),
+        knob: Some(Knob {
+            option: "tau",
+            sweep: &[0.0005, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2],
+            file: Some("layers"),
+        }),
         make: |options| s2o(S2oConfig::default(), options),
     },
     MethodRow {
         name: "s2o-paper",
         summary: "S2O, the paper's settings: mean query, mean ratio, tau 0.005, S 2048, queries permuted, no dense tail",
-        knob: Some(Knob { option: "tau", sweep: &[0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05] }),
+        knob: Some(Knob {
+            option: "tau",
+            sweep: &[0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05],
+            file: Some("layers"),
+        }),
         make: |options| s2o(S2oConfig::paper(), options),
     },
     MethodRow {
@@ -95,7 +105,7 @@ pub static ALL: &[MethodRow] = &[
     MethodRow {
         name: "flexprefill",
         summary: "FlexPrefill: pooled blocks, or verticals and slashes, as each head's last queries tell; gamma 0.9, tau 0.1",
-        knob: Some(Knob { option: "gamma", sweep: THRESHOLD.sweep }),
+        knob: Some(Knob { option: "gamma", ..THRESHOLD }),
         make: |options| {
             let gamma = options.number("gamma")?.unwrap_or(0.9);
             let tau = options.number("tau")?.unwrap_or(0.1);
@@ -106,10 +116,19 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "minference",
-        summary: "MInference: each head's best of the published patterns, searched on the first prompt",
-        knob: Some(Knob { option: "budget", sweep: &[2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125] }),
+        summary: "MInference: each head's best of the published patterns, searched on the first prompt, or from config",
+        knob: Some(Knob {
+            option: "budget",
+            sweep: &[2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125],
+            file: Some(CONFIG),
+        }),
         make: |options| {
-            let budget = options.number("budget")?.unwrap_or(1.0);
+            let budget = options.number("budget")?;
+            if let Some(file) = config(options, &[("budget", budget.is_some())])? {
+                let method = MInferenceConfig::load(file).and_then(MInference::from_config);
+                return blocks(method.map(|method| method.search_from(0)), options);
+            }
+            let budget = budget.unwrap_or(1.0);
             if !(budget > 0.0 && budget.is_finite()) {
                 return Err(options.refuse(&format!("budget: expected a number above 0, got {budget}")));
             }
@@ -119,20 +138,28 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "spargeattn",
-        summary: "SpargeAttn: blocks by their means where these stand for their tokens, all others whole; untuned",
-        knob: Some(Knob { option: "tau", sweep: THRESHOLD.sweep }),
+        summary: "SpargeAttn: blocks by their means where these stand for their tokens, all others whole; untuned, or from config",
+        knob: Some(Knob { option: "tau", file: Some(CONFIG), ..THRESHOLD }),
         make: |options| {
-            let tau = options.number("tau")?.unwrap_or(0.98);
-            let theta = options.number("theta")?.unwrap_or(0.6);
-            let lambda = options.take("lambda", "a number")?.unwrap_or(-50.0);
-            let method = Sparge::default().tau(tau).and_then(|method| method.theta(theta));
-            blocks(method.and_then(|method| method.lambda(Some(lambda))), options)
+            let (tau, theta) = (options.number("tau")?, options.number("theta")?);
+            let lambda: Option<f32> = options.take("lambda", "a number")?;
+            let given = [("tau", tau.is_some()), ("theta", theta.is_some()), ("lambda", lambda.is_some())];
+            if let Some(file) = config(options, &given)? {
+                return blocks(SpargeConfig::load(file).and_then(Sparge::from_config), options);
+            }
+            let method =
+                Sparge::default().tau(tau.unwrap_or(0.98)).and_then(|method| method.theta(theta.unwrap_or(0.6)));
+            blocks(method.and_then(|method| method.lambda(Some(lambda.unwrap_or(-50.0)))), options)
         },
     },
     MethodRow {
         name: "sliding-window",
         summary: "the last 2048 keys and the first 64",
-        knob: Some(Knob { option: "window", sweep: &[16384.0, 8192.0, 4096.0, 2048.0, 1024.0, 512.0, 256.0] }),
+        knob: Some(Knob {
+            option: "window",
+            sweep: &[16384.0, 8192.0, 4096.0, 2048.0, 1024.0, 512.0, 256.0],
+            file: None,
+        }),
         make: |options| {
             let window = options.count("window")?.unwrap_or(2048);
             let sink = options.count("sink")?.unwrap_or(64);
@@ -141,9 +168,12 @@ pub static ALL: &[MethodRow] = &[
     },
 ];
 
+/// The option that names a file of settings by layer and head.
+const CONFIG: &str = "config";
+
 /// The share of the estimated mass that the chosen blocks hold.
 const THRESHOLD: Knob =
-    Knob { option: "threshold", sweep: &[0.999, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2] };
+    Knob { option: "threshold", sweep: &[0.999, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], file: None };
 
 /// The method of this name.
 ///
@@ -164,6 +194,17 @@ fn blocks<S: BlockSelector + 'static>(
     let selector = selector.map_err(|error| options.refuse(&error))?;
     let dense_below = options.count("dense-below")?.unwrap_or(0);
     Ok(Box::new(BlockSparse::new(selector).dense_below(dense_below)))
+}
+
+/// The file of settings by layer and head, if one is given: beside none of the options that it sets.
+fn config(options: &mut Options, set_by_it: &[(&str, bool)]) -> Result<Option<PathBuf>> {
+    let file = options.take(CONFIG, "a file of settings by layer and head")?;
+    match set_by_it.iter().find(|(_, given)| *given) {
+        Some((option, _)) if file.is_some() => {
+            Err(options.refuse(&format!("{option}: expected none beside {CONFIG}, which sets it")))
+        }
+        _ => Ok(file),
+    }
 }
 
 fn pbs(score: PbsScore, options: &mut Options) -> Result<Box<dyn Method>> {

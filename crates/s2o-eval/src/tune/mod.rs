@@ -1,9 +1,12 @@
-//! A threshold for every layer of a model, from prompts of the user's.
+//! Settings for every layer of a model, from prompts of the user's: thresholds of S2O here, and what published methods
+//! have by layer and head in [`tune_spargeattn`] and [`search_minference`].
 //!
 //! [`Tuner`] is an attention method: it answers exactly, and beside that runs S2O with every threshold of a grid on what
 //! the layer is given. So one dense prefill of each prompt measures all layers, and no tensors are kept. What holds for a
 //! threshold is measured for that very threshold, on the exact inputs of each layer; nothing is interpolated, and
 //! error and density need not be monotone in it.
+
+mod published;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,6 +18,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::{EvalError, Result};
 use crate::method::head_work;
 use crate::metrics::ErrorSums;
+
+pub use published::{SearchedMInference, TunedSparge, search_minference, tune_spargeattn};
 
 /// The thresholds that are tried, unless others are given.
 pub const TAUS: [f32; 14] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5];
