@@ -9,6 +9,7 @@
 //! cargo run --release --example evaluate -- experiment matched-density           # three layers of the built-in model
 //! cargo run --release --example evaluate -- experiment time-split --tensors qkv.safetensors --repeat 5 --out results
 //! cargo run --release --example evaluate -- tune --max-rel-l1 0.05 --model DIR --prompt-file F --save layers.json
+//! cargo run --release --example evaluate -- tune-spargeattn --l1 0.05 --l2 0.06 --model DIR --prompt-file F --save spargeattn.json
 //! cargo run --release --example evaluate -- gallery                                 # docs/results.md, from its rows
 //! ```
 
@@ -26,8 +27,11 @@ mod record;
 mod report;
 mod run;
 mod samples;
+mod search_minference;
 mod tables;
 mod tune;
+mod tune_spargeattn;
+mod tuning;
 
 /// Evaluates attention methods: on long-context tasks, and by the experiments of the S2O paper.
 #[derive(Debug, Parser)]
@@ -46,6 +50,10 @@ enum Command {
     Experiment(experiment::Flags),
     /// Find a threshold for each layer that keeps its error within a bound
     Tune(tune::Flags),
+    /// Find SpargeAttn's settings for each layer and head that keep a head's error within bounds
+    TuneSpargeattn(tune_spargeattn::Flags),
+    /// Find MInference's pattern for each head
+    SearchMinference(search_minference::Flags),
     Gallery(gallery::Flags),
 }
 
@@ -56,6 +64,8 @@ fn main() -> ExitCode {
         Command::Report(flags) => flags.run(),
         Command::Experiment(flags) => experiment::run(&flags),
         Command::Tune(flags) => tune::run(&flags),
+        Command::TuneSpargeattn(flags) => tune_spargeattn::run(&flags),
+        Command::SearchMinference(flags) => search_minference::run(&flags),
         Command::Gallery(flags) => flags.run(),
     })
 }

@@ -93,8 +93,8 @@ fn shown(column: &str, value: &str) -> String {
         return if value.is_empty() { "-".to_owned() } else { value.to_owned() };
     };
     match column {
-        "mse" | "mae" | "rel_l1" => scientific(number),
-        "density" | "block_density" => format!("{number:.3}"),
+        "mse" | "mae" | "rel_l1" | "head_rel_l1" => scientific(number),
+        "density" | "block_density" | "mean_tau" | "mean_theta" => format!("{number:.3}"),
         "cosine" => format!("{number:.6}"),
         "speed_up" | "ratio" => format!("{number:.2}x"),
         name if name.ends_with("seconds") => seconds(number),
