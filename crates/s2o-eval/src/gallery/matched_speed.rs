@@ -7,6 +7,7 @@ use super::layers::{LayerRow, Length, Setting, by_length, read};
 use super::section::{Picture, Provenance, Section};
 use super::text::{inline, share, slug, three_digits, tokens};
 use crate::experiment::matched_speed::SpeedRow;
+use crate::experiment::median;
 use crate::method::{MethodSpec, find};
 use crate::plot::{Axis, Figure, Level, Lines, Series};
 use crate::report::table;
@@ -99,17 +100,19 @@ fn picture(method: &str, length: &Length<SpeedRow>, points: &[Point]) -> Result<
         points: points.iter().map(point).collect(),
         marks: true,
     };
-    let dense = points.iter().map(|point| point.dense).sum::<f64>() / points.len() as f64;
+    // Measured again beside every setting.
+    let dense = median(points.iter().map(|point| point.dense).collect());
+    let name = method.split(':').next().unwrap_or(method);
     Ok(Picture {
         name: format!("{NAME}-{}-{}", slug(method), length.tokens),
         description: format!("Time by density of {method} and of random blocks at {} tokens", length.tokens),
         figure: Figure::new(900, 560)?,
         plot: Box::new(Lines {
-            title: format!("{} tokens", tokens(length.tokens)),
+            title: format!("{method}, {} tokens", tokens(length.tokens)),
             x: Axis::linear("density"),
             y: Axis::linear("milliseconds"),
             series: vec![
-                curve(method, |point| (point.density, point.whole)),
+                curve(name, |point| (point.density, point.whole)),
                 curve("random blocks", |point| (point.block_density, point.blocks)),
             ],
             levels: vec![Level { label: "dense".to_owned(), y: dense }],

@@ -77,7 +77,7 @@ fn speed_against_random_blocks() {
         assert!(body.contains(part), "{part} in {body}");
     }
     let svg = site.read("docs/rows/a/matched-speed-s2o-8192.svg");
-    let labels = ["8K tokens", "s2o", "random blocks", "dense", "density", "milliseconds"];
+    let labels = ["s2o, 8K tokens", "s2o", "random blocks", "dense", "density", "milliseconds"];
     assert!(labels.iter().all(|label| svg.contains(&format!(">\n{label}\n</text>"))), "{svg}");
 }
 
