@@ -233,7 +233,7 @@ pub fn assert_blocks(
     expected: impl Fn(usize, usize) -> (bool, bool),
 ) -> usize {
     let shape = &inputs.shape;
-    let block_k = lists(&selection).blocks.block_k();
+    let block_k = lists(selection).blocks.block_k();
     let rows = query_blocks(shape, true).len();
     let mut undecided = 0;
     for i in 0..rows {

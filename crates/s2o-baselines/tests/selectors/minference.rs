@@ -97,7 +97,7 @@ fn captured(inputs: &Inputs, selection: &Selection, number: usize) -> f64 {
             let row = sample * shape.q_len() / samples - 1;
             let block = (shape.kv_offset() + row) / BLOCK_Q - shape.kv_offset() / BLOCK_Q;
             let list = ascending(selection, i * blocks + block);
-            let columns = lists(&selection).columns.as_ref().map_or(&[][..], |columns| &columns[i]);
+            let columns = lists(selection).columns.as_ref().map_or(&[][..], |columns| &columns[i]);
             let seen = |key: usize| {
                 list.binary_search(&(key / BLOCK_Q)).is_ok() || columns.binary_search(&(key as u32)).is_ok()
             };

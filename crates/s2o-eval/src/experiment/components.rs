@@ -36,6 +36,10 @@ pub struct ComponentRow {
     pub selection_seconds: f64,
     /// Time for attending.
     pub attention_seconds: f64,
+    /// Our dense attention's, in turns with the variants.
+    pub dense_seconds: f64,
+    /// Dense over ranking and attending.
+    pub speed_up: f64,
 }
 
 /// Runs the variants on a layer, under the paper's settings and the default's, without a dense tail and with the
@@ -58,22 +62,27 @@ pub fn components(exact: &Exact, repeats: usize) -> Result<Vec<ComponentRow>> {
             }
         }
     }
-    let all: Vec<&dyn Method> = variants.iter().map(|(.., method)| method.as_ref()).collect();
+    let mut all: Vec<&dyn Method> = vec![&candle_s2o::Dense];
+    all.extend(variants.iter().map(|(.., method)| method.as_ref()));
     let measured = exact.measure_in_turns(&all, repeats)?;
-    let rows = variants.iter().zip(measured).map(|((settings, component, dense_tail, _), measured)| ComponentRow {
-        settings: (*settings).to_owned(),
-        component: (*component).to_owned(),
-        dense_tail: *dense_tail,
-        layer: exact.layer(),
-        tokens: exact.tokens(),
-        density: measured.density,
-        mse: measured.errors.mse,
-        mae: measured.errors.mae,
-        rel_l1: measured.errors.rel_l1,
-        cosine: measured.errors.cosine,
-        selection_seconds: measured.selection_seconds,
-        attention_seconds: measured.attention_seconds,
-    });
+    let dense_seconds = measured[0].seconds();
+    let rows =
+        variants.iter().zip(&measured[1..]).map(|((settings, component, dense_tail, _), measured)| ComponentRow {
+            settings: (*settings).to_owned(),
+            component: (*component).to_owned(),
+            dense_tail: *dense_tail,
+            layer: exact.layer(),
+            tokens: exact.tokens(),
+            density: measured.density,
+            mse: measured.errors.mse,
+            mae: measured.errors.mae,
+            rel_l1: measured.errors.rel_l1,
+            cosine: measured.errors.cosine,
+            selection_seconds: measured.selection_seconds,
+            attention_seconds: measured.attention_seconds,
+            dense_seconds,
+            speed_up: dense_seconds / measured.seconds(),
+        });
     Ok(rows.collect())
 }
 
@@ -154,6 +163,7 @@ mod tests {
                 })
                 .unwrap()
         };
+        assert!(rows.iter().all(|row| row.dense_seconds == rows[0].dense_seconds && row.speed_up > 0.0), "{rows:?}");
         for settings in ["s2o-paper", "s2o"] {
             for tail in [0, 128] {
                 let (window, ranked) = (find(settings, "local window only", tail), find(settings, "keys ranked", tail));

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Exact;
 use crate::error::Result;
-use crate::method::MethodSpec;
+use crate::method::{Method, MethodSpec};
 
 /// One threshold and segment length on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,10 @@ pub struct GridRow {
     pub selection_seconds: f64,
     /// Time for attending.
     pub attention_seconds: f64,
+    /// Our dense attention's, in turns with the thresholds of a segment length.
+    pub dense_seconds: f64,
+    /// Dense over ranking and attending.
+    pub speed_up: f64,
 }
 
 /// Runs an S2O method with every threshold and every segment length; seconds are medians of `repeats`, in turns.
@@ -48,8 +52,11 @@ pub fn tau_and_segment(
             .iter()
             .map(|tau| method.clone().with("segment", segment).with("tau", tau).build())
             .collect::<Result<Vec<_>>>()?;
-        let all: Vec<_> = built.iter().map(AsRef::as_ref).collect();
-        rows.extend(taus.iter().zip(exact.measure_in_turns(&all, repeats)?).map(|(&tau, measured)| GridRow {
+        let mut all: Vec<&dyn Method> = vec![&candle_s2o::Dense];
+        all.extend(built.iter().map(AsRef::as_ref));
+        let measured = exact.measure_in_turns(&all, repeats)?;
+        let dense_seconds = measured[0].seconds();
+        rows.extend(taus.iter().zip(&measured[1..]).map(|(&tau, measured)| GridRow {
             method: method.to_string(),
             tau,
             segment,
@@ -60,6 +67,8 @@ pub fn tau_and_segment(
             rel_l1: measured.errors.rel_l1,
             selection_seconds: measured.selection_seconds,
             attention_seconds: measured.attention_seconds,
+            dense_seconds,
+            speed_up: dense_seconds / measured.seconds(),
         }));
     }
     Ok(rows)
@@ -79,6 +88,10 @@ mod tests {
         let grid: Vec<(f64, usize)> = rows.iter().map(|row| (row.tau, row.segment)).collect();
         assert_eq!(grid, [(0.0, 128), (0.3, 128), (0.0, 256), (0.3, 256)]);
         assert!(rows[0].density == 1.0 && rows[1].density < rows[3].density, "{rows:?}");
+        for row in &rows {
+            let seconds = row.selection_seconds + row.attention_seconds;
+            assert!((row.speed_up - row.dense_seconds / seconds).abs() < 1e-12, "{row:?}");
+        }
         let refused = tau_and_segment(&exact, &"sliding-window".parse().unwrap(), &[0.1], &[128], 1).unwrap_err();
         assert!(refused.to_string().contains("sliding-window: expected window"), "{refused}");
     }

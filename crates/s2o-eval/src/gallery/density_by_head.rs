@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::error::{GalleryError, Result};
-use super::rows::{distinct, newest_runs, read};
+use super::error::Result;
+use super::rows::{distinct, newest_runs, of_experiment};
 use super::section::{Picture, Provenance, Section};
 use super::text::{share, slug};
 use crate::experiment::heads::HeadRow;
@@ -12,15 +12,8 @@ use crate::report::table;
 
 /// The section for the rows in `directory`.
 pub fn section(directory: &Path) -> Result<Section> {
-    let path = directory.join("heads.csv");
-    if !path.exists() {
-        return Err(GalleryError::Missing {
-            path: directory.to_owned(),
-            expected: "heads.csv of `evaluate experiment heads`".to_owned(),
-            got: "none".to_owned(),
-        });
-    }
-    let rows = newest_runs(read::<HeadRow>(&path, "method, layer, head, tokens, density")?, |row| &row.method);
+    let rows = of_experiment::<HeadRow>(directory, "heads", "method, layer, head, tokens, density")?;
+    let rows = newest_runs(rows, |row| row.method.clone());
     let provenance = Provenance::of(&rows);
     let rows: Vec<HeadRow> = rows.into_iter().map(|row| row.row).collect();
     let methods = distinct(rows.iter().map(|row| row.method.as_str()));

@@ -18,12 +18,13 @@ pub fn section(directory: &Path) -> Result<Section> {
     let [matched, sweep] = ["matched-density.csv", "sweep.csv"].map(|name| directory.join(name));
     let (rows, provenance) = if matched.exists() {
         let rows = read::<MatchedRow>(&matched, "method, density, layers, mse, mae, rel_l1")?;
-        let rows = newest_runs(rows, |row| &row.method);
+        let rows = newest_runs(rows, |row| row.method.clone());
         let provenance = Provenance::of(&rows);
         (rows.into_iter().map(|row| row.row).collect(), provenance)
     } else if sweep.exists() {
-        let rows =
-            newest_runs(read::<SweepRow>(&sweep, "method, value, layer, density, mse, rel_l1")?, |row| &row.method);
+        let rows = newest_runs(read::<SweepRow>(&sweep, "method, value, layer, density, mse, rel_l1")?, |row| {
+            row.method.clone()
+        });
         let provenance = Provenance::of(&rows);
         let rows: Vec<SweepRow> = rows.into_iter().map(|Sourced { row, .. }| row).collect();
         (at_densities(&rows, &DENSITIES), provenance)

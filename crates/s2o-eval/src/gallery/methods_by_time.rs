@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use super::error::{GalleryError, Result};
+use super::phases;
 use super::record::{Measurement, newest, of_device, shapes};
 use super::rows::{Sourced, distinct};
 use super::section::{Picture, Provenance, Section};
 use super::text::{inline, share, three_digits, tokens};
-use crate::plot::{Bar, Bars, Figure};
 use crate::report::table;
 
 const SELECTION: &str = ", selection";
@@ -73,25 +73,8 @@ fn baselines<'t>(length: usize, timed: &'t [Timed]) -> Vec<(&'t str, f64)> {
 fn picture(length: usize, timed: &[Timed]) -> Result<Picture> {
     let methods = timed.iter().filter(|timed| timed.tokens == length);
     let exact = baselines(length, timed).into_iter().map(|(name, ms)| (name, [0.0, ms]));
-    let bars: Vec<Bar> = methods
-        .map(|timed| (timed.method, [timed.selection, timed.attention]))
-        .chain(exact)
-        .map(|(label, parts)| Bar { label: label.to_owned(), parts: parts.to_vec() })
-        .collect();
-    let longest = bars.iter().map(|bar| bar.parts.iter().sum()).fold(0.0, f64::max);
-    let height = 180 + 46 * u32::try_from(bars.len()).unwrap_or(u32::MAX).min(60);
-    Ok(Picture {
-        name: format!("methods-by-time-{length}"),
-        description: format!("Time for selection and attention of each method at {length} tokens"),
-        figure: Figure::new(1000, height)?,
-        plot: Box::new(Bars {
-            title: format!("{} tokens", tokens(length)),
-            quantity: "milliseconds".to_owned(),
-            parts: vec!["selection".to_owned(), "attention".to_owned()],
-            bars,
-            decimals: if longest < 10.0 { 2 } else { 1 },
-        }),
-    })
+    let bars = methods.map(|timed| (timed.method, [timed.selection, timed.attention])).chain(exact);
+    phases::picture("methods-by-time", length, bars)
 }
 
 fn times(timed: &[Timed]) -> String {

@@ -8,6 +8,10 @@
 //! |---|---|---|
 //! | `error-by-density DIR` | `matched-density.csv` or `sweep.csv` of an experiment | error of all methods at equal density |
 //! | `density-by-head DIR` | `heads.csv` of an experiment | density by layer and head |
+//! | `time-split DIR` | `time-split.csv` of an experiment | time for selection and attention, with density and error |
+//! | `matched-speed DIR` | `matched-speed.csv` of an experiment | time by density against random blocks |
+//! | `tau-and-segment DIR` | `tau-and-segment.csv` of an experiment | density, error and speed-up by threshold and segment |
+//! | `components DIR` | `components.csv` of an experiment | density, error and speed-up of S2O's parts |
 //! | `niah DIR` | `outcomes.jsonl` of a run, or its `table.csv` | score by depth and length; score and density by task |
 //! | `speed-up-by-length DEVICE` | the record of the benchmarks `attention` and `prefill` | speed-up by prompt length |
 //! | `methods-by-time DEVICE` | the record of the benchmark `methods` | time for selection and attention |
@@ -22,19 +26,25 @@
 //! assert!(error.starts_with("cannot read page.md: "));
 //! ```
 
+mod components;
 mod density_by_head;
 mod error;
 mod error_by_density;
+mod layers;
+mod matched_speed;
 mod methods_by_time;
 mod niah;
 mod page;
+mod phases;
 mod record;
 mod rows;
 mod section;
 mod speed_up_by_length;
+mod tau_and_segment;
 #[cfg(test)]
 mod tests;
 mod text;
+mod time_split;
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -81,9 +91,13 @@ struct Kind {
     make: fn(&Path) -> Result<Section>,
 }
 
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 9] = [
     Kind { name: "error-by-density", place: Place::Rows, make: error_by_density::section },
     Kind { name: "density-by-head", place: Place::Rows, make: density_by_head::section },
+    Kind { name: "time-split", place: Place::Rows, make: time_split::section },
+    Kind { name: "matched-speed", place: Place::Rows, make: matched_speed::section },
+    Kind { name: "tau-and-segment", place: Place::Rows, make: tau_and_segment::section },
+    Kind { name: "components", place: Place::Rows, make: components::section },
     Kind { name: "niah", place: Place::Rows, make: niah::section },
     Kind { name: "speed-up-by-length", place: Place::Record, make: speed_up_by_length::section },
     Kind { name: "methods-by-time", place: Place::Record, make: methods_by_time::section },

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -73,11 +74,26 @@ fn unreadable(path: &Path, columns: &str, error: csv::Error) -> GalleryError {
     GalleryError::Line { path: path.to_owned(), line, expected: format!("the columns {columns}"), got }
 }
 
-/// Of each method, the rows of the run that wrote its last row: files are appended to.
-pub fn newest_runs<R>(rows: Vec<Sourced<R>>, method: impl Fn(&R) -> &str) -> Vec<Sourced<R>> {
-    let last: HashMap<String, Origin> =
-        rows.iter().map(|row| (method(&row.row).to_owned(), row.origin.clone())).collect();
-    let is_newest = |row: &Sourced<R>| last.get(method(&row.row)) == Some(&row.origin);
+/// Reads what the experiment `name` left in a directory.
+///
+/// # Errors
+/// [`GalleryError::Missing`] if there is no such file; those of [`read`].
+pub fn of_experiment<R: DeserializeOwned>(directory: &Path, name: &str, columns: &str) -> Result<Vec<Sourced<R>>> {
+    let path = directory.join(format!("{name}.csv"));
+    if !path.exists() {
+        return Err(GalleryError::Missing {
+            path: directory.to_owned(),
+            expected: format!("{name}.csv of `evaluate experiment {name}`"),
+            got: "none".to_owned(),
+        });
+    }
+    read(&path, columns)
+}
+
+/// Of each method, or whatever `of` says, the rows of the run that wrote its last row: files are appended to.
+pub fn newest_runs<R, K: Eq + Hash>(rows: Vec<Sourced<R>>, of: impl Fn(&R) -> K) -> Vec<Sourced<R>> {
+    let last: HashMap<K, Origin> = rows.iter().map(|row| (of(&row.row), row.origin.clone())).collect();
+    let is_newest = |row: &Sourced<R>| last.get(&of(&row.row)) == Some(&row.origin);
     rows.into_iter().filter(is_newest).collect()
 }
 
@@ -112,7 +128,7 @@ mod tests {
     fn a_method_is_its_newest_run() {
         let text = "method,density,layers,mse,mae,rel_l1,commit,command\na,0.5,1,1,1,1,old,x\nb,0.5,1,2,2,2,old,x\n\
             a,0.5,1,3,,3,new,\"y,z\"\n";
-        let rows = newest_runs(rows_of(text).expect("rows"), |row: &MatchedRow| &row.method);
+        let rows = newest_runs(rows_of(text).expect("rows"), |row: &MatchedRow| row.method.clone());
         let found: Vec<_> = rows.iter().map(|row| (row.row.mse, row.row.mae, row.origin.command.as_str())).collect();
         assert_eq!(found, [(Some(2.0), Some(2.0), "x"), (Some(3.0), None, "y,z")]);
     }

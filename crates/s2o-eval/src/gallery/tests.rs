@@ -1,5 +1,7 @@
 //! Each kind of entry on small rows, and a page of them.
 
+mod by_layer;
+
 use std::fs;
 
 use tempfile::TempDir;
@@ -283,7 +285,8 @@ fn what_cannot_be_made_says_what_was_expected() {
         ("record/cpu/2026-01-02.csv", &record().replace("attention gpu", "attention")),
         ("record/empty/notes.txt", ""),
     ]);
-    let kinds = "one of error-by-density, density-by-head, niah, speed-up-by-length, methods-by-time";
+    let kinds = "one of error-by-density, density-by-head, time-split, matched-speed, tau-and-segment, components, niah, \
+                 speed-up-by-length, methods-by-time";
     for (name, expected) in [
         ("error-by-length a", &*format!("docs/page.md, line 2: expected {kinds}, got `error-by-length`")),
         ("niah", "docs/page.md, line 2: expected `niah` and a directory of docs/rows, got `niah`"),
