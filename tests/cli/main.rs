@@ -15,6 +15,7 @@ mod models;
 mod prefill;
 mod synthetic;
 mod tune;
+mod tune_published;
 
 /// Cargo builds the examples before the tests, but tells tests only the paths of ordinary binaries.
 pub(crate) fn example(name: &str) -> Command {
