@@ -7,8 +7,8 @@ use candle_s2o::BLOCK_Q;
 
 use crate::LARGEST_INTERMEDIATE;
 use crate::attention::shape_of;
+use crate::error::BaselineError;
 use crate::pooling::masked_softmax;
-use crate::selector::BaselineError;
 
 /// The published stride.
 pub(crate) const STRIDE: usize = 16;

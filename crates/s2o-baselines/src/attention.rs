@@ -6,7 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{Result, Tensor};
 use candle_s2o::{Attention, AttnShape, HeadWork, PrefillCall, block_mask_attn, block_sparse_attn, dense_attn};
 
-use crate::selector::{BaselineError, BlockSelector, Keys, Selection};
+use crate::error::BaselineError;
+use crate::mask::Keys;
+use crate::selector::{BlockSelector, Selection};
 
 /// Attention by the blocks that a selector picks.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use candle_core::{DType, Tensor};
 use candle_s2o::AttnShape;
 
 use crate::LARGEST_INTERMEDIATE;
+use crate::error::BaselineError;
 use crate::pooling::masked_softmax;
-use crate::selector::BaselineError;
 
 /// Softmax attention of the queries `rows` of a call, ascending, to all keys that they see. `reduce` gets it for a bounded number of
 /// heads at a time, `(heads, rows, k_len)` of f32, with the heads' numbers (`b * num_heads + h`), and returns what is kept

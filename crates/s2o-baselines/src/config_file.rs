@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::selector::BaselineError;
+use crate::error::BaselineError;
 
 /// Reads a configuration; `expected` says which.
 pub(crate) fn load<C: DeserializeOwned>(path: &Path, expected: &'static str) -> Result<C, BaselineError> {

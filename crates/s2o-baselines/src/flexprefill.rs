@@ -4,9 +4,10 @@ use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
+use crate::error::BaselineError;
 use crate::mask::{BlockMask, causal_blocks};
 use crate::pooling::{block_means, block_scores, grouped_products};
-use crate::selector::{BaselineError, BlockSelector, Selection};
+use crate::selector::{BlockSelector, Selection};
 use crate::slash::{LastQueries, block_sums, vertical_slash_mask};
 use crate::top_cdf::top_cdf;
 use crate::top_k::top_k;

@@ -7,7 +7,7 @@ use candle_s2o::BLOCK_Q;
 use serde::{Deserialize, Serialize};
 
 use crate::config_file;
-use crate::selector::BaselineError;
+use crate::error::BaselineError;
 
 const CONTENT: &str = "patterns of MInference by layer and head";
 

@@ -5,7 +5,8 @@ use candle_s2o::{AttnShape, BLOCK_Q};
 
 use crate::LARGEST_INTERMEDIATE;
 use crate::attention_rows::attention_rows;
-use crate::selector::{BaselineError, Reordered};
+use crate::error::BaselineError;
+use crate::selector::Reordered;
 
 /// The keys of whole segments, those that have later ones behind them, by descending attention that they get.
 #[derive(Debug)]

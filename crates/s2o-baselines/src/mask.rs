@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, HeadWork, query_blocks};
+use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, BlockSelection, HeadWork, query_blocks};
 
-use crate::selector::{BaselineError, Keys};
+use crate::error::BaselineError;
 
 /// Which key blocks each query block attends to: `(batch, num_heads, query_blocks, key_blocks)` of u8, not 0 where it
 /// does. Query blocks are those of [`query_blocks`], key blocks of `block_k` keys from the first key on.
@@ -77,6 +77,28 @@ impl BlockMask {
         let mask = self.mask.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
         let lists = mask.chunks_exact(key_blocks).map(|row| (0..key_blocks).filter(|&block| row[block] != 0));
         Ok(BlockLists::new(lists).with_block_k(self.block_k)?)
+    }
+}
+
+/// The keys that each query block attends to, in the form in which the executor of their device wants them.
+#[derive(Debug, Clone)]
+pub enum Keys {
+    /// On the host: [`candle_s2o::block_sparse_attn`].
+    Lists(BlockSelection),
+    /// Where the tensors are: [`candle_s2o::block_mask_attn`].
+    Mask(BlockMask),
+}
+
+impl Keys {
+    /// The lists; those of a mask are read back from its device.
+    ///
+    /// # Errors
+    /// If Candle fails.
+    pub fn lists(&self) -> Result<BlockSelection, BaselineError> {
+        match self {
+            Self::Lists(lists) => Ok(lists.clone()),
+            Self::Mask(mask) => Ok(mask.lists()?.into()),
+        }
     }
 }
 

@@ -4,9 +4,10 @@ use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
+use crate::error::{BaselineError, checked_threshold};
 use crate::mask::{BlockMask, bands, first_and_own};
 use crate::pooling::block_scores;
-use crate::selector::{BaselineError, BlockSelector, Selection, checked_threshold};
+use crate::selector::{BlockSelector, Selection};
 use crate::top_cdf::top_cdf;
 
 const NAME: &str = "mean-pooling";

@@ -8,10 +8,11 @@ use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
 
 use crate::attention::shape_of;
 use crate::attention_rows::attention_rows;
+use crate::error::BaselineError;
 use crate::head_pattern::{HeadPattern, MInferenceConfig};
 use crate::mask::BlockMask;
 use crate::pooling::block_scores;
-use crate::selector::{BaselineError, BlockSelector, Selection};
+use crate::selector::{BlockSelector, Selection};
 use crate::slash::{LastQueries, block_sums, blocks_of_distances, blocks_of_keys, vertical_slash_mask};
 use crate::top_k::top_k;
 use crate::tuning_call::TuningCall;

@@ -7,10 +7,11 @@ use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{Antidiagonals, STRIDE};
 use crate::attention::shape_of;
+use crate::error::{BaselineError, checked_threshold};
 use crate::key_order::{KeyOrder, attention_of_last_block};
 use crate::mask::{BlockMask, bands};
 use crate::pooling::visible_block_scores;
-use crate::selector::{BaselineError, BlockSelector, Reordered, Selection, checked_threshold};
+use crate::selector::{BlockSelector, Reordered, Selection};
 use crate::top_cdf::top_cdf;
 
 const NAME: &str = "pbs";

@@ -4,8 +4,8 @@ use candle_core::{DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q};
 
 use crate::LARGEST_INTERMEDIATE;
+use crate::error::BaselineError;
 use crate::mask::causal_blocks;
-use crate::selector::BaselineError;
 
 /// Means over blocks of `block` tokens, cut at multiples of the absolute position: `x` `(batch, len, heads, head_dim)`,
 /// its first token at position `offset`, becomes `(batch, heads, blocks, head_dim)` of f32. Ragged blocks are means of

@@ -6,7 +6,7 @@ use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, query_blocks};
 
 use crate::attention_rows::attention_rows;
-use crate::selector::BaselineError;
+use crate::error::BaselineError;
 
 /// How the last queries of a call share out their attention, each `(batch, num_heads, k_len)` of f32 with sum 1 (slashes
 /// that leave the matrix at the left lose what lies beyond).

@@ -4,9 +4,10 @@ use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
 
 use crate::attention::shape_of;
+use crate::error::BaselineError;
 use crate::mask::{Bands, BlockMask, bands, causal_blocks};
 use crate::pooling::{by_blocks, grouped_products, masked_softmax};
-use crate::selector::{BaselineError, BlockSelector, Selection};
+use crate::selector::{BlockSelector, Selection};
 use crate::sparge_config::{SpargeConfig, SpargeHead, SpargeLayer, check_lambda};
 use crate::top_cdf::top_cdf_by_group;
 

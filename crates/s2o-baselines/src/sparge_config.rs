@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::config_file;
-use crate::selector::BaselineError;
+use crate::error::BaselineError;
 use crate::sparge::NAME;
 
 const CONTENT: &str = "settings of SpargeAttn by layer and head";

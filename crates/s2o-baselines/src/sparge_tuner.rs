@@ -6,7 +6,8 @@ use candle_core::{DType, Tensor};
 use candle_s2o::dense_attn;
 
 use crate::attention::BlockSparse;
-use crate::selector::{BaselineError, BlockSelector};
+use crate::error::BaselineError;
+use crate::selector::BlockSelector;
 use crate::sparge::{NAME, Sparge};
 use crate::sparge_config::{SpargeConfig, SpargeHead, SpargeLayer};
 use crate::tuning_call::TuningCall;

@@ -2,7 +2,7 @@
 
 use candle_core::{D, Tensor};
 
-use crate::selector::BaselineError;
+use crate::error::BaselineError;
 
 /// What the chosen entries of a row add up to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

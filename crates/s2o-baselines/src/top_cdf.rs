@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Tensor};
 use rayon::prelude::*;
 
-use crate::selector::BaselineError;
+use crate::error::BaselineError;
 use crate::threshold::{Weight, greatest_threshold};
 
 /// For every row (last dimension) of `scores`, non-negative: the entries in descending order until their sum reaches

@@ -5,8 +5,9 @@ use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{STRIDE, antidiagonal_scores, checked_stride};
 use crate::attention::shape_of;
+use crate::error::{BaselineError, checked_threshold};
 use crate::mask::{BlockMask, bands, first_and_own};
-use crate::selector::{BaselineError, BlockSelector, Selection, checked_threshold};
+use crate::selector::{BlockSelector, Selection};
 use crate::top_cdf::top_cdf_beside;
 
 const NAME: &str = "xattention";
