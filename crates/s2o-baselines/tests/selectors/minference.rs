@@ -231,7 +231,8 @@ fn a_pattern_is_dense_up_to_its_size() {
         assert_eq!(pattern.dense_up_to(), inputs.shape.k_len());
         let [density, ..] = smollm2::measure(&fixed(&[pattern]));
         assert_eq!(density, 1.0, "{pattern:?}");
-        let [density, ..] = smollm2::measure(&fixed(&[pattern.scaled(0.5)]));
+        // Half of all distances, scattered, touch every block still.
+        let [density, ..] = smollm2::measure(&fixed(&[pattern.scaled(0.05)]));
         assert!(density < 1.0, "{pattern:?}: {density}");
     }
 }
