@@ -1,6 +1,6 @@
 //! Attention to the key blocks that a method has selected, on every backend.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use s2o::cpu::{self, Element, Inputs};
 use s2o::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, query_blocks};
 use std::sync::Arc;
@@ -89,15 +89,15 @@ struct MaskOp {
 }
 
 impl MaskOp {
-    /// The number of query blocks, if the mask fits.
-    fn check(&self, shape: &AttnShape) -> Result<usize, AttnError> {
-        let rows = query_blocks(shape, self.causal).len();
-        let expected = [shape.batch(), shape.num_heads(), rows, shape.k_len().div_ceil(BLOCK_Q)];
+    /// Whether the mask fits.
+    fn check(&self, shape: &AttnShape) -> Result<(), AttnError> {
+        let query_blocks = query_blocks(shape, self.causal).len();
+        let expected = [shape.batch(), shape.num_heads(), query_blocks, shape.k_len().div_ceil(BLOCK_Q)];
         if self.mask.dims() != expected {
             let got = self.mask.dims().to_vec();
             return Err(S2oError::from(BlockError::Mask { expected, got }).into());
         }
-        Ok(rows)
+        Ok(())
     }
 }
 
@@ -111,9 +111,9 @@ impl Kernel for MaskOp {
 
     fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<(), AttnError> {
         let shape = inputs.shape();
-        let rows = self.check(shape)?;
-        let mask = self.mask.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
-        let key_blocks = self.mask.dim(3)?;
+        self.check(shape)?;
+        let (_, _, rows, key_blocks) = self.mask.dims4()?;
+        let mask = self.mask.flatten_all()?.to_vec1::<u8>()?;
         let first = if self.causal { shape.kv_offset() / BLOCK_Q } else { key_blocks };
         let lists = mask.chunks_exact(key_blocks).enumerate().map(|(list, row)| {
             let seen = key_blocks.min(first + list % rows + 1);

@@ -3,7 +3,7 @@
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::DevicePtr;
 use candle_core::{Storage, Tensor};
-use s2o::{BLOCK_Q, BlockSelection, query_blocks};
+use s2o::{BLOCK_Q, BlockSelection};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::{BlockListParams, BlockParams};
 
@@ -65,12 +65,11 @@ pub(crate) fn attend(call: &Call, causal: bool, selection: &BlockSelection) -> R
     lists.attend(call, causal)
 }
 
-/// Attention to the blocks of a mask of u8, contiguous, with an entry for each key block of each query block of each head.
+/// Attention to the blocks of a mask of u8 that fits the call, contiguous.
 pub(crate) fn attend_mask(call: &Call, causal: bool, mask: &Tensor) -> Result<(), AttnError> {
-    let shape = call.shape();
-    let rows = query_blocks(shape, causal).len();
-    let (heads, mask_blocks) = (shape.batch() * shape.num_heads(), shape.k_len().div_ceil(BLOCK_Q));
-    let lists = Lists::allocate(call, heads * rows * mask_blocks, heads * rows)?;
+    let (batch, heads, query_blocks, mask_blocks) = mask.dims4()?;
+    let num_lists = batch * heads * query_blocks;
+    let lists = Lists::allocate(call, num_lists * mask_blocks, num_lists)?;
     let (storage, layout) = mask.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else {
         return Err(candle_core::Error::Msg("expected a mask on the GPU of q".to_owned()).bt().into());
@@ -81,14 +80,14 @@ pub(crate) fn attend_mask(call: &Call, causal: bool, mask: &Tensor) -> Result<()
         mask: (base + layout.start_offset() as u64) as *const u8,
         key_blocks: lists.scratch.at(lists.key_blocks),
         block_ranges: lists.scratch.at(lists.ranges),
-        num_lists: int("block lists", heads * rows)?,
-        query_blocks: int("query blocks", rows)?,
+        num_lists: int("block lists", num_lists)?,
+        query_blocks: int("query blocks", query_blocks)?,
         mask_blocks: int("key blocks", mask_blocks)?,
-        first_tile: int("query blocks", if causal { shape.kv_offset() / BLOCK_Q } else { 0 })?,
+        first_tile: int("query blocks", if causal { call.shape().kv_offset() / BLOCK_Q } else { 0 })?,
         causal: i32::from(causal),
     };
     // SAFETY: BlockListParams are what the kernel takes; the mask has an entry for each that it reads and is held until the
     // launch is enqueued, and the lists have room for all of them.
-    unsafe { call.launch(Kernel::BlockLists, &params, Grid::Warps { rows: heads * rows }) }?;
+    unsafe { call.launch(Kernel::BlockLists, &params, Grid::Warps { rows: num_lists }) }?;
     Ok(lists.attend(call, causal)?)
 }
