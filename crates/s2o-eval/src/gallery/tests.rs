@@ -7,9 +7,9 @@ use std::fs;
 use tempfile::TempDir;
 
 use super::*;
+use crate::report::tests::setting;
 use crate::report::{rows, write_csv};
-use crate::run::{Finding, Journal, Key, Outcome, Setting};
-use crate::tasks::ChatTemplate;
+use crate::run::{Finding, Journal, Key, Outcome};
 
 /// A directory with a page and rows.
 struct Site {
@@ -215,15 +215,8 @@ fn time_of_methods() {
 }
 
 fn outcome(method: &str, tokens: usize, depth: f64, chunk: &str, score: f64) -> Outcome {
-    let setting = Setting {
-        model: "m".into(),
-        dtype: "f32".into(),
-        device: "cpu".into(),
-        template: ChatTemplate::None,
-        chunk: chunk.into(),
-    };
     Outcome {
-        key: Key { sample: format!("niah-{tokens}-{depth}"), method: method.into(), setting },
+        key: Key { sample: format!("niah-{tokens}-{depth}"), method: method.into(), setting: setting(chunk) },
         digest: None,
         task: "niah".into(),
         groups: Vec::new(),

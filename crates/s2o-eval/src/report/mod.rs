@@ -9,7 +9,7 @@ mod export;
 mod interval;
 mod markdown;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use aggregate::{RULER_AVERAGE, Row, rows, write_csv};
 pub use depth_grid::{DepthGrid, depth_grids};

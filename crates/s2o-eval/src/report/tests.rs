@@ -6,17 +6,21 @@ use super::*;
 use crate::run::{Finding, Key, Outcome, Setting};
 use crate::tasks::ChatTemplate;
 
-/// Of item `index` of `task`: right if `prediction` is `yes`.
-fn answer(task: &str, length: usize, index: u64, method: &str, chunk: &str, prediction: &str) -> Outcome {
-    let setting = Setting {
+/// Of a model that there is not.
+pub(crate) fn setting(chunk: &str) -> Setting {
+    Setting {
         model: "m".into(),
         dtype: "f32".into(),
         device: "cpu".into(),
         template: ChatTemplate::None,
         chunk: chunk.into(),
-    };
+    }
+}
+
+/// Of item `index` of `task`: right if `prediction` is `yes`.
+fn answer(task: &str, length: usize, index: u64, method: &str, chunk: &str, prediction: &str) -> Outcome {
     Outcome {
-        key: Key { sample: format!("{task}-{length}-{index}"), method: method.into(), setting },
+        key: Key { sample: format!("{task}-{length}-{index}"), method: method.into(), setting: setting(chunk) },
         digest: None,
         task: task.into(),
         groups: Vec::new(),
