@@ -2,8 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{
-    Attention, AttnError, BlockError, BlockLists, BlockSelection, Dense, PrefillCall, S2o, S2oConfig, S2oError, S2oOp,
-    SegmentLen, ShapeError, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn, s2o_attn_with_stats,
+    Attention, AttnError, BlockError, BlockLists, BlockSelection, Dense, KeyColumns, PrefillCall, S2o, S2oConfig,
+    S2oError, S2oOp, SegmentLen, ShapeError, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn,
+    s2o_attn_with_stats,
 };
 
 const SCALE: f32 = 0.125;
@@ -277,7 +278,7 @@ fn a_mask_of_blocks_is_its_lists() {
     // A chunk: its query blocks are the second and third of the prompt.
     let (q, [k, v]) = (random((1, 200, 2, 16)), [(); 2].map(|()| random((1, 384, 1, 16))));
     let mask = Tensor::new(&[[[[1u8, 0, 1], [0, 7, 1]], [[0, 1, 0], [0, 0, 0]]]], &Device::Cpu).unwrap();
-    let by_mask = |causal| block_mask_attn(&q, &k, &v, SCALE, causal, &mask).unwrap();
+    let by_mask = |causal| block_mask_attn(&q, &k, &v, SCALE, causal, &mask, None).unwrap();
     let by_lists = |lists: [&[usize]; 4], causal| {
         let selection = BlockSelection::from(BlockLists::new(lists.map(|list| list.iter().copied())));
         block_sparse_attn(&q, &k, &v, SCALE, causal, selection).unwrap().0
@@ -286,10 +287,31 @@ fn a_mask_of_blocks_is_its_lists() {
     assert_eq!(max_difference(&by_mask(true), &by_lists([&[0], &[1, 2], &[1], &[]], true)), 0.0);
     assert_eq!(max_difference(&by_mask(false), &by_lists([&[0, 2], &[1, 2], &[1], &[]], false)), 0.0);
 
-    let refused = |mask: &Tensor| block_mask_attn(&q, &k, &v, SCALE, true, mask).unwrap_err();
+    // The first head has the keys 3 and 130, the second 200 of them, of which there is room for 128.
+    let chosen = (0..384u32).map(|key| u8::from(key == 3 || key == 130));
+    let chosen: Vec<u8> = chosen.chain((0..384u32).map(|key| u8::from(key < 200))).collect();
+    let keys = Tensor::from_vec(chosen, (1, 2, 384), &Device::Cpu).unwrap();
+    let columns = KeyColumns { keys, at_most: 100 };
+    let by_mask = block_mask_attn(&q, &k, &v, SCALE, true, &mask, Some(&columns)).unwrap();
+    let lists = BlockLists::new([vec![0], vec![1, 2], vec![1], vec![]]);
+    let single = Some(vec![vec![3, 130], (0..128).collect()]);
+    let by_lists = BlockSelection { columns: single, ..lists.into() };
+    let (by_lists, _) = block_sparse_attn(&q, &k, &v, SCALE, true, by_lists).unwrap();
+    assert_eq!(max_difference(&by_mask, &by_lists), 0.0);
+
+    let refused = |mask: &Tensor| block_mask_attn(&q, &k, &v, SCALE, true, mask, None).unwrap_err();
+    let unfit = |columns: Tensor, causal| {
+        let columns = KeyColumns { keys: columns, at_most: 1 };
+        block_mask_attn(&q, &k, &v, SCALE, causal, &mask, Some(&columns)).unwrap_err().to_string()
+    };
+    let short = BlockError::ColumnMask { expected: [1, 2, 384], got: vec![1, 2, 383] };
+    assert_eq!(unfit(columns.keys.narrow(2, 1, 383).unwrap(), true), S2oError::from(short).to_string());
+    assert_eq!(unfit(columns.keys.clone(), false), S2oError::from(BlockError::ColumnsNotCausal).to_string());
+    let wide = columns.keys.to_dtype(DType::U32).unwrap();
+    assert_eq!(unfit(wide, true), AttnError::MaskDType { name: "columns", got: DType::U32 }.to_string());
     let expected = BlockError::Mask { expected: [1, 2, 2, 3], got: vec![1, 2, 3, 2] };
     let turned = mask.transpose(2, 3).unwrap();
     assert_eq!(refused(&turned).to_string(), S2oError::from(expected).to_string());
     let wide = mask.to_dtype(DType::F32).unwrap();
-    assert!(matches!(refused(&wide), AttnError::MaskDType { got: DType::F32 }));
+    assert!(matches!(refused(&wide), AttnError::MaskDType { name: "mask", got: DType::F32 }));
 }

@@ -99,6 +99,16 @@ struct BlockParams {
 };
 static_assert(sizeof(BlockParams) == 192 && offsetof(BlockParams, key_blocks) == 176, "mirrored on the host");
 
+// BlockParams and single keys beside them: for each of its lists as many of `columns` as `column_counts` says, keys before
+// the query block's first query, in none of its key blocks. Causal.
+struct ColumnParams {
+    BlockParams block;
+    const int32_t* columns;        // (lists, column_stride), from each count on to the next multiple of TILE_K any keys
+    const int32_t* column_counts;  // (lists)
+    int64_t column_stride;         // a multiple of TILE_K
+};
+static_assert(sizeof(ColumnParams) == 216 && offsetof(ColumnParams, columns) == 192, "mirrored on the host");
+
 // A mask of blocks to the lists of BlockParams; what a query block does not see is left out.
 struct BlockListParams {
     const uint8_t* mask;    // (num_lists, mask_blocks): not 0 where a key block is chosen
@@ -111,5 +121,22 @@ struct BlockListParams {
     int32_t causal;
 };
 static_assert(sizeof(BlockListParams) == 48 && offsetof(BlockListParams, num_lists) == 24, "mirrored on the host");
+
+// The chosen keys of each head to the columns of ColumnParams.
+struct ColumnListParams {
+    const uint8_t* keys;     // (heads, k_len): not 0 where a key is chosen
+    const uint8_t* mask;     // (heads, query_blocks, mask_blocks): the key blocks of each query block, in which a key is left out
+    int32_t* head_columns;   // (heads, column_stride): the chosen keys of a head, ascending
+    int32_t* head_counts;    // (heads)
+    int32_t* columns;        // (heads * query_blocks, column_stride)
+    int32_t* column_counts;  // (heads * query_blocks)
+    int64_t column_stride;   // a multiple of TILE_K; further keys of a head are left out
+    int32_t k_len;
+    int32_t query_blocks;
+    int32_t mask_blocks;
+    int32_t num_lists;       // heads * query_blocks
+    int32_t kv_offset;       // position of the call's first query
+};
+static_assert(sizeof(ColumnListParams) == 80 && offsetof(ColumnListParams, k_len) == 56, "mirrored on the host");
 
 }  // namespace s2o

@@ -19,6 +19,7 @@ struct WorkItem {
     int key_tile;            // of step 0
     int steps;               // key tiles to visit, gathered ones included
     int gather_from;         // steps from here on take their rows from kv_perm
+    int last_keys;           // of the last gathered tile, where it may be ragged
     const int32_t* kv_perm;  // tokens of step gather_from, and on
     const int32_t* key_blocks;
     int64_t slot;            // where per-tile results go
@@ -82,10 +83,28 @@ struct BlockSchedule {
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         const TileGrid grid(p.attn);
         const int tile = decode_sections(p.attn, grid, item, w);
-        const int64_t* range = p.block_ranges + 2 * (int64_t(w.batch_head(p.attn)) * grid.count + tile - grid.first);
+        w.slot = int64_t(w.batch_head(p.attn)) * grid.count + tile - grid.first;
+        const int64_t* range = p.block_ranges + 2 * w.slot;
         w.key_blocks = p.key_blocks + range[0];
         w.steps = w.gather_from = int(range[1] - range[0]);
         w.key_tile = w.steps > 0 ? w.key_blocks[0] : 0;
+        return true;
+    }
+};
+
+// The same, and behind the blocks single keys.
+struct ColumnSchedule {
+    using Params = ColumnParams;
+    __device__ static const AttnParams& attn(const Params& p) { return p.block.attn; }
+    __device__ static int num_items(const Params& p) { return BlockSchedule::num_items(p.block); }
+    __device__ static int key_tile(const WorkItem& w, int step) { return BlockSchedule::key_tile(w, step); }
+
+    __device__ static bool decode(const Params& p, int item, WorkItem& w) {
+        BlockSchedule::decode(p.block, item, w);
+        const int columns = p.column_counts[w.slot];
+        w.kv_perm = p.columns + w.slot * p.column_stride;
+        w.steps = w.gather_from + (columns + TILE_K - 1) / TILE_K;
+        w.last_keys = columns - (w.steps - w.gather_from - 1) * TILE_K;
         return true;
     }
 };
@@ -186,6 +205,7 @@ struct PermutedSchedule {
     using Params = SparseParams;
     __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
     __device__ static int num_items(const Params& p) { return SegmentSchedule<true>::num_items(p); }
+    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         int segment, tile;

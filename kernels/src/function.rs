@@ -29,8 +29,14 @@ pub enum Kernel {
     Merge,
     /// Attention on lists of blocks.
     Block,
+    /// Attention on lists of blocks, and single keys behind them.
+    BlockColumns,
     /// Those lists from a mask.
     BlockLists,
+    /// The chosen keys of each head, as a list.
+    HeadColumns,
+    /// Of these the keys of each query block, beside its key blocks.
+    ColumnLists,
     /// Mean and variance of each segment's queries: the coefficients of the key scores.
     Moments,
     /// Scores of the keys before each segment.
@@ -55,7 +61,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 25] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
@@ -67,7 +73,10 @@ impl Kernel {
         Self::Split,
         Self::Merge,
         Self::Block,
+        Self::BlockColumns,
         Self::BlockLists,
+        Self::HeadColumns,
+        Self::ColumnLists,
         Self::Moments,
         Self::Scores,
         Self::Sort,
@@ -99,7 +108,10 @@ impl Kernel {
             Self::Split => "split",
             Self::Merge => "merge",
             Self::Block => "block",
+            Self::BlockColumns => "block_columns",
             Self::BlockLists => "block_lists",
+            Self::HeadColumns => "head_columns",
+            Self::ColumnLists => "column_lists",
             Self::Moments => "moments",
             Self::Scores => "scores",
             Self::Sort => "sort",
@@ -192,7 +204,12 @@ impl fmt::Display for Function {
         let name = self.kernel.name();
         match self.kernel {
             // They see no elements.
-            Kernel::BlockLists | Kernel::Sort | Kernel::RotationTable | Kernel::RowThresholds => {
+            Kernel::BlockLists
+            | Kernel::HeadColumns
+            | Kernel::ColumnLists
+            | Kernel::Sort
+            | Kernel::RotationTable
+            | Kernel::RowThresholds => {
                 write!(f, "s2o_{name}")
             }
             // One serves every head size.

@@ -139,6 +139,21 @@ pub struct BlockParams {
     pub block_ranges: *const i64,
 }
 
+/// [`BlockParams`] and single keys beside them: for each list as many of `columns` as `column_counts` says, keys before
+/// the query block's first query, in none of its key blocks. Causal.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ColumnParams {
+    /// The blocks.
+    pub block: BlockParams,
+    /// (lists, column_stride), from each count on to the next multiple of `TILE_K` any keys.
+    pub columns: *const i32,
+    /// (lists)
+    pub column_counts: *const i32,
+    /// A multiple of `TILE_K`.
+    pub column_stride: i64,
+}
+
 /// A mask of blocks to the lists of [`BlockParams`]; what a query block does not see is left out.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -159,6 +174,36 @@ pub struct BlockListParams {
     pub first_tile: i32,
     /// 1 if a query block sees the key blocks up to its own position, 0 if all.
     pub causal: i32,
+}
+
+/// The chosen keys of each head to the columns of [`ColumnParams`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ColumnListParams {
+    /// (heads, k_len): not 0 where a key is chosen.
+    pub keys: *const u8,
+    /// (heads, query_blocks, mask_blocks): the key blocks of each query block, in which a key is left out.
+    pub mask: *const u8,
+    /// (heads, column_stride): the chosen keys of a head, ascending.
+    pub head_columns: *mut i32,
+    /// (heads)
+    pub head_counts: *mut i32,
+    /// (heads * query_blocks, column_stride)
+    pub columns: *mut i32,
+    /// (heads * query_blocks)
+    pub column_counts: *mut i32,
+    /// A multiple of `TILE_K`; further keys of a head are left out.
+    pub column_stride: i64,
+    /// Keys of the call.
+    pub k_len: i32,
+    /// Of the call.
+    pub query_blocks: i32,
+    /// Key blocks of the call.
+    pub mask_blocks: i32,
+    /// heads * query_blocks
+    pub num_lists: i32,
+    /// Position of the call's first query.
+    pub kv_offset: i32,
 }
 
 /// Algorithm 1 on the segments `first_segment .. first_segment + num_segments` of `num_heads` heads from the pointers on
@@ -338,7 +383,9 @@ layout!(AttnParams: 176, q_strides at 48, batch at 144);
 layout!(SparseParams: 248, kv_perm at 176, segment_len at 216);
 layout!(SplitParams: 208, partial_out at 176);
 layout!(BlockParams: 192, key_blocks at 176);
+layout!(ColumnParams: 216, columns at 192);
 layout!(BlockListParams: 48, num_lists at 24);
+layout!(ColumnListParams: 80, k_len at 56);
 layout!(RowThresholdParams: 40, row_len at 24);
 layout!(RankingParams: 216, batch at 152);
 layout!(NormParams: 48, width at 40);

@@ -2,7 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::CudaError;
-use candle_s2o::{AttnError, BlockError, BlockLists, BlockSelection, S2oError, block_mask_attn, block_sparse_attn};
+use candle_s2o::{
+    AttnError, BlockError, BlockLists, BlockSelection, KeyColumns, S2oError, block_mask_attn, block_sparse_attn,
+};
 
 use crate::Runner;
 use crate::exact::{Row, check};
@@ -32,14 +34,35 @@ fn lists(problem: &Problem, causal: bool) -> Vec<Vec<usize>> {
         .collect()
 }
 
-fn keys(problem: &Problem, lists: &[Vec<usize>], causal: bool, at: Row) -> Vec<u32> {
+/// The list of a row's query block.
+fn list_of<'a>(problem: &Problem, lists: &'a [Vec<usize>], causal: bool, at: Row) -> &'a [usize] {
     let shape = &problem.shape;
     let offset = if causal { shape.kv_offset() } else { 0 };
     let (first, end) = (offset / BLOCK, (offset + shape.q_len()).div_ceil(BLOCK));
-    let position = offset + at.row;
-    let list = &lists[(at.batch * shape.num_heads() + at.head) * (end - first) + position / BLOCK - first];
-    let seen = if causal { position + 1 } else { shape.k_len() };
+    &lists[(at.batch * shape.num_heads() + at.head) * (end - first) + (offset + at.row) / BLOCK - first]
+}
+
+fn keys(problem: &Problem, lists: &[Vec<usize>], causal: bool, at: Row) -> Vec<u32> {
+    let shape = &problem.shape;
+    let seen = if causal { shape.kv_offset() + at.row + 1 } else { shape.k_len() };
+    let list = list_of(problem, lists, causal, at);
     list.iter().flat_map(|&block| block * BLOCK..((block + 1) * BLOCK).min(seen)).map(|key| key as u32).collect()
+}
+
+/// Some keys of each head as a choice, none of the second, and those that are taken of it.
+fn columns(problem: &Problem, at_most: usize) -> (KeyColumns, Vec<Vec<u32>>) {
+    let shape = &problem.shape;
+    let heads = shape.batch() * shape.num_heads();
+    let chosen = |head: usize, key: usize| head != 1 && (key * 7 + head * 5).is_multiple_of(3 + head);
+    let keys: Vec<u8> =
+        (0..heads * shape.k_len()).map(|i| u8::from(chosen(i / shape.k_len(), i % shape.k_len())) * 5).collect();
+    let keys = Tensor::from_vec(keys, (shape.batch(), shape.num_heads(), shape.k_len()), &Device::Cpu).unwrap();
+    let columns = KeyColumns { keys: keys.to_device(problem.on_gpu[0].device()).unwrap(), at_most };
+    let taken = |head| {
+        let keys = (0..shape.k_len()).filter(|&key| chosen(head, key)).map(|key| key as u32);
+        keys.take(at_most.next_multiple_of(BLOCK)).collect()
+    };
+    (columns, (0..heads).map(taken).collect())
 }
 
 /// The lists as a mask. Beyond the diagonal it names blocks too: they are to be left out.
@@ -85,8 +108,28 @@ pub fn cases(runner: &mut Runner) {
 
                 let mask = mask(&problem, &lists, causal).to_device(&runner.device).unwrap();
                 problem.poison();
-                let by_mask = block_mask_attn(q, k, v, problem.scale, causal, &mask).unwrap();
+                let by_mask = block_mask_attn(q, k, v, problem.scale, causal, &mask, None).unwrap();
                 assert!(bits(&by_mask) == bits(&out), "the mask gives other bits than its lists");
+                if !causal {
+                    return;
+                }
+                for at_most in [1, 500, k_len] {
+                    let (columns, chosen) = columns(&problem, at_most);
+                    problem.poison();
+                    let out = block_mask_attn(q, k, v, problem.scale, causal, &mask, Some(&columns)).unwrap();
+                    check(&problem, &out, |at| {
+                        let mut keys = keys(&problem, &lists, causal, at);
+                        let query_block = (problem.shape.kv_offset() + at.row) / BLOCK;
+                        let first = (query_block * BLOCK).max(problem.shape.kv_offset()) as u32;
+                        let head = at.batch * problem.shape.num_heads() + at.head;
+                        let blocks = list_of(&problem, &lists, causal, at);
+                        let single = chosen[head].iter().copied().filter(|&key| key < first);
+                        keys.extend(single.filter(|&key| !blocks.contains(&(key as usize / BLOCK))));
+                        vec![keys]
+                    });
+                    let again = block_mask_attn(q, k, v, problem.scale, causal, &mask, Some(&columns)).unwrap();
+                    assert!(bits(&again) == bits(&out), "two runs give other bits");
+                }
             });
         }
     }
@@ -108,11 +151,11 @@ pub fn cases(runner: &mut Runner) {
         assert!(matches!(refused(halves.into()), AttnError::Cuda(CudaError::Tile { name: "block_k", got: 64 })));
         let [q, k, v] = &problem.on_gpu;
         let mask = Tensor::ones((1, 1, 2, 3), DType::U8, &runner.device).unwrap();
-        let error = block_mask_attn(q, k, v, problem.scale, true, &mask).expect_err("the mask does not fit");
+        let error = block_mask_attn(q, k, v, problem.scale, true, &mask, None).expect_err("the mask does not fit");
         let expected = BlockError::Mask { expected: [1, 1, 2, 2], got: vec![1, 1, 2, 3] };
         assert_eq!(error.to_string(), unfit(expected));
         let on_cpu = mask.to_device(&Device::Cpu).unwrap();
-        let error = block_mask_attn(q, k, v, problem.scale, true, &on_cpu).expect_err("the mask is elsewhere");
+        let error = block_mask_attn(q, k, v, problem.scale, true, &on_cpu, None).expect_err("the mask is elsewhere");
         assert!(matches!(error, AttnError::DeviceMismatch { name: "mask", .. }));
         let columns = BlockSelection { columns: Some(vec![vec![3]]), ..fits().into() };
         assert!(matches!(refused(columns), AttnError::Cuda(CudaError::CpuOnly { what: "columns" })));

@@ -28,12 +28,31 @@ pub fn block_sparse_attn(
     apply(BlockOp { softmax_scale, causal, selection: selection.into() }, q, k, v)
 }
 
+/// Single keys that every query block of a head sees beside its blocks, as [`BlockSelection::columns`] has them.
+#[derive(Debug, Clone)]
+pub struct KeyColumns {
+    /// `(batch, num_heads, k_len)` of u8 on the device of `q`: not 0 where a key is chosen.
+    pub keys: Tensor,
+    /// Of each head, the lowest keys of as many are taken, rounded up to a multiple of 128: for so many there is memory,
+    /// 4 bytes for each of them and each query block of every head.
+    pub at_most: usize,
+}
+
+impl KeyColumns {
+    /// `at_most` as it is taken.
+    pub fn capacity(&self) -> usize {
+        self.at_most.max(1).next_multiple_of(BLOCK_Q)
+    }
+}
+
 /// [`block_sparse_attn`] to the blocks of a mask, `(batch, num_heads, query_blocks, key_blocks)` of u8 on the device of
 /// `q`: not 0 where a query block of [`query_blocks`] attends to a block of 128 keys. Blocks beyond the diagonal are left
-/// out if `causal`. On a GPU the mask becomes lists there; the host waits for nothing.
+/// out if `causal`. With `columns`, and then causal, to single keys too. On a GPU the masks become lists there; the host
+/// waits for nothing.
 ///
 /// # Errors
-/// If the tensors do not fit, see [`AttnError`]; [`s2o::BlockError::Mask`] if the mask does not fit them.
+/// If the tensors do not fit, see [`AttnError`]; [`s2o::BlockError::Mask`] or [`s2o::BlockError::ColumnMask`] if a mask
+/// does not fit them, [`s2o::BlockError::ColumnsNotCausal`].
 pub fn block_mask_attn(
     q: &Tensor,
     k: &Tensor,
@@ -41,15 +60,24 @@ pub fn block_mask_attn(
     softmax_scale: f32,
     causal: bool,
     mask: &Tensor,
+    columns: Option<&KeyColumns>,
 ) -> Result<Tensor, AttnError> {
-    if mask.dtype() != DType::U8 {
-        return Err(AttnError::MaskDType { got: mask.dtype() });
-    }
-    if !mask.device().same_device(q.device()) {
-        let [expected, got] = [q, mask].map(|tensor| tensor.device().location());
-        return Err(AttnError::DeviceMismatch { name: "mask", expected, got });
-    }
-    let op = MaskOp { softmax_scale, causal, mask: mask.contiguous()? };
+    let of_bytes = |name, mask: &Tensor| {
+        if mask.dtype() != DType::U8 {
+            return Err(AttnError::MaskDType { name, got: mask.dtype() });
+        }
+        if !mask.device().same_device(q.device()) {
+            let [expected, got] = [q, mask].map(|tensor| tensor.device().location());
+            return Err(AttnError::DeviceMismatch { name, expected, got });
+        }
+        Ok(mask.contiguous()?)
+    };
+    let mask = of_bytes("mask", mask)?;
+    let columns = columns.map(|columns| {
+        let keys = of_bytes("columns", &columns.keys)?;
+        Ok::<_, AttnError>(KeyColumns { keys, ..*columns })
+    });
+    let op = MaskOp { softmax_scale, causal, mask, columns: columns.transpose()? };
     Ok(apply(op, q, k, v)?.0)
 }
 
@@ -86,16 +114,27 @@ struct MaskOp {
     causal: bool,
     /// Contiguous u8.
     mask: Tensor,
+    /// Likewise.
+    columns: Option<KeyColumns>,
 }
 
 impl MaskOp {
-    /// Whether the mask fits.
+    /// Whether the masks fit.
     fn check(&self, shape: &AttnShape) -> Result<(), AttnError> {
         let query_blocks = query_blocks(shape, self.causal).len();
         let expected = [shape.batch(), shape.num_heads(), query_blocks, shape.k_len().div_ceil(BLOCK_Q)];
         if self.mask.dims() != expected {
             let got = self.mask.dims().to_vec();
             return Err(S2oError::from(BlockError::Mask { expected, got }).into());
+        }
+        let Some(columns) = &self.columns else { return Ok(()) };
+        if !self.causal {
+            return Err(S2oError::from(BlockError::ColumnsNotCausal).into());
+        }
+        let expected = [shape.batch(), shape.num_heads(), shape.k_len()];
+        if columns.keys.dims() != expected {
+            let got = columns.keys.dims().to_vec();
+            return Err(S2oError::from(BlockError::ColumnMask { expected, got }).into());
         }
         Ok(())
     }
@@ -119,13 +158,22 @@ impl Kernel for MaskOp {
             let seen = key_blocks.min(first + list % rows + 1);
             (0..seen).filter(|&block| row[block] != 0)
         });
-        cpu::block_sparse(inputs, self.causal, &BlockLists::new(lists).into(), out)?;
+        let columns = self.columns.as_ref().map(|columns| {
+            let chosen = columns.keys.flatten_all()?.to_vec1::<u8>()?;
+            let of_head = |row: &[u8]| {
+                let keys = (0..shape.k_len() as u32).filter(|&key| row[key as usize] != 0);
+                keys.take(columns.capacity()).collect()
+            };
+            Ok::<_, AttnError>(chosen.chunks_exact(shape.k_len()).map(of_head).collect())
+        });
+        let selection = BlockSelection { columns: columns.transpose()?, ..BlockLists::new(lists).into() };
+        cpu::block_sparse(inputs, self.causal, &selection, out)?;
         Ok(())
     }
 
     #[cfg(feature = "cuda")]
     fn cuda(&self, call: &crate::cuda::Call) -> Result<(), AttnError> {
         self.check(call.shape())?;
-        crate::cuda::block_mask(call, self.causal, &self.mask)
+        crate::cuda::block_mask(call, self.causal, &self.mask, self.columns.as_ref())
     }
 }

@@ -35,9 +35,11 @@ pub enum AttnError {
         /// Its dtype.
         got: DType,
     },
-    /// A mask of blocks is of bytes.
-    #[error("mask: expected dtype U8, got {got:?}")]
+    /// A mask of blocks or of single keys is of bytes.
+    #[error("{name}: expected dtype U8, got {got:?}")]
     MaskDType {
+        /// `mask` or `columns`.
+        name: &'static str,
         /// Its dtype.
         got: DType,
     },
@@ -52,7 +54,7 @@ pub enum AttnError {
     /// `k` and `v` must be on the device of `q`: made with the same `Device` value or a clone of it.
     #[error("{name}: expected the device of q ({expected:?}) or a clone of it, got {got:?}")]
     DeviceMismatch {
-        /// `k`, `v`, or a mask.
+        /// `k`, `v`, or a mask of blocks or keys.
         name: &'static str,
         /// The device of `q`.
         expected: DeviceLocation,

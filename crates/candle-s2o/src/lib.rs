@@ -23,7 +23,7 @@ mod methods;
 mod op;
 
 pub use attention::{Attention, PrefillCall};
-pub use block_sparse::{block_mask_attn, block_sparse_attn};
+pub use block_sparse::{KeyColumns, block_mask_attn, block_sparse_attn};
 pub use decode::decode_attn;
 pub use device_memory::{DeviceMemory, is_out_of_memory};
 pub use error::AttnError;

@@ -55,7 +55,7 @@ impl<S: BlockSelector> BlockSparse<S> {
                 Ok((out, work))
             }
             Keys::Mask(mask) => {
-                let out = block_mask_attn(q, k, v, call.softmax_scale, true, mask.tensor())?;
+                let out = block_mask_attn(q, k, v, call.softmax_scale, true, mask.tensor(), mask.columns())?;
                 Ok((out, mask.work(&shape)?))
             }
         }

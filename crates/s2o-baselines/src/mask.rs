@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Device, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, BlockSelection, HeadWork, query_blocks};
+use candle_core::{D, DType, Device, Tensor};
+use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, BlockSelection, HeadWork, KeyColumns, query_blocks};
 
 use crate::error::BaselineError;
+use crate::slash::block_sums;
 
 /// Which key blocks each query block attends to: `(batch, num_heads, query_blocks, key_blocks)` of u8, not 0 where it
 /// does. Query blocks are those of [`query_blocks`], key blocks of `block_k` keys from the first key on.
@@ -13,6 +14,7 @@ use crate::error::BaselineError;
 pub struct BlockMask {
     mask: Tensor,
     block_k: usize,
+    columns: Option<KeyColumns>,
 }
 
 impl BlockMask {
@@ -23,12 +25,22 @@ impl BlockMask {
     pub fn new(mask: &Tensor, shape: &AttnShape, block_k: usize) -> Result<Self, BaselineError> {
         let causal = causal_blocks(shape, block_k, mask.device())?;
         let mask = (mask.ne(0u8)? * causal.broadcast_as(mask.shape())?)?;
-        Ok(Self { mask, block_k })
+        Ok(Self { mask, block_k, columns: None })
+    }
+
+    /// Also these single keys.
+    pub fn with_columns(self, columns: KeyColumns) -> Self {
+        Self { columns: Some(columns), ..self }
     }
 
     /// The mask as a tensor.
     pub fn tensor(&self) -> &Tensor {
         &self.mask
+    }
+
+    /// The single keys beside the blocks.
+    pub fn columns(&self) -> Option<&KeyColumns> {
+        self.columns.as_ref()
     }
 
     /// Also the blocks of `other`: a `(query_blocks, key_blocks)` mask for all heads, or one like this.
@@ -37,7 +49,7 @@ impl BlockMask {
     /// If Candle fails.
     pub fn or(&self, other: &Tensor) -> Result<Self, BaselineError> {
         let mask = self.mask.maximum(&other.ne(0u8)?.broadcast_as(self.mask.shape())?)?;
-        Ok(Self { mask, block_k: self.block_k })
+        Ok(Self { mask, ..self.clone() })
     }
 
     /// What an executor takes: the mask itself on a GPU that knows blocks of its size, lists otherwise.
@@ -46,7 +58,7 @@ impl BlockMask {
     /// As [`BlockMask::lists`].
     pub fn into_keys(self) -> Result<Keys, BaselineError> {
         if self.mask.device().is_cpu() || self.block_k != BLOCK_Q {
-            return Ok(Keys::Lists(self.lists()?.into()));
+            return Ok(Keys::Lists(self.lists()?));
         }
         Ok(Keys::Mask(self))
     }
@@ -58,25 +70,52 @@ impl BlockMask {
     /// If Candle fails.
     pub fn work(&self, shape: &AttnShape) -> Result<Vec<HeadWork>, BaselineError> {
         // In f32 a row's count is exact, and so is a head's below 2^24 blocks.
-        let counts = self.mask.to_dtype(DType::F32)?.sum((2, 3))?.flatten_all()?.to_vec1::<f32>()?;
-        let tile = self.block_k as f64 / BLOCK_Q as f64;
-        let counts = counts.into_iter().map(|count| f64::from(count) * tile);
+        let mut tiles = (self.mask.to_dtype(DType::F32)?.sum((2, 3))? * (self.block_k as f64 / BLOCK_Q as f64))?;
+        if let Some(columns) = &self.columns {
+            tiles = (tiles + self.column_tiles(shape, columns)?)?;
+        }
+        let tiles = tiles.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f64::from);
         Ok(HeadWork::dense(shape)
             .into_iter()
-            .zip(counts)
+            .zip(tiles)
             .map(|(dense, visited)| HeadWork { visited, ..dense })
             .collect())
     }
 
-    /// The choice as lists. The mask is read back from its device, once.
+    /// The tiles that the columns of a causal call fill, `(batch, num_heads)`: those of a query block are the keys before
+    /// its first query that are in none of its key blocks.
+    fn column_tiles(&self, shape: &AttnShape, columns: &KeyColumns) -> Result<Tensor, BaselineError> {
+        let outside = self.mask.eq(0u8)?.to_dtype(DType::F32)?;
+        let chosen = columns.keys.to_dtype(DType::F32)?;
+        let earlier = bands(shape, BLOCK_Q, self.mask.device(), |query_block| (0..query_block).into())?;
+        let seen = earlier.to_dtype(DType::F32)?.broadcast_mul(&block_sums(&chosen)?.unsqueeze(2)?)?;
+        let mut seen = (&outside * seen)?.sum(D::Minus1)?;
+        // A chunk may begin inside a key block.
+        let (own, inside) = (shape.kv_offset() / BLOCK_Q, shape.kv_offset() % BLOCK_Q);
+        if inside > 0 {
+            let before = chosen.narrow(2, own * BLOCK_Q, inside)?.sum_keepdim(2)?;
+            let of_first = (outside.narrow(2, 0, 1)?.narrow(3, own, 1)?.squeeze(3)? * before)?;
+            seen = (&seen + of_first.pad_with_zeros(2, 0, seen.dim(2)? - 1)?)?;
+        }
+        Ok((seen / BLOCK_Q as f64)?.ceil()?.sum(2)?)
+    }
+
+    /// The choice as lists. The masks are read back from their device, once.
     ///
     /// # Errors
     /// If Candle fails, or `block_k` is no block size.
-    pub fn lists(&self) -> Result<BlockLists, BaselineError> {
-        let key_blocks = self.mask.dim(3)?;
-        let mask = self.mask.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
+    pub fn lists(&self) -> Result<BlockSelection, BaselineError> {
+        let on_host = |mask: &Tensor| mask.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>();
+        let (mask, key_blocks) = (on_host(&self.mask)?, self.mask.dim(3)?);
         let lists = mask.chunks_exact(key_blocks).map(|row| (0..key_blocks).filter(|&block| row[block] != 0));
-        Ok(BlockLists::new(lists).with_block_k(self.block_k)?)
+        let columns = self.columns.as_ref().map(|columns| {
+            let (chosen, k_len) = (on_host(&columns.keys)?, columns.keys.dim(2)?);
+            let of_head =
+                |row: &[u8]| (0..k_len as u32).filter(|&key| row[key as usize] != 0).take(columns.capacity()).collect();
+            Ok::<_, BaselineError>(chosen.chunks_exact(k_len).map(of_head).collect())
+        });
+        let blocks = BlockLists::new(lists).with_block_k(self.block_k)?;
+        Ok(BlockSelection { columns: columns.transpose()?, ..blocks.into() })
     }
 }
 
@@ -97,7 +136,7 @@ impl Keys {
     pub fn lists(&self) -> Result<BlockSelection, BaselineError> {
         match self {
             Self::Lists(lists) => Ok(lists.clone()),
-            Self::Mask(mask) => Ok(mask.lists()?.into()),
+            Self::Mask(mask) => mask.lists(),
         }
     }
 }
@@ -148,4 +187,28 @@ pub(crate) fn bands(
     let from = key_blocks.broadcast_ge(&column(|bands| bands.window.start)?)?;
     let window = (from * key_blocks.broadcast_lt(&column(|bands| bands.window.end)?)?)?;
     Ok(first.maximum(&window)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_work_is_that_of_the_lists() {
+        for (q_len, k_len) in [(700, 700), (300, 500), (256, 640), (10, 130)] {
+            let shape = AttnShape::new([2, q_len, 3, 64], [k_len, 1]).unwrap();
+            let (rows, key_blocks) = (query_blocks(&shape, true).len(), k_len.div_ceil(BLOCK_Q));
+            let spread = |len: usize, every: usize| (0..len).map(move |i| u8::from(i * 7 % 11 % every == 0));
+            let mask: Vec<u8> = spread(6 * rows * key_blocks, 3).collect();
+            let mask = Tensor::from_vec(mask, (2, 3, rows, key_blocks), &Device::Cpu).unwrap();
+            let keys = Tensor::from_vec(spread(6 * k_len, 2).collect(), (2, 3, k_len), &Device::Cpu).unwrap();
+            let mask = BlockMask::new(&mask, &shape, BLOCK_Q).unwrap();
+            let blocks = mask.work(&shape).unwrap();
+            assert_eq!(blocks, mask.lists().unwrap().work(&shape));
+            let mask = mask.with_columns(KeyColumns { keys, at_most: k_len });
+            let work = mask.work(&shape).unwrap();
+            assert_eq!(work, mask.lists().unwrap().work(&shape), "{q_len} of {k_len}");
+            assert!(work.iter().zip(&blocks).any(|(work, blocks)| work.visited > blocks.visited));
+        }
+    }
 }

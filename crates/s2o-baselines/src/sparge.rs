@@ -130,7 +130,7 @@ impl BlockSelector for Sparge {
         if !on_cpu {
             return Ok(mask.into_keys()?.into());
         }
-        Ok(BlockSelection { value_threshold: lambda, ..mask.lists()?.into() }.into())
+        Ok(BlockSelection { value_threshold: lambda, ..mask.lists()? }.into())
     }
 }
 

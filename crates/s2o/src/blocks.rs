@@ -36,6 +36,14 @@ pub enum BlockError {
         /// Dimensions of the mask.
         got: Vec<usize>,
     },
+    /// A choice of single keys has an entry for each key.
+    #[error("columns: expected (batch, num_heads, k_len) {expected:?}, got {got:?}")]
+    ColumnMask {
+        /// Of the call.
+        expected: [usize; 3],
+        /// Dimensions of the choice.
+        got: Vec<usize>,
+    },
     /// A key block does not exist, or lies beyond the diagonal.
     #[error("key block of list {list}: expected blocks below {below}, got {got}")]
     KeyBlock {

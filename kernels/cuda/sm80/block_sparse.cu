@@ -2,3 +2,4 @@
 #include "instantiate.cuh"
 
 S2O_KERNELS(s2o_block, s2o::BlockSchedule, NORMALISED)
+S2O_KERNELS(s2o_block_columns, s2o::ColumnSchedule, NORMALISED)

@@ -166,7 +166,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
         for (int visit = 0; visit < (twice ? 3 : 2); ++visit) {
             const uint32_t k_offset = columns_first<X::ROW>(thread_index() % 32);
             const uint32_t k = loader.next() + k_offset;
-            if constexpr (X::GATHER && !DISCARD) {
+            if constexpr (X::MAY_STOP && !DISCARD) {
                 stop = visit == 0 && step > w.gather_from && count_votes(p, control.votes);
                 if (stop) break;
             }
@@ -175,6 +175,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 const int first_key = key_tile<X>(w, step) * TILE_K + visit * HALF_K;
                 visibility.last_existing = attn.k_len - 1 - first_key;
                 if (attn.causal) visibility.last_causal = w.position + warp_row - first_key;
+            } else if (X::COLUMNS && step == w.steps - 1) {
+                visibility.last_existing = w.last_keys - 1 - visit * HALF_K;
             }
             const bool visible = !visibility.none();
             uint32_t probs[2][HALF_K / 4];
@@ -220,7 +222,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 }
                 add_values<X>(acc, probs, v);
             }
-            if constexpr (X::GATHER) {
+            if constexpr (X::MAY_STOP) {
                 if (visit == 0) continue;
                 if (!twice) {
                     const TileGain tile = committed.tile(softmax, scale_log2);
@@ -240,7 +242,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     cp_async_wait<0>();
 
     float row_max[2][2], row_sum[2][2];
-    if constexpr (X::GATHER) {
+    if constexpr (X::MAY_STOP) {
         to_quad(committed.row_max, row_max);
         to_quad(committed.row_sum, row_sum);
     } else {
@@ -259,7 +261,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     } else {
         store_rows<X>(p, w, shared.q(), acc, row_max, row_sum, scale_log2);
     }
-    if constexpr (X::GATHER) {
+    if constexpr (X::MAY_STOP) {
         if (p.tiles_visited != nullptr && threadIdx.x == 0) p.tiles_visited[w.slot] = step;
     }
 }
@@ -292,7 +294,7 @@ __device__ __forceinline__ void attention(const typename X::Params& p) {
         if (threadIdx.x == 0) take_item<X>(p, control);
         __syncthreads();
         if (control.end) return;
-        if constexpr (X::GATHER) {
+        if constexpr (X::MAY_STOP) {
             if (p.discard) {
                 attend<X, true>(shared, p);
             } else {

@@ -32,8 +32,11 @@ struct Traits {
     static constexpr Output OUTPUT = OUTPUT_;
     static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
     // Prefix tiles come by index, and may end early.
-    static constexpr bool GATHER = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>> ||
-                                   std::is_same_v<Schedule, GatherSchedule>;
+    static constexpr bool MAY_STOP = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>> ||
+                                     std::is_same_v<Schedule, GatherSchedule>;
+    // Single keys, and the last tile of them may be ragged.
+    static constexpr bool COLUMNS = std::is_same_v<Schedule, ColumnSchedule>;
+    static constexpr bool GATHER = MAY_STOP || COLUMNS;
     // A split may hold no visible key for some of its rows.
     static constexpr bool MAY_BE_EMPTY = OUTPUT == Output::PARTIAL;
 

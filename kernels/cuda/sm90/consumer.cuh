@@ -37,15 +37,27 @@ __device__ __forceinline__ void pack_probabilities(const float (&s)[TILE_K / 2],
     for (int i = 0; i < TILE_K / 4; ++i) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
 }
 
+// Hides the keys of a tile that lie beyond the limits of this thread's two rows, counted from its first column.
+__device__ __forceinline__ void hide_beyond(float (&s)[TILE_K / 2], int limit0, int limit1) {
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; ++i) {
+        if (8 * (i >> 2) + (i & 1) > ((i & 2) ? limit1 : limit0)) s[i] = -INFINITY;
+    }
+}
+
 // Hides what a row must not see of a key tile. `first_key` is the tile's; `position` that of this thread's first row.
 __device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnParams& p, int first_key, int position) {
     const int column = first_key + 2 * (threadIdx.x % 4);
     const int limit0 = min(p.causal ? position : p.k_len, p.k_len - 1) - column;
     const int limit1 = min(p.causal ? position + 8 : p.k_len, p.k_len - 1) - column;
-#pragma unroll
-    for (int i = 0; i < TILE_K / 2; ++i) {
-        if (8 * (i >> 2) + (i & 1) > ((i & 2) ? limit1 : limit0)) s[i] = -INFINITY;
-    }
+    hide_beyond(s, limit0, limit1);
+}
+
+// Hides the end of a ragged gathered tile.
+__device__ __forceinline__ void mask_columns(float (&s)[TILE_K / 2], const WorkItem& w, int step) {
+    if (step < w.gather_from || step != w.steps - 1) return;
+    const int limit = w.last_keys - 1 - 2 * (threadIdx.x % 4);
+    hide_beyond(s, limit, limit);
 }
 
 // Frees what an early stop left in a ring. Ends with a position that the compiler sees to be uniform: behind a loop that
@@ -163,6 +175,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         free_k();
         if (w.steps == 1) free_q();
         if constexpr (!X::PERMUTED) mask_tile(s, attn, w.key_tile * TILE_K, w.position + row0);
+        if constexpr (X::COLUMNS) mask_columns(s, w, 0);
         if constexpr (X::PERMUTED) {
             before[0] = softmax.row_sum[0];
             before[1] = softmax.row_sum[1];
@@ -208,6 +221,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                     mask_tile(s, attn, first_key, w.position + row0);
                 }
             }
+            if constexpr (X::COLUMNS) mask_columns(s, w, i);
             before[0] = softmax.row_sum[0];
             before[1] = softmax.row_sum[1];
             softmax.raise_max<X::PARTIAL>(s, scale_log2, rescale);

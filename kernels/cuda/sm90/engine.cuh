@@ -31,7 +31,8 @@ enum NamedBarrier { TURN = 1 /* and 2: one for each consumer */, PRODUCERS = 3, 
 
 // What a kernel does besides the common loop. GATHER: steps from WorkItem::gather_from on come by index. PERMUTED: the
 // query rows too, and their softmax state resumes from pass 1. PARTIAL: the state is stored, not the output; rows may
-// begin anywhere, so that any step may need a mask. KEEP_STATE: the state is stored beside the output.
+// begin anywhere, so that any step may need a mask. KEEP_STATE: the state is stored beside the output. COLUMNS: the last
+// gathered tile may be ragged.
 template <class Schedule_, bool GATHER_ = false, Stop STOP_ = Stop::NEVER>
 struct Policy {
     using Schedule = Schedule_;
@@ -40,8 +41,9 @@ struct Policy {
     static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
     static constexpr bool PARTIAL = std::is_same_v<Schedule, SplitSchedule>;
     static constexpr bool KEEP_STATE = std::is_same_v<Schedule, SegmentSchedule<false>>;
-    static constexpr bool MAY_BE_EMPTY = PARTIAL || std::is_same_v<Schedule, BlockSchedule>;
-    static constexpr bool COUNTS_TILES = GATHER;
+    static constexpr bool COLUMNS = std::is_same_v<Schedule, ColumnSchedule>;
+    static constexpr bool MAY_BE_EMPTY = PARTIAL || COLUMNS || std::is_same_v<Schedule, BlockSchedule>;
+    static constexpr bool COUNTS_TILES = GATHER && !COLUMNS;
 };
 
 template <typename T_, int HEAD_DIM_, class Policy_>

@@ -83,8 +83,9 @@ __device__ __forceinline__ void produce_tiles(const SharedLayout<X>& shared, con
 template <class X>
 __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, const CUtensorMap& map_q,
                                                  const CUtensorMap& map_k, const CUtensorMap& map_v,
-                                                 const SparseParams& p) {
+                                                 const typename X::Params& p) {
     using T = typename X::T;
+    const AttnParams& attn = X::Schedule::attn(p);
     const int thread = threadIdx.x;
     const RowGather<X::HEAD_DIM> gather(thread);
     auto* control = shared.control;
@@ -131,20 +132,20 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
         }
         X::Schedule::decode(p, item, w);
         if constexpr (X::PERMUTED) {
-            const int64_t head = int64_t(w.batch_head(p.attn)) * p.attn.q_len;
+            const int64_t head = int64_t(w.batch_head(attn)) * attn.q_len;
             // Places past the end repeat the last row: nothing of them is stored.
             const int row = p.q_perm[head + min(w.q_start + gather.slot, w.row_end - 1)];
-            gather.load(shared.q, rows(p.attn.q, p.attn.q_strides, w.head), p.attn.q_strides.seq * sizeof(T), row);
+            gather.load(shared.q, rows(attn.q, attn.q_strides, w.head), attn.q_strides.seq * sizeof(T), row);
             mbarrier_arrive_cp_async(q_full);
         }
 
-        const char* k_rows = rows(p.attn.k, p.attn.k_strides, w.kv_head);
-        const char* v_rows = rows(p.attn.v, p.attn.v_strides, w.kv_head);
-        const uint32_t k_row_bytes = uint32_t(p.attn.k_strides.seq * sizeof(T));
-        const uint32_t v_row_bytes = uint32_t(p.attn.v_strides.seq * sizeof(T));
+        const char* k_rows = rows(attn.k, attn.k_strides, w.kv_head);
+        const char* v_rows = rows(attn.v, attn.v_strides, w.kv_head);
+        const uint32_t k_row_bytes = uint32_t(attn.k_strides.seq * sizeof(T));
+        const uint32_t v_row_bytes = uint32_t(attn.v_strides.seq * sizeof(T));
         // Tokens of this thread's row slot: of the keys of step i, of the values of step i-1, and one step ahead.
         int k_index = 0, v_index = 0, next_index = 0;
-        if (w.gather_from == 0) next_index = w.kv_perm[gather.slot];
+        if (w.gather_from == 0 && (!X::MAY_BE_EMPTY || w.steps > 0)) next_index = w.kv_perm[gather.slot];
         bool stopped = false;
         for (int i = 0; i <= w.steps && !stopped; ++i) {
             v_index = k_index;
@@ -164,8 +165,8 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
                         gather.load(shared.k_tile(k_pos.stage), k_rows, k_row_bytes, k_index);
                         mbarrier_arrive_cp_async(full);
                     } else if (thread == 0) {
-                        tma_load_tile<X>(shared.k_tile(k_pos.stage), map_k, full, (w.key_tile - i) * TILE_K, w.kv_head,
-                                         w.batch);
+                        tma_load_tile<X>(shared.k_tile(k_pos.stage), map_k, full, X::Schedule::key_tile(w, i) * TILE_K,
+                                         w.kv_head, w.batch);
                     } else {
                         mbarrier_arrive(full);
                     }
@@ -180,8 +181,8 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
                     gather.load(shared.v_tile(v_pos.stage), v_rows, v_row_bytes, v_index);
                     mbarrier_arrive_cp_async(full);
                 } else if (thread == 0) {
-                    tma_load_tile<X>(shared.v_tile(v_pos.stage), map_v, full, (w.key_tile - i + 1) * TILE_K, w.kv_head,
-                                     w.batch);
+                    tma_load_tile<X>(shared.v_tile(v_pos.stage), map_v, full, X::Schedule::key_tile(w, i - 1) * TILE_K,
+                                     w.kv_head, w.batch);
                 } else {
                     mbarrier_arrive(full);
                 }

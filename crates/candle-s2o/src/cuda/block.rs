@@ -1,15 +1,18 @@
 //! Attention on blocks: what block-sparse methods select, computed by the engine of the others.
 
+use std::ops::Deref;
+
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::DevicePtr;
-use candle_core::{Storage, Tensor};
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, SyncOnDrop};
+use candle_core::{DType, Layout, Storage, Tensor};
 use s2o::{BLOCK_Q, BlockSelection};
 use s2o_kernels::Kernel;
-use s2o_kernels::params::{BlockListParams, BlockParams};
+use s2o_kernels::params::{BlockListParams, BlockParams, ColumnListParams, ColumnParams};
 
 use super::call::{Call, Grid};
 use super::error::{CudaError, int};
 use super::memory::{Region, Regions, Scratch};
+use crate::block_sparse::KeyColumns;
 use crate::error::AttnError;
 
 /// What the kernel reads, in scratch memory.
@@ -31,14 +34,18 @@ impl Lists {
         Ok(Self { next_item, key_blocks, ranges, scratch })
     }
 
-    /// Attention to the lists, which fit the call.
-    fn attend(&self, call: &Call, causal: bool) -> Result<(), CudaError> {
+    fn params(&self, call: &Call, causal: bool) -> Result<BlockParams, CudaError> {
         let scratch = &self.scratch;
-        let params = BlockParams {
+        Ok(BlockParams {
             attn: call.params(causal, scratch.at(self.next_item))?,
             key_blocks: scratch.at(self.key_blocks),
             block_ranges: scratch.at(self.ranges),
-        };
+        })
+    }
+
+    /// Attention to the lists, which fit the call.
+    fn attend(&self, call: &Call, causal: bool) -> Result<(), CudaError> {
+        let params = self.params(call, causal)?;
         // SAFETY: BlockParams are what the kernel takes; the lists name blocks of the call only, and the scratch memory is
         // released on this stream after the launch.
         unsafe { call.launch(Kernel::Block, &params, Grid::Persistent { items: self.ranges.len / 2 }) }
@@ -65,29 +72,80 @@ pub(crate) fn attend(call: &Call, causal: bool, selection: &BlockSelection) -> R
     lists.attend(call, causal)
 }
 
-/// Attention to the blocks of a mask of u8 that fits the call, contiguous.
-pub(crate) fn attend_mask(call: &Call, causal: bool, mask: &Tensor) -> Result<(), AttnError> {
+/// Where a contiguous tensor of u8 lies, and a guard that ends the stream's use of it when dropped.
+fn bytes<'a>(
+    (storage, layout): &'a (impl Deref<Target = Storage>, &Layout),
+    call: &'a Call,
+) -> Result<(*const u8, SyncOnDrop<'a>), AttnError> {
+    let Storage::Cuda(storage) = &**storage else {
+        return Err(candle_core::Error::Msg("expected masks on the GPU of q".to_owned()).bt().into());
+    };
+    debug_assert!(layout.is_contiguous() && storage.dtype() == DType::U8);
+    let (base, guard) = storage.as_cuda_slice::<u8>()?.device_ptr(&call.stream);
+    Ok(((base + layout.start_offset() as u64) as *const u8, guard))
+}
+
+/// Attention to the blocks of a mask of u8 and to single keys, both of which fit the call and are contiguous.
+pub(crate) fn attend_mask(
+    call: &Call,
+    causal: bool,
+    mask: &Tensor,
+    columns: Option<&KeyColumns>,
+) -> Result<(), AttnError> {
     let (batch, heads, query_blocks, mask_blocks) = mask.dims4()?;
     let num_lists = batch * heads * query_blocks;
     let lists = Lists::allocate(call, num_lists * mask_blocks, num_lists)?;
-    let (storage, layout) = mask.storage_and_layout();
-    let Storage::Cuda(storage) = &*storage else {
-        return Err(candle_core::Error::Msg("expected a mask on the GPU of q".to_owned()).bt().into());
-    };
-    debug_assert!(layout.is_contiguous() && storage.dtype() == candle_core::DType::U8);
-    let (base, _mask) = storage.as_cuda_slice::<u8>()?.device_ptr(&call.stream);
+    let storage = mask.storage_and_layout();
+    let (mask, _mask) = bytes(&storage, call)?;
+    let offset = if causal { call.shape().kv_offset() } else { 0 };
     let params = BlockListParams {
-        mask: (base + layout.start_offset() as u64) as *const u8,
+        mask,
         key_blocks: lists.scratch.at(lists.key_blocks),
         block_ranges: lists.scratch.at(lists.ranges),
         num_lists: int("block lists", num_lists)?,
         query_blocks: int("query blocks", query_blocks)?,
         mask_blocks: int("key blocks", mask_blocks)?,
-        first_tile: int("query blocks", if causal { call.shape().kv_offset() / BLOCK_Q } else { 0 })?,
+        first_tile: int("query blocks", offset / BLOCK_Q)?,
         causal: i32::from(causal),
     };
     // SAFETY: BlockListParams are what the kernel takes; the mask has an entry for each that it reads and is held until the
     // launch is enqueued, and the lists have room for all of them.
     unsafe { call.launch(Kernel::BlockLists, &params, Grid::Warps { rows: num_lists }) }?;
-    Ok(lists.attend(call, causal)?)
+    let Some(columns) = columns else { return Ok(lists.attend(call, causal)?) };
+
+    let capacity = columns.capacity().min(call.shape().k_len().next_multiple_of(BLOCK_Q));
+    let mut regions = Regions::default();
+    let (head_columns, head_counts) = (regions.add::<i32>(batch * heads * capacity), regions.add::<i32>(batch * heads));
+    let (of_lists, counts) = (regions.add::<i32>(num_lists * capacity), regions.add::<i32>(num_lists));
+    let scratch = call.allocate(&regions)?;
+    let storage = columns.keys.storage_and_layout();
+    let (keys, _keys) = bytes(&storage, call)?;
+    let list_params = ColumnListParams {
+        keys,
+        mask: params.mask,
+        head_columns: scratch.at(head_columns),
+        head_counts: scratch.at(head_counts),
+        columns: scratch.at(of_lists),
+        column_counts: scratch.at(counts),
+        column_stride: capacity as i64,
+        k_len: int("k_len", call.shape().k_len())?,
+        query_blocks: params.query_blocks,
+        mask_blocks: params.mask_blocks,
+        num_lists: params.num_lists,
+        kv_offset: int("k_len", offset)?,
+    };
+    // SAFETY: ColumnListParams are what both kernels take; both masks have an entry for each that they read and are held
+    // until the launches are enqueued, and each list has room for `capacity` keys, more than which no head has.
+    unsafe {
+        call.launch(Kernel::HeadColumns, &list_params, Grid::Blocks([batch * heads, 1, 1]))?;
+        call.launch(Kernel::ColumnLists, &list_params, Grid::Warps { rows: num_lists })?;
+    }
+    let params = ColumnParams {
+        block: lists.params(call, causal)?,
+        columns: list_params.columns,
+        column_counts: list_params.column_counts,
+        column_stride: list_params.column_stride,
+    };
+    // SAFETY: as for the blocks alone; the columns are keys of the call, and released on this stream after the launch.
+    Ok(unsafe { call.launch(Kernel::BlockColumns, &params, Grid::Persistent { items: num_lists }) }?)
 }
