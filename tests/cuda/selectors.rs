@@ -1,11 +1,13 @@
 //! The published methods choose on the GPU as they do on the CPU, and attend to what they chose.
 
+use std::collections::BTreeMap;
+
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::{RowWeight, row_thresholds};
 use candle_s2o::{Attention, BLOCK_Q, BlockSelection, PrefillCall};
 use s2o_baselines::{
-    BlockSelector, BlockSparse, FlexPrefill, Keys, MeanPooling, Pbs, PbsScore, Selection, SlidingWindow, Sparge,
-    XAttention,
+    BlockSelector, BlockSparse, FlexPrefill, HeadPattern, Keys, MInference, MInferenceConfig, MeanPooling, Pbs,
+    PbsScore, Selection, SlidingWindow, Sparge, XAttention,
 };
 
 use crate::Runner;
@@ -26,8 +28,15 @@ fn same_blocks(name: &str, [on_cpu, on_gpu]: [&BlockSelection; 2], allowed: f64)
         alone += cpu.iter().filter(|block| !gpu.contains(block)).count();
         alone += gpu.iter().filter(|block| !cpu.contains(block)).count();
     }
+    let columns = [on_cpu, on_gpu].map(|lists| lists.columns.clone().unwrap_or_default());
+    assert_eq!(columns[0].len(), columns[1].len(), "{name}");
+    for (cpu, gpu) in columns[0].iter().zip(&columns[1]) {
+        chosen += cpu.len();
+        alone += cpu.iter().filter(|key| !gpu.contains(key)).count();
+        alone += gpu.iter().filter(|key| !cpu.contains(key)).count();
+    }
     assert!(chosen > 0, "{name} chose nothing");
-    assert!(alone as f64 <= allowed * chosen as f64, "{name}: {alone} of {chosen} blocks on one side alone");
+    assert!(alone as f64 <= allowed * chosen as f64, "{name}: {alone} of {chosen} blocks and keys on one side alone");
 }
 
 /// `selector` on both sides, and the output of the GPU against the CPU's for the choice of the GPU. The choices are
@@ -58,6 +67,17 @@ fn agree<S: BlockSelector>(selector: S, problem: &Problem, allowed: Option<f64>)
     let norm = |x: &Tensor| x.sqr().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap().sqrt();
     let error = norm(&(&out - &exact).unwrap()) / norm(&exact);
     assert!(error < 1e-2, "{name}: the output is {error} away");
+}
+
+/// Every pattern in a head of its own.
+fn minference() -> MInference {
+    let heads = vec![
+        HeadPattern::AShape { sink: 128, window: 512 },
+        HeadPattern::VerticalSlash { verticals: 300, slashes: 200 },
+        HeadPattern::VerticalSlash { verticals: 40, slashes: 400 },
+        HeadPattern::BlockSparse { blocks: 3 },
+    ];
+    MInference::from_config(MInferenceConfig { layers: BTreeMap::from([(0, heads)]) }).unwrap()
 }
 
 /// The cut of each row: what is above it reaches what is wanted, and without its least entry no longer does.
@@ -96,6 +116,7 @@ pub fn cases(runner: &mut Runner) {
             agree(XAttention::default(), &problem, Some(ROUNDED));
             agree(FlexPrefill::default(), &problem, Some(TIES));
             agree(SlidingWindow::new(700, 128).unwrap(), &problem, Some(TIES));
+            agree(minference(), &problem, Some(TIES));
             // Keys that weigh the same have no order, and with other keys a block is another block.
             agree(Pbs::default(), &problem, None);
             agree(Pbs::default().score(PbsScore::Antidiagonal), &problem, None);

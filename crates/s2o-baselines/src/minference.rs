@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use candle_core::{DType, Device, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
+use candle_core::{DType, Tensor};
+use candle_s2o::{AttnShape, BLOCK_Q, KeyColumns, PrefillCall};
 
 use crate::attention::shape_of;
 use crate::attention_rows::attention_rows;
@@ -13,7 +13,7 @@ use crate::head_pattern::{HeadPattern, MInferenceConfig};
 use crate::mask::BlockMask;
 use crate::pooling::block_scores;
 use crate::selector::{BlockSelector, Selection};
-use crate::slash::{LastQueries, block_sums, blocks_of_distances, blocks_of_keys, vertical_slash_mask};
+use crate::slash::{LastQueries, block_sums, blocks_of_distances, vertical_slash_mask};
 use crate::top_k::top_k;
 use crate::tuning_call::TuningCall;
 
@@ -44,8 +44,7 @@ const SAMPLED_QUERIES: usize = 64;
 ///
 /// Further deviations: blocks are of 128 keys and lie on the grid, so a slash that is no multiple of 128 touches two
 /// blocks for each query block where the publication's kernel moves its 64 keys along. Scattered slashes cost more here
-/// for that, and the candidates are less equal. On the CPU verticals are single keys ([`BlockSelection::columns`]); on
-/// CUDA, whose executor has no columns yet, they are widened to whole blocks, which costs far more.
+/// for that, and the candidates are less equal.
 #[derive(Debug)]
 pub struct MInference {
     candidates: Vec<HeadPattern>,
@@ -145,14 +144,12 @@ impl BlockSelector for MInference {
 
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let estimate = Estimate::new(q, k, shape_of(q, k, v)?, call.softmax_scale)?;
-        let Choice { blocks, columns } = estimate.choose(&self.patterns(call.layer, &estimate)?)?;
+        let patterns = self.patterns(call.layer, &estimate)?;
+        let Choice { blocks, columns } = estimate.choose(&patterns)?;
         let mask = BlockMask::new(&blocks, &estimate.shape, BLOCK_Q)?;
-        let Some(columns) = columns else { return Ok(mask.into_keys()?.into()) };
-        let k_len = estimate.shape.k_len();
-        let columns = columns.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
-        let keys = |row: &[u8]| (0..k_len as u32).filter(|&key| row[key as usize] != 0).collect();
-        let columns = Some(columns.chunks_exact(k_len).map(keys).collect());
-        Ok(BlockSelection { columns, ..mask.lists()?.into() }.into())
+        let Some(keys) = columns else { return Ok(mask.into_keys()?.into()) };
+        let at_most = patterns.iter().map(|&pattern| verticals_of(pattern)).max().unwrap_or(0);
+        Ok(mask.with_columns(KeyColumns { keys, at_most }).into_keys()?.into())
     }
 }
 
@@ -199,10 +196,7 @@ impl<'a> Estimate<'a> {
             let values: Vec<f32> = patterns.iter().map(|&pattern| value(pattern) as f32).collect();
             Ok(Tensor::new(values, device)?.reshape((1, heads, 1))?.broadcast_as((batch, heads, 1))?.contiguous()?)
         };
-        let verticals = by_head(&|pattern| match pattern {
-            HeadPattern::VerticalSlash { verticals, .. } => verticals.max(FIRST_KEYS),
-            _ => 0,
-        })?;
+        let verticals = by_head(&verticals_of)?;
         let slashes = by_head(&|pattern| match pattern {
             HeadPattern::VerticalSlash { slashes, .. } => slashes.max(LEAST_DISTANCES),
             _ => 0,
@@ -219,13 +213,11 @@ impl<'a> Estimate<'a> {
         let sink = starts.broadcast_lt(&sink)?;
         let nearest = (&starts - (BLOCK_Q - 1) as f64)?.maximum(0.0)?;
         let distances = distances.maximum(&nearest.broadcast_lt(&window)?)?;
-        let widens = !device.is_cpu();
-        let key_blocks = if widens { sink.maximum(&blocks_of_keys(&columns)?)? } else { sink };
-        let blocks = vertical_slash_mask(&key_blocks, &distances, &self.shape)?;
+        let blocks = vertical_slash_mask(&sink, &distances, &self.shape)?;
         let pooled = pooled.unsqueeze(2)?.broadcast_as((batch, heads, rows, 1))?.contiguous()?;
         let blocks = blocks.maximum(&top_k(&self.pooled, &pooled)?)?;
         let has_columns = patterns.iter().any(|pattern| matches!(pattern, HeadPattern::VerticalSlash { .. }));
-        Ok(Choice { blocks, columns: (has_columns && !widens).then_some(columns) })
+        Ok(Choice { blocks, columns: has_columns.then_some(columns) })
     }
 
     /// How much of the attention of sampled queries each candidate captures, `(heads, candidates)`, on the mean of the
@@ -262,6 +254,14 @@ impl<'a> Estimate<'a> {
             Ok([Tensor::stack(&captured, 1)?])
         })?;
         Ok((captured.reshape((shape.batch(), heads, candidates.len()))?.mean(0)? / samples as f64)?)
+    }
+}
+
+/// Single keys that a head with this pattern takes.
+fn verticals_of(pattern: HeadPattern) -> usize {
+    match pattern {
+        HeadPattern::VerticalSlash { verticals, .. } => verticals.max(FIRST_KEYS),
+        _ => 0,
     }
 }
 

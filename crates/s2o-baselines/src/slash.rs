@@ -53,11 +53,6 @@ fn in_blocks(x: &Tensor) -> Result<Tensor, BaselineError> {
     Ok(x.pad_with_zeros(D::Minus1, 0, blocks * BLOCK_Q - len)?.reshape(sizes)?)
 }
 
-/// The blocks that hold a chosen key: from `(.., k_len)` to `(.., key_blocks)`, u8 both.
-pub(crate) fn blocks_of_keys(keys: &Tensor) -> Result<Tensor, BaselineError> {
-    Ok(block_sums(&keys.to_dtype(DType::F32)?)?.gt(0f32)?)
-}
-
 /// The distances in blocks between a query block and the key blocks that a chosen distance in tokens touches: from
 /// `(.., k_len)` to `(.., key_blocks)`, u8 both. A distance that is no multiple of the block touches two.
 pub(crate) fn blocks_of_distances(distances: &Tensor) -> Result<Tensor, BaselineError> {
