@@ -33,7 +33,8 @@ pub fn section(directory: &Path) -> Result<Section> {
     let lengths = distinct(timed.iter().map(|timed| timed.tokens));
     let pictures = lengths.iter().map(|&length| picture(length, &timed)).collect::<Result<_>>()?;
     let text = format!(
-        "Medians in milliseconds ({}); each part and the whole are medians of their own.\n\n{}",
+        "Medians in milliseconds ({}); each part and the whole are medians of their own, the selection also as a share of the \
+         whole and of the baseline.\n\n{}",
         inline(&shapes(&rows)),
         times(&timed)
     );
@@ -78,7 +79,9 @@ fn picture(length: usize, timed: &[Timed]) -> Result<Picture> {
 }
 
 fn times(timed: &[Timed]) -> String {
-    let header = ["tokens", "method", "selection", "attention", "whole", "density", "x baseline"].map(str::to_owned);
+    let header =
+        ["tokens", "method", "selection", "of whole", "of baseline", "attention", "whole", "density", "x baseline"];
+    let percent = |part: f64, of: f64| format!("{} %", three_digits(100.0 * part / of));
     let mut lines = Vec::new();
     for length in distinct(timed.iter().map(|timed| timed.tokens)) {
         for own in timed.iter().filter(|timed| timed.tokens == length) {
@@ -87,6 +90,8 @@ fn times(timed: &[Timed]) -> String {
                 tokens(length),
                 (*method).to_owned(),
                 three_digits(*selection),
+                percent(*selection, whole.ms),
+                whole.baseline_ms.map_or("-".to_owned(), |ms| percent(*selection, ms)),
                 three_digits(*attention),
                 three_digits(whole.ms),
                 whole.density.map_or("-".to_owned(), |density| share(density, 3)),
@@ -100,6 +105,8 @@ fn times(timed: &[Timed]) -> String {
                 name.to_owned(),
                 empty(),
                 empty(),
+                empty(),
+                empty(),
                 three_digits(ms),
                 empty(),
                 "1".to_owned(),
@@ -107,6 +114,6 @@ fn times(timed: &[Timed]) -> String {
         }
     }
     let mut text = String::new();
-    table(&mut text, &header, lines);
+    table(&mut text, &header.map(str::to_owned), lines);
     text
 }

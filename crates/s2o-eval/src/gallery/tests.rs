@@ -196,11 +196,11 @@ fn speed_up_by_length() {
 fn time_of_methods() {
     let site = Site::new(&[("record/gpu/2026-01-02.csv", &record())]);
     let (body, pictures) = site.made("methods-by-time gpu");
-    let table = "| tokens | method | selection | attention | whole | density | x baseline |\n\
-        | --- | --- | --- | --- | --- | --- | --- |\n\
-        | 8190 | s2o | 1.00 | 3.00 | 4.00 | .250 | 2.00 |\n\
-        | 8190 | xattention:threshold=0.95 | 12.0 | 5.50 | 17.5 | .250 | 0.46 |\n\
-        | 8190 | candle-flash-attn 0.11.1 | - | - | 8.00 | - | 1 |\n";
+    let table = "| tokens | method | selection | of whole | of baseline | attention | whole | density | x baseline |\n\
+        | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n\
+        | 8190 | s2o | 1.00 | 25.0 % | 12.5 % | 3.00 | 4.00 | .250 | 2.00 |\n\
+        | 8190 | xattention:threshold=0.95 | 12.0 | 68.6 % | 150 % | 5.50 | 17.5 | .250 | 0.46 |\n\
+        | 8190 | candle-flash-attn 0.11.1 | - | - | - | - | 8.00 | - | 1 |\n";
     assert!(body.contains(table), "{body}");
     assert_eq!(pictures, ["methods-by-time-8190.png", "methods-by-time-8190.svg"]);
 
