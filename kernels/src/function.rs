@@ -51,11 +51,21 @@ pub enum Kernel {
     RotationTable,
     /// Where rows are cut by a count or a share.
     RowThresholds,
+    /// Softmax states of the last queries, chunk by chunk of the keys.
+    QueryStates,
+    /// Their attention by key and by distance.
+    QueryShares,
+    /// Keys and values in another order.
+    Reorder,
+    /// Tokens of strides behind each other.
+    Strides,
+    /// Softmaxes over strides, summed up by blocks.
+    StrideShares,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 27] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
@@ -78,6 +88,11 @@ impl Kernel {
         Self::Rotate,
         Self::RotationTable,
         Self::RowThresholds,
+        Self::QueryStates,
+        Self::QueryShares,
+        Self::Reorder,
+        Self::Strides,
+        Self::StrideShares,
     ];
 
     /// Whether a launch says how much dynamic shared memory it needs.
@@ -110,6 +125,11 @@ impl Kernel {
             Self::Rotate => "rotate",
             Self::RotationTable => "rotation_table",
             Self::RowThresholds => "row_thresholds",
+            Self::QueryStates => "query_states",
+            Self::QueryShares => "query_shares",
+            Self::Reorder => "reorder",
+            Self::Strides => "strides",
+            Self::StrideShares => "stride_shares",
         }
     }
 }
@@ -192,11 +212,14 @@ impl fmt::Display for Function {
         let name = self.kernel.name();
         match self.kernel {
             // They see no elements.
-            Kernel::BlockLists | Kernel::Sort | Kernel::RotationTable | Kernel::RowThresholds => {
-                write!(f, "s2o_{name}")
-            }
+            Kernel::BlockLists
+            | Kernel::Sort
+            | Kernel::RotationTable
+            | Kernel::RowThresholds
+            | Kernel::Reorder
+            | Kernel::Strides => write!(f, "s2o_{name}"),
             // One serves every head size.
-            Kernel::Merge | Kernel::RmsNorm | Kernel::SiluMul => write!(f, "s2o_{name}_{dtype}"),
+            Kernel::Merge | Kernel::RmsNorm | Kernel::SiluMul | Kernel::StrideShares => write!(f, "s2o_{name}_{dtype}"),
             _ => write!(f, "s2o_{name}_{dtype}_{}", self.head_dim.get()),
         }
     }
