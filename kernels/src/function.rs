@@ -57,11 +57,21 @@ pub enum Kernel {
     RotationTable,
     /// Where rows are cut by a count or a share.
     RowThresholds,
+    /// Softmax states of the last queries, chunk by chunk of the keys.
+    QueryStates,
+    /// Their attention by key and by distance.
+    QueryShares,
+    /// Keys and values in another order.
+    Reorder,
+    /// Tokens of strides behind each other.
+    Strides,
+    /// Softmaxes over strides, summed up by blocks.
+    StrideShares,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 30] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
@@ -87,6 +97,11 @@ impl Kernel {
         Self::Rotate,
         Self::RotationTable,
         Self::RowThresholds,
+        Self::QueryStates,
+        Self::QueryShares,
+        Self::Reorder,
+        Self::Strides,
+        Self::StrideShares,
     ];
 
     /// Whether a launch says how much dynamic shared memory it needs.
@@ -122,6 +137,11 @@ impl Kernel {
             Self::Rotate => "rotate",
             Self::RotationTable => "rotation_table",
             Self::RowThresholds => "row_thresholds",
+            Self::QueryStates => "query_states",
+            Self::QueryShares => "query_shares",
+            Self::Reorder => "reorder",
+            Self::Strides => "strides",
+            Self::StrideShares => "stride_shares",
         }
     }
 }
@@ -209,11 +229,11 @@ impl fmt::Display for Function {
             | Kernel::ColumnLists
             | Kernel::Sort
             | Kernel::RotationTable
-            | Kernel::RowThresholds => {
-                write!(f, "s2o_{name}")
-            }
+            | Kernel::RowThresholds
+            | Kernel::Reorder
+            | Kernel::Strides => write!(f, "s2o_{name}"),
             // One serves every head size.
-            Kernel::Merge | Kernel::RmsNorm | Kernel::SiluMul => write!(f, "s2o_{name}_{dtype}"),
+            Kernel::Merge | Kernel::RmsNorm | Kernel::SiluMul | Kernel::StrideShares => write!(f, "s2o_{name}_{dtype}"),
             _ => write!(f, "s2o_{name}_{dtype}_{}", self.head_dim.get()),
         }
     }

@@ -393,3 +393,8 @@ layout!(SiluParams: 24, width at 16);
 layout!(RotateParams: 120, k_strides at 56, len at 104);
 layout!(RotationParams: 40, len at 32);
 const _: () = assert!(size_of::<RowState>() == 8);
+
+// Behind the macro that it uses.
+mod selection;
+
+pub use selection::{QuerySharesParams, ReorderParams, StrideSharesParams, StridesParams};

@@ -8,10 +8,19 @@ use candle_s2o::BLOCK_Q;
 use crate::LARGEST_INTERMEDIATE;
 use crate::attention::shape_of;
 use crate::error::BaselineError;
+use crate::gpu;
 use crate::pooling::masked_softmax;
 
 /// The published stride.
 pub(crate) const STRIDE: usize = 16;
+
+/// Elements of the largest tensor on a GPU, 1 GiB of 16 bits.
+const LARGEST_ON_GPU: usize = 1 << 29;
+/// Parts that the query blocks are taken in on a GPU: each meets only the keys that its last one sees, so that this many
+/// multiply about half of all pairs.
+const PARTS_ON_GPU: usize = 16;
+/// Query blocks of such a part, if there are as many: fewer rows do not fill a GPU.
+const LEAST_BLOCKS_ON_GPU: usize = 32;
 
 /// What the antidiagonals of each key block weigh for each query block: `(batch, num_heads, query_blocks, key_blocks)`
 /// of f32, blocks of 128.
@@ -62,15 +71,23 @@ impl Antidiagonals {
         let per_block = BLOCK_Q / self.stride;
         // Pairs of strides for each query block and KV head.
         let pairs = group * per_block * per_block * k_len.div_ceil(BLOCK_Q);
-        let heads_at_once = (LARGEST_INTERMEDIATE / (blocks.len() * pairs).max(group * k_len * dim)).clamp(1, kv_heads);
-        let blocks_at_once = (LARGEST_INTERMEDIATE / (heads_at_once * pairs)).max(1);
+        let (heads_at_once, blocks_at_once) = if q.device().is_cuda() {
+            let heads = (LARGEST_ON_GPU / (k_len * dim)).clamp(1, kv_heads);
+            let few = blocks.len().div_ceil(PARTS_ON_GPU).max(LEAST_BLOCKS_ON_GPU);
+            (heads, few.min(LARGEST_ON_GPU / (heads * pairs)).max(1))
+        } else {
+            let heads = LARGEST_INTERMEDIATE / (blocks.len() * pairs).max(group * k_len * dim);
+            let heads = heads.clamp(1, kv_heads);
+            (heads, (LARGEST_INTERMEDIATE / (heads * pairs)).max(1))
+        };
         let mut sequences = Vec::with_capacity(batch);
         for sequence in 0..batch {
             let (q, k) = (q.get(sequence)?, k.get(sequence)?);
             let mut of_heads = Vec::new();
             for first in (0..kv_heads).step_by(heads_at_once) {
                 let count = heads_at_once.min(kv_heads - first);
-                let keys = self.strides(&k.narrow(1, first, count)?, [0, k_len.next_multiple_of(BLOCK_Q) - k_len])?;
+                let keys = k.narrow(1, first, count)?;
+                let keys = self.strides(&keys, [0, k_len.next_multiple_of(BLOCK_Q) - k_len], false)?;
                 let q = q.narrow(1, first * group, count * group)?;
                 let parts = blocks.clone().step_by(blocks_at_once);
                 let parts = parts.map(|block| block..(block + blocks_at_once).min(blocks.end));
@@ -105,34 +122,48 @@ impl Antidiagonals {
         if columns == 0 {
             return Ok(Tensor::zeros((heads, blocks.len(), key_strides / per_block), DType::F32, device)?);
         }
-        let limits = Tensor::from_vec(limits, (rows.len(), 1), device)?;
-        let seen = Tensor::arange(0, columns as u32, device)?.reshape((1, columns))?.broadcast_lt(&limits)?;
+        let limits = Tensor::from_vec(limits, rows.len(), device)?;
 
         let (start, stop) = (offset.max(blocks.start * BLOCK_Q), end.min(blocks.end * BLOCK_Q));
         let missing = [start - blocks.start * BLOCK_Q, blocks.end * BLOCK_Q - stop];
-        let queries = self.strides(&q.narrow(0, start - offset, stop - start)?, missing)?;
         // The last query of a stride meets the first key.
-        let backwards = Tensor::from_iter((0..self.stride as u32).rev(), device)?;
-        let queries = queries.reshape((heads, rows.len(), self.stride, width / self.stride))?;
-        let queries = queries.index_select(&backwards, 2)?;
+        let queries = self.strides(&q.narrow(0, start - offset, stop - start)?, missing, true)?;
         // The query heads of a group are rows of one matrix: no KV head is repeated.
         let queries = queries.reshape((kv_heads, heads / kv_heads * rows.len(), width))?;
-        let products = queries.matmul(&keys.narrow(1, 0, columns)?.transpose(1, 2)?)?.to_dtype(DType::F32)?;
-        let products = (products * (f64::from(self.scale) / self.stride as f64))?;
-        let weights = masked_softmax(&products.reshape((heads, rows.len(), columns))?, &seen)?;
+        let products = queries.matmul(&keys.narrow(1, 0, columns)?.transpose(1, 2)?)?;
+        let products = products.reshape((heads, rows.len(), columns))?;
+        let (key_blocks, scale) = (key_strides / per_block, self.scale / self.stride as f32);
+        if let Some(scores) = gpu::stride_shares(&products, &limits, per_block, key_blocks, scale)? {
+            return Ok(scores);
+        }
+        let limits = limits.reshape((rows.len(), 1))?;
+        let seen = Tensor::arange(0, columns as u32, device)?.reshape((1, columns))?.broadcast_lt(&limits)?;
+        let products = (products.to_dtype(DType::F32)? * (f64::from(self.scale) / self.stride as f64))?;
+        let weights = masked_softmax(&products, &seen)?;
         let by_block = (heads, blocks.len(), per_block, columns / per_block, per_block);
         let scores = weights.reshape(by_block)?.sum((2, 4))?;
-        Ok(scores.pad_with_zeros(2, 0, (key_strides - columns) / per_block)?)
+        Ok(scores.pad_with_zeros(2, 0, key_blocks - columns / per_block)?)
     }
 
-    /// The tokens of each stride behind each other: `x` `(len, heads, head_dim)`, with zeros before and behind it, becomes
-    /// `(heads, strides, stride * head_dim)`; in their own type on a GPU, as the published code multiplies them, in f32 on
-    /// the CPU.
-    fn strides(&self, x: &Tensor, [before, behind]: [usize; 2]) -> Result<Tensor, BaselineError> {
+    /// The tokens of each stride behind each other, or `backwards`: `x` `(len, heads, head_dim)`, with zeros before and
+    /// behind it, becomes `(heads, strides, stride * head_dim)`; in their own type on a GPU, as the published code
+    /// multiplies them, in f32 on the CPU.
+    fn strides(&self, x: &Tensor, missing: [usize; 2], backwards: bool) -> Result<Tensor, BaselineError> {
+        if let Some(strides) = gpu::token_strides(x, self.stride, missing, backwards)? {
+            return Ok(strides);
+        }
+        let [before, behind] = missing;
         let (len, heads, dim) = x.dims3()?;
         let dtype = if x.device().is_cuda() { x.dtype() } else { DType::F32 };
         let x = x.transpose(0, 1)?.contiguous()?.to_dtype(dtype)?;
         let x = x.pad_with_zeros(1, before, behind)?;
-        Ok(x.reshape((heads, (before + len + behind) / self.stride, self.stride * dim))?)
+        let strides = (before + len + behind) / self.stride;
+        let x = if backwards {
+            let order = Tensor::from_iter((0..self.stride as u32).rev(), x.device())?;
+            x.reshape((heads, strides, self.stride, dim))?.index_select(&order, 2)?
+        } else {
+            x
+        };
+        Ok(x.reshape((heads, strides, self.stride * dim))?)
     }
 }

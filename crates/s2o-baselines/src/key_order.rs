@@ -6,6 +6,7 @@ use candle_s2o::{AttnShape, BLOCK_Q};
 use crate::LARGEST_INTERMEDIATE;
 use crate::attention_rows::attention_rows;
 use crate::error::BaselineError;
+use crate::gpu;
 use crate::selector::Reordered;
 
 /// The keys of whole segments, those that have later ones behind them, by descending attention that they get.
@@ -47,6 +48,9 @@ impl KeyOrder {
 
     /// Keys and values in this order, and behind them as they were.
     pub(crate) fn apply(&self, k: &Tensor, v: &Tensor) -> Result<Reordered, BaselineError> {
+        if let Some([k, v]) = gpu::reorder_keys(k, v, &self.positions)? {
+            return Ok(Reordered { k, v });
+        }
         let (batch, k_len, kv_heads, dim) = k.dims4()?;
         let (_, heads, before) = self.positions.dims3()?;
         let device = k.device();
@@ -74,6 +78,9 @@ pub(crate) fn attention_of_last_block(
     shape: &AttnShape,
     scale: f32,
 ) -> Result<Tensor, BaselineError> {
+    if let Some(attention) = gpu::attention_by_key(q, k, scale, BLOCK_Q)? {
+        return Ok(attention);
+    }
     let (q_len, k_len) = (shape.q_len(), shape.k_len());
     let rows: Vec<u32> = (q_len.saturating_sub(BLOCK_Q) as u32..q_len as u32).collect();
     let rows_at_once = (LARGEST_INTERMEDIATE / k_len).clamp(1, rows.len());

@@ -13,6 +13,8 @@ mod attention_rows;
 mod config_file;
 mod error;
 mod flexprefill;
+#[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
+mod gpu;
 mod head_pattern;
 mod key_order;
 mod mask;

@@ -7,6 +7,7 @@ use candle_s2o::{AttnShape, BLOCK_Q, query_blocks};
 
 use crate::attention_rows::attention_rows;
 use crate::error::BaselineError;
+use crate::gpu;
 
 /// How the last queries of a call share out their attention, each `(batch, num_heads, k_len)` of f32 with sum 1 (slashes
 /// that leave the matrix at the left lose what lies beyond).
@@ -20,6 +21,9 @@ pub(crate) struct LastQueries {
 impl LastQueries {
     /// From the last `count` queries of the call, or as many as it has.
     pub fn of(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32, count: usize) -> Result<Self, BaselineError> {
+        if let Some([verticals, slashes]) = gpu::attention_by_key_and_distance(q, k, scale, count)? {
+            return Ok(Self { verticals, slashes });
+        }
         let rows: Vec<u32> = (shape.q_len().saturating_sub(count) as u32..shape.q_len() as u32).collect();
         let [verticals, slashes] = attention_rows([q, k], shape, scale, &rows, |_, attention| {
             Ok([attention.mean(1)?, (diagonal_sums(attention)? / rows.len() as f64)?])

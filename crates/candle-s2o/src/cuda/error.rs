@@ -113,7 +113,7 @@ pub enum CudaError {
         /// What was given.
         what: &'static str,
     },
-    /// An order of keys does not fit the call.
+    /// An order of keys, or what is counted along keys, does not fit the call.
     #[error("{name}: expected {expected}, got {got}")]
     Keys {
         /// What is at fault.

@@ -82,7 +82,12 @@ impl Launcher {
         let threads = threads.unwrap_or(entry.info.threads as usize);
         let mut arguments = [ptr::from_ref(params) as *mut c_void];
         // SAFETY: passed on.
-        Ok(unsafe { entry.launch(&self.stream, blocks, threads, 0, &mut arguments) }?)
+        Ok(unsafe { entry.launch(&self.stream, blocks, threads, entry.info.shared_bytes as usize, &mut arguments) }?)
+    }
+
+    /// Of the GPU.
+    pub(super) fn multiprocessors(&self) -> usize {
+        self.library.multiprocessors
     }
 }
 
