@@ -49,13 +49,19 @@ pub enum Kernel {
     Rotate,
     /// cos and sin for the rotation.
     RotationTable,
-    /// Where rows are cut by a count or a share.
-    RowThresholds,
+    /// Means of blocks of tokens, and how alike their tokens are.
+    BlockPool,
+    /// What is chosen of rows of scores.
+    RowChoice,
+    /// The same of long rows.
+    RowChoiceLong,
+    /// The softmax of rows of scores.
+    RowSoftmax,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 25] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
@@ -77,7 +83,10 @@ impl Kernel {
         Self::SiluMul,
         Self::Rotate,
         Self::RotationTable,
-        Self::RowThresholds,
+        Self::BlockPool,
+        Self::RowChoice,
+        Self::RowChoiceLong,
+        Self::RowSoftmax,
     ];
 
     /// Whether a launch says how much dynamic shared memory it needs.
@@ -109,7 +118,10 @@ impl Kernel {
             Self::SiluMul => "silu_mul",
             Self::Rotate => "rotate",
             Self::RotationTable => "rotation_table",
-            Self::RowThresholds => "row_thresholds",
+            Self::BlockPool => "block_pool",
+            Self::RowChoice => "row_choice",
+            Self::RowChoiceLong => "row_choice_long",
+            Self::RowSoftmax => "row_softmax",
         }
     }
 }
@@ -192,9 +204,12 @@ impl fmt::Display for Function {
         let name = self.kernel.name();
         match self.kernel {
             // They see no elements.
-            Kernel::BlockLists | Kernel::Sort | Kernel::RotationTable | Kernel::RowThresholds => {
-                write!(f, "s2o_{name}")
-            }
+            Kernel::BlockLists
+            | Kernel::Sort
+            | Kernel::RotationTable
+            | Kernel::RowChoice
+            | Kernel::RowChoiceLong
+            | Kernel::RowSoftmax => write!(f, "s2o_{name}"),
             // One serves every head size.
             Kernel::Merge | Kernel::RmsNorm | Kernel::SiluMul => write!(f, "s2o_{name}_{dtype}"),
             _ => write!(f, "s2o_{name}_{dtype}_{}", self.head_dim.get()),

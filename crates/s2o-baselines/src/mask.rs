@@ -5,6 +5,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, BlockSelection, HeadWork, query_blocks};
 
+use crate::bounds::QueryBounds;
 use crate::error::BaselineError;
 
 /// Which key blocks each query block attends to: `(batch, num_heads, query_blocks, key_blocks)` of u8, not 0 where it
@@ -24,6 +25,11 @@ impl BlockMask {
         let causal = causal_blocks(shape, block_k, mask.device())?;
         let mask = (mask.ne(0u8)? * causal.broadcast_as(mask.shape())?)?;
         Ok(Self { mask, block_k })
+    }
+
+    /// A mask with nothing beyond the diagonal.
+    pub(crate) fn within_diagonal(mask: Tensor, block_k: usize) -> Self {
+        Self { mask, block_k }
     }
 
     /// The mask as a tensor.
@@ -108,7 +114,7 @@ impl Keys {
 /// # Errors
 /// If Candle fails.
 pub fn causal_blocks(shape: &AttnShape, block_k: usize, device: &Device) -> Result<Tensor, BaselineError> {
-    bands(shape, block_k, device, |query_block| Bands::from(0..((query_block + 1) * BLOCK_Q).div_ceil(block_k)))
+    QueryBounds::causal(shape, block_k).seen(shape.k_len().div_ceil(block_k), device)
 }
 
 /// Key blocks of a query block: a range, and some first ones.

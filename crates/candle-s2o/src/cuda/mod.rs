@@ -27,15 +27,17 @@ mod gather;
 mod library;
 mod memory;
 mod operand;
+mod pool;
 mod ranking;
+mod rows;
 mod sparse;
 mod stopwatch;
 mod tensor_map;
-mod thresholds;
 
 pub use error::CudaError;
+pub use pool::{PooledBlocks, block_pool, pools};
+pub use rows::{RowChoice, Wanted, row_softmax};
 pub use stopwatch::KernelTime;
-pub use thresholds::{RowWeight, row_thresholds};
 
 pub(crate) use block::{attend as block_sparse, attend_mask as block_mask};
 pub(crate) use call::{Call, run};
