@@ -279,7 +279,7 @@ fn place<'a, T: CudaDType + DeviceRepr + 'static>(
     stream: &'a CudaStream,
 ) -> Result<(*const T, Option<SyncOnDrop<'a>>), AttnError> {
     let Some((storage, layout)) = locked else { return Ok((ptr::null(), None)) };
-    let (address, guard) = address::<T>(&**storage, layout, stream)?;
+    let (address, guard) = address::<T>(storage, layout, stream)?;
     Ok((address as *const T, Some(guard)))
 }
 
