@@ -55,8 +55,6 @@ pub enum Kernel {
     Rotate,
     /// cos and sin for the rotation.
     RotationTable,
-    /// Where rows are cut by a count or a share.
-    RowThresholds,
     /// Softmax states of the last queries, chunk by chunk of the keys.
     QueryStates,
     /// Their attention by key and by distance.
@@ -67,11 +65,19 @@ pub enum Kernel {
     Strides,
     /// Softmaxes over strides, summed up by blocks.
     StrideShares,
+    /// Means of blocks of tokens, and how alike their tokens are.
+    BlockPool,
+    /// What is chosen of rows of scores.
+    RowChoice,
+    /// The same of long rows.
+    RowChoiceLong,
+    /// The softmax of rows of scores.
+    RowSoftmax,
 }
 
 impl Kernel {
     /// All of them.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 33] = [
         Self::Dense,
         Self::Sparse,
         Self::SparseFull,
@@ -96,12 +102,15 @@ impl Kernel {
         Self::SiluMul,
         Self::Rotate,
         Self::RotationTable,
-        Self::RowThresholds,
         Self::QueryStates,
         Self::QueryShares,
         Self::Reorder,
         Self::Strides,
         Self::StrideShares,
+        Self::BlockPool,
+        Self::RowChoice,
+        Self::RowChoiceLong,
+        Self::RowSoftmax,
     ];
 
     /// Whether a launch says how much dynamic shared memory it needs.
@@ -136,12 +145,15 @@ impl Kernel {
             Self::SiluMul => "silu_mul",
             Self::Rotate => "rotate",
             Self::RotationTable => "rotation_table",
-            Self::RowThresholds => "row_thresholds",
             Self::QueryStates => "query_states",
             Self::QueryShares => "query_shares",
             Self::Reorder => "reorder",
             Self::Strides => "strides",
             Self::StrideShares => "stride_shares",
+            Self::BlockPool => "block_pool",
+            Self::RowChoice => "row_choice",
+            Self::RowChoiceLong => "row_choice_long",
+            Self::RowSoftmax => "row_softmax",
         }
     }
 }
@@ -229,7 +241,9 @@ impl fmt::Display for Function {
             | Kernel::ColumnLists
             | Kernel::Sort
             | Kernel::RotationTable
-            | Kernel::RowThresholds
+            | Kernel::RowChoice
+            | Kernel::RowChoiceLong
+            | Kernel::RowSoftmax
             | Kernel::Reorder
             | Kernel::Strides => write!(f, "s2o_{name}"),
             // One serves every head size.

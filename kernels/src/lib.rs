@@ -9,6 +9,7 @@ mod function;
 mod modules;
 pub mod params;
 pub mod ranking;
+pub mod selection;
 
 pub use arch::{Arch, UnknownArch};
 pub use function::{Dtype, Function, HeadDim, Kernel};

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Device, Tensor};
-use candle_s2o::cuda::{RowWeight, row_thresholds};
+use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, BLOCK_Q, BlockSelection, PrefillCall};
 use s2o_baselines::{
     BlockSelector, BlockSparse, FlexPrefill, HeadPattern, Keys, MInference, MInferenceConfig, MeanPooling, Pbs,
@@ -11,7 +10,7 @@ use s2o_baselines::{
 };
 
 use crate::Runner;
-use crate::problem::{Memory, Problem, Sizes, noise};
+use crate::problem::{Memory, Problem, Sizes};
 
 /// Share of the blocks that may be chosen on one side alone: sums in another order, and equal scores.
 const TIES: f64 = 0.01;
@@ -80,34 +79,7 @@ fn minference() -> MInference {
     MInference::from_config(MInferenceConfig { layers: BTreeMap::from([(0, heads)]) }).unwrap()
 }
 
-/// The cut of each row: what is above it reaches what is wanted, and without its least entry no longer does.
-fn cuts(device: &Device, rows: usize, row_len: usize, weight: RowWeight) {
-    // Spread like a softmax, some rows wide and some narrow.
-    let scores: Vec<f32> = noise(rows * row_len, row_len as u64).into_iter().map(|x| (x * 12.0).exp()).collect();
-    let weigh = |x: f32| if weight == RowWeight::Count { 1.0 } else { f64::from(x) };
-    let totals = scores.chunks_exact(row_len).map(|row| row.iter().map(|&x| weigh(x)).sum::<f64>());
-    let wanted: Vec<f32> =
-        totals.enumerate().map(|(i, total)| (total * (0.1 + 0.8 * (i as f64 / rows as f64))) as f32).collect();
-    let on_gpu = |data: &[f32], width| Tensor::from_slice(data, (rows, width), device).unwrap();
-    let cut = row_thresholds(&on_gpu(&scores, row_len), &on_gpu(&wanted, 1), weight).unwrap();
-    let cut = cut.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    for ((row, wanted), cut) in scores.chunks_exact(row_len).zip(wanted).zip(cut) {
-        let chosen = || row.iter().copied().filter(|&x| x >= cut);
-        let (sum, least) = (chosen().map(weigh).sum::<f64>(), chosen().fold(f32::INFINITY, f32::min));
-        let rounding = 1e-4 * f64::from(wanted);
-        assert!(sum >= f64::from(wanted) - rounding, "{row_len}: {sum} of {wanted}");
-        assert!(sum - weigh(least) < f64::from(wanted) + rounding, "{row_len}: {sum} without {least} for {wanted}");
-    }
-}
-
 pub fn cases(runner: &mut Runner) {
-    for (rows, row_len) in [(500, 1), (300, 257), (40, 4096), (20, 4097), (3, 300_000)] {
-        for weight in [RowWeight::Values, RowWeight::Count] {
-            runner.case(&format!("selectors cut rows of {row_len} by {weight:?}"), |runner| {
-                cuts(&runner.device, rows, row_len, weight);
-            });
-        }
-    }
     for (q_len, k_len) in [(3000, 3000), (1100, 2948)] {
         runner.case(&format!("selectors {q_len} of {k_len}"), |runner| {
             let sizes = Sizes { batch: 2, heads: [4, 2], q_len, k_len, head_dim: 128 };

@@ -7,6 +7,7 @@ use crate::attention::shape_of;
 use crate::error::BaselineError;
 use crate::mask::{BlockMask, causal_blocks};
 use crate::pooling::{block_means, block_scores, grouped_products};
+use crate::row_choice::RowChoice;
 use crate::selector::{BlockSelector, Selection};
 use crate::slash::{LastQueries, block_sums, vertical_slash_mask};
 use crate::top_cdf::top_cdf;
@@ -108,8 +109,8 @@ impl FlexPrefill {
         scale: f32,
     ) -> Result<Tensor, BaselineError> {
         let last = BLOCK_Q.min(shape.q_len());
-        let query = q.narrow(1, shape.q_len() - last, last)?.to_dtype(DType::F32)?.mean_keepdim(1)?;
-        let scores = grouped_products(&query.transpose(1, 2)?.contiguous()?, &block_means(k, 0, BLOCK_Q)?)?;
+        let query = block_means(&q.narrow(1, shape.q_len() - last, last)?, 0, last)?;
+        let scores = grouped_products(&query, &block_means(k, 0, BLOCK_Q)?)?;
         let estimate = candle_nn::ops::softmax(&(scores * f64::from(scale))?, D::Minus1)?.squeeze(2)?;
         let middle = ((attention + &estimate)? * 0.5)?;
         // Zeros times the logarithm of the least normal number are the zeros that they should be.
@@ -150,8 +151,10 @@ impl BlockSelector for FlexPrefill {
         let slashes = chosen(&last.slashes, &block_sums(&last.slashes)?)?;
         let mask = BlockMask::new(&vertical_slash_mask(&verticals, &slashes, &shape)?, &shape, BLOCK_Q)?;
         let pooled = block_scores(q, k, &shape, scale)?;
-        let pooled = top_cdf(&pooled.flatten_from(2)?, self.gamma)?.reshape(pooled.shape())?;
-        let pooled = pooled.broadcast_mul(&query_aware.unsqueeze(3)?)?;
-        Ok(mask.or(&pooled)?.into_keys()?.into())
+        // All rows of a head are one.
+        let kept = mask.tensor().flatten_from(2)?;
+        let choice = RowChoice { kept: Some(&kept), asked: Some(&query_aware), ..RowChoice::default() };
+        let mask = choice.choose(&pooled.flatten_from(2)?, &[self.gamma])?.reshape(pooled.shape())?;
+        Ok(BlockMask::within_diagonal(mask, BLOCK_Q).into_keys()?.into())
     }
 }

@@ -4,12 +4,13 @@
 //! query block. [`BlockSparse`] makes an [`candle_s2o::Attention`] of it; one executor
 //! ([`candle_s2o::block_sparse_attn`]) computes them all, and one rule counts their density.
 //!
-//! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once. The
-//! choice itself stays there too ([`Keys`]).
+//! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once; on CUDA the
+//! means of blocks and the choices from rows of scores are kernels. The choice itself stays there too ([`Keys`]).
 
 mod antidiagonal;
 mod attention;
 mod attention_rows;
+mod bounds;
 mod config_file;
 mod error;
 mod flexprefill;
@@ -22,13 +23,13 @@ mod mean_pooling;
 mod minference;
 mod pbs;
 mod pooling;
+mod row_choice;
 mod selector;
 mod slash;
 mod sliding_window;
 mod sparge;
 mod sparge_config;
 mod sparge_tuner;
-mod threshold;
 mod top_cdf;
 mod top_k;
 mod tuning_call;

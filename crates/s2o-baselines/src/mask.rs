@@ -5,6 +5,7 @@ use std::ops::Range;
 use candle_core::{D, DType, Device, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, BlockSelection, HeadWork, KeyColumns, query_blocks};
 
+use crate::bounds::QueryBounds;
 use crate::error::BaselineError;
 use crate::slash::block_sums;
 
@@ -31,6 +32,11 @@ impl BlockMask {
     /// Also these single keys.
     pub fn with_columns(self, columns: KeyColumns) -> Self {
         Self { columns: Some(columns), ..self }
+    }
+
+    /// A mask with nothing beyond the diagonal.
+    pub(crate) fn within_diagonal(mask: Tensor, block_k: usize) -> Self {
+        Self { mask, block_k, columns: None }
     }
 
     /// The mask as a tensor.
@@ -70,7 +76,8 @@ impl BlockMask {
     /// If Candle fails.
     pub fn work(&self, shape: &AttnShape) -> Result<Vec<HeadWork>, BaselineError> {
         // In f32 a row's count is exact, and so is a head's below 2^24 blocks.
-        let mut tiles = (self.mask.to_dtype(DType::F32)?.sum((2, 3))? * (self.block_k as f64 / BLOCK_Q as f64))?;
+        // Row by row: a GPU gives each sum one block of threads.
+        let mut tiles = (self.mask.to_dtype(DType::F32)?.sum(3)?.sum(2)? * (self.block_k as f64 / BLOCK_Q as f64))?;
         if let Some(columns) = &self.columns {
             tiles = (tiles + self.column_tiles(shape, columns)?)?;
         }
@@ -147,7 +154,7 @@ impl Keys {
 /// # Errors
 /// If Candle fails.
 pub fn causal_blocks(shape: &AttnShape, block_k: usize, device: &Device) -> Result<Tensor, BaselineError> {
-    bands(shape, block_k, device, |query_block| Bands::from(0..((query_block + 1) * BLOCK_Q).div_ceil(block_k)))
+    QueryBounds::causal(shape, block_k).seen(shape.k_len().div_ceil(block_k), device)
 }
 
 /// Key blocks of a query block: a range, and some first ones.

@@ -4,11 +4,12 @@ use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
+use crate::bounds::{QueryBounds, seen_blocks};
 use crate::error::{BaselineError, checked_threshold};
-use crate::mask::{BlockMask, bands, first_and_own};
-use crate::pooling::block_scores;
+use crate::mask::{BlockMask, first_and_own};
+use crate::pooling::block_products;
+use crate::row_choice::RowChoice;
 use crate::selector::{BlockSelector, Selection};
-use crate::top_cdf::top_cdf;
 
 const NAME: &str = "mean-pooling";
 
@@ -48,9 +49,9 @@ impl BlockSelector for MeanPooling {
 
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let shape = shape_of(q, k, v)?;
-        let scores = block_scores(q, k, &shape, call.softmax_scale)?;
-        let always = bands(&shape, BLOCK_Q, q.device(), first_and_own)?;
-        let mask = BlockMask::new(&top_cdf(&scores, self.threshold)?, &shape, BLOCK_Q)?.or(&always)?;
-        Ok(mask.into_keys()?.into())
+        let bounds = QueryBounds::new(&shape, |block| (seen_blocks(block, BLOCK_Q), first_and_own(block)));
+        let choice = RowChoice { softmax: Some(call.softmax_scale), bounds: Some(&bounds), ..RowChoice::default() };
+        let mask = choice.choose(&block_products(q, k, shape.kv_offset())?, &[self.threshold])?;
+        Ok(BlockMask::within_diagonal(mask, BLOCK_Q).into_keys()?.into())
     }
 }

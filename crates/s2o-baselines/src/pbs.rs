@@ -7,12 +7,13 @@ use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{Antidiagonals, STRIDE};
 use crate::attention::shape_of;
+use crate::bounds::QueryBounds;
 use crate::error::{BaselineError, checked_threshold};
 use crate::key_order::{KeyOrder, attention_of_last_block};
 use crate::mask::{BlockMask, bands};
-use crate::pooling::visible_block_scores;
+use crate::pooling::block_products;
+use crate::row_choice::RowChoice;
 use crate::selector::{BlockSelector, Reordered, Selection};
-use crate::top_cdf::top_cdf;
 
 const NAME: &str = "pbs";
 
@@ -108,12 +109,10 @@ impl Pbs {
     ) -> Result<Tensor, BaselineError> {
         let (before, segment) = (order.len()?, self.segment);
         let k = reordered.k.narrow(1, 0, before)?;
-        let earlier =
-            bands(shape, BLOCK_Q, q.device(), |query_block| (0..own_segment(query_block, segment).start).into())?;
-        let earlier = earlier.narrow(1, 0, before / BLOCK_Q)?;
+        let earlier = QueryBounds::new(shape, |query_block| (own_segment(query_block, segment).start, (0..0).into()));
         let (scale, offset) = (call.softmax_scale, shape.kv_offset());
         let scores = match self.score {
-            PbsScore::MeanPooled => visible_block_scores(q, &k, offset, scale, &earlier)?,
+            PbsScore::MeanPooled => block_products(q, &k, offset)?,
             PbsScore::Antidiagonal => {
                 let antidiagonals = Antidiagonals { stride: STRIDE, scale, offset };
                 antidiagonals.scores(q, &k, |stride| stride * STRIDE / segment * segment / STRIDE)?
@@ -124,17 +123,21 @@ impl Pbs {
         let group = shape.num_heads() / heads;
         let first = first.broadcast_as((batch, heads, group, blocks))?.contiguous()?;
         let first = first.reshape((batch, shape.num_heads(), 1, blocks))?;
-        let chosen = top_cdf(&scores, self.threshold)?;
-        let chosen = chosen.maximum(&first.broadcast_as(chosen.shape())?)?;
-        Ok(chosen.broadcast_mul(&earlier)?)
+        let choice = RowChoice {
+            softmax: matches!(self.score, PbsScore::MeanPooled).then_some(scale),
+            bounds: Some(&earlier),
+            kept: Some(&first),
+            ..RowChoice::default()
+        };
+        choice.choose(&scores, &[self.threshold])
     }
 }
 
-/// The key blocks of the segment that a query block lies in.
+/// The key blocks of the segment that a query block lies in, up to it.
 fn own_segment(query_block: usize, segment: usize) -> Range<usize> {
     let blocks = segment / BLOCK_Q;
     let first = query_block / blocks * blocks;
-    first..first + blocks
+    first..query_block + 1
 }
 
 /// Segments of 256, threshold 0.9, mean-pooled scores, an order for each query head.
@@ -158,13 +161,12 @@ impl BlockSelector for Pbs {
         let (rows, blocks) = own.dims2()?;
         let own = own.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?.contiguous()?;
         if shape.k_len() <= self.segment {
-            return Ok(BlockMask::new(&own, &shape, BLOCK_Q)?.into_keys()?.into());
+            return Ok(BlockMask::within_diagonal(own, BLOCK_Q).into_keys()?.into());
         }
         let order = self.order(call, q, k, &shape)?;
         let reordered = order.apply(k, v)?;
         let earlier = self.reordered_blocks(call, q, &shape, &order, &reordered)?;
-        let shape = shape_of(q, &reordered.k, &reordered.v)?;
-        let mask = BlockMask::new(&Tensor::cat(&[&earlier, &own], 3)?, &shape, BLOCK_Q)?;
+        let mask = BlockMask::within_diagonal(Tensor::cat(&[&earlier, &own], 3)?, BLOCK_Q);
         Ok(Selection { keys: mask.into_keys()?, reordered: Some(reordered) })
     }
 }

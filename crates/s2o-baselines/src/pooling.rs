@@ -1,11 +1,11 @@
 //! Blocks of queries and keys stood for by their means, as several methods score them.
 
-use candle_core::{DType, Tensor};
+use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q};
 
 use crate::LARGEST_INTERMEDIATE;
+use crate::bounds::QueryBounds;
 use crate::error::BaselineError;
-use crate::mask::causal_blocks;
 
 /// Means over blocks of `block` tokens, cut at multiples of the absolute position: `x` `(batch, len, heads, head_dim)`,
 /// its first token at position `offset`, becomes `(batch, heads, blocks, head_dim)` of f32. Ragged blocks are means of
@@ -14,12 +14,57 @@ use crate::mask::causal_blocks;
 /// # Errors
 /// If `block` is 0 or Candle fails.
 pub fn block_means(x: &Tensor, offset: usize, block: usize) -> Result<Tensor, BaselineError> {
+    #[cfg(feature = "cuda")]
+    if block > 0 && candle_s2o::cuda::pools(x) {
+        return Ok(candle_s2o::cuda::block_pool(x, offset, block, None, false)?.means);
+    }
     by_blocks(x, offset, block, |tokens| Ok(tokens.mean(3)?))
+}
+
+/// [`block_means`], `(batch, heads, blocks, head_dim)`, and the self-similarity of the blocks, the mean cosine of all pairs of
+/// their tokens: `(batch, heads, blocks)`. `centre` `(batch, heads, head_dim)` is taken off every token first.
+pub(crate) fn alike_blocks(
+    x: &Tensor,
+    offset: usize,
+    block: usize,
+    centre: Option<&Tensor>,
+) -> Result<(Tensor, Tensor), BaselineError> {
+    #[cfg(feature = "cuda")]
+    if candle_s2o::cuda::pools(x) {
+        let pooled = candle_s2o::cuda::block_pool(x, offset, block, centre, true)?;
+        if let Some(alike) = pooled.alike {
+            return Ok((pooled.means, alike));
+        }
+    }
+    let (batch, _, heads, dim) = x.dims4()?;
+    let centre = centre.map(|centre| centre.reshape((batch, heads, 1, 1, dim))).transpose()?;
+    // Behind the mean, the self-similarity of the block as one more element: the tokens are read once.
+    let pooled = by_blocks(x, offset, block, |tokens| {
+        let tokens = match &centre {
+            Some(centre) => tokens.broadcast_sub(centre)?,
+            None => tokens.clone(),
+        };
+        let norm = tokens.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(f64::from(f32::MIN_POSITIVE))?;
+        // The mean of all products is the square of the mean.
+        let alike = tokens.broadcast_div(&norm)?.mean(3)?.sqr()?.sum_keepdim(D::Minus1)?;
+        Ok(Tensor::cat(&[tokens.mean(3)?, alike], 3)?)
+    })?;
+    Ok((pooled.narrow(3, 0, dim)?.contiguous()?, pooled.narrow(3, dim, 1)?.squeeze(3)?.contiguous()?))
+}
+
+/// The mean of all tokens of `x` `(batch, len, heads, head_dim)`: `(batch, heads, head_dim)` of f32, by those of blocks.
+pub(crate) fn mean_token(x: &Tensor, block: usize) -> Result<Tensor, BaselineError> {
+    let (batch, len, heads, _) = x.dims4()?;
+    let means = block_means(x, 0, block)?;
+    let shares = (0..len).step_by(block).map(|start| (block.min(len - start) as f64 / len as f64) as f32);
+    let shares = Tensor::from_iter(shares, x.device())?;
+    let shares = shares.broadcast_as((batch, heads, 1, shares.elem_count()))?.contiguous()?;
+    Ok(shares.matmul(&means)?.squeeze(2)?)
 }
 
 /// [`block_means`] with `reduce` in place of the mean: from `(batch, heads, blocks, tokens, head_dim)` of f32 to
 /// `(batch, heads, blocks, ..)`. It is called for a bounded number of tokens at a time, and for a ragged block alone.
-pub(crate) fn by_blocks(
+fn by_blocks(
     x: &Tensor,
     offset: usize,
     block: usize,
@@ -57,22 +102,21 @@ pub(crate) fn by_blocks(
 /// # Errors
 /// If Candle fails.
 pub fn block_scores(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32) -> Result<Tensor, BaselineError> {
-    visible_block_scores(q, k, shape.kv_offset(), scale, &causal_blocks(shape, BLOCK_Q, q.device())?)
+    let products = block_products(q, k, shape.kv_offset())?;
+    let bounds = QueryBounds::causal(shape, BLOCK_Q);
+    #[cfg(feature = "cuda")]
+    if products.device().is_cuda() {
+        let bounds = bounds.tensor(products.device())?;
+        return Ok(candle_s2o::cuda::row_softmax(&products, scale, Some(&bounds))?);
+    }
+    let seen = bounds.seen(shape.k_len().div_ceil(BLOCK_Q), q.device())?;
+    softmax_of_seen(&products, scale, Some(&seen))
 }
 
-/// As [`block_scores`], over the key blocks that `visible`, `(query_blocks, key_blocks)`, leaves; the first query is at
-/// position `offset`. Zeros where it leaves none.
-pub(crate) fn visible_block_scores(
-    q: &Tensor,
-    k: &Tensor,
-    offset: usize,
-    scale: f32,
-    visible: &Tensor,
-) -> Result<Tensor, BaselineError> {
-    let queries = block_means(q, offset, BLOCK_Q)?;
-    let keys = block_means(k, 0, BLOCK_Q)?;
-    let scores = (grouped_products(&queries, &keys)? * f64::from(scale))?;
-    masked_softmax(&scores, visible)
+/// `<mean query, mean key>` of blocks of 128, the first query at position `offset`: `(batch, num_heads, query_blocks,
+/// key_blocks)` of f32.
+pub(crate) fn block_products(q: &Tensor, k: &Tensor, offset: usize) -> Result<Tensor, BaselineError> {
+    grouped_products(&block_means(q, offset, BLOCK_Q)?, &block_means(k, 0, BLOCK_Q)?)
 }
 
 /// `<query, key>` of `queries` `(batch, num_heads, rows, head_dim)` and `keys` `(batch, num_kv_heads, columns, head_dim)`:
@@ -81,8 +125,17 @@ pub(crate) fn grouped_products(queries: &Tensor, keys: &Tensor) -> Result<Tensor
     let (batch, heads, rows, dim) = queries.dims4()?;
     let (_, kv_heads, columns, _) = keys.dims4()?;
     let queries = queries.reshape((batch, kv_heads, heads / kv_heads * rows, dim))?;
-    let products = queries.matmul(&keys.transpose(2, 3)?.contiguous()?)?;
+    let products = queries.matmul(&keys.transpose(2, 3)?)?;
     Ok(products.reshape((batch, heads, rows, columns))?)
+}
+
+/// [`masked_softmax`] of the scores times `scale`, of all of them without a mask.
+pub(crate) fn softmax_of_seen(scores: &Tensor, scale: f32, seen: Option<&Tensor>) -> Result<Tensor, BaselineError> {
+    let scores = (scores * f64::from(scale))?;
+    match seen {
+        Some(seen) => masked_softmax(&scores, seen),
+        None => Ok(candle_nn::ops::softmax_last_dim(&scores)?),
+    }
 }
 
 /// Softmax over the last dimension where `mask`, broadcast over the leading dimensions, is not 0; zeros elsewhere, also

@@ -1,15 +1,16 @@
 //! SpargeAttn: pooled attention where pooling can be trusted, everything where it cannot.
 
-use candle_core::{D, DType, Tensor};
+use candle_core::Tensor;
 use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
 
 use crate::attention::shape_of;
+use crate::bounds::{QueryBounds, seen_blocks};
 use crate::error::BaselineError;
-use crate::mask::{Bands, BlockMask, bands, causal_blocks};
-use crate::pooling::{by_blocks, grouped_products, masked_softmax};
+use crate::mask::{Bands, BlockMask};
+use crate::pooling::{alike_blocks, grouped_products, mean_token};
+use crate::row_choice::RowChoice;
 use crate::selector::{BlockSelector, Selection};
 use crate::sparge_config::{SpargeConfig, SpargeHead, SpargeLayer, check_lambda};
-use crate::top_cdf::top_cdf_by_group;
 
 pub(crate) const NAME: &str = "spargeattn";
 
@@ -121,12 +122,9 @@ impl BlockSelector for Sparge {
         let shape = shape_of(q, k, v)?;
         let SpargeLayer { heads, lambda } = self.layer(call.layer, shape.num_heads())?;
         let on_cpu = q.device().is_cpu();
-        let mask = PooledCall::new(q, k, &shape, call.softmax_scale)?.choose(&heads)?;
-        let mask = BlockMask::new(&mask, &shape, BLOCK_K)?;
-        let mask = match on_cpu && self.block_k == BLOCK_K {
-            true => mask,
-            false => BlockMask::new(&either_half(mask.tensor())?, &shape, BLOCK_Q)?,
-        };
+        let in_pairs = !on_cpu || self.block_k != BLOCK_K;
+        let mask = PooledCall::new(q, k, &shape)?.choose(&heads, call.softmax_scale, in_pairs)?;
+        let mask = BlockMask::within_diagonal(mask, if in_pairs { BLOCK_Q } else { BLOCK_K });
         if !on_cpu {
             return Ok(mask.into_keys()?.into());
         }
@@ -134,18 +132,11 @@ impl BlockSelector for Sparge {
     }
 }
 
-/// From `(.., blocks)` to `(.., blocks / 2)`, rounded up.
-fn either_half(mask: &Tensor) -> Result<Tensor, BaselineError> {
-    let (batch, heads, rows, blocks) = mask.dims4()?;
-    let pairs = mask.pad_with_zeros(D::Minus1, 0, blocks % 2)?.reshape((batch, heads, rows, blocks.div_ceil(2), 2))?;
-    Ok(pairs.narrow(4, 0, 1)?.maximum(&pairs.narrow(4, 1, 1)?)?.squeeze(4)?)
-}
-
 /// What a choice is made from, whatever the settings.
 struct PooledCall<'a> {
     shape: &'a AttnShape,
-    /// `(batch, num_heads, query_blocks, key_blocks)`, scaled.
-    scores: Tensor,
+    /// Of the means, `(batch, num_heads, query_blocks, key_blocks)`.
+    products: Tensor,
     /// Self-similarity of the query blocks, `(batch, num_heads, query_blocks, 1)`.
     queries_alike: Tensor,
     /// And of the key blocks, `(batch, num_heads, 1, key_blocks)`.
@@ -153,53 +144,39 @@ struct PooledCall<'a> {
 }
 
 impl<'a> PooledCall<'a> {
-    fn new(q: &Tensor, k: &Tensor, shape: &'a AttnShape, scale: f32) -> Result<Self, BaselineError> {
-        let dim = shape.head_dim();
-        // Behind the mean, the self-similarity of the block as one more element: the tokens are read once.
-        let pool = |tokens: &Tensor| -> Result<Tensor, BaselineError> {
-            let norm = tokens.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(f64::from(f32::MIN_POSITIVE))?;
-            // The mean of all products is the square of the mean.
-            let alike = tokens.broadcast_div(&norm)?.mean(3)?.sqr()?.sum_keepdim(D::Minus1)?;
-            Ok(Tensor::cat(&[tokens.mean(3)?, alike], 3)?)
-        };
-        let mean_key = by_blocks(k, 0, BLOCK_K, |keys| Ok(keys.sum(3)?))?.sum_keepdim(2)?;
-        let mean_key = (mean_key / shape.k_len() as f64)?.unsqueeze(3)?;
-        let queries = by_blocks(q, shape.kv_offset(), BLOCK_Q, pool)?;
-        let keys = by_blocks(k, 0, BLOCK_K, |keys| pool(&keys.broadcast_sub(&mean_key)?))?;
-        let means = |pooled: &Tensor| pooled.narrow(3, 0, dim)?.contiguous();
-        let scores = (grouped_products(&means(&queries)?, &means(&keys)?)? * f64::from(scale))?;
-        let (batch, kv_heads, key_blocks, _) = keys.dims4()?;
+    fn new(q: &Tensor, k: &Tensor, shape: &'a AttnShape) -> Result<Self, BaselineError> {
+        let (queries, queries_alike) = alike_blocks(q, shape.kv_offset(), BLOCK_Q, None)?;
+        let (keys, keys_alike) = alike_blocks(k, 0, BLOCK_K, Some(&mean_token(k, BLOCK_K)?))?;
+        let (batch, kv_heads, key_blocks) = keys_alike.dims3()?;
         let group = shape.num_heads() / kv_heads;
-        let keys_alike = keys.narrow(3, dim, 1)?.reshape((batch, kv_heads, 1, key_blocks))?;
+        let keys_alike = keys_alike.reshape((batch, kv_heads, 1, key_blocks))?;
         let keys_alike = keys_alike.broadcast_as((batch, kv_heads, group, key_blocks))?.contiguous()?;
         Ok(Self {
             shape,
-            scores,
-            queries_alike: queries.narrow(3, dim, 1)?.contiguous()?,
+            products: grouped_products(&queries, &keys)?,
+            queries_alike: queries_alike.unsqueeze(3)?,
             keys_alike: keys_alike.reshape((batch, shape.num_heads(), 1, key_blocks))?,
         })
     }
 
-    /// A mask of the form of the scores, beyond the diagonal undefined.
-    fn choose(&self, heads: &[SpargeHead]) -> Result<Tensor, BaselineError> {
-        let device = self.scores.device();
+    /// The key blocks that the query blocks take, of those that they see; key blocks of 64, or in pairs.
+    fn choose(&self, heads: &[SpargeHead], scale: f32, in_pairs: bool) -> Result<Tensor, BaselineError> {
         let thetas: Vec<f32> = heads.iter().map(|head| head.theta as f32).collect();
-        let thetas = Tensor::new(thetas, device)?.reshape((1, heads.len(), 1, 1))?;
-        let all: Vec<u8> = heads.iter().map(|head| u8::from(head.tau >= 1.0)).collect();
-        let all = Tensor::new(all, device)?.reshape((1, heads.len(), 1, 1))?;
+        let thetas = Tensor::new(thetas, self.products.device())?.reshape((1, heads.len(), 1, 1))?;
         let taus: Vec<f64> = (0..self.shape.batch()).flat_map(|_| heads.iter().map(|head| head.tau)).collect();
-
-        let causal = causal_blocks(self.shape, BLOCK_K, device)?;
-        let trusted = self.keys_alike.broadcast_ge(&thetas)?;
-        let attention = masked_softmax(&self.scores, &trusted.broadcast_mul(&causal)?)?;
-        let chosen = top_cdf_by_group(&attention, &taus)?;
         let own = BLOCK_Q / BLOCK_K;
-        let forced = bands(self.shape, BLOCK_K, device, |query_block| Bands {
-            sink: 1,
-            window: query_block * own..(query_block + 1) * own,
-        })?;
-        let chosen = chosen.broadcast_maximum(&self.keys_alike.broadcast_lt(&thetas)?)?;
-        let chosen = chosen.broadcast_maximum(&self.queries_alike.broadcast_lt(&thetas)?)?;
-        Ok(chosen.broadcast_maximum(&all)?.broadcast_maximum(&forced)?.to_dtype(DType::U8)?)
+        let bounds = QueryBounds::new(self.shape, |query_block| {
+            let always = Bands { sink: 1, window: query_block * own..(query_block + 1) * own };
+            (seen_blocks(query_block, BLOCK_K), always)
+        });
+        let choice = RowChoice {
+            softmax: Some(scale),
+            bounds: Some(&bounds),
+            trusted: Some(&self.keys_alike.broadcast_ge(&thetas)?),
+            whole: Some(&self.queries_alike.broadcast_lt(&thetas)?),
+            in_pairs,
+            ..RowChoice::default()
+        };
+        choice.choose(&self.products, &taus)
     }
 }

@@ -5,10 +5,11 @@ use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{STRIDE, antidiagonal_scores, checked_stride};
 use crate::attention::shape_of;
+use crate::bounds::{QueryBounds, seen_blocks};
 use crate::error::{BaselineError, checked_threshold};
-use crate::mask::{BlockMask, bands, first_and_own};
+use crate::mask::{BlockMask, first_and_own};
+use crate::row_choice::RowChoice;
 use crate::selector::{BlockSelector, Selection};
-use crate::top_cdf::top_cdf_beside;
 
 const NAME: &str = "xattention";
 
@@ -57,8 +58,9 @@ impl BlockSelector for XAttention {
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let shape = shape_of(q, k, v)?;
         let scores = antidiagonal_scores(q, k, self.stride, call.softmax_scale)?;
-        let kept = bands(&shape, BLOCK_Q, q.device(), first_and_own)?;
-        let mask = top_cdf_beside(&scores, &kept.broadcast_as(scores.shape())?, self.threshold)?;
-        Ok(BlockMask::new(&mask, &shape, BLOCK_Q)?.into_keys()?.into())
+        let bounds = QueryBounds::new(&shape, |block| (seen_blocks(block, BLOCK_Q), first_and_own(block)));
+        let choice = RowChoice { bounds: Some(&bounds), kept_first: true, ..RowChoice::default() };
+        let mask = choice.choose(&scores, &[self.threshold])?;
+        Ok(BlockMask::within_diagonal(mask, BLOCK_Q).into_keys()?.into())
     }
 }

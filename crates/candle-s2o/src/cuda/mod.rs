@@ -27,21 +27,23 @@ mod gather;
 mod library;
 mod memory;
 mod operand;
+mod pool;
 mod query_shares;
 mod ranking;
 mod reorder;
+mod rows;
 mod sparse;
 mod stopwatch;
 mod strides;
 mod tensor_map;
-mod thresholds;
 
 pub use error::CudaError;
+pub use pool::{PooledBlocks, block_pool, pools};
 pub use query_shares::{MOST_LAST_QUERIES, attention_by_key, attention_by_key_and_distance};
 pub use reorder::reorder_keys;
+pub use rows::{RowChoice, Wanted, row_softmax};
 pub use stopwatch::KernelTime;
 pub use strides::{stride_shares, token_strides};
-pub use thresholds::{RowWeight, row_thresholds};
 
 pub(crate) use block::{attend as block_sparse, attend_mask as block_mask};
 pub(crate) use call::{Call, run};

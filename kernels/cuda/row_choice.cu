@@ -1,0 +1,117 @@
+// What is chosen of rows of scores, without sorting them: the greatest entries until their sum or number reaches what is
+// wanted. The cut is a score, found by bisecting the bits of non-negative floats, which are ordered as integers are; equal
+// entries are chosen together.
+#include "launch.cuh"
+#include "row_entries.cuh"
+
+namespace s2o {
+
+__device__ __forceinline__ float weight(const RowParams& p, float x) {
+    return x == -INFINITY ? 0.f : p.counts ? 1.f : x;
+}
+
+// The largest score for which all that are not less weigh what is `wanted`, above 0; those of `high`, as bits, do not. Of
+// zeros only a number can be wanted.
+template <class Threads, bool COUNTS, int ENTRIES>
+__device__ __forceinline__ float cut_at(const float (&x)[ENTRIES], float wanted, uint32_t high) {
+    uint32_t low = COUNTS ? 0 : 1;
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        const float least = __uint_as_float(middle);
+        float part[ROW_VECTOR] = {};
+#pragma unroll
+        for (int e = 0; e < ENTRIES; ++e) {
+            if (x[e] >= least) part[e % ROW_VECTOR] += COUNTS ? 1.f : x[e];
+        }
+        if (sum_of<Threads>(part) >= wanted) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return __uint_as_float(low);
+}
+
+template <class Threads, int ENTRIES>
+__device__ __forceinline__ void choose(const RowParams& p, const Row& row, int row_number) {
+    constexpr int VECTORS = ENTRIES / ROW_VECTOR;
+    auto column = [](int i) { return (i * Threads::THREADS + Threads::thread()) * ROW_VECTOR; };
+    float x[ENTRIES], cut = INFINITY;
+    if (!row.whole) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            if (i % ROW_IN_FLIGHT == 0) no_load_passes();
+            const Vector entries(row, column(i), true);
+#pragma unroll
+            for (int j = 0; j < ROW_VECTOR; ++j) {
+                const float score = p.softmax ? entries.score[j] * p.scale : entries.score[j];
+                x[i * ROW_VECTOR + j] = entries.trusted[j] ? score : -INFINITY;
+            }
+        }
+        float most = fmaxf(largest_of<Threads>(x), -FLT_MAX);
+        if (p.softmax) {
+#pragma unroll
+            for (int e = 0; e < ENTRIES; ++e) x[e] = exponential(x[e], most);
+            most = 1.f;
+        }
+        // What is kept first counts as chosen, and is then no longer there to choose.
+        float before = 0.f;
+        if (p.kept_first) {
+            float part[ROW_VECTOR] = {};
+#pragma unroll
+            for (int i = 0; i < VECTORS; ++i) {
+                no_load_passes();
+                const Vector entries(row, column(i), false);
+#pragma unroll
+                for (int j = 0; j < ROW_VECTOR; ++j) {
+                    const int e = i * ROW_VECTOR + j;
+                    if (entries.kept[j]) {
+                        part[j] += weight(p, x[e]);
+                        x[e] = -INFINITY;
+                    }
+                }
+            }
+            before = sum_of<Threads>(part);
+        }
+        float part[ROW_VECTOR] = {};
+#pragma unroll
+        for (int e = 0; e < ENTRIES; ++e) part[e % ROW_VECTOR] += weight(p, x[e]);
+        const float others = sum_of<Threads>(part);
+        // What the kept entries leave to the others.
+        const float wanted = p.counts ? p.counts[row_number] - before
+                                      : others - (others + before) * p.left_out[entry_of(p.left_out_of, row_number)];
+        const bool asked = !p.asked || p.asked[entry_of(p.asked_of, row_number)] != 0;
+        const uint32_t high = __float_as_uint(fmaxf(most, 0.f)) + 1;
+        if (asked && wanted > 0.f) cut = p.counts ? cut_at<Threads, true>(x, wanted, high) : cut_at<Threads, false>(x, wanted, high);
+    }
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int at = column(i);
+        no_load_passes();
+        const Vector entries(row, at, false);
+        uint8_t chosen[ROW_VECTOR];
+#pragma unroll
+        for (int j = 0; j < ROW_VECTOR; ++j) {
+            const bool anyway = entries.kept[j] || (entries.seen[j] && (row.whole || !entries.trusted[j]));
+            chosen[j] = anyway || (!row.whole && x[i * ROW_VECTOR + j] >= cut);
+        }
+        if (at < p.row_len) store_choice(p, row_number, at, chosen);
+    }
+    const uint8_t nothing[ROW_VECTOR] = {};
+    for (int at = ENTRIES * Threads::THREADS + Threads::thread() * ROW_VECTOR; at < p.row_len;
+         at += Threads::THREADS * ROW_VECTOR) {
+        store_choice(p, row_number, at, nothing);
+    }
+}
+
+// A warp or a block for each row.
+__device__ __forceinline__ void row_choice(const RowParams& p) { S2O_FOR_ENTRIES(choose, p); }
+
+}  // namespace s2o
+
+extern "C" {
+__constant__ s2o::LaunchInfo s2o_row_choice_launch = {s2o::ROW_THREADS, 0, 0, 0};
+__global__ void __launch_bounds__(s2o::ROW_THREADS, 3) s2o_row_choice(const __grid_constant__ s2o::RowParams p) {
+    s2o::row_choice(p);
+}
+}

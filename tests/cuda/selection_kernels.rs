@@ -1,0 +1,324 @@
+//! The kernels that selectors choose their blocks by, against plain loops in f64.
+
+use candle_core::{DType, Device, Tensor};
+use candle_s2o::cuda::{RowChoice, Wanted, block_pool, row_softmax};
+
+use crate::Runner;
+use crate::problem::{Memory, Problem, Sizes, noise};
+
+fn f64s(x: &Tensor) -> Vec<f64> {
+    x.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f64::from).collect()
+}
+
+/// Means and self-similarity of the keys of a problem, in blocks of `block` from position `offset` on.
+fn pooled(problem: &Problem, offset: usize, block: usize, centred: bool) {
+    let (on_cpu, on_gpu) = (&problem.on_cpu[1], &problem.on_gpu[1]);
+    let (batch, len, heads, dim) = on_cpu.dims4().unwrap();
+    let centre = Tensor::from_vec(noise(batch * heads * dim, 5), (batch, heads, dim), &Device::Cpu).unwrap();
+    let on_device = centre.to_device(on_gpu.device()).unwrap();
+    let pooled = block_pool(on_gpu, offset, block, centred.then_some(&on_device), true).unwrap();
+    let alone = block_pool(on_gpu, offset, block, centred.then_some(&on_device), false).unwrap();
+    let blocks = (offset + len).div_ceil(block) - offset / block;
+    assert_eq!(pooled.means.dims(), [batch, heads, blocks, dim]);
+    let (means, alike) = (f64s(&pooled.means), f64s(&pooled.alike.unwrap()));
+    assert_eq!(f64s(&alone.means), means, "with and without similarity");
+    let (x, centre) = (f64s(on_cpu), f64s(&centre));
+    for of_head in 0..batch * heads {
+        let (sequence, head) = (of_head / heads, of_head % heads);
+        for number in 0..blocks {
+            let start = ((offset / block + number) * block).saturating_sub(offset);
+            let end = ((offset / block + number + 1) * block - offset).min(len);
+            let (mut mean, mut unit) = (vec![0.0; dim], vec![0.0; dim]);
+            for token in start..end {
+                let at = ((sequence * len + token) * heads + head) * dim;
+                let shift = |d: usize| if centred { centre[of_head * dim + d] } else { 0.0 };
+                let token: Vec<f64> = (0..dim).map(|d| x[at + d] - shift(d)).collect();
+                let norm = token.iter().map(|x| x * x).sum::<f64>().sqrt();
+                for d in 0..dim {
+                    mean[d] += token[d] / (end - start) as f64;
+                    unit[d] += token[d] / norm / (end - start) as f64;
+                }
+            }
+            let at = of_head * blocks + number;
+            for d in 0..dim {
+                let error = (means[at * dim + d] - mean[d]).abs();
+                assert!(error < 1e-5, "head {of_head} block {number}: {error} off in {d}");
+            }
+            let error = (alike[at] - unit.iter().map(|x| x * x).sum::<f64>()).abs();
+            assert!(error < 1e-5, "head {of_head} block {number}: similarity {error} off");
+        }
+    }
+}
+
+/// Rows of a choice and what is known of them, with everything on the host.
+struct Rows {
+    rows: usize,
+    row_len: usize,
+    scores: Vec<f32>,
+    bounds: Vec<u32>,
+    trusted: Vec<u8>,
+    kept: Vec<u8>,
+    whole: Vec<u8>,
+    asked: Vec<u8>,
+}
+
+/// Which of them are used.
+#[derive(Debug, Clone, Copy, Default)]
+struct Given {
+    softmax: bool,
+    bounds: bool,
+    trusted: bool,
+    kept: bool,
+    kept_first: bool,
+    whole: bool,
+    asked: bool,
+    in_pairs: bool,
+}
+
+const SCALE: f32 = 1.3;
+/// Sums of f32 are this far off.
+const ROUNDING: f64 = 1e-5;
+
+impl Rows {
+    /// Spread like a softmax, with zeros and equal entries.
+    fn new(rows: usize, row_len: usize) -> Self {
+        let draws = |len: usize, seed: u64| noise(len, seed + row_len as u64).into_iter().map(|x| x + 0.5);
+        let few = |len: usize, seed: u64, limit: f32| draws(len, seed).map(|x| u8::from(x < limit)).collect();
+        let scores = draws(rows * row_len, 1).enumerate().map(|(i, x)| match i % 11 {
+            0 => 0.0,
+            3 => 1.25,
+            _ => (x * 12.0).exp(),
+        });
+        let bounds = draws(rows, 2).zip(draws(rows, 3)).flat_map(|(seen, from)| {
+            let [seen, from] = [seen, from].map(|x| (x * (row_len + 1) as f32) as u32);
+            [seen, 1, from, from + 2]
+        });
+        Self {
+            rows,
+            row_len,
+            scores: scores.collect(),
+            bounds: bounds.collect(),
+            trusted: few(rows * row_len, 4, 0.6),
+            kept: few(rows * row_len, 5, 0.2),
+            whole: few(rows, 6, 0.2),
+            asked: few(rows, 7, 0.7),
+        }
+    }
+
+    /// The scores as the softmax takes them.
+    fn logits(&self) -> Vec<f32> {
+        self.scores.iter().map(|x| x.max(1e-3).ln()).collect()
+    }
+
+    fn seen(&self, row: usize, column: usize, given: Given) -> bool {
+        !given.bounds || column < self.bounds[4 * row] as usize
+    }
+
+    fn trusts(&self, row: usize, column: usize, given: Given) -> bool {
+        self.seen(row, column, given) && (!given.trusted || self.trusted[row * self.row_len + column] != 0)
+    }
+
+    fn keeps(&self, row: usize, column: usize, given: Given) -> bool {
+        let [_, sink, from, to] = std::array::from_fn(|i| self.bounds[4 * row + i] as usize);
+        let in_bounds = given.bounds && (column < sink || (from..to).contains(&column));
+        self.seen(row, column, given) && (in_bounds || (given.kept && self.kept[row * self.row_len + column] != 0))
+    }
+
+    /// What the entries of a row weigh, 0 where hidden.
+    fn weights(&self, row: usize, given: Given) -> Vec<f64> {
+        let of_row = row * self.row_len..(row + 1) * self.row_len;
+        let trusted = |column: usize| self.trusts(row, column, given);
+        if !given.softmax {
+            let scores = self.scores[of_row].iter().enumerate();
+            return scores.map(|(column, &x)| if trusted(column) { f64::from(x) } else { 0.0 }).collect();
+        }
+        let logits: Vec<f64> = self.logits()[of_row].iter().map(|&x| f64::from(x) * f64::from(SCALE)).collect();
+        let most = (0..self.row_len).filter(|&i| trusted(i)).map(|i| logits[i]).fold(f64::MIN, f64::max);
+        let weights = logits.iter().enumerate();
+        let weights: Vec<f64> = weights.map(|(i, x)| if trusted(i) { (x - most).exp() } else { 0.0 }).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|x| if sum > 0.0 { x / sum } else { 0.0 }).collect()
+    }
+
+    /// What must and what may be chosen of a row, in whole or in pairs.
+    fn expected(&self, row: usize, given: Given, wanted: f64, counts: bool, everything: bool) -> Vec<(bool, bool)> {
+        let weights = self.weights(row, given);
+        let weigh = |i: usize| if counts { 1.0 } else { weights[i] };
+        let trusted = |i: &usize| self.trusts(row, *i, given);
+        let first = |i: &usize| given.kept_first && self.keeps(row, *i, given);
+        let mut reached: f64 = (0..self.row_len).filter(trusted).filter(first).map(weigh).sum();
+        let rounding = if counts { 0.0 } else { ROUNDING * weights.iter().sum::<f64>() };
+        let mut order: Vec<usize> = (0..self.row_len).filter(trusted).filter(|i| !first(i)).collect();
+        order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
+        let whole = everything || (given.whole && self.whole[row] != 0);
+        let anyway = |i| self.keeps(row, i, given) || (self.seen(row, i, given) && (whole || !trusted(&i)));
+        let mut chosen: Vec<(bool, bool)> = (0..self.row_len).map(|i| (anyway(i), anyway(i))).collect();
+        let asked = !given.asked || self.asked[row] != 0;
+        // Equal entries, up to rounding, are chosen together.
+        let equal = |a: &usize, b: &usize| weights[*b] >= weights[*a] * (1.0 - ROUNDING);
+        for ties in order.chunk_by(equal).filter(|ties| asked && (counts || weights[ties[0]] > 0.0)) {
+            for &i in ties {
+                chosen[i].0 |= reached < wanted - rounding;
+                chosen[i].1 |= reached < wanted + rounding && wanted > 0.0;
+            }
+            reached += ties.iter().map(|&i| weigh(i)).sum::<f64>();
+        }
+        let either = |pair: &[(bool, bool)]| pair.iter().fold((false, false), |a, b| (a.0 || b.0, a.1 || b.1));
+        if given.in_pairs { chosen.chunks(2).map(either).collect() } else { chosen }
+    }
+
+    fn check(&self, device: &Device, given: Given) {
+        let (rows, row_len) = (self.rows, self.row_len);
+        let on_gpu = |data: &[f32]| Tensor::from_slice(data, (rows, row_len), device).unwrap();
+        let bytes = |data: &[u8], width| Tensor::from_slice(data, (rows, width), device).unwrap();
+        let scores = if given.softmax { on_gpu(&self.logits()) } else { on_gpu(&self.scores) };
+        let bounds = Tensor::from_slice(&self.bounds, (rows, 4), device).unwrap();
+        let (trusted, kept) = (bytes(&self.trusted, row_len), bytes(&self.kept, row_len));
+        let (whole, asked) = (bytes(&self.whole, 1), bytes(&self.asked, 1));
+        let choice = RowChoice {
+            softmax: given.softmax.then_some(SCALE),
+            bounds: given.bounds.then_some(&bounds),
+            trusted: given.trusted.then_some(&trusted),
+            kept: given.kept.then_some(&kept),
+            kept_first: given.kept_first,
+            whole: given.whole.then_some(&whole),
+            asked: given.asked.then_some(&asked),
+            in_pairs: given.in_pairs,
+        };
+        let shares: Vec<f64> = (0..rows).map(|row| [0.9, 0.3, 1.0, 0.98][row % 4]).collect();
+        let counts: Vec<f32> = (0..rows).map(|row| (row * row_len / rows.max(2) + row % 2) as f32).collect();
+        let by_row = Tensor::from_slice(&counts, (rows, 1), device).unwrap();
+        for wanted in [Wanted::Shares(&shares), Wanted::Counts(&by_row)] {
+            let mask = choice.choose(&scores, wanted).unwrap();
+            assert_eq!(f64s(&choice.choose(&scores, wanted).unwrap().to_dtype(DType::F32).unwrap()).len(), {
+                rows * if given.in_pairs { row_len.div_ceil(2) } else { row_len }
+            });
+            let by_count = matches!(wanted, Wanted::Counts(_));
+            for (row, mask) in mask.to_vec2::<u8>().unwrap().iter().enumerate() {
+                let sum: f64 = self.weights(row, given).iter().sum();
+                let wanted = if by_count { f64::from(counts[row]) } else { shares[row] * sum };
+                let expected = self.expected(row, given, wanted, by_count, !by_count && shares[row] >= 1.0);
+                for (column, (&got, (must, may))) in mask.iter().zip(expected).enumerate() {
+                    assert!(
+                        got <= 1 && (got != 0 || !must) && (got == 0 || may),
+                        "{given:?}, by count {by_count}: row {row} of {row_len}, column {column}: {got}, not {must} to {may}"
+                    );
+                }
+            }
+        }
+    }
+
+    fn check_softmax(&self, device: &Device, given: Given) {
+        let given = Given { softmax: true, trusted: false, ..given };
+        let scores = Tensor::from_slice(&self.logits(), (self.rows, self.row_len), device).unwrap();
+        let bounds = Tensor::from_slice(&self.bounds, (self.rows, 4), device).unwrap();
+        let got = row_softmax(&scores, SCALE, given.bounds.then_some(&bounds)).unwrap();
+        for (row, got) in f64s(&got).chunks_exact(self.row_len).enumerate() {
+            for (got, expected) in got.iter().zip(self.weights(row, given)) {
+                assert!((got - expected).abs() <= ROUNDING * expected + 1e-12, "{row}: {got} for {expected}");
+            }
+        }
+    }
+}
+
+/// Operands are given to rows by their leading dimensions.
+fn broadcast(device: &Device) {
+    let dims = (2, 3, 40, 130);
+    let scores = Tensor::from_vec(noise(2 * 3 * 40 * 130, 3), dims, device).unwrap();
+    let bits = |len: usize, seed| noise(len, seed).into_iter().map(|x| u8::from(x > 0.0)).collect::<Vec<_>>();
+    let trusted = Tensor::from_vec(bits(3 * 130, 1), (1, 3, 1, 130), device).unwrap();
+    let kept = Tensor::from_vec(bits(40 * 130, 2), (40, 130), device).unwrap();
+    let whole = Tensor::from_vec(bits(6 * 40, 3), (2, 3, 40, 1), device).unwrap();
+    let asked = Tensor::from_vec(bits(6, 4), (2, 3, 1, 1), device).unwrap();
+    let bounds = Tensor::from_iter((0..40u32).flat_map(|row| [3 * row + 5, 2, row, row + 1]), device).unwrap();
+    let bounds = bounds.reshape((40, 4)).unwrap();
+    let spread = |x: &Tensor, width: usize| {
+        let x = x.broadcast_as((2, 3, 40, width)).unwrap().contiguous().unwrap();
+        x.reshape((240, width)).unwrap()
+    };
+    let spread_out = [&trusted, &kept].map(|x| spread(x, 130));
+    let [whole_rows, asked_rows] = [&whole, &asked].map(|x| spread(x, 1));
+    let bounds_rows = spread(&bounds, 4);
+    let choice = RowChoice {
+        softmax: Some(20.0),
+        bounds: Some(&bounds),
+        trusted: Some(&trusted),
+        kept: Some(&kept),
+        whole: Some(&whole),
+        asked: Some(&asked),
+        ..RowChoice::default()
+    };
+    let by_row = RowChoice {
+        bounds: Some(&bounds_rows),
+        trusted: Some(&spread_out[0]),
+        kept: Some(&spread_out[1]),
+        whole: Some(&whole_rows),
+        asked: Some(&asked_rows),
+        ..choice
+    };
+    let shares = [0.5, 0.9];
+    let together = choice.choose(&scores, Wanted::Shares(&shares)).unwrap();
+    let apart = by_row.choose(&scores.reshape((240, 130)).unwrap(), Wanted::Shares(&shares)).unwrap();
+    let flat = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<u8>().unwrap();
+    assert_eq!(flat(&together), flat(&apart));
+    // A view that begins at an odd place is copied.
+    let narrowed = scores.flatten_to(2).unwrap().narrow(0, 1, 239).unwrap();
+    let by_row = RowChoice { softmax: Some(20.0), ..RowChoice::default() };
+    let all = by_row.choose(&scores.flatten_to(2).unwrap(), Wanted::Shares(&[0.7])).unwrap();
+    let tail = by_row.choose(&narrowed, Wanted::Shares(&[0.7])).unwrap();
+    assert_eq!(flat(&all)[130..], flat(&tail)[..]);
+    let refused = RowChoice { kept: Some(&trusted.narrow(3, 0, 129).unwrap()), ..RowChoice::default() };
+    assert!(refused.choose(&scores, Wanted::Shares(&[0.7])).is_err());
+    assert!(by_row.choose(&scores, Wanted::Shares(&[0.7; 7])).is_err());
+}
+
+pub fn cases(runner: &mut Runner) {
+    for (dtype, head_dim) in [(DType::BF16, 128), (DType::F16, 64)] {
+        for memory in [Memory::Contiguous, Memory::HeadsFirst, Memory::Narrowed, Memory::DimFirst, Memory::Unaligned] {
+            runner.case(&format!("selection pools {dtype:?} {head_dim} {memory:?}"), |runner| {
+                let sizes = Sizes { batch: 2, heads: [2, 2], q_len: 700, k_len: 700, head_dim };
+                let problem = Problem::new(&runner.device, sizes, dtype, memory, 1.0);
+                for (offset, block) in
+                    [(0, 128), (0, 64), (100, 128), (90, 64), (4_000_000_000, 128), (3, 1), (5, 9000)]
+                {
+                    pooled(&problem, offset, block, false);
+                    pooled(&problem, offset, block, true);
+                }
+            });
+        }
+    }
+    let plain = Given::default();
+    let all = Given {
+        softmax: true,
+        bounds: true,
+        trusted: true,
+        kept: true,
+        kept_first: false,
+        whole: true,
+        asked: true,
+        in_pairs: true,
+    };
+    for (rows, row_len) in
+        [(500, 1), (300, 257), (70, 1024), (40, 2048), (40, 2049), (10, 5000), (9, 8192), (8, 8193), (4, 300_001)]
+    {
+        runner.case(&format!("selection chooses from rows of {row_len}"), |runner| {
+            let rows = Rows::new(rows, row_len);
+            let each = [
+                plain,
+                Given { softmax: true, ..plain },
+                Given { bounds: true, ..plain },
+                Given { trusted: true, ..plain },
+                Given { kept: true, ..plain },
+                Given { kept: true, kept_first: true, bounds: true, ..plain },
+                Given { whole: true, asked: true, ..plain },
+                Given { in_pairs: true, ..plain },
+                all,
+                Given { kept_first: true, in_pairs: false, ..all },
+            ];
+            each.into_iter().for_each(|given| rows.check(&runner.device, given));
+            rows.check_softmax(&runner.device, plain);
+            rows.check_softmax(&runner.device, Given { bounds: true, ..plain });
+        });
+    }
+    runner.case("selection broadcasts its operands", |runner| broadcast(&runner.device));
+}
