@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn rows_are_chosen_whole_or_not_at_all() {
-        let scores = Tensor::cat(&[tensor(&[0.5f32, 0.3, 0.2]); 3], 0).unwrap();
+        let scores = tensor(&[0.5f32, 0.3, 0.2]).repeat((3, 1)).unwrap();
         let by_row = |rows: &[u8]| Tensor::new(rows, &Device::Cpu).unwrap().unsqueeze(1).unwrap();
         let (whole, asked) = (by_row(&[0, 1, 0]), by_row(&[1, 1, 0]));
         let choice = RowChoice { whole: Some(&whole), asked: Some(&asked), ..RowChoice::default() };
