@@ -157,8 +157,15 @@ impl Rows {
         // Equal entries, up to rounding, are chosen together.
         let equal = |a: &usize, b: &usize| weights[*b] >= weights[*a] * (1.0 - ROUNDING);
         for ties in order.chunk_by(equal).filter(|ties| asked && (counts || weights[ties[0]] > 0.0)) {
+            // Of those that are equal but for rounding the last may be left out.
+            let before_last = match ties {
+                [first, .., last] if weights[*first] != weights[*last] => {
+                    ties[1..].iter().map(|&i| weigh(i)).sum::<f64>()
+                }
+                _ => 0.0,
+            };
             for &i in ties {
-                chosen[i].0 |= reached < wanted - rounding;
+                chosen[i].0 |= reached + before_last < wanted - rounding;
                 chosen[i].1 |= reached < wanted + rounding && wanted > 0.0;
             }
             reached += ties.iter().map(|&i| weigh(i)).sum::<f64>();

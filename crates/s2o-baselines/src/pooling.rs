@@ -52,11 +52,13 @@ pub(crate) fn alike_blocks(
     Ok((pooled.narrow(3, 0, dim)?.contiguous()?, pooled.narrow(3, dim, 1)?.squeeze(3)?.contiguous()?))
 }
 
-/// The mean of all tokens of `x` `(batch, len, heads, head_dim)`: `(batch, heads, head_dim)` of f32, by those of blocks.
-pub(crate) fn mean_token(x: &Tensor, block: usize) -> Result<Tensor, BaselineError> {
+/// The mean of all tokens of `x` `(batch, len, heads, head_dim)`: `(batch, heads, head_dim)` of f32.
+pub(crate) fn mean_token(x: &Tensor) -> Result<Tensor, BaselineError> {
+    /// By the means of as many tokens: a few blocks of threads for each multiprocessor at 32K.
+    const BLOCK: usize = 512;
     let (batch, len, heads, _) = x.dims4()?;
-    let means = block_means(x, 0, block)?;
-    let shares = (0..len).step_by(block).map(|start| (block.min(len - start) as f64 / len as f64) as f32);
+    let means = block_means(x, 0, BLOCK)?;
+    let shares = (0..len).step_by(BLOCK).map(|start| (BLOCK.min(len - start) as f64 / len as f64) as f32);
     let shares = Tensor::from_iter(shares, x.device())?;
     let shares = shares.broadcast_as((batch, heads, 1, shares.elem_count()))?.contiguous()?;
     Ok(shares.matmul(&means)?.squeeze(2)?)

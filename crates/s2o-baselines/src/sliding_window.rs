@@ -48,10 +48,10 @@ impl BlockSelector for SlidingWindow {
         let mask = bands(&shape, BLOCK_Q, q.device(), |query_block| {
             // The block's first query reaches back farthest.
             let oldest = (query_block * BLOCK_Q + 1).saturating_sub(window);
-            Bands { sink, window: oldest / BLOCK_Q..query_block + 1 }
+            Bands { sink: sink.min(query_block + 1), window: oldest / BLOCK_Q..query_block + 1 }
         })?;
         let (rows, blocks) = mask.dims2()?;
         let mask = mask.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?;
-        Ok(BlockMask::new(&mask.contiguous()?, &shape, BLOCK_Q)?.into_keys()?.into())
+        Ok(BlockMask::within_diagonal(mask.contiguous()?, BLOCK_Q).into_keys()?.into())
     }
 }
