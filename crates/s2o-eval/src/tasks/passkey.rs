@@ -1,4 +1,5 @@
-//! Prompts in needle-7m's own words, made by [`s2o_models::passkey`].
+//! Prompts in needle-7m's own words, made by [`s2o_models::passkey`], scored as InfiniteBench scores pass keys and numbers:
+//! a method that finds the digits and words the sentence otherwise has found them.
 
 use rand::RngExt;
 use s2o_models::ModelError;
@@ -11,7 +12,7 @@ use super::{Item, ItemSpec};
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
 
-/// Seven digits, a space and the full stop that ends the answer, with room for tokenizers that cut otherwise.
+/// Seven digits and a few words around them, with room for tokenizers that cut otherwise.
 const MAX_NEW_TOKENS: usize = 24;
 
 /// # Errors
@@ -39,7 +40,7 @@ fn item(name: &'static str, spec: &ItemSpec, prompt: Result<PasskeyPrompt, Model
     // The question is followed by the beginning of its answer.
     let answer_prefix = text.split_off(text.rfind('?').map_or(text.len(), |mark| mark + 1));
     let draft = Draft { prompt: text, answer_prefix, references: vec![answer] };
-    Ok(Item::generated(name, spec, draft, MAX_NEW_TOKENS, Scorer::FirstSentence))
+    Ok(Item::generated(name, spec, draft, MAX_NEW_TOKENS, Scorer::FirstInteger))
 }
 
 #[cfg(test)]
