@@ -4,8 +4,9 @@
 //! query block. [`BlockSparse`] makes an [`candle_s2o::Attention`] of it; one executor
 //! ([`candle_s2o::block_sparse_attn`]) computes them all, and one rule counts their density.
 //!
-//! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once; on CUDA the
-//! means of blocks and the choices from rows of scores are kernels. The choice itself stays there too ([`Keys`]).
+//! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once; on CUDA what
+//! reads whole tensors (means of blocks, the attention of the last queries, antidiagonals, reordered keys) and the choices
+//! from rows of scores are kernels. The choice itself stays there too ([`Keys`]).
 
 mod antidiagonal;
 mod attention;
