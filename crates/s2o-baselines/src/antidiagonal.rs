@@ -8,6 +8,7 @@ use candle_s2o::BLOCK_Q;
 use crate::LARGEST_INTERMEDIATE;
 use crate::attention::shape_of;
 use crate::error::BaselineError;
+#[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::pooling::masked_softmax;
 
@@ -132,13 +133,14 @@ impl Antidiagonals {
         let queries = queries.reshape((kv_heads, heads / kv_heads * rows.len(), width))?;
         let products = queries.matmul(&keys.narrow(1, 0, columns)?.transpose(1, 2)?)?;
         let products = products.reshape((heads, rows.len(), columns))?;
-        let (key_blocks, scale) = (key_strides / per_block, self.scale / self.stride as f32);
-        if let Some(scores) = gpu::stride_shares(&products, &limits, per_block, key_blocks, scale)? {
+        let (key_blocks, scale) = (key_strides / per_block, f64::from(self.scale) / self.stride as f64);
+        #[cfg(feature = "cuda")]
+        if let Some(scores) = gpu::stride_shares(&products, &limits, per_block, key_blocks, scale as f32)? {
             return Ok(scores);
         }
         let limits = limits.reshape((rows.len(), 1))?;
         let seen = Tensor::arange(0, columns as u32, device)?.reshape((1, columns))?.broadcast_lt(&limits)?;
-        let products = (products.to_dtype(DType::F32)? * (f64::from(self.scale) / self.stride as f64))?;
+        let products = (products.to_dtype(DType::F32)? * scale)?;
         let weights = masked_softmax(&products, &seen)?;
         let by_block = (heads, blocks.len(), per_block, columns / per_block, per_block);
         let scores = weights.reshape(by_block)?.sum((2, 4))?;
@@ -149,6 +151,7 @@ impl Antidiagonals {
     /// behind it, becomes `(heads, strides, stride * head_dim)`; in their own type on a GPU, as the published code
     /// multiplies them, in f32 on the CPU.
     fn strides(&self, x: &Tensor, missing: [usize; 2], backwards: bool) -> Result<Tensor, BaselineError> {
+        #[cfg(feature = "cuda")]
         if let Some(strides) = gpu::token_strides(x, self.stride, missing, backwards)? {
             return Ok(strides);
         }

@@ -6,6 +6,7 @@ use candle_s2o::{AttnShape, BLOCK_Q};
 use crate::LARGEST_INTERMEDIATE;
 use crate::attention_rows::attention_rows;
 use crate::error::BaselineError;
+#[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::selector::Reordered;
 
@@ -48,6 +49,7 @@ impl KeyOrder {
 
     /// Keys and values in this order, and behind them as they were.
     pub(crate) fn apply(&self, k: &Tensor, v: &Tensor) -> Result<Reordered, BaselineError> {
+        #[cfg(feature = "cuda")]
         if let Some([k, v]) = gpu::reorder_keys(k, v, &self.positions)? {
             return Ok(Reordered { k, v });
         }
@@ -78,6 +80,7 @@ pub(crate) fn attention_of_last_block(
     shape: &AttnShape,
     scale: f32,
 ) -> Result<Tensor, BaselineError> {
+    #[cfg(feature = "cuda")]
     if let Some(attention) = gpu::attention_by_key(q, k, scale, BLOCK_Q)? {
         return Ok(attention);
     }

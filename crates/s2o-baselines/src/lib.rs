@@ -15,7 +15,7 @@ mod bounds;
 mod config_file;
 mod error;
 mod flexprefill;
-#[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
+#[cfg(feature = "cuda")]
 mod gpu;
 mod head_pattern;
 mod key_order;

@@ -7,6 +7,7 @@ use candle_s2o::{AttnShape, BLOCK_Q, query_blocks};
 
 use crate::attention_rows::attention_rows;
 use crate::error::BaselineError;
+#[cfg(feature = "cuda")]
 use crate::gpu;
 
 /// How the last queries of a call share out their attention, each `(batch, num_heads, k_len)` of f32 with sum 1 (slashes
@@ -21,6 +22,7 @@ pub(crate) struct LastQueries {
 impl LastQueries {
     /// From the last `count` queries of the call, or as many as it has.
     pub fn of(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32, count: usize) -> Result<Self, BaselineError> {
+        #[cfg(feature = "cuda")]
         if let Some([verticals, slashes]) = gpu::attention_by_key_and_distance(q, k, scale, count)? {
             return Ok(Self { verticals, slashes });
         }
