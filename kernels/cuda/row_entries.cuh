@@ -81,8 +81,9 @@ struct Row {
         from = min(uint32_t(len), bounds.from);
         to = min(uint32_t(len), bounds.to);
         aligned = len % ROW_VECTOR == 0;
+        const bool asked = !p.asked || p.asked[entry_of(p.asked_of, row)] != 0;
         whole = (p.whole && p.whole[entry_of(p.whole_of, row)] != 0) ||
-                (p.left_out && !(p.left_out[entry_of(p.left_out_of, row)] > 0.f));
+                (asked && p.left_out && !(p.left_out[entry_of(p.left_out_of, row)] > 0.f));
     }
 };
 

@@ -57,10 +57,13 @@ fn columns(problem: &Problem, at_most: usize) -> (KeyColumns, Vec<Vec<u32>>) {
     let keys: Vec<u8> =
         (0..heads * shape.k_len()).map(|i| u8::from(chosen(i / shape.k_len(), i % shape.k_len())) * 5).collect();
     let keys = Tensor::from_vec(keys, (shape.batch(), shape.num_heads(), shape.k_len()), &Device::Cpu).unwrap();
-    let columns = KeyColumns { keys: keys.to_device(problem.on_gpu[0].device()).unwrap(), at_most };
+    // Behind another one: the view begins at an odd place.
+    let keys = Tensor::cat(&[&keys.narrow(0, 0, 1).unwrap(), &keys], 0).unwrap();
+    let keys = keys.to_device(problem.on_gpu[0].device()).unwrap().narrow(0, 1, shape.batch()).unwrap();
+    let columns = KeyColumns { keys, at_most };
     let taken = |head| {
         let keys = (0..shape.k_len()).filter(|&key| chosen(head, key)).map(|key| key as u32);
-        keys.take(at_most.next_multiple_of(BLOCK)).collect()
+        keys.take(at_most.min(shape.k_len()).next_multiple_of(BLOCK)).collect()
     };
     (columns, (0..heads).map(taken).collect())
 }
@@ -113,7 +116,7 @@ pub fn cases(runner: &mut Runner) {
                 if !causal {
                     return;
                 }
-                for at_most in [1, 500, k_len] {
+                for at_most in [1, 500, usize::MAX] {
                     let (columns, chosen) = columns(&problem, at_most);
                     problem.poison();
                     let out = block_mask_attn(q, k, v, problem.scale, causal, &mask, Some(&columns)).unwrap();

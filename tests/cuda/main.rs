@@ -18,7 +18,7 @@ mod gather;
 mod host;
 mod problem;
 mod ranking;
-mod selection_kernels;
+mod selection_queries;
 mod selection_rows;
 mod selectors;
 mod sparse;
@@ -83,8 +83,8 @@ fn main() -> ExitCode {
     let mut runner = Runner { device, stops_late, words, passed: 0, failed: Cell::new(0) };
     dense::cases(&mut runner);
     blocks::cases(&mut runner);
-    selection_kernels::cases(&mut runner);
     selection_rows::cases(&mut runner);
+    selection_queries::cases(&mut runner);
     selectors::cases(&mut runner);
     gather::cases(&mut runner);
     ranking::cases(&mut runner);

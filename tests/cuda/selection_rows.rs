@@ -1,293 +1,372 @@
-//! What methods choose keys by, kernel by kernel against plain loops on the host: the attention of the last queries, keys in
-//! another order, and antidiagonals.
+//! The kernels that selectors choose their blocks by, against plain loops in f64.
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::cuda::{
-    CudaError, attention_by_key, attention_by_key_and_distance, reorder_keys, stride_shares, token_strides,
-};
-use candle_s2o::{AttnError, BLOCK_Q};
-use s2o_baselines::antidiagonal_scores;
+use candle_s2o::cuda::{RowChoice, Wanted, block_pool, row_softmax};
 
 use crate::Runner;
 use crate::problem::{Memory, Problem, Sizes, noise};
 
-/// Fills and releases memory of `elements` of f32, for outputs to be put there: what is never written then shows.
-fn poison(device: &Device, elements: usize) {
-    Tensor::full(f32::NAN, elements, device).unwrap();
+fn f64s(x: &Tensor) -> Vec<f64> {
+    x.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f64::from).collect()
 }
 
-fn values(tensor: &Tensor) -> Vec<f32> {
-    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-}
-
-fn assert_close(what: &str, got: &[f32], want: &[f64], relative: f64, absolute: f64) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
-        let error = (f64::from(got) - want).abs();
-        assert!(error <= relative * want.abs() + absolute, "{what}, entry {i}: got {got}, expected {want}");
+/// Means and self-similarity of the keys of a problem, in blocks of `block` from position `offset` on.
+fn pooled(problem: &Problem, offset: usize, block: usize, centred: bool) {
+    let (on_cpu, on_gpu) = (&problem.on_cpu[1], &problem.on_gpu[1]);
+    let (batch, len, heads, dim) = on_cpu.dims4().unwrap();
+    let centre = Tensor::from_vec(noise(batch * heads * dim, 5), (batch, heads, dim), &Device::Cpu).unwrap();
+    let on_device = centre.to_device(on_gpu.device()).unwrap();
+    let pooled = block_pool(on_gpu, offset, block, centred.then_some(&on_device), true).unwrap();
+    let alone = block_pool(on_gpu, offset, block, centred.then_some(&on_device), false).unwrap();
+    let blocks = (offset + len).div_ceil(block) - offset / block;
+    assert_eq!(pooled.means.dims(), [batch, heads, blocks, dim]);
+    let (means, alike) = (f64s(&pooled.means), f64s(&pooled.alike.unwrap()));
+    assert_eq!(f64s(&alone.means), means, "with and without similarity");
+    let (x, centre) = (f64s(on_cpu), f64s(&centre));
+    for of_head in 0..batch * heads {
+        let (sequence, head) = (of_head / heads, of_head % heads);
+        for number in 0..blocks {
+            let start = ((offset / block + number) * block).saturating_sub(offset);
+            let end = ((offset / block + number + 1) * block - offset).min(len);
+            let (mut mean, mut unit) = (vec![0.0; dim], vec![0.0; dim]);
+            for token in start..end {
+                let at = ((sequence * len + token) * heads + head) * dim;
+                let shift = |d: usize| if centred { centre[of_head * dim + d] } else { 0.0 };
+                let token: Vec<f64> = (0..dim).map(|d| x[at + d] - shift(d)).collect();
+                let norm = token.iter().map(|x| x * x).sum::<f64>().sqrt();
+                for d in 0..dim {
+                    mean[d] += token[d] / (end - start) as f64;
+                    unit[d] += token[d] / norm / (end - start) as f64;
+                }
+            }
+            let at = of_head * blocks + number;
+            for d in 0..dim {
+                let error = (means[at * dim + d] - mean[d]).abs();
+                assert!(error < 1e-5, "head {of_head} block {number}: {error} off in {d}");
+            }
+            let error = (alike[at] - unit.iter().map(|x| x * x).sum::<f64>()).abs();
+            assert!(error < 1e-5, "head {of_head} block {number}: similarity {error} off");
+        }
     }
 }
 
-/// The weights of a softmax.
-fn softmax(logits: &[f64]) -> Vec<f64> {
-    let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let weights: Vec<f64> = logits.iter().map(|logit| (logit - most).exp()).collect();
-    let sum: f64 = weights.iter().sum();
-    weights.into_iter().map(|weight| weight / sum).collect()
+/// Rows of a choice and what is known of them, with everything on the host.
+struct Rows {
+    rows: usize,
+    row_len: usize,
+    scores: Vec<f32>,
+    bounds: Vec<u32>,
+    trusted: Vec<u8>,
+    kept: Vec<u8>,
+    whole: Vec<u8>,
+    asked: Vec<u8>,
 }
 
-/// The mean attention of the last `count` queries, by key and by distance.
-fn last_queries(problem: &Problem, count: usize) -> [Vec<f64>; 2] {
-    let shape = &problem.shape;
-    let (heads, kv_heads, dim, k_len) = (shape.num_heads(), shape.num_kv_heads(), shape.head_dim(), shape.k_len());
-    let [q, k, _] = &problem.host;
-    let rows = count.min(shape.q_len());
-    let mut sums = [vec![0.0; shape.batch() * heads * k_len], vec![0.0; shape.batch() * heads * k_len]];
-    for head in 0..shape.batch() * heads {
-        let (batch, kv_head) = (head / heads, shape.kv_head(head % heads));
-        for row in shape.q_len() - rows..shape.q_len() {
-            let query = &q[((batch * shape.q_len() + row) * heads + head % heads) * dim..][..dim];
-            let position = shape.kv_offset() + row;
-            let product = |key: usize| {
-                let key = &k[((batch * k_len + key) * kv_heads + kv_head) * dim..][..dim];
-                query.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>()
+/// Which of them are used.
+#[derive(Debug, Clone, Copy, Default)]
+struct Given {
+    softmax: bool,
+    bounds: bool,
+    trusted: bool,
+    kept: bool,
+    kept_first: bool,
+    whole: bool,
+    asked: bool,
+    in_pairs: bool,
+}
+
+const SCALE: f32 = 1.3;
+/// Sums of f32 are this far off.
+const ROUNDING: f64 = 1e-5;
+
+impl Rows {
+    /// Spread like a softmax, with zeros and equal entries.
+    fn new(rows: usize, row_len: usize) -> Self {
+        let draws = |len: usize, seed: u64| noise(len, seed + row_len as u64).into_iter().map(|x| x + 0.5);
+        let few = |len: usize, seed: u64, limit: f32| draws(len, seed).map(|x| u8::from(x < limit)).collect();
+        let scores = draws(rows * row_len, 1).enumerate().map(|(i, x)| match i % 11 {
+            0 => 0.0,
+            3 => 1.25,
+            _ => (x * 12.0).exp(),
+        });
+        let bounds = draws(rows, 2).zip(draws(rows, 3)).flat_map(|(seen, from)| {
+            let [seen, from] = [seen, from].map(|x| (x * (row_len + 1) as f32) as u32);
+            [seen, 1, from, from + 2]
+        });
+        Self {
+            rows,
+            row_len,
+            scores: scores.collect(),
+            bounds: bounds.collect(),
+            trusted: few(rows * row_len, 4, 0.6),
+            kept: few(rows * row_len, 5, 0.2),
+            whole: few(rows, 6, 0.2),
+            asked: few(rows, 7, 0.7),
+        }
+    }
+
+    /// The scores as the softmax takes them.
+    fn logits(&self) -> Vec<f32> {
+        self.scores.iter().map(|x| x.max(1e-3).ln()).collect()
+    }
+
+    fn seen(&self, row: usize, column: usize, given: Given) -> bool {
+        !given.bounds || column < self.bounds[4 * row] as usize
+    }
+
+    fn trusts(&self, row: usize, column: usize, given: Given) -> bool {
+        self.seen(row, column, given) && (!given.trusted || self.trusted[row * self.row_len + column] != 0)
+    }
+
+    fn keeps(&self, row: usize, column: usize, given: Given) -> bool {
+        let [_, sink, from, to] = std::array::from_fn(|i| self.bounds[4 * row + i] as usize);
+        let in_bounds = given.bounds && (column < sink || (from..to).contains(&column));
+        self.seen(row, column, given) && (in_bounds || (given.kept && self.kept[row * self.row_len + column] != 0))
+    }
+
+    fn asks(&self, row: usize, given: Given) -> bool {
+        !given.asked || self.asked[row] != 0
+    }
+
+    /// What the entries of a row weigh, 0 where hidden.
+    fn weights(&self, row: usize, given: Given) -> Vec<f64> {
+        let of_row = row * self.row_len..(row + 1) * self.row_len;
+        let trusted = |column: usize| self.trusts(row, column, given);
+        if !given.softmax {
+            let scores = self.scores[of_row].iter().enumerate();
+            return scores.map(|(column, &x)| if trusted(column) { f64::from(x) } else { 0.0 }).collect();
+        }
+        let logits: Vec<f64> = self.logits()[of_row].iter().map(|&x| f64::from(x) * f64::from(SCALE)).collect();
+        let most = (0..self.row_len).filter(|&i| trusted(i)).map(|i| logits[i]).fold(f64::MIN, f64::max);
+        let weights = logits.iter().enumerate();
+        let weights: Vec<f64> = weights.map(|(i, x)| if trusted(i) { (x - most).exp() } else { 0.0 }).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|x| if sum > 0.0 { x / sum } else { 0.0 }).collect()
+    }
+
+    /// What must and what may be chosen of a row, in whole or in pairs.
+    fn expected(&self, row: usize, given: Given, wanted: f64, counts: bool, everything: bool) -> Vec<(bool, bool)> {
+        let weights = self.weights(row, given);
+        let weigh = |i: usize| if counts { 1.0 } else { weights[i] };
+        let trusted = |i: &usize| self.trusts(row, *i, given);
+        let first = |i: &usize| given.kept_first && self.keeps(row, *i, given);
+        let mut reached: f64 = (0..self.row_len).filter(trusted).filter(first).map(weigh).sum();
+        let rounding = if counts { 0.0 } else { ROUNDING * weights.iter().sum::<f64>() };
+        let mut order: Vec<usize> = (0..self.row_len).filter(trusted).filter(|i| !first(i)).collect();
+        order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
+        let whole = everything || (given.whole && self.whole[row] != 0);
+        let anyway = |i| self.keeps(row, i, given) || (self.seen(row, i, given) && (whole || !trusted(&i)));
+        let mut chosen: Vec<(bool, bool)> = (0..self.row_len).map(|i| (anyway(i), anyway(i))).collect();
+        let asked = self.asks(row, given);
+        // Equal entries, up to rounding, are chosen together.
+        let equal = |a: &usize, b: &usize| weights[*b] >= weights[*a] * (1.0 - ROUNDING);
+        for ties in order.chunk_by(equal).filter(|ties| asked && (counts || weights[ties[0]] > 0.0)) {
+            // Of those that are equal but for rounding the last may be left out.
+            let before_last = match ties {
+                [first, .., last] if weights[*first] != weights[*last] => {
+                    ties[1..].iter().map(|&i| weigh(i)).sum::<f64>()
+                }
+                _ => 0.0,
             };
-            let logits: Vec<f64> = (0..=position).map(|key| product(key) * f64::from(problem.scale)).collect();
-            for (key, weight) in softmax(&logits).into_iter().enumerate() {
-                sums[0][head * k_len + key] += weight / rows as f64;
-                sums[1][head * k_len + position - key] += weight / rows as f64;
+            for &i in ties {
+                chosen[i].0 |= reached + before_last < wanted - rounding;
+                chosen[i].1 |= reached < wanted + rounding && wanted > 0.0;
+            }
+            reached += ties.iter().map(|&i| weigh(i)).sum::<f64>();
+        }
+        let either = |pair: &[(bool, bool)]| pair.iter().fold((false, false), |a, b| (a.0 || b.0, a.1 || b.1));
+        if given.in_pairs { chosen.chunks(2).map(either).collect() } else { chosen }
+    }
+
+    fn check(&self, device: &Device, given: Given) {
+        let (rows, row_len) = (self.rows, self.row_len);
+        let on_gpu = |data: &[f32]| Tensor::from_slice(data, (rows, row_len), device).unwrap();
+        let bytes = |data: &[u8], width| Tensor::from_slice(data, (rows, width), device).unwrap();
+        let scores = if given.softmax { on_gpu(&self.logits()) } else { on_gpu(&self.scores) };
+        let bounds = Tensor::from_slice(&self.bounds, (rows, 4), device).unwrap();
+        let (trusted, kept) = (bytes(&self.trusted, row_len), bytes(&self.kept, row_len));
+        let (whole, asked) = (bytes(&self.whole, 1), bytes(&self.asked, 1));
+        let choice = RowChoice {
+            softmax: given.softmax.then_some(SCALE),
+            bounds: given.bounds.then_some(&bounds),
+            trusted: given.trusted.then_some(&trusted),
+            kept: given.kept.then_some(&kept),
+            kept_first: given.kept_first,
+            whole: given.whole.then_some(&whole),
+            asked: given.asked.then_some(&asked),
+            in_pairs: given.in_pairs,
+        };
+        let shares: Vec<f64> = (0..rows).map(|row| [0.9, 0.3, 1.0, 0.98][row % 4]).collect();
+        let counts: Vec<f32> = (0..rows).map(|row| (row * row_len / rows.max(2) + row % 2) as f32).collect();
+        let by_row = Tensor::from_slice(&counts, (rows, 1), device).unwrap();
+        for wanted in [Wanted::Shares(&shares), Wanted::Counts(&by_row)] {
+            let mask = choice.choose(&scores, wanted).unwrap().to_vec2::<u8>().unwrap();
+            let width = if given.in_pairs { row_len.div_ceil(2) } else { row_len };
+            assert!(mask.len() == rows && mask.iter().all(|row| row.len() == width), "{given:?}");
+            // In memory that held something else.
+            drop(Tensor::full(7u8, (rows, width), device).unwrap());
+            let again = choice.choose(&scores, wanted).unwrap().to_vec2::<u8>().unwrap();
+            assert!(again == mask, "{given:?}: two runs choose differently");
+            let by_count = matches!(wanted, Wanted::Counts(_));
+            for (row, mask) in mask.iter().enumerate() {
+                let sum: f64 = self.weights(row, given).iter().sum();
+                let wanted = if by_count { f64::from(counts[row]) } else { shares[row] * sum };
+                let expected = self.expected(
+                    row,
+                    given,
+                    wanted,
+                    by_count,
+                    !by_count && shares[row] >= 1.0 && self.asks(row, given),
+                );
+                for (column, (&got, (must, may))) in mask.iter().zip(expected).enumerate() {
+                    assert!(
+                        got <= 1 && (got != 0 || !must) && (got == 0 || may),
+                        "{given:?}, by count {by_count}: row {row} of {row_len}, column {column}: {got}, not {must} to {may}"
+                    );
+                }
             }
         }
     }
-    sums
-}
 
-fn last_query_cases(runner: &mut Runner) {
-    for (batch, heads, q_len, k_len, head_dim, dtype, memory, count) in [
-        (1, [2, 1], 1000, 1000, 128, DType::BF16, Memory::Contiguous, 128),
-        (2, [4, 2], 517, 2048, 64, DType::F16, Memory::HeadsFirst, 64),
-        (2, [4, 1], 300, 1111, 128, DType::F16, Memory::Narrowed, 128),
-        (1, [3, 3], 40, 777, 64, DType::BF16, Memory::DimFirst, 128),
-        (1, [2, 2], 129, 129, 128, DType::BF16, Memory::Unaligned, 64),
-        (1, [2, 1], 1, 1, 64, DType::BF16, Memory::Contiguous, 64),
-        (1, [2, 1], 1, 64, 128, DType::F16, Memory::Contiguous, 128),
-        (1, [1, 1], 65, 65, 64, DType::F16, Memory::Contiguous, 65),
-        // Several parts of the keys.
-        (1, [2, 1], 200, 20_000, 128, DType::BF16, Memory::Contiguous, 128),
-        (1, [8, 4], 9000, 9000, 64, DType::BF16, Memory::HeadsFirst, 17),
-    ] {
-        let name = format!("selection last {count} of {q_len} of {k_len} {heads:?} D{head_dim} {dtype:?} {memory:?}");
-        runner.case(&name, |runner| {
-            let sizes = Sizes { batch, heads, q_len, k_len, head_dim };
-            let problem = Problem::new(&runner.device, sizes, dtype, memory, 8.0);
-            let [q, k, _] = &problem.on_gpu;
-            let [by_key, by_distance] = last_queries(&problem, count);
-            let run = || {
-                poison(&runner.device, by_key.len());
-                poison(&runner.device, by_key.len());
-                attention_by_key_and_distance(q, k, problem.scale, count).unwrap()
-            };
-            let [keys, distances] = run();
-            assert_eq!([keys.dims(), distances.dims()], [[batch, heads[0], k_len]; 2]);
-            assert_close("by key", &values(&keys), &by_key, 1e-4, 1e-9);
-            assert_close("by distance", &values(&distances), &by_distance, 1e-4, 1e-9);
-            let again = run();
-            assert!(values(&again[0]) == values(&keys) && values(&again[1]) == values(&distances), "other bits");
-            poison(&runner.device, by_key.len());
-            let alone = attention_by_key(q, k, problem.scale, count).unwrap();
-            assert!(values(&alone) == values(&keys), "without distances: other bits");
-        });
-    }
-}
-
-fn order_cases(runner: &mut Runner) {
-    for (batch, heads, order_heads, k_len, head_dim, before, memory) in [
-        (1, [4, 2], 4, 1000, 128, 768, Memory::Contiguous),
-        (2, [4, 2], 2, 517, 64, 512, Memory::HeadsFirst),
-        (2, [6, 2], 6, 300, 128, 256, Memory::Narrowed),
-        (1, [2, 1], 2, 257, 64, 128, Memory::DimFirst),
-        (1, [3, 3], 3, 130, 40, 128, Memory::Contiguous),
-    ] {
-        runner.case(&format!("selection {before} of {k_len} keys reordered D{head_dim} {memory:?}"), |runner| {
-            let sizes = Sizes { batch, heads, q_len: 1, k_len, head_dim };
-            let problem = Problem::new(&runner.device, sizes, DType::BF16, memory, 1.0);
-            let [_, k, v] = &problem.on_gpu;
-            let order: Vec<u32> =
-                (0..batch * order_heads * before).map(|i| ((i * 37 + i / before * 11) % k_len) as u32).collect();
-            let positions = Tensor::from_slice(&order, (batch, order_heads, before), &runner.device).unwrap();
-            let len = before + k_len;
-            let [k, v] = reorder_keys(k, v, &positions).unwrap();
-            for (what, got, source) in [("keys", k, &problem.host[1]), ("values", v, &problem.host[2])] {
-                assert_eq!(got.dims(), [batch, len, order_heads, head_dim], "{what}");
-                assert!(got.is_contiguous());
-                let got = values(&got);
-                for (i, got) in got.chunks_exact(head_dim).enumerate() {
-                    let (sequence, row, head) = (i / order_heads / len, i / order_heads % len, i % order_heads);
-                    let from = match row.checked_sub(before) {
-                        Some(natural) => natural,
-                        None => order[(sequence * order_heads + head) * before + row] as usize,
-                    };
-                    let kv_head = head * heads[1] / order_heads;
-                    let want = &source[((sequence * k_len + from) * heads[1] + kv_head) * head_dim..][..head_dim];
-                    assert!(got == want, "{what}: sequence {sequence}, row {row}, head {head}");
-                }
+    fn check_softmax(&self, device: &Device, given: Given) {
+        let given = Given { softmax: true, trusted: false, ..given };
+        let scores = Tensor::from_slice(&self.logits(), (self.rows, self.row_len), device).unwrap();
+        let bounds = Tensor::from_slice(&self.bounds, (self.rows, 4), device).unwrap();
+        let got = row_softmax(&scores, SCALE, given.bounds.then_some(&bounds)).unwrap();
+        for (row, got) in f64s(&got).chunks_exact(self.row_len).enumerate() {
+            for (got, expected) in got.iter().zip(self.weights(row, given)) {
+                assert!((got - expected).abs() <= ROUNDING * expected + 1e-12, "{row}: {got} for {expected}");
             }
-        });
-    }
-    runner.case("selection keys of positions that are not there", |runner| {
-        let sizes = Sizes { batch: 1, heads: [1, 1], q_len: 1, k_len: 10, head_dim: 64 };
-        let problem = Problem::new(&runner.device, sizes, DType::F16, Memory::Contiguous, 1.0);
-        let [_, k, v] = &problem.on_gpu;
-        let positions = Tensor::new(&[[[u32::MAX, 10, 3]]], &runner.device).unwrap();
-        let [reordered, _] = reorder_keys(k, v, &positions).unwrap();
-        let row = |x: &Tensor, row: usize| values(&x.narrow(1, row, 1).unwrap());
-        for (at, from) in [(0, 9), (1, 9), (2, 3), (3, 0), (12, 9)] {
-            assert!(row(&reordered, at) == row(k, from), "row {at}");
         }
-    });
-}
-
-fn stride_cases(runner: &mut Runner) {
-    for (len, heads, head_dim, stride, missing, memory) in [
-        (1000, [4, 2], 128, 16, [0, 24], Memory::Contiguous),
-        (104, [3, 3], 64, 16, [24, 0], Memory::HeadsFirst),
-        (300, [2, 1], 128, 128, [100, 112], Memory::Narrowed),
-        (77, [2, 2], 64, 8, [3, 0], Memory::DimFirst),
-        (50, [1, 1], 24, 1, [0, 0], Memory::Contiguous),
-    ] {
-        runner.case(&format!("selection {len} tokens in strides of {stride} D{head_dim} {memory:?}"), |runner| {
-            let sizes = Sizes { batch: 2, heads, q_len: len, k_len: len, head_dim };
-            let problem = Problem::new(&runner.device, sizes, DType::F16, memory, 1.0);
-            let slots = missing[0] + len + missing[1];
-            for (backwards, sequence) in [(false, 0), (true, 1)] {
-                let x = problem.on_gpu[0].get(sequence).unwrap();
-                poison(&runner.device, heads[0] * slots * head_dim / 2);
-                let got = token_strides(&x, stride, missing, backwards).unwrap();
-                assert_eq!(got.dims(), [heads[0], slots / stride, stride * head_dim]);
-                for (i, got) in values(&got).chunks_exact(head_dim).enumerate() {
-                    let (head, slot) = (i / slots, i % slots);
-                    let inside = if backwards { stride - 1 - slot % stride } else { slot % stride };
-                    let token = (slot / stride * stride + inside).checked_sub(missing[0]).filter(|&token| token < len);
-                    let from = token.map(|token| ((sequence * len + token) * heads[0] + head) * head_dim);
-                    match from {
-                        Some(from) => assert!(got == &problem.host[0][from..][..head_dim], "head {head}, slot {slot}"),
-                        None => assert!(got.iter().all(|&x| x == 0.0), "head {head}, slot {slot}"),
-                    }
-                }
-            }
-        });
-    }
-    for (heads, blocks, columns, key_blocks, per_block, dtype) in [
-        (3, 5, 40, 48, 8, DType::BF16),
-        (1, 2, 300, 300, 8, DType::F16),
-        (2, 3, 37, 37, 1, DType::F16),
-        (2, 3, 64, 70, 4, DType::BF16),
-        (1, 2, 9, 9, 16, DType::BF16),
-        (1, 1, 5, 6, 128, DType::F16),
-    ] {
-        runner.case(&format!("selection shares of {columns} blocks of {per_block} strides {dtype:?}"), |runner| {
-            let (rows, width) = (blocks * per_block, columns * per_block);
-            let scale = 0.5;
-            let wide = Tensor::from_vec(noise(heads * rows * width, 5), (heads, rows, width), &Device::Cpu).unwrap();
-            let products = (wide * 40.0).unwrap().to_dtype(dtype).unwrap();
-            let host = values(&products);
-            let limit = |row: usize| if row % 7 == 3 { 0 } else { (row * 31 + 1) % width + 1 };
-            let limits: Vec<u32> = (0..rows).map(|row| limit(row) as u32).collect();
-            let limits = Tensor::new(limits, &runner.device).unwrap();
-            let products = products.to_device(&runner.device).unwrap();
-            poison(&runner.device, heads * blocks * key_blocks);
-            let got = stride_shares(&products, &limits, per_block, key_blocks, scale).unwrap();
-            assert_eq!(got.dims(), [heads, blocks, key_blocks]);
-            let mut want = vec![0.0; heads * blocks * key_blocks];
-            for (i, row) in host.chunks_exact(width).enumerate() {
-                let logits: Vec<f64> =
-                    row[..limit(i % rows)].iter().map(|&x| f64::from(x) * f64::from(scale)).collect();
-                for (column, weight) in softmax(&logits).into_iter().enumerate() {
-                    want[i / per_block * key_blocks + column / per_block] += weight;
-                }
-            }
-            assert_close("shares", &values(&got), &want, 1e-4, 1e-9);
-        });
     }
 }
 
-fn antidiagonal_cases(runner: &mut Runner) {
-    for (batch, heads, q_len, k_len, head_dim, dtype, memory, stride) in [
-        (2, [4, 2], 1000, 1000, 128, DType::BF16, Memory::Contiguous, 16),
-        (1, [4, 1], 300, 1411, 64, DType::F16, Memory::HeadsFirst, 16),
-        (1, [2, 2], 129, 2000, 128, DType::F16, Memory::Narrowed, 8),
-        (1, [2, 1], 517, 517, 64, DType::BF16, Memory::DimFirst, 32),
-        (1, [2, 1], 200, 333, 64, DType::F16, Memory::Contiguous, 128),
-        (1, [2, 1], 200, 200, 40, DType::F16, Memory::Unaligned, 16),
-        // Parts of the queries.
-        (1, [2, 1], 9000, 9000, 64, DType::BF16, Memory::Contiguous, 16),
-        // Left to Candle.
-        (1, [2, 1], 300, 500, 64, DType::F32, Memory::HeadsFirst, 16),
-    ] {
-        let name = format!("selection antidiagonals {q_len} of {k_len} D{head_dim} {dtype:?} {memory:?} by {stride}");
-        runner.case(&name, |runner| {
-            let sizes = Sizes { batch, heads, q_len, k_len, head_dim };
-            let problem = Problem::new(&runner.device, sizes, dtype, memory, 16.0);
-            let ([cq, ck, _], [q, k, _]) = (&problem.on_cpu, &problem.on_gpu);
-            let want = antidiagonal_scores(cq, ck, stride, problem.scale).unwrap();
-            poison(&runner.device, want.elem_count());
-            let got = antidiagonal_scores(q, k, stride, problem.scale).unwrap();
-            assert_eq!(got.dims(), want.dims());
-            let want: Vec<f64> = values(&want).into_iter().map(f64::from).collect();
-            // The products are rounded to 16 bits.
-            assert_close("scores", &values(&got), &want, 0.03, 1e-6);
-            let again = antidiagonal_scores(q, k, stride, problem.scale).unwrap();
-            assert!(values(&again) == values(&got), "other bits");
-        });
-    }
-}
-
-fn refusals(device: &Device) {
-    let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, device).unwrap();
-    let keys_error = |error: AttnError| match error {
-        AttnError::Cuda(CudaError::Keys { name, got, .. }) => (name, got),
-        other => panic!("expected sizes that do not fit, got {other}"),
+/// Operands are given to rows by their leading dimensions.
+fn broadcast(device: &Device) {
+    let dims = (2, 3, 40, 130);
+    let scores = Tensor::from_vec(noise(2 * 3 * 40 * 130, 3), dims, device).unwrap();
+    let bits = |len: usize, seed| noise(len, seed).into_iter().map(|x| u8::from(x > 0.0)).collect::<Vec<_>>();
+    let trusted = Tensor::from_vec(bits(3 * 130, 1), (1, 3, 1, 130), device).unwrap();
+    let kept = Tensor::from_vec(bits(40 * 130, 2), (40, 130), device).unwrap();
+    let whole = Tensor::from_vec(bits(6 * 40, 3), (2, 3, 40, 1), device).unwrap();
+    let asked = Tensor::from_vec(bits(6, 4), (2, 3, 1, 1), device).unwrap();
+    let bounds = Tensor::from_iter((0..40u32).flat_map(|row| [3 * row + 5, 2, row, row + 1]), device).unwrap();
+    let bounds = bounds.reshape((40, 4)).unwrap();
+    let spread = |x: &Tensor, width: usize| {
+        let x = x.broadcast_as((2, 3, 40, width)).unwrap().contiguous().unwrap();
+        x.reshape((240, width)).unwrap()
     };
-    let x = zeros(&[1, 200, 2, 64], DType::BF16);
-    for count in [0, 129] {
-        assert_eq!(keys_error(attention_by_key(&x, &x, 0.1, count).unwrap_err()), ("last queries", count));
+    let spread_out = [&trusted, &kept].map(|x| spread(x, 130));
+    let [whole_rows, asked_rows] = [&whole, &asked].map(|x| spread(x, 1));
+    let bounds_rows = spread(&bounds, 4);
+    let choice = RowChoice {
+        softmax: Some(20.0),
+        bounds: Some(&bounds),
+        trusted: Some(&trusted),
+        kept: Some(&kept),
+        whole: Some(&whole),
+        asked: Some(&asked),
+        ..RowChoice::default()
+    };
+    let by_row = RowChoice {
+        bounds: Some(&bounds_rows),
+        trusted: Some(&spread_out[0]),
+        kept: Some(&spread_out[1]),
+        whole: Some(&whole_rows),
+        asked: Some(&asked_rows),
+        ..choice
+    };
+    let shares = [0.5, 0.9];
+    let together = choice.choose(&scores, Wanted::Shares(&shares)).unwrap();
+    let apart = by_row.choose(&scores.reshape((240, 130)).unwrap(), Wanted::Shares(&shares)).unwrap();
+    let flat = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<u8>().unwrap();
+    assert_eq!(flat(&together), flat(&apart));
+    // A view that begins at an odd place is copied.
+    let narrowed = scores.flatten_to(2).unwrap().narrow(0, 1, 239).unwrap();
+    let by_row = RowChoice { softmax: Some(20.0), ..RowChoice::default() };
+    let all = by_row.choose(&scores.flatten_to(2).unwrap(), Wanted::Shares(&[0.7])).unwrap();
+    let tail = by_row.choose(&narrowed, Wanted::Shares(&[0.7])).unwrap();
+    assert_eq!(flat(&all)[130..], flat(&tail)[..]);
+    let refused = RowChoice { kept: Some(&trusted.narrow(3, 0, 129).unwrap()), ..RowChoice::default() };
+    assert!(refused.choose(&scores, Wanted::Shares(&[0.7])).is_err());
+    assert!(by_row.choose(&scores, Wanted::Shares(&[0.7; 7])).is_err());
+}
+
+/// More long rows than are chosen from at a time.
+fn many_long_rows(device: &Device) {
+    let (rows, row_len) = (4100, 8193);
+    let scores = Tensor::from_vec(noise(rows * row_len, 5), (rows, row_len), device).unwrap().abs().unwrap();
+    let counts = Tensor::from_iter((0..rows).map(|row| (row % 700) as f32), device).unwrap().unsqueeze(1).unwrap();
+    let shares: Vec<f64> = (0..rows).map(|row| row as f64 / rows as f64).collect();
+    let choice = RowChoice::default();
+    let chosen = |rows: std::ops::Range<usize>| {
+        let of_rows = |x: &Tensor| x.narrow(0, rows.start, rows.len()).unwrap();
+        let (scores, counts) = (of_rows(&scores), of_rows(&counts));
+        let wanted = [Wanted::Counts(&counts), Wanted::Shares(&shares[rows.clone()])];
+        wanted.map(|wanted| choice.choose(&scores, wanted).unwrap())
+    };
+    let (all, first, rest) = (chosen(0..rows), chosen(0..2000), chosen(2000..rows));
+    for ((all, first), rest) in all.iter().zip(&first).zip(&rest) {
+        let apart = Tensor::cat(&[first, rest], 0).unwrap();
+        assert_eq!(
+            all.ne(&apart).unwrap().to_dtype(DType::U32).unwrap().sum_all().unwrap().to_scalar::<u32>().unwrap(),
+            0
+        );
     }
-    let odd = zeros(&[1, 200, 2, 96], DType::BF16);
-    let error = attention_by_key(&odd, &odd, 0.1, 64).unwrap_err();
-    assert!(matches!(error, AttnError::Cuda(CudaError::HeadDim { got: 96 })), "{error}");
-    let wide = zeros(&[1, 200, 2, 64], DType::F32);
-    let error = attention_by_key(&wide, &wide, 0.1, 64).unwrap_err();
-    assert!(matches!(error, AttnError::Cuda(CudaError::DType { name: "q", got: DType::F32 })), "{error}");
-    let error = attention_by_key(&x, &x.to_device(&Device::Cpu).unwrap(), 0.1, 64).unwrap_err();
-    assert!(matches!(error, AttnError::DeviceMismatch { name: "k", .. }), "{error}");
-    let on_cpu = x.to_device(&Device::Cpu).unwrap();
-    let error = attention_by_key(&on_cpu, &on_cpu, 0.1, 64).unwrap_err();
-    assert!(matches!(error, AttnError::GpuOnly { .. }), "{error}");
-
-    assert!(reorder_keys(&x, &x, &zeros(&[1, 3, 128], DType::U32)).is_err(), "3 heads of 2");
-    assert!(reorder_keys(&x, &x, &zeros(&[1, 2, 128], DType::U8)).is_err(), "positions of u8");
-    assert!(reorder_keys(&x, &odd, &zeros(&[1, 2, 128], DType::U32)).is_err(), "other values");
-    let ragged = zeros(&[1, 200, 2, 20], DType::BF16);
-    let error = reorder_keys(&ragged, &ragged, &zeros(&[1, 2, 128], DType::U32)).unwrap_err();
-    assert_eq!(keys_error(error), ("head_dim", 20));
-
-    let tokens = zeros(&[100, 2, 64], DType::F16);
-    assert_eq!(keys_error(token_strides(&tokens, 16, [0, 0], true).unwrap_err()), ("tokens", 100));
-    assert_eq!(keys_error(token_strides(&tokens, 0, [0, 0], true).unwrap_err()), ("tokens", 100));
-    let (products, limits) = (zeros(&[1, 16, 24], DType::F16), zeros(&[16], DType::U32));
-    let refused =
-        |per_block, blocks| keys_error(stride_shares(&products, &limits, per_block, blocks, 1.0).unwrap_err());
-    assert_eq!(refused(3, 8), ("strides of a block", 3));
-    assert_eq!(refused(2 * BLOCK_Q, 8), ("strides of a block", 256));
-    assert_eq!(refused(16, 8), ("columns", 24));
-    assert_eq!(refused(8, 2), ("key blocks", 2));
-    assert!(stride_shares(&products, &zeros(&[8], DType::U32), 8, 3, 1.0).is_err(), "limits of other rows");
+    let numbers = all[0].to_dtype(DType::F32).unwrap().sum(1).unwrap().to_vec1::<f32>().unwrap();
+    // Equal entries are chosen together.
+    let exact = numbers.iter().enumerate().filter(|(row, number)| **number == (row % 700) as f32).count();
+    assert!(exact > rows * 9 / 10, "{exact} of {rows}");
 }
 
 pub fn cases(runner: &mut Runner) {
-    last_query_cases(runner);
-    order_cases(runner);
-    stride_cases(runner);
-    antidiagonal_cases(runner);
-    runner.case("selection misfits are refused", |runner| refusals(&runner.device));
+    runner.case("selection chooses from many long rows", |runner| many_long_rows(&runner.device));
+    for (dtype, head_dim) in [(DType::BF16, 128), (DType::F16, 64)] {
+        for memory in [Memory::Contiguous, Memory::HeadsFirst, Memory::Narrowed, Memory::DimFirst, Memory::Unaligned] {
+            runner.case(&format!("selection pools {dtype:?} {head_dim} {memory:?}"), |runner| {
+                let sizes = Sizes { batch: 2, heads: [2, 2], q_len: 700, k_len: 700, head_dim };
+                let problem = Problem::new(&runner.device, sizes, dtype, memory, 1.0);
+                for (offset, block) in
+                    [(0, 128), (0, 64), (100, 128), (90, 64), (4_000_000_000, 128), (3, 1), (5, 9000)]
+                {
+                    pooled(&problem, offset, block, false);
+                    pooled(&problem, offset, block, true);
+                }
+            });
+        }
+    }
+    let plain = Given::default();
+    let all = Given {
+        softmax: true,
+        bounds: true,
+        trusted: true,
+        kept: true,
+        kept_first: false,
+        whole: true,
+        asked: true,
+        in_pairs: true,
+    };
+    for (rows, row_len) in
+        [(500, 1), (300, 257), (70, 1024), (40, 2048), (40, 2049), (10, 5000), (9, 8192), (8, 8193), (4, 300_001)]
+    {
+        runner.case(&format!("selection chooses from rows of {row_len}"), |runner| {
+            let rows = Rows::new(rows, row_len);
+            let each = [
+                plain,
+                Given { softmax: true, ..plain },
+                Given { bounds: true, ..plain },
+                Given { trusted: true, ..plain },
+                Given { kept: true, ..plain },
+                Given { kept: true, kept_first: true, bounds: true, ..plain },
+                Given { whole: true, asked: true, ..plain },
+                Given { in_pairs: true, ..plain },
+                all,
+                Given { kept_first: true, in_pairs: false, ..all },
+            ];
+            each.into_iter().for_each(|given| rows.check(&runner.device, given));
+            rows.check_softmax(&runner.device, plain);
+            rows.check_softmax(&runner.device, Given { bounds: true, ..plain });
+        });
+    }
+    runner.case("selection broadcasts its operands", |runner| broadcast(&runner.device));
 }

@@ -1,6 +1,6 @@
 //! Attention to the key blocks that a method has selected, on every backend.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use s2o::cpu::{self, Element, Inputs};
 use s2o::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, query_blocks};
 use std::sync::Arc;
@@ -33,15 +33,29 @@ pub fn block_sparse_attn(
 pub struct KeyColumns {
     /// `(batch, num_heads, k_len)` of u8 on the device of `q`: not 0 where a key is chosen.
     pub keys: Tensor,
-    /// Of each head, the lowest keys of as many are taken, rounded up to a multiple of 128: for so many there is memory,
-    /// 4 bytes for each of them and each query block of every head.
+    /// Of each head, the lowest keys of as many are taken, rounded up to a multiple of 128 (`usize::MAX`: all): for so many
+    /// there is memory, 4 bytes for each of them and each query block of every head.
     pub at_most: usize,
 }
 
 impl KeyColumns {
-    /// `at_most` as it is taken.
-    pub fn capacity(&self) -> usize {
-        self.at_most.max(1).next_multiple_of(BLOCK_Q)
+    /// Keys of a head that are taken at most, of `k_len`: a multiple of 128.
+    pub fn capacity(&self, k_len: usize) -> usize {
+        self.at_most.clamp(1, k_len.max(1)).next_multiple_of(BLOCK_Q)
+    }
+
+    /// What is taken of each head (`b * num_heads + h`), ascending. Read back from the device.
+    ///
+    /// # Errors
+    /// If `keys` is no mask of three dimensions, or Candle fails.
+    pub fn lists(&self) -> candle_core::Result<Vec<Vec<u32>>> {
+        let (_, _, k_len) = self.keys.dims3()?;
+        let chosen = self.keys.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
+        let of_head = |row: &[u8]| {
+            let keys = (0..k_len as u32).filter(|&key| row[key as usize] != 0);
+            keys.take(self.capacity(k_len)).collect()
+        };
+        Ok(chosen.chunks_exact(k_len.max(1)).map(of_head).collect())
     }
 }
 
@@ -158,15 +172,8 @@ impl Kernel for MaskOp {
             let seen = key_blocks.min(first + list % rows + 1);
             (0..seen).filter(|&block| row[block] != 0)
         });
-        let columns = self.columns.as_ref().map(|columns| {
-            let chosen = columns.keys.flatten_all()?.to_vec1::<u8>()?;
-            let of_head = |row: &[u8]| {
-                let keys = (0..shape.k_len() as u32).filter(|&key| row[key as usize] != 0);
-                keys.take(columns.capacity()).collect()
-            };
-            Ok::<_, AttnError>(chosen.chunks_exact(shape.k_len()).map(of_head).collect())
-        });
-        let selection = BlockSelection { columns: columns.transpose()?, ..BlockLists::new(lists).into() };
+        let columns = self.columns.as_ref().map(KeyColumns::lists).transpose()?;
+        let selection = BlockSelection { columns, ..BlockLists::new(lists).into() };
         cpu::block_sparse(inputs, self.causal, &selection, out)?;
         Ok(())
     }

@@ -51,7 +51,7 @@ pub use sliding_window::SlidingWindow;
 pub use sparge::Sparge;
 pub use sparge_config::{SpargeConfig, SpargeHead, SpargeLayer};
 pub use sparge_tuner::SpargeBounds;
-pub use top_cdf::{top_cdf, top_cdf_beside};
+pub use top_cdf::top_cdf;
 pub use tuning_call::TuningCall;
 pub use xattention::XAttention;
 

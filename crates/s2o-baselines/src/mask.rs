@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::{D, DType, Device, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, BlockSelection, HeadWork, KeyColumns, query_blocks};
+use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, BlockSelection, HeadWork, KeyColumns};
 
 use crate::bounds::QueryBounds;
 use crate::error::BaselineError;
@@ -49,15 +49,6 @@ impl BlockMask {
         self.columns.as_ref()
     }
 
-    /// Also the blocks of `other`: a `(query_blocks, key_blocks)` mask for all heads, or one like this.
-    ///
-    /// # Errors
-    /// If Candle fails.
-    pub fn or(&self, other: &Tensor) -> Result<Self, BaselineError> {
-        let mask = self.mask.maximum(&other.ne(0u8)?.broadcast_as(self.mask.shape())?)?;
-        Ok(Self { mask, ..self.clone() })
-    }
-
     /// What an executor takes: the mask itself on a GPU that knows blocks of its size, lists otherwise.
     ///
     /// # Errors
@@ -79,6 +70,11 @@ impl BlockMask {
         // Row by row: a GPU gives each sum one block of threads.
         let mut tiles = (self.mask.to_dtype(DType::F32)?.sum(3)?.sum(2)? * (self.block_k as f64 / BLOCK_Q as f64))?;
         if let Some(columns) = &self.columns {
+            // Which of more keys than are taken lie where, only the lists know.
+            let most = columns.keys.to_dtype(DType::F32)?.sum(2)?.flatten_all()?.to_vec1::<f32>()?;
+            if most.iter().any(|&keys| keys as usize > columns.capacity(shape.k_len())) {
+                return Ok(self.lists()?.work(shape));
+            }
             tiles = (tiles + self.column_tiles(shape, columns)?)?;
         }
         let tiles = tiles.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f64::from);
@@ -112,17 +108,12 @@ impl BlockMask {
     /// # Errors
     /// If Candle fails, or `block_k` is no block size.
     pub fn lists(&self) -> Result<BlockSelection, BaselineError> {
-        let on_host = |mask: &Tensor| mask.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>();
-        let (mask, key_blocks) = (on_host(&self.mask)?, self.mask.dim(3)?);
+        let mask = self.mask.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
+        let key_blocks = self.mask.dim(3)?;
         let lists = mask.chunks_exact(key_blocks).map(|row| (0..key_blocks).filter(|&block| row[block] != 0));
-        let columns = self.columns.as_ref().map(|columns| {
-            let (chosen, k_len) = (on_host(&columns.keys)?, columns.keys.dim(2)?);
-            let of_head =
-                |row: &[u8]| (0..k_len as u32).filter(|&key| row[key as usize] != 0).take(columns.capacity()).collect();
-            Ok::<_, BaselineError>(chosen.chunks_exact(k_len).map(of_head).collect())
-        });
+        let columns = self.columns.as_ref().map(KeyColumns::lists).transpose()?;
         let blocks = BlockLists::new(lists).with_block_k(self.block_k)?;
-        Ok(BlockSelection { columns: columns.transpose()?, ..blocks.into() })
+        Ok(BlockSelection { columns, ..blocks.into() })
     }
 }
 
@@ -176,28 +167,20 @@ pub(crate) fn first_and_own(query_block: usize) -> Bands {
 }
 
 /// `(query_blocks, key_blocks)` of u8: 1 in the bands of each query block, counted on absolute positions as the key
-/// blocks are. Made on the device from three numbers a query block.
+/// blocks are.
 pub(crate) fn bands(
     shape: &AttnShape,
     block_k: usize,
     device: &Device,
     of_block: impl Fn(usize) -> Bands,
 ) -> Result<Tensor, BaselineError> {
-    let rows: Vec<Bands> =
-        query_blocks(shape, true).map(|rows| of_block((shape.kv_offset() + rows.start) / BLOCK_Q)).collect();
-    let column = |number: fn(&Bands) -> usize| {
-        let numbers: Vec<u32> = rows.iter().map(|bands| number(bands) as u32).collect();
-        Tensor::from_vec(numbers, (rows.len(), 1), device)
-    };
-    let key_blocks = Tensor::arange(0, shape.k_len().div_ceil(block_k) as u32, device)?.unsqueeze(0)?;
-    let first = key_blocks.broadcast_lt(&column(|bands| bands.sink)?)?;
-    let from = key_blocks.broadcast_ge(&column(|bands| bands.window.start)?)?;
-    let window = (from * key_blocks.broadcast_lt(&column(|bands| bands.window.end)?)?)?;
-    Ok(first.maximum(&window)?)
+    QueryBounds::new(shape, |query_block| (0, of_block(query_block))).always(shape.k_len().div_ceil(block_k), device)
 }
 
 #[cfg(test)]
 mod tests {
+    use candle_s2o::query_blocks;
+
     use super::*;
 
     #[test]
@@ -212,10 +195,12 @@ mod tests {
             let mask = BlockMask::new(&mask, &shape, BLOCK_Q).unwrap();
             let blocks = mask.work(&shape).unwrap();
             assert_eq!(blocks, mask.lists().unwrap().work(&shape));
-            let mask = mask.with_columns(KeyColumns { keys, at_most: k_len });
-            let work = mask.work(&shape).unwrap();
-            assert_eq!(work, mask.lists().unwrap().work(&shape), "{q_len} of {k_len}");
-            assert!(work.iter().zip(&blocks).any(|(work, blocks)| work.visited > blocks.visited));
+            for at_most in [usize::MAX, 1] {
+                let mask = mask.clone().with_columns(KeyColumns { keys: keys.clone(), at_most });
+                let work = mask.work(&shape).unwrap();
+                assert_eq!(work, mask.lists().unwrap().work(&shape), "{q_len} of {k_len}, {at_most}");
+                assert!(work.iter().zip(&blocks).any(|(work, blocks)| work.visited > blocks.visited));
+            }
         }
     }
 }

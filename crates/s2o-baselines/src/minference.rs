@@ -205,7 +205,8 @@ impl<'a> Estimate<'a> {
         let sink = by_head(&|pattern| if let HeadPattern::AShape { sink, .. } = pattern { sink } else { 0 })?;
         let window = by_head(&|pattern| if let HeadPattern::AShape { window, .. } = pattern { window } else { 1 })?;
 
-        let columns = top_k(&self.last.verticals, &verticals)?;
+        // Where fewer keys than that get any attention, the others are equal, and on a GPU all of them would be chosen.
+        let columns = (top_k(&self.last.verticals, &verticals)? * self.last.verticals.gt(0f32)?)?;
         let distances = blocks_of_distances(&top_k(&self.last.slashes, &slashes)?)?;
         // Block by block, the first key and the least distance that it holds; the diagonal block holds distance 0.
         let starts = Tensor::arange(0u32, key_blocks as u32, device)?.to_dtype(DType::F32)?;

@@ -163,8 +163,9 @@ mod tests {
         let by_row = |rows: &[u8]| Tensor::new(rows, &Device::Cpu).unwrap().unsqueeze(1).unwrap();
         let (whole, asked) = (by_row(&[0, 1, 0]), by_row(&[1, 1, 0]));
         let choice = RowChoice { whole: Some(&whole), asked: Some(&asked), ..RowChoice::default() };
-        let chosen = choice.choose(&scores, &[0.6]).unwrap();
-        assert_eq!(chosen.to_vec2::<u8>().unwrap(), [[1, 1, 0], [1, 1, 1], [0, 0, 0]]);
+        let chosen = |share| choice.choose(&scores, &[share]).unwrap().to_vec2::<u8>().unwrap();
+        assert_eq!(chosen(0.6), [[1, 1, 0], [1, 1, 1], [0, 0, 0]]);
+        assert_eq!(chosen(1.0), [[1, 1, 1], [1, 1, 1], [0, 0, 0]]);
     }
 
     #[test]

@@ -16,15 +16,6 @@ pub fn top_cdf(scores: &Tensor, share: f64) -> Result<Tensor, BaselineError> {
     RowChoice::default().choose(scores, &[share])
 }
 
-/// As [`top_cdf`], where `kept`, u8 of the same shape, is not 0: these entries are chosen whatever they are, and their sum
-/// counts first.
-///
-/// # Errors
-/// If Candle fails.
-pub fn top_cdf_beside(scores: &Tensor, kept: &Tensor, share: f64) -> Result<Tensor, BaselineError> {
-    RowChoice { kept: Some(kept), kept_first: true, ..RowChoice::default() }.choose(scores, &[share])
-}
-
 #[cfg(test)]
 mod tests {
     use candle_core::Device;
@@ -39,15 +30,5 @@ mod tests {
         assert_eq!(chosen(0.6), [[1, 1, 0, 0], [0; 4], [0, 0, 0, 1]]);
         assert_eq!(chosen(0.95), [[1, 1, 1, 1], [0; 4], [0, 1, 0, 1]]);
         assert_eq!(chosen(1.0), [[1; 4]; 3]);
-    }
-
-    #[test]
-    fn kept_entries_count_first() {
-        let scores = Tensor::new(&[[0.5f32, 0.2, 0.2, 0.1]], &Device::Cpu).unwrap();
-        let kept = Tensor::new(&[[0u8, 0, 1, 1]], &Device::Cpu).unwrap();
-        let chosen = |share| top_cdf_beside(&scores, &kept, share).unwrap().to_vec2::<u8>().unwrap();
-        assert_eq!(chosen(0.25), [[0, 0, 1, 1]]);
-        assert_eq!(chosen(0.6), [[1, 0, 1, 1]]);
-        assert_eq!(chosen(0.9), [[1, 1, 1, 1]]);
     }
 }

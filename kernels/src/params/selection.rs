@@ -50,7 +50,7 @@ pub struct RowParams {
     pub scores: *const f32,
     /// The choices: (rows, ceil(row_len / merged)), 1 where an entry is chosen.
     pub mask: *mut u8,
-    /// The softmax: (rows, row_len), zeros where hidden; may be `scores`.
+    /// The softmax: (rows, row_len), zeros where hidden.
     pub weights: *mut f32,
     /// The share of a row's sum that need not be chosen; 0 or less chooses all that is seen.
     pub left_out: *const f32,

@@ -113,7 +113,7 @@ pub(crate) fn attend_mask(
     unsafe { call.launch(Kernel::BlockLists, &params, Grid::Warps { rows: num_lists }) }?;
     let Some(columns) = columns else { return Ok(lists.attend(call, causal)?) };
 
-    let capacity = columns.capacity().min(call.shape().k_len().next_multiple_of(BLOCK_Q));
+    let capacity = columns.capacity(call.shape().k_len());
     let mut regions = Regions::default();
     let (head_columns, head_counts) = (regions.add::<i32>(batch * heads * capacity), regions.add::<i32>(batch * heads));
     let (of_lists, counts) = (regions.add::<i32>(num_lists * capacity), regions.add::<i32>(num_lists));
@@ -135,7 +135,7 @@ pub(crate) fn attend_mask(
         kv_offset: int("k_len", offset)?,
     };
     // SAFETY: ColumnListParams are what both kernels take; both masks have an entry for each that they read and are held
-    // until the launches are enqueued, and each list has room for `capacity` keys, more than which no head has.
+    // until the launches are enqueued, and the kernels leave out the keys of a head for which its lists have no room.
     unsafe {
         call.launch(Kernel::HeadColumns, &list_params, Grid::Blocks([batch * heads, 1, 1]))?;
         call.launch(Kernel::ColumnLists, &list_params, Grid::Warps { rows: num_lists })?;

@@ -71,7 +71,14 @@ fn pool<T: Element>(
         let (lhs, rhs) = (x.shape().clone(), centre.shape().clone());
         return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "block-pool" }.bt().into());
     }
-    let blocks = (offset + len).div_ceil(block) - offset / block;
+    let end = offset.checked_add(len).filter(|&end| i64::try_from(end).is_ok());
+    let Some(end) = end else {
+        let (name, expected) = ("position of the last token", format!("below {}", i64::MAX));
+        return Err(CudaError::Keys { name, expected, got: offset }.into());
+    };
+    // Larger ones cut nothing more.
+    let block = block.min(end);
+    let blocks = end.div_ceil(block) - offset / block;
     let launcher = Launcher::of(x)?;
     let stream = &launcher.stream;
     let shapes = [Shape::from((batch, heads, blocks, head_dim)), Shape::from((batch, heads, blocks))];

@@ -12,6 +12,7 @@ use s2o_kernels::{Dtype, Function, Kernel, decoder};
 use super::error::{CudaError, int};
 use super::fused::{ANY_HEAD_DIM, Launcher, address, tensor};
 use super::operand::{Element, Operand};
+use super::rows::aligned;
 use crate::error::AttnError;
 
 /// Tokens and zeros that a block of threads copies.
@@ -126,7 +127,8 @@ pub fn stride_shares(
         let expected = format!("at least {}", columns / per_block);
         return Err(CudaError::Keys { name: "key blocks", expected, got: key_blocks }.into());
     }
-    let (products, limits) = (products.contiguous()?, limits.contiguous()?);
+    let products = aligned(products, products, products.dtype())?;
+    let limits = aligned(limits, limits, DType::U32)?;
     match products.dtype() {
         DType::BF16 => share::<bf16>(&products, &limits, per_block, key_blocks, scale),
         DType::F16 => share::<f16>(&products, &limits, per_block, key_blocks, scale),
