@@ -10,7 +10,7 @@ use crate::error::BaselineError;
 use crate::slash::block_sums;
 
 /// Which key blocks each query block attends to: `(batch, num_heads, query_blocks, key_blocks)` of u8, not 0 where it
-/// does. Query blocks are those of [`query_blocks`], key blocks of `block_k` keys from the first key on.
+/// does. Query blocks are those of [`candle_s2o::query_blocks`], key blocks of `block_k` keys from the first key on.
 #[derive(Debug, Clone)]
 pub struct BlockMask {
     mask: Tensor,
