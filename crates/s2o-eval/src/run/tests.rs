@@ -124,7 +124,10 @@ fn outcomes_say_what_came_out() {
     for outcome in outcomes {
         let Finding::Answer { prediction, references, score } = &outcome.finding else { panic!("{outcome:?}") };
         let answer = format!("{}.", references[0]);
-        assert!(prediction.trim().starts_with(&answer) && *score == 1.0, "{prediction:?} for {answer:?}, score {score}");
+        assert!(
+            prediction.trim().starts_with(&answer) && *score == 1.0,
+            "{prediction:?} for {answer:?}, score {score}"
+        );
         assert!((960..=1024).contains(&outcome.prompt_tokens) && outcome.prefill_seconds > 0.0);
         assert_eq!(outcome.layer_density.len(), MODEL.config().num_layers);
         assert_eq!((outcome.seed, outcome.depth.is_some(), outcome.digest.is_none()), (Some(0), true, true));
