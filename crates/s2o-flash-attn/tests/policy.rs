@@ -149,6 +149,8 @@ fn child() -> Result<()> {
 fn in_child(variables: &[(&str, &str)]) -> Vec<String> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child", "--ignored", "--nocapture"]);
+    // Candle's errors print it behind the message.
+    command.env("RUST_BACKTRACE", "0");
     ["S2O_TAU", "S2O_SEGMENT", "S2O_DENSE_BELOW", "S2O_LAYERS", "S2O_OFF"].iter().for_each(|name| {
         command.env_remove(name);
     });
