@@ -16,10 +16,9 @@ fn copies_heads(x: &Tensor) -> bool {
     knows(x) && x.dims().last().is_some_and(|dim| dim.is_multiple_of(8))
 }
 
-/// Whether the kernels multiply these.
+/// Whether the kernels multiply these: they know the same heads as those that pool.
 fn multiplies(q: &Tensor, k: &Tensor, count: usize) -> bool {
-    let known = |x: &Tensor| knows(x) && x.dims().last().is_some_and(|dim| matches!(dim, 64 | 128));
-    known(q) && known(k) && q.dtype() == k.dtype() && (1..=cuda::MOST_LAST_QUERIES).contains(&count)
+    cuda::pools(q) && cuda::pools(k) && q.dtype() == k.dtype() && (1..=cuda::MOST_LAST_QUERIES).contains(&count)
 }
 
 /// [`cuda::attention_by_key`]
