@@ -102,11 +102,11 @@ fn check_accuracy(gpu: &Gpu) -> Result<()> {
     let scale = (dim as f32).sqrt().recip();
     let host = |t: &Tensor| -> Result<Vec<f32>> { Ok(t.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?) };
     let (q_host, k_host, v_host) = (host(&q)?, host(&k)?, host(&v)?);
-    let shape = s2o::AttnShape::of([1, q_len, heads, dim], [1, k_len, kv_heads, dim], [1, k_len, kv_heads, dim])?;
+    let shape = s2o_core::AttnShape::of([1, q_len, heads, dim], [1, k_len, kv_heads, dim], [1, k_len, kv_heads, dim])?;
     let exact: Vec<Vec<f64>> = (0..heads)
         .map(|h| {
-            let head = s2o::reference::Head::new(&shape, [&q_host, &k_host, &v_host], scale, 0, h);
-            s2o::reference::dense(&head, 0..q_len)
+            let head = s2o_core::reference::Head::new(&shape, [&q_host, &k_host, &v_host], scale, 0, h);
+            s2o_core::reference::dense(&head, 0..q_len)
         })
         .collect();
     let error = |out: &Tensor| -> Result<f64> {

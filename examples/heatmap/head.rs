@@ -45,7 +45,7 @@ impl Head {
     }
 
     /// Position of the first query.
-    pub fn kv_offset(&self) -> usize {
+    pub fn q_offset(&self) -> usize {
         self.k_len() - self.q_len()
     }
 
@@ -55,7 +55,7 @@ impl Head {
         let scores = (rows.matmul(&self.k_transposed)? * f64::from(self.softmax_scale))?;
         let mut scores = scores.to_vec2::<f32>()?;
         scores.par_iter_mut().zip(queries).for_each(|(row, query)| {
-            row.truncate(self.kv_offset() + query + 1);
+            row.truncate(self.q_offset() + query + 1);
             softmax(row);
         });
         Ok(scores)

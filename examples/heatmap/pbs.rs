@@ -29,13 +29,13 @@ pub fn panel(head: &Head) -> Result<Panel> {
     let reordered_blocks = order.len() / BLOCK_Q;
     let lists = selection.keys.lists()?;
     let bands = query_blocks(&shape, true).enumerate().map(|(list, queries)| {
-        let position = shape.kv_offset() + queries.start;
+        let position = shape.q_offset() + queries.start;
         let segment = position / SEGMENT * SEGMENT;
         let earlier = lists.blocks.list(list).iter().map(|&block| block as usize);
         let earlier =
             earlier.filter(|&block| block < reordered_blocks).map(|block| block * BLOCK_Q..(block + 1) * BLOCK_Q);
         // Its own segment it sees in the order of the prompt, which the picture shows for the last segment only.
-        let own_end = if segment < order.len() { segment + SEGMENT } else { shape.kv_offset() + queries.end };
+        let own_end = if segment < order.len() { segment + SEGMENT } else { shape.q_offset() + queries.end };
         let mut keys: Vec<_> = earlier.collect();
         keys.push(segment..own_end.min(head.k_len()));
         Band { queries, keys }

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use candle_s2o::{S2oConfig, S2oOp};
-use s2o::{AttnShape, Plan, query_tiles};
+use s2o_core::{AttnShape, Plan, query_tiles};
 
 use crate::head::Head;
 use crate::panel::{Band, KeyOrder, Panel};
@@ -39,12 +39,12 @@ pub fn panel(title: &'static str, head: &Head, config: &S2oConfig) -> Result<Pan
 
         let tail = query_tiles(segment.tail_rows.clone(), config.tile_q());
         let is_permuted = |rows: &std::ops::Range<usize>| config.q_perm() && segment.rows.contains(&rows.start);
-        for rows in tail.chain(segment.ranked_tiles(head.kv_offset(), config)) {
+        for rows in tail.chain(segment.ranked_tiles(head.q_offset(), config)) {
             let visited = visited.next().unwrap_or(0);
             let prefix = 0..(visited * config.tile_k()).min(segment.start);
             // Pass 1 went over the window before the queries were permuted, tile by tile in their own order.
             let last = if is_permuted(&rows) { segment.rows.end } else { rows.end };
-            let window = segment.start..head.kv_offset() + last;
+            let window = segment.start..head.q_offset() + last;
             panel.bands.push(Band { queries: rows, keys: vec![prefix, window] });
         }
     }

@@ -62,7 +62,7 @@ __device__ __forceinline__ void list_columns(const ColumnListParams& p) {
     const int lane = threadIdx.x % 32;
     if (list >= p.num_lists) return;
     const int head = list / p.query_blocks, query_block = list % p.query_blocks;
-    const int first_query = max(p.kv_offset, (p.kv_offset / TILE_Q + query_block) * TILE_Q);
+    const int first_query = max(p.q_offset, (p.q_offset / TILE_Q + query_block) * TILE_Q);
     const int32_t* from = p.head_columns + head * p.column_stride;
     int32_t* columns = p.columns + list * p.column_stride;
     const uint8_t* mask = p.mask + int64_t(list) * p.mask_blocks;

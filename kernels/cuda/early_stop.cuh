@@ -1,4 +1,4 @@
-// The stop decision of a query tile, as crates/s2o/src/early_stop.rs: is the gain of a key tile too small for the mass
+// The stop decision of a query tile, as crates/s2o-core/src/early_stop.rs: is the gain of a key tile too small for the mass
 // so far? The eight consumer warps of a tile vote through shared memory.
 //
 // LAGGED: AllRows, read two steps after it was cast. The two warpgroups are then ordered by what they do anyway, see

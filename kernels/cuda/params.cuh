@@ -135,7 +135,7 @@ struct ColumnListParams {
     int32_t query_blocks;
     int32_t mask_blocks;
     int32_t num_lists;       // heads * query_blocks
-    int32_t kv_offset;       // position of the call's first query
+    int32_t q_offset;       // position of the call's first query
 };
 static_assert(sizeof(ColumnListParams) == 80 && offsetof(ColumnListParams, k_len) == 56, "mirrored on the host");
 

@@ -203,7 +203,7 @@ pub struct ColumnListParams {
     /// heads * query_blocks
     pub num_lists: i32,
     /// Position of the call's first query.
-    pub kv_offset: i32,
+    pub q_offset: i32,
 }
 
 /// Algorithm 1 on the segments `first_segment .. first_segment + num_segments` of `num_heads` heads from the pointers on

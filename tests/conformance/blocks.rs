@@ -1,7 +1,7 @@
 //! The block-sparse executor against attention to the selected keys, one query at a time in f64.
 
 use proptest::prelude::*;
-use s2o::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, cpu, query_blocks};
+use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, cpu, query_blocks};
 
 use crate::random::{inputs, tensors};
 
@@ -34,7 +34,7 @@ prop_compose! {
         let heads = shape.batch() * shape.num_heads();
         let cut: Vec<_> = query_blocks(&shape, causal).collect();
         let lists = (0..heads * cut.len()).map(|list| {
-            let block = (shape.kv_offset() + cut[list % cut.len()].start) / BLOCK_Q;
+            let block = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q;
             let end = if causal { ((block + 1) * BLOCK_Q).min(k_len) } else { k_len };
             // Some lists are empty, some lack the diagonal.
             (0..end.div_ceil(block_k)).filter(move |key_block| (list * 7 + key_block * 5 + seed as usize).is_multiple_of(every))
@@ -48,7 +48,7 @@ prop_compose! {
 
 /// The keys of a query block in the order of the executor, tile by tile, and whether they are hidden from earlier rows.
 fn key_tiles(case: &Case, head: usize, list: usize, rows: &std::ops::Range<usize>) -> Vec<Vec<usize>> {
-    let offset = case.shape.kv_offset();
+    let offset = case.shape.q_offset();
     let (blocks, block_k) = (&case.selection.blocks, case.selection.blocks.block_k());
     let selected = |key: usize| blocks.list(list).contains(&((key / block_k) as i32));
     let columns = case.selection.columns.as_ref().map_or(&[][..], |columns| &columns[head]);
@@ -63,7 +63,7 @@ fn key_tiles(case: &Case, head: usize, list: usize, rows: &std::ops::Range<usize
 
 fn expected(case: &Case, [q, k, v]: [&[f32]; 3]) -> (Vec<f64>, Vec<f64>) {
     let shape = &case.shape;
-    let (dim, offset) = (shape.head_dim(), shape.kv_offset());
+    let (dim, offset) = (shape.head_dim(), shape.q_offset());
     let scale = f64::from(shape.default_softmax_scale());
     let cut: Vec<_> = query_blocks(shape, case.causal).collect();
     let mut out = vec![0.0; shape.batch() * shape.q_len() * shape.num_heads() * dim];
@@ -151,7 +151,7 @@ proptest! {
         let shape = &case.shape;
         let cut: Vec<_> = query_blocks(shape, case.causal).collect();
         let lists = (0..shape.batch() * shape.num_heads() * cut.len()).map(|list| {
-            let block = (shape.kv_offset() + cut[list % cut.len()].start) / BLOCK_Q;
+            let block = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q;
             0..if case.causal { block + 1 } else { shape.k_len().div_ceil(BLOCK_Q) }
         });
         let all = BlockSelection::from(BlockLists::new(lists));

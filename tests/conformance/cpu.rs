@@ -2,9 +2,9 @@
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use s2o::cpu::{self, Element};
-use s2o::reference::{self, Head};
-use s2o::{Permutation, Plan, Ranking};
+use s2o_core::cpu::{self, Element};
+use s2o_core::reference::{self, Head};
+use s2o_core::{Permutation, Plan, Ranking};
 
 use crate::random::{Case, cases, inputs};
 use crate::vectors::{load_all, relative_norm};
@@ -95,7 +95,7 @@ fn against_reference(case: &Case, ranking: Option<&Ranking>) -> (f64, f64, usize
     for (got, want) in stats.heads.iter().zip(&want_stats.heads) {
         assert_eq!(got.tiles.len(), want.tiles.len());
         for (got, want) in got.tiles.iter().zip(&want.tiles) {
-            let place = |t: &s2o::TileStats| (t.segment, t.dense_tail, t.rows, t.window_tiles, t.prefix_tiles);
+            let place = |t: &s2o_core::TileStats| (t.segment, t.dense_tail, t.rows, t.window_tiles, t.prefix_tiles);
             assert_eq!(place(got), place(want));
             if got.visited == want.visited {
                 let (got, want) = (got.skipped_mass.unwrap(), want.skipped_mass.unwrap());

@@ -1,8 +1,8 @@
 //! What must hold for every input, whatever the reference says.
 
 use proptest::prelude::*;
-use s2o::cpu::{self, Inputs, Strided};
-use s2o::{AttnShape, AttnStats, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
+use s2o_core::cpu::{self, Inputs, Strided};
+use s2o_core::{AttnShape, AttnStats, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
 
 use crate::random::{Case, cases, inputs, noise, tensors};
 use crate::vectors::relative_norm;

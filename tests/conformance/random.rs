@@ -1,8 +1,8 @@
 //! Random calls: shapes, options and tensors with peaked attention, so that the stop rule has something to decide.
 
 use proptest::prelude::*;
-use s2o::cpu::{Element, Inputs, Strided};
-use s2o::{AttnShape, GainFrame, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
+use s2o_core::cpu::{Element, Inputs, Strided};
+use s2o_core::{AttnShape, GainFrame, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
 
 /// One attention call.
 #[derive(Clone)]
@@ -35,7 +35,7 @@ impl Case {
         self.shape.default_softmax_scale()
     }
 
-    pub fn with(&self, change: impl FnOnce(s2o::S2oConfigBuilder) -> s2o::S2oConfigBuilder) -> Self {
+    pub fn with(&self, change: impl FnOnce(s2o_core::S2oConfigBuilder) -> s2o_core::S2oConfigBuilder) -> Self {
         Self { config: change(self.config.to_builder()).build().unwrap(), ..self.clone() }
     }
 }

@@ -1,7 +1,7 @@
 //! The f64 reference equals the independent program.
 
-use s2o::reference::{self, Head};
-use s2o::{Plan, SegmentOrder};
+use s2o_core::reference::{self, Head};
+use s2o_core::{Plan, SegmentOrder};
 
 use crate::vectors::{load_all, relative_norm};
 

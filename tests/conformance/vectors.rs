@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use s2o::{AttnShape, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
+use s2o_core::{AttnShape, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
@@ -11,7 +11,9 @@ pub struct Header {
     segment: usize,
     tile_q: usize,
     tile_k: usize,
-    kv_offset: usize,
+    /// The vectors carry the paper's name.
+    #[serde(rename = "kv_offset")]
+    q_offset: usize,
     runs: Vec<Run>,
 }
 
@@ -62,7 +64,7 @@ impl Vectors {
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let sizes = |name: &str| tensors.tensor(name).unwrap().shape().to_vec();
         let (q, k) = (sizes("q"), sizes("k"));
-        assert_eq!(header.kv_offset, k[0] - q[0]);
+        assert_eq!(header.q_offset, k[0] - q[0]);
         let shape = AttnShape::new([1, q[0], q[1], q[2]], [k[0], k[1]]).unwrap();
         Self {
             name: path.file_stem().unwrap().to_string_lossy().into_owned(),

@@ -15,7 +15,7 @@ const BLOCK: usize = 128;
 /// A list for each query block: some of the key blocks, at times none.
 fn lists(problem: &Problem, causal: bool) -> Vec<Vec<usize>> {
     let shape = &problem.shape;
-    let offset = if causal { shape.kv_offset() } else { 0 };
+    let offset = if causal { shape.q_offset() } else { 0 };
     let (first, end) = (offset / BLOCK, (offset + shape.q_len()).div_ceil(BLOCK));
     let key_blocks = shape.k_len().div_ceil(BLOCK);
     (0..shape.batch() * shape.num_heads())
@@ -37,14 +37,14 @@ fn lists(problem: &Problem, causal: bool) -> Vec<Vec<usize>> {
 /// The list of a row's query block.
 fn list_of<'a>(problem: &Problem, lists: &'a [Vec<usize>], causal: bool, at: Row) -> &'a [usize] {
     let shape = &problem.shape;
-    let offset = if causal { shape.kv_offset() } else { 0 };
+    let offset = if causal { shape.q_offset() } else { 0 };
     let (first, end) = (offset / BLOCK, (offset + shape.q_len()).div_ceil(BLOCK));
     &lists[(at.batch * shape.num_heads() + at.head) * (end - first) + (offset + at.row) / BLOCK - first]
 }
 
 fn keys(problem: &Problem, lists: &[Vec<usize>], causal: bool, at: Row) -> Vec<u32> {
     let shape = &problem.shape;
-    let seen = if causal { shape.kv_offset() + at.row + 1 } else { shape.k_len() };
+    let seen = if causal { shape.q_offset() + at.row + 1 } else { shape.k_len() };
     let list = list_of(problem, lists, causal, at);
     list.iter().flat_map(|&block| block * BLOCK..((block + 1) * BLOCK).min(seen)).map(|key| key as u32).collect()
 }
@@ -74,7 +74,7 @@ fn mask(problem: &Problem, lists: &[Vec<usize>], causal: bool) -> Tensor {
     let key_blocks = shape.k_len().div_ceil(BLOCK);
     let heads = shape.batch() * shape.num_heads();
     let rows = lists.len() / heads;
-    let offset = if causal { shape.kv_offset() } else { shape.k_len() };
+    let offset = if causal { shape.q_offset() } else { shape.k_len() };
     let chosen = |(i, list): (usize, &Vec<usize>)| {
         let seen = offset / BLOCK + i % rows + 1;
         let list = list.clone();
@@ -122,8 +122,8 @@ pub fn cases(runner: &mut Runner) {
                     let out = block_mask_attn(q, k, v, problem.scale, causal, &mask, Some(&columns)).unwrap();
                     check(&problem, &out, |at| {
                         let mut keys = keys(&problem, &lists, causal, at);
-                        let query_block = (problem.shape.kv_offset() + at.row) / BLOCK;
-                        let first = (query_block * BLOCK).max(problem.shape.kv_offset()) as u32;
+                        let query_block = (problem.shape.q_offset() + at.row) / BLOCK;
+                        let first = (query_block * BLOCK).max(problem.shape.q_offset()) as u32;
                         let head = at.batch * problem.shape.num_heads() + at.head;
                         let blocks = list_of(&problem, &lists, causal, at);
                         let single = chosen[head].iter().copied().filter(|&key| key < first);

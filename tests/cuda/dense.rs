@@ -9,7 +9,7 @@ use crate::exact::{Row, bits, check};
 use crate::problem::{Memory, Problem, Sizes};
 
 fn causal_keys(problem: &Problem, at: Row) -> Vec<Vec<u32>> {
-    vec![(0..=(problem.shape.kv_offset() + at.row) as u32).collect()]
+    vec![(0..=(problem.shape.q_offset() + at.row) as u32).collect()]
 }
 
 fn all_keys(problem: &Problem) -> Vec<Vec<u32>> {

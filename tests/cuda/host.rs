@@ -7,7 +7,7 @@ use candle_s2o::{
     Attention, AttnError, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, dense_attn, s2o_attn,
     s2o_attn_with_stats,
 };
-use s2o::cpu;
+use s2o_core::cpu;
 
 use crate::Runner;
 use crate::exact::bits;

@@ -1,8 +1,8 @@
 //! Tensors on both sides: the host has the numbers that the GPU has, after rounding to 16 bits.
 
 use candle_core::{DType, Device, Tensor};
-use s2o::AttnShape;
-use s2o::cpu::{Inputs, Strided};
+use s2o_core::AttnShape;
+use s2o_core::cpu::{Inputs, Strided};
 
 /// How q, k and v lie in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use candle_core::{DType, Tensor};
 use candle_s2o::{KeyScore, Permutation, Ranking, S2oConfig, S2oConfigBuilder, S2oOp, SegmentLen};
 use rayon::prelude::*;
-use s2o::reference::{self, Head};
-use s2o::{Plan, cpu};
+use s2o_core::reference::{self, Head};
+use s2o_core::{Plan, cpu};
 
 use crate::Runner;
 use crate::exact::bits;

@@ -47,7 +47,7 @@ fn last_queries(problem: &Problem, count: usize) -> [Vec<f64>; 2] {
         let (batch, kv_head) = (head / heads, shape.kv_head(head % heads));
         for row in shape.q_len() - rows..shape.q_len() {
             let query = &q[((batch * shape.q_len() + row) * heads + head % heads) * dim..][..dim];
-            let position = shape.kv_offset() + row;
+            let position = shape.q_offset() + row;
             let product = |key: usize| {
                 let key = &k[((batch * k_len + key) * kv_heads + kv_head) * dim..][..dim];
                 query.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>()

@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 use candle_s2o::{
     AttnStats, GainFrame, Ranking, S2oConfig, S2oConfigBuilder, S2oOp, SegmentLen, StopRule, TileStats, TriggeringTile,
 };
-use s2o::{Plan, cpu};
+use s2o_core::{Plan, cpu};
 
 use crate::Runner;
 use crate::exact::{Row, bits, check};
@@ -50,7 +50,7 @@ pub fn check_output(
                     assert!(tiles.next().unwrap().dense_tail);
                 }
                 let mut first = 0;
-                for cut in segment.ranked_tiles(shape.kv_offset(), config) {
+                for cut in segment.ranked_tiles(shape.q_offset(), config) {
                     let tile = tiles.next().unwrap();
                     assert_eq!((tile.rows, tile.dense_tail), (cut.len(), false));
                     let permuted = &order.q_perm.as_slice()[first..first + cut.len()];
@@ -66,7 +66,7 @@ pub fn check_output(
         .collect();
     check(problem, out, |at: Row| {
         let head = at.batch * shape.num_heads() + at.head;
-        let position = (shape.kv_offset() + at.row) as u32;
+        let position = (shape.q_offset() + at.row) as u32;
         // The dense tail, and calls that are dense whole.
         let Some((s, tile)) = visits[head][at.row] else { return vec![(0..=position).collect()] };
         let segment = &plan.segments[s];

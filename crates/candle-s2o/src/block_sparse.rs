@@ -1,8 +1,8 @@
 //! Attention to the key blocks that a method has selected, on every backend.
 
 use candle_core::{DType, Device, Tensor};
-use s2o::cpu::{self, Element, Inputs};
-use s2o::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, query_blocks};
+use s2o_core::cpu::{self, Element, Inputs};
+use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, query_blocks};
 use std::sync::Arc;
 
 use crate::error::AttnError;
@@ -16,7 +16,7 @@ use crate::op::{Kernel, apply};
 /// [`BlockSelection::value_threshold`].
 ///
 /// # Errors
-/// If the tensors do not fit, see [`AttnError`]; [`s2o::BlockError`] if the selection does not fit them.
+/// If the tensors do not fit, see [`AttnError`]; [`s2o_core::BlockError`] if the selection does not fit them.
 pub fn block_sparse_attn(
     q: &Tensor,
     k: &Tensor,
@@ -65,8 +65,8 @@ impl KeyColumns {
 /// waits for nothing.
 ///
 /// # Errors
-/// If the tensors do not fit, see [`AttnError`]; [`s2o::BlockError::Mask`] or [`s2o::BlockError::ColumnMask`] if a mask
-/// does not fit them, [`s2o::BlockError::ColumnsNotCausal`].
+/// If the tensors do not fit, see [`AttnError`]; [`s2o_core::BlockError::Mask`] or [`s2o_core::BlockError::ColumnMask`] if a mask
+/// does not fit them, [`s2o_core::BlockError::ColumnsNotCausal`].
 pub fn block_mask_attn(
     q: &Tensor,
     k: &Tensor,
@@ -167,7 +167,7 @@ impl Kernel for MaskOp {
         self.check(shape)?;
         let (_, _, rows, key_blocks) = self.mask.dims4()?;
         let mask = self.mask.flatten_all()?.to_vec1::<u8>()?;
-        let first = if self.causal { shape.kv_offset() / BLOCK_Q } else { key_blocks };
+        let first = if self.causal { shape.q_offset() / BLOCK_Q } else { key_blocks };
         let lists = mask.chunks_exact(key_blocks).enumerate().map(|(list, row)| {
             let seen = key_blocks.min(first + list % rows + 1);
             (0..seen).filter(|&block| row[block] != 0)

@@ -2,7 +2,7 @@
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Layout, Shape, WithDType};
-use s2o::cpu::{Element, Inputs, Strided};
+use s2o_core::cpu::{Element, Inputs, Strided};
 
 use crate::error::AttnError;
 use crate::op::Kernel;
@@ -48,5 +48,5 @@ fn strided<'a, T: Element + WithDType>(
         layout.dims().try_into().map_err(|_| AttnError::Rank { name, got: layout.dims().to_vec() })?;
     let strides: [usize; 4] = layout.stride().try_into().expect("as many strides as dimensions");
     let data = data.get(layout.start_offset()..).unwrap_or_default();
-    Ok(Strided::new(name, data, dims, strides).map_err(s2o::S2oError::from)?)
+    Ok(Strided::new(name, data, dims, strides).map_err(s2o_core::S2oError::from)?)
 }

@@ -1,7 +1,7 @@
 //! [`AttnError`]: why an attention call on tensors was refused.
 
 use candle_core::{DType, DeviceLocation};
-use s2o::S2oError;
+use s2o_core::S2oError;
 use thiserror::Error;
 
 /// Why an attention call on tensors was refused. Converts into [`candle_core::Error`], so that `?` works in Candle

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use s2o::{ConfigError, S2oConfig};
+use s2o_core::{ConfigError, S2oConfig};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
-use s2o::{AttnStats, ConfigError, S2oConfig};
+use s2o_core::{AttnStats, ConfigError, S2oConfig};
 
 use crate::attention::{Attention, PrefillCall};
 use crate::layer_settings::{LayerSettings, LayerSettingsError};

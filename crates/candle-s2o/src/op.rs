@@ -4,8 +4,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, MetalStorage, Shape, Tensor};
-use s2o::cpu::{self, Element, Inputs};
-use s2o::{AttnShape, AttnStats, Ranking, S2oConfig, S2oError};
+use s2o_core::cpu::{self, Element, Inputs};
+use s2o_core::{AttnShape, AttnStats, Ranking, S2oConfig, S2oError};
 
 use crate::error::AttnError;
 
@@ -399,6 +399,6 @@ fn check_tensors(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(), AttnError> {
         }
     }
     let [q_dims, k_dims, v_dims] = dims;
-    s2o::AttnShape::of(q_dims, k_dims, v_dims).map_err(S2oError::from)?;
+    s2o_core::AttnShape::of(q_dims, k_dims, v_dims).map_err(S2oError::from)?;
     Ok(())
 }

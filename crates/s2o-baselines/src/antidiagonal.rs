@@ -35,7 +35,7 @@ const LEAST_BLOCKS_ON_GPU: usize = 32;
 /// If the stride does not divide 128, the shapes do not fit, or Candle fails.
 pub fn antidiagonal_scores(q: &Tensor, k: &Tensor, stride: usize, scale: f32) -> Result<Tensor, BaselineError> {
     let stride = checked_stride("antidiagonal scores", stride)?;
-    let antidiagonals = Antidiagonals { stride, scale, offset: shape_of(q, k, k)?.kv_offset() };
+    let antidiagonals = Antidiagonals { stride, scale, offset: shape_of(q, k, k)?.q_offset() };
     antidiagonals.scores(q, k, |query_stride| query_stride + 1)
 }
 

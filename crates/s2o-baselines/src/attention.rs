@@ -71,7 +71,7 @@ impl<S: BlockSelector> BlockSparse<S> {
     fn note(&self, layer: usize, shape: &AttnShape, work: Vec<HeadWork>) {
         let mut all = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         let (end, heads) = all.entry(layer).or_default();
-        if *end != shape.kv_offset() || heads.len() != work.len() {
+        if *end != shape.q_offset() || heads.len() != work.len() {
             *heads = vec![HeadWork::default(); work.len()];
         }
         *end = shape.k_len();

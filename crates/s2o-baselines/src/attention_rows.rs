@@ -20,7 +20,7 @@ pub(crate) fn attention_rows<const N: usize>(
     reduce: impl Fn(Range<usize>, &Tensor) -> Result<[Tensor; N], BaselineError>,
 ) -> Result<[Tensor; N], BaselineError> {
     let (k_len, device) = (shape.k_len(), q.device());
-    let offset = shape.kv_offset() as u32;
+    let offset = shape.q_offset() as u32;
     let positions: Vec<u32> = rows.iter().map(|row| offset + row).collect();
     let positions = Tensor::new(positions, device)?.unsqueeze(1)?;
     let visible = Tensor::arange(0u32, k_len as u32, device)?.unsqueeze(0)?.broadcast_le(&positions)?;

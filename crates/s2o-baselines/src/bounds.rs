@@ -17,7 +17,7 @@ impl QueryBounds {
     /// From how many key blocks the query blocks, counted on absolute positions, see, and what they always take.
     pub(crate) fn new(shape: &AttnShape, of_block: impl Fn(usize) -> (usize, Bands)) -> Self {
         let rows = query_blocks(shape, true).map(|rows| {
-            let (seen, Bands { sink, window }) = of_block((shape.kv_offset() + rows.start) / BLOCK_Q);
+            let (seen, Bands { sink, window }) = of_block((shape.q_offset() + rows.start) / BLOCK_Q);
             [seen, sink, window.start, window.end].map(|blocks| blocks as u32)
         });
         Self { rows: rows.collect() }

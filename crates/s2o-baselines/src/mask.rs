@@ -94,7 +94,7 @@ impl BlockMask {
         let seen = earlier.to_dtype(DType::F32)?.broadcast_mul(&block_sums(&chosen)?.unsqueeze(2)?)?;
         let mut seen = (&outside * seen)?.sum(D::Minus1)?;
         // A chunk may begin inside a key block.
-        let (own, inside) = (shape.kv_offset() / BLOCK_Q, shape.kv_offset() % BLOCK_Q);
+        let (own, inside) = (shape.q_offset() / BLOCK_Q, shape.q_offset() % BLOCK_Q);
         if inside > 0 {
             let before = chosen.narrow(2, own * BLOCK_Q, inside)?.sum_keepdim(2)?;
             let of_first = (outside.narrow(2, 0, 1)?.narrow(3, own, 1)?.squeeze(3)? * before)?;

@@ -51,7 +51,7 @@ impl BlockSelector for MeanPooling {
         let shape = shape_of(q, k, v)?;
         let bounds = QueryBounds::new(&shape, |block| (seen_blocks(block, BLOCK_Q), first_and_own(block)));
         let choice = RowChoice { softmax: Some(call.softmax_scale), bounds: Some(&bounds), ..RowChoice::default() };
-        let mask = choice.choose(&block_products(q, k, shape.kv_offset())?, &[self.threshold])?;
+        let mask = choice.choose(&block_products(q, k, shape.q_offset())?, &[self.threshold])?;
         Ok(BlockMask::within_diagonal(mask, BLOCK_Q).into_keys()?.into())
     }
 }

@@ -228,7 +228,7 @@ impl<'a> Estimate<'a> {
         let (heads, q_len) = (shape.num_heads(), shape.q_len());
         let samples = SAMPLED_QUERIES.min(q_len);
         let rows: Vec<u32> = (1..=samples).map(|i| (i * q_len / samples - 1) as u32).collect();
-        let offset = shape.kv_offset();
+        let offset = shape.q_offset();
         let blocks_of_rows: Vec<u32> =
             rows.iter().map(|&row| ((offset + row as usize) / BLOCK_Q - offset / BLOCK_Q) as u32).collect();
         let blocks_of_rows = Tensor::new(blocks_of_rows, device)?;

@@ -110,7 +110,7 @@ impl Pbs {
         let (before, segment) = (order.len()?, self.segment);
         let k = reordered.k.narrow(1, 0, before)?;
         let earlier = QueryBounds::new(shape, |query_block| (own_segment(query_block, segment).start, (0..0).into()));
-        let (scale, offset) = (call.softmax_scale, shape.kv_offset());
+        let (scale, offset) = (call.softmax_scale, shape.q_offset());
         let scores = match self.score {
             PbsScore::MeanPooled => block_products(q, &k, offset)?,
             PbsScore::Antidiagonal => {

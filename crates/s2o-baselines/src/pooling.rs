@@ -109,7 +109,7 @@ fn by_blocks(
 /// # Errors
 /// If Candle fails.
 pub fn block_scores(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32) -> Result<Tensor, BaselineError> {
-    let products = block_products(q, k, shape.kv_offset())?;
+    let products = block_products(q, k, shape.q_offset())?;
     let bounds = QueryBounds::causal(shape, BLOCK_Q);
     #[cfg(feature = "cuda")]
     if products.device().is_cuda() {

@@ -78,7 +78,7 @@ pub(crate) fn vertical_slash_mask(
     shape: &AttnShape,
 ) -> Result<Tensor, BaselineError> {
     let (batch, heads, key_blocks) = slashes.dims3()?;
-    let first = shape.kv_offset() / BLOCK_Q;
+    let first = shape.q_offset() / BLOCK_Q;
     let rows = query_blocks(shape, true).len();
     let count = |range: Range<usize>| Tensor::arange(range.start as f32, range.end as f32, slashes.device());
     let distances = count(first..first + rows)?.unsqueeze(1)?.broadcast_sub(&count(0..key_blocks)?.unsqueeze(0)?)?;

@@ -145,7 +145,7 @@ struct PooledCall<'a> {
 
 impl<'a> PooledCall<'a> {
     fn new(q: &Tensor, k: &Tensor, shape: &'a AttnShape) -> Result<Self, BaselineError> {
-        let (queries, queries_alike) = alike_blocks(q, shape.kv_offset(), BLOCK_Q, None)?;
+        let (queries, queries_alike) = alike_blocks(q, shape.q_offset(), BLOCK_Q, None)?;
         let (keys, keys_alike) = alike_blocks(k, 0, BLOCK_K, Some(&mean_token(k)?))?;
         let (batch, kv_heads, key_blocks) = keys_alike.dims3()?;
         let group = shape.num_heads() / kv_heads;

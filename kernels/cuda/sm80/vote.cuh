@@ -1,4 +1,4 @@
-// The stop decision of a query tile, as crates/s2o/src/early_stop.rs, taken before the next key tile.
+// The stop decision of a query tile, as crates/s2o-core/src/early_stop.rs, taken before the next key tile.
 //
 // Every warp casts a pair of numbers into shared memory; after a barrier that the ring needs anyway every thread adds the
 // pairs up in one order. So all threads of a block decide alike, and two runs too.

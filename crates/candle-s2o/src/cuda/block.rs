@@ -5,7 +5,7 @@ use std::ops::Deref;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, SyncOnDrop};
 use candle_core::{DType, Layout, Storage, Tensor};
-use s2o::{BLOCK_Q, BlockSelection};
+use s2o_core::{BLOCK_Q, BlockSelection};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::{BlockListParams, BlockParams, ColumnListParams, ColumnParams};
 
@@ -97,7 +97,7 @@ pub(crate) fn attend_mask(
     let lists = Lists::allocate(call, num_lists * mask_blocks, num_lists)?;
     let storage = mask.storage_and_layout();
     let (mask, _mask) = bytes(&storage, call)?;
-    let offset = if causal { call.shape().kv_offset() } else { 0 };
+    let offset = if causal { call.shape().q_offset() } else { 0 };
     let params = BlockListParams {
         mask,
         key_blocks: lists.scratch.at(lists.key_blocks),
@@ -132,7 +132,7 @@ pub(crate) fn attend_mask(
         query_blocks: params.query_blocks,
         mask_blocks: params.mask_blocks,
         num_lists: params.num_lists,
-        kv_offset: int("k_len", offset)?,
+        q_offset: int("k_len", offset)?,
     };
     // SAFETY: ColumnListParams are what both kernels take; both masks have an entry for each that they read and are held
     // until the launches are enqueued, and the kernels leave out the keys of a head for which its lists have no room.

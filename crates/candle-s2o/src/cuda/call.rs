@@ -8,7 +8,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtrMut};
 use candle_core::{CudaStorage, DType, Layout, Shape};
 use half::{bf16, f16};
-use s2o::{AttnShape, S2oError};
+use s2o_core::{AttnShape, S2oError};
 use s2o_kernels::params::{AttnParams, Params};
 use s2o_kernels::{Dtype, Function, HeadDim, Kernel as KernelName};
 

@@ -33,7 +33,7 @@ fn whole(call: &Call, causal: bool) -> Result<(), CudaError> {
     scratch.zero(&call.stream, next_item)?;
     let params = call.params(causal, scratch.at(next_item))?;
     // Causal tiles are cut on absolute positions.
-    let first = if causal { shape.kv_offset() % TILE_Q } else { 0 };
+    let first = if causal { shape.q_offset() % TILE_Q } else { 0 };
     let items = (first + shape.q_len()).div_ceil(TILE_Q) * shape.batch() * shape.num_heads();
     // SAFETY: AttnParams are what the dense kernel takes; tensors and counter outlive the launch on this stream.
     unsafe { call.launch(Kernel::Dense, &params, Grid::Persistent { items }) }

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use s2o::Permutation;
+use s2o_core::Permutation;
 use s2o_kernels::params::SparseParams;
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 

@@ -53,8 +53,8 @@ pub(crate) use sparse::{Request, attend as s2o, rank};
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use s2o::Permutation;
-use s2o::cpu::{Element, Inputs};
+use s2o_core::Permutation;
+use s2o_core::cpu::{Element, Inputs};
 
 use crate::error::AttnError;
 use crate::op::{DenseOp, Kernel, apply};

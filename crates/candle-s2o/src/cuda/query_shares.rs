@@ -6,7 +6,7 @@ use std::ptr;
 use candle_core::cuda_backend::cudarc::driver::DevicePtrMut;
 use candle_core::{DType, Shape, Storage, Tensor};
 use half::{bf16, f16};
-use s2o::{AttnShape, S2oError};
+use s2o_core::{AttnShape, S2oError};
 use s2o_kernels::params::{QuerySharesParams, RowState};
 use s2o_kernels::{Function, HeadDim, Kernel};
 

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use s2o::{KeyScore, Plan, S2oConfig};
+use s2o_core::{KeyScore, Plan, S2oConfig};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
 use s2o_kernels::ranking::{self, SCORE_BLOCK, SCORE_ROWS, SortShape, query_order_shared_bytes, score_blocks};

@@ -3,7 +3,7 @@
 
 use std::ptr;
 
-use s2o::{
+use s2o_core::{
     AttnStats, GainFrame, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
     TriggeringTile,
 };
@@ -282,7 +282,7 @@ impl<'a> Launch<'a> {
         let counts = self.scratch.download(&self.call.stream, region)?;
         let Self { call, config, plan, .. } = self;
         let tiles_per_segment = plan.segment_len / TILE_Q;
-        let kv_offset = call.shape.kv_offset();
+        let q_offset = call.shape.q_offset();
         Ok(plan.stats_of_visits(&call.shape, config, |head, s, tile| {
             let segment = &plan.segments[s];
             if segment.start == 0 {
@@ -292,7 +292,7 @@ impl<'a> Launch<'a> {
             let (tile, window_tiles) = if config.q_perm() {
                 (tile, 0)
             } else {
-                let tile = (kv_offset + segment.rows.start - segment.start) / TILE_Q + tile;
+                let tile = (q_offset + segment.rows.start - segment.start) / TILE_Q + tile;
                 (tile, tile + 1)
             };
             counts[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize - window_tiles
@@ -308,7 +308,7 @@ fn permutation(indices: &[i32], base: usize) -> Result<Permutation, S2oError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use s2o::segments;
+    use s2o_core::segments;
 
     #[test]
     fn groups_fit_the_cap_and_cover_what_is_ranked() {

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use candle_core::cuda_backend::cudarc::driver::DevicePtrMut;
 use candle_core::{DType, Error, Shape, Storage, Tensor};
 use half::{bf16, f16};
-use s2o::BLOCK_Q;
+use s2o_core::BLOCK_Q;
 use s2o_kernels::params::{StrideSharesParams, StridesParams};
 use s2o_kernels::{Dtype, Function, Kernel, decoder};
 

@@ -237,7 +237,7 @@ pub fn assert_blocks(
     let rows = query_blocks(shape, true).len();
     let mut undecided = 0;
     for i in 0..rows {
-        let query_block = shape.kv_offset() / BLOCK_Q + i;
+        let query_block = shape.q_offset() / BLOCK_Q + i;
         let got = ascending(selection, head * rows + i);
         let causal = ((query_block + 1) * BLOCK_Q).min(shape.k_len()).div_ceil(block_k);
         for key_block in 0..causal {
@@ -276,7 +276,7 @@ pub fn assert_causal<S: BlockSelector>(inputs: &Inputs, selector: &S) {
     let (out, _) = BlockSparse::<S>::attend(&inputs.call, [q, k, v], selection.clone()).unwrap();
     assert_eq!(lists(&inputs.head_major().select(selector)), lists(&selection));
     let rows = inputs.shape.q_len() / 2;
-    let seen = inputs.shape.kv_offset() + rows;
+    let seen = inputs.shape.q_offset() + rows;
     let later = |x: &Tensor| {
         let (now, later) = (x.narrow(1, 0, seen).unwrap(), x.narrow(1, seen, inputs.shape.k_len() - seen).unwrap());
         Tensor::cat(&[now, (later * -3.0).unwrap()], 1).unwrap()

@@ -60,7 +60,7 @@ fn compare(inputs: &Inputs, settings: Settings) -> (usize, usize) {
         let pooled = head.pooled();
         let (rows, columns) = (pooled.len(), pooled[0].len());
         let pooled = Bracket::top_cdf(&pooled.concat(), settings.gamma);
-        let first = inputs.shape.kv_offset() / BLOCK_Q;
+        let first = inputs.shape.q_offset() / BLOCK_Q;
         undecided += assert_blocks(inputs, &selection, number, |row, key_block| {
             let (distance, cell) = (first + row - key_block, row * columns + key_block);
             let must = verticals.must[key_block] || slashes.must[distance] || query_aware && pooled.must[cell];

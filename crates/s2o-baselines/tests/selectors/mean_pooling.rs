@@ -20,7 +20,7 @@ pub fn compare(call: &PrefillCall, tensors: &[Tensor; 3], share: f64) -> Compare
         let (at, rows) = (list / cut.len(), cut[list % cut.len()].clone());
         let (batch, q_head) = (at / shape.num_heads(), at % shape.num_heads());
         let (queries, keys) = (head(q, batch, q_head), head(k, batch, shape.kv_head(q_head)));
-        let diagonal = (shape.kv_offset() + rows.start) / BLOCK_Q;
+        let diagonal = (shape.q_offset() + rows.start) / BLOCK_Q;
         let query = mean(&queries[rows]);
         let logits: Vec<_> = keys
             .chunks(BLOCK_Q)

@@ -24,7 +24,7 @@ fn pattern() -> impl Strategy<Value = HeadPattern> {
 /// Returns the undecided blocks and columns, and all of them.
 fn compare(inputs: &Inputs, patterns: &[HeadPattern]) -> (usize, usize) {
     let selection = inputs.select(&fixed(patterns));
-    let first = inputs.shape.kv_offset() / BLOCK_Q;
+    let first = inputs.shape.q_offset() / BLOCK_Q;
     let k_len = inputs.shape.k_len();
     let (plain, mut undecided, mut all) = (inputs.in_f32(), 0, 0);
     for (number, at) in inputs.heads().enumerate() {
@@ -95,7 +95,7 @@ fn captured(inputs: &Inputs, selection: &Selection, number: usize) -> f64 {
         let head = inputs.head(at);
         for sample in 1..=samples {
             let row = sample * shape.q_len() / samples - 1;
-            let block = (shape.kv_offset() + row) / BLOCK_Q - shape.kv_offset() / BLOCK_Q;
+            let block = (shape.q_offset() + row) / BLOCK_Q - shape.q_offset() / BLOCK_Q;
             let list = ascending(selection, i * blocks + block);
             let columns = lists(selection).columns.as_ref().map_or(&[][..], |columns| &columns[i]);
             let seen = |key: usize| {

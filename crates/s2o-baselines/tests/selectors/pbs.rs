@@ -93,7 +93,7 @@ pub fn compare(call: &PrefillCall, [q, k, _]: &[Tensor; 3], options: Options) ->
     let tensors = [q.clone(), k.clone(), positions_as_values(k)];
     let shape = shape_of(&tensors);
     let selection = options.method().select(call, q, k, &tensors[2]).unwrap();
-    let (scale, offset) = (f64::from(call.softmax_scale), shape.kv_offset());
+    let (scale, offset) = (f64::from(call.softmax_scale), shape.q_offset());
     let cut: Vec<_> = query_blocks(&shape, true).collect();
     let group = shape.num_heads() / shape.num_kv_heads();
     let mut compared = Compared::default();
@@ -168,7 +168,7 @@ proptest! {
         let keys = selection.reordered.as_ref().map_or(&k, |reordered| &reordered.k);
         let positions = selection.reordered.as_ref().map_or_else(|| positions_as_values(&k), |all| all.v.clone());
         let row = (at * shape.q_len() as f64) as usize;
-        let later = positions.ge((shape.kv_offset() + row + 1) as f32).unwrap();
+        let later = positions.ge((shape.q_offset() + row + 1) as f32).unwrap();
         let out = |poison: f32| {
             let poison = Tensor::full(poison, keys.shape(), &Device::Cpu).unwrap();
             let [poisoned_k, poisoned_v] = [keys, &positions].map(|x| later.where_cond(&poison, x).unwrap());

@@ -57,7 +57,7 @@ impl Call {
             Tensor::from_vec(data, (shape.batch(), len, heads, dim), &Device::Cpu).unwrap()
         };
         [
-            tensor(shape.q_len(), shape.num_heads(), shape.kv_offset(), false),
+            tensor(shape.q_len(), shape.num_heads(), shape.q_offset(), false),
             tensor(shape.k_len(), shape.num_kv_heads(), 0, true),
             tensor(shape.k_len(), shape.num_kv_heads(), 0, false),
         ]

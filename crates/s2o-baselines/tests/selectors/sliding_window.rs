@@ -17,7 +17,7 @@ proptest! {
         let shape = &call.shape;
         let cut: Vec<_> = query_blocks(shape, true).collect();
         for list in 0..shape.batch() * shape.num_heads() * cut.len() {
-            let first = (shape.kv_offset() + cut[list % cut.len()].start) / BLOCK_Q * BLOCK_Q;
+            let first = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q * BLOCK_Q;
             // Position by position: what any query of the whole block sees.
             let mut seen: Vec<usize> = (first..first + BLOCK_Q)
                 .flat_map(|position| (position.saturating_sub(window - 1)..=position).chain(0..sink.min(position + 1)))

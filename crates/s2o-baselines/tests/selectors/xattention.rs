@@ -52,13 +52,13 @@ pub fn compare(call: &PrefillCall, tensors: &[Tensor; 3], stride: usize, share: 
         let (queries, keys) = (head(q, batch, q_head), head(k, batch, shape.kv_head(q_head)));
         let by_tensors = by_tensors.get(batch).unwrap().get(q_head).unwrap().to_vec2::<f32>().unwrap();
         for (i, rows) in cut.iter().enumerate() {
-            let place = (shape.kv_offset(), rows.clone());
+            let place = (shape.q_offset(), rows.clone());
             let scale = f64::from(call.softmax_scale);
             let scores = block_row(&queries, &keys, place, (stride, scale), |query_stride| query_stride + 1);
             for (&plain, &score) in scores.iter().zip(&by_tensors[i]) {
                 assert!((plain - f64::from(score)).abs() <= 1e-4 * plain + 1e-6, "{plain} {score}");
             }
-            let diagonal = (shape.kv_offset() + rows.start) / BLOCK_Q;
+            let diagonal = (shape.q_offset() + rows.start) / BLOCK_Q;
             let kept: Vec<_> = (0..=diagonal).map(|block| block == 0 || block == diagonal).collect();
             compared.list(&selection, at * cut.len() + i, &choice(&scores[..=diagonal], &kept, share));
         }

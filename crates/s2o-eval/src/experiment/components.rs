@@ -112,7 +112,7 @@ impl BlockSelector for SegmentWindow {
         let tail_start = call.prompt_len.saturating_sub(self.dense_tail);
         let lists: Vec<_> = query_blocks(&shape, true)
             .map(|rows| {
-                let (start, end) = (shape.kv_offset() + rows.start, shape.kv_offset() + rows.end);
+                let (start, end) = (shape.q_offset() + rows.start, shape.q_offset() + rows.end);
                 let first = if end > tail_start { 0 } else { start / segment * segment };
                 // Segments are whole blocks.
                 first / BLOCK_Q..end.div_ceil(BLOCK_Q)

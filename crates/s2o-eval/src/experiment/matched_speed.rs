@@ -105,7 +105,7 @@ fn random_blocks(exact: &Exact, work: &[HeadWork]) -> Result<BlockSelection> {
     let shape = exact.tensors.shape()?;
     let mut random = ChaCha8Rng::seed_from_u64(SEED);
     let visible: Vec<usize> =
-        query_blocks(&shape, true).map(|rows| (shape.kv_offset() + rows.end).div_ceil(candle_s2o::BLOCK_Q)).collect();
+        query_blocks(&shape, true).map(|rows| (shape.q_offset() + rows.end).div_ceil(candle_s2o::BLOCK_Q)).collect();
     let all: usize = visible.iter().sum();
     let mut lists = Vec::with_capacity(work.len() * visible.len());
     for head in work {

@@ -128,7 +128,7 @@ pub fn pass1<T: Element>(
             let mut workspace = Workspace::new(shape.head_dim(), config.tile_k());
             let mut states = Vec::new();
             for segment in plan.segments.iter().filter(|segment| !segment.rows.is_empty()) {
-                let cut = segment.ranked_tiles(shape.kv_offset(), config);
+                let cut = segment.ranked_tiles(shape.q_offset(), config);
                 pass1::contiguous(inputs, at, &cut, segment.start, true, config.tile_k(), &mut workspace);
                 let tiles = &workspace.tiles[..cut.len()];
                 states.extend(tiles.iter().flat_map(|tile| (0..tile.rows.len()).map(|i| tile.state(i))));
@@ -141,6 +141,6 @@ pub fn pass1<T: Element>(
 fn whole_dense<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, out: &mut [T]) -> AttnStats {
     dense(inputs, true, out);
     let shape = inputs.shape;
-    let head = dense_stats(shape.kv_offset(), shape.q_len(), config.tile_q(), config.tile_k());
+    let head = dense_stats(shape.q_offset(), shape.q_len(), config.tile_q(), config.tile_k());
     AttnStats { num_heads: shape.num_heads(), heads: vec![head; shape.batch() * shape.num_heads()] }
 }

@@ -60,13 +60,13 @@ fn run_block<T: Element>(
 ) -> f64 {
     let shape = inputs.shape;
     let (blocks, block_k) = (selection.blocks.list(list), selection.blocks.block_k());
-    let columns = selection.columns_of(batch * shape.num_heads() + head, list, shape.kv_offset() + rows.start);
+    let columns = selection.columns_of(batch * shape.num_heads() + head, list, shape.q_offset() + rows.start);
     // Queries before the first key that is selected see nothing.
     let seeing = match (columns.is_empty(), blocks.last()) {
         (false, _) => rows.start,
         (true, None) => rows.end,
         (true, Some(&lowest)) if causal => {
-            (lowest as usize * block_k).saturating_sub(shape.kv_offset()).clamp(rows.start, rows.end)
+            (lowest as usize * block_k).saturating_sub(shape.q_offset()).clamp(rows.start, rows.end)
         }
         (true, Some(_)) => rows.start,
     };
@@ -78,8 +78,8 @@ fn run_block<T: Element>(
         return 0.0;
     }
     let at = (batch, shape.kv_head(head));
-    let first = shape.kv_offset() + rows.start;
-    let key_end = if causal { shape.kv_offset() + rows.end } else { shape.k_len() };
+    let first = shape.q_offset() + rows.start;
+    let key_end = if causal { shape.q_offset() + rows.end } else { shape.k_len() };
     let Workspace { tiles, scores, keys, values, rows: row_buffer, .. } = workspace;
     let tile = &mut Workspace::at_least(tiles, 1)[0];
     tile.load(inputs, (batch, head), rows, row_buffer);

@@ -25,7 +25,7 @@ use crate::segment::{Segment, causal_tiles, query_tiles};
 use crate::shape::AttnShape;
 use crate::stats::{AttnStats, HeadStats, SkippedMass, TileStats};
 
-/// One query head with the KV head it reads. Query `i` stands at position `kv_offset + i`.
+/// One query head with the KV head it reads. Query `i` stands at position `q_offset + i`.
 #[derive(Debug, Clone)]
 pub struct Head {
     q: Vec<f64>,
@@ -77,12 +77,12 @@ impl Head {
         self.q.len() / self.head_dim
     }
 
-    fn kv_offset(&self) -> usize {
+    fn q_offset(&self) -> usize {
         (self.k.len() - self.q.len()) / self.head_dim
     }
 
     fn position(&self, row: usize) -> usize {
-        self.kv_offset() + row
+        self.q_offset() + row
     }
 
     /// Scaled score of a query and a key.
@@ -103,7 +103,7 @@ pub fn rank_all(head: &Head, plan: &Plan, config: &S2oConfig) -> Vec<SegmentOrde
 /// S2O attention of one head, given the orders of its segments: the output (q_len, head_dim) and the statistics.
 pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> (Vec<f64>, HeadStats) {
     if plan.is_dense() {
-        let stats = dense_stats(head.kv_offset(), head.q_len(), config.tile_q(), config.tile_k());
+        let stats = dense_stats(head.q_offset(), head.q_len(), config.tile_q(), config.tile_k());
         return (dense(head, 0..head.q_len()), stats);
     }
     let mut out = vec![0.0; head.q.len()];
@@ -121,7 +121,7 @@ pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oCon
             single_pass(head, segment, order, config)
         };
         write_rows(&mut out, segment.rows.clone(), &rows_out);
-        for (rows, visit) in segment.ranked_tiles(head.kv_offset(), config).into_iter().zip(visits) {
+        for (rows, visit) in segment.ranked_tiles(head.q_offset(), config).into_iter().zip(visits) {
             stats.tiles.push(tile_stats(head, segment, rows, visit.visited, visit.skipped_mass, config));
         }
     }

@@ -46,7 +46,7 @@ impl Plan {
             Vec::new()
         } else {
             let tail_start = prompt_len.saturating_sub(config.dense_tail());
-            segments(shape.kv_offset(), shape.q_len(), segment_len, tail_start)
+            segments(shape.q_offset(), shape.q_len(), segment_len, tail_start)
         };
         Ok(Self { segment_len, segments })
     }
@@ -86,10 +86,10 @@ impl Plan {
         config: &S2oConfig,
         visited: impl Fn(usize, usize, usize) -> usize,
     ) -> AttnStats {
-        let (kv_offset, tile_q, tile_k) = (shape.kv_offset(), config.tile_q(), config.tile_k());
+        let (q_offset, tile_q, tile_k) = (shape.q_offset(), config.tile_q(), config.tile_k());
         let head_stats = |head: usize| {
             if self.is_dense() {
-                return dense_stats(kv_offset, shape.q_len(), tile_q, tile_k);
+                return dense_stats(q_offset, shape.q_len(), tile_q, tile_k);
             }
             let mut tiles = Vec::new();
             for (s, segment) in self.segments.iter().enumerate() {
@@ -99,14 +99,14 @@ impl Plan {
                         segment: segment.index,
                         dense_tail,
                         rows: rows.len(),
-                        window_tiles: causal_tiles(segment.start, kv_offset + rows.end - 1, tile_k),
+                        window_tiles: causal_tiles(segment.start, q_offset + rows.end - 1, tile_k),
                         prefix_tiles,
                         visited,
                         skipped_mass: (visited == prefix_tiles).then(SkippedMass::default),
                     });
                 };
                 query_tiles(segment.tail_rows.clone(), tile_q).for_each(|rows| push(rows, true, prefix_tiles));
-                for (tile, rows) in segment.ranked_tiles(kv_offset, config).into_iter().enumerate() {
+                for (tile, rows) in segment.ranked_tiles(q_offset, config).into_iter().enumerate() {
                     push(rows, false, visited(head, s, tile));
                 }
             }
@@ -159,14 +159,14 @@ impl SegmentOrder {
 /// The orders of a whole call: `heads[b * num_heads + h][s]` belongs to the `s`-th segment of the [`Plan`].
 pub type Ranking = Vec<Vec<SegmentOrder>>;
 
-/// Statistics of a head whose `q_len` queries, beginning at position `kv_offset`, all attend densely.
-pub(crate) fn dense_stats(kv_offset: usize, q_len: usize, tile_q: usize, tile_k: usize) -> HeadStats {
-    let tiles = position_tiles(0..q_len, kv_offset, tile_q)
+/// Statistics of a head whose `q_len` queries, beginning at position `q_offset`, all attend densely.
+pub(crate) fn dense_stats(q_offset: usize, q_len: usize, tile_q: usize, tile_k: usize) -> HeadStats {
+    let tiles = position_tiles(0..q_len, q_offset, tile_q)
         .map(|rows| TileStats {
             segment: 0,
             dense_tail: false,
             rows: rows.len(),
-            window_tiles: causal_tiles(0, kv_offset + rows.end - 1, tile_k),
+            window_tiles: causal_tiles(0, q_offset + rows.end - 1, tile_k),
             prefix_tiles: 0,
             visited: 0,
             skipped_mass: Some(SkippedMass::default()),

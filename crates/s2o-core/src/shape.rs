@@ -163,7 +163,7 @@ impl AttnShape {
     }
 
     /// Position of the first query: `k_len - q_len`.
-    pub fn kv_offset(&self) -> usize {
+    pub fn q_offset(&self) -> usize {
         self.k_len - self.q_len
     }
 

@@ -27,25 +27,25 @@ impl Segment {
 
     /// The query tiles of [`Segment::rows`]: cut on absolute positions, or from the first row where the rows of a tile
     /// are those that `q_perm` puts together.
-    pub fn ranked_tiles(&self, kv_offset: usize, config: &S2oConfig) -> Vec<Range<usize>> {
+    pub fn ranked_tiles(&self, q_offset: usize, config: &S2oConfig) -> Vec<Range<usize>> {
         if config.q_perm() {
             query_tiles(self.rows.clone(), config.tile_q()).collect()
         } else {
-            position_tiles(self.rows.clone(), kv_offset, config.tile_q()).collect()
+            position_tiles(self.rows.clone(), q_offset, config.tile_q()).collect()
         }
     }
 }
 
-/// Cuts `q_len` queries that begin at position `kv_offset` into segments of `segment_len`; those from position
+/// Cuts `q_len` queries that begin at position `q_offset` into segments of `segment_len`; those from position
 /// `tail_start` on are the dense tail. Only segments that hold queries are returned, in order.
-pub fn segments(kv_offset: usize, q_len: usize, segment_len: usize, tail_start: usize) -> Vec<Segment> {
-    let end = kv_offset + q_len;
-    (kv_offset / segment_len..end.div_ceil(segment_len))
+pub fn segments(q_offset: usize, q_len: usize, segment_len: usize, tail_start: usize) -> Vec<Segment> {
+    let end = q_offset + q_len;
+    (q_offset / segment_len..end.div_ceil(segment_len))
         .map(|index| {
             let start = index * segment_len;
-            let row_start = start.max(kv_offset) - kv_offset;
-            let row_end = (start + segment_len).min(end) - kv_offset;
-            let split = tail_start.saturating_sub(kv_offset).clamp(row_start, row_end);
+            let row_start = start.max(q_offset) - q_offset;
+            let row_end = (start + segment_len).min(end) - q_offset;
+            let split = tail_start.saturating_sub(q_offset).clamp(row_start, row_end);
             Segment { index, start, rows: row_start..split, tail_rows: split..row_end }
         })
         .collect()
@@ -58,16 +58,16 @@ pub fn query_tiles(rows: Range<usize>, tile_q: usize) -> impl ExactSizeIterator<
     rows.step_by(tile_q).map(move |first| first..(first + tile_q).min(end))
 }
 
-/// Cuts rows, of which row `i` stands at position `kv_offset + i`, at the multiples of `tile_q` of the ABSOLUTE position:
+/// Cuts rows, of which row `i` stands at position `q_offset + i`, at the multiples of `tile_q` of the ABSOLUTE position:
 /// the first tile is ragged too if a chunk begins inside one. A prompt is thus cut alike whole and in chunks.
 pub fn position_tiles(
     rows: Range<usize>,
-    kv_offset: usize,
+    q_offset: usize,
     tile_q: usize,
 ) -> impl ExactSizeIterator<Item = Range<usize>> {
-    let (first, end) = (kv_offset + rows.start, kv_offset + rows.end);
+    let (first, end) = (q_offset + rows.start, q_offset + rows.end);
     let tiles = if rows.is_empty() { 0..0 } else { first / tile_q..end.div_ceil(tile_q) };
-    tiles.map(move |tile| (tile * tile_q).max(first) - kv_offset..((tile + 1) * tile_q).min(end) - kv_offset)
+    tiles.map(move |tile| (tile * tile_q).max(first) - q_offset..((tile + 1) * tile_q).min(end) - q_offset)
 }
 
 /// Key tiles that a query tile whose last query is at position `last` needs from the keys `start..=last`.

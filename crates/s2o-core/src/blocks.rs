@@ -167,7 +167,7 @@ impl BlockLists {
         let key_blocks = shape.k_len().div_ceil(self.block_k);
         for list in 0..self.len() {
             // A ragged last query block may name what the whole block could see, as far as there are keys.
-            let query_block = (shape.kv_offset() + cut[list % cut.len()].start) / BLOCK_Q;
+            let query_block = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q;
             let diagonal = (query_block + 1) * (BLOCK_Q / self.block_k);
             let below = if causal { diagonal.min(key_blocks) } else { key_blocks };
             let blocks = self.list(list);
@@ -184,7 +184,7 @@ impl BlockLists {
 
 /// The query blocks of a call, as ranges of its rows.
 pub fn query_blocks(shape: &AttnShape, causal: bool) -> impl ExactSizeIterator<Item = Range<usize>> {
-    let offset = if causal { shape.kv_offset() } else { 0 };
+    let offset = if causal { shape.q_offset() } else { 0 };
     position_tiles(0..shape.q_len(), offset, BLOCK_Q)
 }
 
@@ -247,7 +247,7 @@ impl BlockSelection {
     /// The work of a causal call of `shape`, which fits the selection, by head (`b * num_heads + h`).
     pub fn work(&self, shape: &AttnShape) -> Vec<HeadWork> {
         let cut: Vec<_> = query_blocks(shape, true).collect();
-        let offset = shape.kv_offset();
+        let offset = shape.q_offset();
         let causal = causal_work(shape);
         (0..shape.batch() * shape.num_heads())
             .map(|head| {
@@ -265,7 +265,7 @@ impl BlockSelection {
 
 /// Tiles of a head that dense causal attention computes.
 fn causal_work(shape: &AttnShape) -> usize {
-    query_blocks(shape, true).map(|rows| causal_tiles(0, shape.kv_offset() + rows.end - 1, BLOCK_Q)).sum()
+    query_blocks(shape, true).map(|rows| causal_tiles(0, shape.q_offset() + rows.end - 1, BLOCK_Q)).sum()
 }
 
 /// What one head computed, in tiles of [`BLOCK_Q`] queries and keys, as S2O counts them: smaller blocks count their

@@ -17,14 +17,14 @@ pub(super) fn contiguous<T: Element>(
     workspace: &mut Workspace,
 ) {
     let shape = inputs.shape;
-    let (head_dim, kv_offset, kv_head) = (shape.head_dim(), shape.kv_offset(), shape.kv_head(head));
+    let (head_dim, q_offset, kv_head) = (shape.head_dim(), shape.q_offset(), shape.kv_head(head));
     let Workspace { tiles, scores, keys, values, rows: row_buffer, .. } = workspace;
     let tiles = Workspace::at_least(tiles, cut.len());
     for (tile, rows) in tiles.iter_mut().zip(cut) {
         tile.load(inputs, (batch, head), rows.clone(), row_buffer);
     }
     let row_end = cut.last().map_or(0, |rows| rows.end);
-    let end = if causal { kv_offset + row_end } else { shape.k_len() };
+    let end = if causal { q_offset + row_end } else { shape.k_len() };
     for first in (start..end).step_by(tile_k) {
         let positions = first..(first + tile_k).min(end);
         let keys = inputs.k.gather((batch, kv_head), positions.clone(), keys);
@@ -32,12 +32,12 @@ pub(super) fn contiguous<T: Element>(
         for tile in tiles.iter_mut() {
             let (first_row, last_row) = (tile.rows[0], tile.rows[tile.rows.len() - 1]);
             // Keys that this tile can see: what it computes must not depend on the tiles it shares an item with.
-            let seen = if causal { (kv_offset + last_row + 1).saturating_sub(first) } else { usize::MAX };
+            let seen = if causal { (q_offset + last_row + 1).saturating_sub(first) } else { usize::MAX };
             if seen == 0 {
                 continue;
             }
             let len = keys.len().min(seen.saturating_mul(head_dim));
-            let diagonal = causal.then_some((kv_offset + first_row) as isize - first as isize);
+            let diagonal = causal.then_some((q_offset + first_row) as isize - first as isize);
             tile.score(&keys[..len], diagonal, scores);
             tile.update(scores, &values[..len]);
         }

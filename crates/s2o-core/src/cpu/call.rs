@@ -164,7 +164,7 @@ impl<'a, T: Element> Call<'a, T> {
                     }));
                 };
                 push(&query_tiles(segment.tail_rows.clone(), tile_q).collect::<Vec<_>>(), 1, None);
-                let ranked = segment.ranked_tiles(shape.kv_offset(), self.config);
+                let ranked = segment.ranked_tiles(shape.q_offset(), self.config);
                 if !ranked.is_empty() {
                     // A permuted tile has rows from anywhere in its segment: the segment stays together.
                     let per_item = if self.config.q_perm() { ranked.len() } else { per_item };
@@ -202,7 +202,7 @@ impl<'a, T: Element> Call<'a, T> {
         for tile in states {
             tile.finish(&self.out, |row| output_row(inputs, item.batch, row, item.head), &mut workspace.rows);
         }
-        let kv_offset = inputs.shape.kv_offset();
+        let q_offset = inputs.shape.q_offset();
         item.tiles
             .iter()
             .zip(visits)
@@ -210,7 +210,7 @@ impl<'a, T: Element> Call<'a, T> {
                 segment: item.segment.index,
                 dense_tail: item.order.is_none(),
                 rows: rows.len(),
-                window_tiles: causal_tiles(item.segment.start, kv_offset + rows.end - 1, config.tile_k()),
+                window_tiles: causal_tiles(item.segment.start, q_offset + rows.end - 1, config.tile_k()),
                 prefix_tiles,
                 visited: visit.visited,
                 skipped_mass: Some(visit.skipped_mass),

@@ -9,7 +9,7 @@ use crate::segment::Segment;
 pub fn single_pass(head: &Head, segment: &Segment, order: &SegmentOrder, config: &S2oConfig) -> (Vec<f64>, Vec<Visit>) {
     let mut out = Vec::with_capacity(segment.rows.len() * head.head_dim);
     let mut visits = Vec::new();
-    for rows in segment.ranked_tiles(head.kv_offset(), config) {
+    for rows in segment.ranked_tiles(head.q_offset(), config) {
         let mut states: Vec<SoftmaxState> =
             rows.clone().map(|row| pass1::window(head, segment, row, config.tile_k())).collect();
         let rows: Vec<usize> = rows.collect();

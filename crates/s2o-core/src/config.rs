@@ -155,10 +155,10 @@ pub enum ConfigError {
 /// [`S2oConfig::paper`] and change it through [`S2oConfig::to_builder`].
 ///
 /// ```
-/// use s2o::{S2oConfig, SegmentLen};
+/// use s2o_core::{S2oConfig, SegmentLen};
 /// let config = S2oConfig::builder().tau(0.05).segment_len(SegmentLen::Fixed(1024)).build()?;
 /// assert_eq!(config.tau(), 0.05);
-/// # Ok::<(), s2o::ConfigError>(())
+/// # Ok::<(), s2o_core::ConfigError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct S2oConfig {

@@ -20,8 +20,8 @@
 //! # One call
 //!
 //! ```
-//! use s2o::cpu::{self, Inputs, Strided};
-//! use s2o::S2oConfig;
+//! use s2o_core::cpu::{self, Inputs, Strided};
+//! use s2o_core::S2oConfig;
 //!
 //! let (len, heads, kv_heads, head_dim) = (2048, 2, 1, 16);
 //! let wave = |n: usize| (0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>();
@@ -35,7 +35,7 @@
 //! let mut out = vec![0.0; q.len()];
 //! let stats = cpu::attention(&inputs, &S2oConfig::default(), len, &mut out)?;
 //! println!("computed {:.0} % of the tiles", 100.0 * stats.density());
-//! # Ok::<(), s2o::S2oError>(())
+//! # Ok::<(), s2o_core::S2oError>(())
 //! ```
 
 #![deny(unsafe_code)]
