@@ -17,7 +17,7 @@ use candle_s2o::{Attention, AttnShape, Dense, HeadWork, PrefillCall};
 use s2o_baselines::{BlockSelector, BlockSparse};
 
 pub use options::Options;
-pub use s2o_core::head_work;
+pub use s2o::head_work;
 pub use sdpa::Sdpa;
 pub use spec::MethodSpec;
 pub use table::{ALL, Knob, MethodRow, find};
