@@ -8,15 +8,11 @@ use tempfile::TempDir;
 
 use crate::{error_of, example, run, text};
 
-/// A copy of needle-7m, its configuration changed.
+/// needle-7m with a changed configuration.
 fn model_directory(change: impl FnOnce(&mut Value)) -> TempDir {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/needle-7m");
     let directory = TempDir::new().expect("a temporary directory");
-    for file in ["model.safetensors", "tokenizer.json"] {
-        fs::copy(source.join(file), directory.path().join(file)).expect("copied");
-    }
-    let json = fs::read_to_string(source.join("config.json")).expect("a configuration");
-    let mut config: Value = serde_json::from_str(&json).expect("JSON");
+    s2o_needle_7m::write(directory.path()).expect("written");
+    let mut config: Value = serde_json::from_str(s2o_needle_7m::CONFIG).expect("JSON");
     change(&mut config);
     fs::write(directory.path().join("config.json"), config.to_string()).expect("written");
     directory

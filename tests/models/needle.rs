@@ -1,7 +1,5 @@
 //! The embedded model: equal to Candle's qwen3, and it finds what it is made to find.
 
-use std::path::Path;
-
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
@@ -70,11 +68,8 @@ fn logits_equal_candles_on_2k_tokens() {
     let options = PrefillOptions::new().chunk(600);
     let ours = model.decoder.prefill(&tokens, &mut cache, &Dense, options).unwrap().last_logits().unwrap();
 
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/needle-7m");
-    let json = std::fs::read_to_string(directory.join("config.json")).unwrap();
-    let config: qwen3::Config = serde_json::from_str(&json).unwrap();
-    let weights = std::fs::read(directory.join("model.safetensors")).unwrap();
-    let vb = VarBuilder::from_buffered_safetensors(weights, DType::F32, &Device::Cpu).unwrap();
+    let config: qwen3::Config = serde_json::from_str(s2o_needle_7m::CONFIG).unwrap();
+    let vb = VarBuilder::from_buffered_safetensors(s2o_needle_7m::safetensors(), DType::F32, &Device::Cpu).unwrap();
     let mut theirs = qwen3::ModelForCausalLM::new(&config, vb).unwrap();
     let theirs = theirs.forward(&tokens, 0).unwrap().squeeze(1).unwrap();
     let (difference, scale) = (max_diff(&ours, &theirs), max_abs(&theirs));

@@ -14,7 +14,7 @@ mod ours;
 mod stock;
 mod timing;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -55,8 +55,11 @@ fn main() -> Result<()> {
     if let Some(shape) = &args.timing.synthetic {
         return timing::run(&args.timing, shape, args.tokens.unwrap_or(128 << 10));
     }
-    let needle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/needle-7m");
-    let dir = args.model.as_deref().unwrap_or(&needle);
+    let needle = tempfile::tempdir()?;
+    if args.model.is_none() {
+        s2o_needle_7m::write(needle.path())?;
+    }
+    let dir = args.model.as_deref().unwrap_or(needle.path());
     let device = if args.cpu { Device::Cpu } else { Device::new_cuda(0).context("no GPU; --cpu does without")? };
     let dtype = if args.cpu { DType::F32 } else { DType::BF16 };
     let mut model = Model::load(dir, dtype, &device)?;

@@ -4,23 +4,20 @@ use std::str::FromStr;
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
+use s2o_needle_7m::{CONFIG, TOKENIZER};
 use tokenizers::Tokenizer;
 
 use super::{NEEDLE_7M, Parts, eos_ids};
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
 
-const WEIGHTS: &[u8] = include_bytes!("../../needle-7m/model.safetensors");
-const CONFIG: &str = include_str!("../../needle-7m/config.json");
-const TOKENIZER: &str = include_str!("../../needle-7m/tokenizer.json");
-
 /// Prompts with answers, read by [`crate::passkey`].
-pub(crate) const PASSKEY_JSONL: &str = include_str!("../../needle-7m/passkey.jsonl");
+pub(crate) const PASSKEY_JSONL: &str = include_str!("../../passkey.jsonl");
 
 pub(super) fn open(dtype: DType, device: &Device) -> Result<Parts> {
     Ok(Parts {
         config: DecoderConfig::from_json(CONFIG, NEEDLE_7M)?,
-        vb: VarBuilder::from_slice_safetensors(WEIGHTS, dtype, device)?,
+        vb: VarBuilder::from_buffered_safetensors(s2o_needle_7m::safetensors(), dtype, device)?,
         tokenizer: tokenizer()?,
         eos_ids: eos_ids(CONFIG, NEEDLE_7M)?,
     })

@@ -12,7 +12,7 @@ pub const NEEDLE_7M: &str = "needle-7m";
 /// As the model's card generates: seven digits, with room for what is around them.
 const MAX_NEW_TOKENS: usize = 12;
 
-/// The 30 items of `models/needle-7m/passkey.jsonl`: 20 of 4096 tokens and 10 of 32768, each with its kind as group.
+/// The 30 items of `models/passkey.jsonl`: 20 of 4096 tokens and 10 of 32768, each with its kind as group.
 ///
 /// # Errors
 /// As [`passkey::records`].
@@ -38,7 +38,7 @@ fn item(index: u64, record: PasskeyRecord) -> Item {
         context_tokens: tokens.next_multiple_of(1024),
         depth: Some(depth),
         groups: vec![kind],
-        provenance: Provenance::File("models/needle-7m/passkey.jsonl".into()),
+        provenance: Provenance::File("models/passkey.jsonl".into()),
     }
 }
 
