@@ -1,17 +1,16 @@
-//! Token by token generation, and text that streams out without broken characters.
+//! Token by token generation.
 
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
 use candle_s2o::Attention;
-use candle_transformers::generation::{LogitsProcessor, Sampling};
-use candle_transformers::utils::apply_repeat_penalty;
-use tokenizers::Tokenizer;
 
 use crate::decoder::{Decoder, PrefillOptions};
 use crate::error::{ModelError, Result};
 use crate::kv_cache::KvCache;
 use crate::model::LoadedModel;
+use crate::sampling::Sampler;
+use crate::text_stream::TextStream;
 
 /// How tokens are chosen and when to stop. The names and defaults are those of Candle's examples, but for the
 /// temperature: greedy unless asked otherwise.
@@ -65,18 +64,6 @@ impl GenerationOptions {
             _ => Ok(()),
         }
     }
-
-    fn sampling(&self) -> Sampling {
-        let Some(temperature) = self.temperature.filter(|t| *t >= 1e-7) else {
-            return Sampling::ArgMax;
-        };
-        match (self.top_k, self.top_p) {
-            (None, None) => Sampling::All { temperature },
-            (Some(k), None) => Sampling::TopK { k, temperature },
-            (None, Some(p)) => Sampling::TopP { p, temperature },
-            (Some(k), Some(p)) => Sampling::TopKThenTopP { k, p, temperature },
-        }
-    }
 }
 
 /// Why a generation ended.
@@ -96,7 +83,7 @@ pub struct TokenStream<'m> {
     cache: &'m mut KvCache,
     eos_ids: &'m [u32],
     options: GenerationOptions,
-    processor: LogitsProcessor,
+    sampler: Sampler,
     context: Vec<u32>,
     logits: Tensor,
     pending: Option<u32>,
@@ -127,14 +114,13 @@ impl<'m> TokenStream<'m> {
             });
         }
         options.check()?;
-        let processor = LogitsProcessor::from_sampling(options.seed, options.sampling());
         let context = prompt[prompt.len().saturating_sub(options.repeat_last_n)..].to_vec();
         Ok(Self {
             decoder,
             cache,
             eos_ids,
             options: options.clone(),
-            processor,
+            sampler: Sampler::new(options),
             context,
             logits: logits.squeeze(0)?,
             pending: None,
@@ -158,13 +144,8 @@ impl<'m> TokenStream<'m> {
             let token = Tensor::new(&[[token]], self.decoder.device())?;
             self.logits = self.decoder.decode(&token, self.cache)?.squeeze(0)?;
         }
-        let logits = if self.options.repeat_penalty == 1.0 {
-            self.logits.clone()
-        } else {
-            let start = self.context.len().saturating_sub(self.options.repeat_last_n);
-            apply_repeat_penalty(&self.logits, self.options.repeat_penalty, &self.context[start..])?
-        };
-        let token = self.processor.sample(&logits)?;
+        let recent = self.context.len().saturating_sub(self.options.repeat_last_n);
+        let token = self.sampler.sample(&self.logits, &self.context[recent..])?;
         if self.eos_ids.contains(&token) {
             self.stopped = Some(StopReason::Eos);
             return Ok(None);
@@ -186,61 +167,6 @@ impl Iterator for TokenStream<'_> {
         let item = self.step().transpose();
         self.failed = matches!(item, Some(Err(_)));
         item
-    }
-}
-
-/// Turns tokens into text as they come. Text is held back while it ends within a character.
-#[derive(Debug)]
-pub struct TextStream<'t> {
-    tokenizer: &'t Tokenizer,
-    tokens: Vec<u32>,
-    /// Tokens before this are out of sight: later text does not depend on them.
-    context_start: usize,
-    /// Tokens before this have their text out.
-    shown: usize,
-}
-
-impl<'t> TextStream<'t> {
-    /// An empty stream.
-    pub fn new(tokenizer: &'t Tokenizer) -> Self {
-        Self { tokenizer, tokens: Vec::new(), context_start: 0, shown: 0 }
-    }
-
-    /// Adds a token and returns the text that is now whole, possibly none.
-    ///
-    /// # Errors
-    /// [`ModelError::Tokenizer`].
-    pub fn push(&mut self, token: u32) -> Result<String> {
-        self.tokens.push(token);
-        self.advance(false)
-    }
-
-    /// Returns what was held back, a broken character at the very end as U+FFFD.
-    ///
-    /// # Errors
-    /// [`ModelError::Tokenizer`].
-    pub fn finish(&mut self) -> Result<String> {
-        self.advance(true)
-    }
-
-    /// Decodes from the last shown piece on, because a piece's text (a leading space, say) depends on the one before.
-    fn advance(&mut self, all: bool) -> Result<String> {
-        let decode = |tokens: &[u32]| self.tokenizer.decode(tokens, true).map_err(ModelError::tokenizer);
-        let before = decode(&self.tokens[self.context_start..self.shown])?;
-        let after = decode(&self.tokens[self.context_start..])?;
-        if !all && after.ends_with(char::REPLACEMENT_CHARACTER) {
-            return Ok(String::new());
-        }
-        let Some(fresh) = after.strip_prefix(before.as_str()) else {
-            return Ok(String::new());
-        };
-        if fresh.is_empty() {
-            return Ok(String::new());
-        }
-        let fresh = fresh.to_owned();
-        self.context_start = self.shown;
-        self.shown = self.tokens.len();
-        Ok(fresh)
     }
 }
 
@@ -307,52 +233,5 @@ impl LoadedModel {
         show(text_stream.finish()?);
         let stop = stream.stop_reason().unwrap_or(StopReason::Length);
         Ok(Generated { tokens, text, stop, prefill_time, decode_time: start.elapsed() })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::LazyLock;
-
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::weights::needle_tokenizer;
-
-    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| needle_tokenizer().unwrap());
-
-    fn streamed(tokens: &[u32]) -> (Vec<String>, String) {
-        let mut stream = TextStream::new(&TOKENIZER);
-        let pieces = tokens.iter().map(|token| stream.push(*token).unwrap()).collect();
-        (pieces, stream.finish().unwrap())
-    }
-
-    proptest! {
-        #[test]
-        fn streamed_text_is_the_text(text in r"(\PC|\n|\t| ){0,40}") {
-            let ids = TOKENIZER.encode(text.as_str(), true).unwrap().get_ids().to_vec();
-            let (pieces, rest) = streamed(&ids);
-            let broken = char::REPLACEMENT_CHARACTER;
-            prop_assert!(text.contains(broken) || !pieces.concat().contains(broken));
-            prop_assert_eq!(pieces.concat() + &rest, text);
-        }
-
-        #[test]
-        fn any_tokens_stream_as_they_decode(ids in prop::collection::vec(8u32..4096, 0..40)) {
-            let (pieces, rest) = streamed(&ids);
-            prop_assert_eq!(pieces.concat() + &rest, TOKENIZER.decode(&ids, true).unwrap());
-        }
-    }
-
-    #[test]
-    fn half_a_character_waits_for_the_other_half() {
-        let ids = TOKENIZER.encode("🦀!", false).unwrap().get_ids().to_vec();
-        assert!(ids.len() > 2, "the crab takes several tokens");
-        let (pieces, rest) = streamed(&ids);
-        assert_eq!(pieces.concat(), "🦀!");
-        assert!(pieces[..ids.len() - 2].iter().all(String::is_empty), "{pieces:?}");
-        assert_eq!(rest, "");
-        let (pieces, rest) = streamed(&ids[..2]);
-        assert_eq!((pieces.concat().as_str(), rest.as_str()), ("", "\u{fffd}"));
     }
 }

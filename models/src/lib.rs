@@ -36,6 +36,8 @@ pub mod passkey;
 mod qwen3;
 mod random;
 pub mod rope;
+mod sampling;
+mod text_stream;
 pub mod weights;
 
 pub use chunk::Chunk;
@@ -43,7 +45,8 @@ pub use config::{Architecture, DecoderConfig};
 pub use decoder::{Decoder, PrefillOptions, PrefillOutput};
 pub use device::gpu;
 pub use error::{HubFile, ModelError, Result};
-pub use generation::{Generated, GenerationOptions, StopReason, TextStream, TokenStream};
+pub use generation::{Generated, GenerationOptions, StopReason, TokenStream};
 pub use kv_cache::KvCache;
 pub use model::LoadedModel;
+pub use text_stream::TextStream;
 pub use weights::{HubOptions, LoadOptions, ModelSource};

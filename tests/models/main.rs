@@ -9,5 +9,6 @@ mod hub_cache;
 mod needle;
 mod prefill;
 mod rope;
+mod sampling;
 mod smollm2;
 mod synthetic;

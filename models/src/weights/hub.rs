@@ -2,12 +2,10 @@
 
 use std::env;
 use std::fmt;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
-use indicatif::{ProgressBar, ProgressDrawTarget};
 
 use super::safetensors::{CONFIG, GENERATION_CONFIG, INDEX, SINGLE, TOKENIZER, shard_names};
 use super::{LoadOptions, read_text};
@@ -133,7 +131,7 @@ impl<'a> Repository<'a> {
             .with_endpoint(endpoint.clone())
             .with_token(options.token.clone())
             .with_retries(RETRIES)
-            .with_progress(false)
+            .with_progress(true)
             .build()
             .map_err(|error| ModelError::Hub {
                 at: Box::new(HubFile {
@@ -175,10 +173,7 @@ impl<'a> Repository<'a> {
         if self.options.offline {
             return Err(self.offline(file, "HF_HUB_OFFLINE is set".to_owned()));
         }
-        let target =
-            if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let bar = ProgressBar::with_draw_target(None, target);
-        self.api.repo(self.repo.clone()).download_with_progress(file, bar).map_err(|error| self.explain(file, error))
+        self.api.repo(self.repo.clone()).download(file).map_err(|error| self.explain(file, error))
     }
 
     /// What a failure means for the user.
