@@ -3,7 +3,7 @@
 //!
 //! ```toml
 //! [patch.crates-io]
-//! candle-flash-attn = { git = "https://github.com/candle-s2o/candle-s2o" }
+//! candle-flash-attn = { path = "../candle-s2o/crates/candle-flash-attn" }
 //! ```
 
 pub use s2o_flash_attn::*;
