@@ -1,14 +1,11 @@
-//! The one decoder: chunked prefill through the [`Attention`] seam, and dense decoding token by token.
-
-use std::fmt;
+//! The one decoder: its weights, the forward pass, and dense decoding token by token.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Embedding, Linear, Module, VarBuilder};
+use candle_s2o::DeviceMemory;
 use candle_s2o::fused::Rotation;
-use candle_s2o::{Attention, DeviceMemory};
 
 use crate::attention::{Phase, SelfAttention};
-use crate::chunk::{Chunk, activation_bytes};
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Need, Result};
 use crate::kv_cache::KvCache;
@@ -18,79 +15,6 @@ use crate::rope::Rope;
 
 /// Called with the tokens done and the tokens in all.
 pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
-
-/// How [`Decoder::prefill`] walks a prompt.
-#[derive(Default)]
-pub struct PrefillOptions<'a> {
-    chunk: Chunk,
-    num_logits: Option<usize>,
-    progress: Option<&'a mut Progress<'a>>,
-}
-
-impl fmt::Debug for PrefillOptions<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PrefillOptions")
-            .field("chunk", &self.chunk)
-            .field("num_logits", &self.num_logits)
-            .field("progress", &self.progress.is_some())
-            .finish()
-    }
-}
-
-impl<'a> PrefillOptions<'a> {
-    /// The whole prompt at once, logits of its last position, no progress reports.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Tokens per chunk: bounds the activations, whatever the prompt's length. A number, [`Chunk::Auto`], or `None` to
-    /// take the prompt whole.
-    #[must_use]
-    pub fn chunk(mut self, chunk: impl Into<Chunk>) -> Self {
-        self.chunk = chunk.into();
-        self
-    }
-
-    /// How many of the last positions need logits: 1 to generate, more for perplexity. At most the prompt's length.
-    #[must_use]
-    pub fn num_logits(mut self, positions: usize) -> Self {
-        self.num_logits = Some(positions);
-        self
-    }
-
-    /// Called after each chunk with the tokens done and the tokens in all.
-    #[must_use]
-    pub fn on_progress(mut self, progress: &'a mut Progress<'a>) -> Self {
-        self.progress = Some(progress);
-        self
-    }
-}
-
-/// What a prefill leaves beside the filled cache.
-#[derive(Debug, Clone)]
-pub struct PrefillOutput {
-    /// Logits of the last positions, `(batch, num_logits, vocab_size)`, f32.
-    pub logits: Tensor,
-    /// Hidden state of the last position after the final norm, `(batch, hidden_size)`, f32.
-    pub hidden: Tensor,
-}
-
-impl PrefillOutput {
-    /// Logits of the last position, `(batch, vocab_size)`, f32: what the first generated token is sampled from.
-    ///
-    /// # Errors
-    /// [`ModelError::WrongInput`] when the prefill was asked for no logits.
-    pub fn last_logits(&self) -> Result<Tensor> {
-        match self.logits.dim(1)? {
-            0 => Err(ModelError::WrongInput {
-                what: "positions with logits",
-                expected: "at least 1".to_owned(),
-                got: "0".to_owned(),
-            }),
-            positions => Ok(self.logits.narrow(1, positions - 1, 1)?.squeeze(1)?),
-        }
-    }
-}
 
 /// A Llama or Qwen3 decoder.
 #[derive(Debug)]
@@ -110,11 +34,12 @@ impl Decoder {
     /// hears about each layer.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], [`ModelError::UnsupportedFeature`] (a dtype other than
-    /// f32, bf16 and f16), [`ModelError::OutOfMemory`], or what reading a tensor failed with.
+    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], [`ModelError::UnsupportedFeature`] (a dtype other
+    /// than f32, bf16 and f16), [`ModelError::OutOfMemory`], or what reading a tensor failed with.
     ///
-    /// On a GPU memory that is released stays with this process ([`DeviceMemory::keep_released`]), and the projections that share an input are joined in new tensors, one layer at a time: a `vb` that reads files
-    /// adds one layer's weights to the peak, one that holds tensors on the GPU all of them.
+    /// On a GPU memory that is released stays with this process ([`DeviceMemory::keep_released`]), and the projections
+    /// that share an input are joined in new tensors, one layer at a time: a `vb` that reads files adds one layer's
+    /// weights to the peak, one that holds tensors on the GPU all of them.
     pub fn load(config: &DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
         let config = config.clone().checked("DecoderConfig")?;
         if !matches!(vb.dtype(), DType::F32 | DType::BF16 | DType::F16) {
@@ -186,89 +111,6 @@ impl Decoder {
         KvCache::new(&self.config, batch, capacity, self.dtype, &self.device)
     }
 
-    /// Tokens per sequence of `batch` that a chunk would have now, with caches allocated; `None` for the whole prompt.
-    ///
-    /// # Errors
-    /// If the driver does not say how much memory is free.
-    pub fn chunk_tokens(&self, chunk: Chunk, batch: usize) -> Result<Option<usize>> {
-        Ok(chunk.tokens(&self.config, self.dtype, batch, DeviceMemory::of(&self.device)?))
-    }
-
-    /// Runs prompt tokens `(batch, len)` u32 behind what the cache holds, chunk by chunk, with `method` as attention.
-    ///
-    /// Only chunk-sized activations live at a time; the output head runs only on the positions whose logits are asked
-    /// for. On an error the cache is as long as before.
-    ///
-    /// # Errors
-    /// [`ModelError::EmptyPrompt`], [`ModelError::EmptyChunk`], [`ModelError::TokenOutOfRange`],
-    /// [`ModelError::ContextTooLong`] (the model), [`ModelError::CacheFull`] (the cache), [`ModelError::WrongInput`]
-    /// (rank or batch), [`ModelError::OutOfMemory`], and what `method` fails with.
-    pub fn prefill(
-        &self,
-        tokens: &Tensor,
-        cache: &mut KvCache,
-        method: &dyn Attention,
-        options: PrefillOptions,
-    ) -> Result<PrefillOutput> {
-        let before = cache.len();
-        let result = self.prefill_chunks(tokens, cache, method, options);
-        if result.is_err() {
-            cache.truncate(before);
-        }
-        result
-    }
-
-    fn prefill_chunks(
-        &self,
-        tokens: &Tensor,
-        cache: &mut KvCache,
-        method: &dyn Attention,
-        mut options: PrefillOptions,
-    ) -> Result<PrefillOutput> {
-        let (batch, len) = self.check_tokens(tokens, cache)?;
-        let chunk = match self.chunk_tokens(options.chunk, batch)? {
-            Some(0) => return Err(ModelError::EmptyChunk),
-            Some(tokens) => tokens.min(len),
-            None => len,
-        };
-        let need = Need {
-            what: "prefilling a chunk",
-            bytes: (batch * chunk) as u64 * activation_bytes(&self.config, self.dtype),
-            way_out: "take a smaller chunk, a shorter prompt, or bf16 or f16 instead of f32",
-        };
-        let num_logits = options.num_logits.unwrap_or(1).min(len);
-        let before = cache.len();
-        let mut logits = Vec::new();
-        let mut last_hidden = None;
-        for start in (0..len).step_by(chunk) {
-            let count = chunk.min(len - start);
-            let phase = Phase::Prefill { method, prompt_len: before + len };
-            // From the first position of this chunk that needs logits, or the prompt's last for its hidden state.
-            let from = (len - num_logits.max(1)).saturating_sub(start);
-            let hidden = self.forward(&tokens.narrow(1, start, count)?, cache, phase, from.min(count));
-            let hidden = need.check(hidden, &self.device)?;
-            if let Some(hidden) = hidden {
-                if num_logits > 0 {
-                    let rows = hidden.dim(1)?;
-                    logits.push(self.logits_need(batch * rows).check(self.logits(&hidden), &self.device)?);
-                }
-                last_hidden = Some(hidden);
-            }
-            if let Some(report) = options.progress.as_mut() {
-                report(start + count, len);
-            }
-        }
-        // The last chunk always yields hidden states, because at least one position is asked for.
-        let hidden = last_hidden.ok_or(ModelError::EmptyPrompt)?;
-        let hidden = hidden.narrow(1, hidden.dim(1)? - 1, 1)?.squeeze(1)?.to_dtype(DType::F32)?;
-        let logits = match logits.len() {
-            0 => Tensor::zeros((batch, 0, self.config.vocab_size), DType::F32, &self.device)?,
-            1 => logits.remove(0),
-            _ => Tensor::cat(&logits, 1)?,
-        };
-        Ok(PrefillOutput { logits, hidden })
-    }
-
     /// Runs one token per sequence, `(batch, 1)` u32, with dense attention and returns logits `(batch, vocab_size)`,
     /// f32.
     ///
@@ -291,17 +133,23 @@ impl Decoder {
     }
 
     /// Logits of hidden states `(batch, len, hidden_size)`, f32.
-    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+    pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
         Ok(self.head.forward(hidden)?.to_dtype(DType::F32)?)
     }
 
-    fn logits_need(&self, rows: usize) -> Need {
+    pub(crate) fn logits_need(&self, rows: usize) -> Need {
         let bytes = self.config.vocab_size * (self.dtype.size_in_bytes() + DType::F32.size_in_bytes());
         Need { what: "computing logits", bytes: (rows * bytes) as u64, way_out: "take fewer positions or sequences" }
     }
 
     /// All layers over tokens `(batch, len)`; returns the normed hidden states of positions `from..`, if any.
-    fn forward(&self, tokens: &Tensor, cache: &mut KvCache, phase: Phase, from: usize) -> Result<Option<Tensor>> {
+    pub(crate) fn forward(
+        &self,
+        tokens: &Tensor,
+        cache: &mut KvCache,
+        phase: Phase,
+        from: usize,
+    ) -> Result<Option<Tensor>> {
         let (_, len) = tokens.dims2()?;
         let rotation = self.rope.rows(cache.len(), len)?;
         let mut x = self.embedding.forward(&tokens.contiguous()?)?;
@@ -320,7 +168,8 @@ impl Decoder {
         Ok(Some(normed))
     }
 
-    fn check_tokens(&self, tokens: &Tensor, cache: &KvCache) -> Result<(usize, usize)> {
+    /// Batch and length of `(batch, len)` tokens that fit the model and the cache.
+    pub(crate) fn check_tokens(&self, tokens: &Tensor, cache: &KvCache) -> Result<(usize, usize)> {
         let &[batch, len] = tokens.dims() else {
             return Err(ModelError::WrongInput {
                 what: "prompt tensor",
@@ -350,8 +199,8 @@ impl Decoder {
             return Err(ModelError::ContextTooLong { expected: self.config.max_positions, got });
         }
         cache.check_room(len)?;
-        // On a GPU an id outside the embedding would read foreign memory in silence. The ids are few enough to look at here,
-        // and Candle's reductions would first have to be compiled by the driver.
+        // On a GPU an id outside the embedding would read foreign memory in silence. The ids are few enough to look at
+        // here, and Candle's reductions would first have to be compiled by the driver.
         let largest = tokens.flatten_all()?.to_vec1::<u32>()?.into_iter().max().unwrap_or(0);
         if largest as usize >= self.config.vocab_size {
             return Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got: largest });
@@ -379,7 +228,8 @@ impl Layer {
         })
     }
 
-    /// Adds `delta` of the layer before to the residual stream `x` and returns it after attention, with what the MLP adds.
+    /// Adds `delta` of the layer before to the residual stream `x` and returns it after attention, with what the MLP
+    /// adds.
     fn forward(
         &self,
         x: Tensor,

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use candle_core::Tensor;
 use candle_s2o::Attention;
 
-use crate::decoder::{Decoder, PrefillOptions};
+use crate::decoder::Decoder;
 use crate::error::{ModelError, Result};
 use crate::kv_cache::KvCache;
 use crate::model::LoadedModel;
+use crate::prefill::PrefillOptions;
 use crate::sampling::Sampler;
 use crate::text_stream::TextStream;
 

@@ -3,7 +3,6 @@
 //! The rule is to join, again and again, the neighbours whose union has the best score. That is byte-pair encoding with
 //! the merges in the order of their scores, and bytes for what no piece covers.
 
-use candle_core::quantized::gguf_file::Content;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
@@ -13,7 +12,6 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::normalizers::{Prepend, Replace, Sequence as Normalizers};
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::gguf_tokenizer::{TOKEN_TYPE, tokens};
 use crate::error::{ModelError, Result};
 
 /// What SentencePiece writes for a space.
@@ -24,45 +22,18 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
 /// One vocabulary entry.
-struct Piece {
-    text: String,
-    score: f32,
-    kind: i64,
+pub(super) struct Piece {
+    pub(super) text: String,
+    pub(super) score: f32,
+    /// `tokenizer.ggml.token_type`.
+    pub(super) kind: i64,
 }
 
-/// Builds the tokenizer, without what goes around a text.
-pub(super) fn build(content: &Content) -> Result<Tokenizer> {
-    let list = |key: &str| content.metadata.get(key).and_then(|value| value.to_vec().ok());
-    let number = |value: &candle_core::quantized::gguf_file::Value| {
-        value.to_i64().or_else(|_| value.to_i32().map(i64::from)).or_else(|_| value.to_u32().map(i64::from)).ok()
-    };
-    let scores: Vec<f32> =
-        list("tokenizer.ggml.scores").into_iter().flatten().filter_map(|score| score.to_f32().ok()).collect();
-    let kinds: Vec<i64> = list(TOKEN_TYPE).into_iter().flatten().filter_map(number).collect();
-    let texts: Vec<&str> = tokens(content).collect();
-    for (name, got) in [("scores", scores.len()), ("token_type", kinds.len())] {
-        if got != texts.len() {
-            return Err(ModelError::tokenizer(format!(
-                "tokenizer.ggml.{name}: expected {} entries as there are tokens, got {got}",
-                texts.len()
-            )));
-        }
-    }
-    let pieces = texts
-        .into_iter()
-        .zip(scores)
-        .zip(kinds)
-        .map(|((text, score), kind)| Piece { text: text.to_owned(), score, kind })
-        .collect();
-    let space_prefix =
-        content.metadata.get("tokenizer.ggml.add_space_prefix").is_none_or(|flag| flag.to_bool().unwrap_or(true));
-    from_pieces(pieces, space_prefix)
-}
-
-fn from_pieces(pieces: Vec<Piece>, space_prefix: bool) -> Result<Tokenizer> {
+/// Builds the tokenizer, without the special tokens around a text. `space_prefix`: a text starts with a space.
+pub(super) fn build(pieces: &[Piece], space_prefix: bool) -> Result<Tokenizer> {
     let vocab: Vocab = pieces.iter().zip(0..).map(|(piece, id)| (piece.text.clone(), id)).collect();
     let mut bpe =
-        BPE::builder().vocab_and_merges(vocab.clone(), merges(&pieces, &vocab)).fuse_unk(true).byte_fallback(true);
+        BPE::builder().vocab_and_merges(vocab.clone(), merges(pieces, &vocab)).fuse_unk(true).byte_fallback(true);
     if let Some(unknown) = pieces.iter().find(|piece| piece.kind == UNKNOWN) {
         bpe = bpe.unk_token(unknown.text.clone());
     }
@@ -130,7 +101,7 @@ mod tests {
         for letter in "▁helowrd".chars() {
             pieces.push(piece(&letter.to_string(), -100.0, 1));
         }
-        from_pieces(pieces, space_prefix).unwrap()
+        build(&pieces, space_prefix).unwrap()
     }
 
     fn pieces_of(tokenizer: &Tokenizer, text: &str) -> Vec<String> {

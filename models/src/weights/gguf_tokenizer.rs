@@ -17,14 +17,17 @@ use tokenizers::{
     AddedToken, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer,
 };
 
-use super::gguf_spm;
+use super::gguf_spm::{self, Piece};
 use crate::error::{ModelError, Result};
 
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
 
-pub(super) const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
+const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const USER_DEFINED: i64 = 4;
 const NORMAL: u32 = 1;
 
@@ -69,7 +72,9 @@ impl Flavour {
 pub(super) fn build(mut content: Content) -> Result<Tokenizer> {
     let model = text(&content, "tokenizer.ggml.model").unwrap_or_default();
     if model == "llama" {
-        let mut tokenizer = gguf_spm::build(&content)?;
+        let flag = content.metadata.get("tokenizer.ggml.add_space_prefix");
+        let space_prefix = flag.is_none_or(|flag| flag.to_bool().unwrap_or(true));
+        let mut tokenizer = gguf_spm::build(&pieces(&content)?, space_prefix)?;
         let around = special_tokens_around(&content, &tokenizer, true)?;
         tokenizer.with_post_processor(around);
         return Ok(tokenizer);
@@ -96,6 +101,28 @@ pub(super) fn build(mut content: Content) -> Result<Tokenizer> {
         user_defined.into_iter().map(|token| AddedToken::from(token, false).normalized(false)).collect();
     tokenizer.add_tokens(user_defined).map_err(ModelError::tokenizer)?;
     Ok(tokenizer)
+}
+
+/// The vocabulary of a SentencePiece tokenizer.
+fn pieces(content: &Content) -> Result<Vec<Piece>> {
+    let list = |key: &str| content.metadata.get(key).and_then(|value| value.to_vec().ok());
+    let number = |value: &Value| {
+        value.to_i64().or_else(|_| value.to_i32().map(i64::from)).or_else(|_| value.to_u32().map(i64::from)).ok()
+    };
+    let scores: Vec<f32> =
+        list("tokenizer.ggml.scores").into_iter().flatten().filter_map(|score| score.to_f32().ok()).collect();
+    let kinds: Vec<i64> = list(TOKEN_TYPE).into_iter().flatten().filter_map(number).collect();
+    let texts: Vec<&str> = tokens(content).collect();
+    for (name, got) in [("scores", scores.len()), ("token_type", kinds.len())] {
+        if got != texts.len() {
+            return Err(ModelError::tokenizer(format!(
+                "tokenizer.ggml.{name}: expected {} entries as there are tokens, got {got}",
+                texts.len()
+            )));
+        }
+    }
+    let entries = texts.into_iter().zip(scores).zip(kinds);
+    Ok(entries.map(|((text, score), kind)| Piece { text: text.to_owned(), score, kind }).collect())
 }
 
 /// The ids that end a generation.
@@ -170,7 +197,7 @@ fn text(content: &Content, key: &str) -> Option<String> {
     content.metadata.get(key).and_then(|value| value.to_string().ok()).cloned()
 }
 
-pub(super) fn tokens(content: &Content) -> impl Iterator<Item = &str> {
+fn tokens(content: &Content) -> impl Iterator<Item = &str> {
     let list = content.metadata.get("tokenizer.ggml.tokens").and_then(|value| value.to_vec().ok());
     list.into_iter().flatten().map(|value| value.to_string().map_or("", String::as_str))
 }
@@ -181,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    fn pieces(pre: &str, text: &str) -> Vec<String> {
+    fn split(pre: &str, text: &str) -> Vec<String> {
         let mut split = PreTokenizedString::from(text);
         Flavour::named(pre).unwrap().pre_tokenizer.pre_tokenize(&mut split).unwrap();
         let splits = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
@@ -190,16 +217,16 @@ mod tests {
 
     #[test]
     fn digits_split_as_each_model_was_trained() {
-        assert_eq!(pieces("llama-bpe", "a 12345"), ["a", " ", "123", "45"]);
-        assert_eq!(pieces("qwen2", "a 123"), ["a", " ", "1", "2", "3"]);
-        assert_eq!(pieces("smollm", "a 123b"), ["a", " ", "1", "2", "3", "b"]);
-        assert_eq!(pieces("gpt-2", "a 123"), ["a", " 123"]);
+        assert_eq!(split("llama-bpe", "a 12345"), ["a", " ", "123", "45"]);
+        assert_eq!(split("qwen2", "a 123"), ["a", " ", "1", "2", "3"]);
+        assert_eq!(split("smollm", "a 123b"), ["a", " ", "1", "2", "3", "b"]);
+        assert_eq!(split("gpt-2", "a 123"), ["a", " 123"]);
     }
 
     #[test]
     fn no_space_is_put_in_front() {
         for pre in ["llama-bpe", "qwen2", "smollm", "gpt-2"] {
-            assert_eq!(pieces(pre, "Hello it's\n\n x"), ["Hello", " it", "'s", "\n\n", " x"], "{pre}");
+            assert_eq!(split(pre, "Hello it's\n\n x"), ["Hello", " it", "'s", "\n\n", " x"], "{pre}");
         }
     }
 

@@ -22,7 +22,6 @@ pub mod synthetic;
 
 use synthetic::Synthetic;
 
-pub(crate) use gguf::GgufMetadata;
 pub use hub::HubOptions;
 pub(crate) use needle::PASSKEY_JSONL;
 #[cfg(test)]

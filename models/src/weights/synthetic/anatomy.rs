@@ -19,6 +19,7 @@
 
 use std::ops::Range;
 
+use super::head::Head;
 use crate::config::DecoderConfig;
 use crate::random::SplitMix64;
 
@@ -49,54 +50,6 @@ const K_SINK: f64 = 4.0;
 /// Standard deviation of the content in k, and in those of its pairs that q reads at a large scale.
 const K_CONTENT: f64 = 0.6;
 const K_QUIET: f64 = 0.1;
-
-/// A kind of head: its part of all heads, and the ranges from which a [`Head`] of it is drawn.
-struct Kind {
-    share: f64,
-    local: [f64; 2],
-    stripes: [f64; 2],
-    sink: [f64; 2],
-    noise: [f64; 2],
-}
-
-/// Many heads of a trained model look hardly farther than the window, some look everywhere, and the rest do both.
-const KINDS: [Kind; 3] = [
-    Kind { share: 0.44, local: [12.0, 18.0], stripes: [0.3, 0.8], sink: [6.0, 16.0], noise: [0.5, 1.1] },
-    Kind { share: 0.35, local: [6.0, 12.0], stripes: [0.4, 0.9], sink: [6.0, 16.0], noise: [0.6, 1.3] },
-    Kind { share: 0.21, local: [0.0, 5.0], stripes: [0.1, 0.6], sink: [4.0, 9.0], noise: [1.0, 2.0] },
-];
-
-/// What one query head attends to, in nats of the attention score.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Head {
-    /// Height of the local bump at distance 0.
-    local: f64,
-    /// Score of a key for each unit of its importance.
-    stripes: f64,
-    /// Score of the first token.
-    sink: f64,
-    /// Standard deviation of the content's part.
-    noise: f64,
-}
-
-impl Head {
-    /// `rank` (0 to 1) chooses the kind, `random` the rest.
-    fn draw(rank: f64, random: &mut SplitMix64, focus: f64) -> Self {
-        let mut left = rank;
-        let kind = KINDS.iter().find(|kind| {
-            left -= kind.share;
-            left < 0.0
-        });
-        let kind = kind.unwrap_or(&KINDS[KINDS.len() - 1]);
-        let mut between = |[low, high]: [f64; 2]| low + (high - low) * random.unit();
-        Self {
-            local: focus * between(kind.local),
-            stripes: focus * between(kind.stripes),
-            sink: focus * between(kind.sink),
-            noise: between(kind.noise),
-        }
-    }
-}
 
 /// Columns of a matrix for the reserved channels, and the standard deviation of the rest of each row.
 #[derive(Debug)]
@@ -318,6 +271,7 @@ impl Anatomy {
 mod tests {
     use super::*;
     use crate::weights::synthetic::Shape;
+    use crate::weights::synthetic::head::KINDS;
 
     /// The score of a key `distance` tokens back, of what q reads in the constant and k in `channel`, both normalised.
     fn score(

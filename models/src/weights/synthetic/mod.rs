@@ -42,6 +42,7 @@ use crate::random::SplitMix64;
 
 mod anatomy;
 mod generator;
+mod head;
 
 use anatomy::Anatomy;
 use generator::Generator;

@@ -1,11 +1,12 @@
 //! [`DecoderConfig`]: everything the decoder needs to know about a model, whatever file said it.
 
-use serde::Deserialize;
-use serde_json::Value;
-
 use crate::error::{ModelError, Result};
-use crate::rope::{RopeConfig, RopeScaling};
-use crate::{llama, qwen3};
+use crate::rope::RopeConfig;
+
+mod gguf;
+mod hf;
+
+pub(crate) use gguf::GgufMetadata;
 
 /// The architectures that the one decoder computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,12 +18,21 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// What [`ModelError::UnsupportedArchitecture`] lists as accepted.
-    pub(crate) const ACCEPTED: &'static str = "LlamaForCausalLM or Qwen3ForCausalLM (GGUF: llama or qwen3)";
+    /// By the name in `architectures` or `model_type` of a `config.json`, or in the metadata of a GGUF file.
+    fn named(name: &str) -> Result<Self> {
+        match name {
+            "LlamaForCausalLM" | "llama" => Ok(Self::Llama),
+            "Qwen3ForCausalLM" | "qwen3" => Ok(Self::Qwen3),
+            other => Err(ModelError::UnsupportedArchitecture {
+                expected: "LlamaForCausalLM or Qwen3ForCausalLM (GGUF: llama or qwen3)",
+                got: other.to_owned(),
+            }),
+        }
+    }
 }
 
-/// Shape and constants of a decoder. `llama.rs` and `qwen3.rs` make it from a `config.json`
-/// or from GGUF metadata; nothing behind it asks for the architecture again.
+/// Shape and constants of a decoder, made from a `config.json` ([`DecoderConfig::from_json`]) or from GGUF metadata;
+/// nothing behind it asks for the architecture again.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
     /// Where the configuration came from.
@@ -58,26 +68,6 @@ pub struct DecoderConfig {
 }
 
 impl DecoderConfig {
-    /// Reads a Hugging Face `config.json`. `origin` names it in errors.
-    ///
-    /// # Errors
-    /// [`ModelError::InvalidConfig`] for malformed or contradictory JSON, [`ModelError::UnsupportedArchitecture`] and
-    /// [`ModelError::UnsupportedFeature`] for models that this decoder would compute wrongly.
-    pub fn from_json(json: &str, origin: &str) -> Result<Self> {
-        let hf: HfConfig = serde_json::from_str(json).map_err(|e| ModelError::config(origin, e))?;
-        let config = match hf.architecture_name().as_str() {
-            "LlamaForCausalLM" | "llama" => llama::from_hf(&hf, origin)?,
-            "Qwen3ForCausalLM" | "qwen3" => qwen3::from_hf(&hf, origin)?,
-            other => {
-                return Err(ModelError::UnsupportedArchitecture {
-                    expected: Architecture::ACCEPTED,
-                    got: other.to_owned(),
-                });
-            }
-        };
-        config.checked(origin)
-    }
-
     /// Parameters of the model, a tied head counted once.
     pub fn num_parameters(&self) -> usize {
         self.tensor_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
@@ -155,65 +145,5 @@ impl DecoderConfig {
         }
         self.rope.check(self.head_dim, origin)?;
         Ok(self)
-    }
-}
-
-/// The entries of a Hugging Face `config.json` that both architectures share.
-#[derive(Debug, Deserialize)]
-pub(crate) struct HfConfig {
-    #[serde(default)]
-    architectures: Vec<String>,
-    #[serde(default)]
-    model_type: String,
-    pub(crate) vocab_size: usize,
-    pub(crate) hidden_size: usize,
-    pub(crate) intermediate_size: usize,
-    pub(crate) num_hidden_layers: usize,
-    pub(crate) num_attention_heads: usize,
-    pub(crate) num_key_value_heads: Option<usize>,
-    pub(crate) head_dim: Option<usize>,
-    pub(crate) max_position_embeddings: usize,
-    pub(crate) rms_norm_eps: f64,
-    pub(crate) rope_theta: Option<f64>,
-    pub(crate) rope_scaling: Option<Value>,
-    /// Where transformers 5 keeps both `rope_theta` and the scaling.
-    pub(crate) rope_parameters: Option<Value>,
-    pub(crate) attention_bias: Option<bool>,
-    pub(crate) mlp_bias: Option<bool>,
-    pub(crate) tie_word_embeddings: Option<bool>,
-    pub(crate) hidden_act: Option<String>,
-    pub(crate) use_sliding_window: Option<bool>,
-    pub(crate) sliding_window: Option<usize>,
-}
-
-impl HfConfig {
-    fn architecture_name(&self) -> String {
-        self.architectures.first().unwrap_or(&self.model_type).clone()
-    }
-
-    /// The MLP's activation is SiLU or the model is refused.
-    pub(crate) fn check_activation(&self) -> Result<()> {
-        match self.hidden_act.as_deref() {
-            None | Some("silu" | "swish") => Ok(()),
-            Some(other) => {
-                Err(ModelError::UnsupportedFeature { feature: "hidden_act", expected: "silu", got: other.to_owned() })
-            }
-        }
-    }
-
-    /// Base frequency and scaling, from the old and the new place; and the longest context they allow.
-    pub(crate) fn rope(&self, default_theta: f64, origin: &str) -> Result<(RopeConfig, usize)> {
-        let parameters = self.rope_parameters.as_ref();
-        let theta = parameters
-            .and_then(|p| p.get("rope_theta"))
-            .and_then(Value::as_f64)
-            .or(self.rope_theta)
-            .unwrap_or(default_theta);
-        let scaling = match self.rope_scaling.as_ref().or(parameters) {
-            None | Some(Value::Null) => RopeScaling::None,
-            Some(value) => RopeScaling::from_json(value, self.max_position_embeddings, origin)?,
-        };
-        let max_positions = self.max_position_embeddings.max(scaling.extended_positions());
-        Ok((RopeConfig { theta, scaling }, max_positions))
     }
 }

@@ -1,0 +1,170 @@
+//! Prefill: a prompt chunk by chunk through the layers, with a method behind the [`Attention`] seam.
+
+use std::fmt;
+
+use candle_core::{DType, Tensor};
+use candle_s2o::{Attention, DeviceMemory};
+
+use crate::attention::Phase;
+use crate::chunk::{Chunk, activation_bytes};
+use crate::decoder::{Decoder, Progress};
+use crate::error::{ModelError, Need, Result};
+use crate::kv_cache::KvCache;
+
+/// How [`Decoder::prefill`] walks a prompt.
+#[derive(Default)]
+pub struct PrefillOptions<'a> {
+    chunk: Chunk,
+    num_logits: Option<usize>,
+    progress: Option<&'a mut Progress<'a>>,
+}
+
+impl fmt::Debug for PrefillOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrefillOptions")
+            .field("chunk", &self.chunk)
+            .field("num_logits", &self.num_logits)
+            .field("progress", &self.progress.is_some())
+            .finish()
+    }
+}
+
+impl<'a> PrefillOptions<'a> {
+    /// The whole prompt at once, logits of its last position, no progress reports.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Tokens per chunk: bounds the activations, whatever the prompt's length. A number, [`Chunk::Auto`], or `None` to
+    /// take the prompt whole.
+    #[must_use]
+    pub fn chunk(mut self, chunk: impl Into<Chunk>) -> Self {
+        self.chunk = chunk.into();
+        self
+    }
+
+    /// How many of the last positions need logits: 1 to generate, more for perplexity. At most the prompt's length.
+    #[must_use]
+    pub fn num_logits(mut self, positions: usize) -> Self {
+        self.num_logits = Some(positions);
+        self
+    }
+
+    /// Called after each chunk with the tokens done and the tokens in all.
+    #[must_use]
+    pub fn on_progress(mut self, progress: &'a mut Progress<'a>) -> Self {
+        self.progress = Some(progress);
+        self
+    }
+}
+
+/// What a prefill leaves beside the filled cache.
+#[derive(Debug, Clone)]
+pub struct PrefillOutput {
+    /// Logits of the last positions, `(batch, num_logits, vocab_size)`, f32.
+    pub logits: Tensor,
+    /// Hidden state of the last position after the final norm, `(batch, hidden_size)`, f32.
+    pub hidden: Tensor,
+}
+
+impl PrefillOutput {
+    /// Logits of the last position, `(batch, vocab_size)`, f32: what the first generated token is sampled from.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongInput`] when the prefill was asked for no logits.
+    pub fn last_logits(&self) -> Result<Tensor> {
+        match self.logits.dim(1)? {
+            0 => Err(ModelError::WrongInput {
+                what: "positions with logits",
+                expected: "at least 1".to_owned(),
+                got: "0".to_owned(),
+            }),
+            positions => Ok(self.logits.narrow(1, positions - 1, 1)?.squeeze(1)?),
+        }
+    }
+}
+
+impl Decoder {
+    /// Tokens per sequence of `batch` that a chunk would have now, with caches allocated; `None` for the whole prompt.
+    ///
+    /// # Errors
+    /// If the driver does not say how much memory is free.
+    pub fn chunk_tokens(&self, chunk: Chunk, batch: usize) -> Result<Option<usize>> {
+        Ok(chunk.tokens(self.config(), self.dtype(), batch, DeviceMemory::of(self.device())?))
+    }
+
+    /// Runs prompt tokens `(batch, len)` u32 behind what the cache holds, chunk by chunk, with `method` as attention.
+    ///
+    /// Only chunk-sized activations live at a time; the output head runs only on the positions whose logits are asked
+    /// for. On an error the cache is as long as before.
+    ///
+    /// # Errors
+    /// [`ModelError::EmptyPrompt`], [`ModelError::EmptyChunk`], [`ModelError::TokenOutOfRange`],
+    /// [`ModelError::ContextTooLong`] (the model), [`ModelError::CacheFull`] (the cache), [`ModelError::WrongInput`]
+    /// (rank or batch), [`ModelError::OutOfMemory`], and what `method` fails with.
+    pub fn prefill(
+        &self,
+        tokens: &Tensor,
+        cache: &mut KvCache,
+        method: &dyn Attention,
+        options: PrefillOptions,
+    ) -> Result<PrefillOutput> {
+        let before = cache.len();
+        let result = self.prefill_chunks(tokens, cache, method, options);
+        if result.is_err() {
+            cache.truncate(before);
+        }
+        result
+    }
+
+    fn prefill_chunks(
+        &self,
+        tokens: &Tensor,
+        cache: &mut KvCache,
+        method: &dyn Attention,
+        mut options: PrefillOptions,
+    ) -> Result<PrefillOutput> {
+        let (batch, len) = self.check_tokens(tokens, cache)?;
+        let chunk = match self.chunk_tokens(options.chunk, batch)? {
+            Some(0) => return Err(ModelError::EmptyChunk),
+            Some(tokens) => tokens.min(len),
+            None => len,
+        };
+        let need = Need {
+            what: "prefilling a chunk",
+            bytes: (batch * chunk) as u64 * activation_bytes(self.config(), self.dtype()),
+            way_out: "take a smaller chunk, a shorter prompt, or bf16 or f16 instead of f32",
+        };
+        let num_logits = options.num_logits.unwrap_or(1).min(len);
+        let before = cache.len();
+        let mut logits = Vec::new();
+        let mut last_hidden = None;
+        for start in (0..len).step_by(chunk) {
+            let count = chunk.min(len - start);
+            let phase = Phase::Prefill { method, prompt_len: before + len };
+            // From the first position of this chunk that needs logits, or the prompt's last for its hidden state.
+            let from = (len - num_logits.max(1)).saturating_sub(start);
+            let hidden = self.forward(&tokens.narrow(1, start, count)?, cache, phase, from.min(count));
+            let hidden = need.check(hidden, self.device())?;
+            if let Some(hidden) = hidden {
+                if num_logits > 0 {
+                    let rows = hidden.dim(1)?;
+                    logits.push(self.logits_need(batch * rows).check(self.logits(&hidden), self.device())?);
+                }
+                last_hidden = Some(hidden);
+            }
+            if let Some(report) = options.progress.as_mut() {
+                report(start + count, len);
+            }
+        }
+        // The last chunk always yields hidden states, because at least one position is asked for.
+        let hidden = last_hidden.ok_or(ModelError::EmptyPrompt)?;
+        let hidden = hidden.narrow(1, hidden.dim(1)? - 1, 1)?.squeeze(1)?.to_dtype(DType::F32)?;
+        let logits = match logits.len() {
+            0 => Tensor::zeros((batch, 0, self.config().vocab_size), DType::F32, self.device())?,
+            1 => logits.remove(0),
+            _ => Tensor::cat(&logits, 1)?,
+        };
+        Ok(PrefillOutput { logits, hidden })
+    }
+}
