@@ -1,31 +1,21 @@
 //! Where a model's attention goes: the sink, the local window, the strongest keys of the rest, and S2O's density, by
 //! layer or by head. The calibration of the synthetic weights (docs/synthetic.md) is made and checked with this.
-//!
-//! ```text
-//! cargo run --release --example attention_statistics -- --context 32768
-//! cargo run --release --example attention_statistics -- --model model.gguf --prompt-file book.txt --heads
-//! ```
 
 use std::num::NonZeroUsize;
 use std::ops::AddAssign;
-use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, PrefillCall, S2o};
-use clap::Parser;
+use clap::Args;
 use s2o_models::PrefillOptions;
 
-#[path = "cli/mod.rs"]
-#[allow(dead_code, reason = "prefill needs more of it")]
-mod cli;
-
-use cli::layout::Look;
-use cli::model_flags::ModelFlags;
-use cli::prompt_flags::PromptFlags;
-use cli::s2o_flags::S2oFlags;
-use cli::{exit, machine, model_flags, progress};
+use crate::layout::Look;
+use crate::model_flags::ModelFlags;
+use crate::prompt_flags::PromptFlags;
+use crate::s2o_flags::S2oFlags;
+use crate::{exit, machine, model_flags, progress};
 
 /// Keys at the start that count as the sink: the first key tile.
 const SINK: usize = 128;
@@ -34,19 +24,15 @@ const LOCAL: usize = 2048;
 /// The shares of the remaining keys whose mass is summed.
 const TOP: [f64; 3] = [0.01, 0.05, 0.1];
 
-/// Measures softmax mass on sampled queries, and S2O's density, while S2O prefills a prompt.
-#[derive(Debug, Parser)]
-#[command(name = "attention_statistics")]
-struct Flags {
+/// Measure where a model's attention goes: softmax mass on sampled queries, and S2O's density
+#[derive(Debug, Args)]
+pub struct Flags {
     /// Queries to look at, spread over the second half of the prompt
     #[arg(long, value_name = "N", default_value = "32")]
     queries: NonZeroUsize,
     /// A row for each head, not only for each layer
     #[arg(long)]
     heads: bool,
-    /// Threads to use [default: all]
-    #[arg(long)]
-    threads: Option<NonZeroUsize>,
     #[command(flatten)]
     model: ModelFlags,
     #[command(flatten)]
@@ -55,65 +41,63 @@ struct Flags {
     s2o: S2oFlags,
 }
 
-fn main() -> ExitCode {
-    exit::with(measure(&Flags::parse()))
-}
+impl Flags {
+    /// Measures and prints the table.
+    pub fn run(&self) -> Result<()> {
+        let s2o = self.s2o.attention()?;
+        let model = self.model.load()?;
+        let prompt = self.prompt.prompt(&model)?;
+        let (len, queries) = (prompt.tokens.len(), self.queries.get());
+        let positions = (1..=queries).map(|i| len / 2 + i * (len - len / 2) / queries - 1).collect();
+        let config = model.config();
+        let heads = vec![vec![Mass::default(); config.num_heads]; config.num_layers];
+        let observer = Observer { s2o, positions, heads: Mutex::new(heads) };
 
-fn measure(flags: &Flags) -> Result<()> {
-    machine::limit_threads(flags.threads);
-    let s2o = flags.s2o.attention()?;
-    let model = flags.model.load()?;
-    let prompt = flags.prompt.prompt(&model)?;
-    let (len, queries) = (prompt.tokens.len(), flags.queries.get());
-    let positions = (1..=queries).map(|i| len / 2 + i * (len - len / 2) / queries - 1).collect();
-    let config = model.config();
-    let heads = vec![vec![Mass::default(); config.num_heads]; config.num_layers];
-    let observer = Observer { s2o, positions, heads: Mutex::new(heads) };
+        let mut cache = model.decoder.new_cache(1, len)?;
+        let phase = progress::start("observing", len, "tokens");
+        let mut report = |done: usize, _: usize| phase.set(done);
+        let options = PrefillOptions::new().chunk(self.model.chunk).num_logits(0).on_progress(&mut report);
+        model.decoder.prefill(&model.prompt(&prompt.tokens)?, &mut cache, &observer, options)?;
+        phase.finish();
 
-    let mut cache = model.decoder.new_cache(1, len)?;
-    let bar = progress::bar("observing", len, "tokens");
-    let mut report = |done: usize, _: usize| bar.set_position(done as u64);
-    let options = PrefillOptions::new().chunk(flags.model.chunk).num_logits(0).on_progress(&mut report);
-    model.decoder.prefill(&model.prompt(&prompt.tokens)?, &mut cache, &observer, options)?;
-    progress::finish(&bar);
-
-    let stats = observer.s2o.take_stats();
-    let heads = observer.heads.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let header = ["", "density", "by head", "visited", "sink", "local", "rest", "top 1 %", "top 5 %", "top 10 %"];
-    let mut table = Look::of_stdout().table(header);
-    let mut all = Vec::new();
-    for (layer, masses) in heads.iter().enumerate() {
-        let empty = Vec::new();
-        let tiles = stats.get(&layer).map_or(&empty, |stats| &stats.heads);
-        let rows: Vec<Row> = masses
-            .iter()
-            .enumerate()
-            .map(|(head, mass)| Row {
-                density: tiles.get(head).map_or(1.0, |tiles| tiles.density()),
-                visited: tiles.get(head).map_or(f64::NAN, |tiles| tiles.mean_visited()),
-                mass: *mass,
-            })
-            .collect();
-        if flags.heads {
-            for (head, row) in rows.iter().enumerate() {
-                table.add_row(cells(format!("layer {layer} head {head}"), std::slice::from_ref(row)));
+        let stats = observer.s2o.take_stats();
+        let heads = observer.heads.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let header = ["", "density", "by head", "visited", "sink", "local", "rest", "top 1 %", "top 5 %", "top 10 %"];
+        let mut table = Look::of_stdout().table(header);
+        let mut all = Vec::new();
+        for (layer, masses) in heads.iter().enumerate() {
+            let empty = Vec::new();
+            let tiles = stats.get(&layer).map_or(&empty, |stats| &stats.heads);
+            let rows: Vec<Row> = masses
+                .iter()
+                .enumerate()
+                .map(|(head, mass)| Row {
+                    density: tiles.get(head).map_or(1.0, |tiles| tiles.density()),
+                    visited: tiles.get(head).map_or(f64::NAN, |tiles| tiles.mean_visited()),
+                    mass: *mass,
+                })
+                .collect();
+            if self.heads {
+                for (head, row) in rows.iter().enumerate() {
+                    table.add_row(cells(format!("layer {layer} head {head}"), std::slice::from_ref(row)));
+                }
+            } else {
+                table.add_row(cells(format!("layer {layer}"), &rows));
             }
-        } else {
-            table.add_row(cells(format!("layer {layer}"), &rows));
+            all.extend(rows);
         }
-        all.extend(rows);
+        table.add_row(cells("all".to_owned(), &all));
+        exit::print(&format!(
+            "model   {}\nprompt  {}\n\n{table}\n\n\
+             density and visited: of S2O, key tiles computed of all causal ones, and prefix tiles for a query tile.\n\
+             by head: the lowest, middle and highest density. sink: softmax mass of the first {SINK} keys; local: of the\n\
+             last {LOCAL}; rest: of the keys between, and the part of it that its strongest keys hold. Means over\n\
+             {queries} queries of the second half and over heads.\n\n{}\n",
+            model_flags::describe(&model),
+            prompt.description,
+            machine::describe(model.decoder.device()),
+        ))
     }
-    table.add_row(cells("all".to_owned(), &all));
-    exit::print(&format!(
-        "model   {}\nprompt  {}\n\n{table}\n\n\
-         density and visited: of S2O, key tiles computed of all causal ones, and prefix tiles for a query tile.\n\
-         by head: the lowest, middle and highest density. sink: softmax mass of the first {SINK} keys; local: of the\n\
-         last {LOCAL}; rest: of the keys between, and the part of it that its strongest keys hold. Means over\n\
-         {queries} queries of the second half and over heads.\n\n{}\n",
-        model_flags::describe(&model),
-        prompt.description,
-        machine::describe(model.decoder.device()),
-    ))
 }
 
 /// One head.

@@ -11,7 +11,7 @@ use s2o_eval::method::{Method, density};
 use s2o_eval::metrics::{ErrorSums, Errors};
 use serde::Serialize;
 
-use crate::cli::layout::{Look, scientific, seconds};
+use crate::layout::{Look, scientific, seconds};
 
 /// In the column `head`: over all heads.
 const ALL_HEADS: i64 = -1;

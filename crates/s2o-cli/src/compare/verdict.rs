@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 
-use crate::rows::Row;
+use super::rows::Row;
 
 /// Relative L1 within which two exact implementations agree: their 16-bit outputs and weights are rounded apart.
 fn rounding(dtype: DType) -> f64 {

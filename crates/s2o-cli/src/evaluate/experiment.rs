@@ -12,12 +12,12 @@ use s2o_eval::experiment::{
 use s2o_eval::method::{ALL, MethodSpec};
 use serde::Serialize;
 
-use crate::cli::layout::Look;
-use crate::cli::tensor_flags::{Source, TensorFlags};
-use crate::cli::{exit, machine, progress};
-use crate::record::{self, Origin};
+use super::record::{self, Origin};
+use crate::layout::Look;
+use crate::tensor_flags::{Source, TensorFlags};
+use crate::{exit, machine, progress};
 
-/// Runs one experiment, layer by layer.
+/// Measure error, density and time of attention methods on the queries, keys and values of single layers
 #[derive(Debug, Args)]
 pub struct Flags {
     #[command(subcommand)]
@@ -112,9 +112,6 @@ struct Common {
     /// Print one JSON object a line instead of a table
     #[arg(long)]
     json: bool,
-    /// Threads to use [default: all]
-    #[arg(long)]
-    threads: Option<NonZeroUsize>,
     #[command(flatten)]
     source: TensorFlags,
 }
@@ -189,15 +186,14 @@ struct Report<'c> {
 impl Common {
     /// Runs an experiment on each layer.
     fn layers<R>(&self, mut experiment: impl FnMut(&Exact) -> Result<Vec<R>>) -> Result<(Vec<R>, Report<'_>)> {
-        machine::limit_threads(self.threads);
         let Source { layers, count, description, device } = self.source.open(|_| Ok(()))?;
-        let bar = progress::bar("measuring", count, "layers");
+        let phase = progress::start("measuring", count, "layers");
         let mut rows = Vec::new();
         for layer in layers {
             rows.extend(experiment(&Exact::new(&layer?)?)?);
-            bar.inc(1);
+            phase.add(1);
         }
-        progress::finish(&bar);
+        phase.finish();
         ensure!(!rows.is_empty(), "expected at least one method, got none");
         let origin = Origin::here(&description, &device);
         Ok((rows, Report { common: self, description, machine: machine::describe(&device), origin }))

@@ -8,10 +8,10 @@ use s2o_eval::load::NEEDLE_7M;
 use s2o_eval::run::GROUPS;
 use s2o_eval::{method, tasks};
 
-use crate::cli::exit;
-use crate::samples::PERPLEXITY;
+use super::samples::PERPLEXITY;
+use crate::exit;
 
-/// Lists tasks and methods
+/// List tasks and methods
 #[derive(Debug, Args)]
 pub struct Flags {}
 

@@ -9,8 +9,8 @@ use candle_core::Device;
 use comfy_table::Table;
 use serde::Serialize;
 
-use crate::cli::layout::{Look, scientific, seconds};
-use crate::cli::machine;
+use crate::layout::{Look, scientific, seconds};
+use crate::machine;
 
 /// Where rows come from: the columns behind those of the experiment.
 #[derive(Debug, Clone, Serialize)]
@@ -37,7 +37,7 @@ impl Origin {
                 .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
                 .collect::<Vec<_>>()
                 .join("; "),
-            command: format!("evaluate {}", std::env::args().skip(1).collect::<Vec<_>>().join(" ")),
+            command: std::env::args().skip(1).collect::<Vec<_>>().join(" "),
         }
     }
 }

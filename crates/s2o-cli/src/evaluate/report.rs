@@ -6,10 +6,10 @@ use anyhow::Result;
 use clap::Args;
 use s2o_eval::run::read_outcomes;
 
-use crate::run::OUTCOMES;
-use crate::tables;
+use super::run::OUTCOMES;
+use super::tables;
 
-/// Makes the tables of a run again, even while it goes on
+/// Make the tables of a run again, even while it goes on
 #[derive(Debug, Args)]
 pub struct Flags {
     /// What was given to `run` as --out

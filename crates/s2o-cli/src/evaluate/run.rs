@@ -2,12 +2,10 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indicatif::ProgressBar;
 use s2o_eval::EvalError;
 use s2o_eval::method::MethodSpec;
 use s2o_eval::run::{Event, Journal, Runner, Sample};
@@ -15,18 +13,19 @@ use s2o_eval::tasks::ChatTemplate;
 use s2o_models::{Chunk, LoadedModel};
 use serde::Serialize;
 
-use crate::cli::model_flags::LoadFlags;
-use crate::cli::{exit, machine, model_flags, progress};
-use crate::record::{self, Origin};
-use crate::samples::SampleFlags;
-use crate::tables;
+use super::record::{self, Origin};
+use super::samples::SampleFlags;
+use super::tables;
+use crate::model_flags::LoadFlags;
+use crate::progress::{self, Progress};
+use crate::{exit, machine, model_flags};
 
 /// Where outcomes are kept, in the directory of a run.
 pub const OUTCOMES: &str = "outcomes.jsonl";
 /// Beside them: how and where they were made.
 const RUNS: &str = "runs";
 
-/// Asks a model with every method and writes how well it answers
+/// Ask a model with every method and write how well it answers
 ///
 /// Without arguments: the built-in model, a few tasks it can answer, dense and S2O, about a minute on 2 cores. A run
 /// goes on where the last one in the same directory stopped; answers are greedy.
@@ -50,9 +49,6 @@ pub struct Flags {
     /// Write RULER's prediction files, for its own script, from RULER's tasks
     #[arg(long)]
     predictions: bool,
-    /// Threads to use [default: all]
-    #[arg(long)]
-    threads: Option<NonZeroUsize>,
     #[command(flatten)]
     samples: SampleFlags,
     #[command(flatten)]
@@ -68,7 +64,6 @@ struct Begun {
 
 impl Flags {
     pub fn run(&self) -> Result<()> {
-        machine::limit_threads(self.threads);
         // Before the model: a wrong option should not cost the loading of 16 GB.
         if self.model.is_synthetic() {
             bail!("--synthetic: expected a model whose answers mean something, got made-up weights");
@@ -155,25 +150,20 @@ impl Flags {
         // Before the first outcome: an interrupted run has made some too.
         record::append(&self.out, RUNS, &[Begun { outcomes: count }], origin)?;
         // In tokens, because long prompts take longer.
-        let bar = progress::bar_with_eta(tokens);
-        let mut done = 0;
-        bar.set_message(format!("0 of {count} outcomes"));
-        let result = runner.run(samples, journal, &mut |event| show(&bar, event, &mut done, count));
-        progress::finish(&bar);
+        let phase = progress::start_with_eta(format!("{count} outcomes"), tokens, "tokens");
+        let result = runner.run(samples, journal, &mut |event| show(&phase, event));
+        phase.finish();
         Ok(result?)
     }
 }
 
-fn show(bar: &ProgressBar, event: Event, done: &mut usize, count: usize) {
+fn show(phase: &Progress, event: Event) {
     match event {
         Event::Started(trial) => {
-            bar.set_prefix(format!("{} {}, {}", trial.sample.task(), trial.sample.context_tokens(), trial.key.method));
+            let (task, tokens) = (trial.sample.task(), trial.sample.context_tokens());
+            phase.name_step(format!("{task} {tokens}, {}", trial.key.method));
         }
-        Event::Finished(outcome) => {
-            *done += 1;
-            bar.inc(outcome.context_tokens as u64);
-            bar.set_message(format!("{done} of {count} outcomes"));
-        }
+        Event::Finished(outcome) => phase.add(outcome.context_tokens),
     }
 }
 

@@ -7,9 +7,11 @@ use clap::Args;
 use s2o_baselines::{HeadPattern, MInference};
 use s2o_eval::tune::search_minference;
 
-use crate::cli::progress;
-use crate::tuning::{Found, TuningFlags, mean};
+use super::tuning::{Found, TuningFlags, mean};
+use crate::progress;
 
+/// Find MInference's pattern for each head
+///
 /// Prefills some prompts densely; each head of every layer then gets, of the published patterns, the one that captures
 /// most of the attention of sampled queries, on the mean of the prompts. Holds the queries of all layers in memory.
 #[derive(Debug, Args)]
@@ -44,10 +46,10 @@ pub fn run(flags: &Flags) -> Result<()> {
         );
     }
     let tensors = flags.tuning.tensors(&model, &prompts)?;
-    let bar = progress::bar("searching", model.config().num_layers, "layers");
-    let mut report = |done: usize, _: usize| bar.set_position(done as u64);
+    let phase = progress::start("searching", model.config().num_layers, "layers");
+    let mut report = |done: usize, _: usize| phase.set(done);
     let (config, rows) = search_minference(&tensors, &method, &mut report)?;
-    progress::finish(&bar);
+    phase.finish();
     config.save(&flags.save)?;
 
     let found = Found { model: &model, prompts: &prompts, options: None, rows: &rows };

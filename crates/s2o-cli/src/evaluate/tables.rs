@@ -10,8 +10,8 @@ use s2o_eval::run::{Key, Outcome, Sample};
 use s2o_eval::tasks::RULER;
 use s2o_models::LoadedModel;
 
-use crate::cli::exit;
-use crate::cli::layout::{Look, seconds};
+use crate::exit;
+use crate::layout::{Look, seconds};
 
 /// The task whose results others draw.
 const NIAH: &str = "niah";

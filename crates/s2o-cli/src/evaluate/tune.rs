@@ -7,9 +7,11 @@ use candle_s2o::{LayerSettings, TunedOn};
 use clap::Args;
 use s2o_eval::tune::{TAUS, TunedLayer, Tuner};
 
-use crate::cli::s2o_flags::{self, S2oFlags};
-use crate::tuning::{Found, TuningFlags, mean};
+use super::tuning::{Found, TuningFlags, mean};
+use crate::s2o_flags::{self, S2oFlags};
 
+/// Find a threshold for each layer that keeps its error within a bound
+///
 /// Prefills some prompts densely and, beside that, tries S2O with each threshold on what every layer is given. The
 /// sparsest threshold within the bound is kept; a layer without one stays dense. The bound holds for each layer on its
 /// own, on these prompts.

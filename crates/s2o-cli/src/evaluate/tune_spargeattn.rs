@@ -7,9 +7,11 @@ use clap::Args;
 use s2o_baselines::SpargeBounds;
 use s2o_eval::tune::tune_spargeattn;
 
-use crate::cli::progress;
-use crate::tuning::{Found, TuningFlags, mean};
+use super::tuning::{Found, TuningFlags, mean};
+use crate::progress;
 
+/// Find SpargeAttn's settings for each layer and head that keep a head's error within bounds
+///
 /// Prefills some prompts densely and tries SpargeAttn with each setting of a grid on the queries, keys and values of
 /// every layer. Each head gets the tau and theta of least density whose error is within --l1 on every prompt; each layer
 /// then the lambda that leaves out most values with every head within --l2 (none on a GPU). This takes about 60 times
@@ -37,10 +39,10 @@ pub fn run(flags: &Flags) -> Result<()> {
     let model = flags.tuning.model.load()?;
     let prompts = flags.tuning.prompts(&model)?;
     let tensors = flags.tuning.tensors(&model, &prompts)?;
-    let bar = progress::bar("tuning", model.config().num_layers, "layers");
-    let mut report = |done: usize, _: usize| bar.set_position(done as u64);
+    let phase = progress::start("tuning", model.config().num_layers, "layers");
+    let mut report = |done: usize, _: usize| phase.set(done);
     let (config, rows) = tune_spargeattn(&tensors, bounds, &mut report)?;
-    progress::finish(&bar);
+    phase.finish();
     config.save(&flags.save)?;
 
     let found = Found { model: &model, prompts: &prompts, options: None, rows: &rows };

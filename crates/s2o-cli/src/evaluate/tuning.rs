@@ -1,6 +1,5 @@
 //! What the commands share that make settings for a model out of prompts.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -10,10 +9,10 @@ use s2o_eval::capture::{LayerTensors, capture};
 use s2o_models::{LoadedModel, PrefillOptions, passkey};
 use serde::Serialize;
 
-use crate::cli::layout::Look;
-use crate::cli::model_flags::{self, ModelFlags};
-use crate::cli::{exit, machine, progress, prompt_flags};
-use crate::record;
+use super::record;
+use crate::layout::Look;
+use crate::model_flags::{self, ModelFlags};
+use crate::{exit, machine, progress, prompt_flags};
 
 /// Tokens of the prompt that is built when none is given.
 const DEFAULT_TOKENS: usize = 8192;
@@ -38,9 +37,6 @@ pub struct TuningFlags {
     /// Print one JSON object a line instead of a table
     #[arg(long)]
     json: bool,
-    /// Threads to use [default: all]
-    #[arg(long)]
-    threads: Option<NonZeroUsize>,
     #[command(flatten)]
     pub model: ModelFlags,
 }
@@ -48,7 +44,6 @@ pub struct TuningFlags {
 impl TuningFlags {
     /// What can be checked before a model is loaded, which may be 16 GB, and tuned for an hour.
     pub fn begin(&self, save: &Path) -> Result<()> {
-        machine::limit_threads(self.threads);
         let directory = save.parent().filter(|directory| *directory != Path::new(""));
         ensure!(
             directory.is_none_or(Path::is_dir) && !save.is_dir(),
@@ -82,15 +77,15 @@ impl TuningFlags {
         Ok(prompts)
     }
 
-    /// Prefills a prompt under a progress bar.
+    /// Prefills a prompt, with progress.
     pub fn prefill(&self, model: &LoadedModel, prompt: &[u32], attention: &dyn Attention) -> Result<()> {
         let tokens = model.prompt(prompt)?;
         let mut cache = model.decoder.new_cache(1, prompt.len())?;
-        let bar = progress::bar("tuning", prompt.len(), "tokens");
-        let mut report = |done: usize, _: usize| bar.set_position(done as u64);
+        let phase = progress::start("tuning", prompt.len(), "tokens");
+        let mut report = |done: usize, _: usize| phase.set(done);
         let options = PrefillOptions::new().chunk(self.model.chunk).num_logits(0).on_progress(&mut report);
         model.decoder.prefill(&tokens, &mut cache, attention, options)?;
-        progress::finish(&bar);
+        phase.finish();
         Ok(())
     }
 
@@ -99,10 +94,10 @@ impl TuningFlags {
         let layers: Vec<usize> = (0..model.config().num_layers).collect();
         let mut tensors = Vec::new();
         for prompt in prompts {
-            let bar = progress::bar("prefill", prompt.len(), "tokens");
-            let mut report = |done: usize, _: usize| bar.set_position(done as u64);
+            let phase = progress::start("prefill", prompt.len(), "tokens");
+            let mut report = |done: usize, _: usize| phase.set(done);
             tensors.extend(capture(model, prompt, self.model.chunk, &layers, &mut report)?);
-            progress::finish(&bar);
+            phase.finish();
         }
         Ok(tensors)
     }

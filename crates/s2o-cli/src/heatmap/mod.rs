@@ -1,52 +1,39 @@
 //! Pictures of one head's attention as sparse methods see it: in the order of the prompt, with keys permuted by PBS-Attn,
 //! with keys ranked by S2O for each segment of queries, and with the queries permuted too. The tiles that a method
 //! computes are outlined; what it leaves out is grey.
-//!
-//! ```text
-//! cargo run --release --example heatmap                                        # the built-in model on a passkey prompt
-//! cargo run --release --example heatmap -- --context 4096 --layer 3 --head 1 --out pictures
-//! cargo run --release --example heatmap -- --model DIR --prompt-file F --segment 1024 --tau 0.05
-//! cargo run --release --example heatmap -- --help
-//! ```
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use candle_core::Device;
 use candle_s2o::S2oConfig;
-use clap::Parser;
+use clap::Args;
 use comfy_table::Cell;
 use s2o_eval::capture::capture;
 use s2o_eval::plot::{AttentionMaps, Figure, Files};
 
-#[path = "../cli/mod.rs"]
-#[allow(dead_code, reason = "prefill needs more of it")]
-mod cli;
 mod head;
 mod panel;
 mod pbs;
 mod pooled;
 mod ranked;
 
-use cli::layout::Look;
-use cli::model_flags::ModelFlags;
-use cli::prompt_flags::PromptFlags;
-use cli::s2o_flags::{self, S2oFlags};
-use cli::{exit, machine, model_flags, progress};
-use head::Head;
-use panel::Panel;
-use pooled::{Pool, Pooled};
+use self::head::Head;
+use self::panel::Panel;
+use self::pooled::{Pool, Pooled};
+use crate::layout::Look;
+use crate::model_flags::ModelFlags;
+use crate::prompt_flags::PromptFlags;
+use crate::s2o_flags::{self, S2oFlags};
+use crate::{exit, machine, model_flags, progress};
 
 /// Width and height of the picture.
 const SIZE: (u32, u32) = (1600, 1520);
 
-/// Draws the attention of one head, with the tiles that PBS-Attn and S2O compute of it, and says how much of the softmax
-/// mass those tiles hold.
-#[derive(Debug, Parser)]
-#[command(name = "heatmap")]
-struct Flags {
+/// Draw the attention of one head, with the tiles that PBS-Attn and S2O compute of it and the softmax mass that they hold
+#[derive(Debug, Args)]
+pub struct Flags {
     /// Layer to look at [default: the middle one]
     #[arg(long, value_name = "LAYER")]
     layer: Option<usize>,
@@ -62,9 +49,6 @@ struct Flags {
     /// How a cell pools its probabilities
     #[arg(long, value_name = "HOW", default_value = "max")]
     pool: Pool,
-    /// Threads to use [default: all]
-    #[arg(long)]
-    threads: Option<NonZeroUsize>,
     #[command(flatten)]
     model: ModelFlags,
     #[command(flatten)]
@@ -73,57 +57,59 @@ struct Flags {
     s2o: S2oFlags,
 }
 
-fn main() -> ExitCode {
-    exit::with(draw(&Flags::parse()))
-}
-
-fn draw(flags: &Flags) -> Result<()> {
-    machine::limit_threads(flags.threads);
-    let config = flags.s2o.config()?;
-    let model = flags.model.load()?;
-    let shape = model.config();
-    flags.s2o.check_layers(shape.num_layers)?;
-    let layer = flags.layer.unwrap_or(shape.num_layers / 2);
-    for (flag, got, count) in [("layer", layer, shape.num_layers), ("head", flags.head, shape.num_heads)] {
-        if got >= count {
-            bail!("--{flag}: expected {flag}s 0 to {}, got {got}", count - 1);
+impl Flags {
+    /// Draws and prints how much the panels hold.
+    pub fn run(&self) -> Result<()> {
+        let config = self.s2o.config()?;
+        let model = self.model.load()?;
+        let shape = model.config();
+        self.s2o.check_layers(shape.num_layers)?;
+        let layer = self.layer.unwrap_or(shape.num_layers / 2);
+        for (flag, got, count) in [("layer", layer, shape.num_layers), ("head", self.head, shape.num_heads)] {
+            if got >= count {
+                bail!("--{flag}: expected {flag}s 0 to {}, got {got}", count - 1);
+            }
         }
+        let prompt = self.prompt.prompt(&model)?;
+        let phase = progress::start("capturing", prompt.tokens.len(), "tokens");
+        let mut report = |done: usize, _: usize| phase.set(done);
+        let layers = capture(&model, &prompt.tokens, self.model.chunk, &[layer], &mut report)?;
+        phase.finish();
+        let Some(captured) = layers.first() else { bail!("layer {layer} made no attention call") };
+
+        let head = Head::new(captured, self.head)?;
+        let panels = panels(&head, &config)?;
+        let pooled = pooled::pool(&head, &panels, self.cells.get(), self.pool)?;
+        let name = format!("attention-layer{layer}-head{}", self.head);
+        let maps = AttentionMaps {
+            title: format!("{}, layer {layer}, head {}: computed tiles outlined, the rest grey", model.name, self.head),
+            maps: panels
+                .iter()
+                .zip(&pooled)
+                .map(|(panel, pooled)| panel.map(&head, pooled))
+                .collect::<Result<_, _>>()?,
+            columns: 2,
+            unit: format!("attention probability ({} of a cell)", self.pool.name()),
+            // A hundredth of what each key had if attention were uniform.
+            floor: Some(0.01 / head.k_len() as f64),
+        };
+        let files = Figure::new(SIZE.0, SIZE.1)?.write(&maps, &self.out, &name)?;
+
+        let device = model.decoder.device();
+        let header = format!(
+            "model   {}\nprompt  {}\ns2o     {}",
+            model_flags::describe(&model),
+            prompt.description,
+            // The one head is computed on the CPU, wherever the model ran.
+            s2o_flags::describe(&config, false, head.k_len(), &Device::Cpu),
+        );
+        exit::print(&format!(
+            "{header}\n\n{}\n\n{}\n{}\n",
+            table(&panels, &pooled),
+            written(&files),
+            machine::describe(device)
+        ))
     }
-    let prompt = flags.prompt.prompt(&model)?;
-    let bar = progress::bar("capturing", prompt.tokens.len(), "tokens");
-    let mut report = |done: usize, _: usize| bar.set_position(done as u64);
-    let layers = capture(&model, &prompt.tokens, flags.model.chunk, &[layer], &mut report)?;
-    progress::finish(&bar);
-    let Some(captured) = layers.first() else { bail!("layer {layer} made no attention call") };
-
-    let head = Head::new(captured, flags.head)?;
-    let panels = panels(&head, &config)?;
-    let pooled = pooled::pool(&head, &panels, flags.cells.get(), flags.pool)?;
-    let name = format!("attention-layer{layer}-head{}", flags.head);
-    let maps = AttentionMaps {
-        title: format!("{}, layer {layer}, head {}: computed tiles outlined, the rest grey", model.name, flags.head),
-        maps: panels.iter().zip(&pooled).map(|(panel, pooled)| panel.map(&head, pooled)).collect::<Result<_, _>>()?,
-        columns: 2,
-        unit: format!("attention probability ({} of a cell)", flags.pool.name()),
-        // A hundredth of what each key had if attention were uniform.
-        floor: Some(0.01 / head.k_len() as f64),
-    };
-    let files = Figure::new(SIZE.0, SIZE.1)?.write(&maps, &flags.out, &name)?;
-
-    let device = model.decoder.device();
-    let header = format!(
-        "model   {}\nprompt  {}\ns2o     {}",
-        model_flags::describe(&model),
-        prompt.description,
-        // The one head is computed on the CPU, wherever the model ran.
-        s2o_flags::describe(&config, false, head.k_len(), &Device::Cpu),
-    );
-    exit::print(&format!(
-        "{header}\n\n{}\n\n{}\n{}\n",
-        table(&panels, &pooled),
-        written(&files),
-        machine::describe(device)
-    ))
 }
 
 /// The panels of the picture, from the left and from the top.

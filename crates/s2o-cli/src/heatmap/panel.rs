@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use s2o_eval::plot::{AttentionMap, PlotError, Tile};
 
-use crate::head::Head;
-use crate::pooled::Pooled;
+use super::head::Head;
+use super::pooled::Pooled;
 
 /// One picture of the head. A place is where a query or key is shown.
 #[derive(Debug)]

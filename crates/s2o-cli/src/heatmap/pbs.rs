@@ -4,8 +4,8 @@ use anyhow::Result;
 use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall, query_blocks};
 use s2o_baselines::{BlockSelector, Pbs};
 
-use crate::head::Head;
-use crate::panel::{Band, KeyOrder, Panel};
+use super::head::Head;
+use super::panel::{Band, KeyOrder, Panel};
 
 /// Keys that are reordered among themselves, as published.
 const SEGMENT: usize = 256;

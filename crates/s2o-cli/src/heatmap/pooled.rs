@@ -6,8 +6,8 @@ use clap::ValueEnum;
 use rayon::prelude::*;
 use s2o_eval::plot::{Matrix, PlotError};
 
-use crate::head::Head;
-use crate::panel::Panel;
+use super::head::Head;
+use super::panel::Panel;
 
 /// Queries whose probabilities are in memory at a time.
 const QUERIES: usize = 128;

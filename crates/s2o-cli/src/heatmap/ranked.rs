@@ -5,8 +5,8 @@ use anyhow::Result;
 use candle_s2o::{S2oConfig, S2oOp};
 use s2o_core::{AttnShape, Plan, query_tiles};
 
-use crate::head::Head;
-use crate::panel::{Band, KeyOrder, Panel};
+use super::head::Head;
+use super::panel::{Band, KeyOrder, Panel};
 
 /// The head as S2O sees it with these options.
 pub fn panel(title: &'static str, head: &Head, config: &S2oConfig) -> Result<Panel> {

@@ -12,10 +12,10 @@ use s2o_models::weights::NEEDLE_7M;
 use s2o_models::{LoadedModel, passkey};
 use serde::Serialize;
 
-use crate::cli::layout::{Look, grouped, seconds};
-use crate::cli::prompt_flags::Prompt;
-use crate::cli::{machine, model_flags, s2o_flags};
-use crate::run::Run;
+use super::run::Run;
+use crate::layout::{Look, grouped, seconds};
+use crate::prompt_flags::Prompt;
+use crate::{machine, model_flags, s2o_flags};
 
 /// Characters of a density bar.
 const BAR_WIDTH: usize = 24;

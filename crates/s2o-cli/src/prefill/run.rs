@@ -9,8 +9,8 @@ use s2o_models::{
     Chunk, GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream, TokenStream,
 };
 
-use crate::cli::progress;
-use crate::timed::Timed;
+use super::timed::Timed;
+use crate::progress;
 
 /// Positions at the prompt's end whose likeliest next token is compared.
 const COMPARED_POSITIONS: usize = 64;
@@ -112,15 +112,15 @@ impl<'m> Session<'m> {
     ) -> Result<Run> {
         self.cache.reset();
         let decoder = &self.model.decoder;
-        let bar = progress::bar(format!("prefill, {name}"), self.prompt.len(), "tokens");
-        let timed = Timed::new(method, decoder.config().num_layers, &bar);
+        let phase = progress::start(format!("prefill, {name}"), self.prompt.len(), "tokens");
+        let timed = Timed::new(method, decoder.config().num_layers, &phase);
         let options = PrefillOptions::new().chunk(self.chunk).num_logits(self.num_logits);
         let start = Instant::now();
         let output = decoder.prefill(&self.tokens, &mut self.cache, &timed, options)?;
         decoder.device().synchronize()?;
         let prefill = start.elapsed();
         let attention = timed.into_layers();
-        progress::finish(&bar);
+        phase.finish();
 
         let start = Instant::now();
         let (text, num_generated) = self.generate(&output, on_text)?;

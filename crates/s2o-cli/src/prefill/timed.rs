@@ -5,21 +5,22 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Result, Tensor};
 use candle_s2o::{Attention, PrefillCall};
-use indicatif::ProgressBar;
 
-/// An attention method under a stopwatch. It also moves the progress bar, in tokens: a chunk of a large model is too
-/// long to wait for in silence.
+use crate::progress::Progress;
+
+/// An attention method under a stopwatch. It also reports progress in tokens after each layer: a chunk of a large model
+/// takes too long to report whole chunks only.
 #[derive(Debug)]
 pub struct Timed<'a> {
     inner: &'a dyn Attention,
-    bar: &'a ProgressBar,
+    progress: &'a Progress,
     layers: Mutex<Vec<Duration>>,
 }
 
 impl<'a> Timed<'a> {
     /// Times `inner` in a model of `num_layers` layers.
-    pub fn new(inner: &'a dyn Attention, num_layers: usize, bar: &'a ProgressBar) -> Self {
-        Self { inner, bar, layers: Mutex::new(vec![Duration::ZERO; num_layers]) }
+    pub fn new(inner: &'a dyn Attention, num_layers: usize, progress: &'a Progress) -> Self {
+        Self { inner, progress, layers: Mutex::new(vec![Duration::ZERO; num_layers]) }
     }
 
     /// Time spent in each layer, over all chunks.
@@ -42,7 +43,7 @@ impl Attention for Timed<'_> {
         let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         layers[call.layer] += start.elapsed();
         let (chunk, end) = (q.dim(1)?, k.dim(1)?);
-        self.bar.set_position((end - chunk + chunk * (call.layer + 1) / layers.len()) as u64);
+        self.progress.set(end - chunk + chunk * (call.layer + 1) / layers.len());
         Ok(out)
     }
 }

@@ -22,7 +22,7 @@ fn file(directory: &TempDir, name: &str) -> String {
 #[test]
 fn a_run_leaves_outcomes_and_tables() {
     let directory = TempDir::new().expect("a directory");
-    let args = ["--methods", "dense,s2o:tau=0.05:dense-below=0", "--depths", "0,1", "--threads", "1"];
+    let args = ["--methods", "dense,s2o:tau=0.05:dense-below=0", "--depths", "0,1", "--threads", "1", "--quiet"];
     let output = run("evaluate", &short(&directory, &args));
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{stderr}");

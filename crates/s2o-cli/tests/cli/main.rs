@@ -1,4 +1,4 @@
-//! The example binaries through their command lines, as a user runs them.
+//! The program through its command line, as a user runs it.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,6 @@ use tempfile::TempDir;
 mod compare;
 mod evaluate;
 mod experiment;
-mod gallery;
 mod heatmap;
 mod models;
 mod prefill;
@@ -17,20 +16,16 @@ mod synthetic;
 mod tune;
 mod tune_published;
 
-/// Cargo builds the examples before the tests, but tells tests only the paths of ordinary binaries.
-pub(crate) fn example(name: &str) -> Command {
-    let test = std::env::current_exe().expect("the test has a path");
-    let target = test.parent().and_then(Path::parent).expect("tests lie in target/<profile>/deps");
-    let path = target.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    assert!(path.exists(), "{} is not built: run `cargo build --release --examples`", path.display());
-    let mut command = Command::new(path);
+/// `s2o <name>`.
+pub(crate) fn command(name: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_s2o"));
     // A backtrace must not spoil the one line of an error, even when it is asked for.
-    command.env("RUST_BACKTRACE", "1").env("HF_HUB_OFFLINE", "1");
+    command.arg(name).env("RUST_BACKTRACE", "1").env("HF_HUB_OFFLINE", "1");
     command
 }
 
 pub(crate) fn run(name: &str, args: &[&str]) -> Output {
-    example(name).args(args).output().expect("the example starts")
+    command(name).args(args).output().expect("the program starts")
 }
 
 pub(crate) fn stdout_of(name: &str, args: &[&str]) -> String {
@@ -40,9 +35,9 @@ pub(crate) fn stdout_of(name: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// The single line on stderr of a run that fails with exit code 1.
+/// The single line on stderr of a run without progress that fails with exit code 1.
 pub(crate) fn error_of(name: &str, args: &[&str]) -> String {
-    let output = run(name, args);
+    let output = run(name, &[&["--quiet"], args].concat());
     let stderr = String::from_utf8(output.stderr).expect("UTF-8");
     assert_eq!(output.status.code(), Some(1), "{name} {args:?}: {stderr}");
     assert_eq!(stderr.lines().count(), 1, "{name} {args:?}: {stderr}");
@@ -52,6 +47,19 @@ pub(crate) fn error_of(name: &str, args: &[&str]) -> String {
 
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are UTF-8")
+}
+
+#[test]
+fn help_and_version_name_the_program() {
+    assert_eq!(stdout_of("--version", &[]), concat!("s2o ", env!("CARGO_PKG_VERSION"), "\n"));
+    let help = stdout_of("--help", &[]);
+    for part in ["prefill", "compare", "evaluate", "heatmap", "statistics", "--quiet", "Examples:"] {
+        assert!(help.contains(part), "{part} in {help}");
+    }
+    // Without a command the short help goes to stderr.
+    let output = Command::new(env!("CARGO_BIN_EXE_s2o")).output().expect("the program starts");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("prefill"));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{error_of, example, run, text};
+use crate::{command, error_of, run, text};
 
 /// A copy of needle-7m, its configuration changed.
 fn model_directory(change: impl FnOnce(&mut Value)) -> TempDir {
@@ -64,11 +64,11 @@ fn a_model_in_the_hubs_cache_needs_no_network() {
         fs::copy(files.path().join(file), repository.join("snapshots").join(commit).join(file)).expect("copied");
     }
     let prefill = |variable: &str, value: &Path, model: &str| {
-        let mut command = example("prefill");
+        let mut command = command("prefill");
         // Nobody listens there: a request would fail the run.
         command.env_remove("HF_HUB_OFFLINE").env("HF_ENDPOINT", "http://127.0.0.1:9").env(variable, value);
         let args = ["--model", model, "--context", "300", "--attention", "dense", "--json"];
-        let output = command.args(args).output().expect("the example starts");
+        let output = command.args(args).output().expect("the program starts");
         (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for (variable, value) in [("HF_HOME", home.path().to_owned()), ("HF_HUB_CACHE", home.path().join("hub"))] {

@@ -67,8 +67,8 @@ fn settings_that_do_not_fit_are_refused() {
     let file = directory.path().join("layers.json");
     let tuned_on = r#"{"model":"other","prompt_tokens":[],"max_rel_l1":0.1,"options":""}"#;
     std::fs::write(&file, format!(r#"{{"version":1,"tuned_on":{tuned_on},"layers":["dense"]}}"#)).expect("written");
-    for example in ["prefill", "compare"] {
-        let error = error_of(example, &["--layers-file", text(&file), "--context", "100"]);
+    for command in ["prefill", "compare"] {
+        let error = error_of(command, &["--layers-file", text(&file), "--context", "100"]);
         assert!(error.contains("expected 6 layers as the model has, got settings for 1"), "{error}");
     }
     let spec = format!("s2o:layers={}", text(&file));

@@ -8,9 +8,9 @@ use clap::Args;
 use s2o_eval::capture::{self, LayerTensors, TensorFile};
 use s2o_models::LoadedModel;
 
-use super::model_flags::{self, ModelFlags};
-use super::progress;
-use super::prompt_flags::PromptFlags;
+use crate::model_flags::{self, ModelFlags};
+use crate::progress;
+use crate::prompt_flags::PromptFlags;
 
 /// Flags that say where the tensors come from.
 #[derive(Debug, Clone, Args)]
@@ -58,10 +58,10 @@ impl TensorFlags {
         let model = self.model.load()?;
         check(&model)?;
         let prompt = self.prompt.prompt(&model)?;
-        let bar = progress::bar("capturing", prompt.tokens.len(), "tokens");
-        let mut report = |done: usize, _: usize| bar.set_position(done as u64);
+        let phase = progress::start("capturing", prompt.tokens.len(), "tokens");
+        let mut report = |done: usize, _: usize| phase.set(done);
         let layers = capture::capture(&model, &prompt.tokens, self.model.chunk, &self.layers, &mut report)?;
-        progress::finish(&bar);
+        phase.finish();
         Ok(Source {
             count: layers.len(),
             description: format!("model   {}\nprompt  {}", model_flags::describe(&model), prompt.description),

@@ -1,4 +1,4 @@
-//! Which model, from where and in what precision; and loading it under a progress bar.
+//! Which model, from where and in what precision; and loading it, with progress.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use s2o_models::weights::synthetic::{Profile, Synthetic};
 use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource};
 
-use super::progress;
+use crate::progress;
 
 /// One model for everybody who gives the same flags.
 const SYNTHETIC_SEED: u64 = 0;
@@ -111,13 +111,13 @@ impl LoadFlags {
             tokenizer: self.tokenizer_file.clone(),
             ..LoadOptions::default()
         };
-        let bar = progress::bar("loading", 0, "layers");
+        let phase = progress::start("loading", 0, "layers");
         let mut report = |done: usize, all: usize| {
-            bar.set_length(all as u64);
-            bar.set_position(done as u64);
+            phase.set_len(all);
+            phase.set(done);
         };
         let model = source.load(&options, Some(&mut report))?;
-        progress::finish(&bar);
+        phase.finish();
         Ok(model)
     }
 
