@@ -95,7 +95,7 @@ pub struct S2oFlags {
     /// Most memory that key orders take at a time, in MiB
     #[arg(long, value_name = "MIB")]
     workspace_mib: Option<usize>,
-    /// Thresholds by layer, as `evaluate tune` finds them
+    /// Thresholds by layer, as `s2o evaluate tune` finds them
     #[arg(long, value_name = "FILE", conflicts_with = "tau")]
     layers_file: Option<PathBuf>,
     /// Layers that attend densely, such as `0,1`
@@ -202,7 +202,7 @@ pub fn dense_below(config: &S2oConfig, device: &Device) -> usize {
 pub fn describe(config: &S2oConfig, by_layer: bool, prompt_len: usize, device: &Device) -> String {
     let dense_below = dense_below(config, device);
     if prompt_len < dense_below {
-        return format!("dense, because the prompt is shorter than {dense_below} tokens");
+        return format!("dense path: the prompt is shorter than {dense_below} tokens (--dense-below)");
     }
     let auto = if config.segment_len() == SegmentLen::Auto { " (auto)" } else { "" };
     let segment = config.segment_len().resolve(prompt_len);

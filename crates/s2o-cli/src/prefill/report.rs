@@ -94,11 +94,21 @@ impl Report<'_> {
         }
         writeln!(out, "\n{}\n", self.table(look)?)?;
         if let Some((sparse, stats)) = &self.sparse {
-            self.chart(&mut out, look, sparse, stats)?;
+            if density(stats) < 1.0 {
+                self.chart(&mut out, look, sparse, stats)?;
+            } else if !self.is_short() {
+                writeln!(out, "S2O computed all key tiles of every layer: there is nothing to chart by layer\n")?;
+            }
         }
         self.answers(&mut out)?;
         writeln!(out, "{}", machine::describe(self.model.decoder.device()))?;
         Ok(out)
+    }
+
+    /// Whether the prompt is so short that S2O takes the dense path, as the header says.
+    fn is_short(&self) -> bool {
+        let least = s2o_flags::dense_below(self.s2o.config_of(usize::MAX), self.model.decoder.device());
+        self.prompt.tokens.len() < least
     }
 
     fn table(&self, look: Look) -> Result<comfy_table::Table> {
@@ -233,13 +243,9 @@ impl Report<'_> {
     }
 }
 
-/// Of all layers and heads together.
+/// Over all layers and heads.
 fn density(stats: &Stats) -> f64 {
-    let sum = |tiles: fn(&AttnStats) -> usize| stats.values().map(tiles).sum::<usize>();
-    match sum(AttnStats::tiles_causal) {
-        0 => 1.0,
-        causal => sum(AttnStats::tiles_visited) as f64 / causal as f64,
-    }
+    AttnStats::joint_density(stats.values())
 }
 
 /// Generated text on one line.

@@ -40,7 +40,7 @@ fn prefill_compares_dense_and_s2o() {
 
 #[test]
 fn prefill_is_plain_on_a_pipe() {
-    let output = run("prefill", &["--context", "2048", "--threads", "1"]);
+    let output = run("prefill", &["--context", "2304", "--threads", "1"]);
     assert!(output.status.success());
     // A line when a phase begins; phases of ten seconds have more.
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -52,6 +52,17 @@ fn prefill_is_plain_on_a_pipe() {
         assert!(stdout.contains(part), "{part} in {stdout}");
     }
     assert!(!stdout.contains("wrong"), "{stdout}");
+}
+
+#[test]
+fn a_dense_prefill_has_no_chart() {
+    let short = stdout_of("prefill", &["--context", "500"]);
+    assert!(short.contains("S2O     dense path: the prompt is shorter than 2048 tokens (--dense-below)\n"), "{short}");
+    let skipped = stdout_of("prefill", &["--context", "2304", "--skip-layers", "0,1,2,3,4,5"]);
+    assert!(skipped.contains("S2O computed all key tiles of every layer"), "{skipped}");
+    for text in [short, skipped] {
+        assert!(text.contains("right") && !text.contains("layer   0"), "{text}");
+    }
 }
 
 #[test]
