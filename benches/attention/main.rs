@@ -10,7 +10,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[allow(dead_code, reason = "only the thread limit is needed")]
-#[path = "../../examples/cli/machine.rs"]
+#[path = "../../crates/s2o-cli/src/machine.rs"]
 mod machine;
 #[allow(dead_code, reason = "shared with the other benchmarks")]
 #[path = "../measure/mod.rs"]

@@ -10,7 +10,7 @@
 
 mod checkpoint;
 #[allow(dead_code, reason = "only tables and times are needed")]
-#[path = "../../examples/cli/layout.rs"]
+#[path = "../../crates/s2o-cli/src/layout.rs"]
 mod layout;
 mod logits;
 #[allow(dead_code, reason = "shared with the other benchmarks")]

@@ -1,0 +1,138 @@
+//! S2O against dense attention on given tensors: what it computes, how far off it is, and how long it takes.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use candle_core::DType;
+use clap::Args;
+use s2o_eval::capture::{LayerTensors, save_layers, save_tensors, tensor_name};
+use s2o_eval::method::{Method, MethodSpec};
+
+mod peers;
+mod rows;
+mod verdict;
+
+use self::peers::Peer;
+use self::rows::Contender;
+use crate::layout::Look;
+use crate::s2o_flags::S2oFlags;
+use crate::tensor_flags::TensorFlags;
+use crate::{exit, machine, wrong_usage};
+
+/// Run attention methods on the same q, k, v and compare outputs and times with dense attention, per head and in total
+///
+/// The tensors come from a file (--tensors) or from a model's prefill; without arguments, from the built-in model on a
+/// passkey prompt of 8192 tokens.
+#[derive(Debug, Args)]
+pub struct Flags {
+    #[command(flatten)]
+    source: TensorFlags,
+    /// Exact attention to compare with instead of our dense, in output and time; the verdict is printed under the table
+    #[arg(long, value_name = "NAME")]
+    against: Option<Peer>,
+    /// Methods to compare, with options such as `s2o:tau=0.05` or `sliding-window:window=4096`; plain `s2o` goes by the
+    /// S2O flags
+    #[arg(long, value_name = "METHODS", value_delimiter = ',', default_values = ["dense", "s2o"])]
+    methods: Vec<MethodSpec>,
+    /// Times each method runs; the median time is reported
+    #[arg(long, value_name = "N", default_value = "1")]
+    repeat: NonZeroUsize,
+    /// Write the captured q, k, v to this file, for --tensors
+    #[arg(long, value_name = "FILE", conflicts_with = "tensors")]
+    save_tensors: Option<PathBuf>,
+    /// Write each method's output to this file, under the method's name
+    #[arg(long, value_name = "FILE")]
+    out_tensors: Option<PathBuf>,
+    /// Write the rows to this file as CSV too
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Print one JSON object a line instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    s2o: S2oFlags,
+}
+
+/// The method that the S2O flags are about.
+const PLAIN_S2O: &str = "s2o";
+
+impl Flags {
+    /// Runs the methods and prints or writes what they showed.
+    pub fn run(&self) -> Result<()> {
+        if self.s2o.any() && !self.methods.iter().any(|spec| spec.to_string() == PLAIN_S2O) {
+            wrong_usage("compare", "the S2O flags have no effect without 's2o' in '--methods'");
+        }
+        let device = self.source.model.device()?;
+        let reference = || peers::reference(self.against, &device).map(Contender::from);
+        let mut methods = self.methods.iter().map(|spec| self.contender(spec)).collect::<Result<Vec<_>>>()?;
+        if self.against.is_some() {
+            methods.insert(0, reference()?);
+        }
+        let reference = reference()?;
+        let mut csv = match &self.csv {
+            Some(path) => {
+                Some(csv::Writer::from_path(path).with_context(|| format!("cannot write {}", path.display()))?)
+            }
+            None => None,
+        };
+
+        let mut source = self.source.open(|model| self.s2o.check_layers(model.config().num_layers))?;
+        if let Some(path) = &self.save_tensors {
+            let layers = source.layers.collect::<Result<Vec<LayerTensors>>>()?;
+            save_layers(path, &layers)?;
+            source.layers = Box::new(layers.into_iter().map(Ok));
+        }
+        let (mut all_rows, mut outputs) = (Vec::new(), HashMap::new());
+        let mut dtype = DType::F32;
+        for layer in source.layers {
+            let layer = layer?;
+            dtype = layer.q.dtype();
+            let mut keep = |name: &str, output| {
+                if self.out_tensors.is_some() {
+                    outputs.insert(tensor_name(name, layer.layer, source.count), output);
+                }
+            };
+            let rows = rows::compare(&layer, &methods, &reference, self.repeat.get(), &mut keep)?;
+            if let Some(csv) = &mut csv {
+                rows.iter().try_for_each(|row| csv.serialize(row))?;
+                csv.flush()?;
+            }
+            if self.json {
+                let mut lines = String::new();
+                for row in &rows {
+                    writeln!(lines, "{}", serde_json::to_string(row)?)?;
+                }
+                exit::print(&lines)?;
+            }
+            all_rows.extend(rows);
+        }
+        if let Some(path) = &self.out_tensors {
+            save_tensors(path, outputs, None)?;
+        }
+        if !self.json {
+            let look = Look::of_stdout();
+            let table = rows::table(&all_rows, look);
+            // Apart from the progress bars.
+            let gap = if look == Look::Terminal { "\n" } else { "" };
+            let (header, footer) = (source.description, machine::describe(&source.device));
+            let mut verdict = String::new();
+            if self.against.is_some() {
+                for line in verdict::lines(&all_rows, &reference.name, dtype) {
+                    writeln!(verdict, "{line}")?;
+                }
+                verdict.push('\n');
+            }
+            exit::print(&format!("{gap}{header}\n\n{table}\n\n{verdict}{footer}\n"))?;
+        }
+        Ok(())
+    }
+
+    fn contender(&self, spec: &MethodSpec) -> Result<Contender> {
+        let name = spec.to_string();
+        let method: Box<dyn Method> = if name == PLAIN_S2O { Box::new(self.s2o.attention()?) } else { spec.build()? };
+        Ok(Contender { name, method })
+    }
+}

@@ -1,0 +1,154 @@
+//! Running the methods on one layer, and the rows that come of it.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use candle_core::Tensor;
+use candle_s2o::{Attention, Dense, HeadWork, dense_attn};
+use comfy_table::{Cell, Table};
+use s2o_eval::capture::LayerTensors;
+use s2o_eval::method::{Method, density};
+use s2o_eval::metrics::{ErrorSums, Errors};
+use serde::Serialize;
+
+use crate::layout::{Look, scientific, seconds};
+
+/// In the column `head`: over all heads.
+const ALL_HEADS: i64 = -1;
+
+/// One method on one head of one layer, or on all heads.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    pub method: String,
+    pub layer: usize,
+    /// -1: all.
+    pub head: i64,
+    density: f64,
+    mse: f64,
+    mae: f64,
+    pub rel_l1: f64,
+    cosine: f64,
+    /// Of the whole call, in the rows of heads too.
+    pub seconds: f64,
+}
+
+impl Row {
+    /// Whether it is about all heads together.
+    pub fn is_total(&self) -> bool {
+        self.head == ALL_HEADS
+    }
+}
+
+/// A method under the name that its rows carry.
+#[derive(Debug)]
+pub struct Contender {
+    pub name: String,
+    pub method: Box<dyn Method>,
+}
+
+impl From<Box<dyn Method>> for Contender {
+    fn from(method: Box<dyn Method>) -> Self {
+        Self { name: method.name().to_owned(), method }
+    }
+}
+
+/// What one method made of a layer.
+struct Measured {
+    output: Tensor,
+    density: f64,
+    density_by_head: Vec<f64>,
+    seconds: f64,
+}
+
+/// Runs `methods` on a layer, each `repeat` times, and compares with `reference`. `keep` gets each method's output.
+pub fn compare(
+    layer: &LayerTensors,
+    methods: &[Contender],
+    reference: &Contender,
+    repeat: usize,
+    keep: &mut dyn FnMut(&str, Tensor),
+) -> Result<Vec<Row>> {
+    // Starting the threads is nobody's time.
+    let few = layer.q.dim(1)?.min(128);
+    let first = |t: &Tensor| t.narrow(1, 0, few);
+    dense_attn(&first(&layer.q)?, &first(&layer.k)?, &first(&layer.v)?, layer.softmax_scale, true)?;
+    let exact = measure(reference.method.as_ref(), layer, repeat)?;
+    let mut rows = Vec::new();
+    for Contender { name, method } in methods {
+        let again;
+        // What the others are compared with has run already.
+        let measured = if *name == reference.name {
+            &exact
+        } else {
+            again = measure(method.as_ref(), layer, repeat)?;
+            &again
+        };
+        let heads = ErrorSums::by_head(&exact.output, &measured.output)?;
+        let total: ErrorSums = heads.iter().copied().sum();
+        let row = |head, density, sums: &ErrorSums| {
+            let Errors { mse, mae, rel_l1, cosine } = sums.errors();
+            let (method, layer, seconds) = (name.clone(), layer.layer, measured.seconds);
+            Row { method, layer, head, density, mse, mae, rel_l1, cosine, seconds }
+        };
+        rows.push(row(ALL_HEADS, measured.density, &total));
+        for (head, (sums, density)) in heads.iter().zip(&measured.density_by_head).enumerate() {
+            rows.push(row(head as i64, *density, sums));
+        }
+        keep(name, measured.output.clone());
+    }
+    Ok(rows)
+}
+
+fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<Measured> {
+    let LayerTensors { q, k, v, .. } = layer;
+    let call = layer.call()?;
+    if !q.device().is_cpu() {
+        // The first call on a GPU loads its kernels.
+        method.prefill(&call, q, k, v)?.device().synchronize()?;
+    }
+    let mut times = Vec::with_capacity(repeat);
+    let mut last = None;
+    for _ in 0..repeat {
+        // One output at a time: at 128K tokens each is gigabytes.
+        drop(last.take());
+        let start = Instant::now();
+        let output = method.prefill(&call, q, k, v)?;
+        output.device().synchronize()?;
+        times.push(start.elapsed().as_secs_f64());
+        let work: Vec<HeadWork> = method.take_work().into_values().flatten().collect();
+        last = Some((output, work));
+    }
+    times.sort_by(f64::total_cmp);
+    let (output, work) = last.expect("at least one repeat");
+    let num_heads = output.dim(2)?;
+    let (density, density_by_head) = match work.as_slice() {
+        // Always dense.
+        [] => (1.0, vec![1.0; num_heads]),
+        // A head's work in all sequences of the batch.
+        work => (density(work), (0..num_heads).map(|h| density(work.iter().skip(h).step_by(num_heads))).collect()),
+    };
+    Ok(Measured { output, density, density_by_head, seconds: times[times.len() / 2] })
+}
+
+/// The rows for people; dense has nothing to say about single heads.
+pub fn table(rows: &[Row], look: Look) -> Table {
+    let header = ["layer", "method", "head", "density", "MSE", "MAE", "relative L1", "cosine", "time"];
+    let mut table = look.table(header);
+    for row in
+        rows.iter().filter(|row| row.is_total() || row.density < 1.0 || (row.mse > 0.0 && row.method != Dense.name()))
+    {
+        let is_total = row.is_total();
+        table.add_row(vec![
+            Cell::new(row.layer),
+            Cell::new(&row.method),
+            Cell::new(if is_total { "all".to_owned() } else { row.head.to_string() }),
+            Cell::new(format!("{:.3}", row.density)),
+            Cell::new(scientific(row.mse)),
+            Cell::new(scientific(row.mae)),
+            Cell::new(scientific(row.rel_l1)),
+            Cell::new(format!("{:.6}", row.cosine)),
+            Cell::new(if is_total { seconds(row.seconds) } else { String::new() }),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,185 @@
+//! `run`: every sample with every method, from where the last run stopped.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use s2o_eval::EvalError;
+use s2o_eval::method::MethodSpec;
+use s2o_eval::run::{Event, Journal, Runner, Sample};
+use s2o_eval::tasks::ChatTemplate;
+use s2o_models::{Chunk, LoadedModel};
+use serde::Serialize;
+
+use super::record::{self, Origin};
+use super::samples::SampleFlags;
+use super::tables;
+use crate::model_flags::LoadFlags;
+use crate::progress::{self, Progress};
+use crate::{exit, machine, model_flags};
+
+/// Where outcomes are kept, in the directory of a run.
+pub const OUTCOMES: &str = "outcomes.jsonl";
+/// Beside them: how and where they were made.
+const RUNS: &str = "runs";
+
+/// Ask a model with every method and write how well it answers
+///
+/// Without arguments: the built-in model, a few tasks it can answer, dense and S2O, about a minute on 2 cores. A run
+/// goes on where the last one in the same directory stopped; answers are greedy.
+#[derive(Debug, Args)]
+pub struct Flags {
+    /// Methods with their options, such as `dense,s2o,s2o:tau=0.05,sliding-window`; `list` shows them
+    #[arg(long, value_name = "SPECS", value_delimiter = ',', default_values = ["dense", "s2o"])]
+    methods: Vec<String>,
+    /// Chat template: auto, none, llama3, chat-ml or qwen3; auto goes by the token that ends the model's turns
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    template: String,
+    /// Tokens per prefill chunk: numbers, `whole` or `auto`; with several, answers are compared with the first one's
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_values = ["auto"])]
+    chunk: Vec<Chunk>,
+    /// Directory for outcomes.jsonl, runs.csv, table.csv and table.md
+    #[arg(long, value_name = "DIR", default_value = "evaluation")]
+    out: PathBuf,
+    /// Forget the outcomes in that directory
+    #[arg(long)]
+    fresh: bool,
+    /// Write RULER's prediction files, for its own script, from RULER's tasks
+    #[arg(long)]
+    predictions: bool,
+    #[command(flatten)]
+    samples: SampleFlags,
+    #[command(flatten)]
+    model: LoadFlags,
+}
+
+/// A run that begins or goes on.
+#[derive(Debug, Serialize)]
+struct Begun {
+    /// How many it is to make.
+    outcomes: usize,
+}
+
+impl Flags {
+    pub fn run(&self) -> Result<()> {
+        // Before the model: a wrong option should not cost the loading of 16 GB.
+        if self.model.is_synthetic() {
+            bail!("--synthetic: expected a model whose answers mean something, got made-up weights");
+        }
+        let specs = self.methods.iter().map(|text| text.parse()).collect::<s2o_eval::Result<Vec<MethodSpec>>>()?;
+        specs.iter().try_for_each(|spec| spec.build().map(drop))?;
+        let template = match self.template.as_str() {
+            "auto" => None,
+            name => Some(template(name)?),
+        };
+        self.samples.check()?;
+
+        let model = self.model.load()?;
+        let found = ChatTemplate::of_model(&model.tokenizer, &model.eos_ids);
+        let runner = Runner::new(&model, template.unwrap_or(found))?.specs(&specs)?.chunks(self.chunk.iter().copied());
+        let samples = self.samples.samples(&model.tokenizer)?;
+        let mut journal = self.journal()?;
+        self.announce(&model, template, found, &samples, &journal)?;
+        self.go(
+            &runner,
+            &samples,
+            &mut journal,
+            &Origin::here(&model_flags::describe(&model), model.decoder.device()),
+        )?;
+
+        tables::write(&self.out, journal.outcomes())?;
+        if self.predictions {
+            tables::write_predictions(&self.out, journal.outcomes(), &samples, &model)?;
+        }
+        tables::print(journal.outcomes())?;
+        let files = format!("{OUTCOMES}, {RUNS}.csv, table.csv and table.md are in {}", self.out.display());
+        exit::print(&format!("{files}\n\n{}\n", machine::describe(model.decoder.device())))
+    }
+
+    fn journal(&self) -> Result<Journal> {
+        fs::create_dir_all(&self.out).with_context(|| format!("cannot write {}", self.out.display()))?;
+        let path = self.out.join(OUTCOMES);
+        if !self.fresh {
+            return Journal::open(path).map_err(with_way_out);
+        }
+        let journal = Journal::fresh(path)?;
+        let runs = self.out.join(RUNS).with_extension("csv");
+        match fs::remove_file(&runs) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot write {}", runs.display()))
+            }
+            _ => Ok(journal),
+        }
+    }
+
+    /// What will be run. Most disagreements about published scores come from a wrong template.
+    fn announce(
+        &self,
+        model: &LoadedModel,
+        asked: Option<ChatTemplate>,
+        found: ChatTemplate,
+        samples: &[Sample],
+        journal: &Journal,
+    ) -> Result<()> {
+        let template = match asked {
+            Some(template) => format!("{template}: {:?}", template.pattern()),
+            None => format!("{found} (auto): {:?}", found.pattern()),
+        };
+        let there = match journal.outcomes().len() {
+            0 => String::new(),
+            count => format!(", {count} outcomes are there"),
+        };
+        exit::print(&format!(
+            "model     {}\ntemplate  {template}\nrun       {} samples, {}, chunk {}{there}\n\n",
+            model_flags::describe(model),
+            samples.len(),
+            self.methods.join(", "),
+            self.chunk.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        ))
+    }
+
+    fn go(&self, runner: &Runner, samples: &[Sample], journal: &mut Journal, origin: &Origin) -> Result<()> {
+        let trials = runner.pending(samples, journal).map_err(with_way_out)?;
+        let (count, tokens) = (trials.len(), trials.iter().map(|trial| trial.sample.context_tokens() as u64).sum());
+        drop(trials);
+        if count == 0 {
+            return Ok(());
+        }
+        // Before the first outcome: an interrupted run has made some too.
+        record::append(&self.out, RUNS, &[Begun { outcomes: count }], origin)?;
+        // In tokens, because long prompts take longer.
+        let phase = progress::start_with_eta(format!("{count} outcomes"), tokens, "tokens");
+        let result = runner.run(samples, journal, &mut |event| show(&phase, event));
+        phase.finish();
+        Ok(result?)
+    }
+}
+
+fn show(phase: &Progress, event: Event) {
+    match event {
+        Event::Started(trial) => {
+            let (task, tokens) = (trial.sample.task(), trial.sample.context_tokens());
+            phase.name_step(format!("{task} {tokens}, {}", trial.key.method));
+        }
+        Event::Finished(outcome) => phase.add(outcome.context_tokens),
+    }
+}
+
+fn template(name: &str) -> Result<ChatTemplate> {
+    name.parse().map_err(|_| {
+        let names = ChatTemplate::ALL.map(ChatTemplate::name).join(", ");
+        anyhow::anyhow!("--template: expected auto, {names}, got {name}")
+    })
+}
+
+/// What stands in the way of going on can be left behind.
+fn with_way_out(error: EvalError) -> anyhow::Error {
+    match error {
+        EvalError::OtherRun { .. } | EvalError::MalformedLine { .. } => {
+            anyhow::anyhow!("{error}; --fresh starts anew, --out takes another directory")
+        }
+        error => error.into(),
+    }
+}

@@ -1,0 +1,136 @@
+//! What the commands share that make settings for a model out of prompts.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use candle_s2o::Attention;
+use clap::Args;
+use s2o_eval::capture::{LayerTensors, capture};
+use s2o_models::{LoadedModel, PrefillOptions, passkey};
+use serde::Serialize;
+
+use super::record;
+use crate::layout::Look;
+use crate::model_flags::{self, ModelFlags};
+use crate::{exit, machine, progress, prompt_flags};
+
+/// Tokens of the prompt that is built when none is given.
+const DEFAULT_TOKENS: usize = 8192;
+/// Where the built prompts hide their passkey.
+const DEPTH: f64 = 0.5;
+
+/// Which prompts and which model.
+#[derive(Debug, Args)]
+pub struct TuningFlags {
+    /// A file that holds a prompt; may be given several times
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Vec<PathBuf>,
+    /// Build a passkey prompt of each of these lengths too [default: 8192 where there is no --prompt-file]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    lengths: Vec<usize>,
+    /// Most tokens that are taken from a file, whose middle is cut out
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    /// Seed of the passkey prompts
+    #[arg(long, default_value_t = 299_792_458)]
+    seed: u64,
+    /// Print one JSON object a line instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pub model: ModelFlags,
+}
+
+impl TuningFlags {
+    /// What can be checked before a model is loaded, which may be 16 GB, and tuned for an hour.
+    pub fn begin(&self, save: &Path) -> Result<()> {
+        let directory = save.parent().filter(|directory| *directory != Path::new(""));
+        ensure!(
+            directory.is_none_or(Path::is_dir) && !save.is_dir(),
+            "--save: expected a file in a directory that exists, got {}",
+            save.display()
+        );
+        for path in &self.prompt_file {
+            std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The prompts in the model's tokens.
+    pub fn prompts(&self, model: &LoadedModel) -> Result<Vec<Vec<u32>>> {
+        let mut prompts = Vec::new();
+        for path in &self.prompt_file {
+            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            prompts.push(prompt_flags::encode(model, &text, &path.display().to_string(), self.context)?);
+        }
+        let lengths = match self.lengths.as_slice() {
+            [] if prompts.is_empty() => &[DEFAULT_TOKENS],
+            lengths => lengths,
+        };
+        for (seed, tokens) in (self.seed..).zip(lengths) {
+            if model.is_synthetic {
+                prompts.push(prompt_flags::random_tokens(model, *tokens, seed)?.tokens);
+            } else {
+                prompts.push(passkey::build(&model.tokenizer, *tokens, DEPTH, seed)?.tokens);
+            }
+        }
+        Ok(prompts)
+    }
+
+    /// Prefills a prompt, with progress.
+    pub fn prefill(&self, model: &LoadedModel, prompt: &[u32], attention: &dyn Attention) -> Result<()> {
+        let tokens = model.prompt(prompt)?;
+        let mut cache = model.decoder.new_cache(1, prompt.len())?;
+        let phase = progress::start("tuning", prompt.len(), "tokens");
+        let mut report = |done: usize, _: usize| phase.set(done);
+        let options = PrefillOptions::new().chunk(self.model.chunk).num_logits(0).on_progress(&mut report);
+        model.decoder.prefill(&tokens, &mut cache, attention, options)?;
+        phase.finish();
+        Ok(())
+    }
+
+    /// Prefills each prompt densely; the queries, keys and values of all layers.
+    pub fn tensors(&self, model: &LoadedModel, prompts: &[Vec<u32>]) -> Result<Vec<LayerTensors>> {
+        let layers: Vec<usize> = (0..model.config().num_layers).collect();
+        let mut tensors = Vec::new();
+        for prompt in prompts {
+            let phase = progress::start("prefill", prompt.len(), "tokens");
+            let mut report = |done: usize, _: usize| phase.set(done);
+            tensors.extend(capture(model, prompt, self.model.chunk, &layers, &mut report)?);
+            phase.finish();
+        }
+        Ok(tensors)
+    }
+
+    /// Prints a row for each layer, and `conclusion` below the table.
+    pub fn print<R: Serialize>(&self, found: &Found<R>, conclusion: &str) -> Result<()> {
+        if self.json {
+            return exit::print(&record::json_lines(found.rows)?);
+        }
+        let look = Look::of_stdout();
+        // Apart from the progress bars.
+        let gap = if look == Look::Terminal { "\n" } else { "" };
+        let lengths = found.prompts.iter().map(|prompt| prompt.len().to_string()).collect::<Vec<_>>().join(", ");
+        let options = found.options.map_or(String::new(), |options| format!("{options}\n"));
+        exit::print(&format!(
+            "{gap}model   {}\nprompts {lengths} tokens\n{options}\n{}\n\n{conclusion}\n\n{}\n",
+            model_flags::describe(found.model),
+            record::table(found.rows, look)?,
+            machine::describe(found.model.decoder.device()),
+        ))
+    }
+}
+
+/// What was found, by layer, and on what.
+pub struct Found<'f, R> {
+    pub model: &'f LoadedModel,
+    pub prompts: &'f [Vec<u32>],
+    /// A line about what was not tuned.
+    pub options: Option<&'f str>,
+    pub rows: &'f [R],
+}
+
+/// The mean over layers.
+pub fn mean<R>(rows: &[R], of: fn(&R) -> f64) -> f64 {
+    rows.iter().map(of).sum::<f64>() / rows.len() as f64
+}

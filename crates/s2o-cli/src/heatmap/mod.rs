@@ -1,0 +1,140 @@
+//! Pictures of one head's attention as sparse methods see it: in the order of the prompt, with keys permuted by PBS-Attn,
+//! with keys ranked by S2O for each segment of queries, and with the queries permuted too. The tiles that a method
+//! computes are outlined; what it leaves out is grey.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use candle_core::Device;
+use candle_s2o::S2oConfig;
+use clap::Args;
+use comfy_table::Cell;
+use s2o_eval::capture::capture;
+use s2o_eval::plot::{AttentionMaps, Figure, Files};
+
+mod head;
+mod panel;
+mod pbs;
+mod pooled;
+mod ranked;
+
+use self::head::Head;
+use self::panel::Panel;
+use self::pooled::{Pool, Pooled};
+use crate::layout::Look;
+use crate::model_flags::ModelFlags;
+use crate::prompt_flags::PromptFlags;
+use crate::s2o_flags::{self, S2oFlags};
+use crate::{exit, machine, model_flags, progress};
+
+/// Width and height of the picture.
+const SIZE: (u32, u32) = (1600, 1520);
+
+/// Draw the attention of one head, with the tiles that PBS-Attn and S2O compute of it and the softmax mass that they hold
+#[derive(Debug, Args)]
+pub struct Flags {
+    /// Layer to look at [default: the middle one]
+    #[arg(long, value_name = "LAYER")]
+    layer: Option<usize>,
+    /// Query head to look at
+    #[arg(long, value_name = "HEAD", default_value = "0")]
+    head: usize,
+    /// Directory of the pictures, which is made if need be
+    #[arg(long, value_name = "DIR", default_value = "heatmaps")]
+    out: PathBuf,
+    /// Cells of a picture in each direction; a cell pools the probabilities that fall into it
+    #[arg(long, value_name = "N", default_value = "128")]
+    cells: NonZeroUsize,
+    /// How a cell pools its probabilities
+    #[arg(long, value_name = "HOW", default_value = "max")]
+    pool: Pool,
+    #[command(flatten)]
+    model: ModelFlags,
+    #[command(flatten)]
+    prompt: PromptFlags,
+    #[command(flatten)]
+    s2o: S2oFlags,
+}
+
+impl Flags {
+    /// Draws and prints how much the panels hold.
+    pub fn run(&self) -> Result<()> {
+        let config = self.s2o.config()?;
+        let model = self.model.load()?;
+        let shape = model.config();
+        self.s2o.check_layers(shape.num_layers)?;
+        let layer = self.layer.unwrap_or(shape.num_layers / 2);
+        for (flag, got, count) in [("layer", layer, shape.num_layers), ("head", self.head, shape.num_heads)] {
+            if got >= count {
+                bail!("--{flag}: expected {flag}s 0 to {}, got {got}", count - 1);
+            }
+        }
+        let prompt = self.prompt.prompt(&model)?;
+        let phase = progress::start("capturing", prompt.tokens.len(), "tokens");
+        let mut report = |done: usize, _: usize| phase.set(done);
+        let layers = capture(&model, &prompt.tokens, self.model.chunk, &[layer], &mut report)?;
+        phase.finish();
+        let Some(captured) = layers.first() else { bail!("layer {layer} made no attention call") };
+
+        let head = Head::new(captured, self.head)?;
+        let panels = panels(&head, &config)?;
+        let pooled = pooled::pool(&head, &panels, self.cells.get(), self.pool)?;
+        let name = format!("attention-layer{layer}-head{}", self.head);
+        let maps = AttentionMaps {
+            title: format!("{}, layer {layer}, head {}: computed tiles outlined, the rest grey", model.name, self.head),
+            maps: panels
+                .iter()
+                .zip(&pooled)
+                .map(|(panel, pooled)| panel.map(&head, pooled))
+                .collect::<Result<_, _>>()?,
+            columns: 2,
+            unit: format!("attention probability ({} of a cell)", self.pool.name()),
+            // A hundredth of what each key had if attention were uniform.
+            floor: Some(0.01 / head.k_len() as f64),
+        };
+        let files = Figure::new(SIZE.0, SIZE.1)?.write(&maps, &self.out, &name)?;
+
+        let device = model.decoder.device();
+        let header = format!(
+            "model   {}\nprompt  {}\ns2o     {}",
+            model_flags::describe(&model),
+            prompt.description,
+            // The one head is computed on the CPU, wherever the model ran.
+            s2o_flags::describe(&config, false, head.k_len(), &Device::Cpu),
+        );
+        exit::print(&format!(
+            "{header}\n\n{}\n\n{}\n{}\n",
+            table(&panels, &pooled),
+            written(&files),
+            machine::describe(device)
+        ))
+    }
+}
+
+/// The panels of the picture, from the left and from the top.
+fn panels(head: &Head, config: &S2oConfig) -> Result<Vec<Panel>> {
+    let with = |q_perm| config.to_builder().q_perm(q_perm).build();
+    Ok(vec![
+        Panel::original(head),
+        pbs::panel(head)?,
+        ranked::panel("(c) K/V-permuted by S2O", head, &with(false)?)?,
+        ranked::panel("(d) Q and K/V permuted by S2O", head, &with(true)?)?,
+    ])
+}
+
+fn table(panels: &[Panel], pooled: &[Pooled]) -> comfy_table::Table {
+    let mut table = Look::of_stdout().table(["panel", "density", "softmax mass"]);
+    for (panel, pooled) in panels.iter().zip(pooled) {
+        table.add_row(vec![
+            Cell::new(panel.title),
+            Cell::new(format!("{:.3}", panel.density)),
+            Cell::new(format!("{:.4}", pooled.mass)),
+        ]);
+    }
+    table
+}
+
+fn written(files: &Files) -> String {
+    format!("written {} and {}", files.png.display(), files.svg.display())
+}

@@ -1,0 +1,203 @@
+//! Which model, from where and in what precision; and loading it, with progress.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use candle_core::{DType, Device};
+use clap::{Args, ValueEnum};
+use s2o_models::weights::synthetic::{Profile, Synthetic};
+use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource};
+
+use crate::progress;
+
+/// One model for everybody who gives the same flags.
+const SYNTHETIC_SEED: u64 = 0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Precision {
+    F32,
+    Bf16,
+    F16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SyntheticWeights {
+    /// Attention with the sinks, stripes and locality that were measured on trained models
+    Calibrated,
+    /// Nearly uniform attention, as in no trained model
+    Random,
+}
+
+/// Flags that say what to load, and how it takes its prompts.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelFlags {
+    #[command(flatten)]
+    load: LoadFlags,
+    /// Tokens per prefill chunk, which bounds the memory of activations: a number, `whole`, or `auto` for what the GPU's
+    /// free memory has room for (8192 on a CPU)
+    #[arg(long, value_name = "TOKENS", default_value = "auto")]
+    pub chunk: Chunk,
+}
+
+/// Flags that say what to load.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct LoadFlags {
+    /// `needle-7m` (built in), a directory, a .gguf file, or a Hugging Face id such as meta-llama/Llama-3.1-8B
+    #[arg(long, visible_alias = "model-id", value_name = "MODEL", default_value = "needle-7m")]
+    model: String,
+    /// Branch, tag or commit of a Hugging Face id
+    #[arg(long)]
+    revision: Option<String>,
+    /// Made-up weights in the shape of llama-3.1-8b, qwen3-8b or a config.json, for timing where real ones are not at
+    /// hand: what such a model generates means nothing
+    #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "revision", "tokenizer_file"])]
+    synthetic: Option<String>,
+    /// How synthetic weights attend [default: calibrated]
+    #[arg(long, value_name = "KIND", requires = "synthetic")]
+    synthetic_weights: Option<SyntheticWeights>,
+    /// How concentrated the attention of calibrated weights is: 1 as measured, more is sparser [default: 1]
+    #[arg(long, value_name = "FACTOR", requires = "synthetic")]
+    synthetic_focus: Option<f64>,
+    /// A tokenizer.json instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    tokenizer_file: Option<PathBuf>,
+    /// Precision of weights, activations and KV cache; f32 on a CPU and bf16 on a GPU unless given
+    #[arg(long, value_name = "DTYPE")]
+    dtype: Option<Precision>,
+    /// Where to run: cpu, cuda or cuda:N; the first GPU if this build is for GPUs (feature cuda), else the CPU
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceName>,
+    /// The same as `--device cpu`
+    #[arg(long, conflicts_with = "device")]
+    cpu: bool,
+}
+
+impl ModelFlags {
+    /// Where the flags say to run.
+    pub fn device(&self) -> Result<Device> {
+        self.load.device()
+    }
+
+    /// Loads the model.
+    pub fn load(&self) -> Result<LoadedModel> {
+        self.load.load()
+    }
+}
+
+impl LoadFlags {
+    /// Where the flags say to run.
+    pub fn device(&self) -> Result<Device> {
+        match (self.device, self.cpu) {
+            (None, false) if cfg!(feature = "cuda") => DeviceName::Cuda(0),
+            (None, _) => DeviceName::Cpu,
+            (Some(name), _) => name,
+        }
+        .open()
+    }
+
+    /// Loads the model.
+    pub fn load(&self) -> Result<LoadedModel> {
+        let source = self.source()?;
+        let options = LoadOptions {
+            device: self.device()?,
+            dtype: self.dtype.map(|dtype| match dtype {
+                Precision::F32 => DType::F32,
+                Precision::Bf16 => DType::BF16,
+                Precision::F16 => DType::F16,
+            }),
+            tokenizer: self.tokenizer_file.clone(),
+            ..LoadOptions::default()
+        };
+        let phase = progress::start("loading", 0, "layers");
+        let mut report = |done: usize, all: usize| {
+            phase.set_len(all);
+            phase.set(done);
+        };
+        let model = source.load(&options, Some(&mut report))?;
+        phase.finish();
+        Ok(model)
+    }
+
+    /// Whether the weights are made up, so that nothing but time can be asked of them.
+    pub fn is_synthetic(&self) -> bool {
+        self.synthetic.is_some()
+    }
+
+    fn source(&self) -> Result<ModelSource> {
+        if let Some(shape) = &self.synthetic {
+            let profile = match (self.synthetic_weights, self.synthetic_focus) {
+                (Some(SyntheticWeights::Random), None) => Profile::Random,
+                (Some(SyntheticWeights::Random), Some(focus)) => {
+                    bail!("--synthetic-focus: expected calibrated weights, got {focus} for random ones")
+                }
+                (_, None) => Profile::default(),
+                (_, Some(focus)) => Profile::Calibrated { focus },
+            };
+            return Ok(ModelSource::Synthetic(Synthetic { shape: shape.parse()?, profile, seed: SYNTHETIC_SEED }));
+        }
+        match (self.model.parse()?, &self.revision) {
+            (ModelSource::Hub { id, .. }, Some(revision)) => Ok(ModelSource::Hub { id, revision: revision.clone() }),
+            (_, Some(_)) => bail!("--revision: expected a Hugging Face id as --model, got {}", self.model),
+            (source, None) => Ok(source),
+        }
+    }
+}
+
+/// A device as the flags name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DeviceName {
+    Cpu,
+    Cuda(usize),
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let unknown = || format!("expected cpu, cuda or cuda:N, got {name}");
+        match name.split_once(':') {
+            None if name == "cpu" => Ok(Self::Cpu),
+            None if name == "cuda" => Ok(Self::Cuda(0)),
+            Some(("cuda", number)) => number.parse().map(Self::Cuda).map_err(|_| unknown()),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl DeviceName {
+    fn open(self) -> Result<Device> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Cuda(_) if cfg!(not(feature = "cuda")) => {
+                bail!("--device cuda: expected a build for GPUs, got one without; build with --features cuda")
+            }
+            Self::Cuda(number) => s2o_models::gpu(number).with_context(|| format!("--device cuda:{number}")),
+        }
+    }
+}
+
+/// Name, shape and precision on one line.
+pub fn describe(model: &LoadedModel) -> String {
+    let config = model.config();
+    format!(
+        "{}: {:?}, {} parameters, {} layers, {} query and {} KV heads of {}, {}",
+        model.name,
+        config.architecture,
+        count(model.num_parameters()),
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        model.decoder.dtype().as_str(),
+    )
+}
+
+fn count(number: usize) -> String {
+    match number as f64 {
+        n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+        n => format!("{:.1}M", n / 1e6),
+    }
+}

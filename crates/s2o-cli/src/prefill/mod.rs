@@ -1,0 +1,164 @@
+//! Long-context prefill, dense and with S2O: how long it takes, how much of attention is computed, and what it changes.
+
+use anyhow::Result;
+use candle_s2o::Dense;
+use clap::{Args, ValueEnum};
+use s2o_models::GenerationOptions;
+use tracing_chrome::ChromeLayerBuilder;
+use tracing_subscriber::prelude::*;
+
+mod report;
+mod run;
+mod timed;
+
+use self::report::Report;
+use self::run::Session;
+use crate::layout::Look;
+use crate::model_flags::ModelFlags;
+use crate::prompt_flags::PromptFlags;
+use crate::s2o_flags::S2oFlags;
+use crate::{exit, wrong_usage};
+
+/// Prefill a long prompt with dense or S2O attention, or both side by side, and generate from it
+///
+/// Without arguments: the built-in model on a passkey prompt of 8192 tokens, both methods. With a prompt of your own,
+/// S2O alone unless --compare is given.
+#[derive(Debug, Args)]
+pub struct Flags {
+    /// Run this attention alone, unless --compare is given
+    #[arg(long, value_name = "METHOD")]
+    attention: Option<Method>,
+    /// Run dense and S2O side by side; the default but for a prompt of your own
+    #[arg(long)]
+    compare: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+    /// Write the time spent in each layer as a Chrome trace (trace-TIMESTAMP.json)
+    #[arg(long)]
+    tracing: bool,
+    #[command(flatten)]
+    model: ModelFlags,
+    #[command(flatten)]
+    prompt: PromptFlags,
+    #[command(flatten)]
+    s2o: S2oFlags,
+    #[command(flatten)]
+    generation: GenerationFlags,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Method {
+    S2o,
+    Dense,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Generation")]
+struct GenerationFlags {
+    /// Tokens to generate at most [default: 256 for a prompt of your own, else 24]
+    #[arg(short = 'n', long, value_name = "TOKENS")]
+    sample_len: Option<usize>,
+    /// Temperature of sampling; 0 takes the likeliest token [default: 0]
+    #[arg(long)]
+    temperature: Option<f64>,
+    /// Sample among the likeliest tokens that together reach this probability
+    #[arg(long, requires = "temperature")]
+    top_p: Option<f64>,
+    /// Sample among this many likeliest tokens
+    #[arg(long, requires = "temperature")]
+    top_k: Option<usize>,
+    /// Penalty on tokens that occurred lately; 1 is none
+    #[arg(long, default_value_t = 1.0)]
+    repeat_penalty: f32,
+    /// How many tokens back the penalty looks
+    #[arg(long, value_name = "TOKENS", default_value_t = 64)]
+    repeat_last_n: usize,
+}
+
+impl Flags {
+    /// The methods to run, dense first.
+    fn methods(&self) -> &'static [Method] {
+        match self.attention {
+            _ if self.compare => &[Method::Dense, Method::S2o],
+            Some(Method::Dense) => &[Method::Dense],
+            Some(Method::S2o) => &[Method::S2o],
+            None if self.prompt.is_own() => &[Method::S2o],
+            None => &[Method::Dense, Method::S2o],
+        }
+    }
+
+    /// What clap's attributes cannot say.
+    fn check(&self) {
+        if self.methods() == [Method::Dense] && self.s2o.any() {
+            wrong_usage("prefill", "the S2O flags have no effect with '--attention dense'");
+        }
+    }
+
+    fn generation(&self) -> GenerationOptions {
+        let flags = &self.generation;
+        GenerationOptions {
+            max_new_tokens: flags.sample_len.unwrap_or(if self.prompt.is_own() { 256 } else { 24 }),
+            temperature: flags.temperature,
+            top_k: flags.top_k,
+            top_p: flags.top_p,
+            seed: self.prompt.seed,
+            repeat_penalty: flags.repeat_penalty,
+            repeat_last_n: flags.repeat_last_n,
+        }
+    }
+
+    /// Runs the methods and prints what they showed.
+    pub fn run(&self) -> Result<()> {
+        self.check();
+        // Written when it is dropped, at the end.
+        let _trace = self.tracing.then(|| {
+            let (layer, guard) = ChromeLayerBuilder::new().include_args(true).build();
+            tracing_subscriber::registry().with(layer).init();
+            guard
+        });
+        // Before the model: a wrong option should not cost the loading of 16 GB.
+        let s2o = self.s2o.attention()?;
+        let methods = self.methods();
+
+        let model = self.model.load()?;
+        self.s2o.check_layers(model.config().num_layers)?;
+        let prompt = self.prompt.prompt(&model)?;
+
+        let streams = !self.json && methods.len() == 1;
+        let mut session = Session::new(&model, &prompt.tokens, self.model.chunk, self.generation())?;
+        if methods.len() > 1 {
+            session.compares(&[&Dense, &s2o])?;
+        }
+        let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
+        let mut report = Report {
+            model: &model,
+            prompt: &prompt,
+            s2o: &s2o,
+            by_layer: self.s2o.by_layer(),
+            dense: None,
+            sparse: None,
+        };
+        for method in methods {
+            match method {
+                Method::Dense => report.dense = Some(session.run("dense", &Dense, &mut on_text)?),
+                Method::S2o => {
+                    report.sparse = Some((session.run("S2O", &s2o, &mut on_text)?, s2o.take_stats()));
+                }
+            }
+        }
+        drop(session);
+        if self.json {
+            exit::print(&format!("{}\n", serde_json::to_string(&report.json()?)?))
+        } else {
+            let look = Look::of_stdout();
+            // Apart from the generated text, or from the progress bars.
+            let gap = match look {
+                _ if streams => "\n\n",
+                Look::Terminal => "\n",
+                Look::Plain => "",
+            };
+            exit::print(&format!("{gap}{}", report.text(look)?))
+        }
+    }
+}

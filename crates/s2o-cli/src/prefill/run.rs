@@ -1,0 +1,151 @@
+//! [`Session`]: one loaded model, one prompt, one cache; each method prefills and generates on the same footing.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use candle_core::{D, Tensor};
+use candle_s2o::Attention;
+use s2o_models::{
+    Chunk, GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream, TokenStream,
+};
+
+use super::timed::Timed;
+use crate::progress;
+
+/// Positions at the prompt's end whose likeliest next token is compared.
+const COMPARED_POSITIONS: usize = 64;
+/// Tokens of the run that nobody times, on a CPU.
+const WARM_UP_TOKENS: usize = 128;
+
+/// What one method did.
+#[derive(Debug)]
+pub struct Run {
+    /// Wall time of the prefill.
+    pub prefill: Duration,
+    /// Part of it in each layer's attention.
+    pub attention: Vec<Duration>,
+    /// Hidden state and logits.
+    pub output: PrefillOutput,
+    /// Generated text.
+    pub text: String,
+    /// Generated tokens.
+    pub num_generated: usize,
+    /// Wall time of generating.
+    pub decode: Duration,
+}
+
+impl Run {
+    /// Time in attention over all layers.
+    pub fn attention_total(&self) -> Duration {
+        self.attention.iter().sum()
+    }
+
+    /// Share of the compared positions at which the likeliest next token is that of `other`.
+    pub fn top1_agreement(&self, other: &Self) -> Result<f64> {
+        let [mine, theirs] =
+            [self, other].map(|run| run.output.logits.argmax(D::Minus1)?.flatten_all()?.to_vec1::<u32>());
+        let (mine, theirs) = (mine?, theirs?);
+        let agree = mine.iter().zip(&theirs).filter(|(a, b)| a == b).count();
+        Ok(agree as f64 / mine.len() as f64)
+    }
+}
+
+/// What all runs share.
+pub struct Session<'m> {
+    model: &'m LoadedModel,
+    prompt: &'m [u32],
+    tokens: Tensor,
+    cache: KvCache,
+    chunk: Option<usize>,
+    num_logits: usize,
+    options: GenerationOptions,
+}
+
+impl<'m> Session<'m> {
+    /// Makes room for the prompt and the tokens to generate; where the model's context ends earlier, fewer are
+    /// generated.
+    pub fn new(
+        model: &'m LoadedModel,
+        prompt: &'m [u32],
+        chunk: Chunk,
+        mut options: GenerationOptions,
+    ) -> Result<Self> {
+        let (expected, got) = (model.config().max_positions, prompt.len());
+        if got > expected {
+            return Err(ModelError::ContextTooLong { expected, got }.into());
+        }
+        let tokens = model.prompt(prompt)?;
+        // The last new token is never fed back.
+        let room = expected - got + 1;
+        if options.max_new_tokens > room {
+            eprintln!("generating at most {room} tokens: the model's context ends at {expected}");
+            options.max_new_tokens = room;
+        }
+        let cache = model.decoder.new_cache(1, got + options.max_new_tokens.saturating_sub(1))?;
+        // Once, with the cache in place: all methods run over the same chunks.
+        let chunk = model.decoder.chunk_tokens(chunk, 1)?;
+        Ok(Self { model, prompt, tokens, cache, chunk, num_logits: 1, options })
+    }
+
+    /// Prepares for several methods on an equal footing: thread pools and code are warm before the first is timed, and
+    /// all give logits to compare. A GPU loads its kernels when they are first called, and takes other ones for short
+    /// inputs: there each method runs over a whole chunk.
+    pub fn compares(&mut self, methods: &[&dyn Attention]) -> Result<()> {
+        self.num_logits = COMPARED_POSITIONS.min(self.prompt.len());
+        let on_cpu = self.model.decoder.device().is_cpu();
+        let chunk = self.chunk.unwrap_or(self.prompt.len()).max(1);
+        let (tokens, methods) = if on_cpu { (WARM_UP_TOKENS, &methods[..1]) } else { (chunk, methods) };
+        let few = self.tokens.narrow(1, 0, tokens.min(self.prompt.len()))?;
+        for method in methods {
+            self.model.decoder.prefill(&few, &mut self.cache, *method, PrefillOptions::new())?;
+            self.cache.reset();
+        }
+        Ok(())
+    }
+
+    /// Prefills with `method`, then generates from that prefill's own cache. `on_text` gets the text as it comes.
+    pub fn run(
+        &mut self,
+        name: &str,
+        method: &dyn Attention,
+        on_text: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<Run> {
+        self.cache.reset();
+        let decoder = &self.model.decoder;
+        let phase = progress::start(format!("prefill, {name}"), self.prompt.len(), "tokens");
+        let timed = Timed::new(method, decoder.config().num_layers, &phase);
+        let options = PrefillOptions::new().chunk(self.chunk).num_logits(self.num_logits);
+        let start = Instant::now();
+        let output = decoder.prefill(&self.tokens, &mut self.cache, &timed, options)?;
+        decoder.device().synchronize()?;
+        let prefill = start.elapsed();
+        let attention = timed.into_layers();
+        phase.finish();
+
+        let start = Instant::now();
+        let (text, num_generated) = self.generate(&output, on_text)?;
+        Ok(Run { prefill, attention, output, text, num_generated, decode: start.elapsed() })
+    }
+
+    fn generate(
+        &mut self,
+        output: &PrefillOutput,
+        on_text: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<(String, usize)> {
+        let (model, logits) = (self.model, output.last_logits()?);
+        let stream =
+            TokenStream::new(&model.decoder, &mut self.cache, &logits, self.prompt, &model.eos_ids, &self.options)?;
+        let mut pieces = TextStream::new(&model.tokenizer);
+        let (mut text, mut count) = (String::new(), 0);
+        let mut show = |piece: String| -> Result<()> {
+            text.push_str(&piece);
+            if piece.is_empty() { Ok(()) } else { on_text(&piece) }
+        };
+        for token in stream {
+            show(pieces.push(token?)?)?;
+            count += 1;
+        }
+        show(pieces.finish()?)?;
+        Ok((text, count))
+    }
+}

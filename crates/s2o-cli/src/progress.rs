@@ -1,0 +1,106 @@
+//! Progress of long phases on stderr: bars on a terminal, elsewhere a line when a phase begins and one now and then.
+
+use std::io::{IsTerminal, stderr};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Time between the lines of a phase, in seconds.
+const LINE_SECONDS: u64 = 10;
+
+/// How progress is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    Bars,
+    Lines,
+    Quiet,
+}
+
+static LOOK: OnceLock<Look> = OnceLock::new();
+
+/// Decides how progress is shown; `quiet` shows none. Only the first call counts.
+pub fn init(quiet: bool) {
+    LOOK.get_or_init(|| match quiet {
+        true => Look::Quiet,
+        false if stderr().is_terminal() => Look::Bars,
+        false => Look::Lines,
+    });
+}
+
+/// A phase and how far it is.
+#[derive(Debug)]
+pub struct Progress {
+    /// Hidden unless bars are shown; counts and keeps the time in any case.
+    bar: ProgressBar,
+    unit: &'static str,
+    /// Second of the phase from which a line is due; `None` if no lines are shown.
+    next_line: Option<AtomicU64>,
+}
+
+/// Begins a phase of `len` steps; 0 if that is not known yet.
+pub fn start(phase: impl Into<String>, len: usize, unit: &'static str) -> Progress {
+    let template = format!("{{prefix:<16}} {{bar:32}} {{pos:>7}} / {{len}} {unit}, {{elapsed}}");
+    Progress::new(phase.into(), len as u64, unit, &template)
+}
+
+/// Begins a phase of `len` steps that takes long: its bar has the time that is left, and names the step.
+pub fn start_with_eta(phase: impl Into<String>, len: u64, unit: &'static str) -> Progress {
+    Progress::new(phase.into(), len, unit, "{bar:24} {percent:>3} %, {elapsed} gone, {eta} left  {prefix}: {msg}")
+}
+
+impl Progress {
+    fn new(phase: String, len: u64, unit: &'static str, template: &str) -> Self {
+        let look = LOOK.get().copied().unwrap_or(Look::Quiet);
+        let style = ProgressStyle::with_template(template).expect("the template is fixed").progress_chars("━━╌");
+        let target = if look == Look::Bars { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(len), target).with_style(style).with_prefix(phase);
+        bar.tick();
+        if look == Look::Lines {
+            let length = if len > 0 { format!(": {len} {unit}") } else { String::new() };
+            eprintln!("{}{length}", bar.prefix());
+        }
+        Self { bar, unit, next_line: (look == Look::Lines).then(|| AtomicU64::new(LINE_SECONDS)) }
+    }
+
+    /// Sets the number of steps.
+    pub fn set_len(&self, len: usize) {
+        self.bar.set_length(len as u64);
+    }
+
+    /// Sets the number of steps that are done.
+    pub fn set(&self, done: usize) {
+        self.bar.set_position(done as u64);
+        self.line();
+    }
+
+    /// Adds to the steps that are done.
+    pub fn add(&self, steps: usize) {
+        self.bar.inc(steps as u64);
+        self.line();
+    }
+
+    /// Names what goes on now.
+    pub fn name_step(&self, step: String) {
+        self.bar.set_message(step);
+    }
+
+    /// Leaves a bar as it is, and the cursor on a line of its own.
+    pub fn finish(self) {
+        self.bar.abandon();
+        if !self.bar.is_hidden() {
+            eprintln!();
+        }
+    }
+
+    /// Prints a line if one is due.
+    fn line(&self) {
+        let Some(next) = &self.next_line else { return };
+        let seconds = self.bar.elapsed().as_secs();
+        if seconds >= next.load(Ordering::Relaxed) {
+            next.store(seconds + LINE_SECONDS, Ordering::Relaxed);
+            let (done, len, unit) = (self.bar.position(), self.bar.length().unwrap_or(0), self.unit);
+            eprintln!("{}: {done} of {len} {unit}, {seconds} s", self.bar.prefix());
+        }
+    }
+}

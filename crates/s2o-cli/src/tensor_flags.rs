@@ -1,0 +1,72 @@
+//! Queries, keys and values to work on: out of a file, or out of a model's prefill.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use candle_core::Device;
+use clap::Args;
+use s2o_eval::capture::{self, LayerTensors, TensorFile};
+use s2o_models::LoadedModel;
+
+use crate::model_flags::{self, ModelFlags};
+use crate::progress;
+use crate::prompt_flags::PromptFlags;
+
+/// Flags that say where the tensors come from.
+#[derive(Debug, Clone, Args)]
+pub struct TensorFlags {
+    /// A safetensors file with q, k, v, each (batch, length, heads, head_dim) in f32, f16 or bf16, or layer.N.q and so
+    /// on for several layers; an optional tensor softmax_scale holds one number
+    #[arg(long, value_name = "FILE", conflicts_with_all = [
+        "model", "revision", "tokenizer_file", "dtype", "chunk", "prompt", "prompt_file", "passkey", "context", "depth",
+        "seed", "synthetic", "synthetic_weights", "synthetic_focus", "tokens",
+    ])]
+    tensors: Option<PathBuf>,
+    /// Layers to take, such as `0,5` [default: all of a file; the first, middle and last of a model]
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    layers: Vec<usize>,
+    #[command(flatten)]
+    pub model: ModelFlags,
+    #[command(flatten)]
+    pub prompt: PromptFlags,
+}
+
+/// Where the layers come from, and what is known about it.
+pub struct Source {
+    pub layers: Box<dyn Iterator<Item = Result<LayerTensors>>>,
+    /// How many layers there are to come.
+    pub count: usize,
+    /// A line or two.
+    pub description: String,
+    pub device: Device,
+}
+
+impl TensorFlags {
+    /// Opens the file, or loads the model, has it checked and prefills the prompt.
+    pub fn open(&self, check: impl FnOnce(&LoadedModel) -> Result<()>) -> Result<Source> {
+        if let Some(path) = &self.tensors {
+            let file = TensorFile::open(path)?;
+            let layers = file.choose(&self.layers)?;
+            let device = self.model.device()?;
+            return Ok(Source {
+                count: layers.len(),
+                description: format!("tensors {}", path.display()),
+                device: device.clone(),
+                layers: Box::new(layers.into_iter().map(move |layer| Ok(file.load(layer, &device)?))),
+            });
+        }
+        let model = self.model.load()?;
+        check(&model)?;
+        let prompt = self.prompt.prompt(&model)?;
+        let phase = progress::start("capturing", prompt.tokens.len(), "tokens");
+        let mut report = |done: usize, _: usize| phase.set(done);
+        let layers = capture::capture(&model, &prompt.tokens, self.model.chunk, &self.layers, &mut report)?;
+        phase.finish();
+        Ok(Source {
+            count: layers.len(),
+            description: format!("model   {}\nprompt  {}", model_flags::describe(&model), prompt.description),
+            device: model.decoder.device().clone(),
+            layers: Box::new(layers.into_iter().map(Ok)),
+        })
+    }
+}

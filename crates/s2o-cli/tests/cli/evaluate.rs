@@ -1,0 +1,170 @@
+//! `evaluate`: its files, what it does again after an interruption, and what it refuses.
+
+use std::fs;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{error_of, run, stdout_of, text};
+
+const SHORT: [&str; 9] = ["run", "--tasks", "passkey", "--lengths", "300,400", "--items", "2", "--out", "DIRECTORY"];
+
+/// Short passkey prompts with `more` arguments, in `directory`.
+fn short<'a>(directory: &'a TempDir, more: &[&'a str]) -> Vec<&'a str> {
+    let args = SHORT.iter().map(|&arg| if arg == "DIRECTORY" { text(directory.path()) } else { arg });
+    args.chain(more.iter().copied()).collect()
+}
+
+fn file(directory: &TempDir, name: &str) -> String {
+    fs::read_to_string(directory.path().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[test]
+fn a_run_leaves_outcomes_and_tables() {
+    let directory = TempDir::new().expect("a directory");
+    let args = ["--methods", "dense,s2o:tau=0.05:dense-below=0", "--depths", "0,1", "--threads", "1", "--quiet"];
+    let output = run("evaluate", &short(&directory, &args));
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(stderr, "");
+    for part in
+        ["needle-7m: Qwen3", "none (auto)", "8 samples", "s2o:tau=0.05:dense-below=0", "1 thread,", "table.md are in"]
+    {
+        assert!(stdout.contains(part), "{part} in {stdout}");
+    }
+    let outcomes = file(&directory, "outcomes.jsonl");
+    assert_eq!(outcomes.lines().count(), 1 + 16);
+    let last: Value = serde_json::from_str(outcomes.lines().last().expect("lines")).expect("JSON");
+    assert_eq!((&last["task"], &last["context_tokens"]), (&"passkey".into(), &400.into()));
+    let said = |key: &str| last[key].as_str().map(str::to_owned).expect("a text");
+    assert!(said("prediction").contains(last["references"][0].as_str().expect("an answer")), "{last}");
+    let table = file(&directory, "table.csv");
+    assert!(table.lines().nth(1).is_some_and(|line| line.starts_with("passkey,,300,dense,auto,4,")), "{table}");
+    assert!(file(&directory, "table.md").contains("### passkey by depth and length: dense"));
+
+    let runs = file(&directory, "runs.csv");
+    assert!(runs.starts_with("outcomes,date,commit,device,source,command\n16,"), "{runs}");
+    assert!(
+        runs.contains("needle-7m: Qwen3") && runs.contains(",\"evaluate run --tasks passkey --lengths 300,400"),
+        "{runs}"
+    );
+
+    let again = stdout_of("evaluate", &["report", text(directory.path())]);
+    assert!(stdout.contains(again.trim_end()), "{again} in {stdout}");
+    assert_eq!(file(&directory, "table.csv"), table);
+}
+
+#[test]
+fn a_run_goes_on_after_an_interruption() {
+    let directory = TempDir::new().expect("a directory");
+    stdout_of("evaluate", &short(&directory, &["--methods", "dense"]));
+    let (outcomes, table) = (file(&directory, "outcomes.jsonl"), file(&directory, "table.csv"));
+    fs::write(directory.path().join("outcomes.jsonl"), &outcomes[..outcomes.len() - 50]).expect("written");
+    let stdout = stdout_of("evaluate", &short(&directory, &["--methods", "dense"]));
+    assert!(stdout.contains("3 outcomes are there"), "{stdout}");
+    let now = file(&directory, "outcomes.jsonl");
+    assert_eq!(now.lines().take(4).collect::<Vec<_>>(), outcomes.lines().take(4).collect::<Vec<_>>());
+    assert_eq!(now.lines().count(), 5);
+    let timeless = |table: &str| -> Vec<Vec<String>> {
+        let mut reader = csv::Reader::from_reader(table.as_bytes());
+        let seconds = reader.headers().expect("a header").iter().position(|name| name == "prefill_seconds");
+        let lines = reader.records().map(|record| record.expect("a line"));
+        lines
+            .map(|line| {
+                line.iter().enumerate().filter(|(i, _)| Some(*i) != seconds).map(|(_, cell)| cell.to_owned()).collect()
+            })
+            .collect()
+    };
+    assert_eq!(timeless(&file(&directory, "table.csv")), timeless(&table));
+
+    // Nothing is left to do; then everything.
+    assert_eq!(file(&directory, "runs.csv").lines().count(), 1 + 2);
+    assert!(stdout_of("evaluate", &short(&directory, &["--methods", "dense"])).contains("4 outcomes are there"));
+    assert_eq!(file(&directory, "outcomes.jsonl"), now);
+    assert!(!stdout_of("evaluate", &short(&directory, &["--methods", "dense", "--fresh"])).contains("are there"));
+    assert_eq!(file(&directory, "runs.csv").lines().count(), 1 + 1);
+}
+
+#[test]
+fn files_of_benchmarks_are_run() {
+    let directory = TempDir::new().expect("a directory");
+    let task = directory.path().join("data/vt");
+    fs::create_dir_all(&task).expect("made");
+    let line = r#"{"index": 7, "input": "The grass is green. What is 1?", "outputs": ["12"], "length": 12}"#;
+    fs::write(task.join("validation.jsonl"), line).expect("written");
+    let data = directory.path().join("data");
+    let out = directory.path().join("out");
+    let args = ["run", "--ruler-dir", text(&data), "--methods", "dense", "--out", text(&out), "--predictions"];
+    let stdout = stdout_of("evaluate", &args);
+    assert!(stdout.contains("1 samples") && stdout.contains("ruler/vt"), "{stdout}");
+    let path = out.join("ruler/needle-7m-dense-chunk-auto/1024/vt.jsonl");
+    let prediction: Value = serde_json::from_str(&fs::read_to_string(path).expect("predictions")).expect("one line");
+    assert_eq!((&prediction["index"], &prediction["outputs"][0]), (&7.into(), &"12".into()));
+}
+
+#[test]
+fn perplexity_and_chunks_are_compared() {
+    let directory = TempDir::new().expect("a directory");
+    let out = text(directory.path());
+    let args = ["run", "--tasks", "perplexity,niah", "--lengths", "600", "--last", "100", "--items", "1", "--out", out];
+    let stdout = stdout_of("evaluate", &[&args[..], &["--chunk", "whole,256", "--depths", "0.5"]].concat());
+    for part in ["perplexity", "top-1 agrees", "changed", "whole", "256"] {
+        assert!(stdout.contains(part), "{part} in {stdout}");
+    }
+    let needles = file(&directory, "niah/needle-7m-dense-chunk-whole.json");
+    let needles: Value = serde_json::from_str(&needles).expect("JSON");
+    assert_eq!((&needles[0]["context_length"], &needles[0]["depth_percent"]), (&600.into(), &50.0.into()));
+}
+
+#[test]
+fn everything_is_listed() {
+    let stdout = stdout_of("evaluate", &["list"]);
+    for part in ["niah_multikey_3", "needle-7m", "ruler", "sliding-window", "options: tau, segment"] {
+        assert!(stdout.contains(part), "{part} in {stdout}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_refused() {
+    let directory = TempDir::new().expect("a directory");
+    fs::write(directory.path().join("outcomes.jsonl"), "notes").expect("written");
+    let out = text(directory.path());
+    let cases: &[(&[&str], &str)] = &[
+        (&["--tasks", "niha"], "`niha` is no task: expected one of ruler, keyed, all, needle-7m, niah, "),
+        (&["--methods", "magic"], "`magic` is no method: expected one of dense, s2o"),
+        (&["--methods", "s2o:colour=red"], "s2o: expected tau, segment, dense-tail"),
+        (&["--methods", "s2o:tau"], "expected option=value, got tau"),
+        (&["--template", "alpaca"], "--template: expected auto, none, llama3, chat-ml, qwen3, got alpaca"),
+        (&["--template", "llama3"], "expected one with <|begin_of_text|>, for llama3, got one without"),
+        (&["--depths", "1.5"], "--depths: expected numbers from 0 to 1, got 1.5"),
+        (&["--lengths", "20"], "needs at least"),
+        (&["--lengths", "200000"], "the model has 131072 positions, but 200000"),
+        (
+            &["--tasks", "needle-7m", "--lengths", "300"],
+            "expected a length among 4096 and 32768 for needle-7m, got [300]",
+        ),
+        (&["--ruler-dir", "no/such"], "cannot read no/such"),
+        (&["--ruler-dir", out], "expected TASK/validation.jsonl in it, got none in"),
+        (&["--longbench-file", "no.json"], "cannot read no.json"),
+        (&["--infinitebench-dir", out], "expected TASK.jsonl in it"),
+        (&["--text-file", "no.txt"], "cannot read no.txt"),
+        (&["--tasks", "perplexity", "--last", "9000"], "expected 1 to 8191, got 9000"),
+        (&["--synthetic", "llama-3.1-8b"], "expected a model whose answers mean something, got made-up weights"),
+        (&["--model", "./no/such"], "config.json is missing"),
+    ];
+    let other = directory.path().join("other");
+    for (args, part) in cases {
+        let error = error_of("evaluate", &[&["run", "--out", text(&other)], *args].concat());
+        assert!(error.contains(part), "{args:?}: {error}");
+    }
+    let error = error_of("evaluate", &["run", "--out", out]);
+    assert!(
+        error.contains("expected s2o-eval outcomes of version 1, got a file that is no journal; --fresh"),
+        "{error}"
+    );
+    assert_eq!(file(&directory, "outcomes.jsonl"), "notes");
+    assert!(error_of("evaluate", &["report", text(&other.join("no"))]).contains("cannot read"));
+    for args in [&["run", "--items", "0"][..], &["run", "--chunk", "half"], &["measure"], &[]] {
+        assert_eq!(run("evaluate", args).status.code(), Some(2), "{args:?}");
+    }
+}

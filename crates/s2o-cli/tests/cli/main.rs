@@ -1,0 +1,97 @@
+//! The program through its command line, as a user runs it.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+mod compare;
+mod evaluate;
+mod experiment;
+mod heatmap;
+mod models;
+mod prefill;
+mod synthetic;
+mod tune;
+mod tune_published;
+
+/// `s2o <name>`.
+pub(crate) fn command(name: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_s2o"));
+    // A backtrace must not spoil the one line of an error, even when it is asked for.
+    command.arg(name).env("RUST_BACKTRACE", "1").env("HF_HUB_OFFLINE", "1");
+    command
+}
+
+pub(crate) fn run(name: &str, args: &[&str]) -> Output {
+    command(name).args(args).output().expect("the program starts")
+}
+
+pub(crate) fn stdout_of(name: &str, args: &[&str]) -> String {
+    let output = run(name, args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} {args:?}: {stderr}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// The single line on stderr of a run without progress that fails with exit code 1.
+pub(crate) fn error_of(name: &str, args: &[&str]) -> String {
+    let output = run(name, &[&["--quiet"], args].concat());
+    let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(1), "{name} {args:?}: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{name} {args:?}: {stderr}");
+    assert!(stderr.starts_with("error: "), "{stderr}");
+    stderr
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are UTF-8")
+}
+
+#[test]
+fn help_and_version_name_the_program() {
+    assert_eq!(stdout_of("--version", &[]), concat!("s2o ", env!("CARGO_PKG_VERSION"), "\n"));
+    let help = stdout_of("--help", &[]);
+    for part in ["prefill", "compare", "evaluate", "heatmap", "statistics", "--quiet", "Examples:"] {
+        assert!(help.contains(part), "{part} in {help}");
+    }
+    // Without a command the short help goes to stderr.
+    let output = Command::new(env!("CARGO_BIN_EXE_s2o")).output().expect("the program starts");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("prefill"));
+}
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = directory.path().join("file");
+    fs::write(&file, "").expect("written");
+    let cases: &[(&str, &[&str], &str)] = &[
+        ("prefill", &["--no-such-flag"], "--no-such-flag"),
+        ("prefill", &["--attention", "sparse"], "s2o, dense"),
+        ("prefill", &["--device", "cuda:one"], "expected cpu, cuda or cuda:N, got cuda:one"),
+        ("compare", &["--device", "cuda", "--cpu"], "cannot be used with"),
+        ("prefill", &["--attention", "dense", "--tau", "0.1"], "no effect"),
+        ("prefill", &["--prompt", "a", "--passkey"], "cannot be used with"),
+        ("prefill", &["--prompt", "a", "--depth", "0.1"], "cannot be used with"),
+        ("prefill", &["--segment", "long"], "`auto` or a number"),
+        ("prefill", &["--score", "third-cumulant"], "second-cumulant"),
+        ("prefill", &["--top-p", "0.9"], "--temperature"),
+        ("prefill", &["--threads", "0"], "--threads"),
+        ("compare", &["--methods", "magic"], "dense, s2o"),
+        ("compare", &["--methods", "dense", "--tau", "0.1"], "no effect"),
+        ("compare", &["--tensors", text(&file), "--prompt", "a"], "cannot be used with"),
+        ("compare", &["--tensors", text(&file), "--save-tensors", "b"], "cannot be used with"),
+        ("compare", &["--layers-file", text(&file), "--tau", "0.1"], "cannot be used with"),
+        ("compare", &["--repeat", "0"], "--repeat"),
+        ("heatmap", &["--cells", "0"], "--cells"),
+        ("heatmap", &["--pool", "median"], "max, mean"),
+    ];
+    for (name, args, part) in cases {
+        let output = run(name, args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{name} {args:?}: {stderr}");
+        assert!(stderr.contains(part), "{name} {args:?}: {stderr}");
+    }
+}

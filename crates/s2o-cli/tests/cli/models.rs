@@ -1,0 +1,102 @@
+//! Models that are broken, unsupported or too short, from either command line.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{command, error_of, run, text};
+
+/// needle-7m with a changed configuration.
+fn model_directory(change: impl FnOnce(&mut Value)) -> TempDir {
+    let directory = TempDir::new().expect("a temporary directory");
+    s2o_needle_7m::write(directory.path()).expect("written");
+    let mut config: Value = serde_json::from_str(s2o_needle_7m::CONFIG).expect("JSON");
+    change(&mut config);
+    fs::write(directory.path().join("config.json"), config.to_string()).expect("written");
+    directory
+}
+
+#[test]
+#[cfg(not(feature = "cuda"))]
+fn a_build_without_gpus_says_so() {
+    let error = error_of("prefill", &["--device", "cuda"]);
+    assert!(error.contains("build with --features cuda"), "{error}");
+}
+
+#[test]
+fn bad_models_are_refused() {
+    let missing = error_of("prefill", &["--model", "./no/such/directory"]);
+    assert!(missing.contains("config.json is missing"), "{missing}");
+
+    let other = model_directory(|config| config["architectures"] = json!(["MambaForCausalLM"]));
+    let error = error_of("prefill", &["--model", text(other.path())]);
+    assert!(error.contains("`MambaForCausalLM` is not supported: expected LlamaForCausalLM"), "{error}");
+
+    let truncated = model_directory(|_| {});
+    let weights = truncated.path().join("model.safetensors");
+    let bytes = fs::read(&weights).expect("weights");
+    fs::write(&weights, &bytes[..bytes.len() / 2]).expect("written");
+    let error = error_of("compare", &["--model", text(truncated.path())]);
+    assert!(error.contains("model.safetensors is not a valid weight file"), "{error}");
+
+    fs::remove_file(&weights).expect("removed");
+    let error = error_of("prefill", &["--model", text(truncated.path())]);
+    assert!(error.contains("model.safetensors is missing"), "{error}");
+}
+
+#[test]
+fn a_model_in_the_hubs_cache_needs_no_network() {
+    let files = model_directory(|_| {});
+    let home = TempDir::new().expect("a temporary directory");
+    let repository = home.path().join("hub/models--org--needle");
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    for directory in ["refs".to_owned(), format!("snapshots/{commit}")] {
+        fs::create_dir_all(repository.join(directory)).expect("made");
+    }
+    fs::write(repository.join("refs/main"), commit).expect("written");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(files.path().join(file), repository.join("snapshots").join(commit).join(file)).expect("copied");
+    }
+    let prefill = |variable: &str, value: &Path, model: &str| {
+        let mut command = command("prefill");
+        // Nobody listens there: a request would fail the run.
+        command.env_remove("HF_HUB_OFFLINE").env("HF_ENDPOINT", "http://127.0.0.1:9").env(variable, value);
+        let args = ["--model", model, "--context", "300", "--attention", "dense", "--json"];
+        let output = command.args(args).output().expect("the program starts");
+        (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (variable, value) in [("HF_HOME", home.path().to_owned()), ("HF_HUB_CACHE", home.path().join("hub"))] {
+        let (stdout, stderr) = prefill(variable, &value, "org/needle");
+        let object: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{variable}: {stderr}"));
+        assert_eq!((&object["model"], &object["answer_dense"]), (&json!("needle"), &object["expected"]));
+    }
+    let (_, stderr) = prefill("HF_HOME", home.path(), "org/other");
+    assert!(
+        stderr.contains("cannot reach config.json of org/other at revision main on http://127.0.0.1:9"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn the_models_context_is_the_limit() {
+    let short = model_directory(|config| config["max_position_embeddings"] = json!(512));
+    let model = text(short.path());
+    let error = error_of("prefill", &["--model", model, "--context", "1024"]);
+    let got: usize = error.trim().rsplit(", but ").next().and_then(|s| s.split(' ').next()?.parse().ok()).expect("got");
+    assert!(error.contains("the model has 512 positions") && (961..=1024).contains(&got), "{error}");
+    let error = error_of("compare", &["--model", model, "--context", "1024"]);
+    assert!(error.contains("the model has 512 positions"), "{error}");
+
+    // A file is cut in the middle, and no more is generated than there is room for.
+    let file = short.path().join("prompt.txt");
+    fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(200)).expect("written");
+    let output = run("prefill", &["--model", model, "--prompt-file", text(&file), "--context", "511", "--json"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("the first 256 and the last 255 are kept (--context 511)"), "{stderr}");
+    assert!(stderr.contains("generating at most 2 tokens"), "{stderr}");
+    let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(object["tokens"], 511);
+}

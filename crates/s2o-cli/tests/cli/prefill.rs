@@ -1,0 +1,161 @@
+//! `prefill`: its JSON, its text, and its options.
+
+use serde_json::Value;
+
+use crate::{run, stdout_of};
+
+fn json_of(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout_of("prefill", args)).expect("one JSON object")
+}
+
+#[test]
+fn prefill_compares_dense_and_s2o() {
+    let object = json_of(&["--context", "4096", "--json"]);
+    let mut keys: Vec<&String> = object.as_object().expect("an object").keys().collect();
+    keys.sort();
+    let expected = [
+        "answer_dense",
+        "answer_s2o",
+        "density",
+        "expected",
+        "model",
+        "rel_l1",
+        "seconds_dense",
+        "seconds_s2o",
+        "tokens",
+        "top1_agree",
+    ];
+    assert_eq!(keys, expected);
+    let number = |key: &str| object[key].as_f64().unwrap_or_else(|| panic!("{key} is a number: {object}"));
+    assert_eq!(object["model"], "needle-7m");
+    assert!((4033..=4096).contains(&object["tokens"].as_u64().expect("tokens")));
+    assert!(number("seconds_dense") > 0.0 && number("seconds_s2o") > 0.0);
+    assert!(number("density") > 0.0 && number("density") < 1.0);
+    assert!(number("rel_l1") > 0.0 && number("rel_l1") < 0.1);
+    assert!(number("top1_agree") > 0.9 && number("top1_agree") <= 1.0);
+    assert_eq!(object["expected"].as_str().map(str::len), Some(7));
+    assert_eq!(object["answer_dense"], object["expected"]);
+    assert_eq!(object["answer_s2o"], object["expected"]);
+}
+
+#[test]
+fn prefill_is_plain_on_a_pipe() {
+    let output = run("prefill", &["--context", "2304", "--threads", "1"]);
+    assert!(output.status.success());
+    // A line when a phase begins; phases of ten seconds have more.
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let phases: Vec<&str> = stderr.lines().filter(|line| !line.ends_with(" s")).collect();
+    assert!(matches!(phases[..], ["loading", "prefill, dense: 2042 tokens", "prefill, S2O: 2042 tokens"]), "{stderr}");
+    let stdout = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(!stdout.contains(['\x1b', '│', '█', '→']), "{stdout}");
+    for part in ["needle-7m", "prefill", "attention", "density", "cosine", "right", "layer   5 #", "1 thread,"] {
+        assert!(stdout.contains(part), "{part} in {stdout}");
+    }
+    assert!(!stdout.contains("wrong"), "{stdout}");
+}
+
+#[test]
+fn a_dense_prefill_has_no_chart() {
+    let short = stdout_of("prefill", &["--context", "500"]);
+    assert!(short.contains("S2O     dense path: the prompt is shorter than 2048 tokens (--dense-below)\n"), "{short}");
+    let skipped = stdout_of("prefill", &["--context", "2304", "--skip-layers", "0,1,2,3,4,5"]);
+    assert!(skipped.contains("S2O computed all key tiles of every layer"), "{skipped}");
+    for text in [short, skipped] {
+        assert!(text.contains("right") && !text.contains("layer   0"), "{text}");
+    }
+}
+
+#[test]
+fn prefill_runs_one_method_alone() {
+    let dense = json_of(&["--attention", "dense", "--context", "1024", "--json"]);
+    for key in ["seconds_s2o", "density", "rel_l1", "top1_agree", "answer_s2o"] {
+        assert_eq!(dense[key], Value::Null, "{key}");
+    }
+    assert_eq!(dense["answer_dense"], dense["expected"]);
+
+    // A prompt of the user's own: S2O alone, and no answer to expect. A threshold of 0 never stops.
+    let own = ["--prompt", "What is a passkey?", "-n", "3", "--json", "--dense-below", "0", "--tau", "0"];
+    let own = json_of(&own);
+    for key in ["seconds_dense", "rel_l1", "answer_dense", "expected"] {
+        assert_eq!(own[key], Value::Null, "{key}");
+    }
+    assert!(own["answer_s2o"].is_string());
+    assert_eq!(own["density"], 1.0);
+
+    let sparse = json_of(&["--attention", "s2o", "--context", "3000", "--json"]);
+    let skipped = ["--attention", "s2o", "--context", "3000", "--json", "--skip-layers", "0,1,2,3,4,5"];
+    assert!(sparse["density"].as_f64() < Some(1.0));
+    assert_eq!(json_of(&skipped)["density"], 1.0);
+}
+
+#[test]
+fn compare_wins_over_attention() {
+    for attention in ["dense", "s2o"] {
+        let both = json_of(&["--attention", attention, "--compare", "--context", "2100", "--json"]);
+        assert!(both["seconds_dense"].is_number() && both["seconds_s2o"].is_number(), "{both}");
+    }
+}
+
+#[test]
+fn tracing_writes_where_the_time_goes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let status = crate::command("prefill")
+        .args(["--prompt", "The", "-n", "1", "--tracing"])
+        .current_dir(directory.path())
+        .output()
+        .expect("the program runs")
+        .status;
+    assert!(status.success());
+    let trace = std::fs::read_dir(directory.path()).expect("files").next().expect("a trace").expect("a file");
+    let trace = std::fs::read_to_string(trace.path()).expect("text");
+    let events: Vec<Value> = serde_json::from_str(&trace).expect("a JSON array of events");
+    for name in ["attention", "mlp"] {
+        assert!(events.iter().any(|event| event["name"] == name), "{name} in {trace:.200}");
+    }
+}
+
+#[test]
+fn prefill_in_chunks_answers_the_same() {
+    let whole = json_of(&["--context", "3000", "--attention", "s2o", "--json"]);
+    let chunked = json_of(&["--context", "3000", "--attention", "s2o", "--json", "--chunk", "1024"]);
+    assert_eq!(whole["answer_s2o"], whole["expected"]);
+    assert_eq!(chunked["answer_s2o"], whole["expected"]);
+    let auto = json_of(&["--context", "3000", "--attention", "s2o", "--json", "--chunk", "auto"]);
+    assert_eq!(auto["answer_s2o"], whole["answer_s2o"]);
+}
+
+#[test]
+fn sampling_follows_its_seed() {
+    let sampled = |seed: &str| {
+        let args = ["--prompt", "The", "-n", "12", "--temperature", "1.5", "--top-k", "500", "--json", "--seed", seed];
+        json_of(&args)["answer_s2o"].clone()
+    };
+    assert_eq!(sampled("1"), sampled("1"));
+    assert_ne!(sampled("1"), sampled("2"));
+}
+
+#[test]
+fn wrong_options_say_expected_and_got() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["--tau", "1.5"], "tau: expected a number in [0, 1), got 1.5"),
+        (&["--segment", "100"], "segment_len: expected a positive multiple of tile_q = 128, got 100"),
+        (&["--preset", "paper", "--tile-k", "0"], "tile_k: expected 1 to 1024, got 0"),
+        (&["--score", "second-cumulant=-1"], "expected a finite number >= 0, got -1"),
+        (&["--skip-layers", "6", "--context", "100"], "expected layers 0 to 5, got 6"),
+        (&["--workspace-mib", "0", "--context", "3000"], "got 0"),
+        (&["--context", "10"], "at least 77 tokens with this tokenizer, got 10"),
+        (&["--depth", "2"], "expected a number from 0 to 1, got 2"),
+        (&["--chunk", "0", "--context", "100"], "at least one token, got 0"),
+        (&["--prompt", "a", "--context", "0"], "expected at least one token"),
+        (&["--prompt-file", "no-such-file"], "no-such-file"),
+        (&["--revision", "main"], "expected a Hugging Face id"),
+    ];
+    for (args, part) in cases {
+        // What is said beside the error is tested elsewhere.
+        let output = run("prefill", args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        let error = stderr.lines().last().unwrap_or_default();
+        assert!(error.starts_with("error: ") && error.contains(part), "{args:?}: {stderr}");
+    }
+}

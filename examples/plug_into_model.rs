@@ -1,0 +1,44 @@
+//! A model that takes its attention as an argument: the built-in one answers the same with dense and with S2O attention.
+//!
+//! ```text
+//! cargo run --release --example plug_into_model
+//! ```
+
+use anyhow::Result;
+use candle_core::Tensor;
+use candle_s2o::{Attention, AttnStats, Dense, PrefillCall, S2o, S2oConfig};
+use s2o_models::{GenerationOptions, LoadOptions, ModelSource, PrefillOptions, passkey};
+
+/// Methods of your own take one function. This one attends densely in the first layer, and with S2O in the others.
+#[derive(Debug)]
+struct DenseFirst(S2o);
+
+impl Attention for DenseFirst {
+    fn name(&self) -> &str {
+        "dense first"
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        if call.layer == 0 { Dense.prefill(call, q, k, v) } else { self.0.prefill(call, q, k, v) }
+    }
+}
+
+fn main() -> Result<()> {
+    let model = "needle-7m".parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
+    // A real text with a seven-digit key in its middle, and the question for it.
+    let prompt = passkey::build(&model.tokenizer, 4096, 0.5, 7)?;
+    println!("expected: {}", prompt.answer);
+
+    let s2o = || S2o::new(S2oConfig::default()).with_stats();
+    let (sparse, own) = (s2o(), DenseFirst(s2o()));
+    let mut cache = model.decoder.new_cache(1, prompt.tokens.len() + 16)?;
+    for method in [&Dense as &dyn Attention, &sparse, &own] {
+        cache.reset();
+        let options = GenerationOptions { max_new_tokens: 12, ..Default::default() };
+        let prefill = PrefillOptions::new();
+        let out = model.generate(&prompt.tokens, &mut cache, method, prefill, &options, &mut |_| ())?;
+        println!("{}: {}", method.name(), passkey::answer(&out.text));
+    }
+    println!("density of s2o: {:.3}", AttnStats::joint_density(sparse.take_stats().values()));
+    Ok(())
+}
