@@ -16,10 +16,14 @@ mod gguf;
 mod gguf_spm;
 mod gguf_tokenizer;
 mod hub;
+#[cfg(feature = "hub")]
+mod hub_download;
 mod needle;
 mod safetensors;
 pub mod synthetic;
 
+#[cfg(feature = "hub")]
+use hub_download::fetch;
 use synthetic::Synthetic;
 
 pub use hub::HubOptions;
@@ -123,7 +127,7 @@ impl ModelSource {
             Self::Directory(directory) => safetensors::open(directory, dtype, options)?,
             Self::Gguf(path) => gguf::open(path, dtype, options)?,
             Self::Hub { id, revision } => {
-                let directory = hub::fetch(id, revision, options)?;
+                let directory = fetch(id, revision, options)?;
                 safetensors::open(&directory, dtype, options)?
             }
             Self::Synthetic(synthetic) => synthetic.open(dtype, &options.device)?,
@@ -147,6 +151,15 @@ impl ModelSource {
             Self::Synthetic(synthetic) => synthetic.name(),
         }
     }
+}
+
+#[cfg(not(feature = "hub"))]
+fn fetch(id: &str, _: &str, _: &LoadOptions) -> Result<PathBuf> {
+    Err(ModelError::UnsupportedFeature {
+        feature: "loading from the hub in a build without the feature `hub`",
+        expected: "a directory, a .gguf file or `needle-7m`",
+        got: id.to_owned(),
+    })
 }
 
 /// What each kind of source yields before the decoder is built.
