@@ -76,8 +76,8 @@ const ON_CPU: usize = 8192;
 const RESERVE: u64 = 3 << 29;
 
 impl Chunk {
-    /// The chunk's tokens per sequence on a device that has `memory` (`None`: a CPU), cache and weights allocated; `None`
-    /// for the whole prompt.
+    /// The chunk's tokens per sequence on a device that has `memory` (`None`: a CPU), cache and weights allocated;
+    /// `None` for the whole prompt.
     pub(crate) fn tokens(
         self,
         config: &DecoderConfig,
@@ -100,9 +100,9 @@ impl Chunk {
     }
 }
 
-/// Bytes that a token of a chunk holds at most while it passes through a layer: in the MLP gate, up and their product, in
-/// attention q, k, v, the rotated q and the output; and beside them the residual stream before and after a sum, its norm
-/// and what is added.
+/// Bytes that a token of a chunk holds at most while it passes through a layer: in the MLP gate, up and their product,
+/// in attention q, k, v, the rotated q and the output; besides, the residual stream before and after a sum, its norm
+/// and the addend.
 pub(crate) fn activation_bytes(config: &DecoderConfig, dtype: DType) -> u64 {
     let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
     let inner = (3 * config.intermediate_size).max(3 * q + 2 * kv);

@@ -7,8 +7,8 @@ use crate::error::{ModelError, Result};
 /// GPU number `ordinal` of this machine.
 ///
 /// # Errors
-/// [`ModelError::NoGpu`] if this build is not for GPUs (feature `cuda`), or the driver has no GPU of this number or does
-/// not work.
+/// [`ModelError::NoGpu`] if this build is not for GPUs (feature `cuda`), or the driver has no GPU of this number or
+/// does not work.
 pub fn gpu(ordinal: usize) -> Result<Device> {
     Device::new_cuda(ordinal).map_err(|error| no_gpu(ordinal, &error))
 }

@@ -13,7 +13,8 @@ use thiserror::Error;
 pub enum ModelError {
     /// A model source string is none of the accepted forms.
     #[error(
-        "`{got}` is no model source: expected `needle-7m`, a directory, a file ending in .gguf, or a hub id `org/name[@revision]`"
+        "`{got}` is no model source: expected `needle-7m`, a directory, a file ending in .gguf, or a hub id \
+         `org/name[@revision]`"
     )]
     InvalidSource {
         /// The string that was given.
@@ -21,7 +22,8 @@ pub enum ModelError {
     },
     /// A synthetic model's shape is none of the accepted forms.
     #[error(
-        "`{got}` is no shape of a synthetic model: expected `llama-3.1-8b`, `qwen3-8b`, or a config.json whose path ends in .json"
+        "`{got}` is no shape of a synthetic model: expected `llama-3.1-8b`, `qwen3-8b`, or a config.json whose path \
+         ends in .json"
     )]
     InvalidShape {
         /// The string that was given.
@@ -176,7 +178,8 @@ pub enum ModelError {
     },
     /// The hub refuses to hand out the repository (401 or 403).
     #[error(
-        "{} is gated, private or not there (HTTP {status}): accept the licence at {}/{} and set HF_TOKEN or run `hf auth login`",
+        "{} is gated, private or not there (HTTP {status}): accept the licence at {}/{} and set HF_TOKEN or run \
+         `hf auth login`",
         at.id, at.endpoint, at.id
     )]
     Gated {
@@ -193,7 +196,8 @@ pub enum ModelError {
     },
     /// The hub cannot be reached and the file is not in the local cache.
     #[error(
-        "cannot reach {at}, and it is not in the cache {}: {reason}. Connect once, or give a local directory or .gguf file",
+        "cannot reach {at}, and it is not in the cache {}: {reason}. Connect once, or give a local directory or .gguf \
+         file",
         cache.display()
     )]
     Offline {
@@ -281,7 +285,7 @@ impl Need {
     pub(crate) fn check<T>(self, result: Result<T>, device: &Device) -> Result<T> {
         match result {
             Err(ModelError::Candle(error)) if is_out_of_memory(&error) => {
-                // What failed work still holds is not free before it has ended. If that fails too, the first error counts.
+                // The failed work holds memory until it has ended. If the wait fails too, the first error counts.
                 let _ = device.synchronize();
                 match DeviceMemory::of(device) {
                     Ok(Some(memory)) => Err(self.unmet(memory)),

@@ -24,8 +24,8 @@ impl KvCache {
     /// Allocates a cache of `capacity` positions for `batch` sequences.
     ///
     /// # Errors
-    /// [`ModelError::ContextTooLong`] when the model has fewer positions, [`ModelError::OutOfMemory`] when a GPU has not
-    /// enough memory left.
+    /// [`ModelError::ContextTooLong`] when the model has fewer positions, [`ModelError::OutOfMemory`] when a GPU has
+    /// too little memory left.
     pub fn new(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
         if capacity > config.max_positions {
             return Err(ModelError::ContextTooLong { expected: config.max_positions, got: capacity });

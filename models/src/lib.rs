@@ -1,9 +1,12 @@
-//! One Candle decoder for Llama 2, 3, 3.1, 3.2 and Qwen3 whose prefill attention is a plug.
+//! One Candle decoder for Llama 2, 3, 3.1, 3.2 and Qwen3 whose prefill attention is an argument.
 //!
 //! Candle's own models decide in the source, or by a build flag, which attention they run, keep caches that are copied
-//! on every step, and lack the long-context RoPE scalings. [`Decoder`] takes the attention of its prefill as an argument
+//! on every step, and lack the long-context RoPE scalings. [`Decoder::prefill`] takes the attention as an argument
 //! ([`candle_s2o::Attention`]), so that dense and sparse methods run on the same weights in the same process; it names
 //! no method. Decoding stays dense.
+//!
+//! Models come from files, from the Hugging Face hub (feature `hub`, on by default), or from this library itself
+//! ([`ModelSource`]).
 //!
 //! ```no_run
 //! # fn run(method: &dyn candle_s2o::Attention) -> s2o_models::Result<()> {

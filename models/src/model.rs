@@ -18,7 +18,8 @@ pub struct LoadedModel {
     pub tokenizer: Tokenizer,
     /// Tokens that end a generation; sorted, each once.
     pub eos_ids: Vec<u32>,
-    /// Whether the weights are made up ([`crate::weights::synthetic`]): it can be timed, but what it says means nothing.
+    /// Whether the weights are made up ([`crate::weights::synthetic`]): the model can be timed, but its output means
+    /// nothing.
     pub is_synthetic: bool,
 }
 

@@ -16,8 +16,8 @@ use crate::random::SplitMix64;
 /// Numbers of one tensor that share a generator on a CPU.
 const BLOCK: usize = 1 << 16;
 
-/// Weights that exist only once they are asked for. A tensor depends on seed, name and device, not on what was asked for
-/// before.
+/// Weights that exist only once they are asked for. A tensor depends on seed, name and device, not on what was asked
+/// for before.
 #[derive(Debug)]
 pub(super) struct Generator {
     seed: u64,

@@ -1,9 +1,9 @@
 //! Made-up weights of any shape from a seed: for tests, and for timing where a model's real weights are not at hand.
 //!
-//! Time and memory of a model are those of its shape, whatever the weights say, but for one thing: how much of attention
-//! a sparse method computes depends on where the model attends. [`Profile::Calibrated`] weights therefore attend as
-//! trained models were measured to (sink, vertical stripes, locality; `docs/synthetic.md`). What such a model says means
-//! nothing, and its name says that it is synthetic.
+//! Time and memory of a model are those of its shape, whatever the weights say, but for one thing: how much of
+//! attention a sparse method computes depends on where the model attends. [`Profile::Calibrated`] weights therefore
+//! attend as trained models were measured to (sink, vertical stripes, locality; `docs/synthetic.md`). The output of
+//! such a model means nothing, and its name says that it is synthetic.
 //!
 //! The same weights go into this crate's decoder and into Candle's own models:
 //!
@@ -12,8 +12,9 @@
 //! use s2o_models::{Decoder, DecoderConfig};
 //! use s2o_models::weights::synthetic::{self, Profile};
 //!
-//! # let json = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
-//! #   "num_hidden_layers": 1, "num_attention_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 256}"#;
+//! # let json = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
+//! #   "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "rms_norm_eps": 1e-5,
+//! #   "max_position_embeddings": 256}"#;
 //! // For instance `Shape::Llama31_8b.json()`.
 //! let config = DecoderConfig::from_json(json, "doc")?;
 //! let vb = synthetic::var_builder(&config, Profile::default(), 0, DType::F32, &Device::Cpu)?;
@@ -192,8 +193,8 @@ impl Synthetic {
 /// ([`Device::set_seed`]) and differs from the CPU's.
 ///
 /// # Errors
-/// [`ModelError::WrongInput`] for a focus outside 0 to [`Profile::MAX_FOCUS`], [`ModelError::InvalidConfig`] for a shape
-/// too small to calibrate.
+/// [`ModelError::WrongInput`] for a focus outside 0 to [`Profile::MAX_FOCUS`], [`ModelError::InvalidConfig`] for a
+/// shape too small to calibrate.
 pub fn var_builder(
     config: &DecoderConfig,
     profile: Profile,
