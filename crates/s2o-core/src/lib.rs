@@ -55,7 +55,8 @@ mod stats;
 
 pub use blocks::{BLOCK_Q, BlockError, BlockLists, BlockSelection, HeadWork, query_blocks};
 pub use config::{
-    ConfigError, DenseBelow, GainFrame, KeyScore, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TriggeringTile,
+    ConfigError, ConfigOption, DenseBelow, GainFrame, KeyScore, Preset, S2oConfig, S2oConfigBuilder, SegmentLen,
+    StopRule, TriggeringTile, ValueError,
 };
 pub use early_stop::{Gain, StopVote};
 pub use error::S2oError;

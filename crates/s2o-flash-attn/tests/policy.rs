@@ -151,7 +151,7 @@ fn in_child(variables: &[(&str, &str)]) -> Vec<String> {
     command.args(["--exact", "child", "--ignored", "--nocapture"]);
     // Candle's errors print it behind the message.
     command.env("RUST_BACKTRACE", "0");
-    ["S2O_TAU", "S2O_SEGMENT", "S2O_DENSE_BELOW", "S2O_LAYERS", "S2O_OFF"].iter().for_each(|name| {
+    std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("S2O_")).for_each(|(name, _)| {
         command.env_remove(name);
     });
     let output = command.envs(variables.iter().copied()).output().unwrap();
