@@ -95,8 +95,8 @@ fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, FlashAttnError> {
     }
 }
 
-/// Whether the fast implementations support the tensors. On a GPU they always get the tensors, and refuse with errors of their
-/// own.
+/// Whether the fast implementations support the tensors. On a GPU they always get the tensors, and refuse them with
+/// errors of their own.
 fn has_kernel(q: &Tensor) -> bool {
     let head_dim = q.dims()[3];
     !q.device().is_cpu() || (head_dim.is_multiple_of(8) && head_dim <= 256)

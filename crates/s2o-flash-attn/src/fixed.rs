@@ -186,8 +186,8 @@ pub fn flash_attn_alibi_windowed(
     flash_attn_alibi_windowed_softcap(q, k, v, Some(alibi_slopes), softmax_scale, left, right, NO_SOFTCAP)
 }
 
-/// [`flash_attn_alibi_windowed`] with scores capped by `softcap * tanh(score / softcap)`, before ALiBi; a `softcap` that
-/// is not positive has no effect.
+/// [`flash_attn_alibi_windowed`] with scores capped by `softcap * tanh(score / softcap)`, before ALiBi. A `softcap`
+/// that is not positive has no effect.
 ///
 /// # Errors
 /// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].

@@ -18,8 +18,8 @@ pub(crate) enum Reach {
 }
 
 impl Window {
-    /// The sizes as FlashAttention takes them: a size beyond `max_k_len` is no limit, and a limit on the left alone also
-    /// limits the right to `max_k_len`, which affects only queries before the first key.
+    /// The sizes as FlashAttention takes them: a size beyond `max_k_len` is no limit, and a limit on the left alone
+    /// also limits the right to `max_k_len`, which affects only queries before the first key.
     pub(crate) fn new(left: Option<usize>, right: Option<usize>, max_k_len: usize) -> Self {
         let [left, right] = [left, right].map(|size| size.filter(|&size| size <= max_k_len));
         match (left, right) {

@@ -79,10 +79,12 @@ impl Preset {
 /// How the gain of a key tile and the mass before it are compared across a change of the running maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GainFrame {
-    /// `new-max`, the default: `gain = sum exp(s - m')`, `mass = l * exp(m - m')` with `m'` the maximum after the tile.
+    /// `new-max`, the default: `gain = sum exp(s - m')`, `mass = l * exp(m - m')` with `m'` the maximum after the
+    /// tile.
     #[default]
     NewMax,
-    /// `literal`, Algorithm 3 as printed: `gain = l' - l`, `mass = l`, although `l` and `l'` belong to different maxima.
+    /// `literal`, Algorithm 3 as printed: `gain = l' - l`, `mass = l`, although `l` and `l'` belong to different
+    /// maxima.
     Literal,
 }
 
