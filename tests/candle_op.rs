@@ -6,6 +6,7 @@ use candle_s2o::{
     S2oError, S2oOp, SegmentLen, ShapeError, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn,
     s2o_attn_with_stats,
 };
+use s2o_testkit::max_difference;
 
 const SCALE: f32 = 0.125;
 
@@ -24,11 +25,6 @@ fn sparse() -> S2oConfig {
         .tau(0.2)
         .build()
         .unwrap()
-}
-
-fn max_difference(a: &Tensor, b: &Tensor) -> f32 {
-    let difference = a.to_dtype(DType::F32).unwrap() - b.to_dtype(DType::F32).unwrap();
-    difference.unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar().unwrap()
 }
 
 /// Attention from Candle's own matmul and softmax, bottom-right causal or full.

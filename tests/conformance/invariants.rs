@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use s2o_core::cpu::{self, Inputs, Strided};
 use s2o_core::{AttnShape, AttnStats, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
+use s2o_testkit::{noise, relative_l2};
 
-use crate::random::{Case, cases, inputs, noise, tensors};
-use crate::vectors::relative_norm;
+use crate::random::{Case, cases, inputs, tensors};
 
 fn run(case: &Case) -> (Vec<f32>, AttnStats) {
     let mut out = vec![f32::NAN; case.q.len()];
@@ -43,11 +43,11 @@ proptest! {
         let case = case.with(|config| config.tau(0.0));
         let want = dense(&case);
         let (out, stats) = run(&case);
-        prop_assert!(relative_norm(&out, &want) <= 2e-6);
+        prop_assert!(relative_l2(&out, &want) <= 2e-6);
         prop_assert_eq!(stats.density(), 1.0);
         let ranking = reversed(cpu::rank(&case.inputs(), &case.config, case.prompt_len).unwrap());
         let (out, _) = run_ranked(&case, &ranking);
-        prop_assert!(relative_norm(&out, &want) <= 2e-6);
+        prop_assert!(relative_l2(&out, &want) <= 2e-6);
     }
 
     #[test]
@@ -113,7 +113,7 @@ proptest! {
         for b in 1..=case.shape.batch() {
             let end = b * case.shape.q_len() * row;
             if tail > 0 {
-                prop_assert!(relative_norm(&out[end - tail..end], &want[end - tail..end]) <= 2e-6);
+                prop_assert!(relative_l2(&out[end - tail..end], &want[end - tail..end]) <= 2e-6);
             }
         }
     }
@@ -167,7 +167,7 @@ fn without_a_mask_every_query_sees_every_key() {
         let mut want = vec![f32::NAN; 64];
         let (q, k, v) = (&q[row * 64..][..64], &k[..200 * 32], &v[..200 * 32]);
         cpu::dense(&inputs(&one, q, k, v), true, &mut want);
-        assert!(relative_norm(&out[row * 64..][..64], &want) < 1e-6);
+        assert!(relative_l2(&out[row * 64..][..64], &want) < 1e-6);
     }
 }
 
@@ -183,7 +183,7 @@ fn a_million_keys() {
     let stats = cpu::attention(&inputs, &config, k_len, &mut out).unwrap();
     let mut want = vec![f32::NAN; q.len()];
     cpu::dense(&inputs, true, &mut want);
-    assert!(relative_norm(&out, &want) < 1e-5);
+    assert!(relative_l2(&out, &want) < 1e-5);
     assert_eq!(stats.density(), 1.0);
 }
 
@@ -276,8 +276,8 @@ fn the_dense_tail_reaches_into_the_chunk_before() {
         got.extend(out);
     }
     let tail = (3001 - 128) * 16;
-    assert!(relative_norm(&got[tail..], &want[tail..]) < 2e-6);
-    assert!(relative_norm(&got[..tail], &want[..tail]) > 1e-3, "the rest is sparse");
+    assert!(relative_l2(&got[tail..], &want[tail..]) < 2e-6);
+    assert!(relative_l2(&got[..tail], &want[..tail]) > 1e-3, "the rest is sparse");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use s2o_core::cpu::{Element, Inputs, Strided};
 use s2o_core::{AttnShape, GainFrame, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
+use s2o_testkit::noise;
 
 /// One attention call.
 #[derive(Clone)]
@@ -51,18 +52,6 @@ pub fn inputs<'a, T: Element>(shape: &AttnShape, q: &'a [T], k: &'a [T], v: &'a 
         shape.default_softmax_scale(),
     )
     .unwrap()
-}
-
-/// Numbers in (-1, 1) that depend on `seed` alone; a bell-like shape from four uniform draws.
-pub fn noise(len: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut draw = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-    };
-    (0..len).map(|_| (draw() + draw() + draw() + draw()) * 0.5).collect()
 }
 
 /// Tensors of a shape; `sharpness` scales the queries, and with it how peaked attention is.

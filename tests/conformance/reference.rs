@@ -2,8 +2,9 @@
 
 use s2o_core::reference::{self, Head};
 use s2o_core::{Plan, SegmentOrder};
+use s2o_testkit::relative_l2;
 
-use crate::vectors::{load_all, relative_norm};
+use crate::vectors::load_all;
 
 /// The vectors are stored as f32, which alone costs up to 6e-8.
 const ROUNDING: f64 = 1e-7;
@@ -39,13 +40,13 @@ fn outputs_and_visits_are_the_same() {
                 stats.heads.iter().flat_map(|head| head.tiles.iter().map(|tile| tile.visited as u32)).collect();
             let want = vectors.ints(&format!("visited.{}", run.index)).unwrap();
             assert_eq!(visited, want, "{at}: visited prefix tiles");
-            let error = relative_norm(&out, &vectors.floats(&format!("out.{}", run.index)).unwrap());
+            let error = relative_l2(&out, &vectors.floats(&format!("out.{}", run.index)).unwrap());
             assert!(error < ROUNDING, "{at}: output differs by {error:e}");
             let (got, want) = (stats.density(), run.density);
             assert!((got - want).abs() < 1e-12, "{at}: density {got}, expected {want}");
             if run.tau == 0.0 {
                 let dense = vectors.floats("dense").unwrap();
-                assert!(relative_norm(&out, &dense) < ROUNDING, "{at}: never stopping is dense");
+                assert!(relative_l2(&out, &dense) < ROUNDING, "{at}: never stopping is dense");
                 assert_eq!(stats.density(), 1.0, "{at}");
             }
             runs += 1;

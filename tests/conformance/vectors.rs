@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use s2o_core::{AttnShape, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
+use s2o_core::{AttnShape, KeyScore, S2oConfig, SegmentLen, TriggeringTile};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
@@ -96,12 +96,8 @@ impl Vectors {
             .tile_q(self.header.tile_q)
             .tile_k(self.header.tile_k)
             .tau(run.tau)
-            .stop_rule(match run.rule.as_str() {
-                "all" => StopRule::AllRows,
-                "mean" => StopRule::MeanRatio,
-                "sum" => StopRule::SumRatio,
-                other => panic!("unknown rule {other}"),
-            })
+            .set("stop-rule", &run.rule)
+            .unwrap()
             .triggering_tile(if run.keep == 1 { TriggeringTile::Keep } else { TriggeringTile::Discard })
             .key_score(if run.second_cumulant == 0.0 {
                 KeyScore::MeanQuery
@@ -130,19 +126,4 @@ impl Vectors {
 fn floats(tensors: &SafeTensors<'_>, name: &str) -> Option<Vec<f32>> {
     let bytes = tensors.tensor(name).ok()?.data().to_vec();
     Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
-}
-
-/// `|a - b| / |b|`, Euclidean norms; infinite if any element of `a` is not finite.
-pub fn relative_norm<A: Copy + Into<f64>, B: Copy + Into<f64>>(a: &[A], b: &[B]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let (mut diff, mut norm) = (0.0, 0.0);
-    for (&a, &b) in a.iter().zip(b) {
-        let (a, b): (f64, f64) = (a.into(), b.into());
-        if !a.is_finite() {
-            return f64::INFINITY;
-        }
-        diff += (a - b) * (a - b);
-        norm += b * b;
-    }
-    (diff / norm).sqrt()
 }

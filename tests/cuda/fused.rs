@@ -5,10 +5,10 @@ use candle_s2o::fused::{
     Heads, LayerCache, QkNorm, Rotary, Stacked, add_rms_norm, rms_norm, rotate_into_cache, silu_mul,
 };
 use candle_s2o::{DeviceMemory, decode_attn};
+use s2o_testkit::{noise, relative_l2};
 
 use crate::Runner;
 use crate::exact::bits;
-use crate::problem::noise;
 
 /// Numbers of `dims` as both sides have them: on the GPU in 16 bits, on the CPU the same in f32.
 fn pair(device: &Device, dims: &[usize], dtype: DType, seed: u64, scale: f32) -> (Tensor, Tensor) {
@@ -199,13 +199,9 @@ fn decoding(runner: &mut Runner, dtype: DType) {
             let got = decode_attn(&q, &k, &v, scale).unwrap();
             let want = decode_attn(&q_cpu, &k_cpu, &v_cpu, scale).unwrap();
             assert_eq!(got.dims(), want.dims());
-            let (mut error, mut norm) = (0.0, 0.0);
-            for (got, want) in values(&got).into_iter().zip(values(&want)) {
-                error += f64::from(got - want).powi(2);
-                norm += f64::from(want).powi(2);
-            }
+            let error = relative_l2(&values(&got), &values(&want));
             let tolerance = if dtype == DType::BF16 { 5e-3 } else { 8e-4 };
-            assert!((error / norm).sqrt() < tolerance, "relative error {:.2e}", (error / norm).sqrt());
+            assert!(error < tolerance, "relative error {error:.2e}");
         });
     }
 }

@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use s2o_core::AttnShape;
 use s2o_core::cpu::{Inputs, Strided};
+pub use s2o_testkit::noise;
 
 /// How q, k and v lie in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,16 +100,4 @@ fn laid_out(tensor: &Tensor, memory: Memory) -> Tensor {
         }
         Memory::Unaligned => padded(3, 4, 4).narrow(3, 4, dims[3]).unwrap(),
     }
-}
-
-/// Numbers that depend on `seed` alone: a bell-like shape from four uniform draws, variance 1/12.
-pub fn noise(len: usize, seed: u64) -> Vec<f32> {
-    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut draw = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-    };
-    (0..len).map(|_| (draw() + draw() + draw() + draw()) * 0.5).collect()
 }

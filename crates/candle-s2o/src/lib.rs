@@ -31,7 +31,7 @@ pub use layer_settings::{LayerSetting, LayerSettings, LayerSettingsError, TunedO
 pub use methods::{Dense, S2o};
 pub use op::{S2oOp, dense_attn, s2o_attn, s2o_attn_with_stats};
 pub use s2o_core::{
-    AttnShape, AttnStats, BLOCK_Q, BlockError, BlockLists, BlockSelection, ConfigError, DenseBelow, GainFrame,
-    HeadStats, HeadWork, KeyScore, Permutation, Ranking, S2oConfig, S2oConfigBuilder, S2oError, SegmentLen,
-    SegmentOrder, ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile, query_blocks,
+    AttnShape, AttnStats, BLOCK_Q, BlockError, BlockLists, BlockSelection, ConfigError, ConfigOption, DenseBelow,
+    GainFrame, HeadStats, HeadWork, KeyScore, Permutation, Preset, Ranking, S2oConfig, S2oConfigBuilder, S2oError,
+    SegmentLen, SegmentOrder, ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile, ValueError, query_blocks,
 };

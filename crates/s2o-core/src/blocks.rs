@@ -85,9 +85,9 @@ pub enum BlockError {
     ColumnsNotCausal,
 }
 
-/// Which key blocks each query block attends to. Query blocks are of [`BLOCK_Q`] queries, key blocks of as many keys
-/// unless said otherwise; key blocks are cut from the first key, query blocks at multiples of [`BLOCK_Q`] of the ABSOLUTE
-/// position if causal, from the first query if not.
+/// The key blocks that each query block attends to. A query block has [`BLOCK_Q`] queries, a key block as many keys
+/// unless [`BlockLists::with_block_k`] changes it. Key blocks are cut from the first key; query blocks at multiples of
+/// [`BLOCK_Q`] of the ABSOLUTE position if causal, from the first query if not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockLists {
     block_k: usize,

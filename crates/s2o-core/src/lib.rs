@@ -7,11 +7,11 @@
 //! |---|---|
 //! | segment length S, tiles B_M and B_N, tau | [`S2oConfig`] ([`S2oConfig::paper`] for the paper's values) |
 //! | segments, the local window and the prefix | [`segments`], [`Segment`], [`Plan`] |
-//! | Algorithm 1, ranking: `q_mean`, `k_scores`, `kv_perm`, `k_guide`, `q_perm` | [`reference::rank`], [`cpu::rank`], [`SegmentOrder`] |
-//! | Algorithm 2, pass 1: the window's state (m, l, acc) | [`reference::pass1`], [`cpu::pass1`], [`SoftmaxState`] |
-//! | Algorithm 3, pass 2: resume, gather in order, stop early | [`reference::pass2`], [`cpu::attention`] with [`S2oConfig::q_perm`] |
-//! | Algorithm 4, single pass without query permutation | [`reference::single_pass`], [`cpu::attention`] |
-//! | the stop condition on the gain of a tile | [`Gain`], [`StopVote`], [`StopRule`], [`GainFrame`], [`TriggeringTile`] |
+//! | Algorithm 1, ranking: `k_scores`, `kv_perm`, `q_perm` | [`reference::rank`], [`cpu::rank`], [`SegmentOrder`] |
+//! | Algorithm 2, pass 1: the window's state (m, l, acc) | [`reference::pass1`], [`cpu::attention`], [`SoftmaxState`] |
+//! | Algorithm 3, pass 2: resume, gather in order, stop early | [`reference::pass2`], [`cpu::attention`] |
+//! | Algorithm 4, both in one pass, without [`S2oConfig::q_perm`] | [`reference::single_pass`], [`cpu::attention`] |
+//! | the stop condition on the gain of a tile | [`Gain`], [`StopVote`], [`StopRule`], [`GainFrame`] |
 //! | density and sparsity | [`AttnStats`], [`HeadStats`] |
 //! | the block-sparse methods it is compared with | [`BlockSelection`], [`cpu::block_sparse`] |
 //!
@@ -55,7 +55,8 @@ mod stats;
 
 pub use blocks::{BLOCK_Q, BlockError, BlockLists, BlockSelection, HeadWork, query_blocks};
 pub use config::{
-    ConfigError, DenseBelow, GainFrame, KeyScore, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TriggeringTile,
+    ConfigError, ConfigOption, DenseBelow, GainFrame, KeyScore, Preset, S2oConfig, S2oConfigBuilder, SegmentLen,
+    StopRule, TriggeringTile, ValueError,
 };
 pub use early_stop::{Gain, StopVote};
 pub use error::S2oError;
@@ -64,4 +65,4 @@ pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};
 pub use segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 pub use shape::{AttnShape, ShapeError};
-pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats};
+pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats, Visit};

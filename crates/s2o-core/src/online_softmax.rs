@@ -66,25 +66,9 @@ impl SoftmaxState {
         self.row_max = update.new_max;
     }
 
-    /// Joins the state of other keys of the same query, as when the keys are split over workers.
-    pub fn merge(&mut self, other: &Self) {
-        let new_max = self.row_max.max(other.row_max);
-        let (ours, theirs) = (exp_diff(self.row_max, new_max), exp_diff(other.row_max, new_max));
-        self.row_sum = self.row_sum * ours + other.row_sum * theirs;
-        for (a, b) in self.acc.iter_mut().zip(&other.acc) {
-            *a = *a * ours + b * theirs;
-        }
-        self.row_max = new_max;
-    }
-
     /// The attention output `acc / l`.
     pub fn finish(&self) -> Vec<f64> {
         self.acc.iter().map(|a| a / self.row_sum).collect()
-    }
-
-    /// `m + ln l`, the log of the softmax denominator.
-    pub fn lse(&self) -> f64 {
-        self.row_max + self.row_sum.ln()
     }
 }
 
@@ -93,35 +77,25 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn states(scores: &[f64], cuts: &[usize]) -> Vec<SoftmaxState> {
-        let values: Vec<[f64; 2]> = (0..scores.len()).map(|t| [t as f64, 1.0]).collect();
-        let mut bounds = vec![0];
-        bounds.extend(cuts.iter().map(|c| c % (scores.len() + 1)));
-        bounds.push(scores.len());
-        bounds.sort_unstable();
-        bounds
-            .windows(2)
-            .map(|w| {
-                let mut state = SoftmaxState::empty(2);
-                state.update(&scores[w[0]..w[1]], |t| &values[w[0] + t]);
-                state
-            })
-            .collect()
+    fn lse(state: &SoftmaxState) -> f64 {
+        state.row_max + state.row_sum.ln()
     }
 
     proptest! {
         #[test]
-        fn merging_parts_is_the_whole(
+        fn tiles_one_after_another_are_the_whole(
             scores in prop::collection::vec(-80.0..80.0f64, 1..40),
-            cuts in prop::collection::vec(0..40usize, 0..4),
+            tile in 1..40usize,
         ) {
-            let whole = &states(&scores, &[])[0];
-            let mut merged = SoftmaxState::empty(2);
-            for part in states(&scores, &cuts) {
-                merged.merge(&part);
+            let values: Vec<[f64; 2]> = (0..scores.len()).map(|t| [t as f64, 1.0]).collect();
+            let mut whole = SoftmaxState::empty(2);
+            whole.update(&scores, |t| &values[t]);
+            let mut tiled = SoftmaxState::empty(2);
+            for (scores, values) in scores.chunks(tile).zip(values.chunks(tile)) {
+                tiled.update(scores, |t| &values[t]);
             }
-            prop_assert!((merged.lse() - whole.lse()).abs() < 1e-12 * (1.0 + whole.lse().abs()));
-            for (a, b) in merged.finish().iter().zip(whole.finish()) {
+            prop_assert!((lse(&tiled) - lse(&whole)).abs() < 1e-12 * (1.0 + lse(&whole).abs()));
+            for (a, b) in tiled.finish().iter().zip(whole.finish()) {
                 prop_assert!((a - b).abs() < 1e-12 * (1.0 + b.abs()));
             }
             // The second value is always one: the weights sum to one.
@@ -132,10 +106,10 @@ mod tests {
     #[test]
     fn an_empty_state_weighs_nothing() {
         let mut state = SoftmaxState::empty(1);
-        state.merge(&SoftmaxState::empty(1));
+        state.update(&[f64::NEG_INFINITY], |_| &[5.0]);
         assert_eq!((state.row_max, state.row_sum), (f64::NEG_INFINITY, 0.0));
         state.update(&[3.0], |_| &[7.0]);
         assert_eq!(state.finish(), [7.0]);
-        assert_eq!(state.lse(), 3.0);
+        assert_eq!(lse(&state), 3.0);
     }
 }

@@ -102,7 +102,8 @@ pub fn order_desc(a: f64, b: f64) -> std::cmp::Ordering {
     }
 }
 
-/// Sort key of the fast paths: the ascending order of the upper half, then of the lower, equals [`order_desc`] on `score`, then `index` ascending.
+/// Sort key of the fast paths: the ascending order of the upper half, then of the lower, equals [`order_desc`] on
+/// `score`, then `index` ascending.
 pub(crate) fn sort_key(score: f32, index: u32) -> u64 {
     // -0.0 + 0.0 is +0.0: the two zeros tie, as they compare equal.
     let bits = if score.is_finite() { (score + 0.0).to_bits() } else { f32::INFINITY.to_bits() };

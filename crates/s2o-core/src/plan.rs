@@ -5,9 +5,9 @@ use std::ops::Range;
 use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::permutation::{Permutation, PermutationError};
-use crate::segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
+use crate::segment::{Segment, position_tiles, query_tiles, segments};
 use crate::shape::AttnShape;
-use crate::stats::{AttnStats, HeadStats, SkippedMass, TileStats};
+use crate::stats::{AttnStats, HeadStats, TileStats, Visit};
 
 /// The segments of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,21 +93,13 @@ impl Plan {
             }
             let mut tiles = Vec::new();
             for (s, segment) in self.segments.iter().enumerate() {
-                let prefix_tiles = segment.start / tile_k;
-                let mut push = |rows: Range<usize>, dense_tail: bool, visited: usize| {
-                    tiles.push(TileStats {
-                        segment: segment.index,
-                        dense_tail,
-                        rows: rows.len(),
-                        window_tiles: causal_tiles(segment.start, q_offset + rows.end - 1, tile_k),
-                        prefix_tiles,
-                        visited,
-                        skipped_mass: (visited == prefix_tiles).then(SkippedMass::default),
-                    });
-                };
-                query_tiles(segment.tail_rows.clone(), tile_q).for_each(|rows| push(rows, true, prefix_tiles));
+                let all = Visit::all(segment.prefix_tiles(tile_k));
+                let mut push =
+                    |rows: Range<usize>, visit| tiles.push(TileStats::new(segment, rows, q_offset, tile_k, visit));
+                query_tiles(segment.tail_rows.clone(), tile_q).for_each(|rows| push(rows, all));
                 for (tile, rows) in segment.ranked_tiles(q_offset, config).into_iter().enumerate() {
-                    push(rows, false, visited(head, s, tile));
+                    let visited = visited(head, s, tile);
+                    push(rows, if visited == all.visited { all } else { Visit { visited, skipped_mass: None } });
                 }
             }
             HeadStats { tiles }
@@ -161,16 +153,10 @@ pub type Ranking = Vec<Vec<SegmentOrder>>;
 
 /// Statistics of a head whose `q_len` queries, beginning at position `q_offset`, all attend densely.
 pub(crate) fn dense_stats(q_offset: usize, q_len: usize, tile_q: usize, tile_k: usize) -> HeadStats {
+    // One segment with all keys in its window.
+    let whole = Segment { index: 0, start: 0, rows: 0..q_len, tail_rows: q_len..q_len };
     let tiles = position_tiles(0..q_len, q_offset, tile_q)
-        .map(|rows| TileStats {
-            segment: 0,
-            dense_tail: false,
-            rows: rows.len(),
-            window_tiles: causal_tiles(0, q_offset + rows.end - 1, tile_k),
-            prefix_tiles: 0,
-            visited: 0,
-            skipped_mass: Some(SkippedMass::default()),
-        })
+        .map(|rows| TileStats::new(&whole, rows, q_offset, tile_k, Visit::all(0)))
         .collect();
     HeadStats { tiles }
 }

@@ -25,6 +25,11 @@ impl Segment {
         self.rows.start..self.tail_rows.end
     }
 
+    /// Key tiles of the prefix.
+    pub fn prefix_tiles(&self, tile_k: usize) -> usize {
+        self.start / tile_k
+    }
+
     /// The query tiles of [`Segment::rows`]: cut on absolute positions, or from the first row where the rows of a tile
     /// are those that `q_perm` puts together.
     pub fn ranked_tiles(&self, q_offset: usize, config: &S2oConfig) -> Vec<Range<usize>> {
@@ -58,8 +63,8 @@ pub fn query_tiles(rows: Range<usize>, tile_q: usize) -> impl ExactSizeIterator<
     rows.step_by(tile_q).map(move |first| first..(first + tile_q).min(end))
 }
 
-/// Cuts rows, of which row `i` stands at position `q_offset + i`, at the multiples of `tile_q` of the ABSOLUTE position:
-/// the first tile is ragged too if a chunk begins inside one. A prompt is thus cut alike whole and in chunks.
+/// Cuts rows, where row `i` is at position `q_offset + i`, at the multiples of `tile_q` of the ABSOLUTE position: the
+/// first tile is ragged too if a chunk begins inside one. So a prompt in chunks is cut as the whole prompt is.
 pub fn position_tiles(
     rows: Range<usize>,
     q_offset: usize,

@@ -1,5 +1,25 @@
 //! What an attention call computed and what it skipped, per head.
 
+use std::ops::Range;
+
+use crate::segment::{Segment, causal_tiles};
+
+/// The prefix tiles that one query tile computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Visit {
+    /// Their number, the tile that triggered the stop included.
+    pub visited: usize,
+    /// Estimate of what was skipped, see [`TileStats::skipped_mass`].
+    pub skipped_mass: Option<SkippedMass>,
+}
+
+impl Visit {
+    /// All of `prefix_tiles`: nothing was skipped.
+    pub(crate) fn all(prefix_tiles: usize) -> Self {
+        Self { visited: prefix_tiles, skipped_mass: Some(SkippedMass::default()) }
+    }
+}
+
 /// One query tile of one head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TileStats {
@@ -18,6 +38,25 @@ pub struct TileStats {
     /// Estimated share of the softmax mass that was skipped, zeros where nothing was; `None` if the backend makes no
     /// estimate (the CUDA kernels).
     pub skipped_mass: Option<SkippedMass>,
+}
+
+// The size that the documentation of `cpu` and of candle-s2o's ops states.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<TileStats>() == 72);
+
+impl TileStats {
+    /// The query tile of the rows `rows` of `segment`, in a call whose first query is at position `q_offset`.
+    pub(crate) fn new(segment: &Segment, rows: Range<usize>, q_offset: usize, tile_k: usize, visit: Visit) -> Self {
+        Self {
+            segment: segment.index,
+            dense_tail: segment.tail_rows.contains(&rows.start),
+            rows: rows.len(),
+            window_tiles: causal_tiles(segment.start, q_offset + rows.end - 1, tile_k),
+            prefix_tiles: segment.prefix_tiles(tile_k),
+            visited: visit.visited,
+            skipped_mass: visit.skipped_mass,
+        }
+    }
 }
 
 /// Two ESTIMATES of the share of softmax mass (0 to 1) that early stopping skipped. Neither is a bound, and both are
@@ -77,11 +116,6 @@ impl HeadStats {
     /// Share of the visited tiles that belong to local windows, in `[0, 1]`.
     pub fn local_window_share(&self) -> f64 {
         ratio(self.tiles_window(), self.tiles_visited())
-    }
-
-    /// Largest number of prefix tiles that a query tile outside the dense tail visited.
-    pub fn max_visited(&self) -> usize {
-        self.ranked().map(|t| t.visited).max().unwrap_or(0)
     }
 
     /// Mean number of prefix tiles that a query tile outside the dense tail visited.
@@ -187,7 +221,7 @@ mod tests {
         assert_eq!(head.tiles_visited(), 8);
         assert_eq!(head.density(), 0.4);
         assert_eq!(head.local_window_share(), 0.5);
-        assert_eq!((head.max_visited(), head.mean_visited()), (3, 2.0));
+        assert_eq!(head.mean_visited(), 2.0);
         assert!(head.skipped_mass().is_some());
         let unknown = TileStats { skipped_mass: None, ..tile(1, 0, 0) };
         assert_eq!(HeadStats { tiles: vec![tile(1, 0, 0), unknown] }.skipped_mass(), None);

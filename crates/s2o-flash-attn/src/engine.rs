@@ -1,4 +1,4 @@
-//! From what was asked to the kernel that computes it.
+//! Chooses the implementation for a call: S2O, dense attention, or the plain loop.
 
 use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnError, S2oError, S2oOp, ShapeError, dense_attn};
@@ -11,13 +11,13 @@ use crate::s2o::{self, Policy};
 /// Head dims of the CUDA kernels; smaller heads are padded with zeros, which changes neither scores nor outputs.
 const CUDA_HEAD_DIMS: [usize; 2] = [64, 128];
 
-/// One attention call, beside its tensors.
+/// One attention call, without its tensors.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) softmax_scale: f32,
     pub(crate) window: Window,
     pub(crate) alibi_slopes: Option<&'a Tensor>,
-    /// As in FlashAttention, one that is not positive is none.
+    /// As in FlashAttention, a value that is not positive has no effect.
     pub(crate) softcap: Option<f32>,
     pub(crate) ranges: Vec<(i64, i64)>,
     /// Whether the policy may make it sparse.
@@ -25,7 +25,7 @@ pub(crate) struct Call<'a> {
 }
 
 /// Computes `call` on `q` (batch, q_len, num_heads, head_dim), `k` and `v` (batch, k_len, num_kv_heads, head_dim).
-pub(crate) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor, FlashAttnError> {
+pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor, FlashAttnError> {
     check(q, k, v)?;
     let slopes = call.alibi_slopes.map(|slopes| check_slopes(slopes, q.dims()[2])).transpose()?;
     let softcap = call.softcap.filter(|&cap| cap > 0.0);
@@ -56,7 +56,7 @@ pub(crate) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Res
     }
     let slopes = slopes.map(|slopes| slopes.to_vec1()).transpose()?;
     let scores = Scores { softmax_scale: call.softmax_scale, window: call.window, slopes, softcap, ranges };
-    Ok(plain::attend(q, k, v, &scores)?)
+    Ok(plain::compute(q, k, v, &scores)?)
 }
 
 /// Every query sees every key. Queries are independent, so more of them than keys go in parts.
@@ -79,11 +79,11 @@ fn causal(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor,
     }
     match if call.may_skip { s2o::policy()? } else { Policy::Dense } {
         Policy::Dense => Ok(dense_attn(q, k, v, call.softmax_scale, true)?),
-        Policy::S2o(config) => s2o::attend(S2oOp::new(call.softmax_scale, config), q, k, v),
+        Policy::S2o(config) => s2o::apply(S2oOp::new(call.softmax_scale, config), q, k, v),
         Policy::Layers { base, settings } => {
             let config = s2o::next_layer(&base, &settings, [q.dims()[0], q_len, k_len])?;
-            // The model gives up with this call: the next one is another pass's first.
-            s2o::attend(S2oOp::new(call.softmax_scale, config), q, k, v).inspect_err(|_| s2o::begin_prompt())
+            // The model's forward pass ends with this error: the next call is the first of another pass.
+            s2o::apply(S2oOp::new(call.softmax_scale, config), q, k, v).inspect_err(|_| s2o::begin_prompt())
         }
     }
 }
@@ -95,7 +95,8 @@ fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, FlashAttnError> {
     }
 }
 
-/// Whether the fast kernels take the tensors. On a GPU they always get them, and refuse with their own words.
+/// Whether the fast implementations support the tensors. On a GPU they always get the tensors, and refuse them with
+/// errors of their own.
 fn has_kernel(q: &Tensor) -> bool {
     let head_dim = q.dims()[3];
     !q.device().is_cpu() || (head_dim.is_multiple_of(8) && head_dim <= 256)
@@ -105,16 +106,16 @@ fn padded(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    attend: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor, FlashAttnError>,
+    run: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor, FlashAttnError>,
 ) -> Result<Tensor, FlashAttnError> {
     let head_dim = q.dims()[3];
     match CUDA_HEAD_DIMS.into_iter().find(|&wide| head_dim <= wide) {
         Some(wide) if q.device().is_cuda() && head_dim < wide => {
             let pad = |tensor: &Tensor| tensor.pad_with_zeros(D::Minus1, 0, wide - head_dim);
-            let out = attend(&pad(q)?, &pad(k)?, &pad(v)?)?;
+            let out = run(&pad(q)?, &pad(k)?, &pad(v)?)?;
             Ok(out.narrow(D::Minus1, 0, head_dim)?.contiguous()?)
         }
-        _ => attend(q, k, v),
+        _ => run(q, k, v),
     }
 }
 
@@ -129,7 +130,7 @@ fn check_slopes(slopes: &Tensor, num_heads: usize) -> Result<&Tensor, FlashAttnE
     Ok(slopes)
 }
 
-/// What every path asks of its tensors. It allows more queries than keys, and any head_dim.
+/// The checks that all implementations need. More queries than keys and any head_dim pass.
 fn check(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(), AttnError> {
     let mut dims = [[0; 4]; 3];
     for ((name, tensor), dims) in [("q", q), ("k", k), ("v", v)].into_iter().zip(&mut dims) {

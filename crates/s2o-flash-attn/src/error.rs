@@ -1,22 +1,20 @@
-//! [`FlashAttnError`]: why a call was refused.
+//! [`FlashAttnError`]: why a call was refused, and [`PolicyError`]: why the policy of the environment was.
 
 use candle_core::DType;
-use candle_s2o::{AttnError, LayerSettingsError};
+use candle_s2o::{AttnError, ConfigError, LayerSettingsError, ValueError};
 use thiserror::Error;
-
-use crate::s2o::PolicyError;
 
 /// Why a call was refused. Candle's functions return [`candle_core::Error`]; it carries these words.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FlashAttnError {
-    /// The environment holds a policy that cannot be.
+    /// The environment variables do not make a policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// Calls do not follow each other as those of a model with as many layers as the settings have.
+    /// The sequence of calls is not one that a model with the settings' number of layers makes.
     #[error(
-        "layer {layer} of the {num_layers} in the settings: expected {expected}, got {got}; the model has another number \
-         of layers, or a prefill was broken off (s2o::begin_prompt); the count starts anew"
+        "layer {layer} of the {num_layers} in the settings: expected {expected}, got {got}; the model has another \
+         number of layers, or a prefill was broken off (s2o::begin_prompt); the count starts anew"
     )]
     LayerCount {
         /// Layers in the settings.
@@ -31,15 +29,16 @@ pub enum FlashAttnError {
     /// The settings by layer do not go with the call.
     #[error(transparent)]
     Layers(#[from] LayerSettingsError),
-    /// Our GPU kernels do not do this; an approximation is never returned in its place.
+    /// The GPU kernels of this crate do not support the feature; an approximation is never returned in its place.
     #[error(
-        "{what}: expected tensors on the CPU, got a CUDA device; this crate's kernels do plain and causal attention only"
+        "{what}: expected tensors on the CPU, got a CUDA device; this crate's kernels do plain and causal attention \
+         only"
     )]
     Unsupported {
         /// What was asked for.
         what: &'static str,
     },
-    /// A tensor beside q, k and v has another rank or size than the call asks for.
+    /// A tensor other than q, k and v has a rank or size that does not fit the call.
     #[error("{name}: expected {expected}, got {got:?}")]
     Dims {
         /// Which tensor.
@@ -49,7 +48,7 @@ pub enum FlashAttnError {
         /// Those it has.
         got: Vec<usize>,
     },
-    /// A tensor beside q, k and v has another dtype than the call asks for.
+    /// A tensor other than q, k and v has a dtype that is not supported.
     #[error("{name}: expected dtype {expected}, got {got:?}")]
     DType {
         /// Which tensor.
@@ -84,6 +83,31 @@ pub enum FlashAttnError {
     /// The tensors do not fit each other or the kernels.
     #[error(transparent)]
     Attn(#[from] AttnError),
+}
+
+/// Why the policy of the environment was refused.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// A variable that is not an option of [`S2oConfig`](candle_s2o::S2oConfig) has a value that it does not take.
+    #[error("environment variable {name}: {reason}")]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// The values it takes, and the one it has.
+        reason: ValueError,
+    },
+    /// A value is not one of the option's, or the options do not fit together.
+    #[error("environment variable {names}: {source}")]
+    Config {
+        /// The variable, or all that were given, separated by commas.
+        names: String,
+        /// The reason.
+        source: ConfigError,
+    },
+    /// The file that `S2O_LAYERS` names does not hold settings by layer.
+    #[error("environment variable S2O_LAYERS: {0}")]
+    Layers(#[from] LayerSettingsError),
 }
 
 impl From<candle_core::Error> for FlashAttnError {

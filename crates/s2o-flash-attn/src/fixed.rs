@@ -25,7 +25,7 @@ pub struct FlashAttn {
 }
 
 impl FlashAttn {
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<Tensor, FlashAttnError> {
+    fn run(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<Tensor, FlashAttnError> {
         let k_len = k.dims().get(1).copied().unwrap_or_default();
         let call = Call {
             softmax_scale: self.softmax_scale,
@@ -35,7 +35,7 @@ impl FlashAttn {
             ranges: Vec::new(),
             may_skip: true,
         };
-        engine::attend(q, k, v, &call)
+        engine::dispatch(q, k, v, &call)
     }
 
     fn on_storage<S: Held + BackendStorage<Device: BackendDevice<Storage = S>>>(
@@ -47,7 +47,7 @@ impl FlashAttn {
             let storage = S::hold(owned(storage, layout)?);
             tensors.push(Tensor::from_storage(storage, layout.shape(), BackpropOp::none(), false));
         }
-        let out = self.attend(&tensors[0], &tensors[1], &tensors[2])?;
+        let out = self.run(&tensors[0], &tensors[1], &tensors[2])?;
         let (storage, layout) = out.storage_and_layout();
         let held = S::held(&storage).ok_or_else(|| candle_core::Error::msg("the output changed its device"))?;
         Ok((owned(held, layout)?, out.shape().clone()))
@@ -117,11 +117,11 @@ impl CustomOp3 for FlashAttn {
     }
 }
 
-/// A softcap that caps nothing.
-pub(crate) const NO_SOFTCAP: f32 = 0.0;
+/// A softcap without effect.
+const NO_SOFTCAP: f32 = 0.0;
 
-/// `softmax(softmax_scale * q k^T) v`, causal if asked for; returns the shape and dtype of `q`. Long causal calls are sparse
-/// by the policy ([`crate::s2o`]).
+/// `softmax(softmax_scale * q k^T) v`, causal if `causal`; returns the shape and dtype of `q`. Long causal calls are
+/// sparse by the policy ([`crate::s2o`]).
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -186,8 +186,8 @@ pub fn flash_attn_alibi_windowed(
     flash_attn_alibi_windowed_softcap(q, k, v, Some(alibi_slopes), softmax_scale, left, right, NO_SOFTCAP)
 }
 
-/// [`flash_attn_alibi_windowed`] with scores capped by `softcap * tanh(score / softcap)`, before ALiBi; a `softcap` that is
-/// not positive caps nothing.
+/// [`flash_attn_alibi_windowed`] with scores capped by `softcap * tanh(score / softcap)`, before ALiBi. A `softcap`
+/// that is not positive has no effect.
 ///
 /// # Errors
 /// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
@@ -209,5 +209,5 @@ pub fn flash_attn_alibi_windowed_softcap(
         window_size_right,
         softcap: Some(softcap),
     };
-    Ok(op.attend(q, k, v)?)
+    Ok(op.run(q, k, v)?)
 }

@@ -1,15 +1,15 @@
-//! Which layer a call belongs to, where the caller does not say: prefill calls are counted.
+//! The layer that a call belongs to, as callers do not say it: prefill calls are counted.
 //!
-//! A pass of a model over a chunk of its prompt calls once for each layer, one after another on one thread, with the same
-//! lengths. So calls are counted by thread, modulo the number of layers, and whatever a pass cannot do is an error that
-//! starts the count anew: it ends the model's forward pass, and the next one begins with layer 0.
+//! A pass of a model over a chunk of its prompt makes one call per layer, one after another on one thread, with the
+//! same lengths. So calls are counted by thread, modulo the number of layers. A sequence of calls that a pass cannot
+//! make is an error that starts the count anew: it ends the model's forward pass, and the next one begins with layer 0.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::FlashAttnError;
 
-/// Changes whenever the policy does: counts of the policies before are void.
+/// Changes with the policy: counts under earlier policies are void.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -56,8 +56,8 @@ pub(crate) fn next_layer(num_layers: usize, lengths: [usize; 3]) -> Result<usize
     Ok(layer)
 }
 
-/// A single query has come: a new token, for which a model calls after its passes over the prompt. `num_layers` goes into
-/// the error.
+/// Counts a call with a single query: a new token, which a model computes after its passes over the prompt.
+/// `num_layers` goes into the error.
 pub(crate) fn single_query(num_layers: usize) -> Result<(), FlashAttnError> {
     let pass = Pass::of_this_thread();
     if pass.next > 0 {

@@ -1,16 +1,16 @@
-//! The functions of `candle-flash-attn` 0.11, same names, arguments and conventions, by [`candle_s2o`].
+//! The functions of `candle-flash-attn` 0.11 with the same names, arguments and conventions, on top of [`candle_s2o`].
 //!
-//! Long causal attention is sparse by a process-wide policy ([`s2o`]); everything else is exact. Users meet this crate as
-//! `candle-flash-attn`, through a `[patch.crates-io]` line (docs/swap.md).
+//! A process-wide policy ([`s2o`]) makes long causal attention sparse; everything else is exact. Users meet this crate
+//! as `candle-flash-attn`, through a `[patch.crates-io]` line (docs/swap.md).
 //!
 //! | | CPU (f32, f16, bf16) | CUDA (f16, bf16) |
 //! |---|---|---|
 //! | causal, no window | S2O by the policy, else dense | the same, `head_dim` up to 128 |
 //! | not causal | dense | dense, `head_dim` up to 128 |
-//! | `varlen`, `paged` | dense, one call a sequence | the same; the lengths are read back, so the host waits |
+//! | `varlen`, `paged` | dense, one call per sequence | the same; the host waits, because it reads the lengths back |
 //! | window, ALiBi, softcap, prefix ranges | dense, a plain loop | [`FlashAttnError::Unsupported`] |
 //!
-//! What counts is the attention that is asked for, not the function: a window that hides nothing is none, and
+//! The attention that is asked for counts, not the function: a window that hides nothing is no window, and
 //! `window_size_right = Some(0)` alone is causal. Causal is bottom-right: queries are the last positions of the keys. A
 //! query that sees no key gets zeros. Gradients are not supported.
 

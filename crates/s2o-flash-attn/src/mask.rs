@@ -9,7 +9,7 @@ pub(crate) struct Window {
     right: Option<usize>,
 }
 
-/// What a window comes to for given lengths.
+/// The effect of a window for given lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     Full,
@@ -18,8 +18,8 @@ pub(crate) enum Reach {
 }
 
 impl Window {
-    /// The sizes as FlashAttention takes them: one beyond `max_k_len` is none, and where one side has a limit the other is
-    /// limited to `max_k_len`, which only queries before the first key notice.
+    /// The sizes as FlashAttention takes them: a size beyond `max_k_len` is no limit, and a limit on the left alone
+    /// also limits the right to `max_k_len`, which affects only queries before the first key.
     pub(crate) fn new(left: Option<usize>, right: Option<usize>, max_k_len: usize) -> Self {
         let [left, right] = [left, right].map(|size| size.filter(|&size| size <= max_k_len));
         match (left, right) {

@@ -1,4 +1,4 @@
-//! Dense attention on the CPU with everything that the fast engine lacks: a plain loop, f32 throughout.
+//! Dense attention on the CPU with the features that the fast engine lacks: a plain loop, f32 throughout.
 
 use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
@@ -42,7 +42,7 @@ impl Scores {
 }
 
 /// Attention of checked `q` (batch, q_len, num_heads, head_dim) to `k`, `v` (batch, k_len, num_kv_heads, head_dim).
-pub(crate) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, scores: &Scores) -> Result<Tensor> {
+pub(crate) fn compute(q: &Tensor, k: &Tensor, v: &Tensor, scores: &Scores) -> Result<Tensor> {
     let (_, q_len, num_heads, head_dim) = q.dims4()?;
     let (_, k_len, num_kv_heads, _) = k.dims4()?;
     let group_size = num_heads / num_kv_heads;

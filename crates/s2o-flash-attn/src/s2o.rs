@@ -1,29 +1,29 @@
-//! The policy: which calls are sparse, for the whole process, and what was skipped.
+//! The policy: which calls are sparse, for the whole process, and the statistics of what they skipped.
 //!
-//! Until [`set_policy`] is called the environment decides, read once:
+//! Until [`set_policy`] is called, environment variables determine the policy. They are read once:
 //!
 //! | variable | |
 //! |---|---|
-//! | `S2O_TAU` | threshold in `[0, 1)`; 0 never stops early |
-//! | `S2O_SEGMENT` | tokens in a segment, or `auto` |
-//! | `S2O_DENSE_BELOW` | prompts below this many tokens are dense, or `auto`: the device's break-even |
+//! | `S2O_PRESET` | the options to start from: `default` or `paper` |
+//! | `S2O_TAU`, `S2O_SEGMENT`, `S2O_STOP_RULE`, ... | each option of [`S2oConfig::OPTIONS`], by its name |
 //! | `S2O_LAYERS` | a file of thresholds by layer ([`LayerSettings`]), in place of `S2O_TAU` |
 //! | `S2O_OFF` | `1`: everything is dense |
 //!
-//! A value that cannot be is an error of every call, [`PolicyError`], until [`set_policy`] replaces it.
+//! An invalid value makes every causal call fail with a [`PolicyError`] until [`set_policy`] replaces the policy.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use candle_core::Tensor;
-use candle_s2o::S2oOp;
-use thiserror::Error;
+use candle_s2o::{Preset, S2oOp};
 
 pub use candle_s2o::{
     AttnStats, ConfigError, DenseBelow, LayerSetting, LayerSettings, LayerSettingsError, S2oConfig, S2oConfigBuilder,
-    SegmentLen, TunedOn,
+    SegmentLen, TunedOn, ValueError,
 };
+
+pub use crate::error::PolicyError;
 
 use crate::error::FlashAttnError;
 use crate::layer_count;
@@ -33,13 +33,14 @@ use crate::layer_count;
 pub enum Policy {
     /// Exactly.
     Dense,
-    /// By S2O, from prompts of [`S2oConfig::dense_below`] tokens on. Each call is taken for the end of its prompt.
+    /// By S2O, for prompts of at least [`S2oConfig::dense_below`] tokens. Each call is taken for the end of its prompt.
     S2o(S2oConfig),
-    /// By S2O, with the threshold of each layer. Nobody says which layer calls: causal calls with more than one query are
-    /// counted by thread, modulo the number of layers, and calls that cannot be those of such a model are errors
-    /// ([`FlashAttnError::LayerCount`]; docs/swap.md says what cannot be noticed). A single query is exact.
+    /// By S2O, with the threshold of each layer. A call does not say which layer it belongs to: causal calls with more
+    /// than one query are counted by thread, modulo the number of layers, and calls that a model of so many layers
+    /// cannot make are errors ([`FlashAttnError::LayerCount`]; docs/swap.md says what cannot be noticed). A single
+    /// query is exact.
     Layers {
-        /// The options beside the thresholds.
+        /// The options besides the thresholds.
         base: S2oConfig,
         /// A setting for each layer.
         settings: Arc<LayerSettings>,
@@ -53,89 +54,40 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// The policy that `variable` describes.
-    fn read(variable: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, PolicyError> {
-        let parse = |name, expected| {
-            let text = variable(name).map(|text| text.to_string_lossy().trim().to_owned());
-            (text.clone(), PolicyError::Variable { name, expected, got: text.unwrap_or_default() })
-        };
-        let mut config = S2oConfig::default();
-        if let (Some(text), error) = parse("S2O_TAU", "a number in [0, 1)") {
-            let tau = text.parse().map_err(|_| error)?;
-            config = built("S2O_TAU", config.to_builder().tau(tau).build())?;
+    /// The policy that the environment variables determine; `variable` returns the value of one.
+    fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, PolicyError> {
+        let text = |name: &str| variable(name).map(|text| text.to_string_lossy().trim().to_owned());
+        let mut config = Preset::default().config();
+        if let Some(text) = text("S2O_PRESET") {
+            let preset: Preset = text.parse().map_err(|reason| PolicyError::Variable { name: "S2O_PRESET", reason })?;
+            config = preset.config();
         }
-        if let (Some(text), error) = parse("S2O_SEGMENT", "a number of tokens or auto") {
-            let len = if text == "auto" {
-                SegmentLen::Auto
-            } else {
-                text.parse().map(SegmentLen::Fixed).map_err(|_| error)?
-            };
-            config = built("S2O_SEGMENT", config.to_builder().segment_len(len).build())?;
+        let (mut builder, mut given) = (config.to_builder(), Vec::new());
+        for option in S2oConfig::OPTIONS {
+            let name = format!("S2O_{}", option.name().to_uppercase().replace('-', "_"));
+            if let Some(text) = text(&name) {
+                let set = builder.set(option.name(), &text);
+                builder = set.map_err(|source| PolicyError::Config { names: name.clone(), source })?;
+                given.push(name);
+            }
         }
-        if let (Some(text), error) = parse("S2O_DENSE_BELOW", "a number of tokens or auto") {
-            let below = if text == "auto" {
-                DenseBelow::Auto
-            } else {
-                text.parse().map(DenseBelow::Tokens).map_err(|_| error)?
-            };
-            config = built("S2O_DENSE_BELOW", config.to_builder().dense_below(below).build())?;
-        }
-        let sparse = match variable("S2O_LAYERS") {
-            None => Self::S2o(config),
-            Some(file) => {
-                if let (Some(_), error) = parse("S2O_TAU", "nothing beside S2O_LAYERS, which has the thresholds") {
-                    return Err(error);
-                }
-                let settings = LayerSettings::load(Path::new(&file))
-                    .map_err(|source| PolicyError::Layers { name: "S2O_LAYERS", source })?;
-                Self::Layers { base: config, settings: Arc::new(settings) }
+        let config = builder.build().map_err(|source| PolicyError::Config { names: given.join(", "), source })?;
+        let refuse = |name, expected, got| Err(PolicyError::Variable { name, reason: ValueError { expected, got } });
+        let sparse = match (variable("S2O_LAYERS"), text("S2O_TAU")) {
+            (None, _) => Self::S2o(config),
+            (Some(_), Some(tau)) => {
+                return refuse("S2O_TAU", "no value together with S2O_LAYERS, which has the thresholds", tau);
+            }
+            (Some(file), None) => {
+                Self::Layers { base: config, settings: Arc::new(LayerSettings::load(Path::new(&file))?) }
             }
         };
-        match parse("S2O_OFF", "1, true, 0, false or nothing") {
-            (Some(text), error) => match text.as_str() {
-                "1" | "true" => Ok(Self::Dense),
-                "" | "0" | "false" => Ok(sparse),
-                _ => Err(error),
-            },
-            (None, _) => Ok(sparse),
+        match text("S2O_OFF").unwrap_or_default().as_str() {
+            "1" | "true" => Ok(Self::Dense),
+            "" | "0" | "false" => Ok(sparse),
+            got => refuse("S2O_OFF", "1, true, 0, false or nothing", got.to_owned()),
         }
     }
-}
-
-fn built(name: &'static str, config: Result<S2oConfig, ConfigError>) -> Result<S2oConfig, PolicyError> {
-    config.map_err(|source| PolicyError::Config { name, source })
-}
-
-/// Why the environment's policy was refused.
-#[derive(Debug, Clone, PartialEq, Error)]
-#[non_exhaustive]
-pub enum PolicyError {
-    /// The value does not parse.
-    #[error("environment variable {name}: expected {expected}, got {got:?}")]
-    Variable {
-        /// Which variable.
-        name: &'static str,
-        /// What it may hold.
-        expected: &'static str,
-        /// What it holds.
-        got: String,
-    },
-    /// The value parses, and the algorithm has no use for it.
-    #[error("environment variable {name}: {source}")]
-    Config {
-        /// Which variable.
-        name: &'static str,
-        /// What is wrong with it.
-        source: ConfigError,
-    },
-    /// The file that the value names holds no settings by layer.
-    #[error("environment variable {name}: {source}")]
-    Layers {
-        /// Which variable.
-        name: &'static str,
-        /// What is wrong with the file.
-        source: LayerSettingsError,
-    },
 }
 
 /// What one causal call computed and skipped.
@@ -174,7 +126,7 @@ pub fn policy() -> Result<Policy, PolicyError> {
     if let Some(policy) = &*CHOSEN.read().unwrap_or_else(PoisonError::into_inner) {
         return Ok(policy.clone());
     }
-    INITIAL.get_or_init(|| Policy::read(std::env::var_os)).clone()
+    INITIAL.get_or_init(|| Policy::read(|name| std::env::var_os(name))).clone()
 }
 
 /// Starts or ends the collection of statistics; what was collected and not taken is dropped. It is off at first. On a
@@ -200,8 +152,8 @@ pub(crate) fn next_layer(
     Ok(settings.config(layer, base)?)
 }
 
-/// A single query has come, which is exact under every policy. Only one that counts is asked whether it may: a policy that
-/// cannot be is an error of causal calls alone.
+/// Counts a call with a single query, which is exact under every policy. An invalid policy is not an error here: it
+/// makes causal calls fail, and only those.
 pub(crate) fn single_query() -> Result<(), FlashAttnError> {
     match policy() {
         Ok(Policy::Layers { settings, .. }) => layer_count::single_query(settings.layers().len()),
@@ -209,8 +161,8 @@ pub(crate) fn single_query() -> Result<(), FlashAttnError> {
     }
 }
 
-/// S2O with the statistics that were asked for.
-pub(crate) fn attend(op: S2oOp, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, FlashAttnError> {
+/// Applies `op`, and collects its statistics if [`collect_stats`] is on.
+pub(crate) fn apply(op: S2oOp, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, FlashAttnError> {
     let collects = COLLECTED.lock().unwrap_or_else(PoisonError::into_inner).is_some();
     if !collects {
         return Ok(op.apply(q, k, v)?);
@@ -240,10 +192,21 @@ mod tests {
 
     #[test]
     fn variables_are_read() {
-        let config =
-            S2oConfig::builder().tau(0.5).segment_len(SegmentLen::Fixed(1024)).dense_below(77).build().unwrap();
-        let variables = [("S2O_TAU", "0.5"), ("S2O_SEGMENT", "1024"), ("S2O_DENSE_BELOW", "77")];
-        assert_eq!(read(&variables), Ok(Policy::S2o(config)));
+        let built = |change: fn(S2oConfigBuilder) -> S2oConfigBuilder| {
+            Ok(Policy::S2o(change(S2oConfig::builder()).build().unwrap()))
+        };
+        let variables = [("S2O_TAU", "0.5"), ("S2O_SEGMENT", " 1024"), ("S2O_DENSE_BELOW", "77")];
+        let expected = built(|b| b.tau(0.5).segment_len(SegmentLen::Fixed(1024)).dense_below(77));
+        assert_eq!(read(&variables), expected);
+        // Valid together, and not one by one.
+        let variables = [("S2O_TILE_Q", "96"), ("S2O_SEGMENT", "384"), ("S2O_Q_PERM", "on"), ("S2O_STOP_RULE", "mean")];
+        let expected = built(|b| {
+            b.tile_q(96).segment_len(SegmentLen::Fixed(384)).q_perm(true).stop_rule(candle_s2o::StopRule::MeanRatio)
+        });
+        assert_eq!(read(&variables), expected);
+        assert_eq!(read(&[("S2O_PRESET", "paper")]), Ok(Policy::S2o(S2oConfig::paper())));
+        let paper = S2oConfig::paper().to_builder().tau(0.1).build().unwrap();
+        assert_eq!(read(&[("S2O_PRESET", "paper"), ("S2O_TAU", "0.1")]), Ok(Policy::S2o(paper)));
         assert_eq!(read(&[("S2O_OFF", "1")]), Ok(Policy::Dense));
     }
 
@@ -261,7 +224,10 @@ mod tests {
         assert_eq!(read(&[("S2O_LAYERS", file), ("S2O_OFF", "1")]), Ok(Policy::Dense));
 
         let error = read(&[("S2O_LAYERS", file), ("S2O_TAU", "0.1")]).unwrap_err().to_string();
-        assert!(error.contains("S2O_TAU: expected nothing beside S2O_LAYERS") && error.contains("0.1"), "{error}");
+        assert!(
+            error.contains("S2O_TAU: expected no value together with S2O_LAYERS") && error.contains("0.1"),
+            "{error}"
+        );
         let error = read(&[("S2O_LAYERS", "no-such-file")]).unwrap_err().to_string();
         assert!(error.starts_with("environment variable S2O_LAYERS: no-such-file: "), "{error}");
     }
@@ -269,17 +235,22 @@ mod tests {
     #[test]
     fn bad_values_say_what_was_expected_and_got() {
         for (name, value, words) in [
-            ("S2O_TAU", "x", "S2O_TAU: expected a number in [0, 1), got \"x\""),
+            ("S2O_TAU", "x", "S2O_TAU: tau: expected a number in [0, 1), got \"x\""),
+            ("S2O_TAU", "", "S2O_TAU: tau: expected a number in [0, 1), got \"\""),
             ("S2O_TAU", "1.5", "S2O_TAU: tau: expected a number in [0, 1), got 1.5"),
             ("S2O_TAU", "NaN", "S2O_TAU: tau: expected a number in [0, 1), got NaN"),
-            ("S2O_SEGMENT", "-1", "S2O_SEGMENT: expected a number of tokens or auto, got \"-1\""),
+            ("S2O_SEGMENT", "-1", "S2O_SEGMENT: segment: expected `auto` or a number of tokens, got \"-1\""),
             ("S2O_SEGMENT", "100", "S2O_SEGMENT: segment_len: expected a positive multiple of tile_q = 128, got 100"),
-            ("S2O_DENSE_BELOW", "", "S2O_DENSE_BELOW: expected a number of tokens or auto, got \"\""),
+            ("S2O_DENSE_BELOW", "", "S2O_DENSE_BELOW: dense-below: expected `auto` or a number of tokens, got \"\""),
+            ("S2O_STOP_RULE", "none", "S2O_STOP_RULE: stop-rule: expected `all` or `mean` or `sum`, got \"none\""),
+            ("S2O_PRESET", "best", "S2O_PRESET: expected `default` or `paper`, got \"best\""),
             ("S2O_OFF", "maybe", "S2O_OFF: expected 1, true, 0, false or nothing, got \"maybe\""),
         ] {
             let error = read(&[(name, value)]).unwrap_err().to_string();
             assert_eq!(error, format!("environment variable {words}"));
         }
+        let error = read(&[("S2O_TAU", "2"), ("S2O_SEGMENT", "256")]).unwrap_err().to_string();
+        assert_eq!(error, "environment variable S2O_TAU, S2O_SEGMENT: tau: expected a number in [0, 1), got 2");
         assert!(read(&[("S2O_OFF", "1"), ("S2O_TAU", "x")]).is_err());
     }
 }

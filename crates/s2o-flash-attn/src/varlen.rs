@@ -6,10 +6,9 @@ use candle_s2o::{AttnError, S2oError, ShapeError};
 
 use crate::engine::{self, Call};
 use crate::error::FlashAttnError;
-use crate::fixed::NO_SOFTCAP;
 use crate::mask::Window;
 
-/// Sequences, and the attention that each gets.
+/// Sequences, and the attention that each gets: full and plain, unless a field after `pages` says otherwise.
 #[derive(Debug)]
 struct VarLen<'a> {
     softmax_scale: f32,
@@ -19,8 +18,8 @@ struct VarLen<'a> {
     max_seqlen_k: usize,
     pages: Option<Pages<'a>>,
     alibi_slopes: Option<&'a Tensor>,
-    window_size_left: Option<usize>,
-    window_size_right: Option<usize>,
+    /// To the left and to the right.
+    window: [Option<usize>; 2],
     softcap: Option<f32>,
 }
 
@@ -32,8 +31,31 @@ struct Pages<'a> {
     page_len: usize,
 }
 
-impl VarLen<'_> {
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<Tensor, FlashAttnError> {
+impl<'a> VarLen<'a> {
+    fn new(
+        [seqlens_q, seqlens_k]: [&'a Tensor; 2],
+        [max_seqlen_q, max_seqlen_k]: [usize; 2],
+        softmax_scale: f32,
+    ) -> Self {
+        Self {
+            softmax_scale,
+            seqlens_q,
+            seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            pages: None,
+            alibi_slopes: None,
+            window: [None, None],
+            softcap: None,
+        }
+    }
+
+    fn run(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        Ok(self.by_sequence(q, k, v)?)
+    }
+
+    /// Computes each sequence on its own and joins the outputs.
+    fn by_sequence(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<Tensor, FlashAttnError> {
         let total_q = self.check(q, k, v)?;
         let ends_q = cumulative("seqlens_q", self.seqlens_q, self.max_seqlen_q)?;
         let ends_k = cumulative("seqlens_k", self.seqlens_k, self.max_seqlen_k)?;
@@ -51,7 +73,7 @@ impl VarLen<'_> {
 
         let mut call = Call {
             softmax_scale: self.softmax_scale,
-            window: Window::new(self.window_size_left, self.window_size_right, self.max_seqlen_k),
+            window: Window::new(self.window[0], self.window[1], self.max_seqlen_k),
             alibi_slopes: self.alibi_slopes,
             softcap: self.softcap,
             ranges: Vec::new(),
@@ -70,7 +92,7 @@ impl VarLen<'_> {
                 None => lengths.map(|(all, from, to)| Ok(all.narrow(0, from, to - from)?)),
             };
             let queries = rows(ends_q[i], ends_q[i + 1])?.unsqueeze(0)?;
-            let out = engine::attend(&queries, &keys?.unsqueeze(0)?, &values?.unsqueeze(0)?, &call)?;
+            let out = engine::dispatch(&queries, &keys?.unsqueeze(0)?, &values?.unsqueeze(0)?, &call)?;
             parts.push(out.squeeze(0)?);
         }
         parts.push(rows(last(&ends_q), total_q)?.zeros_like()?);
@@ -195,7 +217,7 @@ fn integers(name: &'static str, tensor: &Tensor) -> std::result::Result<Tensor, 
     }
 }
 
-/// Exact attention of each sequence to itself, causal if asked for; returns the shape and dtype of `q`, zeros for rows
+/// Exact attention of each sequence to itself, causal if `causal`; returns the shape and dtype of `q`, zeros for rows
 /// outside every sequence.
 ///
 /// # Errors
@@ -212,18 +234,11 @@ pub fn flash_attn_varlen(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    flash_attn_varlen_windowed(
-        q,
-        k,
-        v,
-        seqlens_q,
-        seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale,
-        None,
-        causal.then_some(0),
-    )
+    VarLen {
+        window: [None, causal.then_some(0)],
+        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
+    }
+    .run(q, k, v)
 }
 
 /// [`flash_attn_varlen`] with the windows of [`flash_attn_windowed`](crate::flash_attn_windowed).
@@ -243,20 +258,11 @@ pub fn flash_attn_varlen_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    flash_attn_varlen_alibi_windowed_softcap(
-        q,
-        k,
-        v,
-        None,
-        seqlens_q,
-        seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale,
-        window_size_left,
-        window_size_right,
-        NO_SOFTCAP,
-    )
+    VarLen {
+        window: [window_size_left, window_size_right],
+        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
+    }
+    .run(q, k, v)
 }
 
 /// [`flash_attn_varlen_windowed`] with keys and values in pages of `page_block_size` tokens: `block_table` (batch,
@@ -282,19 +288,13 @@ pub fn flash_attn_varlen_paged_windowed(
     page_block_size: usize,
     softcap: Option<f32>,
 ) -> Result<Tensor> {
-    let call = VarLen {
-        softmax_scale,
-        seqlens_q,
-        seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
+    VarLen {
         pages: Some(Pages { table: block_table, prefix_ranges: mm_prefix_ranges, page_len: page_block_size }),
-        alibi_slopes: None,
-        window_size_left,
-        window_size_right,
+        window: [window_size_left, window_size_right],
         softcap,
-    };
-    Ok(call.attend(q, k, v)?)
+        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
+    }
+    .run(q, k, v)
 }
 
 /// [`flash_attn_varlen`] with the slopes of [`flash_attn_alibi`](crate::flash_attn_alibi).
@@ -314,19 +314,12 @@ pub fn flash_attn_varlen_alibi(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    flash_attn_varlen_alibi_windowed(
-        q,
-        k,
-        v,
-        alibi_slopes,
-        seqlens_q,
-        seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale,
-        None,
-        causal.then_some(0),
-    )
+    VarLen {
+        alibi_slopes: Some(alibi_slopes),
+        window: [None, causal.then_some(0)],
+        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
+    }
+    .run(q, k, v)
 }
 
 /// [`flash_attn_varlen_windowed`] with the slopes of [`flash_attn_alibi`](crate::flash_attn_alibi).
@@ -347,20 +340,12 @@ pub fn flash_attn_varlen_alibi_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    flash_attn_varlen_alibi_windowed_softcap(
-        q,
-        k,
-        v,
-        Some(alibi_slopes),
-        seqlens_q,
-        seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale,
-        window_size_left,
-        window_size_right,
-        NO_SOFTCAP,
-    )
+    VarLen {
+        alibi_slopes: Some(alibi_slopes),
+        window: [window_size_left, window_size_right],
+        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
+    }
+    .run(q, k, v)
 }
 
 /// [`flash_attn_varlen_alibi_windowed`] with the cap of
@@ -383,17 +368,11 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
     window_size_right: Option<usize>,
     softcap: f32,
 ) -> Result<Tensor> {
-    let call = VarLen {
-        softmax_scale,
-        seqlens_q,
-        seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        pages: None,
+    VarLen {
         alibi_slopes,
-        window_size_left,
-        window_size_right,
+        window: [window_size_left, window_size_right],
         softcap: Some(softcap),
-    };
-    Ok(call.attend(q, k, v)?)
+        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
+    }
+    .run(q, k, v)
 }

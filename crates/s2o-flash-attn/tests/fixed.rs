@@ -1,15 +1,14 @@
 //! The functions on tensors of one length, against the f64 reference.
 
-mod random;
 mod reference;
 
 use candle_core::{DType, Device, Result, Tensor};
-use random::random;
 use reference::{Asked, assert_close, attend};
 use s2o_flash_attn::{
     FlashAttn, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
     flash_attn_windowed,
 };
+use s2o_testkit::tensor;
 
 const SCALE: f32 = 0.3;
 /// batch, q_len, k_len, num_heads, num_kv_heads, head_dim.
@@ -37,9 +36,9 @@ const WINDOWS: [(Option<usize>, Option<usize>); 8] = [
 
 fn inputs([b, q_len, k_len, h, h_kv, d]: [usize; 6], dtype: DType) -> Result<[Tensor; 3]> {
     Ok([
-        random(&[b, q_len, h, d], 1, dtype)?,
-        random(&[b, k_len, h_kv, d], 2, dtype)?,
-        random(&[b, k_len, h_kv, d], 3, dtype)?,
+        tensor(&[b, q_len, h, d], 1, dtype),
+        tensor(&[b, k_len, h_kv, d], 2, dtype),
+        tensor(&[b, k_len, h_kv, d], 3, dtype),
     ])
 }
 

@@ -1,14 +1,12 @@
 //! The process-wide policy. One test at a time may set it.
 
-mod random;
-
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Result, Tensor};
-use random::random;
 use s2o_flash_attn::s2o::{self, LayerSetting, LayerSettings, Policy, S2oConfig, SegmentLen, TunedOn};
 use s2o_flash_attn::{flash_attn, flash_attn_windowed};
+use s2o_testkit::{max_difference, tensor};
 
 /// Nearly even attention: early stopping stops early.
 const SCALE: f32 = 0.02;
@@ -29,12 +27,12 @@ impl Drop for Held {
     }
 }
 
-fn inputs() -> Result<[Tensor; 3]> {
-    Ok([
-        random(&[1, LEN, 2, 64], 1, DType::F32)?,
-        random(&[1, LEN, 1, 64], 2, DType::F32)?,
-        random(&[1, LEN, 1, 64], 3, DType::F32)?,
-    ])
+fn inputs() -> [Tensor; 3] {
+    [
+        tensor(&[1, LEN, 2, 64], 1, DType::F32),
+        tensor(&[1, LEN, 1, 64], 2, DType::F32),
+        tensor(&[1, LEN, 1, 64], 3, DType::F32),
+    ]
 }
 
 /// Sparse from 1000 tokens on, and eager to stop.
@@ -42,35 +40,31 @@ fn eager() -> S2oConfig {
     S2oConfig::builder().tau(0.5).segment_len(SegmentLen::Fixed(128)).dense_below(1000).build().unwrap()
 }
 
-fn differ(a: &Tensor, b: &Tensor) -> Result<f32> {
-    (a - b)?.abs()?.flatten_all()?.max(0)?.to_scalar()
-}
-
 #[test]
 fn long_causal_calls_are_sparse_and_others_dense() -> Result<()> {
     let _held = hold();
-    let [q, k, v] = inputs()?;
+    let [q, k, v] = inputs();
     s2o::set_policy(Policy::Dense);
     let dense = flash_attn(&q, &k, &v, SCALE, true)?;
     let full = flash_attn(&q, &k, &v, SCALE, false)?;
 
     s2o::set_policy(Policy::S2o(eager()));
     let sparse = flash_attn(&q, &k, &v, SCALE, true)?;
-    assert!(differ(&sparse, &dense)? > 1e-3);
-    assert_eq!(differ(&sparse, &candle_s2o::s2o_attn(&q, &k, &v, SCALE, &eager())?)?, 0.0);
-    assert_eq!(differ(&flash_attn_windowed(&q, &k, &v, SCALE, None, Some(0))?, &sparse)?, 0.0);
-    assert_eq!(differ(&flash_attn(&q, &k, &v, SCALE, false)?, &full)?, 0.0);
+    assert!(max_difference(&sparse, &dense) > 1e-3);
+    assert_eq!(max_difference(&sparse, &candle_s2o::s2o_attn(&q, &k, &v, SCALE, &eager())?), 0.0);
+    assert_eq!(max_difference(&flash_attn_windowed(&q, &k, &v, SCALE, None, Some(0))?, &sparse), 0.0);
+    assert_eq!(max_difference(&flash_attn(&q, &k, &v, SCALE, false)?, &full), 0.0);
 
     let short = |t: &Tensor| t.narrow(1, 0, 900);
     let out = flash_attn(&short(&q)?, &short(&k)?, &short(&v)?, SCALE, true)?;
-    assert!(differ(&out, &short(&dense)?)? < 1e-5);
+    assert!(max_difference(&out, &short(&dense)?) < 1e-5);
     Ok(())
 }
 
 #[test]
 fn statistics_are_collected_on_demand() -> Result<()> {
     let _held = hold();
-    let [q, k, v] = inputs()?;
+    let [q, k, v] = inputs();
     s2o::set_policy(Policy::S2o(eager()));
     flash_attn(&q, &k, &v, SCALE, true)?;
     assert!(s2o::take_stats().is_empty());
@@ -95,7 +89,7 @@ fn two_layers() -> LayerSettings {
 #[test]
 fn layers_have_thresholds_of_their_own() -> Result<()> {
     let _held = hold();
-    let [q, k, v] = inputs()?;
+    let [q, k, v] = inputs();
     s2o::set_policy(Policy::Dense);
     let dense = flash_attn(&q, &k, &v, SCALE, true)?;
     let sparse = candle_s2o::s2o_attn(&q, &k, &v, SCALE, &eager())?;
@@ -104,10 +98,10 @@ fn layers_have_thresholds_of_their_own() -> Result<()> {
     let one = |t: &Tensor| t.narrow(1, LEN - 1, 1);
     // Two prompts with a new token after each, and calls between that are nobody's layer.
     for _ in 0..2 {
-        assert_eq!(differ(&flash_attn(&q, &k, &v, SCALE, true)?, &dense)?, 0.0);
+        assert_eq!(max_difference(&flash_attn(&q, &k, &v, SCALE, true)?, &dense), 0.0);
         flash_attn(&q, &k, &v, SCALE, false)?;
-        assert_eq!(differ(&flash_attn(&q, &k, &v, SCALE, true)?, &sparse)?, 0.0);
-        assert!(differ(&flash_attn(&one(&q)?, &k, &v, SCALE, true)?, &one(&dense)?)? < 1e-5);
+        assert_eq!(max_difference(&flash_attn(&q, &k, &v, SCALE, true)?, &sparse), 0.0);
+        assert!(max_difference(&flash_attn(&one(&q)?, &k, &v, SCALE, true)?, &one(&dense)?) < 1e-5);
         flash_attn(&one(&q)?, &k, &v, SCALE, false)?;
     }
     // A new token where the second layer is due: the model has one layer, or three.
@@ -124,7 +118,7 @@ fn layers_have_thresholds_of_their_own() -> Result<()> {
     flash_attn(&short(&q)?, &short(&k)?, &short(&v)?, SCALE, true)?;
     // Another policy is another count.
     s2o::set_policy(Policy::Layers { base: eager(), settings: Arc::new(two_layers()) });
-    assert_eq!(differ(&flash_attn(&q, &k, &v, SCALE, true)?, &dense)?, 0.0);
+    assert_eq!(max_difference(&flash_attn(&q, &k, &v, SCALE, true)?, &dense), 0.0);
     Ok(())
 }
 
@@ -132,7 +126,7 @@ fn layers_have_thresholds_of_their_own() -> Result<()> {
 #[test]
 #[ignore = "the environment of this process is not prepared"]
 fn child() -> Result<()> {
-    let [q, k, v] = inputs()?;
+    let [q, k, v] = inputs();
     s2o::collect_stats(true);
     for _ in 0..2 {
         match flash_attn(&q, &k, &v, SCALE, true) {
@@ -151,7 +145,7 @@ fn in_child(variables: &[(&str, &str)]) -> Vec<String> {
     command.args(["--exact", "child", "--ignored", "--nocapture"]);
     // Candle's errors print it behind the message.
     command.env("RUST_BACKTRACE", "0");
-    ["S2O_TAU", "S2O_SEGMENT", "S2O_DENSE_BELOW", "S2O_LAYERS", "S2O_OFF"].iter().for_each(|name| {
+    std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("S2O_")).for_each(|(name, _)| {
         command.env_remove(name);
     });
     let output = command.envs(variables.iter().copied()).output().unwrap();

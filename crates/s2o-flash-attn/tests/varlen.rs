@@ -1,15 +1,14 @@
 //! The functions on sequences of several lengths, against the f64 reference of each sequence.
 
-mod random;
 mod reference;
 
 use candle_core::{DType, Device, IndexOp, Result, Tensor};
-use random::random;
 use reference::{Asked, assert_close, attend};
 use s2o_flash_attn::{
     flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,
     flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed,
 };
+use s2o_testkit::tensor;
 
 const SCALE: f32 = 0.3;
 const HEADS: usize = 4;
@@ -45,9 +44,9 @@ fn case(dtype: DType) -> Result<Case> {
     let (ends_q, ends_k) = (cumulative(LENGTHS.iter().map(|l| l.0)), cumulative(LENGTHS.iter().map(|l| l.1)));
     let (total_q, total_k) = (ends_q[LENGTHS.len()] as usize, ends_k[LENGTHS.len()] as usize);
     Ok(Case {
-        q: random(&[total_q, HEADS, DIM], 1, dtype)?,
-        k: random(&[total_k, KV_HEADS, DIM], 2, dtype)?,
-        v: random(&[total_k, KV_HEADS, DIM], 3, dtype)?,
+        q: tensor(&[total_q, HEADS, DIM], 1, dtype),
+        k: tensor(&[total_k, KV_HEADS, DIM], 2, dtype),
+        v: tensor(&[total_k, KV_HEADS, DIM], 3, dtype),
         seqlens_q: Tensor::new(ends_q, &Device::Cpu)?,
         seqlens_k: Tensor::new(ends_k, &Device::Cpu)?,
         slopes: Tensor::new(&[0.5f32, 0.25, 0.125, 0.0625], &Device::Cpu)?,

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use super::dense::output_row;
 use super::microkernel::OutputRows;
 use super::schedule;
 use super::strided::{Element, Inputs};
@@ -29,17 +28,16 @@ pub fn block_sparse<T: Element>(
     selection.check(&shape, causal)?;
     let cut: Vec<_> = query_blocks(&shape, causal).collect();
     let heads = shape.batch() * shape.num_heads();
-    let mut items: Vec<usize> = (0..heads * cut.len()).collect();
-    items.sort_by_key(|&list| std::cmp::Reverse(selection.blocks.list(list).len()));
     let mut out = OutputRows::new(out, shape.head_dim());
     let skipped = schedule::run(
-        &items,
+        (0..heads * cut.len()).collect(),
+        |&list| std::cmp::Reverse(selection.blocks.list(list).len()),
         || Workspace::new(shape.head_dim(), BLOCK_Q),
-        |&list, workspace, skipped: &mut Vec<(usize, f64)>| {
+        |&list, workspace| {
             let head = list / cut.len();
             let at = (head / shape.num_heads(), head % shape.num_heads());
             let rows = cut[list % cut.len()].clone();
-            skipped.push((head, run_block(inputs, causal, selection, (list, at), rows, workspace, &out)));
+            (head, run_block(inputs, causal, selection, (list, at), rows, workspace, &out))
         },
     );
     assert!(out.is_complete());
@@ -71,7 +69,7 @@ fn run_block<T: Element>(
         (true, Some(_)) => rows.start,
     };
     for row in rows.start..seeing {
-        out.write(output_row(inputs, batch, row, head), |dst| dst.fill(T::default()));
+        out.write(inputs.output_row(batch, row, head), |dst| dst.fill(T::default()));
     }
     let rows = seeing..rows.end;
     if rows.is_empty() {
@@ -101,6 +99,6 @@ fn run_block<T: Element>(
         let diagonal = (causal && positions.end > first + 1).then_some(first as isize - start as isize);
         visit(inputs.k.gather(at, positions.clone(), keys), inputs.v.gather(at, positions, values), diagonal);
     }
-    tile.finish(out, |row| output_row(inputs, batch, row, head), row_buffer);
+    tile.finish(out, |row| inputs.output_row(batch, row, head), row_buffer);
     skipped as f64 / (BLOCK_Q * BLOCK_Q) as f64
 }

@@ -2,10 +2,15 @@
 //!
 //! Input may be f32, f16 or bf16 in any layout; arithmetic and accumulation are f32.
 //!
-//! **Memory.** Beside the output, a call holds the key orders of the segments it is working on, at most
+//! **Memory.** Besides the output, a call holds the key orders of the segments it is working on, at most
 //! [`S2oConfig::workspace_cap`] bytes (segments are ranked in groups that fit); per thread the states of a few query
 //! tiles, about 2 MiB at the default tiles, or `4 * segment_len * head_dim` floats with query permutation; a byte per
-//! output row; and 64 bytes of statistics per query tile and head.
+//! output row; and 72 bytes of statistics per query tile and head.
+//!
+//! **The way of a call.** [`attention`] makes the plan, cuts it into segment groups (`segment_group`), and for each
+//! group ranks the keys (`ranking`) and shares out runs of query tiles (`call`, `schedule`). A run (`tile_run`) takes
+//! its window (`pass1`) and its prefix (`pass2`) key tile by key tile (`tile`), with two matrix products and a softmax
+//! each (`microkernel`, `softmax`).
 //!
 //! **NaN and infinity.** Nothing hangs and nothing panics. A key that is not finite ranks before all others, so every
 //! query tile visits it, and the output is NaN where it is in dense attention. A query that is not finite is left out
@@ -22,23 +27,22 @@ mod pass1;
 mod pass2;
 mod ranking;
 mod schedule;
+mod segment_group;
 mod softmax;
 mod strided;
 mod tile;
+mod tile_run;
 
 pub use block_sparse::block_sparse;
 pub use dense::dense;
 pub use strided::{Element, Inputs, Strided};
 
-use rayon::prelude::*;
-
 use crate::config::S2oConfig;
 use crate::error::S2oError;
-use crate::online_softmax::SoftmaxState;
-use crate::plan::{Plan, Ranking, dense_stats};
+use crate::plan::{Plan, Ranking, SegmentOrder, dense_stats};
 use crate::stats::AttnStats;
-use call::{Call, rank_units, units, waves};
-use tile::Workspace;
+use call::Call;
+use segment_group::{SegmentGroup, SegmentHeads};
 
 /// S2O attention into `out` (batch, q_len, num_heads, head_dim), contiguous.
 ///
@@ -58,10 +62,9 @@ pub fn attention<T: Element>(
         return Ok(whole_dense(inputs, config, out));
     }
     let mut call = Call::new(inputs, &plan, config, out);
-    for wave in waves(inputs, &plan, config)? {
-        let ranked = wave.iter().filter(|unit| !plan.segments[unit.segment].rows.is_empty());
-        let ranking = rank_units(inputs, &plan, config, ranked);
-        call.run(&wave, |unit, head| &ranking[&(unit.batch, head, unit.segment)]);
+    for group in SegmentGroup::cut(&inputs.shape, &plan, config.workspace_cap())? {
+        let orders = ranking::rank(inputs, &plan, config, &group.ranked);
+        call.run(&group, |i, g| &orders[i][g]);
     }
     Ok(call.finish())
 }
@@ -87,8 +90,11 @@ pub fn attention_with_ranking<T: Element>(
     }
     plan.check_ranking(&inputs.shape, ranking)?;
     let mut call = Call::new(inputs, &plan, config, out);
-    let all = units(inputs, &plan);
-    call.run(&all, |unit, head| &ranking[unit.batch * inputs.shape.num_heads() + head][unit.segment]);
+    let all = SegmentGroup::whole(&inputs.shape, &plan);
+    call.run(&all, |i, g| {
+        let SegmentHeads { batch, heads, segment, .. } = &all.ranked[i];
+        &ranking[batch * inputs.shape.num_heads() + heads.start + g][*segment]
+    });
     Ok(call.finish())
 }
 
@@ -98,44 +104,15 @@ pub fn attention_with_ranking<T: Element>(
 /// If `prompt_len` does not fit the shape.
 pub fn rank<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, prompt_len: usize) -> Result<Ranking, S2oError> {
     let plan = Plan::new(config, &inputs.shape, prompt_len)?;
-    let mut ranking = rank_units(inputs, &plan, config, units(inputs, &plan).iter());
-    let shape = inputs.shape;
-    Ok((0..shape.batch())
-        .flat_map(|b| (0..shape.num_heads()).map(move |h| (b, h)))
-        .map(|(b, h)| {
-            (0..plan.segments.len()).map(|s| ranking.remove(&(b, h, s)).expect("every segment is ranked")).collect()
-        })
-        .collect())
-}
-
-/// Algorithm 2 alone: the states of the queries outside the dense tail after their local window, head by head
-/// (`b * num_heads + h`), in the order of the rows.
-///
-/// # Errors
-/// If `prompt_len` does not fit the shape.
-pub fn pass1<T: Element>(
-    inputs: &Inputs<'_, T>,
-    config: &S2oConfig,
-    prompt_len: usize,
-) -> Result<Vec<Vec<SoftmaxState>>, S2oError> {
-    let plan = Plan::new(config, &inputs.shape, prompt_len)?;
-    let shape = inputs.shape;
-    let heads: Vec<(usize, usize)> =
-        (0..shape.batch()).flat_map(|b| (0..shape.num_heads()).map(move |h| (b, h))).collect();
-    Ok(heads
-        .into_par_iter()
-        .map(|at| {
-            let mut workspace = Workspace::new(shape.head_dim(), config.tile_k());
-            let mut states = Vec::new();
-            for segment in plan.segments.iter().filter(|segment| !segment.rows.is_empty()) {
-                let cut = segment.ranked_tiles(shape.q_offset(), config);
-                pass1::contiguous(inputs, at, &cut, segment.start, true, config.tile_k(), &mut workspace);
-                let tiles = &workspace.tiles[..cut.len()];
-                states.extend(tiles.iter().flat_map(|tile| (0..tile.rows.len()).map(|i| tile.state(i))));
-            }
-            states
-        })
-        .collect())
+    let (shape, num_heads) = (inputs.shape, inputs.shape.num_heads());
+    let mut ranking = vec![vec![SegmentOrder::default(); plan.segments.len()]; shape.batch() * num_heads];
+    let segments = SegmentHeads::all(&shape, &plan);
+    for (segment, orders) in segments.iter().zip(ranking::rank(inputs, &plan, config, &segments)) {
+        for (head, order) in segment.heads.clone().zip(orders) {
+            ranking[segment.batch * num_heads + head][segment.segment] = order;
+        }
+    }
+    Ok(ranking)
 }
 
 fn whole_dense<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, out: &mut [T]) -> AttnStats {

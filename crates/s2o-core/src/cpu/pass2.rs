@@ -1,37 +1,28 @@
-//! The ranked pass: prefix keys by index in descending estimated importance, until the gain is too small.
+//! Pass 2 (Algorithm 3): prefix keys by index in descending estimated importance, until the gain is too small.
 
 use super::strided::{Element, Inputs};
 use super::tile::{QueryTile, Workspace};
 use crate::config::{S2oConfig, TriggeringTile};
 use crate::early_stop::StopVote;
 use crate::plan::SegmentOrder;
-use crate::stats::SkippedMass;
+use crate::stats::{SkippedMass, Visit};
 
-/// Prefix tiles that one query tile computed.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Visit {
-    pub(super) visited: usize,
-    pub(super) skipped_mass: SkippedMass,
-}
-
-/// Regroups the tiles of a whole segment by `order.q_perm`, states and all, into `workspace.permuted`. Returns how
-/// many tiles there are.
-pub(super) fn permute(workspace: &mut Workspace, count: usize, order: &SegmentOrder, tile_q: usize) -> usize {
-    let natural = &workspace.tiles[..count];
+/// Regroups the first `count` tiles, those of a whole segment, by `order.q_perm`, states and all.
+pub(super) fn permute(workspace: &mut Workspace, count: usize, order: &SegmentOrder, tile_q: usize) {
+    let Workspace { tiles, permuted, .. } = workspace;
     let cut = order.q_perm.as_slice().chunks(tile_q);
-    let permuted = Workspace::at_least(&mut workspace.permuted, cut.len());
-    for (tile, members) in permuted.iter_mut().zip(cut) {
+    for (tile, members) in Workspace::at_least(permuted, count).iter_mut().zip(cut) {
         tile.resume(members.len(), |i| {
             let row = members[i] as usize;
-            (&natural[row / tile_q], row % tile_q)
+            (&tiles[row / tile_q], row % tile_q)
         });
     }
-    permuted.len()
+    std::mem::swap(tiles, permuted);
 }
 
-/// Runs query tiles of one segment over the prefix in `order.kv_perm` order. They share each gathered key tile, and
-/// stop one by one.
-pub(super) fn ranked<T: Element>(
+/// Runs the first `count` tiles of the workspace, all of one segment, over the prefix in `order.kv_perm` order. They
+/// share each gathered key tile, and stop one by one.
+pub(super) fn pass2<T: Element>(
     inputs: &Inputs<'_, T>,
     (batch, head): (usize, usize),
     order: &SegmentOrder,
@@ -41,11 +32,11 @@ pub(super) fn ranked<T: Element>(
 ) -> Vec<Visit> {
     let at = (batch, inputs.shape.kv_head(head));
     let keep = config.triggering_tile() == TriggeringTile::Keep;
-    let Workspace { tiles, permuted, scores, keys, values, .. } = workspace;
-    let tiles = if config.q_perm() { &mut permuted[..count] } else { &mut tiles[..count] };
+    let Workspace { tiles, scores, keys, values, .. } = workspace;
+    let tiles = &mut tiles[..count];
     let key_tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = key_tiles.len();
-    let mut visits = vec![Visit { visited: total, skipped_mass: SkippedMass::default() }; count];
+    let mut visits = vec![Visit::all(total); count];
     let mut running: Vec<usize> = (0..count).collect();
     tiles.iter_mut().for_each(QueryTile::enter_prefix);
     for (j, positions) in key_tiles.enumerate() {
@@ -66,15 +57,13 @@ pub(super) fn ranked<T: Element>(
             }
             if stops {
                 let visited = j + 1;
-                visits[i] = Visit {
-                    visited,
-                    skipped_mass: SkippedMass::estimate(
-                        vote.mean_ratio(),
-                        total - visited + usize::from(!keep),
-                        tile.prefix_share(),
-                        order.unvisited_over_visited(visited - usize::from(!keep)),
-                    ),
-                };
+                let skipped_mass = SkippedMass::estimate(
+                    vote.mean_ratio(),
+                    total - visited + usize::from(!keep),
+                    tile.prefix_share(),
+                    order.unvisited_over_visited(visited - usize::from(!keep)),
+                );
+                visits[i] = Visit { visited, skipped_mass: Some(skipped_mass) };
             }
             !stops
         });

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::microkernel;
 use super::moments::Moments;
+use super::segment_group::SegmentHeads;
 use super::softmax::{LANES, exp_sums};
 use super::strided::{Element, Inputs};
 use crate::config::{KeyScore, S2oConfig};
@@ -25,9 +26,35 @@ pub(super) fn workspace_bytes(group_size: usize, prefix_len: usize) -> usize {
     20 * group_size * prefix_len
 }
 
+/// Ranks segments. Returns `orders[i][g]` for `segments[i]` and the `g`-th of its heads.
+pub(super) fn rank<T: Element>(
+    inputs: &Inputs<'_, T>,
+    plan: &Plan,
+    config: &S2oConfig,
+    segments: &[SegmentHeads],
+) -> Vec<Vec<SegmentOrder>> {
+    // Segments of the same heads read the same keys.
+    let mut by_heads: Vec<(usize, &SegmentHeads)> = segments.iter().enumerate().collect();
+    by_heads.sort_by_key(|(_, segment)| (segment.batch, segment.heads.start, segment.heads.end));
+    let same_heads =
+        |a: &(usize, &SegmentHeads), b: &(usize, &SegmentHeads)| (a.1.batch, &a.1.heads) == (b.1.batch, &b.1.heads);
+    let ranked: Vec<(usize, Vec<SegmentOrder>)> = by_heads
+        .par_chunk_by(same_heads)
+        .flat_map_iter(|members| {
+            let SegmentHeads { batch, kv_head, heads, .. } = members[0].1;
+            let numbers: Vec<usize> = members.iter().map(|(_, segment)| segment.segment).collect();
+            let orders = rank_heads(inputs, plan, config, (*batch, *kv_head), heads.clone(), &numbers);
+            members.iter().map(|(i, _)| *i).zip(orders)
+        })
+        .collect();
+    let mut orders = vec![Vec::new(); segments.len()];
+    ranked.into_iter().for_each(|(i, ranked)| orders[i] = ranked);
+    orders
+}
+
 /// Ranks `segments` (numbers into `plan.segments`) for `heads`, which share one KV head. Returns `orders[s][g]` for the
 /// `s`-th segment and the `g`-th head.
-pub(super) fn rank_group<T: Element>(
+fn rank_heads<T: Element>(
     inputs: &Inputs<'_, T>,
     plan: &Plan,
     config: &S2oConfig,

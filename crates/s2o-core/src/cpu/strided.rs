@@ -61,8 +61,8 @@ pub struct Strided<'a, T> {
 }
 
 impl<'a, T: Element> Strided<'a, T> {
-    /// A tensor whose element `(b, s, h, d)` is `data[b * strides[0] + s * strides[1] + h * strides[2] + d * strides[3]]`.
-    /// `name` stands in errors.
+    /// A tensor whose element `(b, s, h, d)` is at `b * strides[0] + s * strides[1] + h * strides[2] + d * strides[3]`
+    /// of `data`. Errors call the tensor `name`.
     ///
     /// # Errors
     /// [`ShapeError::Buffer`] if the strides reach beyond `data`.
@@ -147,6 +147,11 @@ impl<'a, T: Element> Inputs<'a, T> {
             return Err(S2oError::SoftmaxScale { got: softmax_scale });
         }
         Ok(Self { q, k, v, shape, softmax_scale })
+    }
+
+    /// Index of the output row of a query, in (batch, q_len, num_heads).
+    pub(super) fn output_row(&self, batch: usize, row: usize, head: usize) -> usize {
+        (batch * self.shape.q_len() + row) * self.shape.num_heads() + head
     }
 
     /// The sizes.

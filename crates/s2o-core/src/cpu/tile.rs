@@ -1,6 +1,6 @@
 //! A query tile with its running softmax, and the buffers a worker needs: nothing is allocated in the tile loops.
 
-use std::f32::consts::{LN_2, LOG2_E};
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use super::microkernel::{self, OutputRows};
@@ -8,7 +8,7 @@ use super::softmax::{Columns, LANES, exponentiate, rescale_columns};
 use super::strided::{Element, Inputs};
 use crate::config::GainFrame;
 use crate::early_stop::{Gain, StopVote};
-use crate::online_softmax::{RowUpdate, SoftmaxState};
+use crate::online_softmax::RowUpdate;
 
 /// One query tile of one head: its scaled queries, its state, and who it writes to.
 #[derive(Debug, Default)]
@@ -187,9 +187,10 @@ impl QueryTile {
     }
 
     /// The state of row `i`, in natural-log units.
-    pub(super) fn state(&self, i: usize) -> SoftmaxState {
-        SoftmaxState {
-            row_max: f64::from(self.row_max[i] * LN_2),
+    #[cfg(test)]
+    pub(super) fn state(&self, i: usize) -> crate::SoftmaxState {
+        crate::SoftmaxState {
+            row_max: f64::from(self.row_max[i] * std::f32::consts::LN_2),
             row_sum: f64::from(self.row_sum[i]),
             acc: self.acc.chunks_exact(self.lanes).map(|column| f64::from(column[i])).collect(),
         }
@@ -206,7 +207,9 @@ pub(super) struct Scores {
 /// What one worker needs.
 #[derive(Debug)]
 pub(super) struct Workspace {
+    /// The query tiles of the run, and some that are left from longer runs.
     pub(super) tiles: Vec<QueryTile>,
+    /// Room for the tiles regrouped.
     pub(super) permuted: Vec<QueryTile>,
     pub(super) scores: Scores,
     pub(super) keys: Vec<f32>,

@@ -19,11 +19,10 @@ use std::ops::Range;
 
 use crate::config::S2oConfig;
 use crate::error::S2oError;
-use crate::permutation::PermutationError;
 use crate::plan::{Plan, Ranking, SegmentOrder, dense_stats};
-use crate::segment::{Segment, causal_tiles, query_tiles};
+use crate::segment::query_tiles;
 use crate::shape::AttnShape;
-use crate::stats::{AttnStats, HeadStats, SkippedMass, TileStats};
+use crate::stats::{AttnStats, HeadStats, TileStats, Visit};
 
 /// One query head with the KV head it reads. Query `i` stands at position `q_offset + i`.
 #[derive(Debug, Clone)]
@@ -101,7 +100,7 @@ pub fn rank_all(head: &Head, plan: &Plan, config: &S2oConfig) -> Vec<SegmentOrde
 }
 
 /// S2O attention of one head, given the orders of its segments: the output (q_len, head_dim) and the statistics.
-pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> (Vec<f64>, HeadStats) {
+pub fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> (Vec<f64>, HeadStats) {
     if plan.is_dense() {
         let stats = dense_stats(head.q_offset(), head.q_len(), config.tile_q(), config.tile_k());
         return (dense(head, 0..head.q_len()), stats);
@@ -111,8 +110,8 @@ pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oCon
     for (segment, order) in plan.segments.iter().zip(orders) {
         for rows in query_tiles(segment.tail_rows.clone(), config.tile_q()) {
             write_rows(&mut out, rows.clone(), &dense(head, rows.clone()));
-            let all = segment.start / config.tile_k();
-            stats.tiles.push(tile_stats(head, segment, rows, all, SkippedMass::default(), config));
+            let all = Visit::all(segment.prefix_tiles(config.tile_k()));
+            stats.tiles.push(TileStats::new(segment, rows, head.q_offset(), config.tile_k(), all));
         }
         let (rows_out, visits) = if config.q_perm() {
             let states = pass1(head, segment, config.tile_k());
@@ -122,7 +121,7 @@ pub fn attend(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oCon
         };
         write_rows(&mut out, segment.rows.clone(), &rows_out);
         for (rows, visit) in segment.ranked_tiles(head.q_offset(), config).into_iter().zip(visits) {
-            stats.tiles.push(tile_stats(head, segment, rows, visit.visited, visit.skipped_mass, config));
+            stats.tiles.push(TileStats::new(segment, rows, head.q_offset(), config.tile_k(), visit));
         }
     }
     (out, stats)
@@ -145,27 +144,19 @@ pub fn attention(
     ranking: Option<&Ranking>,
 ) -> Result<(Vec<f64>, AttnStats), S2oError> {
     let plan = Plan::new(config, shape, prompt_len)?;
+    if let Some(given) = ranking.filter(|_| !plan.is_dense()) {
+        plan.check_ranking(shape, given)?;
+    }
     let (d, heads) = (shape.head_dim(), shape.num_heads());
     let mut out = vec![0.0; shape.batch() * shape.q_len() * heads * d];
     let mut stats = AttnStats { num_heads: heads, heads: Vec::new() };
     for b in 0..shape.batch() {
         for h in 0..heads {
             let head = Head::new(shape, qkv, softmax_scale, b, h);
-            let own;
-            let orders = match ranking {
-                Some(given) => given.get(b * heads + h).map_or(&[][..], Vec::as_slice),
-                None => {
-                    own = rank_all(&head, &plan, config);
-                    &own[..]
-                }
+            let (head_out, head_stats) = match ranking {
+                Some(given) if !plan.is_dense() => one_head(&head, &plan, &given[b * heads + h], config),
+                _ => one_head(&head, &plan, &rank_all(&head, &plan, config), config),
             };
-            if orders.len() != plan.segments.len() {
-                return Err(PermutationError::Length { expected: plan.segments.len(), got: orders.len() }.into());
-            }
-            for (segment, order) in plan.segments.iter().zip(orders) {
-                order.check(segment)?;
-            }
-            let (head_out, head_stats) = attend(&head, &plan, orders, config);
             for (s, row) in head_out.chunks_exact(d).enumerate() {
                 out[((b * shape.q_len() + s) * heads + h) * d..][..d].copy_from_slice(row);
             }
@@ -175,37 +166,9 @@ pub fn attention(
     Ok((out, stats))
 }
 
-/// Prefix tiles that one query tile computed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Visit {
-    /// How many, the triggering one included.
-    pub visited: usize,
-    /// Estimate of what was left out.
-    pub skipped_mass: SkippedMass,
-}
-
 fn write_rows(out: &mut [f64], rows: Range<usize>, values: &[f64]) {
     if !rows.is_empty() {
         let head_dim = values.len() / rows.len();
         out[rows.start * head_dim..rows.end * head_dim].copy_from_slice(values);
-    }
-}
-
-fn tile_stats(
-    head: &Head,
-    segment: &Segment,
-    rows: Range<usize>,
-    visited: usize,
-    skipped_mass: SkippedMass,
-    config: &S2oConfig,
-) -> TileStats {
-    TileStats {
-        segment: segment.index,
-        dense_tail: segment.tail_rows.contains(&rows.start),
-        rows: rows.len(),
-        window_tiles: causal_tiles(segment.start, head.position(rows.end - 1), config.tile_k()),
-        prefix_tiles: segment.start / config.tile_k(),
-        visited,
-        skipped_mass: Some(skipped_mass),
     }
 }

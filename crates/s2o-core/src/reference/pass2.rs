@@ -1,10 +1,10 @@
-use super::{Head, Visit};
+use super::Head;
 use crate::config::{S2oConfig, TriggeringTile};
 use crate::early_stop::{Gain, StopVote};
 use crate::online_softmax::SoftmaxState;
 use crate::plan::SegmentOrder;
 use crate::segment::Segment;
-use crate::stats::SkippedMass;
+use crate::stats::{SkippedMass, Visit};
 
 /// Algorithm 3: query tiles in `q_perm` order resume their states and take the prefix in `kv_perm` order until the
 /// gain is too small. `states` are those of the segment's rows in natural order; so is the output (rows, head_dim).
@@ -67,10 +67,10 @@ pub(super) fn prefix(
                 share / rows.len() as f64,
                 order.unvisited_over_visited(visited - usize::from(!keep)),
             );
-            return Visit { visited, skipped_mass };
+            return Visit { visited, skipped_mass: Some(skipped_mass) };
         }
     }
-    Visit { visited: total, skipped_mass: SkippedMass::default() }
+    Visit::all(total)
 }
 
 /// Share of a row's mass that came from the prefix.

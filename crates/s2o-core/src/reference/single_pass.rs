@@ -1,8 +1,9 @@
-use super::{Head, Visit, pass1, pass2};
+use super::{Head, pass1, pass2};
 use crate::config::S2oConfig;
 use crate::online_softmax::SoftmaxState;
 use crate::plan::SegmentOrder;
 use crate::segment::Segment;
+use crate::stats::Visit;
 
 /// Algorithm 4: without query permutation the window and the prefix follow each other, tile by tile of queries, and
 /// no state leaves the loop. The output is (rows, head_dim) in natural order.

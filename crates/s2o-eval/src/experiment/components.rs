@@ -54,7 +54,7 @@ pub fn components(exact: &Exact, repeats: usize) -> Result<Vec<ComponentRow>> {
         for tail in tails {
             let window = SegmentWindow { segment_len: preset.segment_len(), dense_tail: tail };
             variants.push((settings, "local window only", tail, Box::new(BlockSparse::new(window))));
-            for (component, q_perm) in [("keys ranked", false), ("keys and queries ranked", true)] {
+            for (component, q_perm) in [("keys ranked", "off"), ("keys and queries ranked", "on")] {
                 let spec: MethodSpec = settings.parse()?;
                 // The parts are looked at, not whether they pay at this length.
                 let spec = spec.with("dense-below", 0).with("dense-tail", tail).with("q-perm", q_perm);

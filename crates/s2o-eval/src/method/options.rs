@@ -22,9 +22,16 @@ impl<'s> Options<'s> {
     /// # Errors
     /// [`EvalError::WrongInput`] if it does not parse; `expected` says what would.
     pub fn take<T: FromStr>(&mut self, name: &'static str, expected: &str) -> Result<Option<T>> {
-        self.known.push(name);
-        let Some((_, value)) = self.given.iter().rev().find(|(given, _)| given == name) else { return Ok(None) };
+        let Some(value) = self.text(name) else { return Ok(None) };
         value.parse().map(Some).map_err(|_| self.refuse(&format!("{name}: expected {expected}, got {value}")))
+    }
+
+    /// The value of an option as it is written, if it is given.
+    pub fn text(&mut self, name: &'static str) -> Option<&'s str> {
+        if !self.known.contains(&name) {
+            self.known.push(name);
+        }
+        self.given.iter().rev().find(|(given, _)| given == name).map(|(_, value)| value.as_str())
     }
 
     /// A number, if it is given.

@@ -96,7 +96,13 @@ mod tests {
 
     #[test]
     fn what_is_written_is_what_is_parsed() {
-        for text in ["dense", "s2o", "s2o:tau=0.05:segment=1024", "sliding-window:window=4096"] {
+        for text in [
+            "dense",
+            "s2o",
+            "s2o:tau=0.05:segment=1024",
+            "s2o-paper:stop-rule=all:score=second-cumulant=0.5:q-perm=off:segment=auto",
+            "sliding-window:window=4096",
+        ] {
             let spec: MethodSpec = text.parse().unwrap();
             assert_eq!(spec.to_string(), text);
             assert_eq!(serde_json::from_str::<MethodSpec>(&serde_json::to_string(&spec).unwrap()).unwrap(), spec);
@@ -127,6 +133,8 @@ mod tests {
         let build = |text: &str| text.parse::<MethodSpec>().unwrap().build().unwrap_err().to_string();
         assert!(build("s2o:tau=2").contains("tau"), "{}", build("s2o:tau=2"));
         assert!(build("s2o:tau=x").contains("expected a number"), "{}", build("s2o:tau=x"));
+        let rule = "s2o: stop-rule: expected `all` or `mean` or `sum`, got \"median\"";
+        assert_eq!(build("s2o:stop-rule=median"), rule);
         let both = build("s2o:tau=0.1:layers=tuned.json");
         assert!(both.contains("expected none beside layers"), "{both}");
         assert!(

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use candle_s2o::{Dense, LayerSettings, S2o, S2oConfig, SegmentLen};
+use candle_s2o::{ConfigOption, Dense, LayerSettings, Preset, S2o, S2oConfig};
 use s2o_baselines::{
     BaselineError, BlockSelector, BlockSparse, FlexPrefill, HeadPattern, MInference, MInferenceConfig, MeanPooling,
     Pbs, PbsScore, SlidingWindow, Sparge, SpargeConfig, XAttention,
@@ -59,7 +59,7 @@ pub static ALL: &[MethodRow] = &[
             sweep: &[0.0005, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2],
             file: Some("layers"),
         }),
-        make: |options| s2o(S2oConfig::default(), options),
+        make: |options| s2o(Preset::Default, options),
     },
     MethodRow {
         name: "s2o-paper",
@@ -69,7 +69,7 @@ pub static ALL: &[MethodRow] = &[
             sweep: &[0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05],
             file: Some("layers"),
         }),
-        make: |options| s2o(S2oConfig::paper(), options),
+        make: |options| s2o(Preset::Paper, options),
     },
     MethodRow {
         name: "mean-pooling",
@@ -215,31 +215,19 @@ fn pbs(score: PbsScore, options: &mut Options) -> Result<Box<dyn Method>> {
     blocks(method.and_then(|method| method.threshold(threshold)), options)
 }
 
-fn s2o(preset: S2oConfig, options: &mut Options) -> Result<Box<dyn Method>> {
-    let mut builder = preset.to_builder();
-    let tau = options.take("tau", "a number")?;
-    if let Some(tau) = tau {
-        builder = builder.tau(tau);
-    }
-    if let Some(segment) = options.count("segment")? {
-        builder = builder.segment_len(SegmentLen::Fixed(segment));
-    }
-    if let Some(tail) = options.count("dense-tail")? {
-        builder = builder.dense_tail(tail);
-    }
-    if let Some(sink) = options.count("front-sink")? {
-        builder = builder.front_sink(sink);
-    }
-    if let Some(q_perm) = options.take("q-perm", "true or false")? {
-        builder = builder.q_perm(q_perm);
-    }
-    if let Some(tokens) = options.count("dense-below")? {
-        builder = builder.dense_below(tokens);
+fn s2o(preset: Preset, options: &mut Options) -> Result<Box<dyn Method>> {
+    let mut builder = preset.config().to_builder();
+    for name in S2oConfig::OPTIONS.iter().map(ConfigOption::name) {
+        if let Some(text) = options.text(name) {
+            builder = builder.set(name, text).map_err(|error| options.refuse(&error))?;
+        }
     }
     let config = builder.build().map_err(|error| options.refuse(&error))?;
     let layers: Option<PathBuf> = options.take("layers", "a file of settings by layer")?;
     let s2o = match layers {
-        Some(_) if tau.is_some() => return Err(options.refuse(&"tau: expected none beside layers, which sets it")),
+        Some(_) if options.text("tau").is_some() => {
+            return Err(options.refuse(&"tau: expected none beside layers, which sets it"));
+        }
         Some(file) => LayerSettings::load(file).and_then(|settings| S2o::with_layers(config, &settings)),
         None => Ok(S2o::new(config)),
     };

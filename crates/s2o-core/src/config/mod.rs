@@ -1,0 +1,167 @@
+//! [`S2oConfig`]: every choice that the algorithm leaves open, checked once when it is built.
+
+mod options;
+mod values;
+
+pub use options::{ConfigOption, S2oConfigBuilder};
+pub use values::{DenseBelow, GainFrame, KeyScore, Preset, SegmentLen, StopRule, TriggeringTile, ValueError};
+
+use thiserror::Error;
+
+/// Why an [`S2oConfig`] was refused.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// There is no option of this name.
+    #[error("option: expected one of {}, got {got:?}", names())]
+    Name {
+        /// The refused name.
+        got: String,
+    },
+    /// A text is not a value of the option.
+    #[error("{name}: {reason}")]
+    Value {
+        /// The option.
+        name: &'static str,
+        /// The values it takes, and the refused text.
+        reason: ValueError,
+    },
+    /// `tau` is the share of the mass so far: it must be in `[0, 1)`, and 0 never stops.
+    #[error("tau: expected a number in [0, 1), got {got}")]
+    Tau {
+        /// The refused value.
+        got: f32,
+    },
+    /// Tiles must hold at least one row or key, and at most 1024.
+    #[error("{name}: expected 1 to 1024, got {got}")]
+    Tile {
+        /// `tile_q` or `tile_k`.
+        name: &'static str,
+        /// The refused value.
+        got: usize,
+    },
+    /// A segment must be cut into whole tiles.
+    #[error("segment_len: expected a positive multiple of {name} = {tile}, got {got}")]
+    SegmentNotMultipleOfTile {
+        /// `tile_q` or `tile_k`.
+        name: &'static str,
+        /// Size of that tile.
+        tile: usize,
+        /// The refused segment length.
+        got: usize,
+    },
+    /// The weight of the variance term must be finite and not negative.
+    #[error("second cumulant weight c: expected a finite number >= 0, got {got}")]
+    SecondCumulant {
+        /// The refused value.
+        got: f32,
+    },
+}
+
+/// The S2O options, checked. Build one with [`S2oConfig::builder`], or start from [`S2oConfig::default`] or
+/// [`S2oConfig::paper`] and change it through [`S2oConfig::to_builder`].
+///
+/// ```
+/// use s2o_core::{S2oConfig, SegmentLen};
+/// let config = S2oConfig::builder().tau(0.05).segment_len(SegmentLen::Fixed(1024)).build()?;
+/// assert_eq!(config.tau(), 0.05);
+/// # Ok::<(), s2o_core::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct S2oConfig {
+    segment_len: SegmentLen,
+    tile_q: usize,
+    tile_k: usize,
+    tau: f32,
+    stop_rule: StopRule,
+    gain_frame: GainFrame,
+    triggering_tile: TriggeringTile,
+    key_score: KeyScore,
+    front_sink: usize,
+    dense_tail: usize,
+    q_perm: bool,
+    dense_below: DenseBelow,
+    workspace_cap: usize,
+}
+
+impl Default for S2oConfig {
+    /// The settings that keep dense attention's answers where the paper's lose them (docs/results.md).
+    fn default() -> Self {
+        Self {
+            segment_len: SegmentLen::Auto,
+            tile_q: 128,
+            tile_k: 128,
+            tau: 0.02,
+            stop_rule: StopRule::AllRows,
+            gain_frame: GainFrame::NewMax,
+            triggering_tile: TriggeringTile::Keep,
+            key_score: KeyScore::default(),
+            front_sink: 4,
+            dense_tail: 128,
+            q_perm: false,
+            dense_below: DenseBelow::Auto,
+            workspace_cap: Self::WORKSPACE_CAP,
+        }
+    }
+}
+
+impl S2oConfig {
+    /// Prompt length in tokens from which S2O pays on the CPU, measured (docs/results.md).
+    pub const CPU_BREAK_EVEN: usize = 2048;
+    /// Default of [`S2oConfig::workspace_cap`]: 256 MiB.
+    pub const WORKSPACE_CAP: usize = 256 << 20;
+
+    /// The paper's settings: mean-query score, mean ratio rule, tau 0.005, S 2048, query permutation, the triggering
+    /// tile dropped, no front sink, no dense tail.
+    pub fn paper() -> Self {
+        Self {
+            segment_len: SegmentLen::Fixed(2048),
+            tau: 0.005,
+            stop_rule: StopRule::MeanRatio,
+            triggering_tile: TriggeringTile::Discard,
+            key_score: KeyScore::MeanQuery,
+            front_sink: 0,
+            dense_tail: 0,
+            q_perm: true,
+            ..Self::default()
+        }
+    }
+
+    /// A builder that starts from [`S2oConfig::default`].
+    pub fn builder() -> S2oConfigBuilder {
+        Self::default().to_builder()
+    }
+
+    /// A builder that starts from this configuration.
+    pub fn to_builder(&self) -> S2oConfigBuilder {
+        S2oConfigBuilder { config: self.clone() }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        // The negated form also refuses NaN.
+        if !(0.0..1.0).contains(&self.tau) {
+            return Err(ConfigError::Tau { got: self.tau });
+        }
+        for (name, tile) in [("tile_q", self.tile_q), ("tile_k", self.tile_k)] {
+            if !(1..=1024).contains(&tile) {
+                return Err(ConfigError::Tile { name, got: tile });
+            }
+            // The segment lengths of `Auto` are multiples of 256: checking the smallest covers them all.
+            let got = self.segment_len.resolve(0);
+            if got == 0 || !got.is_multiple_of(tile) {
+                return Err(ConfigError::SegmentNotMultipleOfTile { name, tile, got });
+            }
+        }
+        match self.key_score {
+            KeyScore::SecondCumulant { c } if !(c.is_finite() && c >= 0.0) => {
+                Err(ConfigError::SecondCumulant { got: c })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The names of all options, separated by commas.
+fn names() -> String {
+    S2oConfig::OPTIONS.iter().map(ConfigOption::name).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,253 @@
+//! The table of options: each row makes a getter, a builder method, and an option that can be set by name.
+
+use super::values::{DenseBelow, GainFrame, KeyScore, Mebibytes, SegmentLen, StopRule, Switch, TriggeringTile};
+use super::{ConfigError, S2oConfig, ValueError};
+
+/// An option of [`S2oConfig`] as texts set it: command lines, method specs, environment variables.
+#[derive(Debug)]
+pub struct ConfigOption {
+    name: &'static str,
+    summary: &'static str,
+    expected: &'static str,
+    /// `None` if the text is not a value of the option.
+    set: fn(&mut S2oConfig, &str) -> Option<()>,
+    get: fn(&S2oConfig) -> String,
+}
+
+impl ConfigOption {
+    /// Its name, such as `stop-rule`.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What it decides, in one or two sentences.
+    pub fn summary(&self) -> &'static str {
+        self.summary
+    }
+
+    /// The values it takes, in words.
+    pub fn expected(&self) -> &'static str {
+        self.expected
+    }
+}
+
+/// Collects options; [`S2oConfigBuilder::build`] checks them.
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until it is built"]
+pub struct S2oConfigBuilder {
+    pub(super) config: S2oConfig,
+}
+
+impl S2oConfigBuilder {
+    /// Sets the option `name` of [`S2oConfig::OPTIONS`] to the value that `text` spells.
+    ///
+    /// ```
+    /// use s2o_core::{S2oConfig, StopRule};
+    /// let config = S2oConfig::builder().set("stop-rule", "mean")?.set("segment", "auto")?.build()?;
+    /// assert_eq!(config.stop_rule(), StopRule::MeanRatio);
+    /// # Ok::<(), s2o_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError::Name`] lists the names that exist, [`ConfigError::Value`] the values that the option takes.
+    /// [`S2oConfigBuilder::build`] checks ranges.
+    pub fn set(mut self, name: &str, text: &str) -> Result<Self, ConfigError> {
+        let option = S2oConfig::OPTIONS.iter().find(|option| option.name == name);
+        let option = option.ok_or_else(|| ConfigError::Name { got: name.to_owned() })?;
+        (option.set)(&mut self.config, text).ok_or_else(|| ConfigError::Value {
+            name: option.name,
+            reason: ValueError { expected: option.expected, got: text.to_owned() },
+        })?;
+        Ok(self)
+    }
+
+    /// Checks the options together.
+    ///
+    /// # Errors
+    /// The first [`ConfigError`] found.
+    pub fn build(self) -> Result<S2oConfig, ConfigError> {
+        self.config.check()?;
+        Ok(self.config)
+    }
+}
+
+impl S2oConfig {
+    /// The value of the option `name` of [`S2oConfig::OPTIONS`], as [`S2oConfigBuilder::set`] reads it; `None` if there
+    /// is no such option.
+    pub fn get(&self, name: &str) -> Option<String> {
+        S2oConfig::OPTIONS.iter().find(|option| option.name == name).map(|option| (option.get)(self))
+    }
+}
+
+/// The type that reads and writes the values of an option: its own, unless another is named.
+macro_rules! spelling {
+    ($type:ty) => {
+        $type
+    };
+    ($type:ty, $spelling:ty) => {
+        $spelling
+    };
+}
+
+macro_rules! options {
+    ($(
+        $(#[doc = $doc:literal])*
+        $name:literal ($expected:expr) $field:ident($argument:ty) -> $type:ty $(as $spelling:ty)?;
+    )*) => {
+        impl S2oConfig {
+            /// Every option, by the name that [`S2oConfigBuilder::set`] and [`S2oConfig::get`] take.
+            pub const OPTIONS: &[ConfigOption] = &[$(ConfigOption {
+                name: $name,
+                summary: concat!($($doc),*).trim_ascii_start(),
+                expected: $expected,
+                set: |config, text| {
+                    config.$field = text.parse::<spelling!($type $(, $spelling)?)>().ok()?.into();
+                    Some(())
+                },
+                get: |config| <spelling!($type $(, $spelling)?)>::from(config.$field).to_string(),
+            }),*];
+
+            $($(#[doc = $doc])* pub fn $field(&self) -> $type { self.$field })*
+        }
+
+        impl S2oConfigBuilder {
+            $($(#[doc = $doc])* pub fn $field(mut self, $field: $argument) -> Self {
+                self.config.$field = $field.into();
+                self
+            })*
+        }
+    };
+}
+
+options! {
+    /// Threshold on the gain of a key tile relative to the mass so far, in `[0, 1)`. 0 never stops; a larger value is
+    /// sparser.
+    "tau" ("a number in [0, 1)") tau(f32) -> f32;
+    /// Segment length S in tokens, a multiple of both tile sizes. The queries of one segment share one key order, and
+    /// see their own segment densely.
+    "segment" (SegmentLen::EXPECTED) segment_len(SegmentLen) -> SegmentLen;
+    /// The last queries of the prompt that see every key; they form query tiles of their own.
+    "dense-tail" ("a number of tokens") dense_tail(usize) -> usize;
+    /// The first tokens that come first in every key order, whatever their score.
+    "front-sink" ("a number of tokens") front_sink(usize) -> usize;
+    /// Whether the queries of a segment are permuted too (Algorithms 2 and 3 instead of Algorithm 4).
+    "q-perm" (Switch::EXPECTED) q_perm(bool) -> bool as Switch;
+    /// Prompts shorter than this take the dense path. `auto` is the break-even of the device.
+    "dense-below" (DenseBelow::EXPECTED) dense_below(impl Into<DenseBelow>) -> DenseBelow;
+    /// Score that orders the keys; `mean` is the paper's.
+    "score" (KeyScore::EXPECTED) key_score(KeyScore) -> KeyScore;
+    /// How the rows of a query tile decide to stop: all rows gain less than tau, or their mean ratio, or the ratio of
+    /// their sums is below tau.
+    "stop-rule" (StopRule::EXPECTED) stop_rule(StopRule) -> StopRule;
+    /// How gain and mass are compared when the running maximum changes.
+    "gain-frame" (GainFrame::EXPECTED) gain_frame(GainFrame) -> GainFrame;
+    /// Whether the key tile that triggers the stop contributes.
+    "triggering-tile" (TriggeringTile::EXPECTED) triggering_tile(TriggeringTile) -> TriggeringTile;
+    /// Queries in a tile (B_M): the unit that stops as one.
+    "tile-q" ("1 to 1024") tile_q(usize) -> usize;
+    /// Keys in a tile (B_N): the unit between two decisions.
+    "tile-k" ("1 to 1024") tile_k(usize) -> usize;
+    /// Upper bound on the memory that key orders take at a time: bytes in code, MiB in text. Segments are ranked in
+    /// groups that fit, and a bound too small for one segment is an error: on the CPU a segment of one head needs
+    /// `20 * prefix_len` bytes, on a GPU a segment of all heads and sequences `6.125 * batch * num_heads * prefix_len`.
+    "workspace-mib" (Mebibytes::EXPECTED) workspace_cap(usize) -> usize as Mebibytes;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Preset;
+
+    fn every_value() -> Vec<S2oConfig> {
+        let base = S2oConfig::builder;
+        let builders = [
+            base(),
+            S2oConfig::paper().to_builder(),
+            base().tau(0.0).segment_len(SegmentLen::Fixed(384)).dense_tail(7).front_sink(9).dense_below(77),
+            base().tile_q(64).tile_k(32).q_perm(true).workspace_cap(7679).gain_frame(GainFrame::Literal),
+            base().stop_rule(StopRule::SumRatio).triggering_tile(TriggeringTile::Discard).workspace_cap(usize::MAX),
+            base().key_score(KeyScore::SecondCumulant { c: 0.1 }).tau(0.3).dense_below(usize::MAX),
+        ];
+        builders.map(|builder| builder.build().unwrap()).to_vec()
+    }
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        for config in every_value() {
+            for base in [Preset::Default, Preset::Paper] {
+                let read = S2oConfig::OPTIONS.iter().fold(base.config().to_builder(), |builder, option| {
+                    builder.set(option.name, &config.get(option.name).unwrap()).unwrap()
+                });
+                assert_eq!(read.build().unwrap(), config);
+            }
+        }
+        for preset in [Preset::Default, Preset::Paper] {
+            assert_eq!(preset.to_string().parse(), Ok(preset));
+        }
+    }
+
+    #[test]
+    fn names_change_the_option_they_name() {
+        let set = |name, text| S2oConfig::builder().set(name, text).unwrap().build().unwrap();
+        let built = |change: fn(S2oConfigBuilder) -> S2oConfigBuilder| change(S2oConfig::builder()).build().unwrap();
+        assert_eq!(set("tau", "0.5"), built(|b| b.tau(0.5)));
+        assert_eq!(set("segment", "1024"), built(|b| b.segment_len(SegmentLen::Fixed(1024))));
+        assert_eq!(set("dense-tail", "3"), built(|b| b.dense_tail(3)));
+        assert_eq!(set("front-sink", "3"), built(|b| b.front_sink(3)));
+        assert_eq!(set("q-perm", "on"), built(|b| b.q_perm(true)));
+        assert_eq!(set("dense-below", "3"), built(|b| b.dense_below(3)));
+        assert_eq!(set("score", "mean"), built(|b| b.key_score(KeyScore::MeanQuery)));
+        assert_eq!(set("score", "second-cumulant"), built(|b| b.key_score(KeyScore::default())));
+        assert_eq!(set("score", "second-cumulant=2"), built(|b| b.key_score(KeyScore::SecondCumulant { c: 2.0 })));
+        assert_eq!(set("stop-rule", "mean"), built(|b| b.stop_rule(StopRule::MeanRatio)));
+        assert_eq!(set("stop-rule", "sum"), built(|b| b.stop_rule(StopRule::SumRatio)));
+        assert_eq!(set("gain-frame", "literal"), built(|b| b.gain_frame(GainFrame::Literal)));
+        assert_eq!(set("triggering-tile", "discard"), built(|b| b.triggering_tile(TriggeringTile::Discard)));
+        assert_eq!(set("tile-q", "32"), built(|b| b.tile_q(32)));
+        assert_eq!(set("tile-k", "32"), built(|b| b.tile_k(32)));
+        assert_eq!(set("workspace-mib", "3"), built(|b| b.workspace_cap(3 << 20)));
+        assert_eq!(S2oConfig::paper(), built(|_| Preset::Paper.config().to_builder()));
+        assert_eq!(S2oConfig::default().get("colour"), None);
+    }
+
+    #[test]
+    fn unknown_names_list_the_known_ones() {
+        for got in ["colour", "", "Tau", "stop_rule"] {
+            let error = S2oConfig::builder().set(got, "0.1").unwrap_err();
+            assert_eq!(error, ConfigError::Name { got: got.to_owned() });
+            let names: Vec<_> = S2oConfig::OPTIONS.iter().map(|option| option.name).collect();
+            assert_eq!(error.to_string(), format!("option: expected one of {}, got {got:?}", names.join(", ")));
+        }
+    }
+
+    #[test]
+    fn other_values_say_what_was_expected_and_got() {
+        for option in S2oConfig::OPTIONS {
+            for got in ["", " ", "-1", "x", "ON", "all,mean", "second-cumulant=", "=1", "1 "] {
+                if (option.name, got) == ("tau", "-1") {
+                    continue;
+                }
+                let error = S2oConfig::builder().set(option.name, got).unwrap_err().to_string();
+                assert_eq!(error, format!("{}: expected {}, got {got:?}", option.name, option.expected));
+            }
+        }
+        let refused = |name, text| S2oConfig::builder().set(name, text).unwrap_err().to_string();
+        assert_eq!(refused("stop-rule", "median"), "stop-rule: expected `all` or `mean` or `sum`, got \"median\"");
+        assert_eq!(refused("segment", "1.5"), "segment: expected `auto` or a number of tokens, got \"1.5\"");
+        assert_eq!(refused("q-perm", "true"), "q-perm: expected `on` or `off`, got \"true\"");
+        assert_eq!(refused("workspace-mib", "NaN"), "workspace-mib: expected a number of MiB >= 0, got \"NaN\"");
+        assert!("mean ".parse::<KeyScore>().unwrap_err().to_string().contains("`mean`, `second-cumulant`"));
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_when_built() {
+        let refused = |name, text| S2oConfig::builder().set(name, text).unwrap().build().unwrap_err().to_string();
+        for got in ["-1", "1", "1.5", "NaN", "inf"] {
+            assert_eq!(refused("tau", got), format!("tau: expected a number in [0, 1), got {got}"));
+        }
+        assert_eq!(refused("tile-k", "0"), "tile_k: expected 1 to 1024, got 0");
+        assert_eq!(refused("tile-q", "1025"), "tile_q: expected 1 to 1024, got 1025");
+        assert_eq!(refused("segment", "0"), "segment_len: expected a positive multiple of tile_q = 128, got 0");
+        assert!(refused("score", "second-cumulant=NaN").contains("expected a finite number >= 0, got NaN"));
+    }
+}

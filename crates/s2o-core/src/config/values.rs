@@ -1,0 +1,307 @@
+//! The types of the options, and the one spelling of their values: [`FromStr`] reads what [`Display`](fmt::Display)
+//! writes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use super::S2oConfig;
+
+/// A text is not a value of an option.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("expected {expected}, got {got:?}")]
+pub struct ValueError {
+    /// The values that the option takes.
+    pub expected: &'static str,
+    /// The refused text.
+    pub got: String,
+}
+
+impl ValueError {
+    fn new(expected: &'static str, got: &str) -> Self {
+        Self { expected, got: got.to_owned() }
+    }
+}
+
+/// Implements [`FromStr`] and `Display` for an enum without fields.
+macro_rules! spellings {
+    ($type:ident: $first:literal => $first_variant:ident $(, $word:literal => $variant:ident)*) => {
+        impl $type {
+            pub(super) const EXPECTED: &str = concat!("`", $first, "`" $(, " or `", $word, "`")*);
+        }
+
+        impl FromStr for $type {
+            type Err = ValueError;
+
+            fn from_str(text: &str) -> Result<Self, ValueError> {
+                match text {
+                    $first => Ok(Self::$first_variant),
+                    $($word => Ok(Self::$variant),)*
+                    _ => Err(ValueError::new(Self::EXPECTED, text)),
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    Self::$first_variant => $first,
+                    $(Self::$variant => $word,)*
+                })
+            }
+        }
+    };
+}
+
+/// A complete set of options to start from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Preset {
+    /// [`S2oConfig::default`]: `default`.
+    #[default]
+    Default,
+    /// [`S2oConfig::paper`]: `paper`.
+    Paper,
+}
+
+spellings!(Preset: "default" => Default, "paper" => Paper);
+
+impl Preset {
+    /// The options of the preset.
+    pub fn config(self) -> S2oConfig {
+        match self {
+            Self::Default => S2oConfig::default(),
+            Self::Paper => S2oConfig::paper(),
+        }
+    }
+}
+
+/// How the gain of a key tile and the mass before it are compared across a change of the running maximum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GainFrame {
+    /// `new-max`, the default: `gain = sum exp(s - m')`, `mass = l * exp(m - m')` with `m'` the maximum after the
+    /// tile.
+    #[default]
+    NewMax,
+    /// `literal`, Algorithm 3 as printed: `gain = l' - l`, `mass = l`, although `l` and `l'` belong to different
+    /// maxima.
+    Literal,
+}
+
+spellings!(GainFrame: "new-max" => NewMax, "literal" => Literal);
+
+/// How the per-row comparison `gain < tau * mass` becomes one decision for a query tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StopRule {
+    /// `all`, the default: stop when every row is below the threshold.
+    #[default]
+    AllRows,
+    /// `mean`: stop when the mean over rows of `gain / mass` is below `tau`.
+    MeanRatio,
+    /// `sum`: stop when `sum gain < tau * sum mass`, both sums over the rows.
+    SumRatio,
+}
+
+spellings!(StopRule: "all" => AllRows, "mean" => MeanRatio, "sum" => SumRatio);
+
+/// What happens to the key tile whose gain was below the threshold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TriggeringTile {
+    /// `keep`, the default: its contribution counts, because it is already computed.
+    #[default]
+    Keep,
+    /// `discard`: its contribution is dropped (Algorithm 3 as printed).
+    Discard,
+}
+
+spellings!(TriggeringTile: "keep" => Keep, "discard" => Discard);
+
+/// Score by which the keys before a segment are ordered (Algorithm 1).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum KeyScore {
+    /// `mean`: `softmax_scale * <q_mean, k>`, the paper's score.
+    MeanQuery,
+    /// `second-cumulant=C`, or `second-cumulant` with the default weight:
+    /// `softmax_scale * <q_mean, k> + c * softmax_scale^2 * sum_d var_d(q) k_d^2`. With `c = 1/2` it is the Gaussian
+    /// estimate of `log mean_q exp(softmax_scale * <q, k>)`.
+    SecondCumulant {
+        /// Weight of the variance term.
+        c: f32,
+    },
+}
+
+impl KeyScore {
+    pub(super) const EXPECTED: &str = "`mean`, `second-cumulant` or `second-cumulant=C` with a number C";
+}
+
+impl Default for KeyScore {
+    fn default() -> Self {
+        Self::SecondCumulant { c: 0.35 }
+    }
+}
+
+impl FromStr for KeyScore {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let error = || ValueError::new(Self::EXPECTED, text);
+        match text.split_once('=') {
+            None if text == "mean" => Ok(Self::MeanQuery),
+            None if text == "second-cumulant" => Ok(Self::default()),
+            Some(("second-cumulant", c)) => Ok(Self::SecondCumulant { c: c.parse().map_err(|_| error())? }),
+            _ => Err(error()),
+        }
+    }
+}
+
+impl fmt::Display for KeyScore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MeanQuery => f.write_str("mean"),
+            Self::SecondCumulant { c } => write!(f, "second-cumulant={c}"),
+        }
+    }
+}
+
+/// Implements [`FromStr`] and `Display` for an enum of `Auto` and a number.
+macro_rules! auto_or_tokens {
+    ($type:ident: $variant:ident) => {
+        impl $type {
+            pub(super) const EXPECTED: &str = "`auto` or a number of tokens";
+        }
+
+        impl FromStr for $type {
+            type Err = ValueError;
+
+            fn from_str(text: &str) -> Result<Self, ValueError> {
+                match text {
+                    "auto" => Ok(Self::Auto),
+                    _ => text.parse().map(Self::$variant).map_err(|_| ValueError::new(Self::EXPECTED, text)),
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    Self::Auto => f.write_str("auto"),
+                    Self::$variant(tokens) => tokens.fmt(f),
+                }
+            }
+        }
+    };
+}
+
+/// Number of tokens in a segment (the paper's S), all of whose queries share one key order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SegmentLen {
+    /// `auto`, by prompt length: 256 up to 4K tokens, 512 up to 16K, 1024 up to 48K, 2048 up to 192K, 4096 beyond.
+    #[default]
+    Auto,
+    /// The same for every prompt.
+    Fixed(usize),
+}
+
+auto_or_tokens!(SegmentLen: Fixed);
+
+impl SegmentLen {
+    /// Segment length in tokens for a prompt of `prompt_len` tokens.
+    pub fn resolve(self, prompt_len: usize) -> usize {
+        const K: usize = 1024;
+        match self {
+            Self::Fixed(len) => len,
+            Self::Auto if prompt_len <= 4 * K => 256,
+            Self::Auto if prompt_len <= 16 * K => 512,
+            Self::Auto if prompt_len <= 48 * K => 1024,
+            Self::Auto if prompt_len <= 192 * K => 2048,
+            Self::Auto => 4096,
+        }
+    }
+}
+
+/// Prompts that are too short for S2O to pay, and take the dense path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DenseBelow {
+    /// `auto`, below the measured break-even of the backend: [`S2oConfig::CPU_BREAK_EVEN`] on the CPU, another on GPUs.
+    #[default]
+    Auto,
+    /// Below this many tokens on every backend.
+    Tokens(usize),
+}
+
+auto_or_tokens!(DenseBelow: Tokens);
+
+impl DenseBelow {
+    /// The bound in tokens, for a backend with this break-even.
+    pub fn resolve(self, break_even: usize) -> usize {
+        match self {
+            Self::Auto => break_even,
+            Self::Tokens(tokens) => tokens,
+        }
+    }
+}
+
+impl From<usize> for DenseBelow {
+    fn from(tokens: usize) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+/// A Boolean option: `on` or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Switch {
+    Off,
+    On,
+}
+
+spellings!(Switch: "on" => On, "off" => Off);
+
+impl From<bool> for Switch {
+    fn from(on: bool) -> Self {
+        if on { Self::On } else { Self::Off }
+    }
+}
+
+impl From<Switch> for bool {
+    fn from(switch: Switch) -> Self {
+        switch == Switch::On
+    }
+}
+
+/// A number of bytes, written in MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mebibytes(usize);
+
+impl Mebibytes {
+    const ONE: f64 = (1 << 20) as f64;
+    pub(super) const EXPECTED: &str = "a number of MiB >= 0";
+}
+
+impl FromStr for Mebibytes {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text.parse::<f64>() {
+            Ok(mebibytes) if mebibytes >= 0.0 => Ok(Self((mebibytes * Self::ONE) as usize)),
+            _ => Err(ValueError::new(Self::EXPECTED, text)),
+        }
+    }
+}
+
+impl fmt::Display for Mebibytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (self.0 as f64 / Self::ONE).fmt(f)
+    }
+}
+
+impl From<usize> for Mebibytes {
+    fn from(bytes: usize) -> Self {
+        Self(bytes)
+    }
+}
+
+impl From<Mebibytes> for usize {
+    fn from(size: Mebibytes) -> Self {
+        size.0
+    }
+}

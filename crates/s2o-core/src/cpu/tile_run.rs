@@ -1,0 +1,78 @@
+//! [`TileRun`]: the query tiles that one worker computes at a time, from their first key to their output.
+
+use std::ops::Range;
+
+use super::microkernel::OutputRows;
+use super::pass1::pass1;
+use super::pass2::{pass2, permute};
+use super::strided::{Element, Inputs};
+use super::tile::Workspace;
+use crate::config::S2oConfig;
+use crate::plan::SegmentOrder;
+use crate::segment::Segment;
+use crate::stats::{TileStats, Visit};
+
+/// Query tiles that one run takes together: they share gathered keys, and their states should stay in the L2 cache; but
+/// every thread should find several runs.
+pub(super) fn tiles_per_run(head_dim: usize, tile_q: usize, total_tiles: usize) -> usize {
+    const STATE_BYTES: usize = 512 << 10;
+    let per_tile = 2 * head_dim * tile_q * size_of::<f32>();
+    let runs_wanted = 4 * rayon::current_num_threads();
+    (STATE_BYTES / per_tile).min(total_tiles / runs_wanted).max(1)
+}
+
+/// Consecutive query tiles of one segment and head.
+pub(super) struct TileRun<'a> {
+    pub(super) batch: usize,
+    pub(super) head: usize,
+    pub(super) segment: &'a Segment,
+    /// Rows of the call.
+    pub(super) tiles: Vec<Range<usize>>,
+    /// `None` for the dense tail.
+    pub(super) order: Option<&'a SegmentOrder>,
+}
+
+impl TileRun<'_> {
+    /// Computes the tiles and writes their rows: in a single pass (Algorithm 4), or with the queries regrouped between
+    /// the two passes (Algorithms 2 and 3). Tiles of the dense tail take their prefix in natural order, as a window.
+    pub(super) fn compute<T: Element>(
+        &self,
+        inputs: &Inputs<'_, T>,
+        config: &S2oConfig,
+        workspace: &mut Workspace,
+        out: &OutputRows<'_, T>,
+    ) -> Vec<TileStats> {
+        let at = (self.batch, self.head);
+        let (count, tile_k) = (self.tiles.len(), config.tile_k());
+        let window_start = if self.order.is_some() { self.segment.start } else { 0 };
+        pass1(inputs, at, &self.tiles, window_start, true, tile_k, workspace);
+        let visits = match self.order {
+            None => vec![Visit::all(self.segment.prefix_tiles(tile_k)); count],
+            Some(order) => {
+                if config.q_perm() {
+                    permute(workspace, count, order, config.tile_q());
+                }
+                pass2(inputs, at, order, config, workspace, count)
+            }
+        };
+        for tile in &workspace.tiles[..count] {
+            tile.finish(out, |row| inputs.output_row(self.batch, row, self.head), &mut workspace.rows);
+        }
+        let stats = |(rows, visit): (&Range<usize>, Visit)| {
+            TileStats::new(self.segment, rows.clone(), inputs.shape.q_offset(), tile_k, visit)
+        };
+        self.tiles.iter().zip(visits).map(stats).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_shrink_when_there_is_little_work() {
+        assert_eq!(tiles_per_run(128, 128, 1), 1);
+        assert_eq!(tiles_per_run(128, 128, 1 << 20), 4);
+        assert_eq!(tiles_per_run(64, 64, 1 << 20), 16);
+    }
+}
