@@ -4,13 +4,14 @@ use std::fmt;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Embedding, Linear, Module, VarBuilder};
-use candle_s2o::fused::Rotation;
-use candle_s2o::{Attention, DeviceMemory};
+use candle_s2o::Attention;
 
 use crate::attention::{Phase, SelfAttention};
 use crate::chunk::{Chunk, activation_bytes};
 use crate::config::DecoderConfig;
+use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
+use crate::fused::Rotation;
 use crate::kv_cache::KvCache;
 use crate::layers::{Norm, load_linear, load_tensor};
 use crate::mlp::Mlp;
@@ -110,11 +111,12 @@ impl Decoder {
     /// hears about each layer.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], [`ModelError::UnsupportedFeature`] (a dtype other than
-    /// f32, bf16 and f16), [`ModelError::OutOfMemory`], or what reading a tensor failed with.
+    /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], [`ModelError::UnsupportedFeature`] (a dtype other
+    /// than f32, bf16 and f16), [`ModelError::OutOfMemory`], or what reading a tensor failed with.
     ///
-    /// On a GPU memory that is released stays with this process ([`DeviceMemory::keep_released`]), and the projections that share an input are joined in new tensors, one layer at a time: a `vb` that reads files
-    /// adds one layer's weights to the peak, one that holds tensors on the GPU all of them.
+    /// On a GPU memory that is released stays with this process ([`DeviceMemory::keep_released`]), and the projections
+    /// that share an input are joined in new tensors, one layer at a time: a `vb` that reads files adds one layer's
+    /// weights to the peak, one that holds tensors on the GPU all of them.
     pub fn load(config: &DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
         let config = config.clone().checked("DecoderConfig")?;
         if !matches!(vb.dtype(), DType::F32 | DType::BF16 | DType::F16) {
@@ -350,8 +352,8 @@ impl Decoder {
             return Err(ModelError::ContextTooLong { expected: self.config.max_positions, got });
         }
         cache.check_room(len)?;
-        // On a GPU an id outside the embedding would read foreign memory in silence. The ids are few enough to look at here,
-        // and Candle's reductions would first have to be compiled by the driver.
+        // On a GPU an id outside the embedding would read foreign memory in silence. The ids are few enough to look at
+        // here, and Candle's reductions would first have to be compiled by the driver.
         let largest = tokens.flatten_all()?.to_vec1::<u32>()?.into_iter().max().unwrap_or(0);
         if largest as usize >= self.config.vocab_size {
             return Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got: largest });
@@ -379,7 +381,8 @@ impl Layer {
         })
     }
 
-    /// Adds `delta` of the layer before to the residual stream `x` and returns it after attention, with what the MLP adds.
+    /// Adds `delta` of the layer before to the residual stream `x` and returns it after attention, with what the MLP
+    /// adds.
     fn forward(
         &self,
         x: Tensor,
