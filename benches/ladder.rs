@@ -1,8 +1,9 @@
 //! The paper's ladder on an NVIDIA GPU: what each step from dense attention to S2O costs, and what the ranking costs.
 //!
 //! A dense; B the prefix gathered in natural order; C in ranked order; D as C with the stop asked for and never true.
-//! Without causality there is neither window nor ranking: B gathers all keys in natural order, C and D in a scattered one.
-//! The attention kernels alone, each of B to D in turns with A, on random tensors in bf16, 32 query and 8 KV heads, S 2048.
+//! Without causality there is neither window nor ranking: B gathers all keys in natural order, C and D in a scattered
+//! one. The attention kernels alone, each of B to D in turns with A, on random tensors in bf16, 32 query and 8 KV
+//! heads, S 2048.
 //!
 //! ```text
 //! cargo bench --bench ladder --features cuda
@@ -18,7 +19,6 @@ use candle_s2o::{Permutation, Ranking, S2oConfig, S2oOp, SegmentLen, SegmentOrde
 use clap::Parser;
 use measure::gpu::Gpu;
 use measure::{Machine, Place, Row, agree, causal_tflop, median};
-use std::sync::Arc;
 
 const NUM_HEADS: usize = 32;
 const NUM_KV_HEADS: usize = 8;
@@ -97,8 +97,8 @@ impl Problem {
     }
 
     /// Attention to all keys by the orders of the heads, and the time of its kernel.
-    fn gather(&self, orders: &Arc<[Permutation]>, tau: f32) -> Result<Timed> {
-        total(gather_attn_timed(&self.q, &self.k, &self.v, self.scale, Arc::clone(orders), tau)?, |_| true)
+    fn gather(&self, orders: &[Permutation], tau: f32) -> Result<Timed> {
+        total(gather_attn_timed(&self.q, &self.k, &self.v, self.scale, orders, tau)?, |_| true)
     }
 }
 
@@ -149,8 +149,8 @@ fn causal_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result
 
 fn full_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
     let tokens = problem.q.dim(1)?;
-    let natural: Arc<[Permutation]> = (0..NUM_HEADS).map(|_| Permutation::identity(tokens)).collect();
-    let scattered: Result<Arc<[Permutation]>, _> = (0..NUM_HEADS as u64)
+    let natural: Vec<Permutation> = (0..NUM_HEADS).map(|_| Permutation::identity(tokens)).collect();
+    let scattered: Result<Vec<Permutation>, _> = (0..NUM_HEADS as u64)
         // No two neighbours stay near each other; a permutation unless 7919 divides the length.
         .map(|head| {
             Permutation::new((0..tokens as u64).map(|i| ((i * 7919 + head * 911) % tokens as u64) as u32).collect())

@@ -115,6 +115,55 @@ fn gradients_are_an_error_not_silence() {
     }
 }
 
+#[test]
+fn candle_applies_the_op_itself() {
+    let (q, k, v) = (random((2, 400, 4, 64)), random((2, 600, 2, 64)), random((2, 600, 2, 64)));
+    let op = || S2oOp::new(SCALE, sparse());
+    let out = q.apply_op3(&k, &v, op()).unwrap();
+    assert_eq!(out.dims(), q.dims());
+    assert_eq!(max_difference(&out, &s2o_attn(&q, &k, &v, SCALE, &sparse()).unwrap()), 0.0);
+    // The middle chunk of a prompt of 900 tokens, which has no dense tail; views and bf16.
+    let chunk = op().with_prompt_len(900);
+    let cast = |x: &Tensor| x.to_dtype(DType::BF16).unwrap();
+    let (q, k, v) = (cast(&q).narrow(1, 100, 300).unwrap(), cast(&k), cast(&v));
+    let out = q.apply_op3(&k, &v, chunk.clone()).unwrap();
+    assert_eq!(out.dtype(), DType::BF16);
+    assert_eq!(max_difference(&out, &chunk.apply(&q, &k, &v).unwrap()), 0.0);
+
+    let query = candle_core::Var::from_tensor(&random((1, 8, 1, 8))).unwrap();
+    let kv = random((1, 8, 1, 8));
+    let out = query.apply_op3(&kv, &kv, op()).unwrap();
+    assert!(out.sum_all().unwrap().backward().is_err(), "no silent gradients");
+}
+
+#[test]
+fn errors_of_an_op_that_candle_applies_have_the_same_words() {
+    let (ok, wide) = (random((1, 16, 2, 8)), random((1, 16, 2, 12)));
+    let op = || S2oOp::new(SCALE, sparse());
+    let flat = ok.squeeze(0).unwrap();
+    let double = ok.to_dtype(DType::F64).unwrap();
+    for (q, k, v) in [(&flat, &ok, &ok), (&ok, &double, &ok), (&double, &double, &double), (&wide, &wide, &wide)] {
+        let typed = op().apply(q, k, v).unwrap_err();
+        let untyped = q.apply_op3(k, v, op()).unwrap_err();
+        assert!(untyped.to_string().contains(&typed.to_string()), "{untyped}");
+    }
+    for refused in [op().with_prompt_len(10), op().with_ranking(Vec::new()), S2oOp::new(f32::NAN, sparse())] {
+        let typed = refused.clone().apply(&ok, &ok, &ok).unwrap_err();
+        let untyped = ok.apply_op3(&ok, &ok, refused).unwrap_err();
+        assert!(untyped.to_string().contains(&typed.to_string()), "{untyped}");
+    }
+}
+
+#[test]
+fn a_ranking_alone_is_that_of_the_call() {
+    let (q, k, v) = (random((1, 256, 2, 16)), random((1, 512, 1, 16)), random((1, 512, 1, 16)));
+    let op = S2oOp::new(SCALE, sparse());
+    let ranking = op.clone().rank(&q, &k).unwrap();
+    assert_eq!(ranking.len(), 2);
+    let given = op.clone().with_ranking(ranking).apply(&q, &k, &v).unwrap();
+    assert_eq!(max_difference(&given, &op.apply(&q, &k, &v).unwrap()), 0.0);
+}
+
 /// Both entry points refuse alike.
 fn refused(q: &Tensor, k: &Tensor, v: &Tensor) -> [AttnError; 2] {
     [s2o_attn(q, k, v, SCALE, &sparse()).unwrap_err(), dense_attn(q, k, v, SCALE, true).unwrap_err()]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use candle_core::Device;
-use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 
 use super::{Machine, median, output_of};
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use candle_core::cuda_backend::cudarc::driver::sys::CUmemPool_attribute as Attribute;
-use candle_core::cuda_backend::cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::sys::CUmemPool_attribute as Attribute;
+use cudarc::driver::{CudaContext, result, sys};
 
 use crate::measure::gpu::Gpu;
 

@@ -1,14 +1,14 @@
 //! Where the time of a prefill goes: runs of their own, so that what counts is not disturbed.
 //!
-//! Attention is what lies between two events around each call of the seam, ranking the sum of its kernels. Linear layers
-//! cannot be told apart from what is fused with them, so their matrix products are timed alone.
+//! Attention is what lies between two events around each call of the seam, ranking the sum of its kernels. Linear
+//! layers cannot be told apart from what is fused with them, so their matrix products are timed alone.
 
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
-use candle_core::cuda_backend::cudarc::driver::CudaEvent;
 use candle_core::{Device, Tensor};
 use candle_s2o::{Attention, PrefillCall, S2oConfig, S2oOp};
+use cudarc::driver::CudaEvent;
 use s2o_models::DecoderConfig;
 
 use crate::checkpoint::DTYPE;

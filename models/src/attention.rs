@@ -3,11 +3,12 @@
 
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, VarBuilder};
-use candle_s2o::fused::{self, Heads, QkNorm, Rotation, StackedLinear};
-use candle_s2o::{Attention, PrefillCall, decode_attn};
+use candle_s2o::{Attention, PrefillCall};
 
 use crate::config::DecoderConfig;
+use crate::decode::decode_attn;
 use crate::error::Result;
+use crate::fused::{self, Heads, QkNorm, Rotation, StackedLinear};
 use crate::kv_cache::KvCache;
 use crate::layers::{load_linear, load_tensor};
 

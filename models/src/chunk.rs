@@ -4,9 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use candle_core::DType;
-use candle_s2o::DeviceMemory;
 
 use crate::config::DecoderConfig;
+use crate::device_memory::DeviceMemory;
 
 /// Tokens of a prompt that go through all layers together. It bounds the activations, whatever the prompt's length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

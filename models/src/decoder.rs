@@ -2,12 +2,12 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Embedding, Linear, Module, VarBuilder};
-use candle_s2o::DeviceMemory;
-use candle_s2o::fused::Rotation;
 
 use crate::attention::{Phase, SelfAttention};
 use crate::config::DecoderConfig;
+use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
+use crate::fused::Rotation;
 use crate::kv_cache::KvCache;
 use crate::layers::{Norm, load_linear, load_tensor};
 use crate::mlp::Mlp;

@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use candle_core::Device;
-use candle_s2o::{DeviceMemory, is_out_of_memory};
 use thiserror::Error;
+
+use crate::device_memory::{DeviceMemory, is_out_of_memory};
 
 /// What can go wrong while a model is found, loaded or run.
 #[derive(Debug, Error)]

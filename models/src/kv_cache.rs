@@ -1,11 +1,11 @@
 //! Keys and values of all layers, allocated once and written in place.
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::DeviceMemory;
-use candle_s2o::fused::LayerCache;
 
 use crate::config::DecoderConfig;
+use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
+use crate::fused::LayerCache;
 
 /// A KV cache for a fixed batch and a fixed number of positions.
 ///

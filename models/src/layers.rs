@@ -2,9 +2,9 @@
 
 use candle_core::Tensor;
 use candle_nn::{Linear, VarBuilder};
-use candle_s2o::fused;
 
 use crate::error::{ModelError, Result};
+use crate::fused;
 
 pub(crate) fn load_tensor(shape: &[usize], name: &str, vb: &VarBuilder) -> Result<Tensor> {
     vb.get(shape, name).map_err(|error| ModelError::from_tensor_read(&format!("{}.{name}", vb.prefix()), error))

@@ -26,9 +26,12 @@
 mod attention;
 pub mod chunk;
 pub mod config;
+mod decode;
 pub mod decoder;
 mod device;
+mod device_memory;
 pub mod error;
+pub mod fused;
 pub mod generation;
 pub mod kv_cache;
 mod layers;
@@ -44,8 +47,10 @@ pub mod weights;
 
 pub use chunk::Chunk;
 pub use config::{Architecture, DecoderConfig};
+pub use decode::decode_attn;
 pub use decoder::Decoder;
 pub use device::gpu;
+pub use device_memory::{DeviceMemory, is_out_of_memory};
 pub use error::{HubFile, ModelError, Result};
 pub use generation::{Generated, GenerationOptions, StopReason, TokenStream};
 pub use kv_cache::KvCache;

@@ -2,10 +2,10 @@
 
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, VarBuilder};
-use candle_s2o::fused::{self, StackedLinear};
 
 use crate::config::DecoderConfig;
 use crate::error::Result;
+use crate::fused::{self, StackedLinear};
 use crate::layers::load_linear;
 
 /// Elements of one intermediate that are held at a time on a CPU (three such tensors live at once).

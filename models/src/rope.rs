@@ -5,10 +5,10 @@
 use std::f64::consts::PI;
 
 use candle_core::{DType, Device};
-use candle_s2o::fused::{Rotary, Rotation};
 use serde_json::Value;
 
 use crate::error::{ModelError, Result};
+use crate::fused::{Rotary, Rotation};
 
 /// Base frequency and scaling of the rotation.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,10 +1,10 @@
 //! The decoder's kernels against their CPU twins in f32, on the same 16-bit numbers.
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::fused::{
+use s2o_models::fused::{
     Heads, LayerCache, QkNorm, Rotary, Stacked, add_rms_norm, rms_norm, rotate_into_cache, silu_mul,
 };
-use candle_s2o::{DeviceMemory, decode_attn};
+use s2o_models::{DeviceMemory, decode_attn};
 use s2o_testkit::{noise, relative_l2};
 
 use crate::Runner;

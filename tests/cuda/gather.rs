@@ -27,7 +27,7 @@ pub fn cases(runner: &mut Runner) {
                 let [q, k, v] = &problem.on_gpu;
                 let orders: Vec<Permutation> = (0..batch * heads[0]).map(|head| scattered(head, k_len)).collect();
                 problem.poison();
-                let (out, kernels) = gather_attn_timed(q, k, v, problem.scale, orders, tau).unwrap();
+                let (out, kernels) = gather_attn_timed(q, k, v, problem.scale, &orders, tau).unwrap();
                 check(&problem, &out, |_| vec![(0..k_len as u32).collect()]);
                 assert_eq!(kernels.len(), 1);
             });
@@ -38,8 +38,8 @@ pub fn cases(runner: &mut Runner) {
             let sizes = Sizes { batch: 1, heads: [2, 1], q_len: 128, k_len, head_dim: 64 };
             let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 1.0);
             let [q, k, v] = &problem.on_gpu;
-            match gather_attn_timed(q, k, v, problem.scale, orders, 0.0) {
-                Err(AttnError::Cuda(CudaError::Keys { name, got, .. })) => (name, got),
+            match gather_attn_timed(q, k, v, problem.scale, &orders, 0.0) {
+                Err(AttnError::Cuda(CudaError::Size { name, got, .. })) => (name, got),
                 other => panic!("expected an error, got {other:?}"),
             }
         };

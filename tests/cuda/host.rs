@@ -1,12 +1,12 @@
 //! What the host side promises: typed errors, streams, threads, CUDA graphs.
 
-use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::CudaError;
 use candle_s2o::{
     Attention, AttnError, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, dense_attn, s2o_attn,
     s2o_attn_with_stats,
 };
+use cudarc::driver::sys;
 use s2o_core::cpu;
 
 use crate::Runner;

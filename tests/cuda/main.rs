@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use candle_core::Device;
-use candle_core::cuda_backend::cudarc::driver::CudaContext;
+use cudarc::driver::CudaContext;
 
 /// Runs cases and counts.
 pub struct Runner {

@@ -1,12 +1,12 @@
-//! What methods choose keys by, kernel by kernel against plain loops on the host: the attention of the last queries, keys in
-//! another order, and antidiagonals.
+//! What methods choose keys by, kernel by kernel against plain loops on the host: the attention of the last queries,
+//! keys in another order, and antidiagonals.
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::cuda::{
-    CudaError, attention_by_key, attention_by_key_and_distance, reorder_keys, stride_shares, token_strides,
-};
+use candle_s2o::cuda::CudaError;
 use candle_s2o::{AttnError, BLOCK_Q};
 use s2o_baselines::antidiagonal_scores;
+use s2o_baselines::cuda::last_query_scores::{by_key, by_key_and_distance};
+use s2o_baselines::cuda::{StrideOrder, reorder_keys, stride_shares, token_strides};
 
 use crate::Runner;
 use crate::problem::{Memory, Problem, Sizes, noise};
@@ -81,20 +81,20 @@ fn last_query_cases(runner: &mut Runner) {
             let sizes = Sizes { batch, heads, q_len, k_len, head_dim };
             let problem = Problem::new(&runner.device, sizes, dtype, memory, 8.0);
             let [q, k, _] = &problem.on_gpu;
-            let [by_key, by_distance] = last_queries(&problem, count);
+            let [want_by_key, want_by_distance] = last_queries(&problem, count);
             let run = || {
-                poison(&runner.device, by_key.len());
-                poison(&runner.device, by_key.len());
-                attention_by_key_and_distance(q, k, problem.scale, count).unwrap()
+                poison(&runner.device, want_by_key.len());
+                poison(&runner.device, want_by_key.len());
+                by_key_and_distance(q, k, problem.scale, count).unwrap()
             };
             let [keys, distances] = run();
             assert_eq!([keys.dims(), distances.dims()], [[batch, heads[0], k_len]; 2]);
-            assert_close("by key", &values(&keys), &by_key, 1e-4, 1e-9);
-            assert_close("by distance", &values(&distances), &by_distance, 1e-4, 1e-9);
+            assert_close("by key", &values(&keys), &want_by_key, 1e-4, 1e-9);
+            assert_close("by distance", &values(&distances), &want_by_distance, 1e-4, 1e-9);
             let again = run();
             assert!(values(&again[0]) == values(&keys) && values(&again[1]) == values(&distances), "other bits");
-            poison(&runner.device, by_key.len());
-            let alone = attention_by_key(q, k, problem.scale, count).unwrap();
+            poison(&runner.device, want_by_key.len());
+            let alone = by_key(q, k, problem.scale, count).unwrap();
             assert!(values(&alone) == values(&keys), "without distances: other bits");
         });
     }
@@ -159,14 +159,17 @@ fn stride_cases(runner: &mut Runner) {
             let sizes = Sizes { batch: 2, heads, q_len: len, k_len: len, head_dim };
             let problem = Problem::new(&runner.device, sizes, DType::F16, memory, 1.0);
             let slots = missing[0] + len + missing[1];
-            for (backwards, sequence) in [(false, 0), (true, 1)] {
+            for (order, sequence) in [(StrideOrder::Forward, 0), (StrideOrder::Backward, 1)] {
                 let x = problem.on_gpu[0].get(sequence).unwrap();
                 poison(&runner.device, heads[0] * slots * head_dim / 2);
-                let got = token_strides(&x, stride, missing, backwards).unwrap();
+                let got = token_strides(&x, stride, missing, order).unwrap();
                 assert_eq!(got.dims(), [heads[0], slots / stride, stride * head_dim]);
                 for (i, got) in values(&got).chunks_exact(head_dim).enumerate() {
                     let (head, slot) = (i / slots, i % slots);
-                    let inside = if backwards { stride - 1 - slot % stride } else { slot % stride };
+                    let inside = match order {
+                        StrideOrder::Forward => slot % stride,
+                        StrideOrder::Backward => stride - 1 - slot % stride,
+                    };
                     let token = (slot / stride * stride + inside).checked_sub(missing[0]).filter(|&token| token < len);
                     let from = token.map(|token| ((sequence * len + token) * heads[0] + head) * head_dim);
                     match from {
@@ -244,24 +247,24 @@ fn antidiagonal_cases(runner: &mut Runner) {
 
 fn refusals(device: &Device) {
     let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, device).unwrap();
-    let keys_error = |error: AttnError| match error {
-        AttnError::Cuda(CudaError::Keys { name, got, .. }) => (name, got),
+    let size_error = |error: AttnError| match error {
+        AttnError::Cuda(CudaError::Size { name, got, .. }) => (name, got),
         other => panic!("expected sizes that do not fit, got {other}"),
     };
     let x = zeros(&[1, 200, 2, 64], DType::BF16);
     for count in [0, 129] {
-        assert_eq!(keys_error(attention_by_key(&x, &x, 0.1, count).unwrap_err()), ("last queries", count));
+        assert_eq!(size_error(by_key(&x, &x, 0.1, count).unwrap_err()), ("last queries", count));
     }
     let odd = zeros(&[1, 200, 2, 96], DType::BF16);
-    let error = attention_by_key(&odd, &odd, 0.1, 64).unwrap_err();
+    let error = by_key(&odd, &odd, 0.1, 64).unwrap_err();
     assert!(matches!(error, AttnError::Cuda(CudaError::HeadDim { got: 96 })), "{error}");
     let wide = zeros(&[1, 200, 2, 64], DType::F32);
-    let error = attention_by_key(&wide, &wide, 0.1, 64).unwrap_err();
+    let error = by_key(&wide, &wide, 0.1, 64).unwrap_err();
     assert!(matches!(error, AttnError::Cuda(CudaError::DType { name: "q", got: DType::F32 })), "{error}");
-    let error = attention_by_key(&x, &x.to_device(&Device::Cpu).unwrap(), 0.1, 64).unwrap_err();
+    let error = by_key(&x, &x.to_device(&Device::Cpu).unwrap(), 0.1, 64).unwrap_err();
     assert!(matches!(error, AttnError::DeviceMismatch { name: "k", .. }), "{error}");
     let on_cpu = x.to_device(&Device::Cpu).unwrap();
-    let error = attention_by_key(&on_cpu, &on_cpu, 0.1, 64).unwrap_err();
+    let error = by_key(&on_cpu, &on_cpu, 0.1, 64).unwrap_err();
     assert!(matches!(error, AttnError::GpuOnly { .. }), "{error}");
 
     assert!(reorder_keys(&x, &x, &zeros(&[1, 3, 128], DType::U32)).is_err(), "3 heads of 2");
@@ -269,14 +272,20 @@ fn refusals(device: &Device) {
     assert!(reorder_keys(&x, &odd, &zeros(&[1, 2, 128], DType::U32)).is_err(), "other values");
     let ragged = zeros(&[1, 200, 2, 20], DType::BF16);
     let error = reorder_keys(&ragged, &ragged, &zeros(&[1, 2, 128], DType::U32)).unwrap_err();
-    assert_eq!(keys_error(error), ("head_dim", 20));
+    assert_eq!(size_error(error.into()), ("head_dim", 20));
 
     let tokens = zeros(&[100, 2, 64], DType::F16);
-    assert_eq!(keys_error(token_strides(&tokens, 16, [0, 0], true).unwrap_err()), ("tokens", 100));
-    assert_eq!(keys_error(token_strides(&tokens, 0, [0, 0], true).unwrap_err()), ("tokens", 100));
+    assert_eq!(
+        size_error(token_strides(&tokens, 16, [0, 0], StrideOrder::Backward).unwrap_err().into()),
+        ("tokens", 100)
+    );
+    assert_eq!(
+        size_error(token_strides(&tokens, 0, [0, 0], StrideOrder::Backward).unwrap_err().into()),
+        ("tokens", 100)
+    );
     let (products, limits) = (zeros(&[1, 16, 24], DType::F16), zeros(&[16], DType::U32));
     let refused =
-        |per_block, blocks| keys_error(stride_shares(&products, &limits, per_block, blocks, 1.0).unwrap_err());
+        |per_block, blocks| size_error(stride_shares(&products, &limits, per_block, blocks, 1.0).unwrap_err().into());
     assert_eq!(refused(3, 8), ("strides of a block", 3));
     assert_eq!(refused(2 * BLOCK_Q, 8), ("strides of a block", 256));
     assert_eq!(refused(16, 8), ("columns", 24));

@@ -1,7 +1,8 @@
 //! The kernels that selectors choose their blocks by, against plain loops in f64.
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::cuda::{RowChoice, Wanted, block_pool, row_softmax};
+use s2o_baselines::cuda::{block_pool, row_softmax};
+use s2o_baselines::{RowChoice, Select};
 
 use crate::Runner;
 use crate::problem::{Memory, Problem, Sizes, noise};
@@ -20,7 +21,7 @@ fn pooled(problem: &Problem, offset: usize, block: usize, centred: bool) {
     let alone = block_pool(on_gpu, offset, block, centred.then_some(&on_device), false).unwrap();
     let blocks = (offset + len).div_ceil(block) - offset / block;
     assert_eq!(pooled.means.dims(), [batch, heads, blocks, dim]);
-    let (means, alike) = (f64s(&pooled.means), f64s(&pooled.alike.unwrap()));
+    let (means, self_similarity) = (f64s(&pooled.means), f64s(&pooled.self_similarity.unwrap()));
     assert_eq!(f64s(&alone.means), means, "with and without similarity");
     let (x, centre) = (f64s(on_cpu), f64s(&centre));
     for of_head in 0..batch * heads {
@@ -44,7 +45,7 @@ fn pooled(problem: &Problem, offset: usize, block: usize, centred: bool) {
                 let error = (means[at * dim + d] - mean[d]).abs();
                 assert!(error < 1e-5, "head {of_head} block {number}: {error} off in {d}");
             }
-            let error = (alike[at] - unit.iter().map(|x| x * x).sum::<f64>()).abs();
+            let error = (self_similarity[at] - unit.iter().map(|x| x * x).sum::<f64>()).abs();
             assert!(error < 1e-5, "head {of_head} block {number}: similarity {error} off");
         }
     }
@@ -56,10 +57,10 @@ struct Rows {
     row_len: usize,
     scores: Vec<f32>,
     bounds: Vec<u32>,
-    trusted: Vec<u8>,
-    kept: Vec<u8>,
-    whole: Vec<u8>,
-    asked: Vec<u8>,
+    scored: Vec<u8>,
+    forced: Vec<u8>,
+    select_all: Vec<u8>,
+    enabled: Vec<u8>,
 }
 
 /// Which of them are used.
@@ -67,12 +68,12 @@ struct Rows {
 struct Given {
     softmax: bool,
     bounds: bool,
-    trusted: bool,
-    kept: bool,
-    kept_first: bool,
-    whole: bool,
-    asked: bool,
-    in_pairs: bool,
+    scored: bool,
+    forced: bool,
+    forced_count_first: bool,
+    select_all: bool,
+    enabled: bool,
+    merge_pairs: bool,
 }
 
 const SCALE: f32 = 1.3;
@@ -98,10 +99,10 @@ impl Rows {
             row_len,
             scores: scores.collect(),
             bounds: bounds.collect(),
-            trusted: few(rows * row_len, 4, 0.6),
-            kept: few(rows * row_len, 5, 0.2),
-            whole: few(rows, 6, 0.2),
-            asked: few(rows, 7, 0.7),
+            scored: few(rows * row_len, 4, 0.6),
+            forced: few(rows * row_len, 5, 0.2),
+            select_all: few(rows, 6, 0.2),
+            enabled: few(rows, 7, 0.7),
         }
     }
 
@@ -114,32 +115,32 @@ impl Rows {
         !given.bounds || column < self.bounds[4 * row] as usize
     }
 
-    fn trusts(&self, row: usize, column: usize, given: Given) -> bool {
-        self.seen(row, column, given) && (!given.trusted || self.trusted[row * self.row_len + column] != 0)
+    fn scores_entry(&self, row: usize, column: usize, given: Given) -> bool {
+        self.seen(row, column, given) && (!given.scored || self.scored[row * self.row_len + column] != 0)
     }
 
-    fn keeps(&self, row: usize, column: usize, given: Given) -> bool {
+    fn forces(&self, row: usize, column: usize, given: Given) -> bool {
         let [_, sink, from, to] = std::array::from_fn(|i| self.bounds[4 * row + i] as usize);
         let in_bounds = given.bounds && (column < sink || (from..to).contains(&column));
-        self.seen(row, column, given) && (in_bounds || (given.kept && self.kept[row * self.row_len + column] != 0))
+        self.seen(row, column, given) && (in_bounds || (given.forced && self.forced[row * self.row_len + column] != 0))
     }
 
-    fn asks(&self, row: usize, given: Given) -> bool {
-        !given.asked || self.asked[row] != 0
+    fn enables(&self, row: usize, given: Given) -> bool {
+        !given.enabled || self.enabled[row] != 0
     }
 
     /// What the entries of a row weigh, 0 where hidden.
     fn weights(&self, row: usize, given: Given) -> Vec<f64> {
         let of_row = row * self.row_len..(row + 1) * self.row_len;
-        let trusted = |column: usize| self.trusts(row, column, given);
+        let scored = |column: usize| self.scores_entry(row, column, given);
         if !given.softmax {
             let scores = self.scores[of_row].iter().enumerate();
-            return scores.map(|(column, &x)| if trusted(column) { f64::from(x) } else { 0.0 }).collect();
+            return scores.map(|(column, &x)| if scored(column) { f64::from(x) } else { 0.0 }).collect();
         }
         let logits: Vec<f64> = self.logits()[of_row].iter().map(|&x| f64::from(x) * f64::from(SCALE)).collect();
-        let most = (0..self.row_len).filter(|&i| trusted(i)).map(|i| logits[i]).fold(f64::MIN, f64::max);
+        let most = (0..self.row_len).filter(|&i| scored(i)).map(|i| logits[i]).fold(f64::MIN, f64::max);
         let weights = logits.iter().enumerate();
-        let weights: Vec<f64> = weights.map(|(i, x)| if trusted(i) { (x - most).exp() } else { 0.0 }).collect();
+        let weights: Vec<f64> = weights.map(|(i, x)| if scored(i) { (x - most).exp() } else { 0.0 }).collect();
         let sum: f64 = weights.iter().sum();
         weights.into_iter().map(|x| if sum > 0.0 { x / sum } else { 0.0 }).collect()
     }
@@ -148,19 +149,19 @@ impl Rows {
     fn expected(&self, row: usize, given: Given, wanted: f64, counts: bool, everything: bool) -> Vec<(bool, bool)> {
         let weights = self.weights(row, given);
         let weigh = |i: usize| if counts { 1.0 } else { weights[i] };
-        let trusted = |i: &usize| self.trusts(row, *i, given);
-        let first = |i: &usize| given.kept_first && self.keeps(row, *i, given);
-        let mut reached: f64 = (0..self.row_len).filter(trusted).filter(first).map(weigh).sum();
+        let scored = |i: &usize| self.scores_entry(row, *i, given);
+        let first = |i: &usize| given.forced_count_first && self.forces(row, *i, given);
+        let mut reached: f64 = (0..self.row_len).filter(scored).filter(first).map(weigh).sum();
         let rounding = if counts { 0.0 } else { ROUNDING * weights.iter().sum::<f64>() };
-        let mut order: Vec<usize> = (0..self.row_len).filter(trusted).filter(|i| !first(i)).collect();
+        let mut order: Vec<usize> = (0..self.row_len).filter(scored).filter(|i| !first(i)).collect();
         order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
-        let whole = everything || (given.whole && self.whole[row] != 0);
-        let anyway = |i| self.keeps(row, i, given) || (self.seen(row, i, given) && (whole || !trusted(&i)));
+        let select_all = everything || (given.select_all && self.select_all[row] != 0);
+        let anyway = |i| self.forces(row, i, given) || (self.seen(row, i, given) && (select_all || !scored(&i)));
         let mut chosen: Vec<(bool, bool)> = (0..self.row_len).map(|i| (anyway(i), anyway(i))).collect();
-        let asked = self.asks(row, given);
+        let enabled = self.enables(row, given);
         // Equal entries, up to rounding, are chosen together.
         let equal = |a: &usize, b: &usize| weights[*b] >= weights[*a] * (1.0 - ROUNDING);
-        for ties in order.chunk_by(equal).filter(|ties| asked && (counts || weights[ties[0]] > 0.0)) {
+        for ties in order.chunk_by(equal).filter(|ties| enabled && (counts || weights[ties[0]] > 0.0)) {
             // Of those that are equal but for rounding the last may be left out.
             let before_last = match ties {
                 [first, .., last] if weights[*first] != weights[*last] => {
@@ -175,7 +176,7 @@ impl Rows {
             reached += ties.iter().map(|&i| weigh(i)).sum::<f64>();
         }
         let either = |pair: &[(bool, bool)]| pair.iter().fold((false, false), |a, b| (a.0 || b.0, a.1 || b.1));
-        if given.in_pairs { chosen.chunks(2).map(either).collect() } else { chosen }
+        if given.merge_pairs { chosen.chunks(2).map(either).collect() } else { chosen }
     }
 
     fn check(&self, device: &Device, given: Given) {
@@ -184,30 +185,30 @@ impl Rows {
         let bytes = |data: &[u8], width| Tensor::from_slice(data, (rows, width), device).unwrap();
         let scores = if given.softmax { on_gpu(&self.logits()) } else { on_gpu(&self.scores) };
         let bounds = Tensor::from_slice(&self.bounds, (rows, 4), device).unwrap();
-        let (trusted, kept) = (bytes(&self.trusted, row_len), bytes(&self.kept, row_len));
-        let (whole, asked) = (bytes(&self.whole, 1), bytes(&self.asked, 1));
+        let (scored, forced) = (bytes(&self.scored, row_len), bytes(&self.forced, row_len));
+        let (select_all, enabled) = (bytes(&self.select_all, 1), bytes(&self.enabled, 1));
         let choice = RowChoice {
             softmax: given.softmax.then_some(SCALE),
             bounds: given.bounds.then_some(&bounds),
-            trusted: given.trusted.then_some(&trusted),
-            kept: given.kept.then_some(&kept),
-            kept_first: given.kept_first,
-            whole: given.whole.then_some(&whole),
-            asked: given.asked.then_some(&asked),
-            in_pairs: given.in_pairs,
+            scored: given.scored.then_some(&scored),
+            forced: given.forced.then_some(&forced),
+            forced_count_first: given.forced_count_first,
+            select_all: given.select_all.then_some(&select_all),
+            enabled: given.enabled.then_some(&enabled),
+            merge_pairs: given.merge_pairs,
         };
         let shares: Vec<f64> = (0..rows).map(|row| [0.9, 0.3, 1.0, 0.98][row % 4]).collect();
         let counts: Vec<f32> = (0..rows).map(|row| (row * row_len / rows.max(2) + row % 2) as f32).collect();
         let by_row = Tensor::from_slice(&counts, (rows, 1), device).unwrap();
-        for wanted in [Wanted::Shares(&shares), Wanted::Counts(&by_row)] {
-            let mask = choice.choose(&scores, wanted).unwrap().to_vec2::<u8>().unwrap();
-            let width = if given.in_pairs { row_len.div_ceil(2) } else { row_len };
+        for select in [Select::TopP(&shares), Select::TopK(&by_row)] {
+            let mask = choice.choose(&scores, select).unwrap().to_vec2::<u8>().unwrap();
+            let width = if given.merge_pairs { row_len.div_ceil(2) } else { row_len };
             assert!(mask.len() == rows && mask.iter().all(|row| row.len() == width), "{given:?}");
             // In memory that held something else.
             drop(Tensor::full(7u8, (rows, width), device).unwrap());
-            let again = choice.choose(&scores, wanted).unwrap().to_vec2::<u8>().unwrap();
+            let again = choice.choose(&scores, select).unwrap().to_vec2::<u8>().unwrap();
             assert!(again == mask, "{given:?}: two runs choose differently");
-            let by_count = matches!(wanted, Wanted::Counts(_));
+            let by_count = matches!(select, Select::TopK(_));
             for (row, mask) in mask.iter().enumerate() {
                 let sum: f64 = self.weights(row, given).iter().sum();
                 let wanted = if by_count { f64::from(counts[row]) } else { shares[row] * sum };
@@ -216,7 +217,7 @@ impl Rows {
                     given,
                     wanted,
                     by_count,
-                    !by_count && shares[row] >= 1.0 && self.asks(row, given),
+                    !by_count && shares[row] >= 1.0 && self.enables(row, given),
                 );
                 for (column, (&got, (must, may))) in mask.iter().zip(expected).enumerate() {
                     assert!(
@@ -229,7 +230,7 @@ impl Rows {
     }
 
     fn check_softmax(&self, device: &Device, given: Given) {
-        let given = Given { softmax: true, trusted: false, ..given };
+        let given = Given { softmax: true, scored: false, ..given };
         let scores = Tensor::from_slice(&self.logits(), (self.rows, self.row_len), device).unwrap();
         let bounds = Tensor::from_slice(&self.bounds, (self.rows, 4), device).unwrap();
         let got = row_softmax(&scores, SCALE, given.bounds.then_some(&bounds)).unwrap();
@@ -246,50 +247,50 @@ fn broadcast(device: &Device) {
     let dims = (2, 3, 40, 130);
     let scores = Tensor::from_vec(noise(2 * 3 * 40 * 130, 3), dims, device).unwrap();
     let bits = |len: usize, seed| noise(len, seed).into_iter().map(|x| u8::from(x > 0.0)).collect::<Vec<_>>();
-    let trusted = Tensor::from_vec(bits(3 * 130, 1), (1, 3, 1, 130), device).unwrap();
-    let kept = Tensor::from_vec(bits(40 * 130, 2), (40, 130), device).unwrap();
-    let whole = Tensor::from_vec(bits(6 * 40, 3), (2, 3, 40, 1), device).unwrap();
-    let asked = Tensor::from_vec(bits(6, 4), (2, 3, 1, 1), device).unwrap();
+    let scored = Tensor::from_vec(bits(3 * 130, 1), (1, 3, 1, 130), device).unwrap();
+    let forced = Tensor::from_vec(bits(40 * 130, 2), (40, 130), device).unwrap();
+    let select_all = Tensor::from_vec(bits(6 * 40, 3), (2, 3, 40, 1), device).unwrap();
+    let enabled = Tensor::from_vec(bits(6, 4), (2, 3, 1, 1), device).unwrap();
     let bounds = Tensor::from_iter((0..40u32).flat_map(|row| [3 * row + 5, 2, row, row + 1]), device).unwrap();
     let bounds = bounds.reshape((40, 4)).unwrap();
     let spread = |x: &Tensor, width: usize| {
         let x = x.broadcast_as((2, 3, 40, width)).unwrap().contiguous().unwrap();
         x.reshape((240, width)).unwrap()
     };
-    let spread_out = [&trusted, &kept].map(|x| spread(x, 130));
-    let [whole_rows, asked_rows] = [&whole, &asked].map(|x| spread(x, 1));
+    let spread_out = [&scored, &forced].map(|x| spread(x, 130));
+    let [select_all_rows, enabled_rows] = [&select_all, &enabled].map(|x| spread(x, 1));
     let bounds_rows = spread(&bounds, 4);
     let choice = RowChoice {
         softmax: Some(20.0),
         bounds: Some(&bounds),
-        trusted: Some(&trusted),
-        kept: Some(&kept),
-        whole: Some(&whole),
-        asked: Some(&asked),
+        scored: Some(&scored),
+        forced: Some(&forced),
+        select_all: Some(&select_all),
+        enabled: Some(&enabled),
         ..RowChoice::default()
     };
     let by_row = RowChoice {
         bounds: Some(&bounds_rows),
-        trusted: Some(&spread_out[0]),
-        kept: Some(&spread_out[1]),
-        whole: Some(&whole_rows),
-        asked: Some(&asked_rows),
+        scored: Some(&spread_out[0]),
+        forced: Some(&spread_out[1]),
+        select_all: Some(&select_all_rows),
+        enabled: Some(&enabled_rows),
         ..choice
     };
     let shares = [0.5, 0.9];
-    let together = choice.choose(&scores, Wanted::Shares(&shares)).unwrap();
-    let apart = by_row.choose(&scores.reshape((240, 130)).unwrap(), Wanted::Shares(&shares)).unwrap();
+    let together = choice.choose(&scores, Select::TopP(&shares)).unwrap();
+    let apart = by_row.choose(&scores.reshape((240, 130)).unwrap(), Select::TopP(&shares)).unwrap();
     let flat = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<u8>().unwrap();
     assert_eq!(flat(&together), flat(&apart));
     // A view that begins at an odd place is copied.
     let narrowed = scores.flatten_to(2).unwrap().narrow(0, 1, 239).unwrap();
     let by_row = RowChoice { softmax: Some(20.0), ..RowChoice::default() };
-    let all = by_row.choose(&scores.flatten_to(2).unwrap(), Wanted::Shares(&[0.7])).unwrap();
-    let tail = by_row.choose(&narrowed, Wanted::Shares(&[0.7])).unwrap();
+    let all = by_row.choose(&scores.flatten_to(2).unwrap(), Select::TopP(&[0.7])).unwrap();
+    let tail = by_row.choose(&narrowed, Select::TopP(&[0.7])).unwrap();
     assert_eq!(flat(&all)[130..], flat(&tail)[..]);
-    let refused = RowChoice { kept: Some(&trusted.narrow(3, 0, 129).unwrap()), ..RowChoice::default() };
-    assert!(refused.choose(&scores, Wanted::Shares(&[0.7])).is_err());
-    assert!(by_row.choose(&scores, Wanted::Shares(&[0.7; 7])).is_err());
+    let refused = RowChoice { forced: Some(&scored.narrow(3, 0, 129).unwrap()), ..RowChoice::default() };
+    assert!(refused.choose(&scores, Select::TopP(&[0.7])).is_err());
+    assert!(by_row.choose(&scores, Select::TopP(&[0.7; 7])).is_err());
 }
 
 /// More long rows than are chosen from at a time.
@@ -302,8 +303,8 @@ fn many_long_rows(device: &Device) {
     let chosen = |rows: std::ops::Range<usize>| {
         let of_rows = |x: &Tensor| x.narrow(0, rows.start, rows.len()).unwrap();
         let (scores, counts) = (of_rows(&scores), of_rows(&counts));
-        let wanted = [Wanted::Counts(&counts), Wanted::Shares(&shares[rows.clone()])];
-        wanted.map(|wanted| choice.choose(&scores, wanted).unwrap())
+        let wanted = [Select::TopK(&counts), Select::TopP(&shares[rows.clone()])];
+        wanted.map(|select| choice.choose(&scores, select).unwrap())
     };
     let (all, first, rest) = (chosen(0..rows), chosen(0..2000), chosen(2000..rows));
     for ((all, first), rest) in all.iter().zip(&first).zip(&rest) {
@@ -339,12 +340,12 @@ pub fn cases(runner: &mut Runner) {
     let all = Given {
         softmax: true,
         bounds: true,
-        trusted: true,
-        kept: true,
-        kept_first: false,
-        whole: true,
-        asked: true,
-        in_pairs: true,
+        scored: true,
+        forced: true,
+        forced_count_first: false,
+        select_all: true,
+        enabled: true,
+        merge_pairs: true,
     };
     for (rows, row_len) in
         [(500, 1), (300, 257), (70, 1024), (40, 2048), (40, 2049), (10, 5000), (9, 8192), (8, 8193), (4, 300_001)]
@@ -355,13 +356,13 @@ pub fn cases(runner: &mut Runner) {
                 plain,
                 Given { softmax: true, ..plain },
                 Given { bounds: true, ..plain },
-                Given { trusted: true, ..plain },
-                Given { kept: true, ..plain },
-                Given { kept: true, kept_first: true, bounds: true, ..plain },
-                Given { whole: true, asked: true, ..plain },
-                Given { in_pairs: true, ..plain },
+                Given { scored: true, ..plain },
+                Given { forced: true, ..plain },
+                Given { forced: true, forced_count_first: true, bounds: true, ..plain },
+                Given { select_all: true, enabled: true, ..plain },
+                Given { merge_pairs: true, ..plain },
                 all,
-                Given { kept_first: true, in_pairs: false, ..all },
+                Given { forced_count_first: true, merge_pairs: false, ..all },
             ];
             each.into_iter().for_each(|given| rows.check(&runner.device, given));
             rows.check_softmax(&runner.device, plain);

@@ -1,52 +1,99 @@
-//! From Candle's CPU storage to the plain Rust path, in place: strides and offsets are followed, nothing is copied.
+//! The ops on the CPU: from Candle's storage to the plain Rust path, in place: strides and offsets are followed,
+//! nothing is copied.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, Layout, Shape, WithDType};
-use s2o_core::cpu::{Element, Inputs, Strided};
+use candle_core::{CpuStorage, DType, Layout, WithDType};
+use s2o_core::cpu::{self, Element, Inputs, Strided};
+use s2o_core::{AttnStats, BLOCK_Q, BlockLists, BlockSelection, Ranking, S2oError};
 
+use crate::attn_op::{AttnOp, Compute, Qkv};
 use crate::error::AttnError;
-use crate::op::Kernel;
+use crate::ops::{BlockOp, DenseOp, KeyColumns, MaskOp, RankOp, S2oOp};
 
-/// One operand: the storage and how it lies.
-pub(crate) type Operand<'a> = (&'a CpuStorage, &'a Layout);
+/// An op for any element type of the CPU path.
+trait CpuOp: AttnOp {
+    /// Computes into `out`, which is empty for an op without an output.
+    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Self::Report, AttnError>;
+}
 
-/// Runs `kernel` on `q`, `k`, `v`: the output has the shape of `q`, contiguous.
-pub(crate) fn run<K: Kernel>(
-    kernel: &K,
-    operands: [Operand<'_>; 3],
-) -> Result<(CpuStorage, Shape, K::Report), AttnError> {
-    match operands[0].0 {
-        CpuStorage::F32(_) => typed::<f32, K>(kernel, operands),
-        CpuStorage::F16(_) => typed::<half::f16, K>(kernel, operands),
-        CpuStorage::BF16(_) => typed::<half::bf16, K>(kernel, operands),
-        other => Err(AttnError::DType { name: "q", got: other.dtype() }),
+impl<K: CpuOp> Compute<CpuStorage> for K {
+    fn compute(&self, qkv: &Qkv<'_, CpuStorage>) -> Result<(Option<CpuStorage>, K::Report), AttnError> {
+        match qkv.dtype {
+            DType::F32 => typed::<f32, K>(self, qkv),
+            DType::F16 => typed::<half::f16, K>(self, qkv),
+            DType::BF16 => typed::<half::bf16, K>(self, qkv),
+            got => Err(AttnError::DType { name: "q", got }),
+        }
     }
 }
 
-fn typed<T: Element + WithDType, K: Kernel>(
-    kernel: &K,
-    operands: [Operand<'_>; 3],
-) -> Result<(CpuStorage, Shape, K::Report), AttnError> {
-    let [q, k, v] = operands;
-    let operands = (strided::<T>("q", q)?, strided::<T>("k", k)?, strided::<T>("v", v)?);
-    let inputs = Inputs::new(operands.0, operands.1, operands.2, kernel.softmax_scale())?;
-    let mut out = vec![T::default(); q.1.shape().elem_count()];
-    let report = kernel.cpu(&inputs, &mut out)?;
-    Ok((T::to_cpu_storage_owned(out), q.1.shape().clone(), report))
+fn typed<T: Element + WithDType, K: CpuOp>(
+    op: &K,
+    qkv: &Qkv<'_, CpuStorage>,
+) -> Result<(Option<CpuStorage>, K::Report), AttnError> {
+    let [q, k, v] = qkv.operands;
+    let [q, k, v] = [strided::<T>("q", q)?, strided::<T>("k", k)?, strided::<T>("v", v)?];
+    let inputs = Inputs::new(q, k, v, qkv.softmax_scale)?;
+    let rows = qkv.shape.batch() * qkv.shape.q_len() * qkv.shape.num_heads();
+    let elements = if K::HAS_OUTPUT { rows * qkv.shape.head_dim() } else { 0 };
+    let mut out = vec![T::default(); elements];
+    let report = op.run(&inputs, &mut out)?;
+    Ok((K::HAS_OUTPUT.then(|| T::to_cpu_storage_owned(out)), report))
 }
 
 fn strided<'a, T: Element + WithDType>(
     name: &'static str,
-    (storage, layout): Operand<'a>,
+    (storage, layout): (&'a CpuStorage, &Layout),
 ) -> Result<Strided<'a, T>, AttnError> {
-    let data = storage.as_slice::<T>().map_err(|_| AttnError::DTypeMismatch {
-        name,
-        expected: T::DTYPE,
-        got: storage.dtype(),
-    })?;
-    let dims: [usize; 4] =
-        layout.dims().try_into().map_err(|_| AttnError::Rank { name, got: layout.dims().to_vec() })?;
-    let strides: [usize; 4] = layout.stride().try_into().expect("as many strides as dimensions");
-    let data = data.get(layout.start_offset()..).unwrap_or_default();
-    Ok(Strided::new(name, data, dims, strides).map_err(s2o_core::S2oError::from)?)
+    let dims = layout.shape().dims4()?.into();
+    let strides = layout.stride().try_into().expect("as many strides as dimensions");
+    let data = storage.as_slice::<T>()?.get(layout.start_offset()..).unwrap_or_default();
+    Ok(Strided::new(name, data, dims, strides).map_err(S2oError::from)?)
+}
+
+impl CpuOp for S2oOp {
+    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Option<AttnStats>, AttnError> {
+        let prompt_len = self.prompt_len(inputs.shape());
+        let stats = match &self.ranking {
+            Some(ranking) => cpu::attention_with_ranking(inputs, &self.config, prompt_len, ranking, out)?,
+            None => cpu::attention(inputs, &self.config, prompt_len, out)?,
+        };
+        Ok(Some(stats))
+    }
+}
+
+impl CpuOp for RankOp {
+    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, _: &mut [T]) -> Result<Ranking, AttnError> {
+        Ok(cpu::rank(inputs, &self.0.config, self.0.prompt_len(inputs.shape()))?)
+    }
+}
+
+impl CpuOp for DenseOp {
+    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<(), AttnError> {
+        cpu::dense(inputs, self.causal, out);
+        Ok(())
+    }
+}
+
+impl CpuOp for BlockOp {
+    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Vec<f64>, AttnError> {
+        Ok(cpu::block_sparse(inputs, self.causal, &self.selection, out)?)
+    }
+}
+
+impl CpuOp for MaskOp {
+    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<(), AttnError> {
+        let shape = inputs.shape();
+        self.check(shape)?;
+        let (_, _, rows, key_blocks) = self.mask.dims4()?;
+        let mask = self.mask.flatten_all()?.to_vec1::<u8>()?;
+        let first = if self.causal { shape.q_offset() / BLOCK_Q } else { key_blocks };
+        let lists = mask.chunks_exact(key_blocks).enumerate().map(|(list, row)| {
+            let seen = key_blocks.min(first + list % rows + 1);
+            (0..seen).filter(|&block| row[block] != 0)
+        });
+        let columns = self.columns.as_ref().map(KeyColumns::lists).transpose()?;
+        let selection = BlockSelection { columns, ..BlockLists::new(lists).into() };
+        cpu::block_sparse(inputs, self.causal, &selection, out)?;
+        Ok(())
+    }
 }

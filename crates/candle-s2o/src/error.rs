@@ -71,13 +71,23 @@ pub enum AttnError {
     /// The GPU refused the call or failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
-    Cuda(#[from] crate::cuda::CudaError),
+    Cuda(s2o_cuda::CudaError),
     /// The sizes, the options or the workspace do not fit.
     #[error(transparent)]
     S2o(#[from] S2oError),
     /// Candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+#[cfg(feature = "cuda")]
+impl From<s2o_cuda::CudaError> for AttnError {
+    fn from(error: s2o_cuda::CudaError) -> Self {
+        match error {
+            s2o_cuda::CudaError::Candle(error) => Self::Candle(error),
+            other => Self::Cuda(other),
+        }
+    }
 }
 
 impl From<AttnError> for candle_core::Error {

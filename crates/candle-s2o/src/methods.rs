@@ -1,14 +1,14 @@
 //! The methods of this crate behind the seam: [`Dense`] and [`S2o`].
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
 use s2o_core::{AttnStats, ConfigError, S2oConfig};
 
 use crate::attention::{Attention, PrefillCall};
+use crate::chunk_ledger::ChunkLedger;
 use crate::layer_settings::{LayerSettings, LayerSettingsError};
-use crate::op::{S2oOp, dense_attn};
+use crate::ops::{S2oOp, dense_attn};
 
 /// Exact attention.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,14 +38,13 @@ pub struct S2o {
     /// Layers that settings were given for: a call for another is an error.
     num_layers: Option<usize>,
     collects_stats: bool,
-    /// By layer, with the number of keys that they cover.
-    stats: Mutex<BTreeMap<usize, (usize, AttnStats)>>,
+    stats: ChunkLedger<AttnStats>,
 }
 
 impl S2o {
     /// The same options in every layer.
     pub fn new(config: S2oConfig) -> Self {
-        Self { config, layers: BTreeMap::new(), num_layers: None, collects_stats: false, stats: Mutex::default() }
+        Self { config, layers: BTreeMap::new(), num_layers: None, collects_stats: false, stats: ChunkLedger::default() }
     }
 
     /// The options of `config` with what tuning found for each layer. A call for a layer beyond the settings is an
@@ -105,12 +104,11 @@ impl S2o {
         }
     }
 
-    /// Takes the statistics of the last prompt, by layer; none without [`S2o::with_stats`]. Chunks that follow each other
-    /// are joined; a call that does not go on where the one before ended begins anew, so what is held does not grow from
-    /// prompt to prompt.
+    /// Takes the statistics of the last prompt, by layer; none without [`S2o::with_stats`]. Chunks that follow each
+    /// other are joined; a call that does not go on where the one before ended begins anew, so what is held does not
+    /// grow from prompt to prompt.
     pub fn take_stats(&self) -> BTreeMap<usize, AttnStats> {
-        let all = std::mem::take(&mut *self.stats.lock().unwrap_or_else(PoisonError::into_inner));
-        all.into_iter().map(|(layer, (_, stats))| (layer, stats)).collect()
+        self.stats.take()
     }
 }
 
@@ -126,14 +124,8 @@ impl Attention for S2o {
             return Ok(op.apply(q, k, v)?);
         }
         let (out, stats) = op.apply_with_stats(q, k, v)?;
-        let mut all = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        let (q_len, k_len) = (q.dim(1)?, k.dim(1)?);
-        let (end, gathered) = all.entry(call.layer).or_default();
-        if *end != k_len - q_len {
-            *gathered = AttnStats::default();
-        }
-        gathered.append(stats);
-        *end = k_len;
+        let k_len = k.dim(1)?;
+        self.stats.record(call.layer, k_len - q.dim(1)?..k_len, |joined| joined.append(stats));
         Ok(out)
     }
 }

@@ -5,31 +5,32 @@ use std::ops::Range;
 use candle_core::{DType, Tensor};
 use candle_s2o::BLOCK_Q;
 
-use crate::LARGEST_INTERMEDIATE;
+use crate::MAX_INTERMEDIATE;
 use crate::attention::shape_of;
-use crate::error::BaselineError;
 #[cfg(feature = "cuda")]
-use crate::gpu;
-use crate::pooling::masked_softmax;
+use crate::cuda;
+use crate::error::BaselineError;
+use crate::softmax::masked_softmax;
+use crate::stride_order::StrideOrder;
 
 /// The published stride.
 pub(crate) const STRIDE: usize = 16;
 
 /// Elements of the largest tensor on a GPU, 1 GiB of 16 bits.
-const LARGEST_ON_GPU: usize = 1 << 29;
-/// Parts that the query blocks are taken in on a GPU: each meets only the keys that its last one sees, so that this many
-/// multiply about half of all pairs.
+const MAX_ELEMENTS_ON_GPU: usize = 1 << 29;
+/// Parts that the query blocks are taken in on a GPU: each meets only the keys that its last one sees, so that this
+/// many multiply about half of all pairs.
 const PARTS_ON_GPU: usize = 16;
-/// Query blocks of such a part, if there are as many: fewer rows do not fill a GPU.
-const LEAST_BLOCKS_ON_GPU: usize = 32;
+/// Smallest number of query blocks of such a part: fewer rows do not fill a GPU.
+const MIN_BLOCKS_ON_GPU: usize = 32;
 
 /// What the antidiagonals of each key block weigh for each query block: `(batch, num_heads, query_blocks, key_blocks)`
 /// of f32, blocks of 128.
 ///
 /// Queries and keys are cut into strides of `stride` tokens, a divisor of 128, at multiples of the absolute position. A
 /// query stride meets a key stride on their antidiagonal: its last query the first key, and so on. The mean of these
-/// products times `scale`, by softmax over the key strides up to the query's own, is the weight of the pair, and a block
-/// the sum of its pairs. Tokens that are not there are zeros, and query strides without a query weigh nothing.
+/// products times `scale`, by softmax over the key strides up to the query's own, is the weight of the pair, and a
+/// block the sum of its pairs. Tokens that are not there are zeros, and query strides without a query weigh nothing.
 ///
 /// # Errors
 /// If the stride does not divide 128, the shapes do not fit, or Candle fails.
@@ -73,13 +74,13 @@ impl Antidiagonals {
         // Pairs of strides for each query block and KV head.
         let pairs = group * per_block * per_block * k_len.div_ceil(BLOCK_Q);
         let (heads_at_once, blocks_at_once) = if q.device().is_cuda() {
-            let heads = (LARGEST_ON_GPU / (k_len * dim)).clamp(1, kv_heads);
-            let few = blocks.len().div_ceil(PARTS_ON_GPU).max(LEAST_BLOCKS_ON_GPU);
-            (heads, few.min(LARGEST_ON_GPU / (heads * pairs)).max(1))
+            let heads = (MAX_ELEMENTS_ON_GPU / (k_len * dim)).clamp(1, kv_heads);
+            let few = blocks.len().div_ceil(PARTS_ON_GPU).max(MIN_BLOCKS_ON_GPU);
+            (heads, few.min(MAX_ELEMENTS_ON_GPU / (heads * pairs)).max(1))
         } else {
-            let heads = LARGEST_INTERMEDIATE / (blocks.len() * pairs).max(group * k_len * dim);
+            let heads = MAX_INTERMEDIATE / (blocks.len() * pairs).max(group * k_len * dim);
             let heads = heads.clamp(1, kv_heads);
-            (heads, (LARGEST_INTERMEDIATE / (heads * pairs)).max(1))
+            (heads, (MAX_INTERMEDIATE / (heads * pairs)).max(1))
         };
         let mut sequences = Vec::with_capacity(batch);
         for sequence in 0..batch {
@@ -88,7 +89,7 @@ impl Antidiagonals {
             for first in (0..kv_heads).step_by(heads_at_once) {
                 let count = heads_at_once.min(kv_heads - first);
                 let keys = k.narrow(1, first, count)?;
-                let keys = self.strides(&keys, [0, k_len.next_multiple_of(BLOCK_Q) - k_len], false)?;
+                let keys = self.strides(&keys, [0, k_len.next_multiple_of(BLOCK_Q) - k_len], StrideOrder::Forward)?;
                 let q = q.narrow(1, first * group, count * group)?;
                 let parts = blocks.clone().step_by(blocks_at_once);
                 let parts = parts.map(|block| block..(block + blocks_at_once).min(blocks.end));
@@ -128,15 +129,15 @@ impl Antidiagonals {
         let (start, stop) = (offset.max(blocks.start * BLOCK_Q), end.min(blocks.end * BLOCK_Q));
         let missing = [start - blocks.start * BLOCK_Q, blocks.end * BLOCK_Q - stop];
         // The last query of a stride meets the first key.
-        let queries = self.strides(&q.narrow(0, start - offset, stop - start)?, missing, true)?;
+        let queries = self.strides(&q.narrow(0, start - offset, stop - start)?, missing, StrideOrder::Backward)?;
         // The query heads of a group are rows of one matrix: no KV head is repeated.
         let queries = queries.reshape((kv_heads, heads / kv_heads * rows.len(), width))?;
         let products = queries.matmul(&keys.narrow(1, 0, columns)?.transpose(1, 2)?)?;
         let products = products.reshape((heads, rows.len(), columns))?;
         let (key_blocks, scale) = (key_strides / per_block, f64::from(self.scale) / self.stride as f64);
         #[cfg(feature = "cuda")]
-        if let Some(scores) = gpu::stride_shares(&products, &limits, per_block, key_blocks, scale as f32)? {
-            return Ok(scores);
+        if cuda::supports(&products) {
+            return Ok(cuda::stride_shares(&products, &limits, per_block, key_blocks, scale as f32)?);
         }
         let limits = limits.reshape((rows.len(), 1))?;
         let seen = Tensor::arange(0, columns as u32, device)?.reshape((1, columns))?.broadcast_lt(&limits)?;
@@ -147,25 +148,26 @@ impl Antidiagonals {
         Ok(scores.pad_with_zeros(2, 0, key_blocks - columns / per_block)?)
     }
 
-    /// The tokens of each stride behind each other, or `backwards`: `x` `(len, heads, head_dim)`, with zeros before and
-    /// behind it, becomes `(heads, strides, stride * head_dim)`; in their own type on a GPU, as the published code
+    /// The tokens of each stride one after the other, in `order`: `x` `(len, heads, head_dim)`, with zeros before and
+    /// after it, becomes `(heads, strides, stride * head_dim)`; in their own type on a GPU, as the published code
     /// multiplies them, in f32 on the CPU.
-    fn strides(&self, x: &Tensor, missing: [usize; 2], backwards: bool) -> Result<Tensor, BaselineError> {
+    fn strides(&self, x: &Tensor, missing: [usize; 2], order: StrideOrder) -> Result<Tensor, BaselineError> {
         #[cfg(feature = "cuda")]
-        if let Some(strides) = gpu::token_strides(x, self.stride, missing, backwards)? {
-            return Ok(strides);
+        if cuda::supports_copies(x) {
+            return Ok(cuda::token_strides(x, self.stride, missing, order)?);
         }
-        let [before, behind] = missing;
+        let [before, after] = missing;
         let (len, heads, dim) = x.dims3()?;
         let dtype = if x.device().is_cuda() { x.dtype() } else { DType::F32 };
         let x = x.transpose(0, 1)?.contiguous()?.to_dtype(dtype)?;
-        let x = x.pad_with_zeros(1, before, behind)?;
-        let strides = (before + len + behind) / self.stride;
-        let x = if backwards {
-            let order = Tensor::from_iter((0..self.stride as u32).rev(), x.device())?;
-            x.reshape((heads, strides, self.stride, dim))?.index_select(&order, 2)?
-        } else {
-            x
+        let x = x.pad_with_zeros(1, before, after)?;
+        let strides = (before + len + after) / self.stride;
+        let x = match order {
+            StrideOrder::Forward => x,
+            StrideOrder::Backward => {
+                let order = Tensor::from_iter((0..self.stride as u32).rev(), x.device())?;
+                x.reshape((heads, strides, self.stride, dim))?.index_select(&order, 2)?
+            }
         };
         Ok(x.reshape((heads, strides, self.stride * dim))?)
     }

@@ -1,10 +1,11 @@
 //! [`BlockSparse`]: a selector behind the seam, with the work it caused.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
-use candle_s2o::{Attention, AttnShape, HeadWork, PrefillCall, block_mask_attn, block_sparse_attn, dense_attn};
+use candle_s2o::{
+    Attention, AttnShape, ChunkLedger, HeadWork, PrefillCall, block_mask_attn, block_sparse_attn, dense_attn,
+};
 
 use crate::error::BaselineError;
 use crate::mask::Keys;
@@ -15,14 +16,14 @@ use crate::selector::{BlockSelector, Selection};
 pub struct BlockSparse<S> {
     selector: S,
     dense_below: usize,
-    /// By layer: the number of keys covered, and the work of each head.
-    work: Mutex<BTreeMap<usize, (usize, Vec<HeadWork>)>>,
+    /// Of each head.
+    work: ChunkLedger<Vec<HeadWork>>,
 }
 
 impl<S: BlockSelector> BlockSparse<S> {
     /// Selects at every length.
     pub fn new(selector: S) -> Self {
-        Self { selector, dense_below: 0, work: Mutex::default() }
+        Self { selector, dense_below: 0, work: ChunkLedger::default() }
     }
 
     /// Prompts shorter than `tokens` attend densely.
@@ -61,24 +62,22 @@ impl<S: BlockSelector> BlockSparse<S> {
         }
     }
 
-    /// Takes the work of the last prompt by layer, of each head (`b * num_heads + h`). Chunks that follow each other are
-    /// added up; a call that does not go on where the one before ended begins anew.
+    /// Takes the work of the last prompt by layer, of each head (`b * num_heads + h`). Chunks that follow each other
+    /// are added up; a call that does not go on where the one before ended begins anew.
     pub fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
-        let all = std::mem::take(&mut *self.work.lock().unwrap_or_else(PoisonError::into_inner));
-        all.into_iter().map(|(layer, (_, heads))| (layer, heads)).collect()
+        self.work.take()
     }
 
-    fn note(&self, layer: usize, shape: &AttnShape, work: Vec<HeadWork>) {
-        let mut all = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        let (end, heads) = all.entry(layer).or_default();
-        if *end != shape.q_offset() || heads.len() != work.len() {
-            *heads = vec![HeadWork::default(); work.len()];
-        }
-        *end = shape.k_len();
-        for (head, more) in heads.iter_mut().zip(work) {
-            head.visited += more.visited;
-            head.causal += more.causal;
-        }
+    fn record(&self, layer: usize, shape: &AttnShape, work: Vec<HeadWork>) {
+        self.work.record(layer, shape.q_offset()..shape.k_len(), |heads| {
+            if heads.len() != work.len() {
+                *heads = vec![HeadWork::default(); work.len()];
+            }
+            for (head, more) in heads.iter_mut().zip(work) {
+                head.visited += more.visited;
+                head.causal += more.causal;
+            }
+        });
     }
 }
 
@@ -95,7 +94,7 @@ impl<S: BlockSelector> Attention for BlockSparse<S> {
             let selection = self.selector.select(call, q, k, v)?;
             Self::attend(call, [q, k, v], selection)?
         };
-        self.note(call.layer, &shape, work);
+        self.record(call.layer, &shape, work);
         Ok(out)
     }
 }

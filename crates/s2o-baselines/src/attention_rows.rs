@@ -5,13 +5,13 @@ use std::ops::Range;
 use candle_core::{DType, Tensor};
 use candle_s2o::AttnShape;
 
-use crate::LARGEST_INTERMEDIATE;
+use crate::MAX_INTERMEDIATE;
 use crate::error::BaselineError;
-use crate::pooling::masked_softmax;
+use crate::softmax::masked_softmax;
 
-/// Softmax attention of the queries `rows` of a call, ascending, to all keys that they see. `reduce` gets it for a bounded number of
-/// heads at a time, `(heads, rows, k_len)` of f32, with the heads' numbers (`b * num_heads + h`), and returns what is kept
-/// of it, `(heads, ..)`; the results are those of all heads behind each other.
+/// Softmax attention of the queries `rows` of a call, ascending, to all keys that they see. `reduce` gets it for a
+/// bounded number of heads at a time, `(heads, rows, k_len)` of f32, with the heads' numbers (`b * num_heads + h`), and
+/// returns what is kept of it, `(heads, ..)`; the results are those of all heads behind each other.
 pub(crate) fn attention_rows<const N: usize>(
     [q, k]: [&Tensor; 2],
     shape: &AttnShape,
@@ -27,9 +27,9 @@ pub(crate) fn attention_rows<const N: usize>(
     let q = take_rows(q, rows)?;
 
     let group = shape.num_heads() / shape.num_kv_heads();
-    let heads_at_once = (LARGEST_INTERMEDIATE / (rows.len() * k_len)).max(1);
+    let heads_at_once = (MAX_INTERMEDIATE / (rows.len() * k_len)).max(1);
     // Of few rows the keys themselves are the largest.
-    let kv_heads_at_once = (heads_at_once / group).min(LARGEST_INTERMEDIATE / (k_len * shape.head_dim())).max(1);
+    let kv_heads_at_once = (heads_at_once / group).min(MAX_INTERMEDIATE / (k_len * shape.head_dim())).max(1);
     let mut parts: [Vec<Tensor>; N] = std::array::from_fn(|_| Vec::new());
     for batch in 0..shape.batch() {
         let (q, k) = (q.get(batch)?, k.get(batch)?);

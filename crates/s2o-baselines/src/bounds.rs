@@ -1,60 +1,81 @@
-//! What each query block sees of the key blocks, and what of that it always takes.
+//! Key blocks that each query block sees, and those of them that it always takes.
 
-use candle_core::{Device, Tensor};
+use std::ops::Range;
+
+use candle_core::{D, Device, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, query_blocks};
 
 use crate::error::BaselineError;
-use crate::mask::Bands;
 
-/// A few numbers for each query block of a call.
-#[derive(Debug, Clone)]
-pub(crate) struct QueryBounds {
-    /// Columns seen, and of them taken the first, and those from one on to another.
-    rows: Vec<[u32; 4]>,
+/// Key blocks of a query block: a range, and the first ones.
+pub(crate) struct Bands {
+    /// The first `sink` key blocks.
+    pub(crate) sink: usize,
+    pub(crate) window: Range<usize>,
 }
 
-impl QueryBounds {
-    /// From how many key blocks the query blocks, counted on absolute positions, see, and what they always take.
-    pub(crate) fn new(shape: &AttnShape, of_block: impl Fn(usize) -> (usize, Bands)) -> Self {
-        let rows = query_blocks(shape, true).map(|rows| {
-            let (seen, Bands { sink, window }) = of_block((shape.q_offset() + rows.start) / BLOCK_Q);
-            [seen, sink, window.start, window.end].map(|blocks| blocks as u32)
-        });
-        Self { rows: rows.collect() }
+impl From<Range<usize>> for Bands {
+    fn from(window: Range<usize>) -> Self {
+        Self { sink: 0, window }
     }
+}
 
-    /// As [`crate::causal_blocks`], nothing always taken.
-    pub(crate) fn causal(shape: &AttnShape, block_k: usize) -> Self {
-        Self::new(shape, |query_block| (seen_blocks(query_block, block_k), (0..0).into()))
-    }
+/// The first block and the one on the diagonal, both of [`BLOCK_Q`] keys: several methods always take them.
+pub(crate) fn first_and_own(query_block: usize) -> Bands {
+    Bands { sink: 1, window: query_block..query_block + 1 }
+}
 
-    /// `(query_blocks, 4)` of u32.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn tensor(&self, device: &Device) -> Result<Tensor, BaselineError> {
-        Ok(Tensor::from_iter(self.rows.iter().flatten().copied(), device)?.reshape((self.rows.len(), 4))?)
-    }
+/// `[seen, sink, from, to]` for each query block, `(query_blocks, 4)` of u32: only key blocks `0..seen` may be chosen;
+/// `0..sink` and `from..to` always are. `of_block` gives them for a query block, counted on absolute positions.
+pub(crate) fn query_bounds(
+    shape: &AttnShape,
+    device: &Device,
+    of_block: impl Fn(usize) -> (usize, Bands),
+) -> Result<Tensor, BaselineError> {
+    let rows = query_blocks(shape, true).map(|rows| {
+        let (seen, Bands { sink, window }) = of_block((shape.q_offset() + rows.start) / BLOCK_Q);
+        [seen, sink, window.start, window.end].map(|blocks| blocks as u32)
+    });
+    let rows: Vec<u32> = rows.flatten().collect();
+    let sizes = (rows.len() / 4, 4);
+    Ok(Tensor::from_vec(rows, sizes, device)?)
+}
 
-    /// `(query_blocks, key_blocks)` of u8: 1 where seen.
-    pub(crate) fn seen(&self, key_blocks: usize, device: &Device) -> Result<Tensor, BaselineError> {
-        self.below(0, key_blocks, device)
-    }
-
-    /// The same where always taken, seen or not.
-    pub(crate) fn always(&self, key_blocks: usize, device: &Device) -> Result<Tensor, BaselineError> {
-        let before_window = self.below(2, key_blocks, device)?;
-        let window = self.below(3, key_blocks, device)?.gt(&before_window)?;
-        Ok(self.below(1, key_blocks, device)?.maximum(&window)?)
-    }
-
-    /// Where a key block's number is below the bound.
-    fn below(&self, bound: usize, key_blocks: usize, device: &Device) -> Result<Tensor, BaselineError> {
-        let bounds: Vec<u32> = self.rows.iter().map(|row| row[bound]).collect();
-        let bounds = Tensor::from_vec(bounds, (self.rows.len(), 1), device)?;
-        Ok(Tensor::arange(0, key_blocks as u32, device)?.unsqueeze(0)?.broadcast_lt(&bounds)?)
-    }
+/// The bounds of [`crate::causal_blocks`], which always take nothing.
+pub(crate) fn causal_bounds(shape: &AttnShape, block_k: usize, device: &Device) -> Result<Tensor, BaselineError> {
+    query_bounds(shape, device, |query_block| (seen_blocks(query_block, block_k), (0..0).into()))
 }
 
 /// Key blocks that begin no later than a query block ends.
 pub(crate) fn seen_blocks(query_block: usize, block_k: usize) -> usize {
     ((query_block + 1) * BLOCK_Q).div_ceil(block_k)
+}
+
+/// From bounds `(.., 4)`, `(.., columns)` of u8: 1 where seen.
+pub(crate) fn seen(bounds: &Tensor, columns: usize) -> Result<Tensor, BaselineError> {
+    below(bounds, 0, columns)
+}
+
+/// From bounds `(.., 4)`, `(.., columns)` of u8: 1 where always taken, seen or not.
+pub(crate) fn always_taken(bounds: &Tensor, columns: usize) -> Result<Tensor, BaselineError> {
+    let window = below(bounds, 3, columns)?.gt(&below(bounds, 2, columns)?)?;
+    Ok(below(bounds, 1, columns)?.maximum(&window)?)
+}
+
+/// Where the number of a column is below one of the bounds.
+fn below(bounds: &Tensor, which: usize, columns: usize) -> Result<Tensor, BaselineError> {
+    let bound = bounds.narrow(D::Minus1, which, 1)?.contiguous()?;
+    Ok(Tensor::arange(0, columns as u32, bounds.device())?.broadcast_lt(&bound)?)
+}
+
+/// `(query_blocks, key_blocks)` of u8: 1 in the bands of each query block, counted on absolute positions as the key
+/// blocks are.
+pub(crate) fn bands(
+    shape: &AttnShape,
+    block_k: usize,
+    device: &Device,
+    of_block: impl Fn(usize) -> Bands,
+) -> Result<Tensor, BaselineError> {
+    let bounds = query_bounds(shape, device, |query_block| (0, of_block(query_block)))?;
+    always_taken(&bounds, shape.k_len().div_ceil(block_k))
 }

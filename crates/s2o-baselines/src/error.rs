@@ -68,9 +68,23 @@ pub enum BaselineError {
     /// The executor refused.
     #[error(transparent)]
     Attn(#[from] AttnError),
+    /// A GPU refused a selection or failed.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(s2o_cuda::CudaError),
     /// Candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+#[cfg(feature = "cuda")]
+impl From<s2o_cuda::CudaError> for BaselineError {
+    fn from(error: s2o_cuda::CudaError) -> Self {
+        match error {
+            s2o_cuda::CudaError::Candle(error) => Self::Candle(error),
+            other => Self::Cuda(other),
+        }
+    }
 }
 
 impl BaselineError {

@@ -6,10 +6,10 @@ use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 use crate::attention::shape_of;
 use crate::error::BaselineError;
 use crate::mask::{BlockMask, causal_blocks};
-use crate::pooling::{block_means, block_scores, grouped_products};
-use crate::row_choice::RowChoice;
+use crate::pooling::{block_means, block_scores, block_sums, grouped_products};
+use crate::row_choice::{RowChoice, Select};
 use crate::selector::{BlockSelector, Selection};
-use crate::slash::{LastQueries, block_sums, vertical_slash_mask};
+use crate::slash::{LastQueries, vertical_slash_mask};
 use crate::top_cdf::top_cdf;
 use crate::top_k::top_k;
 
@@ -22,21 +22,22 @@ const FORCED: f32 = 2.0;
 /// arXiv 2502.20766).
 ///
 /// The last 128 queries of the call attend truly. Summed over key blocks, their mean attention is compared with the
-/// estimate from their mean and the mean key of each block. If the square root of the Jensen-Shannon divergence (natural
-/// logarithm) of the two is below `tau`, pooling can be trusted for that head:
+/// estimate from their mean and the mean key of each block. If the square root of the Jensen-Shannon divergence
+/// (natural logarithm) of the two is below `tau`, pooling can be trusted for that head:
 ///
 /// - **query-aware**: the softmax of mean queries and mean keys over the causal blocks, all rows together: entries in
 ///   descending order until they hold the share `gamma` of all;
-/// - **vertical-slash** otherwise: the number of single keys, in descending order of what the last queries give them, that
-///   hold the share `gamma`, and likewise of single distances. As many keys or distances as fill whole blocks, and one
-///   block more, become the blocks of 128 keys, or of 128 distances, with the greatest sums.
+/// - **vertical-slash** otherwise: the number of single keys, in descending order of what the last queries give them,
+///   that hold the share `gamma`, and likewise of single distances. As many keys or distances as fill whole blocks, and
+///   one block more, become the blocks of 128 keys, or of 128 distances, with the greatest sums.
 ///
-/// Every head takes at least `min_budget` tokens of verticals and as many of slashes, query-aware heads exactly that many
-/// beside their own blocks; the first key block and the diagonal are the first of them.
+/// Every head takes at least `min_budget` tokens of verticals and as many of slashes, query-aware heads exactly that
+/// many beside their own blocks; the first key block and the diagonal are the first of them.
 ///
-/// Published and here by default: `gamma` 0.9, `tau` 0.1, `min_budget` 1024, blocks of 128. From the publication differ:
-/// distances are grouped from the diagonal on also where the prompt ends inside a block; a chunk of a prompt is taken
-/// with its own last 128 queries; and a `gamma` of 1 selects everything, blocks whose attention is zero in f32 too.
+/// Published and here by default: `gamma` 0.9, `tau` 0.1, `min_budget` 1024, blocks of 128. From the publication
+/// differ: distances are grouped from the diagonal on also where the prompt ends inside a block; a chunk of a prompt is
+/// taken with its own last 128 queries; and a `gamma` of 1 selects everything, blocks whose attention is zero in f32
+/// too.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FlexPrefill {
     gamma: f64,
@@ -82,7 +83,8 @@ impl FlexPrefill {
         Err(BaselineError::option(NAME, "tau", "0 to 1", tau))
     }
 
-    /// Tokens of verticals and of slashes that every head takes at least, in whole blocks; one block of each in any case.
+    /// Tokens of verticals and of slashes that every head takes at least, in whole blocks; one block of each in any
+    /// case.
     pub fn min_budget(self, tokens: usize) -> Self {
         Self { min_budget: tokens, ..self }
     }
@@ -152,9 +154,9 @@ impl BlockSelector for FlexPrefill {
         let mask = BlockMask::new(&vertical_slash_mask(&verticals, &slashes, &shape)?, &shape, BLOCK_Q)?;
         let pooled = block_scores(q, k, &shape, scale)?;
         // All rows of a head are one.
-        let kept = mask.tensor().flatten_from(2)?;
-        let choice = RowChoice { kept: Some(&kept), asked: Some(&query_aware), ..RowChoice::default() };
-        let mask = choice.choose(&pooled.flatten_from(2)?, &[self.gamma])?.reshape(pooled.shape())?;
+        let forced = mask.tensor().flatten_from(2)?;
+        let choice = RowChoice { forced: Some(&forced), enabled: Some(&query_aware), ..RowChoice::default() };
+        let mask = choice.choose(&pooled.flatten_from(2)?, Select::TopP(&[self.gamma]))?.reshape(pooled.shape())?;
         Ok(BlockMask::within_diagonal(mask, BLOCK_Q).into_keys()?.into())
     }
 }

@@ -3,11 +3,11 @@
 use candle_core::{DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q};
 
-use crate::LARGEST_INTERMEDIATE;
+use crate::MAX_INTERMEDIATE;
 use crate::attention_rows::attention_rows;
-use crate::error::BaselineError;
 #[cfg(feature = "cuda")]
-use crate::gpu;
+use crate::cuda::{self, last_query_scores};
+use crate::error::BaselineError;
 use crate::selector::Reordered;
 
 /// The keys of whole segments, those that have later ones behind them, by descending attention that they get.
@@ -18,8 +18,8 @@ pub(crate) struct KeyOrder {
 }
 
 impl KeyOrder {
-    /// Orders by `attention`, `(batch, heads, k_len)`, inside segments of `segment` keys, a multiple of 128. Of equal keys
-    /// the lower comes first on the CPU; on a GPU any.
+    /// Orders by `attention`, `(batch, heads, k_len)`, inside segments of `segment` keys, a multiple of 128. Of equal
+    /// keys the lower comes first on the CPU; on a GPU any.
     pub(crate) fn descending(attention: &Tensor, segment: usize) -> Result<Self, BaselineError> {
         let (batch, heads, k_len) = attention.dims3()?;
         let segments = (k_len - 1) / segment;
@@ -50,7 +50,8 @@ impl KeyOrder {
     /// Keys and values in this order, and behind them as they were.
     pub(crate) fn apply(&self, k: &Tensor, v: &Tensor) -> Result<Reordered, BaselineError> {
         #[cfg(feature = "cuda")]
-        if let Some([k, v]) = gpu::reorder_keys(k, v, &self.positions)? {
+        if cuda::supports_copies(k) && k.dtype() == v.dtype() {
+            let [k, v] = cuda::reorder_keys(k, v, &self.positions)?;
             return Ok(Reordered { k, v });
         }
         let (batch, k_len, kv_heads, dim) = k.dims4()?;
@@ -72,8 +73,8 @@ impl KeyOrder {
     }
 }
 
-/// The causal attention that each key gets from the last 128 queries of a call, their mean: `(batch, num_heads, k_len)` of
-/// f32.
+/// The causal attention that each key gets from the last 128 queries of a call, their mean: `(batch, num_heads, k_len)`
+/// of f32.
 pub(crate) fn attention_of_last_block(
     q: &Tensor,
     k: &Tensor,
@@ -81,12 +82,12 @@ pub(crate) fn attention_of_last_block(
     scale: f32,
 ) -> Result<Tensor, BaselineError> {
     #[cfg(feature = "cuda")]
-    if let Some(attention) = gpu::attention_by_key(q, k, scale, BLOCK_Q)? {
-        return Ok(attention);
+    if last_query_scores::supports(q, k, BLOCK_Q) {
+        return Ok(last_query_scores::by_key(q, k, scale, BLOCK_Q)?);
     }
     let (q_len, k_len) = (shape.q_len(), shape.k_len());
     let rows: Vec<u32> = (q_len.saturating_sub(BLOCK_Q) as u32..q_len as u32).collect();
-    let rows_at_once = (LARGEST_INTERMEDIATE / k_len).clamp(1, rows.len());
+    let rows_at_once = (MAX_INTERMEDIATE / k_len).clamp(1, rows.len());
     let mut sum = Tensor::zeros((shape.batch() * shape.num_heads(), k_len), DType::F32, q.device())?;
     for rows in rows.chunks(rows_at_once) {
         let [weights] = attention_rows([q, k], shape, scale, rows, |_, weights| Ok([weights.sum(1)?]))?;

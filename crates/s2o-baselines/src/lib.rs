@@ -4,19 +4,19 @@
 //! query block. [`BlockSparse`] makes an [`candle_s2o::Attention`] of it; one executor
 //! ([`candle_s2o::block_sparse_attn`]) computes them all, and one rule counts their density.
 //!
-//! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once; on CUDA what
-//! reads whole tensors (means of blocks, the attention of the last queries, antidiagonals, reordered keys) and the choices
-//! from rows of scores are kernels. The choice itself stays there too ([`Keys`]).
+//! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once; on CUDA
+//! what reads whole tensors (means of blocks, the attention of the last queries, antidiagonals, reordered keys) and the
+//! choices from rows of scores are kernels. The choice itself stays there too ([`Keys`]).
 
 mod antidiagonal;
 mod attention;
 mod attention_rows;
 mod bounds;
 mod config_file;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod flexprefill;
-#[cfg(feature = "cuda")]
-mod gpu;
 mod head_pattern;
 mod key_order;
 mod mask;
@@ -28,9 +28,11 @@ mod row_choice;
 mod selector;
 mod slash;
 mod sliding_window;
+mod softmax;
 mod sparge;
 mod sparge_config;
 mod sparge_tuner;
+mod stride_order;
 mod top_cdf;
 mod top_k;
 mod tuning_call;
@@ -46,6 +48,7 @@ pub use mean_pooling::MeanPooling;
 pub use minference::MInference;
 pub use pbs::{Pbs, PbsScore};
 pub use pooling::{block_means, block_scores};
+pub use row_choice::{RowChoice, Select};
 pub use selector::{BlockSelector, Reordered, Selection};
 pub use sliding_window::SlidingWindow;
 pub use sparge::Sparge;
@@ -56,4 +59,4 @@ pub use tuning_call::TuningCall;
 pub use xattention::XAttention;
 
 /// Elements of the largest tensor on the way to a choice, 128 MiB of f32: what is larger is computed in parts.
-const LARGEST_INTERMEDIATE: usize = 1 << 25;
+const MAX_INTERMEDIATE: usize = 1 << 25;

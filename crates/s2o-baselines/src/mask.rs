@@ -1,13 +1,11 @@
 //! [`BlockMask`]: a choice of blocks as a tensor, where the selectors compute it.
 
-use std::ops::Range;
-
 use candle_core::{D, DType, Device, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, BlockSelection, HeadWork, KeyColumns};
 
-use crate::bounds::QueryBounds;
+use crate::bounds::{bands, causal_bounds, seen};
 use crate::error::BaselineError;
-use crate::slash::block_sums;
+use crate::pooling::block_sums;
 
 /// Which key blocks each query block attends to: `(batch, num_heads, query_blocks, key_blocks)` of u8, not 0 where it
 /// does. Query blocks are those of [`candle_s2o::query_blocks`], key blocks of `block_k` keys from the first key on.
@@ -19,7 +17,8 @@ pub struct BlockMask {
 }
 
 impl BlockMask {
-    /// Blocks beyond the diagonal are taken out of `mask`, so a selector need not look at it. `shape` is that of the call.
+    /// Blocks beyond the diagonal are taken out of `mask`, so a selector need not look at it. `shape` is that of the
+    /// call.
     ///
     /// # Errors
     /// If Candle fails; the sizes are checked when the mask is used.
@@ -85,8 +84,8 @@ impl BlockMask {
             .collect())
     }
 
-    /// The tiles that the columns of a causal call fill, `(batch, num_heads)`: those of a query block are the keys before
-    /// its first query that are in none of its key blocks.
+    /// The tiles that the columns of a causal call fill, `(batch, num_heads)`: those of a query block are the keys
+    /// before its first query that are in none of its key blocks.
     fn column_tiles(&self, shape: &AttnShape, columns: &KeyColumns) -> Result<Tensor, BaselineError> {
         let outside = self.mask.eq(0u8)?.to_dtype(DType::F32)?;
         let chosen = columns.keys.to_dtype(DType::F32)?;
@@ -145,36 +144,7 @@ impl Keys {
 /// # Errors
 /// If Candle fails.
 pub fn causal_blocks(shape: &AttnShape, block_k: usize, device: &Device) -> Result<Tensor, BaselineError> {
-    QueryBounds::causal(shape, block_k).seen(shape.k_len().div_ceil(block_k), device)
-}
-
-/// Key blocks of a query block: a range, and some first ones.
-pub(crate) struct Bands {
-    /// The first `sink` key blocks.
-    pub(crate) sink: usize,
-    pub(crate) window: Range<usize>,
-}
-
-impl From<Range<usize>> for Bands {
-    fn from(window: Range<usize>) -> Self {
-        Self { sink: 0, window }
-    }
-}
-
-/// The first block and the one on the diagonal, both of [`BLOCK_Q`] keys: what several methods always take.
-pub(crate) fn first_and_own(query_block: usize) -> Bands {
-    Bands { sink: 1, window: query_block..query_block + 1 }
-}
-
-/// `(query_blocks, key_blocks)` of u8: 1 in the bands of each query block, counted on absolute positions as the key
-/// blocks are.
-pub(crate) fn bands(
-    shape: &AttnShape,
-    block_k: usize,
-    device: &Device,
-    of_block: impl Fn(usize) -> Bands,
-) -> Result<Tensor, BaselineError> {
-    QueryBounds::new(shape, |query_block| (0, of_block(query_block))).always(shape.k_len().div_ceil(block_k), device)
+    seen(&causal_bounds(shape, block_k, device)?, shape.k_len().div_ceil(block_k))
 }
 
 #[cfg(test)]

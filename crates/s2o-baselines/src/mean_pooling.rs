@@ -4,22 +4,22 @@ use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
-use crate::bounds::{QueryBounds, seen_blocks};
+use crate::bounds::{first_and_own, query_bounds, seen_blocks};
 use crate::error::{BaselineError, checked_threshold};
-use crate::mask::{BlockMask, first_and_own};
+use crate::mask::BlockMask;
 use crate::pooling::block_products;
-use crate::row_choice::RowChoice;
+use crate::row_choice::{RowChoice, Select};
 use crate::selector::{BlockSelector, Selection};
 
 const NAME: &str = "mean-pooling";
 
 /// Blocks of 128 scored by their means: P = softmax(scale * <mean query, mean key>) over the causal key blocks, and for
-/// each query block the key blocks in descending P until their sum reaches the threshold. The first block and the one on
-/// the diagonal are always taken, whatever else is.
+/// each query block the key blocks in descending P until their sum reaches the threshold. The first block and the one
+/// on the diagonal are always taken, whatever else is.
 ///
 /// The selection that PBS-Attn ("Sparser Block-Sparse Attention via Token Permutation", arXiv 2510.21270) and others
-/// begin with, and a baseline of its evaluation. The published code fills a ragged last block with zeros, so its mean is
-/// shorter; here it is the mean of the tokens that there are.
+/// begin with, and a baseline of its evaluation. The published code fills a ragged last block with zeros, so its mean
+/// is shorter; here it is the mean of the tokens that there are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeanPooling {
     threshold: f64,
@@ -49,9 +49,9 @@ impl BlockSelector for MeanPooling {
 
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let shape = shape_of(q, k, v)?;
-        let bounds = QueryBounds::new(&shape, |block| (seen_blocks(block, BLOCK_Q), first_and_own(block)));
+        let bounds = query_bounds(&shape, q.device(), |block| (seen_blocks(block, BLOCK_Q), first_and_own(block)))?;
         let choice = RowChoice { softmax: Some(call.softmax_scale), bounds: Some(&bounds), ..RowChoice::default() };
-        let mask = choice.choose(&block_products(q, k, shape.q_offset())?, &[self.threshold])?;
+        let mask = choice.choose(&block_products(q, k, shape.q_offset())?, Select::TopP(&[self.threshold]))?;
         Ok(BlockMask::within_diagonal(mask, BLOCK_Q).into_keys()?.into())
     }
 }

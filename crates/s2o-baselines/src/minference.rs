@@ -11,9 +11,9 @@ use crate::attention_rows::attention_rows;
 use crate::error::BaselineError;
 use crate::head_pattern::{HeadPattern, MInferenceConfig};
 use crate::mask::BlockMask;
-use crate::pooling::block_scores;
+use crate::pooling::{block_scores, block_sums};
 use crate::selector::{BlockSelector, Selection};
-use crate::slash::{LastQueries, block_sums, blocks_of_distances, vertical_slash_mask};
+use crate::slash::{LastQueries, blocks_of_distances, vertical_slash_mask};
 use crate::top_k::top_k;
 use crate::tuning_call::TuningCall;
 
@@ -22,8 +22,8 @@ const NAME: &str = "minference";
 const LAST_QUERIES: usize = 64;
 /// First keys that are always verticals.
 const FIRST_KEYS: usize = 30;
-/// Least distances that are always slashes.
-const LEAST_DISTANCES: usize = 100;
+/// Distances below this one are always slashes.
+const MIN_DISTANCES: usize = 100;
 /// Captured mass of candidates that differs by less is equal: such differences are rounding.
 const TIE: f32 = 1e-5;
 /// Queries whose attention the search measures.
@@ -36,8 +36,8 @@ const SAMPLED_QUERIES: usize = 64;
 /// attend truly, and the keys and distances that get most are taken; block-sparse takes the key blocks of greatest
 /// products of means for each query block. Every query block attends to its diagonal block.
 ///
-/// The search is the publication's: candidates of about equal cost ([`HeadPattern::PUBLISHED`] by default), and each head
-/// takes the one that captures most softmax mass. It is made on a layer's first call with enough keys
+/// The search is the publication's: candidates of about equal cost ([`HeadPattern::PUBLISHED`] by default), and each
+/// head takes the one that captures most softmax mass. It is made on a layer's first call with enough keys
 /// ([`MInference::search_from`]), over 64 queries spread over the call, where the publication searches offline with the
 /// output of whole prompts. The result is kept, and can be saved ([`MInference::config`]) and loaded
 /// ([`MInference::from_config`]). [`MInference::search`] makes it ahead, on several prompts.
@@ -182,7 +182,7 @@ impl<'a> Estimate<'a> {
             Ok(mass.broadcast_add(&lift)?)
         };
         last.verticals = lift(&last.verticals, FIRST_KEYS)?;
-        last.slashes = lift(&last.slashes, LEAST_DISTANCES)?;
+        last.slashes = lift(&last.slashes, MIN_DISTANCES)?;
         let pooled = block_scores(q, k, &shape, scale)?;
         Ok(Self { q, k, shape, scale, last, pooled })
     }
@@ -198,7 +198,7 @@ impl<'a> Estimate<'a> {
         };
         let verticals = by_head(&verticals_of)?;
         let slashes = by_head(&|pattern| match pattern {
-            HeadPattern::VerticalSlash { slashes, .. } => slashes.max(LEAST_DISTANCES),
+            HeadPattern::VerticalSlash { slashes, .. } => slashes.max(MIN_DISTANCES),
             _ => 0,
         })?;
         let pooled = by_head(&|pattern| if let HeadPattern::BlockSparse { blocks } = pattern { blocks } else { 0 })?;

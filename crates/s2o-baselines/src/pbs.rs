@@ -7,12 +7,12 @@ use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{Antidiagonals, STRIDE};
 use crate::attention::shape_of;
-use crate::bounds::QueryBounds;
+use crate::bounds::{bands, query_bounds};
 use crate::error::{BaselineError, checked_threshold};
 use crate::key_order::{KeyOrder, attention_of_last_block};
-use crate::mask::{BlockMask, bands};
+use crate::mask::BlockMask;
 use crate::pooling::block_products;
-use crate::row_choice::RowChoice;
+use crate::row_choice::{RowChoice, Select};
 use crate::selector::{BlockSelector, Reordered, Selection};
 
 const NAME: &str = "pbs";
@@ -27,20 +27,21 @@ pub enum PbsScore {
     Antidiagonal,
 }
 
-/// PBS-Attn, permuted block-sparse attention ("Sparser Block-Sparse Attention via Token Permutation", arXiv 2510.21270).
+/// PBS-Attn, permuted block-sparse attention ("Sparser Block-Sparse Attention via Token Permutation", arXiv
+/// 2510.21270).
 ///
-/// The keys of each segment, with their values, are reordered by descending s, the mean of
-/// softmax(scale * <query, key>) over the last 128 queries of the call. Over the blocks of 128 of the reordered keys of all
-/// segments before the query block's own, P = softmax(scale * <mean query, mean key>), and the blocks are taken in
-/// descending P until their sum reaches the threshold. The block that holds the first key and the query block's own
-/// segment are always taken, and do not count. Queries keep their order.
+/// The keys of each segment, with their values, are reordered by descending s, the mean of softmax(scale * <query,
+/// key>) over the last 128 queries of the call. Over the blocks of 128 of the reordered keys of all segments before the
+/// query block's own, P = softmax(scale * <mean query, mean key>), and the blocks are taken in descending P until their
+/// sum reaches the threshold. The block that holds the first key and the query block's own segment are always taken,
+/// and do not count. Queries keep their order.
 ///
 /// Which keys an early query sees thus depends on queries behind it, as published; it never sees a later key.
 ///
-/// What differs from the published code: s is causal and a softmax over all keys, not without a mask over those of whole
-/// segments. A query's own segment keeps its order, which changes no output and saves the blocks beyond the diagonal. A
-/// ragged last query block is the mean of the tokens that it has. KV heads are not repeated for scoring, and chunks of a
-/// prompt (fewer queries than keys) work.
+/// What differs from the published code: s is causal and a softmax over all keys, not without a mask over those of
+/// whole segments. A query's own segment keeps its order, which changes no output and saves the blocks beyond the
+/// diagonal. A ragged last query block is the mean of the tokens that it has. KV heads are not repeated for scoring,
+/// and chunks of a prompt (fewer queries than keys) work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pbs {
     segment: usize,
@@ -74,14 +75,15 @@ impl Pbs {
         Self { score, ..self }
     }
 
-    /// One order for all query heads of a KV head, by the mean of their s, so that keys and values are copied for each KV
-    /// head only. Published is an order for each query head.
+    /// One order for all query heads of a KV head, by the mean of their s, so that keys and values are copied for each
+    /// KV head only. Published is an order for each query head.
     pub fn shared_order(self, shared_order: bool) -> Self {
         Self { shared_order, ..self }
     }
 
-    /// The order of the keys before the last segment of a call, as positions: `(batch, heads, keys)` of u32, for each query
-    /// head or, if shared, each KV head. The block numbers of a selection count along it, then along the call's own keys.
+    /// The order of the keys before the last segment of a call, as positions: `(batch, heads, keys)` of u32, for each
+    /// query head or, if shared, each KV head. The block numbers of a selection count along it, then along the call's
+    /// own keys.
     ///
     /// # Errors
     /// If the tensors do not fit each other, or Candle fails.
@@ -109,7 +111,8 @@ impl Pbs {
     ) -> Result<Tensor, BaselineError> {
         let (before, segment) = (order.len()?, self.segment);
         let k = reordered.k.narrow(1, 0, before)?;
-        let earlier = QueryBounds::new(shape, |query_block| (own_segment(query_block, segment).start, (0..0).into()));
+        let earlier = |query_block| (own_segment(query_block, segment).start, (0..0).into());
+        let earlier = query_bounds(shape, q.device(), earlier)?;
         let (scale, offset) = (call.softmax_scale, shape.q_offset());
         let scores = match self.score {
             PbsScore::MeanPooled => block_products(q, &k, offset)?,
@@ -126,10 +129,10 @@ impl Pbs {
         let choice = RowChoice {
             softmax: matches!(self.score, PbsScore::MeanPooled).then_some(scale),
             bounds: Some(&earlier),
-            kept: Some(&first),
+            forced: Some(&first),
             ..RowChoice::default()
         };
-        choice.choose(&scores, &[self.threshold])
+        choice.choose(&scores, Select::TopP(&[self.threshold]))
     }
 }
 

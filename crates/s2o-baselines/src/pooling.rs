@@ -3,9 +3,12 @@
 use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q};
 
-use crate::LARGEST_INTERMEDIATE;
-use crate::bounds::QueryBounds;
+use crate::MAX_INTERMEDIATE;
+use crate::bounds::{causal_bounds, seen};
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::error::BaselineError;
+use crate::softmax::softmax_of_seen;
 
 /// Means over blocks of `block` tokens, cut at multiples of the absolute position: `x` `(batch, len, heads, head_dim)`,
 /// its first token at position `offset`, becomes `(batch, heads, blocks, head_dim)` of f32. Ragged blocks are means of
@@ -15,25 +18,25 @@ use crate::error::BaselineError;
 /// If `block` is 0 or Candle fails.
 pub fn block_means(x: &Tensor, offset: usize, block: usize) -> Result<Tensor, BaselineError> {
     #[cfg(feature = "cuda")]
-    if block > 0 && candle_s2o::cuda::pools(x) {
-        return Ok(candle_s2o::cuda::block_pool(x, offset, block, None, false)?.means);
+    if block > 0 && cuda::supports_heads(x) {
+        return Ok(cuda::block_pool(x, offset, block, None, false)?.means);
     }
     by_blocks(x, offset, block, |tokens| Ok(tokens.mean(3)?))
 }
 
-/// [`block_means`], `(batch, heads, blocks, head_dim)`, and the self-similarity of the blocks, the mean cosine of all pairs of
-/// their tokens: `(batch, heads, blocks)`. `centre` `(batch, heads, head_dim)` is taken off every token first.
-pub(crate) fn alike_blocks(
+/// [`block_means`], `(batch, heads, blocks, head_dim)`, and the self-similarity of the blocks, the mean cosine of all
+/// pairs of their tokens: `(batch, heads, blocks)`. `centre` `(batch, heads, head_dim)` is taken off every token first.
+pub(crate) fn self_similar_blocks(
     x: &Tensor,
     offset: usize,
     block: usize,
     centre: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor), BaselineError> {
     #[cfg(feature = "cuda")]
-    if candle_s2o::cuda::pools(x) {
-        let pooled = candle_s2o::cuda::block_pool(x, offset, block, centre, true)?;
-        if let Some(alike) = pooled.alike {
-            return Ok((pooled.means, alike));
+    if cuda::supports_heads(x) {
+        let pooled = cuda::block_pool(x, offset, block, centre, true)?;
+        if let Some(self_similarity) = pooled.self_similarity {
+            return Ok((pooled.means, self_similarity));
         }
     }
     let (batch, _, heads, dim) = x.dims4()?;
@@ -46,8 +49,8 @@ pub(crate) fn alike_blocks(
         };
         let norm = tokens.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(f64::from(f32::MIN_POSITIVE))?;
         // The mean of all products is the square of the mean.
-        let alike = tokens.broadcast_div(&norm)?.mean(3)?.sqr()?.sum_keepdim(D::Minus1)?;
-        Ok(Tensor::cat(&[tokens.mean(3)?, alike], 3)?)
+        let self_similarity = tokens.broadcast_div(&norm)?.mean(3)?.sqr()?.sum_keepdim(D::Minus1)?;
+        Ok(Tensor::cat(&[tokens.mean(3)?, self_similarity], 3)?)
     })?;
     Ok((pooled.narrow(3, 0, dim)?.contiguous()?, pooled.narrow(3, dim, 1)?.squeeze(3)?.contiguous()?))
 }
@@ -89,7 +92,7 @@ fn by_blocks(
     let first = (offset.next_multiple_of(block) - offset).min(len);
     let whole = (len - first) / block;
     let rest = len - first - whole * block;
-    let at_once = (LARGEST_INTERMEDIATE / (batch * block * heads * dim)).max(1);
+    let at_once = (MAX_INTERMEDIATE / (batch * block * heads * dim)).max(1);
     let mut parts = Vec::new();
     if first > 0 {
         parts.push(part(0, 1, first)?);
@@ -110,14 +113,12 @@ fn by_blocks(
 /// If Candle fails.
 pub fn block_scores(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32) -> Result<Tensor, BaselineError> {
     let products = block_products(q, k, shape.q_offset())?;
-    let bounds = QueryBounds::causal(shape, BLOCK_Q);
+    let bounds = causal_bounds(shape, BLOCK_Q, products.device())?;
     #[cfg(feature = "cuda")]
     if products.device().is_cuda() {
-        let bounds = bounds.tensor(products.device())?;
-        return Ok(candle_s2o::cuda::row_softmax(&products, scale, Some(&bounds))?);
+        return Ok(cuda::row_softmax(&products, scale, Some(&bounds))?);
     }
-    let seen = bounds.seen(shape.k_len().div_ceil(BLOCK_Q), q.device())?;
-    softmax_of_seen(&products, scale, Some(&seen))
+    softmax_of_seen(&products, scale, Some(&seen(&bounds, shape.k_len().div_ceil(BLOCK_Q))?))
 }
 
 /// `<mean query, mean key>` of blocks of 128, the first query at position `offset`: `(batch, num_heads, query_blocks,
@@ -126,8 +127,9 @@ pub(crate) fn block_products(q: &Tensor, k: &Tensor, offset: usize) -> Result<Te
     grouped_products(&block_means(q, offset, BLOCK_Q)?, &block_means(k, 0, BLOCK_Q)?)
 }
 
-/// `<query, key>` of `queries` `(batch, num_heads, rows, head_dim)` and `keys` `(batch, num_kv_heads, columns, head_dim)`:
-/// `(batch, num_heads, rows, columns)`. The query heads of a group are rows of one matrix: no KV head is repeated.
+/// `<query, key>` of `queries` `(batch, num_heads, rows, head_dim)` and `keys` `(batch, num_kv_heads, columns,
+/// head_dim)`: `(batch, num_heads, rows, columns)`. The query heads of a group are rows of one matrix: no KV head is
+/// repeated.
 pub(crate) fn grouped_products(queries: &Tensor, keys: &Tensor) -> Result<Tensor, BaselineError> {
     let (batch, heads, rows, dim) = queries.dims4()?;
     let (_, kv_heads, columns, _) = keys.dims4()?;
@@ -136,22 +138,17 @@ pub(crate) fn grouped_products(queries: &Tensor, keys: &Tensor) -> Result<Tensor
     Ok(products.reshape((batch, heads, rows, columns))?)
 }
 
-/// [`masked_softmax`] of the scores times `scale`, of all of them without a mask.
-pub(crate) fn softmax_of_seen(scores: &Tensor, scale: f32, seen: Option<&Tensor>) -> Result<Tensor, BaselineError> {
-    let scores = (scores * f64::from(scale))?;
-    match seen {
-        Some(seen) => masked_softmax(&scores, seen),
-        None => Ok(candle_nn::ops::softmax_last_dim(&scores)?),
-    }
+/// Sums over blocks of the last dimension, the last block as far as it goes.
+pub(crate) fn block_sums(x: &Tensor) -> Result<Tensor, BaselineError> {
+    Ok(in_blocks(x)?.sum(D::Minus1)?)
 }
 
-/// Softmax over the last dimension where `mask`, broadcast over the leading dimensions, is not 0; zeros elsewhere, also
-/// in rows whose mask is 0 throughout.
-pub(crate) fn masked_softmax(scores: &Tensor, mask: &Tensor) -> Result<Tensor, BaselineError> {
-    let shape = scores.shape();
-    let mask = mask.broadcast_as(shape)?;
-    let fill = |value: f32| Tensor::new(value, scores.device())?.broadcast_as(shape);
-    // Finite, so that a row without any entry gives no NaN.
-    let visible = mask.where_cond(scores, &fill(f32::MIN)?)?;
-    Ok(mask.where_cond(&candle_nn::ops::softmax_last_dim(&visible)?, &fill(0.0)?)?)
+/// The last dimension cut into blocks, filled up with zeros.
+pub(crate) fn in_blocks(x: &Tensor) -> Result<Tensor, BaselineError> {
+    let len = x.dim(D::Minus1)?;
+    let blocks = len.div_ceil(BLOCK_Q);
+    let mut sizes = x.dims().to_vec();
+    sizes.pop();
+    sizes.extend([blocks, BLOCK_Q]);
+    Ok(x.pad_with_zeros(D::Minus1, 0, blocks * BLOCK_Q - len)?.reshape(sizes)?)
 }

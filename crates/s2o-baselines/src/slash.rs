@@ -6,12 +6,13 @@ use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, query_blocks};
 
 use crate::attention_rows::attention_rows;
-use crate::error::BaselineError;
 #[cfg(feature = "cuda")]
-use crate::gpu;
+use crate::cuda::last_query_scores;
+use crate::error::BaselineError;
+use crate::pooling::in_blocks;
 
-/// How the last queries of a call share out their attention, each `(batch, num_heads, k_len)` of f32 with sum 1 (slashes
-/// that leave the matrix at the left lose what lies beyond).
+/// How the last queries of a call share out their attention, each `(batch, num_heads, k_len)` of f32 with sum 1
+/// (slashes that leave the matrix at the left lose what lies beyond).
 pub(crate) struct LastQueries {
     /// By key.
     pub verticals: Tensor,
@@ -23,7 +24,8 @@ impl LastQueries {
     /// From the last `count` queries of the call, or as many as it has.
     pub fn of(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32, count: usize) -> Result<Self, BaselineError> {
         #[cfg(feature = "cuda")]
-        if let Some([verticals, slashes]) = gpu::attention_by_key_and_distance(q, k, scale, count)? {
+        if last_query_scores::supports(q, k, count) {
+            let [verticals, slashes] = last_query_scores::by_key_and_distance(q, k, scale, count)?;
             return Ok(Self { verticals, slashes });
         }
         let rows: Vec<u32> = (shape.q_len().saturating_sub(count) as u32..shape.q_len() as u32).collect();
@@ -44,21 +46,6 @@ fn diagonal_sums(attention: &Tensor) -> Result<Tensor, BaselineError> {
     Ok(skewed.sum(1)?.narrow(1, 1, k_len)?.contiguous()?.flip(&[1])?)
 }
 
-/// Sums over blocks of the last dimension, the last block as far as it goes.
-pub(crate) fn block_sums(x: &Tensor) -> Result<Tensor, BaselineError> {
-    Ok(in_blocks(x)?.sum(D::Minus1)?)
-}
-
-/// The last dimension cut into blocks, filled up with zeros.
-fn in_blocks(x: &Tensor) -> Result<Tensor, BaselineError> {
-    let len = x.dim(D::Minus1)?;
-    let blocks = len.div_ceil(BLOCK_Q);
-    let mut sizes = x.dims().to_vec();
-    sizes.pop();
-    sizes.extend([blocks, BLOCK_Q]);
-    Ok(x.pad_with_zeros(D::Minus1, 0, blocks * BLOCK_Q - len)?.reshape(sizes)?)
-}
-
 /// The distances in blocks between a query block and the key blocks that a chosen distance in tokens touches: from
 /// `(.., k_len)` to `(.., key_blocks)`, u8 both. A distance that is no multiple of the block touches two.
 pub(crate) fn blocks_of_distances(distances: &Tensor) -> Result<Tensor, BaselineError> {
@@ -70,8 +57,8 @@ pub(crate) fn blocks_of_distances(distances: &Tensor) -> Result<Tensor, Baseline
     Ok((near + far)?.gt(0f32)?)
 }
 
-/// The mask `(batch, num_heads, query_blocks, key_blocks)` of key blocks that every query block attends to and distances
-/// in blocks, both `(batch, num_heads, key_blocks)`; all u8. What lies beyond the diagonal is left undefined.
+/// The mask `(batch, num_heads, query_blocks, key_blocks)` of key blocks that every query block attends to and
+/// distances in blocks, both `(batch, num_heads, key_blocks)`; all u8. What lies beyond the diagonal is left undefined.
 pub(crate) fn vertical_slash_mask(
     verticals: &Tensor,
     slashes: &Tensor,

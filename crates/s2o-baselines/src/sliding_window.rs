@@ -4,8 +4,9 @@ use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
+use crate::bounds::{Bands, bands};
 use crate::error::BaselineError;
-use crate::mask::{Bands, BlockMask, bands};
+use crate::mask::BlockMask;
 use crate::selector::{BlockSelector, Selection};
 
 /// The last keys of every query and the first of the prompt, in whole blocks of 128.

@@ -4,15 +4,13 @@ use candle_core::Tensor;
 use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
 
 use crate::attention::shape_of;
-use crate::bounds::{QueryBounds, seen_blocks};
+use crate::bounds::{Bands, query_bounds, seen_blocks};
 use crate::error::BaselineError;
-use crate::mask::{Bands, BlockMask};
-use crate::pooling::{alike_blocks, grouped_products, mean_token};
-use crate::row_choice::RowChoice;
+use crate::mask::BlockMask;
+use crate::pooling::{grouped_products, mean_token, self_similar_blocks};
+use crate::row_choice::{RowChoice, Select};
 use crate::selector::{BlockSelector, Selection};
-use crate::sparge_config::{SpargeConfig, SpargeHead, SpargeLayer, check_lambda};
-
-pub(crate) const NAME: &str = "spargeattn";
+use crate::sparge_config::{NAME, SpargeConfig, SpargeHead, SpargeLayer, check_lambda};
 
 /// Keys in a key block, where the executor takes such.
 const BLOCK_K: usize = 64;
@@ -23,9 +21,9 @@ const BLOCK_K: usize = 64;
 /// Query blocks of 128 and key blocks of 64 are stood for by their means. A block is self-similar if the mean cosine
 /// between its tokens, each with itself included, is `theta` at least. Over the self-similar key blocks a query block
 /// takes the softmax of the products of means, and of it the greatest entries until they hold the share `tau`. Query
-/// blocks that are not self-similar take every key block, and key blocks that are not are taken by every query block; so
-/// are the first key block and those on the diagonal. For all this the mean key of the call is subtracted from the keys,
-/// which changes no softmax, but how alike the keys of a block are.
+/// blocks that are not self-similar take every key block, and key blocks that are not are taken by every query block;
+/// so are the first key block and those on the diagonal. For all this the mean key of the call is subtracted from the
+/// keys, which changes no softmax, but how alike the keys of a block are.
 ///
 /// Within the blocks taken, values are left out for 32 queries at a time whose scores all lie more than `-lambda` below
 /// their running maxima ([`BlockSelection::value_threshold`]).
@@ -122,9 +120,9 @@ impl BlockSelector for Sparge {
         let shape = shape_of(q, k, v)?;
         let SpargeLayer { heads, lambda } = self.layer(call.layer, shape.num_heads())?;
         let on_cpu = q.device().is_cpu();
-        let in_pairs = !on_cpu || self.block_k != BLOCK_K;
-        let mask = PooledCall::new(q, k, &shape)?.choose(&heads, call.softmax_scale, in_pairs)?;
-        let mask = BlockMask::within_diagonal(mask, if in_pairs { BLOCK_Q } else { BLOCK_K });
+        let merge_pairs = !on_cpu || self.block_k != BLOCK_K;
+        let mask = PooledCall::new(q, k, &shape)?.choose(&heads, call.softmax_scale, merge_pairs)?;
+        let mask = BlockMask::within_diagonal(mask, if merge_pairs { BLOCK_Q } else { BLOCK_K });
         if !on_cpu {
             return Ok(mask.into_keys()?.into());
         }
@@ -138,45 +136,45 @@ struct PooledCall<'a> {
     /// Of the means, `(batch, num_heads, query_blocks, key_blocks)`.
     products: Tensor,
     /// Self-similarity of the query blocks, `(batch, num_heads, query_blocks, 1)`.
-    queries_alike: Tensor,
+    query_similarity: Tensor,
     /// And of the key blocks, `(batch, num_heads, 1, key_blocks)`.
-    keys_alike: Tensor,
+    key_similarity: Tensor,
 }
 
 impl<'a> PooledCall<'a> {
     fn new(q: &Tensor, k: &Tensor, shape: &'a AttnShape) -> Result<Self, BaselineError> {
-        let (queries, queries_alike) = alike_blocks(q, shape.q_offset(), BLOCK_Q, None)?;
-        let (keys, keys_alike) = alike_blocks(k, 0, BLOCK_K, Some(&mean_token(k)?))?;
-        let (batch, kv_heads, key_blocks) = keys_alike.dims3()?;
+        let (queries, query_similarity) = self_similar_blocks(q, shape.q_offset(), BLOCK_Q, None)?;
+        let (keys, key_similarity) = self_similar_blocks(k, 0, BLOCK_K, Some(&mean_token(k)?))?;
+        let (batch, kv_heads, key_blocks) = key_similarity.dims3()?;
         let group = shape.num_heads() / kv_heads;
-        let keys_alike = keys_alike.reshape((batch, kv_heads, 1, key_blocks))?;
-        let keys_alike = keys_alike.broadcast_as((batch, kv_heads, group, key_blocks))?.contiguous()?;
+        let key_similarity = key_similarity.reshape((batch, kv_heads, 1, key_blocks))?;
+        let key_similarity = key_similarity.broadcast_as((batch, kv_heads, group, key_blocks))?.contiguous()?;
         Ok(Self {
             shape,
             products: grouped_products(&queries, &keys)?,
-            queries_alike: queries_alike.unsqueeze(3)?,
-            keys_alike: keys_alike.reshape((batch, shape.num_heads(), 1, key_blocks))?,
+            query_similarity: query_similarity.unsqueeze(3)?,
+            key_similarity: key_similarity.reshape((batch, shape.num_heads(), 1, key_blocks))?,
         })
     }
 
     /// The key blocks that the query blocks take, of those that they see; key blocks of 64, or in pairs.
-    fn choose(&self, heads: &[SpargeHead], scale: f32, in_pairs: bool) -> Result<Tensor, BaselineError> {
+    fn choose(&self, heads: &[SpargeHead], scale: f32, merge_pairs: bool) -> Result<Tensor, BaselineError> {
         let thetas: Vec<f32> = heads.iter().map(|head| head.theta as f32).collect();
         let thetas = Tensor::new(thetas, self.products.device())?.reshape((1, heads.len(), 1, 1))?;
         let taus: Vec<f64> = (0..self.shape.batch()).flat_map(|_| heads.iter().map(|head| head.tau)).collect();
         let own = BLOCK_Q / BLOCK_K;
-        let bounds = QueryBounds::new(self.shape, |query_block| {
+        let bounds = query_bounds(self.shape, self.products.device(), |query_block| {
             let always = Bands { sink: 1, window: query_block * own..(query_block + 1) * own };
             (seen_blocks(query_block, BLOCK_K), always)
-        });
+        })?;
         let choice = RowChoice {
             softmax: Some(scale),
             bounds: Some(&bounds),
-            trusted: Some(&self.keys_alike.broadcast_ge(&thetas)?),
-            whole: Some(&self.queries_alike.broadcast_lt(&thetas)?),
-            in_pairs,
+            scored: Some(&self.key_similarity.broadcast_ge(&thetas)?),
+            select_all: Some(&self.query_similarity.broadcast_lt(&thetas)?),
+            merge_pairs,
             ..RowChoice::default()
         };
-        choice.choose(&self.products, &taus)
+        choice.choose(&self.products, Select::TopP(&taus))
     }
 }

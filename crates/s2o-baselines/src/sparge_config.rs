@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config_file;
 use crate::error::BaselineError;
-use crate::sparge::NAME;
+
+/// The name of the method.
+pub(crate) const NAME: &str = "spargeattn";
 
 const CONTENT: &str = "settings of SpargeAttn by layer and head";
 

@@ -8,8 +8,8 @@ use candle_s2o::dense_attn;
 use crate::attention::BlockSparse;
 use crate::error::BaselineError;
 use crate::selector::BlockSelector;
-use crate::sparge::{NAME, Sparge};
-use crate::sparge_config::{SpargeConfig, SpargeHead, SpargeLayer};
+use crate::sparge::Sparge;
+use crate::sparge_config::{NAME, SpargeConfig, SpargeHead, SpargeLayer};
 use crate::tuning_call::TuningCall;
 
 /// Shares from the densest on. At 1 everything is computed, so that some setting always keeps the bound.
@@ -61,8 +61,8 @@ impl SpargeBounds {
 impl Sparge {
     /// Settings for the layers of `calls`, several of which may be of one layer: for each head the `tau` and `theta` of
     /// least mean density whose error stays within `l1` on every call, and then for each layer the `lambda` that leaves
-    /// out most with every head within `l2`. Every setting of a grid is tried, so this takes about 60 times the attention
-    /// of the calls. On CUDA, which leaves out no values, there is no `lambda`.
+    /// out most with every head within `l2`. Every setting of a grid is tried, so this takes about 60 times the
+    /// attention of the calls. On CUDA, which leaves out no values, there is no `lambda`.
     ///
     /// # Errors
     /// [`BaselineError::HeadCount`] if calls of a layer differ in their heads; or if a call is refused.

@@ -3,17 +3,17 @@
 use candle_core::Tensor;
 
 use crate::error::BaselineError;
-use crate::row_choice::RowChoice;
+use crate::row_choice::{RowChoice, Select};
 
 /// For every row (last dimension) of `scores`, non-negative: the entries in descending order until their sum reaches
-/// `share` of the row's, the one that reaches it included. 1 for the chosen ones in a u8 mask of the same shape. Of equal
-/// entries the lower index comes first on the CPU; on a GPU equal entries are chosen together. A row of zeros chooses
-/// nothing; `share` 1 or more chooses every entry, also those that underflowed to 0.
+/// `share` of the row's, the one that reaches it included. 1 for the chosen ones in a u8 mask of the same shape. Of
+/// equal entries the lower index comes first on the CPU; on a GPU equal entries are chosen together. A row of zeros
+/// chooses nothing; `share` 1 or more chooses every entry, also those that underflowed to 0.
 ///
 /// # Errors
 /// If Candle fails.
 pub fn top_cdf(scores: &Tensor, share: f64) -> Result<Tensor, BaselineError> {
-    RowChoice::default().choose(scores, &[share])
+    RowChoice::default().choose(scores, Select::TopP(&[share]))
 }
 
 #[cfg(test)]

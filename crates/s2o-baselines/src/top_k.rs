@@ -1,33 +1,15 @@
 //! The greatest entries of a row, a given number of them.
 
-use candle_core::{D, Tensor};
-use rayon::prelude::*;
+use candle_core::Tensor;
 
 use crate::error::BaselineError;
+use crate::row_choice::{RowChoice, Select};
 
-/// For every row (last dimension) of `scores`, non-negative f32: its greatest entries, as many as `counts` says (f32, of
-/// the same shape with a last dimension of 1). 1 for the chosen ones in a u8 mask. Of equal entries the lower index comes
-/// first on the CPU; on a GPU equal entries are chosen together.
+/// For every row (last dimension) of `scores`, non-negative f32: its greatest entries, as many as `counts` says (f32,
+/// of the same shape with a last dimension of 1). 1 for the chosen ones in a u8 mask. Of equal entries the lower index
+/// comes first on the CPU; on a GPU equal entries are chosen together.
 pub(crate) fn top_k(scores: &Tensor, counts: &Tensor) -> Result<Tensor, BaselineError> {
-    #[cfg(feature = "cuda")]
-    if scores.device().is_cuda() {
-        use candle_s2o::cuda::{RowChoice, Wanted};
-        return Ok(RowChoice::default().choose(scores, Wanted::Counts(counts))?);
-    }
-    by_sorting(scores, counts)
-}
-
-fn by_sorting(scores: &Tensor, counts: &Tensor) -> Result<Tensor, BaselineError> {
-    let row_len = scores.dim(D::Minus1)?;
-    let values = scores.flatten_all()?.to_vec1::<f32>()?;
-    let counts = counts.flatten_all()?.to_vec1::<f32>()?;
-    let mut mask = vec![0u8; values.len()];
-    mask.par_chunks_mut(row_len).zip(values.par_chunks(row_len)).zip(counts).for_each(|((mask, row), count)| {
-        let mut order: Vec<usize> = (0..row.len()).collect();
-        order.sort_unstable_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
-        order.into_iter().take(count as usize).for_each(|i| mask[i] = 1);
-    });
-    Ok(Tensor::from_vec(mask, scores.shape(), scores.device())?)
+    RowChoice::default().choose(scores, Select::TopK(counts))
 }
 
 #[cfg(test)]

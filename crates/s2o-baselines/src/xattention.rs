@@ -5,17 +5,17 @@ use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{STRIDE, antidiagonal_scores, checked_stride};
 use crate::attention::shape_of;
-use crate::bounds::{QueryBounds, seen_blocks};
+use crate::bounds::{first_and_own, query_bounds, seen_blocks};
 use crate::error::{BaselineError, checked_threshold};
-use crate::mask::{BlockMask, first_and_own};
-use crate::row_choice::RowChoice;
+use crate::mask::BlockMask;
+use crate::row_choice::{RowChoice, Select};
 use crate::selector::{BlockSelector, Selection};
 
 const NAME: &str = "xattention";
 
 /// XAttention ("XAttention: Block Sparse Attention with Antidiagonal Scoring", arXiv 2503.16428): key blocks of 128 in
-/// descending [`antidiagonal_scores`] until their sum reaches the threshold's share of the row. As in the published code
-/// the first block and the one on the diagonal are always taken, and what they score counts first.
+/// descending [`antidiagonal_scores`] until their sum reaches the threshold's share of the row. As in the published
+/// code the first block and the one on the diagonal are always taken, and what they score counts first.
 ///
 /// Left out: thresholds by head, which the paper finds for one model by a search, and the published code's other orders
 /// of the queries in a stride.
@@ -58,9 +58,9 @@ impl BlockSelector for XAttention {
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let shape = shape_of(q, k, v)?;
         let scores = antidiagonal_scores(q, k, self.stride, call.softmax_scale)?;
-        let bounds = QueryBounds::new(&shape, |block| (seen_blocks(block, BLOCK_Q), first_and_own(block)));
-        let choice = RowChoice { bounds: Some(&bounds), kept_first: true, ..RowChoice::default() };
-        let mask = choice.choose(&scores, &[self.threshold])?;
+        let bounds = query_bounds(&shape, q.device(), |block| (seen_blocks(block, BLOCK_Q), first_and_own(block)))?;
+        let choice = RowChoice { bounds: Some(&bounds), forced_count_first: true, ..RowChoice::default() };
+        let mask = choice.choose(&scores, Select::TopP(&[self.threshold]))?;
         Ok(BlockMask::within_diagonal(mask, BLOCK_Q).into_keys()?.into())
     }
 }

@@ -104,18 +104,9 @@ impl S2oFlags {
     }
 }
 
-/// Prompt length from which S2O pays on a device.
-fn break_even(device: &Device) -> usize {
-    match device {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(_) => candle_s2o::cuda::BREAK_EVEN,
-        _ => S2oConfig::CPU_BREAK_EVEN,
-    }
-}
-
 /// Prompts below this many tokens are dense on a device.
 pub fn dense_below(config: &S2oConfig, device: &Device) -> usize {
-    config.dense_below().resolve(break_even(device))
+    config.dense_below().resolve(candle_s2o::break_even(device))
 }
 
 /// The options in force for a prompt on a device, on one line.

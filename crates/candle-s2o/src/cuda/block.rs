@@ -1,19 +1,29 @@
 //! Attention on blocks: what block-sparse methods select, computed by the engine of the others.
 
-use std::ops::Deref;
-
-use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{DevicePtr, SyncOnDrop};
-use candle_core::{DType, Layout, Storage, Tensor};
-use s2o_core::{BLOCK_Q, BlockSelection};
+use candle_core::Tensor;
+use s2o_core::{BLOCK_Q, BlockSelection, S2oError};
+use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32, unaligned_address};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::{BlockListParams, BlockParams, ColumnListParams, ColumnParams};
 
-use super::call::{Call, Grid};
-use super::error::{CudaError, int};
-use super::memory::{Region, Regions, Scratch};
-use crate::block_sparse::KeyColumns;
+use super::call::{Call, CudaOp};
 use crate::error::AttnError;
+use crate::ops::{BlockOp, KeyColumns, MaskOp};
+
+impl CudaOp for BlockOp {
+    fn run(&self, call: &Call) -> Result<Vec<f64>, AttnError> {
+        self.selection.check(&call.shape, self.causal).map_err(S2oError::from)?;
+        launch_lists(call, self.causal, &self.selection)?;
+        Ok(vec![0.0; call.shape.batch() * call.shape.num_heads()])
+    }
+}
+
+impl CudaOp for MaskOp {
+    fn run(&self, call: &Call) -> Result<(), AttnError> {
+        self.check(&call.shape)?;
+        Ok(launch_mask(call, self.causal, &self.mask, self.columns.as_ref())?)
+    }
+}
 
 /// What the kernel reads, in scratch memory.
 struct Lists {
@@ -30,7 +40,7 @@ impl Lists {
         let (next_item, key_blocks) = (regions.add(1), regions.add(entries));
         let ranges = regions.add(2 * lists);
         let scratch = call.allocate(&regions)?;
-        scratch.zero(&call.stream, next_item)?;
+        scratch.zero(next_item)?;
         Ok(Self { next_item, key_blocks, ranges, scratch })
     }
 
@@ -46,14 +56,14 @@ impl Lists {
     /// Attention to the lists, which fit the call.
     fn attend(&self, call: &Call, causal: bool) -> Result<(), CudaError> {
         let params = self.params(call, causal)?;
-        // SAFETY: BlockParams are what the kernel takes; the lists name blocks of the call only, and the scratch memory is
-        // released on this stream after the launch.
+        // SAFETY: BlockParams are what the kernel takes; the lists name blocks of the call only, and the scratch memory
+        // is released on this stream after the launch.
         unsafe { call.launch(Kernel::Block, &params, Grid::Persistent { items: self.ranges.len / 2 }) }
     }
 }
 
 /// Attention to a selection that fits the call.
-pub(crate) fn attend(call: &Call, causal: bool, selection: &BlockSelection) -> Result<(), CudaError> {
+fn launch_lists(call: &Call, causal: bool, selection: &BlockSelection) -> Result<(), CudaError> {
     let blocks = &selection.blocks;
     if blocks.block_k() != BLOCK_Q {
         return Err(CudaError::Tile { name: "block_k", got: blocks.block_k() });
@@ -67,75 +77,58 @@ pub(crate) fn attend(call: &Call, causal: bool, selection: &BlockSelection) -> R
     }
     let lists = Lists::allocate(call, blocks.key_blocks().len(), blocks.len())?;
     let ranges: Vec<i64> = blocks.offsets().windows(2).flatten().copied().collect();
-    lists.scratch.upload(&call.stream, lists.key_blocks, blocks.key_blocks())?;
-    lists.scratch.upload(&call.stream, lists.ranges, &ranges)?;
+    lists.scratch.upload(lists.key_blocks, blocks.key_blocks())?;
+    lists.scratch.upload(lists.ranges, &ranges)?;
     lists.attend(call, causal)
 }
 
-/// Where a contiguous tensor of u8 lies, and a guard that ends the stream's use of it when dropped.
-fn bytes<'a>(
-    (storage, layout): &'a (impl Deref<Target = Storage>, &Layout),
-    call: &'a Call,
-) -> Result<(*const u8, SyncOnDrop<'a>), AttnError> {
-    let Storage::Cuda(storage) = &**storage else {
-        return Err(candle_core::Error::Msg("expected masks on the GPU of q".to_owned()).bt().into());
-    };
-    debug_assert!(layout.is_contiguous() && storage.dtype() == DType::U8);
-    let (base, guard) = storage.as_cuda_slice::<u8>()?.device_ptr(&call.stream);
-    Ok(((base + layout.start_offset() as u64) as *const u8, guard))
-}
-
 /// Attention to the blocks of a mask of u8 and to single keys, both of which fit the call and are contiguous.
-pub(crate) fn attend_mask(
-    call: &Call,
-    causal: bool,
-    mask: &Tensor,
-    columns: Option<&KeyColumns>,
-) -> Result<(), AttnError> {
+fn launch_mask(call: &Call, causal: bool, mask: &Tensor, columns: Option<&KeyColumns>) -> Result<(), CudaError> {
     let (batch, heads, query_blocks, mask_blocks) = mask.dims4()?;
     let num_lists = batch * heads * query_blocks;
     let lists = Lists::allocate(call, num_lists * mask_blocks, num_lists)?;
     let storage = mask.storage_and_layout();
-    let (mask, _mask) = bytes(&storage, call)?;
-    let offset = if causal { call.shape().q_offset() } else { 0 };
+    let (mask, _mask) = unaligned_address::<u8>(&storage.0, storage.1, call.launcher.stream())?;
+    let offset = if causal { call.shape.q_offset() } else { 0 };
     let params = BlockListParams {
-        mask,
+        mask: mask as *const u8,
         key_blocks: lists.scratch.at(lists.key_blocks),
         block_ranges: lists.scratch.at(lists.ranges),
-        num_lists: int("block lists", num_lists)?,
-        query_blocks: int("query blocks", query_blocks)?,
-        mask_blocks: int("key blocks", mask_blocks)?,
-        first_tile: int("query blocks", offset / BLOCK_Q)?,
+        num_lists: to_i32("block lists", num_lists)?,
+        query_blocks: to_i32("query blocks", query_blocks)?,
+        mask_blocks: to_i32("key blocks", mask_blocks)?,
+        first_tile: to_i32("query blocks", offset / BLOCK_Q)?,
         causal: i32::from(causal),
     };
-    // SAFETY: BlockListParams are what the kernel takes; the mask has an entry for each that it reads and is held until the
-    // launch is enqueued, and the lists have room for all of them.
+    // SAFETY: BlockListParams are what the kernel takes; the mask has an entry for each that it reads and is held until
+    // the launch is enqueued, and the lists have room for all of them.
     unsafe { call.launch(Kernel::BlockLists, &params, Grid::Warps { rows: num_lists }) }?;
-    let Some(columns) = columns else { return Ok(lists.attend(call, causal)?) };
+    let Some(columns) = columns else { return lists.attend(call, causal) };
 
-    let capacity = columns.capacity(call.shape().k_len());
+    let capacity = columns.capacity(call.shape.k_len());
     let mut regions = Regions::default();
     let (head_columns, head_counts) = (regions.add::<i32>(batch * heads * capacity), regions.add::<i32>(batch * heads));
     let (of_lists, counts) = (regions.add::<i32>(num_lists * capacity), regions.add::<i32>(num_lists));
     let scratch = call.allocate(&regions)?;
     let storage = columns.keys.storage_and_layout();
-    let (keys, _keys) = bytes(&storage, call)?;
+    let (keys, _keys) = unaligned_address::<u8>(&storage.0, storage.1, call.launcher.stream())?;
     let list_params = ColumnListParams {
-        keys,
+        keys: keys as *const u8,
         mask: params.mask,
         head_columns: scratch.at(head_columns),
         head_counts: scratch.at(head_counts),
         columns: scratch.at(of_lists),
         column_counts: scratch.at(counts),
         column_stride: capacity as i64,
-        k_len: int("k_len", call.shape().k_len())?,
+        k_len: to_i32("k_len", call.shape.k_len())?,
         query_blocks: params.query_blocks,
         mask_blocks: params.mask_blocks,
         num_lists: params.num_lists,
-        q_offset: int("k_len", offset)?,
+        q_offset: to_i32("k_len", offset)?,
     };
-    // SAFETY: ColumnListParams are what both kernels take; both masks have an entry for each that they read and are held
-    // until the launches are enqueued, and the kernels leave out the keys of a head for which its lists have no room.
+    // SAFETY: ColumnListParams are what both kernels take; both masks have an entry for each that they read and are
+    // held until the launches are enqueued, and the kernels leave out the keys of a head for which its lists have no
+    // room.
     unsafe {
         call.launch(Kernel::HeadColumns, &list_params, Grid::Blocks([batch * heads, 1, 1]))?;
         call.launch(Kernel::ColumnLists, &list_params, Grid::Warps { rows: num_lists })?;
@@ -147,5 +140,5 @@ pub(crate) fn attend_mask(
         column_stride: list_params.column_stride,
     };
     // SAFETY: as for the blocks alone; the columns are keys of the call, and released on this stream after the launch.
-    Ok(unsafe { call.launch(Kernel::BlockColumns, &params, Grid::Persistent { items: num_lists }) }?)
+    unsafe { call.launch(Kernel::BlockColumns, &params, Grid::Persistent { items: num_lists }) }
 }

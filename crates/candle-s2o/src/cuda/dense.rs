@@ -1,26 +1,52 @@
 //! Dense attention: one launch, or split over the keys where there are too few query tiles to fill the GPU.
 
+use candle_core::Tensor;
+use s2o_cuda::{CudaError, Grid, Regions, to_i32};
 use s2o_kernels::params::{RowState, SplitParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
-use super::call::{Call, Grid};
-use super::error::{CudaError, int};
-use super::memory::Regions;
+use super::call::{Call, CudaOp};
+use crate::attn_op::apply;
+use crate::error::AttnError;
+use crate::ops::DenseOp;
 
 /// A part of a split should not be shorter: its result has to be written and read again.
 const MIN_TILES_PER_SPLIT: usize = 4;
 /// Parts for each multiprocessor: more than one, so that they even out.
 const SPLITS_PER_SM: usize = 2;
 
+impl CudaOp for DenseOp {
+    fn run(&self, call: &Call) -> Result<(), AttnError> {
+        Ok(launch(call, self.causal, 0, self.splits)?)
+    }
+}
+
+/// [`dense_attn`](crate::dense_attn) with its keys cut into `splits` parts, for the tests of the split kernels: calls
+/// choose a number of parts by themselves.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`].
+#[doc(hidden)]
+pub fn dense_attn_split(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    causal: bool,
+    splits: usize,
+) -> Result<Tensor, AttnError> {
+    Ok(apply(&DenseOp { softmax_scale, causal, splits: Some(splits) }, q, k, v)?.0)
+}
+
 /// Dense attention of the rows from `first_row` on. `splits` forces a number of parts.
-pub(super) fn attend(call: &Call, causal: bool, first_row: usize, splits: Option<usize>) -> Result<(), CudaError> {
+pub(super) fn launch(call: &Call, causal: bool, first_row: usize, splits: Option<usize>) -> Result<(), CudaError> {
     let shape = &call.shape;
     let rows = shape.q_len() - first_row;
     let items = rows.div_ceil(TILE_Q) * shape.batch() * shape.num_heads();
     let key_tiles = shape.k_len().div_ceil(TILE_K);
     let splits = splits.unwrap_or_else(|| match items {
-        items if items >= call.library.multiprocessors => 1,
-        items => (SPLITS_PER_SM * call.library.multiprocessors / items).min(key_tiles / MIN_TILES_PER_SPLIT).max(1),
+        items if items >= call.launcher.multiprocessors() => 1,
+        items => (SPLITS_PER_SM * call.launcher.multiprocessors() / items).min(key_tiles / MIN_TILES_PER_SPLIT).max(1),
     });
     if splits > 1 { split(call, causal, first_row, splits) } else { whole(&call.rows_from(first_row), causal) }
 }
@@ -30,7 +56,7 @@ fn whole(call: &Call, causal: bool) -> Result<(), CudaError> {
     let mut regions = Regions::default();
     let next_item = regions.add::<i32>(1);
     let scratch = call.allocate(&regions)?;
-    scratch.zero(&call.stream, next_item)?;
+    scratch.zero(next_item)?;
     let params = call.params(causal, scratch.at(next_item))?;
     // Causal tiles are cut on absolute positions.
     let first = if causal { shape.q_offset() % TILE_Q } else { 0 };
@@ -53,15 +79,15 @@ fn split(call: &Call, causal: bool, first_row: usize, splits: usize) -> Result<(
     let partial_out = regions.add::<f32>(items * TILE_Q * shape.head_dim());
     let partial_state = regions.add::<RowState>(items * TILE_Q);
     let scratch = call.allocate(&regions)?;
-    scratch.zero(&call.stream, next_item)?;
+    scratch.zero(next_item)?;
     let params = SplitParams {
         attn: call.params(causal, scratch.at(next_item))?,
         partial_out: scratch.at(partial_out),
         partial_state: scratch.at(partial_state),
-        first_row: int("first_row", first_row)?,
-        num_splits: int("splits", num_splits)?,
-        tiles_per_split: int("tiles per split", tiles_per_split)?,
-        head_dim: int("head_dim", shape.head_dim())?,
+        first_row: to_i32("first_row", first_row)?,
+        num_splits: to_i32("splits", num_splits)?,
+        tiles_per_split: to_i32("tiles per split", tiles_per_split)?,
+        head_dim: to_i32("head_dim", shape.head_dim())?,
     };
     // SAFETY: SplitParams are what both kernels take. The partial results have room for every item, and the scratch
     // memory is released on this stream after both.

@@ -3,18 +3,41 @@
 use std::ptr;
 
 use s2o_core::Permutation;
+use s2o_cuda::{CudaError, Grid, Regions, to_i32};
 use s2o_kernels::params::SparseParams;
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
-use super::call::{Call, Grid};
-use super::error::{CudaError, int};
-use super::memory::Regions;
+use super::call::{Call, CudaOp};
+use crate::attn_op::AttnOp;
+use crate::error::AttnError;
 
 /// Attention of every query to all keys in the order of its head, until `tau` ends it.
-pub(super) fn attend(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError> {
+#[derive(Debug)]
+pub(super) struct GatherOp<'a> {
+    pub(super) softmax_scale: f32,
+    pub(super) kv_perm: &'a [Permutation],
+    pub(super) tau: f32,
+}
+
+impl AttnOp for GatherOp<'_> {
+    const NAME: &'static str = "gathered-attention";
+    type Report = ();
+
+    fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+}
+
+impl CudaOp for GatherOp<'_> {
+    fn run(&self, call: &Call) -> Result<(), AttnError> {
+        Ok(launch(call, self.kv_perm, self.tau)?)
+    }
+}
+
+fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError> {
     let shape = &call.shape;
     let (heads, k_len) = (shape.batch() * shape.num_heads(), shape.k_len());
-    let refuse = |name, expected: String, got| Err(CudaError::Keys { name, expected, got });
+    let refuse = |name, expected: String, got| Err(CudaError::Size { name, expected, got });
     if !k_len.is_multiple_of(TILE_K) {
         return refuse("k_len", format!("a multiple of {TILE_K}"), k_len);
     }
@@ -28,9 +51,9 @@ pub(super) fn attend(call: &Call, orders: &[Permutation], tau: f32) -> Result<()
     let next_item = regions.add::<i32>(1);
     let kv_perm = regions.add::<i32>(heads * k_len);
     let scratch = call.allocate(&regions)?;
-    scratch.zero(&call.stream, next_item)?;
+    scratch.zero(next_item)?;
     let tokens: Vec<i32> = orders.iter().flat_map(Permutation::as_slice).map(|&token| token as i32).collect();
-    scratch.upload(&call.stream, kv_perm, &tokens)?;
+    scratch.upload(kv_perm, &tokens)?;
     let params = SparseParams {
         attn: call.params(false, scratch.at(next_item))?,
         kv_perm: scratch.at(kv_perm),
@@ -38,10 +61,10 @@ pub(super) fn attend(call: &Call, orders: &[Permutation], tau: f32) -> Result<()
         q_perm: ptr::null(),
         state: ptr::null_mut(),
         tiles_visited: ptr::null_mut(),
-        segment_len: int("k_len", k_len)?,
+        segment_len: to_i32("k_len", k_len)?,
         first_segment: 0,
         num_segments: 1,
-        ranked_rows: int("q_len", shape.q_len())?,
+        ranked_rows: to_i32("q_len", shape.q_len())?,
         tau,
         stop_rule: 0,
         literal_frame: 0,
@@ -49,7 +72,7 @@ pub(super) fn attend(call: &Call, orders: &[Permutation], tau: f32) -> Result<()
     };
     let kernel = if tau == 0.0 { Kernel::GatherFull } else { Kernel::Gather };
     let items = shape.q_len().div_ceil(TILE_Q) * heads;
-    // SAFETY: SparseParams are what both kernels take. There is an order of all keys for every head, each a permutation,
-    // and the scratch memory is released on this stream after the launch.
+    // SAFETY: SparseParams are what both kernels take. There is an order of all keys for every head, each a
+    // permutation, and the scratch memory is released on this stream after the launch.
     unsafe { call.launch(kernel, &params, Grid::Persistent { items }) }
 }

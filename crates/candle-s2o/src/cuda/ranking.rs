@@ -3,19 +3,13 @@
 use std::ptr;
 
 use s2o_core::{KeyScore, Plan, S2oConfig};
+use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
 use s2o_kernels::ranking::{self, SCORE_BLOCK, SCORE_ROWS, SortShape, query_order_shared_bytes, score_blocks};
 
-use super::call::{Call, Grid};
-use super::error::{CudaError, int};
-use super::memory::{Region, Regions, Scratch};
-use super::sparse::Group;
-
-/// Bytes that the order of `keys` keys takes for one head: an index and a score each, and the ranges of the scores.
-pub(super) fn bytes(keys: usize) -> usize {
-    keys * (size_of::<i32>() + size_of::<u16>()) + keys / SCORE_BLOCK * size_of::<[f32; 2]>()
-}
+use super::call::Call;
+use super::segment_group::SegmentGroup;
 
 /// Scratch memory of the ranking, for any of the groups it was made for.
 pub(super) struct Ranker {
@@ -36,14 +30,14 @@ pub(super) struct Orders {
 }
 
 impl Ranker {
-    pub(super) fn new(regions: &mut Regions, call: &Call, plan: &Plan, groups: &[Group]) -> Self {
+    pub(super) fn new(regions: &mut Regions, call: &Call, plan: &Plan, groups: &[SegmentGroup]) -> Self {
         let shape = &call.shape;
         let heads = shape.batch() * shape.num_heads();
-        let most = |count: fn(&Group) -> usize| heads * groups.iter().map(count).max().unwrap_or(0);
-        let (segments, keys) = (most(|group| group.end - group.first), most(|group| group.keys));
+        let max = |count: fn(&SegmentGroup) -> usize| heads * groups.iter().map(count).max().unwrap_or(0);
+        let (segments, keys) = (max(SegmentGroup::len), max(|group| group.keys));
         let partials = groups.iter().map(|group| {
             let splits = moment_splits(call, plan, group);
-            if splits == 1 { 0 } else { heads * (group.end - group.first) * splits * (2 * shape.head_dim() + 1) }
+            if splits == 1 { 0 } else { heads * (group.len()) * splits * (2 * shape.head_dim() + 1) }
         });
         Self {
             coefficients: regions.add(segments * 3 * shape.head_dim()),
@@ -56,8 +50,8 @@ impl Ranker {
     }
 
     /// To be called once before the first group: the kernels leave the counters as they find them.
-    pub(super) fn prepare(&self, call: &Call, scratch: &Scratch) -> Result<(), CudaError> {
-        scratch.zero(&call.stream, self.arrivals)
+    pub(super) fn prepare(&self, scratch: &Scratch) -> Result<(), CudaError> {
+        scratch.zero(self.arrivals)
     }
 
     /// Enqueues the ranking of a group.
@@ -67,13 +61,13 @@ impl Ranker {
         scratch: &Scratch,
         config: &S2oConfig,
         plan: &Plan,
-        group: &Group,
+        group: &SegmentGroup,
         orders: Orders,
     ) -> Result<(), CudaError> {
         let shape = &call.shape;
-        let segments = group.end - group.first;
+        let segments = group.len();
         let longest = plan.segments[group.end - 1].start;
-        let sort = SortShape::fitting(call.entry(Kernel::Sort)?.shared_limit, longest);
+        let sort = SortShape::fitting(call.launcher.shared_limit(call.function(Kernel::Sort))?, longest);
         let coefficient_head_stride = (segments * 3 * shape.head_dim()) as i64;
         let params = RankingParams {
             q: call.q.address as *const _,
@@ -91,19 +85,19 @@ impl Ranker {
             kv_perm_head_stride: group.keys as i64,
             coefficient_batch_stride: shape.num_heads() as i64 * coefficient_head_stride,
             coefficient_head_stride,
-            batch: int("batch", shape.batch())?,
-            num_heads: int("num_heads", shape.num_heads())?,
-            num_kv_heads: int("num_kv_heads", shape.num_kv_heads())?,
-            q_len: int("q_len", shape.q_len())?,
-            k_len: int("k_len", shape.k_len())?,
-            segment_len: int("segment_len", plan.segment_len)?,
-            first_segment: int("segments", plan.segments[group.first].index)?,
-            num_segments: int("segments", segments)?,
-            coefficient_segment: int("segments", plan.segments[group.first].index)?,
-            front_sink: int("front_sink", config.front_sink().min(shape.k_len()))?,
-            ranked_rows: int("q_len", plan.ranked_rows())?,
-            sort_buckets: int("sort buckets", sort.buckets)?,
-            sort_window: int("sort window", sort.window)?,
+            batch: to_i32("batch", shape.batch())?,
+            num_heads: to_i32("num_heads", shape.num_heads())?,
+            num_kv_heads: to_i32("num_kv_heads", shape.num_kv_heads())?,
+            q_len: to_i32("q_len", shape.q_len())?,
+            k_len: to_i32("k_len", shape.k_len())?,
+            segment_len: to_i32("segment_len", plan.segment_len)?,
+            first_segment: to_i32("segments", plan.segments[group.first].index)?,
+            num_segments: to_i32("segments", segments)?,
+            coefficient_segment: to_i32("segments", plan.segments[group.first].index)?,
+            front_sink: to_i32("front_sink", config.front_sink().min(shape.k_len()))?,
+            ranked_rows: to_i32("q_len", plan.ranked_rows())?,
+            sort_buckets: to_i32("sort buckets", sort.buckets)?,
+            sort_window: to_i32("sort window", sort.window)?,
             softmax_scale: call.softmax_scale,
             second_cumulant: match config.key_score() {
                 KeyScore::MeanQuery => 0.0,
@@ -116,14 +110,14 @@ impl Ranker {
         unsafe {
             if orders.q_perm.is_some() {
                 let shared_bytes = query_order_shared_bytes(plan.segment_len);
-                let limit = call.entry(Kernel::QueryOrder)?.shared_limit;
+                let limit = call.launcher.shared_limit(call.function(Kernel::QueryOrder))?;
                 if shared_bytes > limit {
                     let max = limit / query_order_shared_bytes(1);
                     return Err(CudaError::PermutedSegment { max, got: plan.segment_len });
                 }
                 call.launch(Kernel::KeyGuide, &params, Grid::Blocks([kv_heads, batch, 1]))?;
                 let blocks = [heads, segments, batch];
-                let grid = Grid::Shaped { blocks, threads: None, shared_bytes };
+                let grid = Grid::Shaped { blocks, threads: None, shared_bytes: Some(shared_bytes) };
                 call.launch(Kernel::QueryOrder, &params, grid)?;
             }
             if longest == 0 {
@@ -132,16 +126,16 @@ impl Ranker {
             let splits = moment_splits(call, plan, group);
             call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
             let [y, z] = [(segments * shape.group_size()).div_ceil(SCORE_ROWS), batch * kv_heads];
-            let blocks = [score_blocks(longest / SCORE_BLOCK, y * z, call.library.multiprocessors), y, z];
+            let blocks = [score_blocks(longest / SCORE_BLOCK, y * z, call.launcher.multiprocessors()), y, z];
             call.launch(Kernel::Scores, &params, Grid::Blocks(blocks))?;
             let blocks = [batch * heads, segments, 1];
-            let grid = Grid::Shaped { blocks, threads: Some(sort.threads), shared_bytes: sort.shared_bytes() };
+            let grid = Grid::Shaped { blocks, threads: Some(sort.threads), shared_bytes: Some(sort.shared_bytes()) };
             call.launch(Kernel::Sort, &params, grid)
         }
     }
 }
 
-fn moment_splits(call: &Call, plan: &Plan, group: &Group) -> usize {
-    let items = call.shape.batch() * call.shape.num_heads() * (group.end - group.first);
-    ranking::moment_splits(items, plan.segment_len, call.library.multiprocessors)
+fn moment_splits(call: &Call, plan: &Plan, group: &SegmentGroup) -> usize {
+    let items = call.shape.batch() * call.shape.num_heads() * (group.len());
+    ranking::moment_splits(items, plan.segment_len, call.launcher.multiprocessors())
 }

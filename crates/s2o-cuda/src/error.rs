@@ -1,12 +1,12 @@
 //! [`CudaError`]: why a call on a GPU was refused or failed.
 
 use candle_core::DType;
-use candle_core::cuda_backend::cudarc::driver::DriverError;
+use cudarc::driver::DriverError;
 use s2o_kernels::{Arch, UnknownArch};
 use thiserror::Error;
 
-/// Why a call on a GPU was refused or failed. What the kernels do not cover the CPU path does: `to_device(&Device::Cpu)`
-/// is the way there.
+/// Why a call on a GPU was refused or failed. What the kernels do not cover the CPU path does:
+/// `to_device(&Device::Cpu)` is the way there.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -113,16 +113,19 @@ pub enum CudaError {
         /// What was given.
         what: &'static str,
     },
-    /// An order of keys, or what is counted along keys, does not fit the call.
+    /// A size or a count does not fit the call.
     #[error("{name}: expected {expected}, got {got}")]
-    Keys {
-        /// What is at fault.
+    Size {
+        /// The size at fault.
         name: &'static str,
-        /// What would fit.
+        /// The sizes that would fit.
         expected: String,
-        /// What was given.
+        /// The refused size.
         got: usize,
     },
+    /// Kernels take tensors on one GPU.
+    #[error("expected all tensors on one GPU, got one elsewhere")]
+    NotOnGpu,
     /// The driver failed.
     #[error("{doing}: {source:?}")]
     Driver {
@@ -131,10 +134,22 @@ pub enum CudaError {
         /// What the driver said.
         source: DriverError,
     },
+    /// Candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
 }
 
-/// Says what was being done when the driver failed.
-pub(super) trait Doing<T> {
+impl From<CudaError> for candle_core::Error {
+    fn from(error: CudaError) -> Self {
+        match error {
+            CudaError::Candle(error) => error,
+            other => Self::wrap(other),
+        }
+    }
+}
+
+/// Adds to a failure of the driver what was being done.
+pub(crate) trait Doing<T> {
     fn doing(self, doing: &'static str) -> Result<T, CudaError>;
 }
 
@@ -145,6 +160,17 @@ impl<T> Doing<T> for Result<T, DriverError> {
 }
 
 /// A size as the 32-bit number that kernels count with.
-pub(super) fn int(name: &'static str, got: usize) -> Result<i32, CudaError> {
+///
+/// # Errors
+/// [`CudaError::TooLarge`]
+pub fn to_i32(name: &'static str, got: usize) -> Result<i32, CudaError> {
     i32::try_from(got).map_err(|_| CudaError::TooLarge { name, max: i32::MAX as usize, got })
+}
+
+/// Refuses a size that kernels cannot count in 32 bits.
+///
+/// # Errors
+/// [`CudaError::TooLarge`]
+pub fn check_i32(name: &'static str, got: usize) -> Result<(), CudaError> {
+    to_i32(name, got).map(drop)
 }

@@ -2,21 +2,21 @@
 
 use std::mem::MaybeUninit;
 
-use candle_core::cuda_backend::cudarc::driver::sys;
+use cudarc::driver::sys;
 use s2o_kernels::{Dtype, TILE_K};
 
-use super::error::{CudaError, Doing};
-use super::operand::View;
+use crate::error::{CudaError, Doing};
+use crate::operand::View;
 
 /// A descriptor, passed to a kernel by value. Its alignment differs between toolkits, and is the binding's.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct TensorMap(sys::CUtensorMap);
+pub(crate) struct TensorMap(sys::CUtensorMap);
 
 impl TensorMap {
     /// Describes `view` in boxes of 128 rows of one head, swizzled as wgmma reads them. Rows beyond the tensor read as
     /// zeros.
-    pub(super) fn new(view: &View, dtype: Dtype) -> Result<Self, CudaError> {
+    pub(crate) fn new(view: &View, dtype: Dtype) -> Result<Self, CudaError> {
         /// Elements in the 128 bytes that a row of the box has.
         const BOX_COLUMNS: u32 = 64;
         const ELEMENT_BYTES: u64 = 2;

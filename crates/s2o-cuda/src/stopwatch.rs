@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, sys};
+use cudarc::driver::{CudaEvent, CudaStream, sys};
 use s2o_kernels::Kernel;
 
-use super::error::{CudaError, Doing};
+use crate::error::{CudaError, Doing};
 
 /// Time that the GPU spent in one kernel of a call.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,12 +25,12 @@ impl KernelTime {
 
 /// Events around every launch of a call.
 #[derive(Debug, Default)]
-pub(crate) struct Stopwatch {
+pub struct Stopwatch {
     laps: Mutex<Vec<(Kernel, CudaEvent, CudaEvent)>>,
 }
 
 impl Stopwatch {
-    pub(super) fn time(
+    pub(crate) fn time(
         &self,
         kernel: Kernel,
         stream: &Arc<CudaStream>,
@@ -44,8 +44,11 @@ impl Stopwatch {
         Ok(())
     }
 
-    /// Waits for the GPU and reads the laps, in the order of the launches.
-    pub(crate) fn read(&self) -> Result<Vec<KernelTime>, CudaError> {
+    /// Waits for the GPU and reads the times, in the order of the launches.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn read(&self) -> Result<Vec<KernelTime>, CudaError> {
         let laps = self.laps.lock().unwrap_or_else(PoisonError::into_inner);
         laps.iter()
             .map(|(kernel, begin, end)| {

@@ -1,27 +1,24 @@
 //! [`Library`]: the kernels of one GPU, loaded when they are first asked for and kept for the life of the process.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaStream, DevicePtr, result, sys,
-};
-use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DevicePtr, result, sys};
+use cudarc::nvrtc::Ptx;
 use s2o_kernels::{Arch, Code, Function, LaunchInfo, Module, modules};
 
-use super::error::{CudaError, Doing, int};
-use super::memory::Pool;
+use crate::error::{CudaError, Doing};
+use crate::memory::{Pool, refuse_capture};
 
 /// Overrides which build of the kernels is loaded: `sm80` or `sm90a`.
 const ARCH_VARIABLE: &str = "S2O_CUDA_ARCH";
 
 /// The kernels of one GPU, and what else is kept for it.
 #[derive(Debug)]
-pub(super) struct Library {
-    pub(super) arch: Arch,
-    pub(super) multiprocessors: usize,
-    pub(super) pool: Pool,
+pub(crate) struct Library {
+    pub(crate) arch: Arch,
+    pub(crate) multiprocessors: usize,
+    pub(crate) pool: Pool,
     context: Arc<CudaContext>,
     loaded: Mutex<Loaded>,
 }
@@ -34,55 +31,12 @@ struct Loaded {
 
 /// A kernel ready to launch.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
-    pub(super) function: CudaFunction,
-    pub(super) info: LaunchInfo,
+pub(crate) struct Entry {
+    pub(crate) function: CudaFunction,
+    pub(crate) info: LaunchInfo,
     /// Most dynamic shared memory that a launch may ask for.
-    pub(super) shared_limit: usize,
+    pub(crate) shared_limit: usize,
 }
-
-impl Entry {
-    /// Enqueues the kernel as `blocks` (in x, y and z) of `threads`; nothing if there are none.
-    ///
-    /// # Safety
-    /// `arguments` must point to what the kernel takes, and every address in them must hold what the kernel's header
-    /// says until it has run.
-    pub(super) unsafe fn launch(
-        &self,
-        stream: &CudaStream,
-        blocks: [usize; 3],
-        threads: usize,
-        shared_bytes: usize,
-        arguments: &mut [*mut c_void],
-    ) -> Result<(), CudaError> {
-        if blocks.contains(&0) {
-            return Ok(());
-        }
-        let [x, y, z] = blocks;
-        int("thread blocks", x)?;
-        for got in [y, z] {
-            if got > MAX_GRID_YZ {
-                return Err(CudaError::TooLarge { name: "thread blocks", max: MAX_GRID_YZ, got });
-            }
-        }
-        // SAFETY: the driver copies the arguments before it returns. That they are the right ones is the caller's
-        // promise.
-        unsafe {
-            result::launch_kernel(
-                self.function.cu_function(),
-                (x as u32, y as u32, z as u32),
-                (threads as u32, 1, 1),
-                shared_bytes as u32,
-                stream.cu_stream(),
-                arguments,
-            )
-        }
-        .doing("launching a kernel")
-    }
-}
-
-/// Most blocks of a grid in y or z.
-const MAX_GRID_YZ: usize = 65535;
 
 /// By context and build. Candle devices of one GPU share its primary context, and so this. A context is kept alive by
 /// its library, so no other can come to have its address.
@@ -90,7 +44,7 @@ static LIBRARIES: Mutex<Vec<(usize, Arc<Library>)>> = Mutex::new(Vec::new());
 
 impl Library {
     /// The library of the GPU that `stream` belongs to.
-    pub(super) fn of(stream: &CudaStream) -> Result<Arc<Self>, CudaError> {
+    pub(crate) fn of(stream: &CudaStream) -> Result<Arc<Self>, CudaError> {
         let context = stream.context();
         let (major, minor) = context.compute_capability().doing("asking for the compute capability")?;
         let arch = match std::env::var_os(ARCH_VARIABLE) {
@@ -124,7 +78,7 @@ impl Library {
     }
 
     /// A kernel, loaded if it is not yet.
-    pub(super) fn entry(&self, function: Function, stream: &Arc<CudaStream>) -> Result<Entry, CudaError> {
+    pub(crate) fn entry(&self, function: Function, stream: &Arc<CudaStream>) -> Result<Entry, CudaError> {
         let function = function.or_fallback(self.arch);
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = loaded.functions.get(&function) {
@@ -183,12 +137,4 @@ fn entry_of(module: &Arc<CudaModule>, function: Function, stream: &Arc<CudaStrea
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     kernel.set_attribute(attribute, shared_limit).doing("allowing a kernel its shared memory")?;
     Ok(Entry { function: kernel, info, shared_limit: shared_limit as usize })
-}
-
-/// Refuses to wait for a stream that is capturing a graph.
-pub(super) fn refuse_capture(stream: &CudaStream, doing: &'static str, instead: &'static str) -> Result<(), CudaError> {
-    match stream.capture_status().doing("asking whether a graph is captured")? {
-        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
-        _ => Err(CudaError::Capturing { doing, instead }),
-    }
 }

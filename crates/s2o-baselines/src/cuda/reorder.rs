@@ -2,28 +2,26 @@
 
 use std::ffi::c_void;
 
-use candle_core::cuda_backend::cudarc::driver::DevicePtrMut;
-use candle_core::{DType, Error, Shape, Storage, Tensor};
+use candle_core::{DType, Error, Shape, Tensor};
+use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
+use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, Operand, address, check_i32, cuda_storage, to_i32};
 use s2o_kernels::params::ReorderParams;
 use s2o_kernels::{Dtype, Function, Kernel, decoder};
 
-use super::error::{CudaError, int};
-use super::fused::{ANY_HEAD_DIM, Launcher, address, tensor};
-use super::operand::{Element, Operand};
-use crate::error::AttnError;
+use super::shape_mismatch;
 
 /// Rows of the outputs that a block of threads writes.
 const ROWS: usize = 8;
 
-/// Keys and values in the order of `positions`, and behind them as they were: each `(batch, before + k_len, heads,
-/// head_dim)`, contiguous. `k` and `v` `(batch, k_len, num_kv_heads, head_dim)`, bf16 or f16 on one GPU, any strides,
-/// head_dim a multiple of 8; `positions` `(batch, heads, before)` of u32, heads a multiple of num_kv_heads, whose runs of
-/// equal length take the same KV head. A position beyond the keys stands for the last one.
+/// Keys and values in the order of `positions`, followed by all of them in their own order: each `(batch, before +
+/// k_len, heads, head_dim)`, contiguous. `k` and `v` `(batch, k_len, num_kv_heads, head_dim)`, bf16 or f16 on one GPU,
+/// any strides, head_dim a multiple of 8; `positions` `(batch, heads, before)` of u32, heads a multiple of
+/// num_kv_heads, whose runs of equal length take the same KV head. A position beyond the keys selects the last one.
 ///
 /// # Errors
 /// If the tensors are not such, or the GPU fails.
-pub fn reorder_keys(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tensor; 2], AttnError> {
+pub fn reorder_keys(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tensor; 2], CudaError> {
     let (batch, k_len, kv_heads, head_dim) = k.dims4()?;
     let (order_batch, heads, _) = positions.dims3()?;
     for (lhs, rhs, fit) in [
@@ -31,8 +29,7 @@ pub fn reorder_keys(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tenso
         (k, positions, order_batch == batch && kv_heads > 0 && heads.is_multiple_of(kv_heads) && k_len > 0),
     ] {
         if !fit {
-            let (lhs, rhs) = (lhs.shape().clone(), rhs.shape().clone());
-            return Err(Error::ShapeMismatchBinaryOp { lhs, rhs, op: "reorder-keys" }.bt().into());
+            return Err(shape_mismatch(lhs, rhs, "reorder-keys"));
         }
         if !lhs.device().same_device(rhs.device()) {
             let (lhs, rhs) = (lhs.device().location(), rhs.device().location());
@@ -41,7 +38,7 @@ pub fn reorder_keys(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tenso
     }
     if !head_dim.is_multiple_of(decoder::VECTOR) {
         let expected = format!("a multiple of {}", decoder::VECTOR);
-        return Err(CudaError::Keys { name: "head_dim", expected, got: head_dim }.into());
+        return Err(CudaError::Size { name: "head_dim", expected, got: head_dim });
     }
     if v.dtype() != k.dtype() {
         let (lhs, rhs) = (k.dtype(), v.dtype());
@@ -55,15 +52,15 @@ pub fn reorder_keys(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tenso
     match k.dtype() {
         DType::BF16 => typed::<bf16>(k, v, &positions),
         DType::F16 => typed::<f16>(k, v, &positions),
-        got => Err(CudaError::DType { name: "k", got }.into()),
+        got => Err(CudaError::DType { name: "k", got }),
     }
 }
 
-fn typed<T: Element>(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tensor; 2], AttnError> {
+fn typed<T: Element>(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tensor; 2], CudaError> {
     let (batch, k_len, kv_heads, head_dim) = k.dims4()?;
     let (_, heads, before) = positions.dims3()?;
     let launcher = Launcher::of(k)?;
-    let stream = &launcher.stream;
+    let stream = launcher.stream();
     let out_len = before + k_len;
     let shape = Shape::from((batch, out_len, heads, head_dim));
     let mut k_out = launcher.uninit::<T>(&shape)?;
@@ -71,16 +68,13 @@ fn typed<T: Element>(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tens
     {
         let (k, v) = (k.storage_and_layout(), v.storage_and_layout());
         let positions = positions.storage_and_layout();
-        let (Storage::Cuda(k_storage), Storage::Cuda(v_storage)) = (&*k.0, &*v.0) else {
-            return Err(AttnError::GpuOnly { what: "reordering keys" });
-        };
-        let (k, v) = (Operand::new(k_storage, k.1)?, Operand::new(v_storage, v.1)?);
+        let (k, v) = (Operand::new(cuda_storage(&k.0)?, k.1)?, Operand::new(cuda_storage(&v.0)?, v.1)?);
         let ((k, _k), (v, _v)) = (k.view::<T>(stream)?, v.view::<T>(stream)?);
         let (positions, _positions) = address::<u32>(&positions.0, positions.1, stream)?;
         let (k_out, _k_out) = k_out.device_ptr_mut(stream);
         let (v_out, _v_out) = v_out.device_ptr_mut(stream);
-        int("rows", out_len + ROWS)?;
-        int("elements of a few rows", (ROWS + 1) * heads * head_dim)?;
+        check_i32("rows", out_len + ROWS)?;
+        check_i32("elements of a few rows", (ROWS + 1) * heads * head_dim)?;
         let params = ReorderParams {
             k: k.address as *const c_void,
             v: v.address as *const c_void,
@@ -89,16 +83,16 @@ fn typed<T: Element>(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tens
             v_out: v_out as *mut c_void,
             k_strides: k.strides,
             v_strides: v.strides,
-            num_heads: int("heads", heads)?,
-            num_kv_heads: int("num_kv_heads", kv_heads)?,
-            before: int("reordered keys", before)?,
-            k_len: int("keys", k_len)?,
-            head_dim: int("head_dim", head_dim)?,
+            num_heads: to_i32("heads", heads)?,
+            num_kv_heads: to_i32("num_kv_heads", kv_heads)?,
+            before: to_i32("reordered keys", before)?,
+            k_len: to_i32("keys", k_len)?,
+            head_dim: to_i32("head_dim", head_dim)?,
         };
         let function = Function::new(Kernel::Reorder, Dtype::Bf16, ANY_HEAD_DIM);
-        // SAFETY: a block for each few rows of the outputs; the kernel reads no key beyond k_len, and everything is held
-        // until the launch is enqueued.
-        unsafe { launcher.launch(function, &params, [out_len.div_ceil(ROWS), batch, 1], None) }?;
+        // SAFETY: a block for each few rows of the outputs; the kernel reads no key beyond k_len, and everything is
+        // held until the launch is enqueued.
+        unsafe { launcher.launch(function, &params, Grid::Blocks([out_len.div_ceil(ROWS), batch, 1])) }?;
     }
-    Ok([k_out, v_out].map(|slice| tensor(slice, &launcher.device, shape.clone())))
+    Ok([k_out, v_out].map(|slice| launcher.tensor(slice, shape.clone())))
 }

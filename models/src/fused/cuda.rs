@@ -1,122 +1,22 @@
-//! Launches of the decoder's kernels. Shapes are checked by [`crate::fused`]; here is what only the kernels ask for.
+//! Launches of the decoder's kernels. The callers check shapes; this module checks what only the kernels ask for.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::Arc;
 
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop, sys::CUdeviceptr,
-};
-use candle_core::cuda_backend::{CudaDType, CudaDevice};
-use candle_core::op::BackpropOp;
-use candle_core::{
-    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, MetalStorage, Shape, Storage, Tensor, bail,
-};
+use candle_core::{CpuStorage, CudaStorage, DType, Error, InplaceOp1, Layout, Shape, Tensor, bail};
+use cudarc::driver::{CudaStream, DevicePtrMut};
 use half::{bf16, f16};
-use s2o_kernels::params::{NormParams, Params, RotateParams, RotationParams, SiluParams};
+use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, check_i32, is_vectorized, to_i32};
+use s2o_kernels::params::{NormParams, RotateParams, RotationParams, SiluParams};
 use s2o_kernels::{Dtype, Function, HeadDim, Kernel, decoder};
 
-use super::error::{CudaError, Doing, int};
-use super::library::Library;
-use super::operand::{Element, View, fits};
-use crate::error::AttnError;
-use crate::fused::{Heads, QkNorm};
+use super::heads::{Heads, QkNorm};
 
-type Result<T> = std::result::Result<T, AttnError>;
-
-/// Whether the kernels know the elements of tensors like this one.
-pub(crate) fn knows(device: &Device, dtype: DType) -> bool {
-    device.is_cuda() && matches!(dtype, DType::BF16 | DType::F16)
-}
-
-/// Whether rows of this width can be normalised.
-pub(crate) fn knows_norm_width(width: usize) -> bool {
-    width.is_multiple_of(decoder::VECTOR) && width <= decoder::MAX_NORM_WIDTH
-}
-
-/// Whether gates of this width can be multiplied.
-pub(crate) fn knows_silu_width(width: usize) -> bool {
-    width.is_multiple_of(decoder::VECTOR)
-}
-
-/// Whether heads of this size can be rotated.
-pub(crate) fn knows_head_dim(head_dim: usize) -> bool {
-    HeadDim::new(head_dim).is_some()
-}
-
-/// The device, its stream and its kernels.
-pub(super) struct Launcher {
-    pub(super) device: CudaDevice,
-    pub(super) stream: Arc<CudaStream>,
-    library: Arc<Library>,
-}
-
-impl Launcher {
-    pub(super) fn of(tensor: &Tensor) -> Result<Self> {
-        let device = tensor.device().as_cuda_device()?.clone();
-        let stream = device.cuda_stream();
-        stream.context().bind_to_thread().doing("binding the context")?;
-        let library = Library::of(&stream)?;
-        Ok(Self { device, stream, library })
-    }
-
-    /// Memory for a tensor that a kernel is about to write.
-    pub(super) fn uninit<T: CudaDType + DeviceRepr>(&self, shape: &Shape) -> Result<CudaSlice<T>> {
-        // SAFETY: each kernel here writes every element of its outputs.
-        Ok(unsafe { self.device.alloc::<T>(shape.elem_count()) }?)
-    }
-
-    /// Enqueues a kernel; `threads` where it leaves them to the launch.
-    ///
-    /// # Safety
-    /// As for [`Entry::launch`](super::library::Entry::launch), with `params` as the only argument.
-    pub(super) unsafe fn launch<P: Params>(
-        &self,
-        function: Function,
-        params: &P,
-        blocks: [usize; 3],
-        threads: Option<usize>,
-    ) -> Result<()> {
-        let entry = self.library.entry(function, &self.stream)?;
-        let threads = threads.unwrap_or(entry.info.threads as usize);
-        let mut arguments = [ptr::from_ref(params) as *mut c_void];
-        // SAFETY: passed on.
-        Ok(unsafe { entry.launch(&self.stream, blocks, threads, entry.info.shared_bytes as usize, &mut arguments) }?)
-    }
-
-    /// Of the GPU.
-    pub(super) fn multiprocessors(&self) -> usize {
-        self.library.multiprocessors
-    }
-}
-
-/// A tensor of a slice that was just written.
-pub(super) fn tensor<T: CudaDType>(slice: CudaSlice<T>, device: &CudaDevice, shape: Shape) -> Tensor {
-    let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, device.clone()));
-    Tensor::from_storage(storage, shape, BackpropOp::none(), false)
-}
-
-/// Where a contiguous tensor lies, and a guard that ends the stream's use of it when dropped.
-pub(super) fn address<'a, T: CudaDType + DeviceRepr + 'static>(
-    storage: &'a Storage,
-    layout: &Layout,
-    stream: &'a CudaStream,
-) -> Result<(CUdeviceptr, SyncOnDrop<'a>)> {
-    let Storage::Cuda(storage) = storage else { return Err(other_device().into()) };
-    if !layout.is_contiguous() || !layout.start_offset().is_multiple_of(decoder::VECTOR) {
-        return Err(candle_core::Error::RequiresContiguous { op: "fused" }.bt().into());
-    }
-    let (base, guard) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
-    Ok((base + (layout.start_offset() * size_of::<T>()) as CUdeviceptr, guard))
-}
-
-fn other_device() -> candle_core::Error {
-    candle_core::Error::Msg("expected all tensors on one GPU, got one elsewhere".to_owned()).bt()
-}
+type Result<T> = std::result::Result<T, CudaError>;
 
 /// `x + delta` (if there is a delta) and the RMS norm of that. Inputs contiguous, `x` and `delta` of one shape.
-pub(crate) fn rms_norm(
+pub(super) fn rms_norm(
     x: &Tensor,
     delta: Option<&Tensor>,
     weight: &Tensor,
@@ -130,7 +30,7 @@ pub(crate) fn rms_norm(
 
 fn norm<T: Element>(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f32) -> Result<(Option<Tensor>, Tensor)> {
     let launcher = Launcher::of(x)?;
-    let stream = &launcher.stream;
+    let stream = launcher.stream();
     let width = weight.elem_count();
     let rows = x.elem_count() / width;
     let mut out = launcher.uninit::<T>(x.shape())?;
@@ -149,22 +49,21 @@ fn norm<T: Element>(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f3
             weight: weight as *const c_void,
             sum: sum.as_ref().map_or(ptr::null_mut(), |(sum, _)| *sum as *mut c_void),
             out: out as *mut c_void,
-            width: int("row width", width)?,
+            width: to_i32("row width", width)?,
             eps,
         };
         let function = Function::new(Kernel::RmsNorm, T::DTYPE, ANY_HEAD_DIM);
+        let threads = Some(decoder::norm_threads(width));
+        let grid = Grid::Shaped { blocks: [rows, 1, 1], threads, shared_bytes: None };
         // SAFETY: a block for each row of contiguous tensors of equal shape, all held until the launch is enqueued.
-        unsafe { launcher.launch(function, &params, [rows, 1, 1], Some(decoder::norm_threads(width))) }?;
+        unsafe { launcher.launch(function, &params, grid) }?;
     }
-    let wrap = |slice| tensor(slice, &launcher.device, x.shape().clone());
+    let wrap = |slice| launcher.tensor(slice, x.shape().clone());
     Ok((sum.map(wrap), wrap(out)))
 }
 
-/// Kernels that know no heads are the same for every size.
-pub(super) const ANY_HEAD_DIM: HeadDim = HeadDim::D128;
-
 /// `silu(gate) * up` of contiguous rows `gate | up`.
-pub(crate) fn silu_mul(gate_up: &Tensor) -> Result<Tensor> {
+pub(super) fn silu_mul(gate_up: &Tensor) -> Result<Tensor> {
     match gate_up.dtype() {
         DType::BF16 => silu::<bf16>(gate_up),
         _ => silu::<f16>(gate_up),
@@ -173,7 +72,7 @@ pub(crate) fn silu_mul(gate_up: &Tensor) -> Result<Tensor> {
 
 fn silu<T: Element>(gate_up: &Tensor) -> Result<Tensor> {
     let launcher = Launcher::of(gate_up)?;
-    let stream = &launcher.stream;
+    let stream = launcher.stream();
     let mut dims = gate_up.dims().to_vec();
     let width = dims.last().map_or(0, |width| width / 2);
     *dims.last_mut().expect("the caller knows the width") = width;
@@ -187,15 +86,15 @@ fn silu<T: Element>(gate_up: &Tensor) -> Result<Tensor> {
         let params = SiluParams { gate_up: gate_up as *const c_void, out: out as *mut c_void, width: width as i64 };
         let function = Function::new(Kernel::SiluMul, T::DTYPE, ANY_HEAD_DIM);
         // SAFETY: blocks for each row of contiguous tensors, both held until the launch is enqueued.
-        unsafe { launcher.launch(function, &params, [rows, decoder::silu_blocks(width), 1], None) }?;
+        unsafe { launcher.launch(function, &params, Grid::Blocks([rows, decoder::silu_blocks(width), 1])) }?;
     }
-    Ok(tensor(out, &launcher.device, shape))
+    Ok(launcher.tensor(out, shape))
 }
 
 /// cos and sin of positions `start .. start + len`: `(2, len, frequencies)`, f32.
-pub(crate) fn rotation_table(inverse_frequencies: &Tensor, factor: f64, start: usize, len: usize) -> Result<Tensor> {
+pub(super) fn rotation_table(inverse_frequencies: &Tensor, factor: f64, start: usize, len: usize) -> Result<Tensor> {
     let launcher = Launcher::of(inverse_frequencies)?;
-    let stream = &launcher.stream;
+    let stream = launcher.stream();
     let half = inverse_frequencies.elem_count();
     let shape = Shape::from((2, len, half));
     let mut table = launcher.uninit::<f32>(&shape)?;
@@ -209,19 +108,19 @@ pub(crate) fn rotation_table(inverse_frequencies: &Tensor, factor: f64, start: u
             table: table as *mut f32,
             factor,
             start: start as i64,
-            len: int("positions", len)?,
-            half: int("frequencies", half)?,
+            len: to_i32("positions", len)?,
+            half: to_i32("frequencies", half)?,
         };
         let function = Function::new(Kernel::RotationTable, Dtype::Bf16, ANY_HEAD_DIM);
         // SAFETY: a thread for each entry, both tensors held until the launch is enqueued.
-        unsafe { launcher.launch(function, &params, [decoder::table_blocks(len * half), 1, 1], None) }?;
+        unsafe { launcher.launch(function, &params, Grid::Blocks([decoder::table_blocks(len * half), 1, 1])) }?;
     }
-    Ok(tensor(table, &launcher.device, shape))
+    Ok(launcher.tensor(table, shape))
 }
 
 /// Normalises and rotates q and k of contiguous `qkv` `(batch, len, ..)`, puts k and v into rows `start..` of the
 /// caches, and returns q.
-pub(crate) fn rotate(
+pub(super) fn rotate(
     qkv: &Tensor,
     heads: Heads,
     norm: Option<QkNorm>,
@@ -244,7 +143,7 @@ fn turn<T: Element>(
     start: usize,
 ) -> Result<Tensor> {
     let launcher = Launcher::of(qkv)?;
-    let stream = &launcher.stream;
+    let stream = launcher.stream();
     let (batch, len, _) = qkv.dims3()?;
     let Heads { num_heads, num_kv_heads, head_dim } = heads;
     let shape = Shape::from((batch, len, num_heads, head_dim));
@@ -270,34 +169,35 @@ fn turn<T: Element>(
             v_out: v.rows_from(start, size_of::<T>()).address as *mut c_void,
             k_strides: k.strides,
             v_strides: v.strides,
-            len: int("positions", len)?,
-            num_heads: int("num_heads", num_heads)?,
-            num_kv_heads: int("num_kv_heads", num_kv_heads)?,
+            len: to_i32("positions", len)?,
+            num_heads: to_i32("num_heads", num_heads)?,
+            num_kv_heads: to_i32("num_kv_heads", num_kv_heads)?,
             eps: norm.map_or(0.0, |norm| norm.eps as f32),
         };
-        int("rows", batch * len)?;
+        check_i32("rows", batch * len)?;
         let function = Function::new(Kernel::Rotate, T::DTYPE, size);
-        let threads = decoder::rotate_threads(num_heads + 2 * num_kv_heads, head_dim);
+        let threads = Some(decoder::rotate_threads(num_heads + 2 * num_kv_heads, head_dim));
+        let grid = Grid::Shaped { blocks: [batch * len, 1, 1], threads, shared_bytes: None };
         // SAFETY: a block for each position; the caches have room for `len` rows from `start` on (the caller checked),
         // and everything is held until the launch is enqueued.
-        unsafe { launcher.launch(function, &params, [batch * len, 1, 1], Some(threads)) }
+        unsafe { launcher.launch(function, &params, grid) }
     };
     written::<T>(k_cache, stream, |k| {
         written::<T>(v_cache, stream, |v| enqueue(k, v))?;
         Ok(())
     })?;
-    Ok(tensor(q_out, &launcher.device, shape))
+    Ok(launcher.tensor(q_out, shape))
 }
 
 /// Lets `write` enqueue what writes into a tensor. Candle hands mutable storage to in-place ops alone.
 fn written<T: Element>(tensor: &Tensor, stream: &CudaStream, write: impl FnOnce(View) -> Result<()>) -> Result<()> {
-    if !fits(tensor.layout()) {
+    if !is_vectorized(tensor.layout()) {
         let message = format!("expected a cache of contiguous heads aligned to 16 bytes, got {:?}", tensor.layout());
-        return Err(candle_core::Error::Msg(message).bt().into());
+        return Err(Error::Msg(message).bt().into());
     }
     let op = WriteOp(RefCell::new(Some(|storage: &mut CudaStorage, layout: &Layout| {
         let (base, _guard) = T::as_cuda_slice_mut(storage)?.device_ptr_mut(stream);
-        Ok(write(View::new::<T>(base, layout))?)
+        Ok(write(View::new::<T>(base, layout)?)?)
     })));
     Ok(tensor.inplace_op1(&op)?)
 }
@@ -310,7 +210,7 @@ impl<F: FnOnce(&mut CudaStorage, &Layout) -> candle_core::Result<()>> InplaceOp1
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        Err(other_device())
+        Err(CudaError::NotOnGpu.into())
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
@@ -318,9 +218,5 @@ impl<F: FnOnce(&mut CudaStorage, &Layout) -> candle_core::Result<()>> InplaceOp1
             Some(write) => write(storage, layout),
             None => bail!("a cache was written twice"),
         }
-    }
-
-    fn metal_fwd(&self, _: &mut MetalStorage, _: &Layout) -> candle_core::Result<()> {
-        Err(other_device())
     }
 }

@@ -12,37 +12,38 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Asks the driver; `None` for a device that is no NVIDIA GPU. Does not wait for work under way, whose memory counts
-    /// as used.
+    /// Asks the driver; `None` for a device that is not an NVIDIA GPU. Does not wait for work under way, whose memory
+    /// counts as used.
     ///
     /// # Errors
     /// If the driver fails.
     pub fn of(device: &Device) -> Result<Option<Self>> {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(device) = device {
-            return Ok(Some(crate::cuda::device_memory(device)?));
+            let [free, total] = s2o_cuda::free_and_total(device)?;
+            return Ok(Some(Self { free, total }));
         }
         let _ = device;
         Ok(None)
     }
 
     /// Lets the allocations of this process on a GPU keep memory that is released, for the next ones; else the driver
-    /// takes it back whenever the host waits, and what comes next waits until it is mapped again. Other processes see it
-    /// as used. Nothing on a device that is no NVIDIA GPU.
+    /// takes it back whenever the host waits, and what comes next waits until it is mapped again. Other processes see
+    /// it as used. Nothing on a device that is not an NVIDIA GPU.
     ///
     /// # Errors
     /// If the driver fails.
     pub fn keep_released(device: &Device) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(device) = device {
-            crate::cuda::keep_released(device)?;
+            s2o_cuda::keep_released(device)?;
         }
         let _ = device;
         Ok(())
     }
 }
 
-/// Whether an error of Candle, of this crate's ops or of a matrix product means that a GPU has no memory left.
+/// Whether an error of Candle, of the attention ops or of a matrix product means that a GPU has no memory left.
 pub fn is_out_of_memory(error: &Error) -> bool {
     // Candle keeps of an error from elsewhere only its words.
     let words = error.to_string();

@@ -7,58 +7,53 @@ use s2o_core::{
     AttnStats, GainFrame, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
     TriggeringTile,
 };
+use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::params::{RowState, SparseParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
-use super::BREAK_EVEN;
-use super::call::{Call, Grid};
+use super::call::{Call, CudaOp};
 use super::dense;
-use super::error::{CudaError, int};
-use super::library::refuse_capture;
-use super::memory::{Region, Regions, Scratch};
-use super::ranking::{self, Orders, Ranker};
+use super::ranking::{Orders, Ranker};
+use super::segment_group::{SegmentGroup, groups};
+use crate::break_even::GPU_BREAK_EVEN;
 use crate::error::AttnError;
+use crate::ops::{RankOp, S2oOp};
 
-/// What to compute, beside the tensors.
-pub(crate) struct Request<'a> {
-    pub(crate) config: &'a S2oConfig,
-    pub(crate) prompt_len: usize,
-    /// Orders to take instead of ranking.
-    pub(crate) ranking: Option<&'a Ranking>,
-    /// Makes the host wait for the GPU.
-    pub(crate) wants_stats: bool,
+impl CudaOp for S2oOp {
+    fn run(&self, call: &Call) -> Result<Option<AttnStats>, AttnError> {
+        let (config, shape, wants_stats) = (&self.config, &call.shape, self.wants_stats);
+        check_tiles(config)?;
+        if wants_stats {
+            call.launcher.refuse_capture("reading statistics", "ask for none in the capture")?;
+        }
+        let plan = Plan::with_break_even(config, shape, self.prompt_len(shape), GPU_BREAK_EVEN)?;
+        // The last chunk of a prompt may lie in the dense tail whole.
+        if plan.is_dense() || plan.ranked_rows() == 0 {
+            dense::launch(call, true, 0, None)?;
+            return Ok(wants_stats.then(|| plan.stats_of_visits(shape, config, |_, _, _| 0)));
+        }
+        let ranking = self.ranking.as_deref();
+        if let Some(ranking) = ranking {
+            plan.check_ranking(shape, ranking).map_err(S2oError::from)?;
+        }
+        let launch = Launch::new(call, config, &plan, ranking, wants_stats)?;
+        launch.attend()?;
+        if plan.ranked_rows() < shape.q_len() {
+            dense::launch(call, true, plan.ranked_rows(), None)?;
+        }
+        Ok(if wants_stats { Some(launch.stats()?) } else { None })
+    }
 }
 
-/// S2O attention.
-pub(crate) fn attend(call: &Call, request: &Request<'_>) -> Result<Option<AttnStats>, AttnError> {
-    let &Request { config, prompt_len, ranking, wants_stats } = request;
-    check_tiles(config)?;
-    if wants_stats {
-        refuse_capture(&call.stream, "reading statistics", "ask for none in the capture")?;
+/// The orders on the host: `ranking[b * num_heads + h][s]` for the `s`-th segment of the plan.
+impl CudaOp for RankOp {
+    fn run(&self, call: &Call) -> Result<Ranking, AttnError> {
+        let config = &self.0.config;
+        check_tiles(config)?;
+        call.launcher.refuse_capture("reading orders", "rank outside the capture")?;
+        let plan = Plan::with_break_even(config, &call.shape, self.0.prompt_len(&call.shape), GPU_BREAK_EVEN)?;
+        Launch::new(call, config, &plan, None, false)?.rank_only()
     }
-    let plan = Plan::with_break_even(config, &call.shape, prompt_len, BREAK_EVEN)?;
-    // The last chunk of a prompt may lie in the dense tail whole.
-    if plan.is_dense() || plan.ranked_rows() == 0 {
-        dense::attend(call, true, 0, None)?;
-        return Ok(wants_stats.then(|| plan.stats_of_visits(&call.shape, config, |_, _, _| 0)));
-    }
-    if let Some(ranking) = ranking {
-        plan.check_ranking(&call.shape, ranking).map_err(S2oError::from)?;
-    }
-    let launch = Launch::new(call, config, &plan, ranking.is_none(), wants_stats)?;
-    launch.attend(ranking)?;
-    if plan.ranked_rows() < call.shape.q_len() {
-        dense::attend(call, true, plan.ranked_rows(), None)?;
-    }
-    Ok(if wants_stats { Some(launch.stats()?) } else { None })
-}
-
-/// Algorithm 1 alone, its orders on the host: `ranking[b * num_heads + h][s]` for the `s`-th segment of the plan.
-pub(crate) fn rank(call: &Call, config: &S2oConfig, prompt_len: usize) -> Result<Ranking, AttnError> {
-    check_tiles(config)?;
-    refuse_capture(&call.stream, "reading orders", "rank outside the capture")?;
-    let plan = Plan::with_break_even(config, &call.shape, prompt_len, BREAK_EVEN)?;
-    Launch::new(call, config, &plan, true, false)?.rank_only()
 }
 
 fn check_tiles(config: &S2oConfig) -> Result<(), CudaError> {
@@ -70,49 +65,27 @@ fn check_tiles(config: &S2oConfig) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// Segments that are ranked and attended together: numbers into `plan.segments`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Group {
-    pub(super) first: usize,
-    pub(super) end: usize,
-    /// Length of their orders, for one head.
-    pub(super) keys: usize,
-}
-
-/// Cuts the segments with ranked rows into groups whose orders for `heads` heads fit the cap, the last segments first.
-fn groups(segments: &[Segment], heads: usize, cap: usize) -> Result<Vec<Group>, S2oError> {
-    let fits = |keys: usize| heads * ranking::bytes(keys) <= cap;
-    let mut groups: Vec<Group> = Vec::new();
-    for (number, segment) in segments.iter().enumerate().rev().filter(|(_, segment)| !segment.rows.is_empty()) {
-        if !fits(segment.start) {
-            let expected = heads * ranking::bytes(segment.start);
-            return Err(S2oError::WorkspaceTooSmall { expected, got: cap, prefix_len: segment.start });
-        }
-        match groups.last_mut() {
-            Some(group) if fits(group.keys + segment.start) => {
-                group.first = number;
-                group.keys += segment.start;
-            }
-            _ => groups.push(Group { first: number, end: number + 1, keys: segment.start }),
-        }
-    }
-    Ok(groups)
-}
-
 /// A call with its scratch memory.
 struct Launch<'a> {
     call: &'a Call,
     config: &'a S2oConfig,
     plan: &'a Plan,
-    groups: Vec<Group>,
+    groups: Vec<SegmentGroup>,
     scratch: Scratch,
     counters: Region<i32>,
     kv_perm: Region<i32>,
-    /// Unless the orders are given.
-    ranker: Option<Ranker>,
+    orders: OrderSource<'a>,
     /// With query permutation.
     permuted: Option<Permuted>,
     tiles_visited: Option<Region<i32>>,
+}
+
+/// Where the orders come from.
+enum OrderSource<'a> {
+    /// Algorithm 1.
+    Ranked(Ranker),
+    /// The caller.
+    Given(&'a Ranking),
 }
 
 #[derive(Clone, Copy)]
@@ -126,7 +99,7 @@ impl<'a> Launch<'a> {
         call: &'a Call,
         config: &'a S2oConfig,
         plan: &'a Plan,
-        ranks: bool,
+        given: Option<&'a Ranking>,
         wants_stats: bool,
     ) -> Result<Self, AttnError> {
         let shape = &call.shape;
@@ -142,42 +115,47 @@ impl<'a> Launch<'a> {
         });
         let slots = heads * plan.segments.len() * (plan.segment_len / TILE_Q);
         let tiles_visited = wants_stats.then(|| regions.add(slots));
-        let ranker = ranks.then(|| Ranker::new(&mut regions, call, plan, &groups));
+        let orders = match given {
+            Some(ranking) => OrderSource::Given(ranking),
+            None => OrderSource::Ranked(Ranker::new(&mut regions, call, plan, &groups)),
+        };
         let scratch = call.allocate(&regions)?;
-        scratch.zero(&call.stream, counters)?;
-        if let Some(ranker) = &ranker {
-            ranker.prepare(call, &scratch)?;
+        scratch.zero(counters)?;
+        if let OrderSource::Ranked(ranker) = &orders {
+            ranker.prepare(&scratch)?;
         }
-        Ok(Self { call, config, plan, groups, scratch, counters, kv_perm, ranker, permuted, tiles_visited })
+        Ok(Self { call, config, plan, groups, scratch, counters, kv_perm, orders, permuted, tiles_visited })
     }
 
-    fn attend(&self, ranking: Option<&Ranking>) -> Result<(), CudaError> {
+    fn attend(&self) -> Result<(), CudaError> {
         if let (Some(permuted), Some(last)) = (&self.permuted, self.groups.first()) {
             let first = self.groups.last().map_or(last.first, |group| group.first);
-            let all = Group { first, end: last.end, keys: 0 };
+            let all = SegmentGroup { first, end: last.end, keys: 0 };
             self.launch(Kernel::Window, &all, self.groups.len())?;
-            if let Some(ranking) = ranking {
+            if let OrderSource::Given(ranking) = self.orders {
                 self.upload_q_perm(permuted.q_perm, ranking)?;
             }
         }
         for (number, group) in self.groups.iter().enumerate() {
-            match ranking {
-                Some(ranking) => self.upload_kv_perm(group, ranking)?,
-                None => self.rank(group)?,
-            }
+            self.order(group)?;
             self.launch(self.kernel(), group, number)?;
         }
         Ok(())
     }
 
-    fn rank(&self, group: &Group) -> Result<(), CudaError> {
+    /// Enqueues what puts the orders of a group into scratch memory.
+    fn order(&self, group: &SegmentGroup) -> Result<(), CudaError> {
         let Self { call, config, plan, scratch, .. } = self;
-        let orders = Orders {
-            kv_perm: scratch.at(self.kv_perm),
-            q_perm: self.permuted.map(|permuted| scratch.at(permuted.q_perm)),
-        };
-        let ranker = self.ranker.as_ref().expect("made where no orders are given");
-        ranker.rank(call, scratch, config, plan, group, orders)
+        match &self.orders {
+            OrderSource::Given(ranking) => self.upload_kv_perm(group, ranking),
+            OrderSource::Ranked(ranker) => {
+                let orders = Orders {
+                    kv_perm: scratch.at(self.kv_perm),
+                    q_perm: self.permuted.map(|permuted| scratch.at(permuted.q_perm)),
+                };
+                ranker.rank(call, scratch, config, plan, group, orders)
+            }
+        }
     }
 
     /// Ranks the groups one after the other, and reads their orders.
@@ -193,10 +171,10 @@ impl<'a> Launch<'a> {
         let mut ranking =
             vec![plan.segments.iter().map(natural).collect::<Vec<_>>(); shape.batch() * shape.num_heads()];
         for group in &self.groups {
-            self.rank(group)?;
-            let tokens = scratch.download(&call.stream, self.kv_perm)?;
+            self.order(group)?;
+            let tokens = scratch.download(self.kv_perm)?;
             let rows = match self.permuted {
-                Some(permuted) => scratch.download(&call.stream, permuted.q_perm)?,
+                Some(permuted) => scratch.download(permuted.q_perm)?,
                 None => Vec::new(),
             };
             for (head, orders) in ranking.iter_mut().enumerate() {
@@ -227,10 +205,10 @@ impl<'a> Launch<'a> {
         }
     }
 
-    fn launch(&self, kernel: Kernel, group: &Group, counter: usize) -> Result<(), CudaError> {
+    fn launch(&self, kernel: Kernel, group: &SegmentGroup, counter: usize) -> Result<(), CudaError> {
         let Self { call, config, plan, scratch, .. } = self;
         let heads = call.shape.batch() * call.shape.num_heads();
-        let segments = group.end - group.first;
+        let segments = group.len();
         let params = SparseParams {
             attn: call.params(true, scratch.at(self.counters).wrapping_add(counter))?,
             kv_perm: scratch.at(self.kv_perm),
@@ -238,10 +216,10 @@ impl<'a> Launch<'a> {
             q_perm: self.permuted.map_or(ptr::null(), |permuted| scratch.at(permuted.q_perm).cast_const()),
             state: self.permuted.map_or(ptr::null_mut(), |permuted| scratch.at(permuted.state)),
             tiles_visited: self.tiles_visited.map_or(ptr::null_mut(), |region| scratch.at(region)),
-            segment_len: int("segment_len", plan.segment_len)?,
-            first_segment: int("segments", plan.segments[group.first].index)?,
-            num_segments: int("segments", segments)?,
-            ranked_rows: int("q_len", plan.ranked_rows())?,
+            segment_len: to_i32("segment_len", plan.segment_len)?,
+            first_segment: to_i32("segments", plan.segments[group.first].index)?,
+            num_segments: to_i32("segments", segments)?,
+            ranked_rows: to_i32("q_len", plan.ranked_rows())?,
             tau: config.tau(),
             stop_rule: match config.stop_rule() {
                 StopRule::AllRows => 0,
@@ -257,10 +235,10 @@ impl<'a> Launch<'a> {
         unsafe { call.launch(kernel, &params, Grid::Persistent { items }) }
     }
 
-    fn upload_kv_perm(&self, group: &Group, ranking: &Ranking) -> Result<(), CudaError> {
+    fn upload_kv_perm(&self, group: &SegmentGroup, ranking: &Ranking) -> Result<(), CudaError> {
         let orders = ranking.iter().flat_map(|orders| &orders[group.first..group.end]);
         let tokens: Vec<i32> = orders.flat_map(|order| order.kv_perm.as_slice()).map(|&token| token as i32).collect();
-        self.scratch.upload(&self.call.stream, self.kv_perm, &tokens)
+        self.scratch.upload(self.kv_perm, &tokens)
     }
 
     fn upload_q_perm(&self, region: Region<i32>, ranking: &Ranking) -> Result<(), CudaError> {
@@ -273,13 +251,13 @@ impl<'a> Launch<'a> {
                 }
             }
         }
-        self.scratch.upload(&self.call.stream, region, &rows)
+        self.scratch.upload(region, &rows)
     }
 
     /// Waits for the GPU and reads what it counted.
     fn stats(&self) -> Result<AttnStats, CudaError> {
         let region = self.tiles_visited.expect("statistics were asked for");
-        let counts = self.scratch.download(&self.call.stream, region)?;
+        let counts = self.scratch.download(region)?;
         let Self { call, config, plan, .. } = self;
         let tiles_per_segment = plan.segment_len / TILE_Q;
         let q_offset = call.shape.q_offset();
@@ -303,35 +281,4 @@ impl<'a> Launch<'a> {
 /// The permutation that the GPU found, its indices counted from `base`; a wrong one is an error, not a panic.
 fn permutation(indices: &[i32], base: usize) -> Result<Permutation, S2oError> {
     Ok(Permutation::new(indices.iter().map(|&index| (index as u32).wrapping_sub(base as u32)).collect())?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use s2o_core::segments;
-
-    #[test]
-    fn groups_fit_the_cap_and_cover_what_is_ranked() {
-        let segments = segments(300, 724, 128, 1000);
-        let keys = |range: std::ops::Range<usize>| segments[range].iter().map(|segment| segment.start).sum();
-        assert_eq!(segments.len(), 6);
-        let all = groups(&segments, 2, usize::MAX).unwrap();
-        assert_eq!(all, [Group { first: 0, end: 6, keys: keys(0..6) }]);
-        let cap = 2 * ranking::bytes(896 + 768);
-        let cut = groups(&segments, 2, cap).unwrap();
-        assert_eq!(cut[0], Group { first: 4, end: 6, keys: 896 + 768 });
-        assert_eq!(cut.last().unwrap().first, 0);
-        assert!(cut.iter().all(|group| 2 * ranking::bytes(group.keys) <= cap));
-        assert_eq!(
-            groups(&segments, 2, 1000),
-            Err(S2oError::WorkspaceTooSmall { expected: 2 * ranking::bytes(896), got: 1000, prefix_len: 896 })
-        );
-    }
-
-    #[test]
-    fn segments_in_the_tail_are_not_ranked() {
-        assert_eq!(groups(&segments(0, 256, 128, 0), 1, 0), Ok(vec![]));
-        let ranked = groups(&segments(0, 512, 128, 200), 1, usize::MAX).unwrap();
-        assert_eq!(ranked, [Group { first: 0, end: 2, keys: 128 }]);
-    }
 }

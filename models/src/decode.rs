@@ -3,7 +3,10 @@
 use candle_core::{DType, Result, Tensor};
 
 #[cfg(feature = "cuda")]
-use crate::{cuda::fused as gpu, op::dense_attn};
+use {
+    crate::fused::support::{supports, supports_head_dim},
+    candle_s2o::dense_attn,
+};
 
 /// Dense attention of one query per sequence: `q` `(batch, 1, num_heads, head_dim)` against `k` and `v`
 /// `(batch, k_len, num_kv_heads, head_dim)`, views of a cache for instance; returns the shape of `q`. No KV head is
@@ -16,7 +19,7 @@ pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Re
     let num_kv_heads = k.dim(2)?;
     let group = num_heads / num_kv_heads;
     #[cfg(feature = "cuda")]
-    if gpu::knows(q.device(), q.dtype()) && gpu::knows_head_dim(head_dim) {
+    if supports(q.device(), q.dtype()) && supports_head_dim(head_dim) {
         if k.dim(1)? < group {
             return Ok(dense_attn(q, k, v, softmax_scale, true)?);
         }
@@ -35,12 +38,13 @@ pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Re
     }
     let q = q.reshape((batch, num_kv_heads, group, head_dim))?;
     let mut rows = Vec::with_capacity(batch);
-    // The query heads of a group are the rows of one matrix. Candle multiplies a batch of matrices with one batch stride
-    // only, and (sequence, head) needs two.
+    // The query heads of a group are the rows of one matrix. Candle multiplies a batch of matrices with one batch
+    // stride only, and (sequence, head) needs two.
     for b in 0..batch {
         let (q, k, v) = (q.get(b)?, k.get(b)?.transpose(0, 1)?, v.get(b)?.transpose(0, 1)?);
-        // cuBLAS through Candle takes no row stride other than the row length; the CPU takes any, so it need not copy the
-        // cache. There K q^T is up to twice as fast as q K^T, since the long side is then the row side of the product.
+        // cuBLAS through Candle takes no row stride other than the row length; the CPU takes any, so it need not copy
+        // the cache. There K q^T is up to twice as fast as q K^T, since the long side is then the row side of the
+        // product.
         let (scores, v) = if k.device().is_cpu() {
             (k.matmul(&q.t()?)?.t()?.contiguous()?, v)
         } else {

@@ -1,12 +1,12 @@
 //! Attention to the key blocks that a method has selected, on every backend.
 
-use candle_core::{DType, Device, Tensor};
-use s2o_core::cpu::{self, Element, Inputs};
-use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, query_blocks};
 use std::sync::Arc;
 
+use candle_core::{DType, Device, Tensor};
+use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockSelection, S2oError, query_blocks};
+
+use crate::attn_op::{AttnOp, apply};
 use crate::error::AttnError;
-use crate::op::{Kernel, apply};
 
 /// Attention of each query block to what `selection` names: shapes and dtypes as in
 /// [`dense_attn`](crate::dense_attn). This is the executor for block-sparse methods, which only select. Queries that
@@ -25,7 +25,7 @@ pub fn block_sparse_attn(
     causal: bool,
     selection: impl Into<Arc<BlockSelection>>,
 ) -> Result<(Tensor, Vec<f64>), AttnError> {
-    apply(BlockOp { softmax_scale, causal, selection: selection.into() }, q, k, v)
+    apply(&BlockOp { softmax_scale, causal, selection: selection.into() }, q, k, v)
 }
 
 /// Single keys that every query block of a head sees beside its blocks, as [`BlockSelection::columns`] has them.
@@ -33,8 +33,8 @@ pub fn block_sparse_attn(
 pub struct KeyColumns {
     /// `(batch, num_heads, k_len)` of u8 on the device of `q`: not 0 where a key is chosen.
     pub keys: Tensor,
-    /// Of each head, the lowest keys of as many are taken, rounded up to a multiple of 128 (`usize::MAX`: all): for so many
-    /// there is memory, 4 bytes for each of them and each query block of every head.
+    /// Upper bound on the keys of a head, rounded up to a multiple of 128 (`usize::MAX`: all); the keys at the highest
+    /// positions are dropped. On a GPU costs 4 bytes for each of them and each query block of every head.
     pub at_most: usize,
 }
 
@@ -60,13 +60,13 @@ impl KeyColumns {
 }
 
 /// [`block_sparse_attn`] to the blocks of a mask, `(batch, num_heads, query_blocks, key_blocks)` of u8 on the device of
-/// `q`: not 0 where a query block of [`query_blocks`] attends to a block of 128 keys. Blocks beyond the diagonal are left
-/// out if `causal`. With `columns`, and then causal, to single keys too. On a GPU the masks become lists there; the host
-/// waits for nothing.
+/// `q`: not 0 where a query block of [`query_blocks`] attends to a block of 128 keys. Blocks beyond the diagonal are
+/// left out if `causal`. With `columns`, and then causal, to single keys too. On a GPU the masks become lists there;
+/// the host waits for nothing.
 ///
 /// # Errors
-/// If the tensors do not fit, see [`AttnError`]; [`s2o_core::BlockError::Mask`] or [`s2o_core::BlockError::ColumnMask`] if a mask
-/// does not fit them, [`s2o_core::BlockError::ColumnsNotCausal`].
+/// If the tensors do not fit, see [`AttnError`]; [`s2o_core::BlockError::Mask`] or [`s2o_core::BlockError::ColumnMask`]
+/// if a mask does not fit them, [`s2o_core::BlockError::ColumnsNotCausal`].
 pub fn block_mask_attn(
     q: &Tensor,
     k: &Tensor,
@@ -92,49 +92,38 @@ pub fn block_mask_attn(
         Ok::<_, AttnError>(KeyColumns { keys, ..*columns })
     });
     let op = MaskOp { softmax_scale, causal, mask, columns: columns.transpose()? };
-    Ok(apply(op, q, k, v)?.0)
+    Ok(apply(&op, q, k, v)?.0)
 }
 
 #[derive(Debug)]
-struct BlockOp {
+pub(crate) struct BlockOp {
     softmax_scale: f32,
-    causal: bool,
-    selection: Arc<BlockSelection>,
+    pub(crate) causal: bool,
+    pub(crate) selection: Arc<BlockSelection>,
 }
 
-impl Kernel for BlockOp {
+impl AttnOp for BlockOp {
     const NAME: &'static str = "block-sparse-attention";
     type Report = Vec<f64>;
 
     fn softmax_scale(&self) -> f32 {
         self.softmax_scale
     }
-
-    fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Vec<f64>, AttnError> {
-        Ok(cpu::block_sparse(inputs, self.causal, &self.selection, out)?)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(&self, call: &crate::cuda::Call) -> Result<Vec<f64>, AttnError> {
-        self.selection.check(call.shape(), self.causal).map_err(S2oError::from)?;
-        crate::cuda::block_sparse(call, self.causal, &self.selection)?;
-        Ok(vec![0.0; call.shape().batch() * call.shape().num_heads()])
-    }
 }
 
 #[derive(Debug)]
-struct MaskOp {
+pub(crate) struct MaskOp {
     softmax_scale: f32,
-    causal: bool,
+    pub(crate) causal: bool,
     /// Contiguous u8.
-    mask: Tensor,
+    pub(crate) mask: Tensor,
     /// Likewise.
-    columns: Option<KeyColumns>,
+    pub(crate) columns: Option<KeyColumns>,
 }
 
 impl MaskOp {
     /// Whether the masks fit.
-    fn check(&self, shape: &AttnShape) -> Result<(), AttnError> {
+    pub(crate) fn check(&self, shape: &AttnShape) -> Result<(), AttnError> {
         let query_blocks = query_blocks(shape, self.causal).len();
         let expected = [shape.batch(), shape.num_heads(), query_blocks, shape.k_len().div_ceil(BLOCK_Q)];
         if self.mask.dims() != expected {
@@ -154,33 +143,11 @@ impl MaskOp {
     }
 }
 
-impl Kernel for MaskOp {
+impl AttnOp for MaskOp {
     const NAME: &'static str = "block-mask-attention";
     type Report = ();
 
     fn softmax_scale(&self) -> f32 {
         self.softmax_scale
-    }
-
-    fn cpu<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<(), AttnError> {
-        let shape = inputs.shape();
-        self.check(shape)?;
-        let (_, _, rows, key_blocks) = self.mask.dims4()?;
-        let mask = self.mask.flatten_all()?.to_vec1::<u8>()?;
-        let first = if self.causal { shape.q_offset() / BLOCK_Q } else { key_blocks };
-        let lists = mask.chunks_exact(key_blocks).enumerate().map(|(list, row)| {
-            let seen = key_blocks.min(first + list % rows + 1);
-            (0..seen).filter(|&block| row[block] != 0)
-        });
-        let columns = self.columns.as_ref().map(KeyColumns::lists).transpose()?;
-        let selection = BlockSelection { columns, ..BlockLists::new(lists).into() };
-        cpu::block_sparse(inputs, self.causal, &selection, out)?;
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(&self, call: &crate::cuda::Call) -> Result<(), AttnError> {
-        self.check(call.shape())?;
-        crate::cuda::block_mask(call, self.causal, &self.mask, self.columns.as_ref())
     }
 }

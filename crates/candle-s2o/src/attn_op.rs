@@ -1,0 +1,183 @@
+//! What every attention op shares: one check of its operands, its computation, and its place in Candle's graph.
+//!
+//! A call goes one way: the op ([`crate::ops`]), [`apply`] or [`report`] here, the adapter of the backend
+//! ([`crate::cpu`], [`crate::cuda`]), and the code that computes.
+
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, bail};
+use s2o_core::{AttnShape, S2oError};
+
+use crate::error::AttnError;
+
+/// An attention op, as all backends see it.
+pub(crate) trait AttnOp {
+    /// Its name in Candle's graph.
+    const NAME: &'static str;
+    /// Whether it has an output of the size of `q`.
+    const HAS_OUTPUT: bool = true;
+    /// What a call returns besides its output.
+    type Report;
+
+    /// Factor on `q . k` before the softmax.
+    fn softmax_scale(&self) -> f32;
+}
+
+/// An op on the backend whose storage is `S`.
+pub(crate) trait Compute<S: BackendStorage>: AttnOp {
+    /// The output, contiguous in the shape of `q`, if the op has one, and the report.
+    fn compute(&self, qkv: &Qkv<'_, S>) -> Result<(Option<S>, Self::Report), AttnError>;
+}
+
+/// Without the feature `cuda` no op has kernels for a GPU.
+#[cfg(not(feature = "cuda"))]
+impl<K: AttnOp> Compute<CudaStorage> for K {
+    fn compute(&self, _: &Qkv<'_, CudaStorage>) -> Result<(Option<CudaStorage>, K::Report), AttnError> {
+        Err(AttnError::Device { name: "q", got: "CUDA" })
+    }
+}
+
+/// Queries, keys and values of one call, checked against each other.
+pub(crate) struct Qkv<'a, S> {
+    pub(crate) shape: AttnShape,
+    pub(crate) dtype: DType,
+    /// Finite.
+    pub(crate) softmax_scale: f32,
+    /// `q`, `k` and `v`, each of 4 dimensions and of `dtype`, in any layout.
+    pub(crate) operands: [(&'a S, &'a Layout); 3],
+}
+
+impl<'a, S: BackendStorage> Qkv<'a, S> {
+    /// The only check of shapes, dtypes and the scale; a backend adds its own limits.
+    pub(crate) fn new(operands: [(&'a S, &'a Layout); 3], softmax_scale: f32) -> Result<Self, AttnError> {
+        let dtype = operands[0].0.dtype();
+        let mut dims = [[0; 4]; 3];
+        for ((name, (storage, layout)), dims) in ["q", "k", "v"].into_iter().zip(operands).zip(&mut dims) {
+            *dims = layout.dims().try_into().map_err(|_| AttnError::Rank { name, got: layout.dims().to_vec() })?;
+            let got = storage.dtype();
+            if !matches!(got, DType::F32 | DType::F16 | DType::BF16) {
+                return Err(AttnError::DType { name, got });
+            }
+            if got != dtype {
+                return Err(AttnError::DTypeMismatch { name, expected: dtype, got });
+            }
+        }
+        let [q, k, v] = dims;
+        let shape = AttnShape::of(q, k, v).map_err(S2oError::from)?;
+        if !softmax_scale.is_finite() {
+            return Err(S2oError::SoftmaxScale { got: softmax_scale }.into());
+        }
+        Ok(Self { shape, dtype, softmax_scale, operands })
+    }
+}
+
+/// Computes an op on tensors. The output is in Candle's graph, so that `backward` through it is an error and not
+/// silence.
+pub(crate) fn apply<K: Compute<CpuStorage> + Compute<CudaStorage>>(
+    op: &K,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+) -> Result<(Tensor, K::Report), AttnError> {
+    let (output, report) = compute(op, q, k, v)?;
+    let output = Output { name: K::NAME, storage: Mutex::new(output) };
+    Ok((q.apply_op3(k, v, output)?, report))
+}
+
+/// Computes an op that has no output.
+pub(crate) fn report<K: Compute<CpuStorage> + Compute<CudaStorage>>(
+    op: &K,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+) -> Result<K::Report, AttnError> {
+    Ok(compute(op, q, k, v)?.1)
+}
+
+fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
+    op: &K,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+) -> Result<(Option<Storage>, K::Report), AttnError> {
+    for (name, tensor) in [("k", k), ("v", v)] {
+        if !tensor.device().same_device(q.device()) {
+            let [expected, got] = [q, tensor].map(|tensor| tensor.device().location());
+            return Err(AttnError::DeviceMismatch { name, expected, got });
+        }
+    }
+    let [(q, q_layout), (k, k_layout), (v, v_layout)] = [q, k, v].map(Tensor::storage_and_layout);
+    let scale = op.softmax_scale();
+    match (&*q, &*k, &*v) {
+        (Storage::Cpu(q), Storage::Cpu(k), Storage::Cpu(v)) => {
+            let (output, report) = op.compute(&Qkv::new([(q, q_layout), (k, k_layout), (v, v_layout)], scale)?)?;
+            Ok((output.map(Storage::Cpu), report))
+        }
+        (Storage::Cuda(q), Storage::Cuda(k), Storage::Cuda(v)) => {
+            let (output, report) = op.compute(&Qkv::new([(q, q_layout), (k, k_layout), (v, v_layout)], scale)?)?;
+            Ok((output.map(Storage::Cuda), report))
+        }
+        _ => Err(AttnError::Device { name: "q", got: "Metal" }),
+    }
+}
+
+/// Computes an op that Candle applies itself: the error has its words, not its type.
+pub(crate) fn forward<K: Compute<S>, S: BackendStorage>(
+    op: &K,
+    operands: [(&S, &Layout); 3],
+) -> candle_core::Result<(S, Shape)> {
+    let qkv = Qkv::new(operands, op.softmax_scale())?;
+    match op.compute(&qkv)? {
+        (Some(output), _) => Ok((output, operands[0].1.shape().clone())),
+        (None, _) => bail!("{}: expected an output, got none", K::NAME),
+    }
+}
+
+/// An output that has been computed, for Candle to put into its graph.
+struct Output {
+    name: &'static str,
+    storage: Mutex<Option<Storage>>,
+}
+
+impl Output {
+    fn take(&self) -> Option<Storage> {
+        self.storage.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl CustomOp3 for Output {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        q_layout: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        match self.take() {
+            Some(Storage::Cpu(output)) => Ok((output, q_layout.shape().clone())),
+            _ => bail!("{}: expected an output on the CPU, got none", self.name),
+        }
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        q_layout: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        match self.take() {
+            Some(Storage::Cuda(output)) => Ok((output, q_layout.shape().clone())),
+            _ => bail!("{}: expected an output on the GPU, got none", self.name),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Ops whose kernels are timed one by one.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, Tensor};
+use s2o_core::Permutation;
+use s2o_cuda::KernelTime;
+
+use super::call::{Call, CudaOp};
+use super::gather::GatherOp;
+use crate::attn_op::{AttnOp, Compute, Qkv, apply};
+use crate::error::AttnError;
+use crate::ops::{DenseOp, S2oOp};
+
+impl S2oOp {
+    /// [`S2oOp::apply`] on a GPU, and the time of each kernel in the order of their launches. The host waits for them.
+    ///
+    /// # Errors
+    /// As [`S2oOp::apply`]; [`AttnError::GpuOnly`] for tensors on the CPU.
+    pub fn apply_timed(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
+        apply(&Timed(self), q, k, v)
+    }
+}
+
+/// [`dense_attn`](crate::dense_attn) on a GPU, and the time of its kernels. The host waits for them.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`]; [`AttnError::GpuOnly`] for tensors on the CPU.
+pub fn dense_attn_timed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    causal: bool,
+) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
+    apply(&Timed(DenseOp { softmax_scale, causal, splits: None }), q, k, v)
+}
+
+/// Attention of every query to ALL keys, each head's in the order `kv_perm[b * num_heads + h]`, and the time of the
+/// kernel: the ladder of the paper's Tables 4-6 without causality. Shapes and dtypes as in
+/// [`dense_attn`](crate::dense_attn), k_len a multiple of 128. Tiles of 128 queries stop early by `tau` as S2O's do; 0
+/// never stops.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Size`](super::CudaError::Size) if k_len or the orders do
+/// not.
+pub fn gather_attn_timed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    kv_perm: &[Permutation],
+    tau: f32,
+) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
+    apply(&Timed(GatherOp { softmax_scale, kv_perm, tau }), q, k, v)
+}
+
+/// An op whose report is the times of its kernels.
+#[derive(Debug)]
+struct Timed<K>(K);
+
+impl<K: AttnOp> AttnOp for Timed<K> {
+    const NAME: &'static str = K::NAME;
+    const HAS_OUTPUT: bool = K::HAS_OUTPUT;
+    type Report = Vec<KernelTime>;
+
+    fn softmax_scale(&self) -> f32 {
+        self.0.softmax_scale()
+    }
+}
+
+impl<K: AttnOp> Compute<CpuStorage> for Timed<K> {
+    fn compute(&self, _: &Qkv<'_, CpuStorage>) -> Result<(Option<CpuStorage>, Self::Report), AttnError> {
+        Err(AttnError::GpuOnly { what: "timing kernels" })
+    }
+}
+
+impl<K: CudaOp> CudaOp for Timed<K> {
+    fn run(&self, call: &Call) -> Result<Self::Report, AttnError> {
+        let stopwatch = Arc::default();
+        self.0.run(&call.timed(&stopwatch))?;
+        Ok(stopwatch.read()?)
+    }
+}

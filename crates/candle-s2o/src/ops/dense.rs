@@ -1,0 +1,34 @@
+//! Exact attention.
+
+use candle_core::Tensor;
+
+use crate::attn_op::{AttnOp, apply};
+use crate::error::AttnError;
+
+/// Exact attention by the same engine, shapes and dtypes as in [`s2o_attn`](crate::s2o_attn). If `causal`, queries are
+/// the last `q_len` positions (bottom-right causal); else each sees every key. Gradients are not supported.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`].
+pub fn dense_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor, AttnError> {
+    Ok(apply(&DenseOp { softmax_scale, causal, splits: None }, q, k, v)?.0)
+}
+
+/// Dense attention, by the engine that S2O uses for its windows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DenseOp {
+    pub(crate) softmax_scale: f32,
+    pub(crate) causal: bool,
+    /// Parts of the keys that a GPU computes apart and then joins; `None`: as many as fill it.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU computes all keys at once"))]
+    pub(crate) splits: Option<usize>,
+}
+
+impl AttnOp for DenseOp {
+    const NAME: &'static str = "s2o-dense-attention";
+    type Report = ();
+
+    fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+}

@@ -1,0 +1,14 @@
+//! The ops: what they compute and how they are called. The backends have their computation.
+
+mod block;
+mod dense;
+mod rank;
+mod s2o;
+
+pub use block::{KeyColumns, block_mask_attn, block_sparse_attn};
+pub use dense::dense_attn;
+pub use s2o::{S2oOp, s2o_attn, s2o_attn_with_stats};
+
+pub(crate) use block::{BlockOp, MaskOp};
+pub(crate) use dense::DenseOp;
+pub(crate) use rank::RankOp;

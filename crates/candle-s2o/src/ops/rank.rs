@@ -1,0 +1,34 @@
+//! Algorithm 1 alone: the orders of keys and queries, without attention.
+
+use candle_core::Tensor;
+use s2o_core::Ranking;
+
+use super::s2o::S2oOp;
+use crate::attn_op::{AttnOp, report};
+use crate::error::AttnError;
+
+impl S2oOp {
+    /// Algorithm 1 alone, on the device of the tensors: the orders of every head (`b * num_heads + h`) and segment. On
+    /// a GPU the host waits for them.
+    ///
+    /// # Errors
+    /// As [`S2oOp::apply`].
+    pub fn rank(self, q: &Tensor, k: &Tensor) -> Result<Ranking, AttnError> {
+        // The ranking does not read the values.
+        report(&RankOp(self), q, k, k)
+    }
+}
+
+/// The ranking of an [`S2oOp`].
+#[derive(Debug)]
+pub(crate) struct RankOp(pub(crate) S2oOp);
+
+impl AttnOp for RankOp {
+    const NAME: &'static str = "s2o-ranking";
+    const HAS_OUTPUT: bool = false;
+    type Report = Ranking;
+
+    fn softmax_scale(&self) -> f32 {
+        self.0.softmax_scale
+    }
+}

@@ -1,0 +1,152 @@
+//! S2O attention.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Shape, Tensor};
+use s2o_core::{AttnShape, AttnStats, Ranking, S2oConfig};
+
+use crate::attn_op::{AttnOp, apply, forward};
+use crate::error::AttnError;
+
+/// S2O sparse causal attention for prefill. Layout and causal convention are those of `candle-flash-attn`.
+///
+/// `q` is (batch, q_len, num_heads, head_dim), `k` and `v` are (batch, k_len, num_kv_heads, head_dim), all on one
+/// device. On the CPU f32, f16 or bf16 and a `head_dim` that is a multiple of 8 up to 256; on a GPU (feature `cuda`)
+/// f16 or bf16 and 64 or 128. Accumulation is f32. Queries are the last `q_len` of the `k_len` positions, and the
+/// prompt ends with them. Returns (batch, q_len, num_heads, head_dim) in the dtype of `q`.
+///
+/// Memory besides the output: [`S2oConfig::workspace_cap`] for the key orders; on the CPU about 2 MiB per thread at the
+/// default tiles, a byte per output row, and the statistics (72 bytes per query tile and head).
+///
+/// # Errors
+/// If the tensors or options do not fit, see [`AttnError`].
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_s2o::{S2oConfig, s2o_attn};
+/// let q = Tensor::randn(0f32, 1.0, (1, 2048, 4, 64), &Device::Cpu)?;
+/// let kv = Tensor::randn(0f32, 1.0, (1, 2048, 2, 64), &Device::Cpu)?;
+/// let out = s2o_attn(&q, &kv, &kv, 0.125, &S2oConfig::default())?;
+/// assert_eq!(out.dims(), q.dims());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn s2o_attn(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    config: &S2oConfig,
+) -> Result<Tensor, AttnError> {
+    S2oOp::new(softmax_scale, config.clone()).apply(q, k, v)
+}
+
+/// [`s2o_attn`], and what was computed and skipped per head. On a GPU the host waits for them.
+///
+/// # Errors
+/// As [`s2o_attn`].
+pub fn s2o_attn_with_stats(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    config: &S2oConfig,
+) -> Result<(Tensor, AttnStats), AttnError> {
+    S2oOp::new(softmax_scale, config.clone()).apply_with_stats(q, k, v)
+}
+
+/// S2O attention as a Candle op on `q` (batch, q_len, num_heads, head_dim) and `k`, `v` (batch, k_len, num_kv_heads,
+/// head_dim), in any layout. Most callers want [`s2o_attn`].
+#[derive(Debug, Clone)]
+pub struct S2oOp {
+    pub(crate) config: S2oConfig,
+    pub(crate) softmax_scale: f32,
+    prompt_len: Option<usize>,
+    /// Orders to take instead of those of Algorithm 1.
+    pub(crate) ranking: Option<Arc<Ranking>>,
+    /// Makes the host wait for a GPU.
+    pub(crate) wants_stats: bool,
+}
+
+impl S2oOp {
+    /// An op for a prompt that ends with the call's last query.
+    pub fn new(softmax_scale: f32, config: S2oConfig) -> Self {
+        Self { config, softmax_scale, prompt_len: None, ranking: None, wants_stats: false }
+    }
+
+    /// Makes the call a chunk of a prompt of `prompt_len` tokens, its keys from the prompt's beginning.
+    pub fn with_prompt_len(mut self, prompt_len: usize) -> Self {
+        self.prompt_len = Some(prompt_len);
+        self
+    }
+
+    /// Takes the orders of keys and queries from the caller instead of Algorithm 1.
+    pub fn with_ranking(mut self, ranking: impl Into<Arc<Ranking>>) -> Self {
+        self.ranking = Some(ranking.into());
+        self
+    }
+
+    /// Applies the op. Gradients are not supported: `backward` through the output is an error.
+    ///
+    /// # Errors
+    /// If the tensors or options do not fit, see [`AttnError`].
+    pub fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, AttnError> {
+        Ok(apply(&self, q, k, v)?.0)
+    }
+
+    /// [`S2oOp::apply`], and what was computed and skipped per head. On a GPU the host waits for them.
+    ///
+    /// # Errors
+    /// As [`S2oOp::apply`].
+    pub fn apply_with_stats(mut self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
+        self.wants_stats = true;
+        let (out, stats) = apply(&self, q, k, v)?;
+        Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass left no statistics"))?))
+    }
+
+    /// Tokens of the prompt that a call of `shape` belongs to.
+    pub(crate) fn prompt_len(&self, shape: &AttnShape) -> usize {
+        self.prompt_len.unwrap_or(shape.k_len())
+    }
+}
+
+impl AttnOp for S2oOp {
+    const NAME: &'static str = "s2o-attention";
+    /// Always there on the CPU; on a GPU if asked for.
+    type Report = Option<AttnStats>;
+
+    fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+}
+
+/// For callers that let Candle apply the op: `q.apply_op3(&k, &v, op)` is [`S2oOp::apply`], but an error comes back as
+/// [`candle_core::Error`], with the words of the [`AttnError`] and not its type.
+impl CustomOp3 for S2oOp {
+    fn name(&self) -> &'static str {
+        <Self as AttnOp>::NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        forward(self, [(q, q_layout), (k, k_layout), (v, v_layout)])
+    }
+
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        k: &CudaStorage,
+        k_layout: &Layout,
+        v: &CudaStorage,
+        v_layout: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        forward(self, [(q, q_layout), (k, k_layout), (v, v_layout)])
+    }
+}

@@ -1,0 +1,147 @@
+//! Attention of the last queries of a call, summed by key and by distance.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use candle_core::{DType, Shape, Tensor};
+use candle_s2o::{AttnError, AttnShape, S2oError};
+use cudarc::driver::DevicePtrMut;
+use half::{bf16, f16};
+use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, check_i32, cuda_storage, to_i32};
+use s2o_kernels::params::{QuerySharesParams, RowState};
+use s2o_kernels::{Function, HeadDim, Kernel};
+
+use super::supports_heads;
+
+/// Largest number of queries whose attention is summed.
+pub const MAX_LAST_QUERIES: usize = 128;
+
+/// Keys of a tile, and distances of a block.
+const TILE: usize = 64;
+/// Smallest number of tiles of a block of threads, which computes two more besides.
+const MIN_TILES: usize = 16;
+/// Blocks of threads for each multiprocessor, which holds two at a time: enough that all end at about the same time.
+const BLOCKS_PER_SM: usize = 8;
+
+/// Whether the kernels support these tensors and number of queries.
+pub(crate) fn supports(q: &Tensor, k: &Tensor, count: usize) -> bool {
+    let counts = 1..=MAX_LAST_QUERIES;
+    supports_heads(q) && supports_heads(k) && q.dtype() == k.dtype() && counts.contains(&count)
+}
+
+/// Attention that each key gets from the last `count` queries of a causal call, or as many as it has, on their mean:
+/// `(batch, num_heads, k_len)` of f32 with sum 1. `q` `(batch, q_len, num_heads, head_dim)`, `k` `(batch, k_len,
+/// num_kv_heads, head_dim)`, bf16 or f16 on one GPU, head_dim 64 or 128, any strides; the queries are the last of the
+/// positions. Sums are in f32 and do not depend on an order of arrival.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Size`] unless `count` is 1 to [`MAX_LAST_QUERIES`].
+pub fn by_key(q: &Tensor, k: &Tensor, softmax_scale: f32, count: usize) -> Result<Tensor, AttnError> {
+    let [by_key] = scores(q, k, softmax_scale, count)?;
+    Ok(by_key)
+}
+
+/// [`by_key`], and the same attention by the distance from query back to key, of the same shape. Distances that not all
+/// of the queries have are sums over those that do, divided by all.
+///
+/// # Errors
+/// As [`by_key`].
+pub fn by_key_and_distance(q: &Tensor, k: &Tensor, softmax_scale: f32, count: usize) -> Result<[Tensor; 2], AttnError> {
+    scores(q, k, softmax_scale, count)
+}
+
+/// The scores by key and, if `N` is 2, by distance.
+fn scores<const N: usize>(q: &Tensor, k: &Tensor, softmax_scale: f32, count: usize) -> Result<[Tensor; N], AttnError> {
+    let shape = checked(q, k, softmax_scale)?;
+    if count == 0 || count > MAX_LAST_QUERIES {
+        let expected = format!("1 to {MAX_LAST_QUERIES}");
+        return Err(CudaError::Size { name: "last queries", expected, got: count }.into());
+    }
+    let rows = count.min(shape.q_len());
+    let last = q.narrow(1, shape.q_len() - rows, rows)?;
+    match q.dtype() {
+        DType::BF16 => typed::<bf16, N>(&last, k, &shape, softmax_scale),
+        DType::F16 => typed::<f16, N>(&last, k, &shape, softmax_scale),
+        got => Err(CudaError::DType { name: "q", got }.into()),
+    }
+}
+
+/// The sizes of a call whose tensors fit each other.
+fn checked(q: &Tensor, k: &Tensor, softmax_scale: f32) -> Result<AttnShape, AttnError> {
+    let dims = |name, x: &Tensor| {
+        <[usize; 4]>::try_from(x.dims()).map_err(|_| AttnError::Rank { name, got: x.dims().to_vec() })
+    };
+    let (q_dims, k_dims) = (dims("q", q)?, dims("k", k)?);
+    let shape = AttnShape::of(q_dims, k_dims, k_dims).map_err(S2oError::from)?;
+    if !softmax_scale.is_finite() {
+        return Err(S2oError::SoftmaxScale { got: softmax_scale }.into());
+    }
+    if q.dtype() != k.dtype() {
+        return Err(AttnError::DTypeMismatch { name: "k", expected: q.dtype(), got: k.dtype() });
+    }
+    if !k.device().same_device(q.device()) {
+        let (expected, got) = (q.device().location(), k.device().location());
+        return Err(AttnError::DeviceMismatch { name: "k", expected, got });
+    }
+    Ok(shape)
+}
+
+/// `last`: the queries to add up.
+fn typed<T: Element, const N: usize>(
+    last: &Tensor,
+    k: &Tensor,
+    shape: &AttnShape,
+    softmax_scale: f32,
+) -> Result<[Tensor; N], AttnError> {
+    let head_dim = HeadDim::new(shape.head_dim()).ok_or(CudaError::HeadDim { got: shape.head_dim() })?;
+    if !last.device().is_cuda() {
+        return Err(AttnError::GpuOnly { what: "attention of the last queries" });
+    }
+    let launcher = Launcher::of(last)?;
+    let stream = launcher.stream();
+    let (rows, heads) = (last.dim(1)?, shape.batch() * shape.num_heads());
+    let tiles = shape.k_len().div_ceil(TILE);
+    let chunks = (launcher.multiprocessors() * BLOCKS_PER_SM).div_ceil(heads);
+    let tiles_per_chunk = tiles.div_ceil(chunks).max(MIN_TILES);
+    let state_chunks = tiles.div_ceil(tiles_per_chunk);
+    // One block of distances beyond the tiles at both ends.
+    let share_chunks = (tiles + 2).div_ceil(tiles_per_chunk);
+    let out_shape = Shape::from((shape.batch(), shape.num_heads(), shape.k_len()));
+    let per_state = size_of::<RowState>() / size_of::<f32>();
+    let mut states = launcher.uninit::<f32>(&Shape::from(heads * state_chunks * MAX_LAST_QUERIES * per_state))?;
+    let mut outputs = (0..N).map(|_| launcher.uninit::<f32>(&out_shape)).collect::<Result<Vec<_>, _>>()?;
+    {
+        let (q, k) = (last.storage_and_layout(), k.storage_and_layout());
+        let (q, k) = (Operand::new(cuda_storage(&q.0)?, q.1)?, Operand::new(cuda_storage(&k.0)?, k.1)?);
+        let ((q, _q), (k, _k)) = (q.view::<T>(stream)?, k.view::<T>(stream)?);
+        let (states, _states) = states.device_ptr_mut(stream);
+        let outputs: Vec<_> = outputs.iter_mut().map(|output| output.device_ptr_mut(stream)).collect();
+        let output = |i: usize| outputs.get(i).map_or(ptr::null_mut(), |(address, _)| *address as *mut f32);
+        // The kernels count a few tiles beyond the last key.
+        check_i32("keys", shape.k_len() + 4 * TILE)?;
+        let params = QuerySharesParams {
+            q: q.address as *const c_void,
+            k: k.address as *const c_void,
+            states: states as *mut RowState,
+            by_key: output(0),
+            by_distance: output(1),
+            q_strides: q.strides,
+            k_strides: k.strides,
+            num_heads: to_i32("num_heads", shape.num_heads())?,
+            num_kv_heads: to_i32("num_kv_heads", shape.num_kv_heads())?,
+            rows: to_i32("queries", rows)?,
+            k_len: to_i32("keys", shape.k_len())?,
+            tiles_per_chunk: to_i32("key tiles", tiles_per_chunk)?,
+            state_chunks: to_i32("key tiles", state_chunks)?,
+            softmax_scale,
+        };
+        for (kernel, chunks) in [(Kernel::QueryStates, state_chunks), (Kernel::QueryShares, share_chunks)] {
+            let function = Function::new(kernel, T::DTYPE, head_dim);
+            // SAFETY: both take these parameters; the views are of the shape's sizes, there is a state for each chunk,
+            // and everything is held until the launches are enqueued.
+            unsafe { launcher.launch(function, &params, Grid::Blocks([heads, chunks, 1])) }?;
+        }
+    }
+    let mut outputs = outputs.into_iter().map(|slice| launcher.tensor(slice, out_shape.clone()));
+    Ok(std::array::from_fn(|_| outputs.next().expect("as many outputs as scores")))
+}

@@ -1,0 +1,57 @@
+//! Kernels of an NVIDIA GPU (feature `cuda`) for the selectors. The selectors use them by themselves, for tensors that
+//! the kernels support.
+
+mod block_pool;
+pub mod last_query_scores;
+mod reorder;
+mod rows;
+mod strides;
+
+pub use block_pool::{PooledBlocks, block_pool};
+pub use reorder::reorder_keys;
+pub use rows::row_softmax;
+pub use strides::{stride_shares, token_strides};
+
+pub use crate::stride_order::StrideOrder;
+
+pub(crate) use rows::choose;
+
+use candle_core::{DType, Tensor};
+use s2o_cuda::CudaError;
+use s2o_kernels::{HeadDim, decoder};
+
+/// Whether the kernels support the elements of a tensor: bf16 or f16 on a GPU.
+pub(crate) fn supports(x: &Tensor) -> bool {
+    x.device().is_cuda() && matches!(x.dtype(), DType::BF16 | DType::F16)
+}
+
+/// Whether the kernels that copy heads, the last dimension, support a tensor.
+pub(crate) fn supports_copies(x: &Tensor) -> bool {
+    supports(x) && x.dims().last().is_some_and(|dim| dim.is_multiple_of(decoder::VECTOR))
+}
+
+/// Whether the kernels that compute with heads, the last of 4 dimensions, support a tensor.
+pub(crate) fn supports_heads(x: &Tensor) -> bool {
+    let head_dim = x.dims4().ok().and_then(|(_, _, _, head_dim)| HeadDim::new(head_dim));
+    supports(x) && head_dim.is_some() && x.elem_count() > 0
+}
+
+/// The tensor, or a copy whose offset suits the kernels' accesses, if it has this dtype and is on the device of `like`.
+fn aligned(x: &Tensor, like: &Tensor, expected: DType) -> Result<Tensor, CudaError> {
+    if x.dtype() != expected {
+        let msg = "operand of a selection";
+        return Err(candle_core::Error::UnexpectedDType { msg, expected, got: x.dtype() }.bt().into());
+    }
+    if !x.device().same_device(like.device()) {
+        let (lhs, rhs) = (like.device().location(), x.device().location());
+        return Err(candle_core::Error::DeviceMismatchBinaryOp { lhs, rhs, op: "selection" }.bt().into());
+    }
+    let in_place = x.is_contiguous() && x.layout().start_offset().is_multiple_of(decoder::VECTOR);
+    Ok(if in_place { x.clone() } else { x.force_contiguous()? })
+}
+
+/// The error for operands of shapes that do not fit each other.
+fn shape_mismatch(lhs: &Tensor, rhs: &Tensor, op: &'static str) -> CudaError {
+    let (lhs, rhs) = (lhs.shape().clone(), rhs.shape().clone());
+    candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op }.bt().into()
+}

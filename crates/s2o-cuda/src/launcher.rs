@@ -1,0 +1,223 @@
+//! [`Launcher`]: the one way to launch a kernel.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use candle_core::cuda_backend::{CudaDType, CudaDevice};
+use candle_core::op::BackpropOp;
+use candle_core::{CudaStorage, Shape, Storage, Tensor};
+use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result};
+use s2o_kernels::params::Params;
+use s2o_kernels::{Function, HeadDim};
+
+use crate::error::{CudaError, Doing, check_i32};
+use crate::library::Library;
+use crate::memory::{Regions, Scratch, refuse_capture};
+use crate::operand::View;
+use crate::stopwatch::Stopwatch;
+use crate::tensor_map::TensorMap;
+
+/// Kernels that do not depend on the head size are the same function for every size.
+pub const ANY_HEAD_DIM: HeadDim = HeadDim::D128;
+
+/// Most blocks of a grid in y or z.
+const MAX_GRID_YZ: usize = 65535;
+
+/// Blocks of a launch.
+#[derive(Debug, Clone, Copy)]
+pub enum Grid {
+    /// Blocks that take items from a counter: as many as the GPU holds at once, or fewer if there are fewer items.
+    Persistent {
+        /// Work items of the launch.
+        items: usize,
+    },
+    /// One warp for each row.
+    Warps {
+        /// Rows of the launch.
+        rows: usize,
+    },
+    /// This many blocks in x, y and z.
+    Blocks([usize; 3]),
+    /// As [`Grid::Blocks`], for a kernel that leaves its threads or its dynamic shared memory to the launch.
+    Shaped {
+        /// Blocks in x, y and z.
+        blocks: [usize; 3],
+        /// Threads of a block, unless the kernel has a fixed number.
+        threads: Option<usize>,
+        /// Bytes of dynamic shared memory, unless the kernel has a fixed size.
+        shared_bytes: Option<usize>,
+    },
+}
+
+/// A Candle device, its stream and its kernels.
+#[derive(Debug, Clone)]
+pub struct Launcher {
+    device: CudaDevice,
+    stream: Arc<CudaStream>,
+    library: Arc<Library>,
+    stopwatch: Option<Arc<Stopwatch>>,
+}
+
+impl Launcher {
+    /// The launcher of a device, which enqueues on the device's own stream.
+    ///
+    /// # Errors
+    /// If the GPU is too old, `S2O_CUDA_ARCH` names no build that runs on it, or the driver fails.
+    pub fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+        let stream = device.cuda_stream();
+        stream.context().bind_to_thread().doing("binding the context")?;
+        let library = Library::of(&stream)?;
+        Ok(Self { device: device.clone(), stream, library, stopwatch: None })
+    }
+
+    /// The launcher of the device of a tensor.
+    ///
+    /// # Errors
+    /// As [`Launcher::new`], or if the tensor is not on an NVIDIA GPU.
+    pub fn of(tensor: &Tensor) -> Result<Self, CudaError> {
+        Self::new(tensor.device().as_cuda_device()?)
+    }
+
+    /// The same launcher, its launches timed.
+    pub fn timed(&self, stopwatch: &Arc<Stopwatch>) -> Self {
+        Self { stopwatch: Some(Arc::clone(stopwatch)), ..self.clone() }
+    }
+
+    /// The stream that kernels are enqueued on.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Multiprocessors of the GPU.
+    pub fn multiprocessors(&self) -> usize {
+        self.library.multiprocessors
+    }
+
+    /// Scratch memory for these regions, allocated in stream order.
+    ///
+    /// # Errors
+    /// If the driver fails, for want of memory for instance.
+    pub fn allocate(&self, regions: &Regions) -> Result<Scratch, CudaError> {
+        self.library.pool.allocate(&self.stream, regions)
+    }
+
+    /// Memory for a tensor of `shape`. Its elements are arbitrary until a kernel has written them.
+    ///
+    /// # Errors
+    /// If the driver fails, for want of memory for instance.
+    pub fn uninit<T: CudaDType + DeviceRepr>(&self, shape: &Shape) -> Result<CudaSlice<T>, CudaError> {
+        // SAFETY: the caller launches a kernel that writes every element.
+        Ok(unsafe { self.device.alloc::<T>(shape.elem_count()) }?)
+    }
+
+    /// Zeros.
+    ///
+    /// # Errors
+    /// If the driver fails, for want of memory for instance.
+    pub fn zeros<T: CudaDType + DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
+        Ok(self.device.alloc_zeros::<T>(len)?)
+    }
+
+    /// The tensor of a slice that a kernel has written.
+    pub fn tensor<T: CudaDType>(&self, slice: CudaSlice<T>, shape: Shape) -> Tensor {
+        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, self.device.clone()));
+        Tensor::from_storage(storage, shape, BackpropOp::none(), false)
+    }
+
+    /// Largest dynamic shared memory in bytes that a launch of the kernel may ask for. Loads the kernel.
+    ///
+    /// # Errors
+    /// As [`Launcher::launch`].
+    pub fn shared_limit(&self, function: Function) -> Result<usize, CudaError> {
+        Ok(self.library.entry(function, &self.stream)?.shared_limit)
+    }
+
+    /// Refuses to wait for the stream while it captures a graph: `doing` needs that, and `instead` is the advice.
+    ///
+    /// # Errors
+    /// [`CudaError::Capturing`]
+    pub fn refuse_capture(&self, doing: &'static str, instead: &'static str) -> Result<(), CudaError> {
+        refuse_capture(&self.stream, doing, instead)
+    }
+
+    /// Enqueues a kernel; nothing if the grid has no blocks. The first launch of a kernel loads it.
+    ///
+    /// # Errors
+    /// If the grid is too large, the kernel cannot be loaded, or the driver fails.
+    ///
+    /// # Safety
+    /// `params` must be the parameters of the kernel, every address in it must hold what the kernel's header says until
+    /// the kernel has run, and the kernel must take no tensor maps.
+    pub unsafe fn launch<P: Params>(&self, function: Function, params: &P, grid: Grid) -> Result<(), CudaError> {
+        // SAFETY: passed on; the kernel takes no views.
+        unsafe { self.launch_on(function, [], params, grid) }
+    }
+
+    /// [`Launcher::launch`] for a kernel that reads `views` through tensor maps (TMA) where its build wants them.
+    ///
+    /// # Errors
+    /// As [`Launcher::launch`].
+    ///
+    /// # Safety
+    /// As [`Launcher::launch`]; `views` must be those whose tensor maps the kernel takes, of its element type, and
+    /// their memory valid until the kernel has run.
+    pub unsafe fn launch_on<P: Params, const N: usize>(
+        &self,
+        function: Function,
+        views: [View; N],
+        params: &P,
+        grid: Grid,
+    ) -> Result<(), CudaError> {
+        let entry = self.library.entry(function, &self.stream)?;
+        let (mut threads, mut shared_bytes) = (entry.info.threads as usize, entry.info.shared_bytes as usize);
+        let blocks = match grid {
+            Grid::Persistent { items } => {
+                check_i32("work items", items)?;
+                [items.min(self.library.multiprocessors * entry.info.blocks_per_sm as usize), 1, 1]
+            }
+            Grid::Warps { rows } => [rows.div_ceil(threads / 32), 1, 1],
+            Grid::Blocks(blocks) => blocks,
+            Grid::Shaped { blocks, threads: of_block, shared_bytes: bytes } => {
+                threads = of_block.unwrap_or(threads);
+                shared_bytes = bytes.unwrap_or(shared_bytes);
+                blocks
+            }
+        };
+        if blocks.contains(&0) {
+            return Ok(());
+        }
+        let [x, y, z] = blocks;
+        check_i32("thread blocks", x)?;
+        for got in [y, z] {
+            if got > MAX_GRID_YZ {
+                return Err(CudaError::TooLarge { name: "thread blocks", max: MAX_GRID_YZ, got });
+            }
+        }
+        let maps = match entry.info.tensor_maps {
+            0 => Vec::new(),
+            _ => views.iter().map(|view| TensorMap::new(view, function.dtype)).collect::<Result<_, _>>()?,
+        };
+        let mut arguments: Vec<*mut c_void> = maps.iter().map(|map| ptr::from_ref(map) as *mut c_void).collect();
+        arguments.push(ptr::from_ref(params) as *mut c_void);
+        let mut launch = || {
+            // SAFETY: the driver copies the arguments before it returns: the tensor maps that the kernel asks for, and
+            // then its parameters. That they are the right ones is the caller's promise.
+            unsafe {
+                result::launch_kernel(
+                    entry.function.cu_function(),
+                    (x as u32, y as u32, z as u32),
+                    (threads as u32, 1, 1),
+                    shared_bytes as u32,
+                    self.stream.cu_stream(),
+                    &mut arguments,
+                )
+            }
+            .doing("launching a kernel")
+        };
+        match &self.stopwatch {
+            Some(stopwatch) => stopwatch.time(function.kernel, &self.stream, launch),
+            None => launch(),
+        }
+    }
+}

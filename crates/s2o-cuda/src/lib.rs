@@ -1,0 +1,25 @@
+//! Launch layer of the CUDA kernels of candle-s2o, on Candle tensors. It loads the compiled kernels of a GPU, allocates
+//! scratch memory in stream order, and enqueues kernels on the stream of a Candle device; it has no attention in it.
+//!
+//! A caller makes a [`Launcher`] for a device or tensor, takes the addresses of its tensors ([`Operand`], [`address`])
+//! and scratch memory ([`Launcher::allocate`]), fills in the kernel's parameters and calls [`Launcher::launch`], the
+//! one place that launches a kernel.
+//!
+//! The crate is empty without the feature `cuda`.
+#![cfg(feature = "cuda")]
+
+mod device_memory;
+mod error;
+mod launcher;
+mod library;
+mod memory;
+mod operand;
+mod stopwatch;
+mod tensor_map;
+
+pub use device_memory::{free_and_total, keep_released};
+pub use error::{CudaError, check_i32, to_i32};
+pub use launcher::{ANY_HEAD_DIM, Grid, Launcher};
+pub use memory::{Region, Regions, Scratch};
+pub use operand::{Element, Operand, View, address, cuda_storage, is_vectorized, unaligned_address};
+pub use stopwatch::{KernelTime, Stopwatch};

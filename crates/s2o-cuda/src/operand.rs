@@ -1,0 +1,192 @@
+//! Tensors as the kernels take them: an address, and for (batch, length, heads, head_dim) three strides, or a
+//! contiguous copy where a layout does not allow that.
+
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cuda_backend::CudaDType;
+use candle_core::{CudaStorage, Error, Layout, Storage};
+use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr, SyncOnDrop, sys};
+use half::{bf16, f16};
+use s2o_kernels::Dtype;
+use s2o_kernels::params::Strides;
+
+use crate::error::CudaError;
+
+/// Element types of the kernels.
+pub trait Element: CudaDType + DeviceRepr + 'static {
+    /// Its name in the kernels.
+    const DTYPE: Dtype;
+}
+
+impl Element for bf16 {
+    const DTYPE: Dtype = Dtype::Bf16;
+}
+
+impl Element for f16 {
+    const DTYPE: Dtype = Dtype::F16;
+}
+
+/// A tensor (batch, length, heads, head_dim) in device memory, its heads contiguous.
+#[derive(Debug, Clone, Copy)]
+pub struct View {
+    /// Where its first element is.
+    pub address: sys::CUdeviceptr,
+    /// Batch, length, heads and head_dim.
+    pub dims: [usize; 4],
+    /// In elements.
+    pub strides: Strides,
+}
+
+/// An operand, or a copy of it.
+#[derive(Debug)]
+pub enum Operand<'a> {
+    /// The operand itself.
+    InPlace(&'a CudaStorage, Layout),
+    /// A contiguous copy.
+    Copied(CudaStorage, Layout),
+}
+
+impl<'a> Operand<'a> {
+    /// Copies the operand, of 4 dimensions, if its heads are not contiguous, or begin where no 16-byte access may, or
+    /// if one element stands for several (an expanded dimension): the loads of the kernels do not take these.
+    ///
+    /// # Errors
+    /// If the copy fails.
+    pub fn new(storage: &'a CudaStorage, layout: &Layout) -> Result<Self, CudaError> {
+        if is_vectorized(layout) {
+            return Ok(Self::InPlace(storage, layout.clone()));
+        }
+        // SAFETY: the copy below writes every element.
+        let mut copy = unsafe { storage.device.alloc_uninit(layout.shape(), storage.dtype()) }?;
+        storage.copy_strided_src(&mut copy, 0, layout)?;
+        Ok(Self::Copied(copy, Layout::contiguous(layout.shape())))
+    }
+
+    /// Its view, and a guard that ends the stream's use of it when dropped.
+    ///
+    /// # Errors
+    /// If the operand has elements of another type.
+    pub fn view<'v, T: Element>(&'v self, stream: &'v CudaStream) -> Result<(View, SyncOnDrop<'v>), CudaError> {
+        let (storage, layout) = match self {
+            Self::InPlace(storage, layout) => (*storage, layout),
+            Self::Copied(storage, layout) => (storage, layout),
+        };
+        let (base, guard) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
+        Ok((View::new::<T>(base, layout)?, guard))
+    }
+}
+
+impl View {
+    /// The view of a tensor whose storage begins at `base`.
+    ///
+    /// # Errors
+    /// If the layout has not 4 dimensions.
+    pub fn new<T>(base: sys::CUdeviceptr, layout: &Layout) -> Result<Self, CudaError> {
+        let dims: [usize; 4] = layout.shape().dims4()?.into();
+        let stride = |i: usize| {
+            // A dimension of one may have any stride; this one every user of it takes.
+            let stride = if dims[i] == 1 { dims[3] } else { layout.stride()[i] };
+            stride as i64
+        };
+        Ok(Self {
+            address: base + (layout.start_offset() * size_of::<T>()) as u64,
+            dims,
+            strides: Strides { batch: stride(0), seq: stride(1), head: stride(2) },
+        })
+    }
+
+    /// The same tensor from a row on.
+    pub fn rows_from(self, first: usize, element_bytes: usize) -> Self {
+        let [batch, len, heads, head_dim] = self.dims;
+        let address = self.address + (first as u64) * (self.strides.seq as u64) * element_bytes as u64;
+        Self { address, dims: [batch, len - first, heads, head_dim], ..self }
+    }
+}
+
+/// Elements of 16 bits that a 16-byte access takes.
+const VECTOR: usize = 8;
+
+/// Whether the kernels' 16-byte accesses take a layout of 4 dimensions and elements of 16 bits in place.
+pub fn is_vectorized(layout: &Layout) -> bool {
+    let (dims, strides) = (layout.dims(), layout.stride());
+    // Allocations are aligned far beyond 16 bytes, so the offset decides.
+    layout.start_offset().is_multiple_of(VECTOR)
+        && strides.last() == Some(&1)
+        && dims[..dims.len() - 1]
+            .iter()
+            .zip(strides)
+            .all(|(&dim, &stride)| dim == 1 || (stride > 0 && stride.is_multiple_of(VECTOR)))
+}
+
+/// The storage, if it is on a GPU.
+///
+/// # Errors
+/// [`CudaError::NotOnGpu`]
+pub fn cuda_storage(storage: &Storage) -> Result<&CudaStorage, CudaError> {
+    match storage {
+        Storage::Cuda(storage) => Ok(storage),
+        _ => Err(CudaError::NotOnGpu),
+    }
+}
+
+/// The address of a contiguous tensor whose offset suits 16-byte accesses to elements of 16 bits, and a guard that ends
+/// the stream's use of it when dropped.
+///
+/// # Errors
+/// If the tensor is not on a GPU, not contiguous, begins at an offset that is not a multiple of 8 elements, or has
+/// elements of another type.
+pub fn address<'a, T: CudaDType + DeviceRepr + 'static>(
+    storage: &'a Storage,
+    layout: &Layout,
+    stream: &'a CudaStream,
+) -> Result<(sys::CUdeviceptr, SyncOnDrop<'a>), CudaError> {
+    if !layout.start_offset().is_multiple_of(VECTOR) {
+        return Err(Error::RequiresContiguous { op: "s2o-cuda" }.bt().into());
+    }
+    unaligned_address::<T>(storage, layout, stream)
+}
+
+/// [`address`] at any offset, for kernels that access single elements.
+///
+/// # Errors
+/// If the tensor is not on a GPU, not contiguous, or has elements of another type.
+pub fn unaligned_address<'a, T: CudaDType + DeviceRepr + 'static>(
+    storage: &'a Storage,
+    layout: &Layout,
+    stream: &'a CudaStream,
+) -> Result<(sys::CUdeviceptr, SyncOnDrop<'a>), CudaError> {
+    if !layout.is_contiguous() {
+        return Err(Error::RequiresContiguous { op: "s2o-cuda" }.bt().into());
+    }
+    let (base, guard) = cuda_storage(storage)?.as_cuda_slice::<T>()?.device_ptr(stream);
+    Ok((base + (layout.start_offset() * size_of::<T>()) as sys::CUdeviceptr, guard))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Shape;
+
+    fn layout(dims: [usize; 4], strides: [usize; 4], offset: usize) -> Layout {
+        Layout::new(Shape::from_dims(&dims), strides.to_vec(), offset)
+    }
+
+    #[test]
+    fn what_the_loads_take_stays_in_place() {
+        assert!(is_vectorized(&layout([2, 10, 4, 64], [2560, 256, 64, 1], 0)), "contiguous");
+        assert!(is_vectorized(&layout([2, 10, 4, 64], [2560, 64, 640, 1], 128)), "heads first, with an offset");
+        assert!(is_vectorized(&layout([1, 10, 1, 64], [0, 64, 7, 1], 0)), "sizes of one have any stride");
+        assert!(!is_vectorized(&layout([2, 10, 4, 64], [2560, 256, 64, 1], 4)), "an offset of 8 bytes");
+        assert!(!is_vectorized(&layout([2, 10, 4, 64], [2560, 260, 64, 1], 0)), "rows at odd places");
+        assert!(!is_vectorized(&layout([2, 10, 4, 64], [2560, 4, 640, 10], 0)), "head_dim not innermost");
+        assert!(!is_vectorized(&layout([2, 10, 4, 64], [2560, 256, 0, 1], 0)), "expanded");
+    }
+
+    #[test]
+    fn strides_of_single_dimensions_are_made_sound() {
+        let view = View::new::<bf16>(1000, &layout([1, 10, 1, 64], [0, 64, 7, 1], 8)).unwrap();
+        assert_eq!(view.address, 1016);
+        assert_eq!(view.strides, Strides { batch: 64, seq: 64, head: 64 });
+        assert_eq!(view.rows_from(3, 2).address, 1016 + 3 * 128);
+        assert_eq!(view.rows_from(3, 2).dims, [1, 7, 1, 64]);
+    }
+}

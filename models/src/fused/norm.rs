@@ -1,0 +1,61 @@
+//! RMS norms of the residual stream.
+
+#[cfg(feature = "cuda")]
+use candle_core::{D, bail};
+use candle_core::{Result, Tensor};
+use candle_nn::ops;
+
+#[cfg(feature = "cuda")]
+use super::{
+    cuda,
+    support::{same_kind, supports, supports_norm_width},
+};
+
+/// RMS norm over the last dimension, times `weight`: `x / sqrt(mean(x^2) + eps) * weight`, in the shape and dtype of
+/// `x`. f32, f16 or bf16, `weight` `(x's last dimension)` of the same dtype.
+///
+/// # Errors
+/// If shapes, dtypes or devices differ.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if norm_on_gpu(x, None, weight)? {
+        return Ok(cuda::rms_norm(&x.contiguous()?, None, weight, eps as f32)?.1);
+    }
+    ops::rms_norm(&x.contiguous()?, weight, eps as f32)
+}
+
+/// The residual stream after `delta` and its RMS norm: `x + delta`, and [`rms_norm`] of that as it is rounded. `delta`
+/// is of the shape and dtype of `x`.
+///
+/// # Errors
+/// If shapes, dtypes or devices differ.
+pub fn add_rms_norm(x: Tensor, delta: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+    #[cfg(feature = "cuda")]
+    if norm_on_gpu(&x, Some(delta), weight)? {
+        let (x, delta) = (x.contiguous()?, delta.contiguous()?);
+        return match cuda::rms_norm(&x, Some(&delta), weight, eps as f32)? {
+            (Some(sum), normed) => Ok((sum, normed)),
+            (None, _) => bail!("the kernel left no sum"),
+        };
+    }
+    let sum = (x + delta)?;
+    let normed = rms_norm(&sum, weight, eps)?;
+    Ok((sum, normed))
+}
+
+/// Whether the kernel takes these tensors, which are then of fitting shapes.
+#[cfg(feature = "cuda")]
+fn norm_on_gpu(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor) -> Result<bool> {
+    let width = x.dim(D::Minus1)?;
+    if !supports(x.device(), x.dtype()) || !supports_norm_width(width) || x.elem_count() == 0 {
+        return Ok(false);
+    }
+    if weight.dims() != [width] || !weight.is_contiguous() {
+        bail!("rms norm: expected a weight of [{width}], got {:?}", weight.dims())
+    }
+    same_kind("rms norm", x, &[Some(weight), delta])?;
+    match delta {
+        Some(delta) if delta.dims() != x.dims() => bail!("rms norm: expected {:?}, got {:?}", x.dims(), delta.dims()),
+        _ => Ok(true),
+    }
+}
