@@ -3,7 +3,7 @@
 use std::fmt;
 
 use candle_core::{DType, Tensor};
-use candle_s2o::{Attention, DeviceMemory};
+use candle_s2o::Attention;
 
 use crate::attention::Phase;
 use crate::chunk::{Chunk, activation_bytes};
