@@ -23,7 +23,8 @@
 mod block;
 mod call;
 mod dense;
-mod gather;
+#[cfg(feature = "ladder")]
+mod ladder;
 mod ranking;
 mod s2o;
 mod segment_group;
@@ -31,5 +32,7 @@ mod timed;
 
 #[doc(hidden)]
 pub use dense::dense_attn_split;
+#[cfg(feature = "ladder")]
+pub use ladder::gather_attn_timed;
 pub use s2o_cuda::{CudaError, KernelTime};
-pub use timed::{dense_attn_timed, gather_attn_timed};
+pub use timed::dense_attn_timed;

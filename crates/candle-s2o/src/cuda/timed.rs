@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, Tensor};
-use s2o_core::Permutation;
 use s2o_cuda::KernelTime;
 
 use super::call::{Call, CudaOp};
-use super::gather::GatherOp;
 use crate::attn_op::{AttnOp, Compute, Qkv, apply};
 use crate::error::AttnError;
 use crate::ops::{DenseOp, S2oOp};
@@ -36,28 +34,9 @@ pub fn dense_attn_timed(
     apply(&Timed(DenseOp { softmax_scale, causal, splits: None }), q, k, v)
 }
 
-/// Attention of every query to ALL keys, each head's in the order `kv_perm[b * num_heads + h]`, and the time of the
-/// kernel: the ladder of the paper's Tables 4-6 without causality. Shapes and dtypes as in
-/// [`dense_attn`](crate::dense_attn), k_len a multiple of 128. Tiles of 128 queries stop early by `tau` as S2O's do; 0
-/// never stops.
-///
-/// # Errors
-/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Size`](super::CudaError::Size) if k_len or the orders do
-/// not.
-pub fn gather_attn_timed(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    softmax_scale: f32,
-    kv_perm: &[Permutation],
-    tau: f32,
-) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
-    apply(&Timed(GatherOp { softmax_scale, kv_perm, tau }), q, k, v)
-}
-
 /// An op whose report is the times of its kernels.
 #[derive(Debug)]
-struct Timed<K>(K);
+pub(super) struct Timed<K>(pub(super) K);
 
 impl<K: AttnOp> AttnOp for Timed<K> {
     const NAME: &'static str = K::NAME;

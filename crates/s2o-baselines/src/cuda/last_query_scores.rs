@@ -8,7 +8,7 @@ use candle_s2o::{AttnError, AttnShape, S2oError};
 use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, check_i32, cuda_storage, to_i32};
-use s2o_kernels::params::{QuerySharesParams, RowState};
+use s2o_kernels::params::{LastQueryParams, RowState};
 use s2o_kernels::{Function, HeadDim, Kernel};
 
 use super::supports_heads;
@@ -119,7 +119,7 @@ fn typed<T: Element, const N: usize>(
         let output = |i: usize| outputs.get(i).map_or(ptr::null_mut(), |(address, _)| *address as *mut f32);
         // The kernels count a few tiles beyond the last key.
         check_i32("keys", shape.k_len() + 4 * TILE)?;
-        let params = QuerySharesParams {
+        let params = LastQueryParams {
             q: q.address as *const c_void,
             k: k.address as *const c_void,
             states: states as *mut RowState,
@@ -135,7 +135,7 @@ fn typed<T: Element, const N: usize>(
             state_chunks: to_i32("key tiles", state_chunks)?,
             softmax_scale,
         };
-        for (kernel, chunks) in [(Kernel::QueryStates, state_chunks), (Kernel::QueryShares, share_chunks)] {
+        for (kernel, chunks) in [(Kernel::LastQueryStates, state_chunks), (Kernel::LastQueryScores, share_chunks)] {
             let function = Function::new(kernel, T::DTYPE, head_dim);
             // SAFETY: both take these parameters; the views are of the shape's sizes, there is a state for each chunk,
             // and everything is held until the launches are enqueued.

@@ -7,7 +7,7 @@ use std::ptr;
 use candle_core::{DType, Layout, Shape, Storage, Tensor};
 use cudarc::driver::{CudaStream, DevicePtrMut, SyncOnDrop};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Grid, Launcher, address, to_i32};
-use s2o_kernels::params::{ROW_CUT_BYTES, RowIndex, RowParams};
+use s2o_kernels::params::{ROW_THRESHOLD_BYTES, RowIndex, RowParams};
 use s2o_kernels::{Dtype, Function, Kernel, selection};
 
 use super::{aligned, shape_mismatch};
@@ -53,7 +53,7 @@ pub(crate) fn choose(choice: &RowChoice<'_>, scores: &Tensor, select: Select<'_>
     let launcher = Launcher::of(scores)?;
     let mut mask = launcher.uninit::<u8>(&shape)?;
     let mut thresholds = match is_long {
-        true => Some(launcher.zeros::<u8>(rows.rows.min(LONG_ROWS) * ROW_CUT_BYTES)?),
+        true => Some(launcher.zeros::<u8>(rows.rows.min(LONG_ROWS) * ROW_THRESHOLD_BYTES)?),
         false => None,
     };
     with_params(&launcher, scores, &rows, operands, |params| {
@@ -62,11 +62,11 @@ pub(crate) fn choose(choice: &RowChoice<'_>, scores: &Tensor, select: Select<'_>
         let softmax = choice.softmax.filter(|_| !is_long);
         let params = RowParams {
             mask: mask as *mut u8,
-            cuts: thresholds.as_ref().map_or(ptr::null_mut(), |(address, _)| *address as *mut c_void),
+            thresholds: thresholds.as_ref().map_or(ptr::null_mut(), |(address, _)| *address as *mut c_void),
             softmax: i32::from(softmax.is_some()),
             scale: softmax.unwrap_or(1.0),
-            kept_first: i32::from(choice.forced_count_first),
-            merged: if choice.merge_pairs { 2 } else { 1 },
+            forced_count_first: i32::from(choice.forced_count_first),
+            merged_columns: if choice.merge_pairs { 2 } else { 1 },
             ..params
         };
         if !is_long {
@@ -256,24 +256,24 @@ fn with_params(
         left_out: left_out as *const f32,
         counts: counts as *const f32,
         bounds: bounds as *const u32,
-        trusted: scored as *const u8,
-        kept: forced as *const u8,
-        whole: select_all as *const u8,
-        asked: enabled as *const u8,
-        cuts: ptr::null_mut(),
+        scored: scored as *const u8,
+        forced: forced as *const u8,
+        select_all: select_all as *const u8,
+        enabled: enabled as *const u8,
+        thresholds: ptr::null_mut(),
         left_out_of,
         bounds_of,
-        trusted_of: scored_of,
-        kept_of: forced_of,
-        whole_of: select_all_of,
-        asked_of: enabled_of,
+        scored_of,
+        forced_of,
+        select_all_of,
+        enabled_of,
         row_len: to_i32("entries of a row", rows.row_len)?,
         rows: to_i32("rows", rows.rows)?,
         first_row: 0,
         softmax: 0,
         scale: 1.0,
-        kept_first: 0,
-        merged: 1,
+        forced_count_first: 0,
+        merged_columns: 1,
         pass: 0,
     })
 }

@@ -2,25 +2,46 @@
 
 use std::ptr;
 
+use candle_core::Tensor;
 use s2o_core::Permutation;
-use s2o_cuda::{CudaError, Grid, Regions, to_i32};
-use s2o_kernels::params::SparseParams;
+use s2o_cuda::{CudaError, Grid, KernelTime, Regions, to_i32};
+use s2o_kernels::params::S2oParams;
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, CudaOp};
-use crate::attn_op::AttnOp;
+use super::timed::Timed;
+use crate::attn_op::{AttnOp, apply};
 use crate::error::AttnError;
+
+/// Attention of every query to ALL keys, each head's in the order `kv_perm[b * num_heads + h]`, and the time of the
+/// kernel: the ladder of the paper's Tables 4-6 without causality. Shapes and dtypes as in
+/// [`dense_attn`](crate::dense_attn), k_len a multiple of 128. Tiles of 128 queries stop early by `tau` as S2O's do; 0
+/// never stops.
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Size`](super::CudaError::Size) if k_len or the orders do
+/// not.
+pub fn gather_attn_timed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    kv_perm: &[Permutation],
+    tau: f32,
+) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
+    apply(&Timed(LadderOp { softmax_scale, kv_perm, tau }), q, k, v)
+}
 
 /// Attention of every query to all keys in the order of its head, until `tau` ends it.
 #[derive(Debug)]
-pub(super) struct GatherOp<'a> {
-    pub(super) softmax_scale: f32,
-    pub(super) kv_perm: &'a [Permutation],
-    pub(super) tau: f32,
+struct LadderOp<'a> {
+    softmax_scale: f32,
+    kv_perm: &'a [Permutation],
+    tau: f32,
 }
 
-impl AttnOp for GatherOp<'_> {
-    const NAME: &'static str = "gathered-attention";
+impl AttnOp for LadderOp<'_> {
+    const NAME: &'static str = "ladder-attention";
     type Report = ();
 
     fn softmax_scale(&self) -> f32 {
@@ -28,7 +49,7 @@ impl AttnOp for GatherOp<'_> {
     }
 }
 
-impl CudaOp for GatherOp<'_> {
+impl CudaOp for LadderOp<'_> {
     fn run(&self, call: &Call) -> Result<(), AttnError> {
         Ok(launch(call, self.kv_perm, self.tau)?)
     }
@@ -54,7 +75,7 @@ fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError
     scratch.zero(next_item)?;
     let tokens: Vec<i32> = orders.iter().flat_map(Permutation::as_slice).map(|&token| token as i32).collect();
     scratch.upload(kv_perm, &tokens)?;
-    let params = SparseParams {
+    let params = S2oParams {
         attn: call.params(false, scratch.at(next_item))?,
         kv_perm: scratch.at(kv_perm),
         kv_perm_head_stride: k_len as i64,
@@ -70,9 +91,9 @@ fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError
         literal_frame: 0,
         discard: 0,
     };
-    let kernel = if tau == 0.0 { Kernel::GatherFull } else { Kernel::Gather };
+    let kernel = if tau == 0.0 { Kernel::LadderFull } else { Kernel::Ladder };
     let items = shape.q_len().div_ceil(TILE_Q) * heads;
-    // SAFETY: SparseParams are what both kernels take. There is an order of all keys for every head, each a
+    // SAFETY: S2oParams are what both kernels take. There is an order of all keys for every head, each a
     // permutation, and the scratch memory is released on this stream after the launch.
     unsafe { call.launch(kernel, &params, Grid::Persistent { items }) }
 }
