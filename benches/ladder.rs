@@ -5,7 +5,7 @@
 //! The attention kernels alone, each of B to D in turns with A, on random tensors in bf16, 32 query and 8 KV heads, S 2048.
 //!
 //! ```text
-//! cargo bench --bench ladder --features cuda
+//! cargo bench --bench ladder --features ladder
 //! ```
 
 #[allow(dead_code, reason = "shared with the other benchmarks")]
@@ -134,7 +134,7 @@ type Step<'a> = (&'static str, f32, Box<dyn Fn() -> Result<Timed> + 'a>);
 
 fn causal_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
     let (tokens, segment_len) = (problem.q.dim(1)?, 2048);
-    let attends = |kernel: &KernelTime| kernel.kernel.starts_with("sparse");
+    let attends = |kernel: &KernelTime| kernel.kernel.starts_with("single_pass");
     let never_asks = S2oOp::new(problem.scale, config(segment_len, 0.0)?);
     let never_true = S2oOp::new(problem.scale, config(segment_len, NEVER)?);
     let natural = never_asks.clone().with_ranking(natural(tokens, segment_len));

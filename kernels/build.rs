@@ -82,13 +82,14 @@ struct Job {
     output: PathBuf,
 }
 
-/// The .cu files of a folder, in order.
+/// The .cu files of a folder, in order; `ladder.cu` only with the feature `ladder`.
 fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let failed = |error| format!("{}: {error}", folder.display());
     let mut sources = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|extension| extension == "cu") {
+        let left_out = path.ends_with("ladder.cu") && env::var_os("CARGO_FEATURE_LADDER").is_none();
+        if path.extension().is_some_and(|extension| extension == "cu") && !left_out {
             sources.push(path);
         }
     }

@@ -1,4 +1,4 @@
-// Blocks of queries or keys stood for by their means: every token is read once, where it lies.
+// Means of blocks of queries or keys: every token is read once, in place.
 #include <cfloat>
 
 #include "launch.cuh"
@@ -12,13 +12,13 @@ constexpr int POOL_WARPS = POOL_THREADS / 32;
 constexpr int POOL_VECTOR = 8;    // elements of a 16-byte load
 constexpr int POOL_IN_FLIGHT = 4; // loads of a thread before it computes
 
-// Over lanes that differ in the bits from `least` to `most`, the same in each of them.
-__device__ __forceinline__ float sum_of_lanes(float x, int least, int most) {
-    for (int step = least; step <= most; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+// The sum over the lanes that differ in the bits from `first_step` to `last_step`; each of them gets it.
+__device__ __forceinline__ float sum_of_lanes(float x, int first_step, int last_step) {
+    for (int step = first_step; step <= last_step; step *= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
 }
 
-template <typename T, int D, bool ALIKE>
+template <typename T, int D, bool SELF_SIMILARITY>
 __device__ __forceinline__ void pool_block(const BlockPoolParams& p) {
     constexpr int LANES = D / POOL_VECTOR;         // of a token
     constexpr int TOKENS = POOL_THREADS / LANES;  // at a time
@@ -62,7 +62,7 @@ __device__ __forceinline__ void pool_block(const BlockPoolParams& p) {
                 sums[j] += wide[j];
                 squares += wide[j] * wide[j];
             }
-            if constexpr (ALIKE) {
+            if constexpr (SELF_SIMILARITY) {
                 const float norm = sqrtf(sum_of_lanes(squares, 1, LANES / 2));
                 const float scale = __fdividef(1.f, fmaxf(norm, FLT_MIN));
 #pragma unroll
@@ -71,13 +71,13 @@ __device__ __forceinline__ void pool_block(const BlockPoolParams& p) {
         }
     }
 
-    __shared__ float of_warps[ALIKE ? 2 : 1][POOL_WARPS][D];
+    __shared__ float of_warps[SELF_SIMILARITY ? 2 : 1][POOL_WARPS][D];
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int j = 0; j < POOL_VECTOR; ++j) {
         const float sum = sum_of_lanes(sums[j], LANES, 16);
         if (threadIdx.x % 32 < LANES) of_warps[0][warp][lane * POOL_VECTOR + j] = sum;
-        if constexpr (ALIKE) {
+        if constexpr (SELF_SIMILARITY) {
             const float unit = sum_of_lanes(units[j], LANES, 16);
             if (threadIdx.x % 32 < LANES) of_warps[1][warp][lane * POOL_VECTOR + j] = unit;
         }
@@ -91,28 +91,28 @@ __device__ __forceinline__ void pool_block(const BlockPoolParams& p) {
 #pragma unroll
         for (int i = 0; i < POOL_WARPS; ++i) {
             sum += of_warps[0][i][threadIdx.x];
-            if constexpr (ALIKE) unit += of_warps[1][i][threadIdx.x];
+            if constexpr (SELF_SIMILARITY) unit += of_warps[1][i][threadIdx.x];
         }
         p.means[out * D + threadIdx.x] = sum / count;
         square = (unit / count) * (unit / count);
     }
-    if constexpr (ALIKE) {
+    if constexpr (SELF_SIMILARITY) {
         __shared__ float squares_of_warps[D / 32];
         square = sum_of_lanes(square, 1, 16);
         if (threadIdx.x < D && threadIdx.x % 32 == 0) squares_of_warps[warp] = square;
         __syncthreads();
         if (threadIdx.x == 0) {
-            float alike = 0.f;
+            float self_similarity = 0.f;
 #pragma unroll
-            for (int i = 0; i < D / 32; ++i) alike += squares_of_warps[i];
-            p.alike[out] = alike;
+            for (int i = 0; i < D / 32; ++i) self_similarity += squares_of_warps[i];
+            p.self_similarity[out] = self_similarity;
         }
     }
 }
 
 template <typename T, int D>
 __device__ __forceinline__ void block_pool(const BlockPoolParams& p) {
-    if (p.alike) {
+    if (p.self_similarity) {
         pool_block<T, D, true>(p);
     } else {
         pool_block<T, D, false>(p);

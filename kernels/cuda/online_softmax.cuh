@@ -7,6 +7,8 @@
 
 namespace s2o {
 
+constexpr float LOG2_E = 1.44269504088896340736f;
+
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -38,9 +38,9 @@ struct AttnParams {
     int32_t num_kv_heads;
     int32_t q_len;
     int32_t k_len;
-    int32_t causal;
+    int32_t causal;             // 1: a query sees the keys up to its own position; 0: all keys
     int32_t heads_per_section;  // heads walked together, so that their keys and values stay in L2
-    float softmax_scale;
+    float softmax_scale;        // factor on q . k before the softmax
 };
 static_assert(sizeof(AttnParams) == 176 && offsetof(AttnParams, q_strides) == 48 && offsetof(AttnParams, batch) == 144,
               "mirrored on the host");
@@ -55,7 +55,7 @@ struct RowState {
 
 // S2O on the segments first_segment .. first_segment + num_segments; `attn.causal` is 1. Rows from ranked_rows on are
 // the dense tail's and are left alone.
-struct SparseParams {
+struct S2oParams {
     AttnParams attn;
     // Per (batch, head): the orders of segments first_segment.. one after the other, segment n has n * segment_len keys.
     const int32_t* kv_perm;
@@ -73,8 +73,8 @@ struct SparseParams {
     int32_t literal_frame;   // gain = l' - l across maxima, Algorithm 3 to the letter
     int32_t discard;         // drop the triggering tile
 };
-static_assert(sizeof(SparseParams) == 248 && offsetof(SparseParams, kv_perm) == 176 &&
-                  offsetof(SparseParams, segment_len) == 216,
+static_assert(sizeof(S2oParams) == 248 && offsetof(S2oParams, kv_perm) == 176 &&
+                  offsetof(S2oParams, segment_len) == 216,
               "mirrored on the host");
 
 // Dense attention of rows first_row .. q_len, cut into tiles from first_row, split over the keys: for the dense tail and
@@ -125,7 +125,8 @@ static_assert(sizeof(BlockListParams) == 48 && offsetof(BlockListParams, num_lis
 // The chosen keys of each head to the columns of ColumnParams.
 struct ColumnListParams {
     const uint8_t* keys;     // (heads, k_len): not 0 where a key is chosen
-    const uint8_t* mask;     // (heads, query_blocks, mask_blocks): the key blocks of each query block, in which a key is left out
+    const uint8_t* mask;     // (heads, query_blocks, mask_blocks): the key blocks of each query block, whose keys are
+                             // not listed
     int32_t* head_columns;   // (heads, column_stride): the chosen keys of a head, ascending
     int32_t* head_counts;    // (heads)
     int32_t* columns;        // (heads * query_blocks, column_stride)
@@ -135,7 +136,7 @@ struct ColumnListParams {
     int32_t query_blocks;
     int32_t mask_blocks;
     int32_t num_lists;       // heads * query_blocks
-    int32_t q_offset;       // position of the call's first query
+    int32_t q_offset;        // position of the call's first query
 };
 static_assert(sizeof(ColumnListParams) == 80 && offsetof(ColumnListParams, k_len) == 56, "mirrored on the host");
 

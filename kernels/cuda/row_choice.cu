@@ -1,6 +1,6 @@
-// What is chosen of rows of scores, without sorting them: the greatest entries until their sum or number reaches what is
-// wanted. The cut is a score, found by bisecting the bits of non-negative floats, which are ordered as integers are; equal
-// entries are chosen together.
+// Top-p or top-k of rows of scores without sorting them: the greatest entries until their sum or number reaches what is
+// wanted. The threshold is a score, found by bisecting the bits of non-negative floats, which are ordered as integers are;
+// equal entries are chosen together.
 #include "launch.cuh"
 #include "row_entries.cuh"
 
@@ -13,15 +13,15 @@ __device__ __forceinline__ float weight(const RowParams& p, float x) {
 // The largest score for which all that are not less weigh what is `wanted`, above 0; those of `high`, as bits, do not. Of
 // zeros only a number can be wanted.
 template <class Threads, bool COUNTS, int ENTRIES>
-__device__ __forceinline__ float cut_at(const float (&x)[ENTRIES], float wanted, uint32_t high) {
+__device__ __forceinline__ float threshold_at(const float (&x)[ENTRIES], float wanted, uint32_t high) {
     uint32_t low = COUNTS ? 0 : 1;
     while (high - low > 1) {
         const uint32_t middle = low + (high - low) / 2;
-        const float least = __uint_as_float(middle);
+        const float candidate = __uint_as_float(middle);
         float part[ROW_VECTOR] = {};
 #pragma unroll
         for (int e = 0; e < ENTRIES; ++e) {
-            if (x[e] >= least) part[e % ROW_VECTOR] += COUNTS ? 1.f : x[e];
+            if (x[e] >= candidate) part[e % ROW_VECTOR] += COUNTS ? 1.f : x[e];
         }
         if (sum_of<Threads>(part) >= wanted) {
             low = middle;
@@ -33,39 +33,39 @@ __device__ __forceinline__ float cut_at(const float (&x)[ENTRIES], float wanted,
 }
 
 template <class Threads, int ENTRIES>
-__device__ __forceinline__ void choose(const RowParams& p, const Row& row, int row_number) {
+__device__ __forceinline__ void choose(const RowParams& p, const ScoreRow& row, int row_number) {
     constexpr int VECTORS = ENTRIES / ROW_VECTOR;
     auto column = [](int i) { return (i * Threads::THREADS + Threads::thread()) * ROW_VECTOR; };
-    float x[ENTRIES], cut = INFINITY;
-    if (!row.whole) {
+    float x[ENTRIES], threshold = INFINITY;
+    if (!row.select_all) {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            if (i % ROW_IN_FLIGHT == 0) no_load_passes();
-            const Vector entries(row, column(i), true);
+            if (i % ROW_IN_FLIGHT == 0) compiler_barrier();
+            const RowVector entries(row, column(i), true);
 #pragma unroll
             for (int j = 0; j < ROW_VECTOR; ++j) {
                 const float score = p.softmax ? entries.score[j] * p.scale : entries.score[j];
-                x[i * ROW_VECTOR + j] = entries.trusted[j] ? score : -INFINITY;
+                x[i * ROW_VECTOR + j] = entries.scored[j] ? score : -INFINITY;
             }
         }
-        float most = fmaxf(largest_of<Threads>(x), -FLT_MAX);
+        float max = fmaxf(max_of<Threads>(x), -FLT_MAX);
         if (p.softmax) {
 #pragma unroll
-            for (int e = 0; e < ENTRIES; ++e) x[e] = exponential(x[e], most);
-            most = 1.f;
+            for (int e = 0; e < ENTRIES; ++e) x[e] = exponential(x[e], max);
+            max = 1.f;
         }
-        // What is kept first counts as chosen, and is then no longer there to choose.
+        // Forced entries that count first are chosen already, so they are taken out.
         float before = 0.f;
-        if (p.kept_first) {
+        if (p.forced_count_first) {
             float part[ROW_VECTOR] = {};
 #pragma unroll
             for (int i = 0; i < VECTORS; ++i) {
-                no_load_passes();
-                const Vector entries(row, column(i), false);
+                compiler_barrier();
+                const RowVector entries(row, column(i), false);
 #pragma unroll
                 for (int j = 0; j < ROW_VECTOR; ++j) {
                     const int e = i * ROW_VECTOR + j;
-                    if (entries.kept[j]) {
+                    if (entries.forced[j]) {
                         part[j] += weight(p, x[e]);
                         x[e] = -INFINITY;
                     }
@@ -77,23 +77,26 @@ __device__ __forceinline__ void choose(const RowParams& p, const Row& row, int r
 #pragma unroll
         for (int e = 0; e < ENTRIES; ++e) part[e % ROW_VECTOR] += weight(p, x[e]);
         const float others = sum_of<Threads>(part);
-        // What the kept entries leave to the others.
+        // What the forced entries leave to the others.
         const float wanted = p.counts ? p.counts[row_number] - before
                                       : others - (others + before) * p.left_out[entry_of(p.left_out_of, row_number)];
-        const bool asked = !p.asked || p.asked[entry_of(p.asked_of, row_number)] != 0;
-        const uint32_t high = __float_as_uint(fmaxf(most, 0.f)) + 1;
-        if (asked && wanted > 0.f) cut = p.counts ? cut_at<Threads, true>(x, wanted, high) : cut_at<Threads, false>(x, wanted, high);
+        const bool enabled = !p.enabled || p.enabled[entry_of(p.enabled_of, row_number)] != 0;
+        const uint32_t high = __float_as_uint(fmaxf(max, 0.f)) + 1;
+        if (enabled && wanted > 0.f) {
+            threshold = p.counts ? threshold_at<Threads, true>(x, wanted, high)
+                                 : threshold_at<Threads, false>(x, wanted, high);
+        }
     }
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int at = column(i);
-        no_load_passes();
-        const Vector entries(row, at, false);
+        compiler_barrier();
+        const RowVector entries(row, at, false);
         uint8_t chosen[ROW_VECTOR];
 #pragma unroll
         for (int j = 0; j < ROW_VECTOR; ++j) {
-            const bool anyway = entries.kept[j] || (entries.seen[j] && (row.whole || !entries.trusted[j]));
-            chosen[j] = anyway || (!row.whole && x[i * ROW_VECTOR + j] >= cut);
+            const bool forced = entries.forced[j] || (entries.seen[j] && (row.select_all || !entries.scored[j]));
+            chosen[j] = forced || (!row.select_all && x[i * ROW_VECTOR + j] >= threshold);
         }
         if (at < p.row_len) store_choice(p, row_number, at, chosen);
     }

@@ -1,13 +1,13 @@
-// Rows of scores that no block keeps in its registers: the cut digit by digit, each from what the entries of every value of
-// the digit weigh, and then the mask. Many blocks share a row; weights add up as integers, so their order changes nothing.
+// Rows of scores too long for the registers of a block: one launch per digit of the threshold, which adds the weights of the
+// entries by the value of that digit, and one that writes the mask. Many blocks share a row; weights add up as integers, so their order changes nothing.
 #include "launch.cuh"
 #include "row_entries.cuh"
 
 namespace s2o {
 
 constexpr int LONG_CHUNK = 16384;  // entries of a block, as the host knows
-constexpr int CUT_TOP = 20;        // bits behind the first digit
-constexpr int CUT_NEXT = 10;       // and behind the second
+constexpr int BITS_AFTER_FIRST = 20;   // digit
+constexpr int BITS_AFTER_SECOND = 10;
 
 // A score is fraction * 2^(exponent - 150).
 __device__ __forceinline__ int exponent_of(uint32_t bits) { return max(int(bits >> 23), 1); }
@@ -18,10 +18,10 @@ __device__ __forceinline__ uint32_t fraction_of(uint32_t bits) {
 
 // Where an entry is counted in this pass, or -1.
 __device__ __forceinline__ int bin_of(int pass, uint32_t bits, bool first, uint32_t leading) {
-    if (first) return pass == 0 ? CUT_BINS + int(bits >> 23) : -1;
-    if (pass == 0) return int(bits >> CUT_TOP);
-    if (pass == 1) return bits >> CUT_TOP == leading ? int(bits >> CUT_NEXT & 1023) : -1;
-    return bits >> CUT_NEXT == leading ? int(bits & 1023) : -1;
+    if (first) return pass == 0 ? DIGIT_BINS + int(bits >> 23) : -1;
+    if (pass == 0) return int(bits >> BITS_AFTER_FIRST);
+    if (pass == 1) return bits >> BITS_AFTER_FIRST == leading ? int(bits >> BITS_AFTER_SECOND & 1023) : -1;
+    return bits >> BITS_AFTER_SECOND == leading ? int(bits & 1023) : -1;
 }
 
 __device__ __forceinline__ double weight_of(unsigned long long sum, int exponent, bool counts) {
@@ -45,19 +45,20 @@ __device__ __forceinline__ double sum_from_here(double x) {
     return sums[at][threadIdx.x];
 }
 
-// One digit more of the cut, by the last block of a row. `cut` is behind a fence.
-__device__ __forceinline__ void find_digit(const RowParams& p, RowCut& cut, int row) {
+// One more digit of the threshold, by the last block of a row. The caller has put a fence before it.
+__device__ __forceinline__ void find_digit(const RowParams& p, RowThreshold& state, int row) {
     __shared__ int digit;
-    __shared__ double others, kept;
-    const int bins = p.pass == 0 ? CUT_BINS : 1024, of_thread = bins / ROW_THREADS;
+    __shared__ double others, forced;
+    const int bins = p.pass == 0 ? DIGIT_BINS : 1024, of_thread = bins / ROW_THREADS;
     const bool counts = p.counts != nullptr;
-    const uint32_t leading = p.pass == 0 ? 0 : __ldcg(&cut.leading);
-    // Bits of the least score of a bin.
+    const uint32_t leading = p.pass == 0 ? 0 : __ldcg(&state.leading);
+    // Bits of the lowest score of a bin.
     auto bits_of = [&](int bin) {
-        if (p.pass == 0) return uint32_t(bin) << CUT_TOP;
-        return p.pass == 1 ? leading << CUT_TOP | uint32_t(bin) << CUT_NEXT : leading << CUT_NEXT | uint32_t(bin);
+        if (p.pass == 0) return uint32_t(bin) << BITS_AFTER_FIRST;
+        return p.pass == 1 ? leading << BITS_AFTER_FIRST | uint32_t(bin) << BITS_AFTER_SECOND
+                           : leading << BITS_AFTER_SECOND | uint32_t(bin);
     };
-    auto weight = [&](int bin) { return weight_of(__ldcg(&cut.bins[bin]), exponent_of(bits_of(bin)), counts); };
+    auto weight = [&](int bin) { return weight_of(__ldcg(&state.bins[bin]), exponent_of(bits_of(bin)), counts); };
 
     double own = 0.;
     const int first = threadIdx.x * of_thread;
@@ -65,77 +66,77 @@ __device__ __forceinline__ void find_digit(const RowParams& p, RowCut& cut, int 
     const double from_here = sum_from_here(own);
     if (threadIdx.x == 0) others = from_here;
     if (p.pass == 0) {
-        double own_kept = 0.;
-        for (int exponent = threadIdx.x; exponent < CUT_EXPONENTS; exponent += ROW_THREADS) {
-            own_kept += weight_of(__ldcg(&cut.bins[CUT_BINS + exponent]), max(exponent, 1), counts);
+        double own_forced = 0.;
+        for (int exponent = threadIdx.x; exponent < EXPONENT_BINS; exponent += ROW_THREADS) {
+            own_forced += weight_of(__ldcg(&state.bins[DIGIT_BINS + exponent]), max(exponent, 1), counts);
         }
-        const double all = sum_from_here(own_kept);
-        if (threadIdx.x == 0) kept = all;
+        const double all = sum_from_here(own_forced);
+        if (threadIdx.x == 0) forced = all;
     }
     if (threadIdx.x == 0) digit = -1;
     __syncthreads();
     double wanted, above;
     if (p.pass == 0) {
         above = 0.;
-        wanted = counts ? double(p.counts[row]) - kept
-                        : others - (others + kept) * double(p.left_out[entry_of(p.left_out_of, row)]);
-        if (p.asked && p.asked[entry_of(p.asked_of, row)] == 0) wanted = 0.;
+        wanted = counts ? double(p.counts[row]) - forced
+                        : others - (others + forced) * double(p.left_out[entry_of(p.left_out_of, row)]);
+        if (p.enabled && p.enabled[entry_of(p.enabled_of, row)] == 0) wanted = 0.;
     } else {
-        wanted = __ldcg(&cut.wanted);
-        above = __ldcg(&cut.above);
+        wanted = __ldcg(&state.wanted);
+        above = __ldcg(&state.above);
     }
     // The largest digit whose entries and those above reach what is wanted.
-    double before = above + (from_here - own), found_above = 0.;
-    int found = -1;
-    for (int bin = first + of_thread - 1; bin >= first && found < 0; --bin) {
+    double before = above + (from_here - own), own_above = 0.;
+    int own_digit = -1;
+    for (int bin = first + of_thread - 1; bin >= first && own_digit < 0; --bin) {
         const double with = before + weight(bin);
         if (with >= wanted) {
-            found = bin;
-            found_above = before;
+            own_digit = bin;
+            own_above = before;
         }
         before = with;
     }
-    if (found >= 0) atomicMax(&digit, found);
+    if (own_digit >= 0) atomicMax(&digit, own_digit);
     __syncthreads();
-    for (int bin = threadIdx.x; bin < CUT_BINS + CUT_EXPONENTS; bin += ROW_THREADS) cut.bins[bin] = 0;
+    for (int bin = threadIdx.x; bin < DIGIT_BINS + EXPONENT_BINS; bin += ROW_THREADS) state.bins[bin] = 0;
     if (threadIdx.x == 0) {
-        cut.arrivals = 0;
-        cut.known = p.pass == 2;
-        if (p.pass == 0) cut.wanted = wanted;
+        state.arrivals = 0;
+        state.found = p.pass == 2;
+        if (p.pass == 0) state.wanted = wanted;
         if (p.pass == 0 && (!(wanted > 0.) || digit < 0)) {
-            // Enough is kept, or there is not enough.
-            cut.cut = wanted > 0. ? 0.f : INFINITY;
-            cut.known = 1;
+            // Enough is forced, or there is not enough.
+            state.threshold = wanted > 0. ? 0.f : INFINITY;
+            state.found = 1;
         }
     }
-    // Rounded, the parts of a digit may fall short of it: then its least entry is the cut.
-    const bool here = digit < 0 ? threadIdx.x == 0 : digit == found;
+    // Rounded, the parts of a digit may fall short of it: then its lowest entry is the threshold.
+    const bool here = digit < 0 ? threadIdx.x == 0 : digit == own_digit;
     if (here) {
         const uint32_t bits = bits_of(max(digit, 0));
-        cut.leading = p.pass == 0 ? bits >> CUT_TOP : p.pass == 1 ? bits >> CUT_NEXT : bits;
-        cut.above = digit < 0 ? before : found_above;
-        if (p.pass == 2) cut.cut = __uint_as_float(bits);
+        state.leading = p.pass == 0 ? bits >> BITS_AFTER_FIRST : p.pass == 1 ? bits >> BITS_AFTER_SECOND : bits;
+        state.above = digit < 0 ? before : own_above;
+        if (p.pass == 2) state.threshold = __uint_as_float(bits);
     }
 }
 
 // Adds up the entries of a chunk by the values of a digit.
-__device__ __forceinline__ void add_digits(const RowParams& p, const Row& row, RowCut& cut, int row_number,
+__device__ __forceinline__ void add_digits(const RowParams& p, const ScoreRow& row, RowThreshold& state, int row_number,
                                            int begin, int chunks) {
     // Halves of the 24 bits of a fraction: 16384 of them add up in 32 bits.
-    __shared__ uint32_t low[CUT_BINS + CUT_EXPONENTS], high[CUT_BINS + CUT_EXPONENTS];
+    __shared__ uint32_t low[DIGIT_BINS + EXPONENT_BINS], high[DIGIT_BINS + EXPONENT_BINS];
     __shared__ bool last;
     const bool counts = p.counts != nullptr;
-    const uint32_t leading = cut.leading;
-    for (int bin = threadIdx.x; bin < CUT_BINS + CUT_EXPONENTS; bin += ROW_THREADS) low[bin] = high[bin] = 0;
+    const uint32_t leading = state.leading;
+    for (int bin = threadIdx.x; bin < DIGIT_BINS + EXPONENT_BINS; bin += ROW_THREADS) low[bin] = high[bin] = 0;
     __syncthreads();
     for (int at = begin + threadIdx.x * ROW_VECTOR; at < min(begin + LONG_CHUNK, row.seen);
          at += ROW_THREADS * ROW_VECTOR) {
-        const Vector entries(row, at, true);
+        const RowVector entries(row, at, true);
 #pragma unroll
         for (int j = 0; j < ROW_VECTOR; ++j) {
-            // Zeros weigh nothing, and are the last to be counted if they are not kept.
-            const bool first = p.kept_first && entries.kept[j], zero = !(entries.score[j] > 0.f);
-            if (!entries.trusted[j] || (zero && !(first && counts))) continue;
+            // Zeros weigh nothing, and are the last to be counted if they are not forced.
+            const bool first = p.forced_count_first && entries.forced[j], zero = !(entries.score[j] > 0.f);
+            if (!entries.scored[j] || (zero && !(first && counts))) continue;
             const uint32_t bits = zero ? 0 : __float_as_uint(entries.score[j]);
             const int bin = bin_of(p.pass, bits, first, leading);
             if (bin < 0) continue;
@@ -144,17 +145,17 @@ __device__ __forceinline__ void add_digits(const RowParams& p, const Row& row, R
         }
     }
     __syncthreads();
-    for (int bin = threadIdx.x; bin < CUT_BINS + CUT_EXPONENTS; bin += ROW_THREADS) {
+    for (int bin = threadIdx.x; bin < DIGIT_BINS + EXPONENT_BINS; bin += ROW_THREADS) {
         const unsigned long long sum = (static_cast<unsigned long long>(high[bin]) << 12) + low[bin];
-        if (sum != 0) atomicAdd(&cut.bins[bin], sum);
+        if (sum != 0) atomicAdd(&state.bins[bin], sum);
     }
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&cut.arrivals, 1u) + 1 == uint32_t(chunks);
+    if (threadIdx.x == 0) last = atomicAdd(&state.arrivals, 1u) + 1 == uint32_t(chunks);
     __syncthreads();
     if (!last) return;
     __threadfence();
-    find_digit(p, cut, row_number);
+    find_digit(p, state, row_number);
 }
 
 // Blocks for each chunk of each row.
@@ -162,22 +163,24 @@ __device__ __forceinline__ void row_choice_long(const RowParams& p) {
     const int chunks = (p.row_len + LONG_CHUNK - 1) / LONG_CHUNK;
     const int row_number = p.first_row + blockIdx.x / chunks;
     const int begin = int(blockIdx.x % chunks) * LONG_CHUNK;
-    const Row row(p, row_number);
-    RowCut& cut = p.cuts[blockIdx.x / chunks];
+    const ScoreRow row(p, row_number);
+    RowThreshold& state = p.thresholds[blockIdx.x / chunks];
     if (p.pass < 3) {
-        if (row.whole || (p.pass > 0 && cut.known)) return;
-        return add_digits(p, row, cut, row_number, begin, chunks);
+        if (row.select_all || (p.pass > 0 && state.found)) return;
+        return add_digits(p, row, state, row_number, begin, chunks);
     }
-    // Of zeros only a number can be wanted.
-    const float least = row.whole ? INFINITY : p.counts ? cut.cut : fmaxf(cut.cut, __uint_as_float(1));
+    // Zeros are chosen by number only.
+    const float threshold = row.select_all ? INFINITY
+                            : p.counts     ? state.threshold
+                                           : fmaxf(state.threshold, __uint_as_float(1));
     for (int at = begin + threadIdx.x * ROW_VECTOR; at < min(begin + LONG_CHUNK, p.row_len);
          at += ROW_THREADS * ROW_VECTOR) {
-        const Vector entries(row, at, !row.whole);
+        const RowVector entries(row, at, !row.select_all);
         uint8_t chosen[ROW_VECTOR];
 #pragma unroll
         for (int j = 0; j < ROW_VECTOR; ++j) {
-            const bool anyway = entries.kept[j] || (entries.seen[j] && (row.whole || !entries.trusted[j]));
-            chosen[j] = anyway || (entries.trusted[j] && entries.score[j] >= least);
+            const bool forced = entries.forced[j] || (entries.seen[j] && (row.select_all || !entries.scored[j]));
+            chosen[j] = forced || (entries.scored[j] && entries.score[j] >= threshold);
         }
         store_choice(p, row_number, at, chosen);
     }

@@ -2,13 +2,14 @@
 #pragma once
 #include <cfloat>
 
+#include "online_softmax.cuh"
 #include "selection_params.cuh"
 
 namespace s2o {
 
 constexpr int ROW_THREADS = 128;    // of a block
 constexpr int ROW_VECTOR = 4;       // consecutive entries of a thread
-constexpr int WARP_ENTRIES = 2048;  // a warp keeps rows up to here, a block of them
+constexpr int WARP_ENTRIES = 2048;  // a warp keeps rows up to here, a block those above
 constexpr int BLOCK_ENTRIES = 8192;
 
 // The threads that a row has. Results are those of every thread, in a fixed order of the same numbers.
@@ -50,7 +51,7 @@ struct Plus {
     __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
 };
 
-// Of four accumulators, so that additions need not wait for each other.
+// The sum of four accumulators: additions then need not wait for each other.
 template <class Threads>
 __device__ __forceinline__ float sum_of(const float (&part)[ROW_VECTOR]) {
     return Threads::join((part[0] + part[1]) + (part[2] + part[3]), Plus());
@@ -59,21 +60,21 @@ __device__ __forceinline__ float sum_of(const float (&part)[ROW_VECTOR]) {
 __device__ __forceinline__ int64_t entry_of(const RowIndex& index, int row) { return row / index.each % index.count; }
 
 // One row of the parameters.
-struct Row {
+struct ScoreRow {
     const float* scores;
-    const uint8_t* trusted;
-    const uint8_t* kept;
+    const uint8_t* scored;
+    const uint8_t* forced;
     int len;
     int seen;
     int sink, from, to;
     bool aligned;  // entries come four at a time
-    bool whole;
+    bool select_all;
 
-    __device__ __forceinline__ Row(const RowParams& p, int row) {
+    __device__ __forceinline__ ScoreRow(const RowParams& p, int row) {
         len = p.row_len;
         scores = p.scores + int64_t(row) * len;
-        trusted = p.trusted ? p.trusted + entry_of(p.trusted_of, row) * len : nullptr;
-        kept = p.kept ? p.kept + entry_of(p.kept_of, row) * len : nullptr;
+        scored = p.scored ? p.scored + entry_of(p.scored_of, row) * len : nullptr;
+        forced = p.forced ? p.forced + entry_of(p.forced_of, row) * len : nullptr;
         RowBounds bounds = {0, 0, 0, 0};
         if (p.bounds) bounds = p.bounds[entry_of(p.bounds_of, row)];
         seen = p.bounds ? min(uint32_t(len), bounds.seen) : len;
@@ -81,47 +82,47 @@ struct Row {
         from = min(uint32_t(len), bounds.from);
         to = min(uint32_t(len), bounds.to);
         aligned = len % ROW_VECTOR == 0;
-        const bool asked = !p.asked || p.asked[entry_of(p.asked_of, row)] != 0;
-        whole = (p.whole && p.whole[entry_of(p.whole_of, row)] != 0) ||
-                (asked && p.left_out && !(p.left_out[entry_of(p.left_out_of, row)] > 0.f));
+        const bool enabled = !p.enabled || p.enabled[entry_of(p.enabled_of, row)] != 0;
+        select_all = (p.select_all && p.select_all[entry_of(p.select_all_of, row)] != 0) ||
+                     (enabled && p.left_out && !(p.left_out[entry_of(p.left_out_of, row)] > 0.f));
     }
 };
 
-// Loads of a row are not all moved to its beginning, which would take more registers than there are.
-__device__ __forceinline__ void no_load_passes() { asm volatile("" ::: "memory"); }
+// Keeps the compiler from moving all loads of a row to its beginning, for which there are too few registers.
+__device__ __forceinline__ void compiler_barrier() { asm volatile("" ::: "memory"); }
 
 constexpr int ROW_IN_FLIGHT = 4;  // vectors of a thread
 
 // Entries at .. at + 4 of a row.
-struct Vector {
+struct RowVector {
     float score[ROW_VECTOR];
     bool seen[ROW_VECTOR];
-    bool trusted[ROW_VECTOR];  // and seen
-    bool kept[ROW_VECTOR];     // or in bounds, and seen
+    bool scored[ROW_VECTOR];  // and seen
+    bool forced[ROW_VECTOR];  // by `forced` or the bounds, and seen
 
-    __device__ __forceinline__ Vector(const Row& row, int at, bool with_scores) {
-        const bool whole = row.aligned && at < row.seen;
+    __device__ __forceinline__ RowVector(const ScoreRow& row, int at, bool with_scores) {
+        const bool vectorised = row.aligned && at < row.seen;
         float4 scores = make_float4(0.f, 0.f, 0.f, 0.f);
-        uchar4 trusts = make_uchar4(1, 1, 1, 1), keeps = make_uchar4(0, 0, 0, 0);
-        if (whole && with_scores) scores = *reinterpret_cast<const float4*>(row.scores + at);
-        if (whole && row.trusted) trusts = *reinterpret_cast<const uchar4*>(row.trusted + at);
-        if (whole && row.kept) keeps = *reinterpret_cast<const uchar4*>(row.kept + at);
-        const float four_scores[ROW_VECTOR] = {scores.x, scores.y, scores.z, scores.w};
-        const uint8_t four_trusts[ROW_VECTOR] = {trusts.x, trusts.y, trusts.z, trusts.w};
-        const uint8_t four_keeps[ROW_VECTOR] = {keeps.x, keeps.y, keeps.z, keeps.w};
+        uchar4 scored4 = make_uchar4(1, 1, 1, 1), forced4 = make_uchar4(0, 0, 0, 0);
+        if (vectorised && with_scores) scores = *reinterpret_cast<const float4*>(row.scores + at);
+        if (vectorised && row.scored) scored4 = *reinterpret_cast<const uchar4*>(row.scored + at);
+        if (vectorised && row.forced) forced4 = *reinterpret_cast<const uchar4*>(row.forced + at);
+        const float each_score[ROW_VECTOR] = {scores.x, scores.y, scores.z, scores.w};
+        const uint8_t each_scored[ROW_VECTOR] = {scored4.x, scored4.y, scored4.z, scored4.w};
+        const uint8_t each_forced[ROW_VECTOR] = {forced4.x, forced4.y, forced4.z, forced4.w};
 #pragma unroll
         for (int j = 0; j < ROW_VECTOR; ++j) {
             const int column = at + j;
             seen[j] = column < row.seen;
-            score[j] = four_scores[j];
-            uint8_t trust = four_trusts[j], keep = four_keeps[j];
+            score[j] = each_score[j];
+            uint8_t is_scored = each_scored[j], is_forced = each_forced[j];
             if (!row.aligned && seen[j]) {
                 if (with_scores) score[j] = row.scores[column];
-                if (row.trusted) trust = row.trusted[column];
-                if (row.kept) keep = row.kept[column];
+                if (row.scored) is_scored = row.scored[column];
+                if (row.forced) is_forced = row.forced[column];
             }
-            trusted[j] = seen[j] && trust != 0;
-            kept[j] = seen[j] && (keep != 0 || column < row.sink || (column >= row.from && column < row.to));
+            scored[j] = seen[j] && is_scored != 0;
+            forced[j] = seen[j] && (is_forced != 0 || column < row.sink || (column >= row.from && column < row.to));
         }
     }
 };
@@ -144,7 +145,7 @@ __device__ __forceinline__ void store_four(T* row, int at, int len, const T (&x)
 // Columns at .. at + 4 of the mask, which may have half as many.
 __device__ __forceinline__ void store_choice(const RowParams& p, int64_t row, int at,
                                              const uint8_t (&chosen)[ROW_VECTOR]) {
-    if (p.merged == 1) {
+    if (p.merged_columns == 1) {
         store_four<uchar4>(p.mask + row * p.row_len, at, p.row_len, chosen);
         return;
     }
@@ -164,30 +165,28 @@ __device__ __forceinline__ void store_choice(const RowParams& p, int64_t row, in
     if ((p).row_len <= s2o::WARP_ENTRIES) {                                             \
         const int row_number = s2o::WarpOfRow::row();                                   \
         if (row_number >= (p).rows) return;                                             \
-        const s2o::Row row(p, row_number);                                              \
+        const s2o::ScoreRow row(p, row_number);                                         \
         if (row.seen <= 512) return run<s2o::WarpOfRow, 16>(p, row, row_number);        \
         if (row.seen <= 1024) return run<s2o::WarpOfRow, 32>(p, row, row_number);       \
         return run<s2o::WarpOfRow, 64>(p, row, row_number);                             \
     }                                                                                   \
     const int row_number = s2o::BlockOfRow::row();                                      \
-    const s2o::Row row(p, row_number);                                                  \
+    const s2o::ScoreRow row(p, row_number);                                             \
     if (row.seen <= 4096) return run<s2o::BlockOfRow, 32>(p, row, row_number);          \
     return run<s2o::BlockOfRow, 64>(p, row, row_number)
 
-// Of all entries of a row, -inf where hidden.
+// The maximum of all entries of a row, -inf where hidden.
 template <class Threads, int ENTRIES>
-__device__ __forceinline__ float largest_of(const float (&x)[ENTRIES]) {
-    float most = -INFINITY;
+__device__ __forceinline__ float max_of(const float (&x)[ENTRIES]) {
+    float max = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < ENTRIES; ++i) most = fmaxf(most, x[i]);
-    return Threads::join(most, Larger());
+    for (int i = 0; i < ENTRIES; ++i) max = fmaxf(max, x[i]);
+    return Threads::join(max, Larger());
 }
 
-constexpr float LOG2_E = 1.44269504088896340736f;
-
-// e^(x - most), and x where that is -inf: hidden entries stay hidden.
-__device__ __forceinline__ float exponential(float x, float most) {
-    return x == -INFINITY ? x : exp2f((x - most) * LOG2_E);
+// e^(x - max), and x where that is -inf: hidden entries stay hidden.
+__device__ __forceinline__ float exponential(float x, float max) {
+    return x == -INFINITY ? x : exp2f((x - max) * LOG2_E);
 }
 
 }  // namespace s2o

@@ -5,22 +5,22 @@
 namespace s2o {
 
 template <class Threads, int ENTRIES>
-__device__ __forceinline__ void softmax(const RowParams& p, const Row& row, int row_number) {
+__device__ __forceinline__ void softmax(const RowParams& p, const ScoreRow& row, int row_number) {
     constexpr int VECTORS = ENTRIES / ROW_VECTOR;
     float x[ENTRIES];
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        const Vector entries(row, (i * Threads::THREADS + Threads::thread()) * ROW_VECTOR, true);
+        const RowVector entries(row, (i * Threads::THREADS + Threads::thread()) * ROW_VECTOR, true);
 #pragma unroll
         for (int j = 0; j < ROW_VECTOR; ++j) {
-            x[i * ROW_VECTOR + j] = entries.trusted[j] ? entries.score[j] * p.scale : -INFINITY;
+            x[i * ROW_VECTOR + j] = entries.scored[j] ? entries.score[j] * p.scale : -INFINITY;
         }
     }
-    const float most = fmaxf(largest_of<Threads>(x), -FLT_MAX);
+    const float max = fmaxf(max_of<Threads>(x), -FLT_MAX);
     float part[ROW_VECTOR] = {};
 #pragma unroll
     for (int e = 0; e < ENTRIES; ++e) {
-        x[e] = fmaxf(exponential(x[e], most), 0.f);
+        x[e] = fmaxf(exponential(x[e], max), 0.f);
         part[e % ROW_VECTOR] += x[e];
     }
     const float sum = sum_of<Threads>(part), scale = sum > 0.f ? 1.f / sum : 0.f;
@@ -41,13 +41,13 @@ __device__ __forceinline__ void softmax(const RowParams& p, const Row& row, int 
 }
 
 // Rows that no block keeps are read three times.
-__device__ __forceinline__ void long_softmax(const RowParams& p, const Row& row, int row_number) {
+__device__ __forceinline__ void long_softmax(const RowParams& p, const ScoreRow& row, int row_number) {
     auto over_row = [&](auto visit) {
         for (int at = threadIdx.x * ROW_VECTOR; at < row.seen; at += ROW_THREADS * ROW_VECTOR) {
-            const Vector entries(row, at, true);
+            const RowVector entries(row, at, true);
             float x[ROW_VECTOR];
 #pragma unroll
-            for (int j = 0; j < ROW_VECTOR; ++j) x[j] = entries.trusted[j] ? entries.score[j] * p.scale : -INFINITY;
+            for (int j = 0; j < ROW_VECTOR; ++j) x[j] = entries.scored[j] ? entries.score[j] * p.scale : -INFINITY;
             visit(at, x);
         }
     };
@@ -56,18 +56,18 @@ __device__ __forceinline__ void long_softmax(const RowParams& p, const Row& row,
 #pragma unroll
         for (int j = 0; j < ROW_VECTOR; ++j) part[j] = fmaxf(part[j], x[j]);
     });
-    const float most = fmaxf(largest_of<BlockOfRow>(part), -FLT_MAX);
+    const float max = fmaxf(max_of<BlockOfRow>(part), -FLT_MAX);
 #pragma unroll
     for (int j = 0; j < ROW_VECTOR; ++j) part[j] = 0.f;
     over_row([&](int, const float (&x)[ROW_VECTOR]) {
 #pragma unroll
-        for (int j = 0; j < ROW_VECTOR; ++j) part[j] += fmaxf(exponential(x[j], most), 0.f);
+        for (int j = 0; j < ROW_VECTOR; ++j) part[j] += fmaxf(exponential(x[j], max), 0.f);
     });
     const float sum = sum_of<BlockOfRow>(part), scale = sum > 0.f ? 1.f / sum : 0.f;
     float* out = p.weights + int64_t(row_number) * p.row_len;
     over_row([&](int at, float (&x)[ROW_VECTOR]) {
 #pragma unroll
-        for (int j = 0; j < ROW_VECTOR; ++j) x[j] = fmaxf(exponential(x[j], most), 0.f) * scale;
+        for (int j = 0; j < ROW_VECTOR; ++j) x[j] = fmaxf(exponential(x[j], max), 0.f) * scale;
         store_four<float4>(out, at, p.row_len, x);
     });
     // The vectors from the first one on that holds nothing seen.
@@ -80,7 +80,7 @@ __device__ __forceinline__ void long_softmax(const RowParams& p, const Row& row,
 
 // A warp or a block for each row.
 __device__ __forceinline__ void row_softmax(const RowParams& p) {
-    if (p.row_len > BLOCK_ENTRIES) return long_softmax(p, Row(p, blockIdx.x), blockIdx.x);
+    if (p.row_len > BLOCK_ENTRIES) return long_softmax(p, ScoreRow(p, blockIdx.x), blockIdx.x);
     S2O_FOR_ENTRIES(softmax, p);
 }
 

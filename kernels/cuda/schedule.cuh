@@ -14,13 +14,13 @@ namespace s2o {
 struct WorkItem {
     int batch, head, kv_head;
     int q_start;             // row of the call, or slot of q_perm, of the tile's first row; may be negative
-    int row_end;             // rows from here on are not the tile's
+    int row_end;             // rows from here on do not belong to the tile
     int position;            // of the tile's first row; bounds the keys it sees when causal
     int key_tile;            // of step 0
     int steps;               // key tiles to visit, gathered ones included
     int gather_from;         // steps from here on take their rows from kv_perm
-    int last_keys;           // of the last gathered tile, where it may be ragged
-    const int32_t* kv_perm;  // tokens of step gather_from, and on
+    int last_keys;           // keys of the last gathered tile if the schedule has RAGGED_END
+    const int32_t* kv_perm;  // tokens of step gather_from and of those after it
     const int32_t* key_blocks;
     int64_t slot;            // where per-tile results go
 
@@ -58,13 +58,38 @@ __device__ __forceinline__ int decode_sections(const AttnParams& p, const TileGr
     return tile;
 }
 
-struct DenseSchedule {
-    using Params = AttnParams;
-    __device__ static const AttnParams& attn(const Params& p) { return p; }
-    __device__ static int num_items(const Params& p) { return TileGrid(p).count * p.batch * p.num_heads; }
+// The attention parameters in the parameters of any kernel.
+__device__ __forceinline__ const AttnParams& attn_of(const AttnParams& p) { return p; }
+__device__ __forceinline__ const AttnParams& attn_of(const ColumnParams& p) { return p.block.attn; }
+template <class Params>
+__device__ __forceinline__ const AttnParams& attn_of(const Params& p) {
+    return p.attn;
+}
 
-    // Step i visits key tile key_tile - i.
+enum class Output {
+    NORMALISED,  // attention
+    STATEFUL,    // attention, and the row states from which pass 2 resumes
+    PARTIAL,     // accumulators and row states, to be merged
+    RESUMED,     // pass 2: joined with what pass 1 left in `out`
+};
+
+// The facts about a schedule that the engines are compiled for. Each schedule redefines those in which it differs.
+struct Schedule {
+    static constexpr Output OUTPUT = Output::NORMALISED;
+    static constexpr bool GATHERS_KEYS = false;        // in steps from WorkItem::gather_from on
+    static constexpr bool RAGGED_END = false;          // the last gathered tile has WorkItem::last_keys keys
+    static constexpr bool PERMUTES_QUERIES = false;    // q_perm names the rows of a tile
+    static constexpr bool MAY_STOP = false;            // S2O: gathered steps may end early, and are counted
+    static constexpr bool ITEMS_MAY_BE_EMPTY = false;  // an item may have no steps
+    static constexpr bool ROWS_MAY_BE_EMPTY = false;   // a row may see no key of its first tile; any step may need a mask
+
+    // Descending, so that the diagonal tile, the only one with a mask, comes first.
     __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
+};
+
+struct DenseSchedule : Schedule {
+    using Params = AttnParams;
+    __device__ static int num_items(const Params& p) { return TileGrid(p).count * p.batch * p.num_heads; }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         const int tile = decode_sections(p, TileGrid(p), item, w);
@@ -74,9 +99,9 @@ struct DenseSchedule {
     }
 };
 
-struct BlockSchedule {
+struct BlockSchedule : Schedule {
     using Params = BlockParams;
-    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
+    static constexpr bool ITEMS_MAY_BE_EMPTY = true;
     __device__ static int num_items(const Params& p) { return DenseSchedule::num_items(p.attn); }
     __device__ static int key_tile(const WorkItem& w, int step) { return w.key_blocks[step]; }
 
@@ -92,12 +117,11 @@ struct BlockSchedule {
     }
 };
 
-// The same, and behind the blocks single keys.
-struct ColumnSchedule {
+// The same, and single keys after the blocks.
+struct ColumnSchedule : BlockSchedule {
     using Params = ColumnParams;
-    __device__ static const AttnParams& attn(const Params& p) { return p.block.attn; }
+    static constexpr bool GATHERS_KEYS = true, RAGGED_END = true;
     __device__ static int num_items(const Params& p) { return BlockSchedule::num_items(p.block); }
-    __device__ static int key_tile(const WorkItem& w, int step) { return BlockSchedule::key_tile(w, step); }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         BlockSchedule::decode(p.block, item, w);
@@ -111,11 +135,10 @@ struct ColumnSchedule {
 
 // Every query against every key in the order of kv_perm, not causal: the paper's ladder without causality. There is one
 // order a head, and k_len is a multiple of TILE_K.
-struct GatherSchedule {
-    using Params = SparseParams;
-    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
+struct LadderSchedule : Schedule {
+    using Params = S2oParams;
+    static constexpr bool GATHERS_KEYS = true, MAY_STOP = true;
     __device__ static int num_items(const Params& p) { return DenseSchedule::num_items(p.attn); }
-    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         const TileGrid grid(p.attn);
@@ -129,10 +152,12 @@ struct GatherSchedule {
     }
 };
 
-// One split of one tile of the rows first_row..: all splits are alike in length but the last.
-struct SplitSchedule {
+// One split of one tile of the rows first_row..: all splits but the last have the same length.
+struct SplitSchedule : Schedule {
     using Params = SplitParams;
-    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
+    static constexpr Output OUTPUT = Output::PARTIAL;
+    static constexpr bool ITEMS_MAY_BE_EMPTY = true, ROWS_MAY_BE_EMPTY = true;
+
     __device__ static int row_tiles(const Params& p) { return (p.attn.q_len - p.first_row + TILE_Q - 1) / TILE_Q; }
     __device__ static int num_items(const Params& p) {
         return row_tiles(p) * p.num_splits * p.attn.batch * p.attn.num_heads;
@@ -157,8 +182,8 @@ struct SplitSchedule {
 };
 
 // S2O: the last segments first (their prefixes are the longest); the tiles of one head and segment together, because
-// they gather the same rows. False for slots without ranked rows.
-__device__ __forceinline__ bool decode_segments(const SparseParams& p, int item, WorkItem& w, int& segment, int& tile) {
+// they gather the same rows.
+__device__ __forceinline__ void decode_segments(const S2oParams& p, int item, WorkItem& w, int& segment, int& tile) {
     const int tiles = p.segment_len / TILE_Q;
     const int heads = p.attn.batch * p.attn.num_heads;
     const int back = item / (tiles * heads);
@@ -176,18 +201,18 @@ __device__ __forceinline__ bool decode_segments(const SparseParams& p, int item,
     const int call_segments = (p.attn.k_len - 1) / p.segment_len - call_segment + 1;
     w.slot = (int64_t(batch_head) * call_segments + segment - call_segment) * tiles + tile;
     w.kv_perm = p.kv_perm + batch_head * p.kv_perm_head_stride + keys_before(p.first_segment, segment, p.segment_len);
-    return true;
 }
 
-// Window and prefix (Algorithm 4), or the window alone (Algorithm 2).
+// Window and prefix (Algorithm 4), or the window alone (Algorithm 2). `decode` is false for tiles without ranked rows.
 template <bool PREFIX>
-struct SegmentSchedule {
-    using Params = SparseParams;
-    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
+struct SegmentSchedule : Schedule {
+    using Params = S2oParams;
+    static constexpr Output OUTPUT = PREFIX ? Output::NORMALISED : Output::STATEFUL;
+    static constexpr bool GATHERS_KEYS = PREFIX, MAY_STOP = PREFIX;
+
     __device__ static int num_items(const Params& p) {
         return p.num_segments * (p.segment_len / TILE_Q) * p.attn.batch * p.attn.num_heads;
     }
-    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         int segment, tile;
@@ -200,12 +225,16 @@ struct SegmentSchedule {
     }
 };
 
+using SinglePassSchedule = SegmentSchedule<true>;
+using Pass1Schedule = SegmentSchedule<false>;
+
 // The prefix alone, for query tiles in q_perm order (Algorithm 3).
-struct PermutedSchedule {
-    using Params = SparseParams;
-    __device__ static const AttnParams& attn(const Params& p) { return p.attn; }
-    __device__ static int num_items(const Params& p) { return SegmentSchedule<true>::num_items(p); }
-    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
+struct Pass2Schedule : Schedule {
+    using Params = S2oParams;
+    static constexpr Output OUTPUT = Output::RESUMED;
+    static constexpr bool GATHERS_KEYS = true, PERMUTES_QUERIES = true, MAY_STOP = true;
+
+    __device__ static int num_items(const Params& p) { return SinglePassSchedule::num_items(p); }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         int segment, tile;

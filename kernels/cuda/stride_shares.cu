@@ -51,7 +51,7 @@ __device__ __forceinline__ void stride_shares(const StrideSharesParams& p) {
     __shared__ int limits[STRIDE_SHARE_ROWS];
     constexpr int WARPS = STRIDE_SHARE_THREADS / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x, head = blockIdx.y;
-    const float scale_log2 = p.scale * 1.4426950408889634f;
+    const float scale_log2 = p.scale * LOG2_E;
     const T* rows = static_cast<const T*>(p.products) + (int64_t(head) * p.rows + int64_t(block) * p.per_block) * p.columns;
     for (int row = warp; row < p.per_block; row += WARPS) {
         const int limit = min(p.limits[block * p.per_block + row], uint32_t(p.columns));

@@ -1,164 +1,128 @@
-//! [`Function`]: the kernels by what they do, and their names in the compiled code.
+//! [`Kernel`] and [`Function`]: the kernels and their names in the compiled code.
 
 use std::fmt;
 
 use crate::arch::Arch;
 
-/// What a kernel does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kernel {
+/// How many functions a kernel is compiled to.
+enum Instances {
+    /// One, independent of element type and head size.
+    Single,
+    PerDtype,
+    /// One per element type and head size.
+    PerHeadDim,
+}
+
+macro_rules! kernels {
+    ($($(#[doc = $doc:literal])* $kernel:ident = $name:literal, $instances:ident;)*) => {
+        /// A kernel, named by what it computes.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Kernel {
+            $($(#[doc = $doc])* $kernel,)*
+        }
+
+        impl Kernel {
+            /// All kernels.
+            pub const ALL: &[Self] = &[$(Self::$kernel),*];
+
+            /// Its part of the names in the compiled code.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kernel => $name,)*
+                }
+            }
+
+            fn instances(self) -> Instances {
+                match self {
+                    $(Self::$kernel => Instances::$instances,)*
+                }
+            }
+        }
+    };
+}
+
+kernels! {
     /// Dense attention.
-    Dense,
+    Dense = "dense", PerHeadDim;
     /// S2O in a single pass (Algorithm 4): all rows below the threshold stop, the triggering tile is kept.
-    Sparse,
+    SinglePass = "single_pass", PerHeadDim;
     /// S2O in a single pass that never stops (tau 0).
-    SparseFull,
+    SinglePassFull = "single_pass_full", PerHeadDim;
     /// S2O in a single pass, every stop rule.
-    SparseExact,
+    SinglePassExact = "single_pass_exact", PerHeadDim;
     /// The local windows alone, row states kept (Algorithm 2).
-    Window,
+    Pass1 = "pass1", PerHeadDim;
     /// The prefix for query tiles in `q_perm` order (Algorithm 3), every stop rule.
-    Prefix,
-    /// All keys in a given order, not causal, with the stop of [`Self::Sparse`].
-    Gather,
+    Pass2 = "pass2", PerHeadDim;
+    /// All keys in a given order, not causal, with the stop of [`Self::SinglePass`]. Compiled with the feature `ladder`.
+    Ladder = "ladder", PerHeadDim;
     /// The same without a stop.
-    GatherFull,
+    LadderFull = "ladder_full", PerHeadDim;
     /// Dense attention of few rows, split over the keys.
-    Split,
+    Split = "split", PerHeadDim;
     /// Joins the parts of a split.
-    Merge,
+    Merge = "merge", PerDtype;
     /// Attention on lists of blocks.
-    Block,
-    /// Attention on lists of blocks, and single keys behind them.
-    BlockColumns,
-    /// Those lists from a mask.
-    BlockLists,
+    Block = "block", PerHeadDim;
+    /// Attention on lists of blocks and on single keys after them.
+    BlockColumns = "block_columns", PerHeadDim;
+    /// The lists of [`Self::Block`] from a mask.
+    BlockLists = "block_lists", Single;
     /// The chosen keys of each head, as a list.
-    HeadColumns,
-    /// Of these the keys of each query block, beside its key blocks.
-    ColumnLists,
+    HeadColumns = "head_columns", Single;
+    /// Per query block: the keys of [`Self::HeadColumns`] that its key blocks do not cover.
+    ColumnLists = "column_lists", Single;
     /// Mean and variance of each segment's queries: the coefficients of the key scores.
-    Moments,
+    Moments = "moments", PerHeadDim;
     /// Scores of the keys before each segment.
-    Scores,
+    Scores = "scores", PerHeadDim;
     /// `kv_perm` from the scores.
-    Sort,
+    Sort = "sort", Single;
     /// Mean of the first segment's keys.
-    KeyGuide,
+    KeyGuide = "key_guide", PerHeadDim;
     /// `q_perm` from products with that mean.
-    QueryOrder,
+    QueryOrder = "query_order", PerHeadDim;
     /// A residual sum and its RMS norm.
-    RmsNorm,
+    RmsNorm = "rms_norm", PerDtype;
     /// `silu(gate) * up`.
-    SiluMul,
+    SiluMul = "silu_mul", PerDtype;
     /// Queries and keys normalised and rotated, keys and values put into the cache.
-    Rotate,
+    Rotate = "rotate", PerHeadDim;
     /// cos and sin for the rotation.
-    RotationTable,
+    RotationTable = "rotation_table", Single;
     /// Softmax states of the last queries, chunk by chunk of the keys.
-    QueryStates,
-    /// Their attention by key and by distance.
-    QueryShares,
+    LastQueryStates = "last_query_states", PerHeadDim;
+    /// Attention of the last queries, summed by key and by distance.
+    LastQueryScores = "last_query_scores", PerHeadDim;
     /// Keys and values in another order.
-    Reorder,
-    /// Tokens of strides behind each other.
-    Strides,
-    /// Softmaxes over strides, summed up by blocks.
-    StrideShares,
-    /// Means of blocks of tokens, and how alike their tokens are.
-    BlockPool,
-    /// What is chosen of rows of scores.
-    RowChoice,
-    /// The same of long rows.
-    RowChoiceLong,
+    Reorder = "reorder", Single;
+    /// The tokens of each stride, contiguous.
+    Strides = "strides", Single;
+    /// Softmaxes over strides, summed by blocks.
+    StrideShares = "stride_shares", PerDtype;
+    /// Means of blocks of tokens, and the self-similarity of the blocks.
+    BlockPool = "block_pool", PerHeadDim;
+    /// Top-p or top-k of rows of scores.
+    RowChoice = "row_choice", Single;
+    /// The same for long rows.
+    RowChoiceLong = "row_choice_long", Single;
     /// The softmax of rows of scores.
-    RowSoftmax,
+    RowSoftmax = "row_softmax", Single;
 }
 
 impl Kernel {
-    /// All of them.
-    pub const ALL: [Self; 33] = [
-        Self::Dense,
-        Self::Sparse,
-        Self::SparseFull,
-        Self::SparseExact,
-        Self::Window,
-        Self::Prefix,
-        Self::Gather,
-        Self::GatherFull,
-        Self::Split,
-        Self::Merge,
-        Self::Block,
-        Self::BlockColumns,
-        Self::BlockLists,
-        Self::HeadColumns,
-        Self::ColumnLists,
-        Self::Moments,
-        Self::Scores,
-        Self::Sort,
-        Self::KeyGuide,
-        Self::QueryOrder,
-        Self::RmsNorm,
-        Self::SiluMul,
-        Self::Rotate,
-        Self::RotationTable,
-        Self::QueryStates,
-        Self::QueryShares,
-        Self::Reorder,
-        Self::Strides,
-        Self::StrideShares,
-        Self::BlockPool,
-        Self::RowChoice,
-        Self::RowChoiceLong,
-        Self::RowSoftmax,
-    ];
-
     /// Whether a launch says how much dynamic shared memory it needs.
     pub fn sizes_its_shared_memory(self) -> bool {
         matches!(self, Self::Sort | Self::QueryOrder)
     }
 
-    /// Its part of the names in the compiled code.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Dense => "dense",
-            Self::Sparse => "sparse",
-            Self::SparseFull => "sparse_full",
-            Self::SparseExact => "sparse_exact",
-            Self::Window => "window",
-            Self::Prefix => "prefix",
-            Self::Gather => "gather",
-            Self::GatherFull => "gather_full",
-            Self::Split => "split",
-            Self::Merge => "merge",
-            Self::Block => "block",
-            Self::BlockColumns => "block_columns",
-            Self::BlockLists => "block_lists",
-            Self::HeadColumns => "head_columns",
-            Self::ColumnLists => "column_lists",
-            Self::Moments => "moments",
-            Self::Scores => "scores",
-            Self::Sort => "sort",
-            Self::KeyGuide => "key_guide",
-            Self::QueryOrder => "query_order",
-            Self::RmsNorm => "rms_norm",
-            Self::SiluMul => "silu_mul",
-            Self::Rotate => "rotate",
-            Self::RotationTable => "rotation_table",
-            Self::QueryStates => "query_states",
-            Self::QueryShares => "query_shares",
-            Self::Reorder => "reorder",
-            Self::Strides => "strides",
-            Self::StrideShares => "stride_shares",
-            Self::BlockPool => "block_pool",
-            Self::RowChoice => "row_choice",
-            Self::RowChoiceLong => "row_choice_long",
-            Self::RowSoftmax => "row_softmax",
-        }
+    /// Whether this build has its code.
+    pub fn is_compiled(self) -> bool {
+        cfg!(feature = "ladder") || !matches!(self, Self::Ladder | Self::LadderFull)
     }
 }
 
-/// Element types that the kernels know.
+/// Element types that the kernels support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// bfloat16
@@ -167,7 +131,7 @@ pub enum Dtype {
     F16,
 }
 
-/// Head sizes that the kernels know.
+/// Head sizes that the kernels support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HeadDim {
     /// 64
@@ -217,11 +181,14 @@ impl Function {
         format!("{self}_launch")
     }
 
-    /// The function that does its work in a build: on sm_80 one kernel knows every rule, and none.
+    /// The function to launch for it in a build: on sm_80 one kernel implements every stop rule, including never
+    /// stopping.
     pub fn or_fallback(self, arch: Arch) -> Self {
         match (arch, self.kernel) {
-            (Arch::Sm80, Kernel::SparseFull | Kernel::SparseExact) => Self { kernel: Kernel::Sparse, ..self },
-            (Arch::Sm80, Kernel::GatherFull) => Self { kernel: Kernel::Gather, ..self },
+            (Arch::Sm80, Kernel::SinglePassFull | Kernel::SinglePassExact) => {
+                Self { kernel: Kernel::SinglePass, ..self }
+            }
+            (Arch::Sm80, Kernel::LadderFull) => Self { kernel: Kernel::Ladder, ..self },
             _ => self,
         }
     }
@@ -234,21 +201,10 @@ impl fmt::Display for Function {
             Dtype::F16 => "f16",
         };
         let name = self.kernel.name();
-        match self.kernel {
-            // They see no elements.
-            Kernel::BlockLists
-            | Kernel::HeadColumns
-            | Kernel::ColumnLists
-            | Kernel::Sort
-            | Kernel::RotationTable
-            | Kernel::RowChoice
-            | Kernel::RowChoiceLong
-            | Kernel::RowSoftmax
-            | Kernel::Reorder
-            | Kernel::Strides => write!(f, "s2o_{name}"),
-            // One serves every head size.
-            Kernel::Merge | Kernel::RmsNorm | Kernel::SiluMul | Kernel::StrideShares => write!(f, "s2o_{name}_{dtype}"),
-            _ => write!(f, "s2o_{name}_{dtype}_{}", self.head_dim.get()),
+        match self.kernel.instances() {
+            Instances::Single => write!(f, "s2o_{name}"),
+            Instances::PerDtype => write!(f, "s2o_{name}_{dtype}"),
+            Instances::PerHeadDim => write!(f, "s2o_{name}_{dtype}_{}", self.head_dim.get()),
         }
     }
 }
@@ -259,10 +215,10 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_sources() {
-        let function = Function::new(Kernel::SparseExact, Dtype::Bf16, HeadDim::D128);
-        assert_eq!(function.to_string(), "s2o_sparse_exact_bf16_128");
-        assert_eq!(function.launch_symbol(), "s2o_sparse_exact_bf16_128_launch");
-        assert_eq!(function.or_fallback(Arch::Sm80).to_string(), "s2o_sparse_bf16_128");
+        let function = Function::new(Kernel::SinglePassExact, Dtype::Bf16, HeadDim::D128);
+        assert_eq!(function.to_string(), "s2o_single_pass_exact_bf16_128");
+        assert_eq!(function.launch_symbol(), "s2o_single_pass_exact_bf16_128_launch");
+        assert_eq!(function.or_fallback(Arch::Sm80).to_string(), "s2o_single_pass_bf16_128");
         assert_eq!(Function { kernel: Kernel::Merge, ..function }.to_string(), "s2o_merge_bf16");
         assert_eq!(Function { kernel: Kernel::Sort, ..function }.to_string(), "s2o_sort");
     }

@@ -1,23 +1,22 @@
-//! Parameters of the kernels, mirrored from `cuda/params.cuh`: both sides assert the layouts. Strides are in elements,
-//! pointers are addresses on the device.
+//! Parameters of the kernels, mirrored field by field from the structs of the same names in `cuda/*.cuh` and `cuda/*.cu`,
+//! which document shapes and units; both sides assert the layouts. Strides are in elements, pointers are addresses on the
+//! device.
+#![expect(missing_docs, reason = "the fields are documented where the kernels read them")]
 
 use std::ffi::c_void;
 
 /// Types that a kernel may take by value.
 ///
 /// # Safety
-/// `repr(C)`, plain data, and of the layout that the kernels know under this name.
+/// `repr(C)`, plain data, and of the layout that the kernels have under this name.
 pub unsafe trait Params: Copy {}
 
 /// Strides of a tensor whose innermost dimension is contiguous.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Strides {
-    /// From sequence to sequence of the batch.
     pub batch: i64,
-    /// From position to position.
     pub seq: i64,
-    /// From head to head.
     pub head: i64,
 }
 
@@ -25,41 +24,23 @@ pub struct Strides {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct AttnParams {
-    /// (batch, q_len, num_heads, head_dim)
     pub q: *const c_void,
-    /// (batch, k_len, num_kv_heads, head_dim)
     pub k: *const c_void,
-    /// As `k`.
     pub v: *const c_void,
-    /// As `q`.
     pub out: *mut c_void,
-    /// (batch, num_heads, q_len): natural log of the softmax mass of the visited keys; or null.
     pub lse: *mut f32,
-    /// One counter, zero at launch.
     pub next_item: *mut i32,
-    /// Of `q`.
     pub q_strides: Strides,
-    /// Of `k`.
     pub k_strides: Strides,
-    /// Of `v`.
     pub v_strides: Strides,
-    /// Of `out`.
     pub out_strides: Strides,
-    /// Sequences.
     pub batch: i32,
-    /// Query heads.
     pub num_heads: i32,
-    /// KV heads.
     pub num_kv_heads: i32,
-    /// Queries.
     pub q_len: i32,
-    /// Keys.
     pub k_len: i32,
-    /// 1 if a query sees the keys up to its own position, 0 if all.
     pub causal: i32,
-    /// Heads walked together, so that their keys and values stay in L2.
     pub heads_per_section: i32,
-    /// Factor on `q . k` before the softmax.
     pub softmax_scale: f32,
 }
 
@@ -67,43 +48,27 @@ pub struct AttnParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RowState {
-    /// Of the unscaled scores.
     pub row_max: f32,
-    /// Softmax mass relative to it.
     pub row_sum: f32,
 }
 
 /// S2O on the segments `first_segment .. first_segment + num_segments`; rows from `ranked_rows` on are left alone.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct SparseParams {
-    /// With `causal` 1.
+pub struct S2oParams {
     pub attn: AttnParams,
-    /// Per (batch, head): the orders of the segments one after the other, segment `n` has `n * segment_len` keys.
     pub kv_perm: *const i32,
-    /// From head to head of `kv_perm`.
     pub kv_perm_head_stride: i64,
-    /// (batch, num_heads, q_len): slot `r` of a segment's row range names the row that comes there.
     pub q_perm: *const i32,
-    /// (batch, num_heads, q_len): written by pass 1, read by pass 2.
     pub state: *mut RowState,
-    /// (batch, num_heads, segments of the call, segment_len / TILE_Q), by pass 2 without the window's; or null.
     pub tiles_visited: *mut i32,
-    /// Tokens in a segment.
     pub segment_len: i32,
-    /// First segment of the launch, on absolute positions.
     pub first_segment: i32,
-    /// Segments of the launch.
     pub num_segments: i32,
-    /// Rows of the call before the dense tail.
     pub ranked_rows: i32,
-    /// 0 never stops.
     pub tau: f32,
-    /// 0 all rows, 1 mean ratio, 2 sum ratio.
     pub stop_rule: i32,
-    /// 1: gains across maxima, Algorithm 3 to the letter.
     pub literal_frame: i32,
-    /// 1: the triggering tile is dropped.
     pub discard: i32,
 }
 
@@ -111,19 +76,12 @@ pub struct SparseParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct SplitParams {
-    /// The whole call.
     pub attn: AttnParams,
-    /// (batch, num_heads, row tiles, num_splits, TILE_Q, head_dim), not normalised.
     pub partial_out: *mut f32,
-    /// (batch, num_heads, row tiles, num_splits, TILE_Q)
     pub partial_state: *mut RowState,
-    /// Where the row tiles begin.
     pub first_row: i32,
-    /// Parts that the keys are cut into.
     pub num_splits: i32,
-    /// Key tiles in a part.
     pub tiles_per_split: i32,
-    /// Size of a head.
     pub head_dim: i32,
 }
 
@@ -131,26 +89,19 @@ pub struct SplitParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct BlockParams {
-    /// The whole call.
     pub attn: AttnParams,
-    /// Of a query block, in descending order; causal: none above the diagonal.
     pub key_blocks: *const i32,
-    /// (batch * num_heads * query blocks, 2): where a query block's list begins and ends.
     pub block_ranges: *const i64,
 }
 
-/// [`BlockParams`] and single keys beside them: for each list as many of `columns` as `column_counts` says, keys before
+/// [`BlockParams`] and single keys next to them: for each list as many of `columns` as `column_counts` says, keys before
 /// the query block's first query, in none of its key blocks. Causal.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnParams {
-    /// The blocks.
     pub block: BlockParams,
-    /// (lists, column_stride), from each count on to the next multiple of `TILE_K` any keys.
     pub columns: *const i32,
-    /// (lists)
     pub column_counts: *const i32,
-    /// A multiple of `TILE_K`.
     pub column_stride: i64,
 }
 
@@ -158,21 +109,13 @@ pub struct ColumnParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct BlockListParams {
-    /// (num_lists, mask_blocks): not 0 where a key block is chosen.
     pub mask: *const u8,
-    /// As many entries as the mask.
     pub key_blocks: *mut i32,
-    /// (num_lists, 2)
     pub block_ranges: *mut i64,
-    /// batch * num_heads * query_blocks
     pub num_lists: i32,
-    /// Of the call.
     pub query_blocks: i32,
-    /// Key blocks of the call.
     pub mask_blocks: i32,
-    /// Of the call's first query block, on absolute positions.
     pub first_tile: i32,
-    /// 1 if a query block sees the key blocks up to its own position, 0 if all.
     pub causal: i32,
 }
 
@@ -180,29 +123,17 @@ pub struct BlockListParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnListParams {
-    /// (heads, k_len): not 0 where a key is chosen.
     pub keys: *const u8,
-    /// (heads, query_blocks, mask_blocks): the key blocks of each query block, in which a key is left out.
     pub mask: *const u8,
-    /// (heads, column_stride): the chosen keys of a head, ascending.
     pub head_columns: *mut i32,
-    /// (heads)
     pub head_counts: *mut i32,
-    /// (heads * query_blocks, column_stride)
     pub columns: *mut i32,
-    /// (heads * query_blocks)
     pub column_counts: *mut i32,
-    /// A multiple of `TILE_K`; further keys of a head are left out.
     pub column_stride: i64,
-    /// Keys of the call.
     pub k_len: i32,
-    /// Of the call.
     pub query_blocks: i32,
-    /// Key blocks of the call.
     pub mask_blocks: i32,
-    /// heads * query_blocks
     pub num_lists: i32,
-    /// Position of the call's first query.
     pub q_offset: i32,
 }
 
@@ -211,65 +142,35 @@ pub struct ColumnListParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct RankingParams {
-    /// (batch, q_len, num_heads, head_dim)
     pub q: *const c_void,
-    /// (batch, k_len, num_kv_heads, head_dim)
     pub k: *const c_void,
-    /// Per (batch, head): the orders of the segments one after the other, segment `n` has `n * segment_len` keys.
     pub kv_perm: *mut i32,
-    /// (batch, num_heads, segment, 3, head_dim), 16 bits each, segments from `coefficient_segment` on.
     pub coefficients: *mut u16,
-    /// (batch, num_heads, num_segments, splits, 2 * head_dim + 1); unused with one split.
     pub partial_moments: *mut f32,
-    /// (batch, num_heads, num_segments), zero at launch and zero again after it; likewise.
     pub arrivals: *mut u32,
-    /// Laid out as `kv_perm`; the sort overwrites it.
     pub scores: *mut u16,
-    /// A pair for each [`SCORE_BLOCK`](crate::ranking::SCORE_BLOCK) scores.
     pub score_ranges: *mut f32,
-    /// (batch, num_heads, q_len): slot `r` of a segment's rows holds the row that comes there.
     pub q_perm: *mut i32,
-    /// (batch, num_kv_heads, head_dim)
     pub key_guide: *mut f32,
-    /// Of `q`.
     pub q_strides: Strides,
-    /// Of `k`.
     pub k_strides: Strides,
-    /// From head to head of `kv_perm`.
     pub kv_perm_head_stride: i64,
-    /// From sequence to sequence of `coefficients`.
     pub coefficient_batch_stride: i64,
-    /// From head to head of `coefficients`.
     pub coefficient_head_stride: i64,
-    /// Sequences.
     pub batch: i32,
-    /// Query heads.
     pub num_heads: i32,
-    /// KV heads.
     pub num_kv_heads: i32,
-    /// Queries.
     pub q_len: i32,
-    /// Keys.
     pub k_len: i32,
-    /// Tokens in a segment.
     pub segment_len: i32,
-    /// First segment of the launch, on absolute positions.
     pub first_segment: i32,
-    /// Segments of the launch.
     pub num_segments: i32,
-    /// The segment that `coefficients` begin with.
     pub coefficient_segment: i32,
-    /// Tokens `0..front_sink` lead every order.
     pub front_sink: i32,
-    /// Rows from here on are the dense tail's: `q_perm` leaves them in place.
     pub ranked_rows: i32,
-    /// A power of two, at most 16384, at least 4 for each thread of the sort.
     pub sort_buckets: i32,
-    /// Entries that the sort places at a time, a multiple of 32, at most 65408.
     pub sort_window: i32,
-    /// Factor on `q . k`.
     pub softmax_scale: f32,
-    /// Weight of the variance term; 0 ranks by the mean query alone.
     pub second_cumulant: f32,
 }
 
@@ -277,19 +178,12 @@ pub struct RankingParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct NormParams {
-    /// (rows, width)
     pub x: *const c_void,
-    /// As `x`; or null, and then there is no sum.
     pub delta: *const c_void,
-    /// (width)
     pub weight: *const c_void,
-    /// As `x`.
     pub sum: *mut c_void,
-    /// As `x`.
     pub out: *mut c_void,
-    /// A multiple of [`VECTOR`](crate::decoder::VECTOR).
     pub width: i32,
-    /// Added to the mean square.
     pub eps: f32,
 }
 
@@ -297,11 +191,8 @@ pub struct NormParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct SiluParams {
-    /// (rows, 2 * width): a row's gates and then its ups.
     pub gate_up: *const c_void,
-    /// (rows, width)
     pub out: *mut c_void,
-    /// A multiple of [`VECTOR`](crate::decoder::VECTOR).
     pub width: i64,
 }
 
@@ -309,31 +200,18 @@ pub struct SiluParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct RotateParams {
-    /// (batch, len, num_heads + 2 * num_kv_heads, head_dim)
     pub qkv: *const c_void,
-    /// (head_dim); or null: not normed.
     pub q_norm: *const c_void,
-    /// As `q_norm`.
     pub k_norm: *const c_void,
-    /// (2, len, head_dim / 2): cos and sin of the positions.
     pub table: *const f32,
-    /// (batch, len, num_heads, head_dim)
     pub q_out: *mut c_void,
-    /// (batch, len, num_kv_heads, head_dim), in the cache.
     pub k_out: *mut c_void,
-    /// As `k_out`.
     pub v_out: *mut c_void,
-    /// Of `k_out`.
     pub k_strides: Strides,
-    /// Of `v_out`.
     pub v_strides: Strides,
-    /// Positions.
     pub len: i32,
-    /// Query heads.
     pub num_heads: i32,
-    /// KV heads.
     pub num_kv_heads: i32,
-    /// Of both norms.
     pub eps: f32,
 }
 
@@ -341,17 +219,11 @@ pub struct RotateParams {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct RotationParams {
-    /// (half)
     pub inverse_frequencies: *const f32,
-    /// (2, len, half): cos and sin.
     pub table: *mut f32,
-    /// On both.
     pub factor: f64,
-    /// Position of the first row.
     pub start: i64,
-    /// Positions.
     pub len: i32,
-    /// Frequencies.
     pub half: i32,
 }
 
@@ -364,7 +236,7 @@ macro_rules! layout {
 }
 
 layout!(AttnParams: 176, q_strides at 48, batch at 144);
-layout!(SparseParams: 248, kv_perm at 176, segment_len at 216);
+layout!(S2oParams: 248, kv_perm at 176, segment_len at 216);
 layout!(SplitParams: 208, partial_out at 176);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(ColumnParams: 216, columns at 192);
@@ -381,6 +253,6 @@ const _: () = assert!(size_of::<RowState>() == 8);
 mod selection;
 
 pub use selection::{
-    BlockPoolParams, QuerySharesParams, ROW_CUT_BYTES, ReorderParams, RowIndex, RowParams, StrideSharesParams,
+    BlockPoolParams, LastQueryParams, ROW_THRESHOLD_BYTES, ReorderParams, RowIndex, RowParams, StrideSharesParams,
     StridesParams,
 };

@@ -14,6 +14,7 @@ mod decoder;
 mod dense;
 mod exact;
 mod fused;
+#[cfg(feature = "ladder")]
 mod gather;
 mod host;
 mod problem;
@@ -86,6 +87,7 @@ fn main() -> ExitCode {
     selection_rows::cases(&mut runner);
     selection_queries::cases(&mut runner);
     selectors::cases(&mut runner);
+    #[cfg(feature = "ladder")]
     gather::cases(&mut runner);
     ranking::cases(&mut runner);
     sparse::cases(&mut runner);

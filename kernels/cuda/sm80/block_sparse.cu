@@ -1,5 +1,5 @@
 // Attention over lists of blocks: what block-sparse methods select.
 #include "instantiate.cuh"
 
-S2O_KERNELS(s2o_block, s2o::BlockSchedule, NORMALISED)
-S2O_KERNELS(s2o_block_columns, s2o::ColumnSchedule, NORMALISED)
+S2O_KERNELS(s2o_block, s2o::BlockSchedule)
+S2O_KERNELS(s2o_block_columns, s2o::ColumnSchedule)

@@ -1,4 +1,4 @@
 // Dense attention, causal or not.
 #include "instantiate.cuh"
 
-S2O_KERNELS(s2o_dense, s2o::DenseSchedule, NORMALISED)
+S2O_KERNELS(s2o_dense, s2o::DenseSchedule)

@@ -7,7 +7,7 @@
 #include "../launch.cuh"
 #include "loader.cuh"
 #include "store.cuh"
-#include "vote.cuh"
+#include "stop_vote.cuh"
 
 namespace s2o::sm80 {
 
@@ -88,7 +88,7 @@ __device__ __forceinline__ void add_values(float (&acc)[2][X::HEAD_DIM / 2], con
 
 template <class X>
 __device__ __forceinline__ void load_queries(const typename X::Params& p, const WorkItem& w, char* q) {
-    const AttnParams& attn = X::Schedule::attn(p);
+    const AttnParams& attn = attn_of(p);
     const char* head =
         static_cast<const char*>(attn.q) + 2 * (w.batch * attn.q_strides.batch + w.head * attn.q_strides.head);
     for_each_chunk<X>(q, [&](int r, char* chunk, int column) {
@@ -120,12 +120,12 @@ struct Visibility {
 // scored, the second half's, then, for want of registers to keep them in, the first half's again.
 template <class X, bool DISCARD>
 __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const typename X::Params& p) {
-    const AttnParams& attn = X::Schedule::attn(p);
+    const AttnParams& attn = attn_of(p);
     Control& control = shared.control();
     const WorkItem& w = control.work;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp * WARP_ROWS;
-    const float scale_log2 = attn.softmax_scale * 1.4426950408889634f;
+    const float scale_log2 = attn.softmax_scale * LOG2_E;
 
     Loader<X, DISCARD> loader(shared, p);
     load_queries<X>(p, w, shared.q());
@@ -138,13 +138,13 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 #pragma unroll
         for (int i = 0; i < X::HEAD_DIM / 2; ++i) acc[m][i] = 0.f;
     }
-    [[maybe_unused]] Committed committed = {-INFINITY, 0.f};
+    [[maybe_unused]] OwnRow own = {-INFINITY, 0.f};
     if constexpr (X::OUTPUT == Output::RESUMED) {
         const int row = row_of<X>(p, w, own_row_index());
         const RowState before = row < 0 ? RowState{0.f, 1.f} : p.state[int64_t(w.batch_head(attn)) * attn.q_len + row];
-        committed = {before.row_max, before.row_sum};
+        own = {before.row_max, before.row_sum};
         float row_max[2][2];
-        to_quad(committed.row_max, row_max);
+        to_quad(own.row_max, row_max);
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
             softmax[m].row_max[0] = row_max[m][0];
@@ -160,14 +160,14 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 
     int step = 0;
     for (bool stop = false; step < w.steps; ++step) {
-        const bool gathered = X::GATHER && step >= w.gather_from;
+        const bool gathered = X::GATHERS_KEYS && step >= w.gather_from;
         const bool twice = DISCARD && gathered;
 #pragma unroll 1
         for (int visit = 0; visit < (twice ? 3 : 2); ++visit) {
             const uint32_t k_offset = columns_first<X::ROW>(thread_index() % 32);
             const uint32_t k = loader.next() + k_offset;
             if constexpr (X::MAY_STOP && !DISCARD) {
-                stop = visit == 0 && step > w.gather_from && count_votes(p, control.votes);
+                stop = visit == 0 && step > w.gather_from && stops(p, control.votes);
                 if (stop) break;
             }
             Visibility visibility{HALF_K, HALF_K};
@@ -175,7 +175,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 const int first_key = key_tile<X>(w, step) * TILE_K + visit * HALF_K;
                 visibility.last_existing = attn.k_len - 1 - first_key;
                 if (attn.causal) visibility.last_causal = w.position + warp_row - first_key;
-            } else if (X::COLUMNS && step == w.steps - 1) {
+            } else if (X::RAGGED_END && step == w.steps - 1) {
                 visibility.last_existing = w.last_keys - 1 - visit * HALF_K;
             }
             const bool visible = !visibility.none();
@@ -188,7 +188,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 #pragma unroll
                 for (int m = 0; m < 2; ++m) {
                     float tile_sum[2];
-                    softmax[m].template update<X::MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum);
+                    softmax[m].template update<X::ROWS_MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum);
 #pragma unroll
                     for (int i = 0; i < HALF_K / 4; ++i) {
                         probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
@@ -198,18 +198,18 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if constexpr (DISCARD) {
                 if (twice && visit == 0) continue;
                 if (twice && visit == 1) {
-                    cast_vote(p, w, committed, committed.tile(softmax, scale_log2), control.votes);
+                    cast_vote(p, w, own, own.preview(softmax, scale_log2), control.votes);
                 }
             }
             const uint32_t v_offset = rows_first<X::ROW>(thread_index() % 32);
             const uint32_t v = loader.next() + v_offset;
             if constexpr (DISCARD) {
                 if (twice && visit == 1) {
-                    stop = count_votes(p, control.votes);
+                    stop = stops(p, control.votes);
                     if (stop) break;
-                    const TileGain tile = committed.tile(softmax, scale_log2);
-                    to_quad(tile.rescale, rescale);
-                    committed.commit(tile);
+                    const RowUpdate update = own.preview(softmax, scale_log2);
+                    to_quad(update.rescale, rescale);
+                    own.add(update);
                 }
             }
             if (visible) {
@@ -225,9 +225,9 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if constexpr (X::MAY_STOP) {
                 if (visit == 0) continue;
                 if (!twice) {
-                    const TileGain tile = committed.tile(softmax, scale_log2);
-                    if (gathered && !DISCARD) cast_vote(p, w, committed, tile, control.votes);
-                    committed.commit(tile);
+                    const RowUpdate update = own.preview(softmax, scale_log2);
+                    if (gathered && !DISCARD) cast_vote(p, w, own, update, control.votes);
+                    own.add(update);
                 }
 #pragma unroll
                 for (int m = 0; m < 2; ++m) softmax[m].row_sum[0] = softmax[m].row_sum[1] = 0.f;
@@ -243,8 +243,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 
     float row_max[2][2], row_sum[2][2];
     if constexpr (X::MAY_STOP) {
-        to_quad(committed.row_max, row_max);
-        to_quad(committed.row_sum, row_sum);
+        to_quad(own.row_max, row_max);
+        to_quad(own.row_sum, row_sum);
     } else {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
@@ -270,12 +270,12 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 // inlined: what its divisions precompute would spill.
 template <class X>
 __device__ __noinline__ void take_item(const typename X::Params& p, Control& control) {
-    const AttnParams& attn = X::Schedule::attn(p);
+    const AttnParams& attn = attn_of(p);
     const WorkItem& w = control.work;
     const Strides &k = attn.k_strides, &v = attn.v_strides;
-    const int num_items = X::Schedule::num_items(p);
+    const int num_items = X::num_items(p);
     auto advance = [&] { control.item = gridDim.x + atomicAdd(attn.next_item, 1); };
-    while (control.item < num_items && !X::Schedule::decode(p, control.item, control.work)) advance();
+    while (control.item < num_items && !X::decode(p, control.item, control.work)) advance();
     control.end = control.item >= num_items;
     if (control.end) return;
     control.rows[0] = static_cast<const char*>(attn.k) + 2 * (w.batch * k.batch + w.kv_head * k.head);

@@ -3,8 +3,8 @@
 #pragma once
 #include "engine.cuh"
 
-#define S2O_KERNEL(name, T, head_dim, Schedule, OUTPUT)                                                         \
-    using name##_traits = s2o::sm80::Traits<T, head_dim, Schedule, s2o::sm80::Output::OUTPUT>;                  \
+#define S2O_KERNEL(name, T, head_dim, Schedule)                                                                 \
+    using name##_traits = s2o::sm80::Traits<T, head_dim, Schedule>; \
     extern "C" {                                                                                                \
     __constant__ s2o::LaunchInfo name##_launch = {                                                              \
         s2o::sm80::THREADS, s2o::sm80::SharedLayout<name##_traits>::BYTES, s2o::sm80::BLOCKS_PER_SM, 0};        \
@@ -14,8 +14,8 @@
         s2o::sm80::attention<name##_traits>(p);                                                                 \
     }
 
-#define S2O_KERNELS(name, Schedule, OUTPUT)                            \
-    S2O_KERNEL(name##_bf16_128, __nv_bfloat16, 128, Schedule, OUTPUT)  \
-    S2O_KERNEL(name##_bf16_64, __nv_bfloat16, 64, Schedule, OUTPUT)    \
-    S2O_KERNEL(name##_f16_128, __half, 128, Schedule, OUTPUT)          \
-    S2O_KERNEL(name##_f16_64, __half, 64, Schedule, OUTPUT)
+#define S2O_KERNELS(name, Schedule)                                    \
+    S2O_KERNEL(name##_bf16_128, __nv_bfloat16, 128, Schedule)          \
+    S2O_KERNEL(name##_bf16_64, __nv_bfloat16, 64, Schedule)            \
+    S2O_KERNEL(name##_f16_128, __half, 128, Schedule)                  \
+    S2O_KERNEL(name##_f16_64, __half, 64, Schedule)        

@@ -26,15 +26,15 @@ class Loader {
     int index;
 
     __device__ __forceinline__ int step() const { return next_load >> 3; }
-    __device__ __forceinline__ bool gathers() const { return X::GATHER && step() >= control.work.gather_from; }
+    __device__ __forceinline__ bool gathers() const { return X::GATHERS_KEYS && step() >= control.work.gather_from; }
 
     __device__ __forceinline__ void fetch_index() {
         const WorkItem& w = control.work;
-        index = X::Schedule::attn(p).k_len;
+        index = attn_of(p).k_len;
         if (step() >= w.steps) return;
         const int thread = thread_index();
         const int half = (next_load >> 1 & 1) * HALF_K;
-        const int slot = half + thread / X::ROW_CHUNKS + (X::GATHER ? ROWS_APART * (thread % ROWS) : 0);
+        const int slot = half + thread / X::ROW_CHUNKS + (X::GATHERS_KEYS ? ROWS_APART * (thread % ROWS) : 0);
         if (gathers()) {
             index = w.kv_perm[(step() - w.gather_from) * TILE_K + slot];
         } else {
@@ -42,7 +42,7 @@ class Loader {
         }
     }
     __device__ __forceinline__ void load(uint32_t slot) {
-        const AttnParams& attn = X::Schedule::attn(p);
+        const AttnParams& attn = attn_of(p);
         const int thread = thread_index(), line = thread / X::ROW_CHUNKS, chunk = thread % X::ROW_CHUNKS;
         const bool values = next_load & 1;
         const uint64_t row_bytes = (values ? attn.v_strides.seq : attn.k_strides.seq) * 2;
@@ -50,7 +50,7 @@ class Loader {
         // ROWS_APART is a multiple of 8: one swizzle for all rows of a thread.
         const uint32_t dst = ring + slot + line * X::ROW + ((chunk ^ (line & 7)) << 4);
         // Zeros beyond the last key: garbage times a probability of zero may be NaN.
-        if constexpr (X::GATHER) {
+        if constexpr (X::GATHERS_KEYS) {
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
                 const uint32_t token = __shfl_sync(0xffffffffu, index, i, X::ROW_CHUNKS);

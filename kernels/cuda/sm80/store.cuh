@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_rows(const typename X::Params& p, const Wo
                                            const float (&acc)[2][X::HEAD_DIM / 2], const float (&row_max)[2][2],
                                            const float (&row_sum)[2][2], float scale_log2) {
     using T = typename X::T;
-    const AttnParams& attn = X::Schedule::attn(p);
+    const AttnParams& attn = attn_of(p);
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
     const int64_t first_row = int64_t(w.batch_head(attn)) * attn.q_len;
     T* const head_out = static_cast<T*>(attn.out) + w.batch * attn.out_strides.batch + w.head * attn.out_strides.head;

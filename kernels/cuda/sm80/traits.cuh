@@ -1,11 +1,10 @@
 // What distinguishes one kernel of the engine from another, and where its tiles lie in shared memory.
 #pragma once
 #include <cstdint>
-#include <type_traits>
 
+#include "../mma.cuh"
 #include "../params.cuh"
 #include "../schedule.cuh"
-#include "mma.cuh"
 
 namespace s2o::sm80 {
 
@@ -16,41 +15,25 @@ constexpr int HALF_K = TILE_K / 2;         // keys loaded and scored at a time: 
 constexpr int RING_SLOTS = 3;              // one read, two on their way
 constexpr int BLOCKS_PER_SM = 2;
 
-enum class Output {
-    NORMALISED,  // attention
-    STATEFUL,    // attention, and the row states from which pass 2 resumes
-    PARTIAL,     // accumulators and row states, to be merged
-    RESUMED,     // pass 2: joined with what pass 1 left in `out`
-};
-
-template <typename T_, int HEAD_DIM_, class Schedule_, Output OUTPUT_>
-struct Traits {
+template <typename T_, int HEAD_DIM_, class Schedule>
+struct Traits : Schedule {
     using T = T_;
-    using Schedule = Schedule_;
-    using Params = typename Schedule::Params;
     static constexpr int HEAD_DIM = HEAD_DIM_;
-    static constexpr Output OUTPUT = OUTPUT_;
-    static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
-    // Prefix tiles come by index, and may end early.
-    static constexpr bool MAY_STOP = PERMUTED || std::is_same_v<Schedule, SegmentSchedule<true>> ||
-                                     std::is_same_v<Schedule, GatherSchedule>;
-    // Single keys, and the last tile of them may be ragged.
-    static constexpr bool COLUMNS = std::is_same_v<Schedule, ColumnSchedule>;
-    static constexpr bool GATHER = MAY_STOP || COLUMNS;
-    // A split may hold no visible key for some of its rows.
-    static constexpr bool MAY_BE_EMPTY = OUTPUT == Output::PARTIAL;
-
     static constexpr int ROW = HEAD_DIM * 2;        // bytes
     static constexpr int ROW_CHUNKS = HEAD_DIM / 8;  // of 16 bytes
     static constexpr uint32_t Q_BYTES = TILE_Q * ROW, SLOT_BYTES = HALF_K * ROW;
 };
 
+// A warp's part of a stop decision, which compares sums over rows, x < tau * y. MeanRatio: x sums gain / mass, y counts rows;
+// SumRatio: x sums gains, y masses; AllRows: x is 1 if all rows of the warp are below.
+using StopVote = float2;
+
 struct Control {
     WorkItem work;
-    const char* rows[2];  // keys and values of the item's head
-    int item;             // the next one
-    bool end;             // no more items
-    float2 votes[WARPS];  // of one key tile; the ring's barriers keep two tiles apart
+    const char* rows[2];      // keys and values of the item's head
+    int item;                 // the next one
+    bool end;                 // no more items
+    StopVote votes[WARPS];  // of one key tile; the ring's barriers keep two tiles apart
 };
 
 template <class X>
@@ -71,7 +54,7 @@ template <class X>
 __device__ __forceinline__ int row_of(const typename X::Params& p, const WorkItem& w, int r) {
     const int slot = w.q_start + r;
     if (slot < 0 || slot >= w.row_end) return -1;
-    if constexpr (X::PERMUTED) {
+    if constexpr (X::PERMUTES_QUERIES) {
         return p.q_perm[int64_t(w.batch_head(p.attn)) * p.attn.q_len + slot];
     } else {
         return slot;
@@ -82,10 +65,10 @@ __device__ __forceinline__ int row_of(const typename X::Params& p, const WorkIte
 // the register allocation of ptxas comes out worse (spills) without that branch.
 template <class X>
 __device__ __forceinline__ int key_tile(const WorkItem& w, int step) {
-    if constexpr (X::PERMUTED) {
+    if constexpr (X::PERMUTES_QUERIES) {
         return 0;
     } else {
-        return X::Schedule::key_tile(w, step);
+        return X::key_tile(w, step);
     }
 }
 

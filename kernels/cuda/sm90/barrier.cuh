@@ -5,7 +5,7 @@
 
 #include "../shared_address.cuh"
 
-namespace s2o {
+namespace s2o::sm90 {
 
 // ---- mbarriers, named by their shared-memory address ----
 
@@ -100,4 +100,4 @@ __device__ __forceinline__ void registers_decrease() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-}  // namespace s2o
+}  // namespace s2o::sm90

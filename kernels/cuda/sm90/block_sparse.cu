@@ -3,4 +3,4 @@
 #include "instantiate.cuh"
 
 S2O_KERNELS(s2o_block, s2o::BlockSchedule)
-S2O_KERNELS(s2o_block_columns, s2o::ColumnSchedule, true)
+S2O_KERNELS(s2o_block_columns, s2o::ColumnSchedule)

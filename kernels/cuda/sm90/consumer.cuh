@@ -1,7 +1,7 @@
 // A consumer warpgroup of engine.cuh: 64 query rows against the item's key tiles.
 #pragma once
 
-namespace s2o {
+namespace s2o::sm90 {
 
 // S = Q K^T for 64 rows: started, not awaited.
 template <class X>
@@ -75,27 +75,34 @@ __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin,
     pos = RingPosition<STAGES>::at(begin);
 }
 
-// Whether the item ends with this step, by the exact rule; all consumers meet. A discarded tile leaves the mass as it was.
-__device__ __forceinline__ bool ends_exactly(const SparseParams& p, ExactVotes& votes, const OutputRows& rows,
-                                             OnlineSoftmax& softmax, const float (&before)[2], const float (&rescale)[2],
-                                             const float (&tile_sum)[2], int& slot) {
-    slot ^= 1;
+// The gains of a tile for this thread's rows.
+__device__ __forceinline__ RowGains gains_of(const OutputRows& rows, const OnlineSoftmax& softmax,
+                                             const float (&old_sum)[2], const float (&tile_sum)[2],
+                                             const float (&rescale)[2], bool literal_frame) {
     RowGains gains;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+        gains.row[h] = Gain::of(old_sum[h], softmax.row_sum[h], tile_sum[h], rescale[h], literal_frame);
         gains.exists[h] = rows.exists[h];
-        gains.gain[h] = p.literal_frame ? softmax.row_sum[h] - before[h] : tile_sum[h];
-        gains.mass[h] = p.literal_frame ? before[h] : before[h] * rescale[h];
     }
-    const VoteShare share = vote_share(gains, p.stop_rule, p.tau);
-    if (threadIdx.x % 32 == 0) votes.warp[slot][threadIdx.x / 32 - WARPGROUP / 32] = share;
+    return gains;
+}
+
+// Whether the item ends with this step, by the exact rule; all consumers meet. A discarded tile leaves the mass as it was.
+__device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& votes, const OutputRows& rows,
+                                              OnlineSoftmax& softmax, const float (&old_sum)[2],
+                                              const float (&rescale)[2], const float (&tile_sum)[2], int& slot) {
+    slot ^= 1;
+    const RowGains gains = gains_of(rows, softmax, old_sum, tile_sum, rescale, p.literal_frame);
+    const StopVote vote = StopVote::of(gains, p.stop_rule, p.tau);
+    if (threadIdx.x % 32 == 0) votes.warp[slot][threadIdx.x / 32 - WARPGROUP / 32] = vote;
     named_barrier_sync(DECISION, CONSUMERS * WARPGROUP);
-    const bool ends = p.tau > 0.f && votes.below(slot, p.stop_rule, p.tau);
-    if (ends && p.discard) {
+    const bool stops = p.tau > 0.f && votes.stops(slot, p.stop_rule, p.tau);
+    if (stops && p.discard) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) softmax.row_sum[h] = before[h] * rescale[h];
+        for (int h = 0; h < 2; ++h) softmax.row_sum[h] = old_sum[h] * rescale[h];
     }
-    return ends;
+    return stops;
 }
 
 template <class X>
@@ -103,13 +110,13 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
     using T = typename X::T;
     constexpr int ACC = X::HEAD_DIM / 2;
     auto* control = shared.control;
-    const AttnParams& attn = X::Schedule::attn(p);
+    const AttnParams& attn = attn_of(p);
     const int wg = threadIdx.x / WARPGROUP - 1;
     const int warp = wg * 4 + (threadIdx.x / 32) % 4;
     const int lane = threadIdx.x % 32;
     const bool leader = lane == 0;
     const int row0 = warp * 16 + lane / 4;  // in the tile; the other row is 8 further
-    const float scale_log2 = attn.softmax_scale * 1.4426950408889634f;
+    const float scale_log2 = attn.softmax_scale * LOG2_E;
     const int my_turn = TURN + wg, other_turn = TURN + 1 - wg;
 
     RingPosition<X::STAGES> k_pos, v_pos;
@@ -139,11 +146,11 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
     uint32_t first_step = 0;  // of the item, counted across items
     for (int sequence = 0;; ++sequence) {
         mbarrier_wait(smem_address(&control->q_full), sequence & 1);
-        if constexpr (X::PERMUTED) fence_proxy_async();
+        if constexpr (X::PERMUTES_QUERIES) fence_proxy_async();
         const int item = control->item[sequence & 1];
         if (item < 0) return;
         WorkItem w;
-        X::Schedule::decode(p, item, w);
+        X::decode(p, item, w);
         if constexpr (X::STOP != Stop::NEVER) {
             drain(k_pos, control->k_begin[sequence & 1], control->k_full, control->k_empty, leader);
             drain(v_pos, control->v_begin[sequence & 1], control->v_full, control->v_empty, leader);
@@ -154,17 +161,17 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         float s[TILE_K / 2];
         float acc[ACC];
         uint32_t probs[TILE_K / 4];
-        float before[2], rescale[2], tile_sum[2];
+        float old_sum[2], rescale[2], tile_sum[2];
 #pragma unroll
         for (int i = 0; i < ACC; ++i) acc[i] = 0.f;
-        if constexpr (X::MAY_BE_EMPTY) {
+        if constexpr (X::ITEMS_MAY_BE_EMPTY) {
             if (w.steps == 0) {
                 free_q();
                 store_item<X>(p, w, rows, acc, softmax, scale_log2);
                 continue;
             }
         }
-        if constexpr (X::PERMUTED) resume(p, w, rows, softmax);
+        if constexpr (X::PERMUTES_QUERIES) resume(p, w, rows, softmax);
 
         // Step 0: elsewhere than in a split the only one with a mask.
         await_k();
@@ -174,17 +181,17 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         pin(s);
         free_k();
         if (w.steps == 1) free_q();
-        if constexpr (!X::PERMUTED) mask_tile(s, attn, w.key_tile * TILE_K, w.position + row0);
-        if constexpr (X::COLUMNS) mask_columns(s, w, 0);
-        if constexpr (X::PERMUTED) {
-            before[0] = softmax.row_sum[0];
-            before[1] = softmax.row_sum[1];
+        if constexpr (!X::PERMUTES_QUERIES) mask_tile(s, attn, w.key_tile * TILE_K, w.position + row0);
+        if constexpr (X::RAGGED_END) mask_columns(s, w, 0);
+        if constexpr (X::PERMUTES_QUERIES) {
+            old_sum[0] = softmax.row_sum[0];
+            old_sum[1] = softmax.row_sum[1];
         }
-        softmax.update<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
+        softmax.update<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
         pack_probabilities<T>(s, probs);
         bool stopped = false;
-        if constexpr (X::STOP == Stop::EXACT && X::PERMUTED) {
-            stopped = ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, vote_slot);
+        if constexpr (X::STOP == Stop::EXACT && X::PERMUTES_QUERIES) {
+            stopped = stops_exactly(p, control->votes.exact, rows, softmax, old_sum, rescale, tile_sum, vote_slot);
         }
         uint32_t own_votes = 0;  // of this warp, the latest in bit 0
 
@@ -203,7 +210,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                 // Asked after the products are issued, where its latency is hidden. A stop throws the scores of step i
                 // away: half a tile of work for each item that stops, instead of a delay in every step. A warp that
                 // did not vote for the stop need not ask.
-                if ((own_votes & 2) && control->votes.lagged.all(first_step + i - 2)) {
+                if ((own_votes & 2) && control->votes.lagged.stops(first_step + i - 2)) {
                     wgmma_wait<0>();
                     pin(s);
                     pin(acc);
@@ -215,32 +222,29 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             pin(s);
             free_k();
             if (i == w.steps - 1) free_q();
-            if constexpr (X::PARTIAL) {
+            if constexpr (X::ROWS_MAY_BE_EMPTY) {
                 const int first_key = (w.key_tile + i) * TILE_K;
                 if (first_key + TILE_K > min(attn.causal ? w.position + 1 : attn.k_len, attn.k_len)) {
                     mask_tile(s, attn, first_key, w.position + row0);
                 }
             }
-            if constexpr (X::COLUMNS) mask_columns(s, w, i);
-            before[0] = softmax.row_sum[0];
-            before[1] = softmax.row_sum[1];
-            softmax.raise_max<X::PARTIAL>(s, scale_log2, rescale);
+            if constexpr (X::RAGGED_END) mask_columns(s, w, i);
+            old_sum[0] = softmax.row_sum[0];
+            old_sum[1] = softmax.row_sum[1];
+            softmax.raise_max<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale);
             // Where the values product is awaited makes 2 to 8 % of a step, with a gather the other way round than without
             // (docs/kernels.md).
-            if constexpr (!X::GATHER) softmax.exponentiate<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
+            if constexpr (!X::GATHERS_KEYS) softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
             wgmma_wait<0>();
             pin(acc);
             free_v();
-            if constexpr (X::GATHER) {
+            if constexpr (X::GATHERS_KEYS) {
                 for (float& row_max : softmax.row_max) row_max = behind(row_max, acc[0]);
-                softmax.exponentiate<X::PARTIAL>(s, scale_log2, rescale, tile_sum);
+                softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
             }
             bool below = false;
             if constexpr (X::STOP == Stop::LAGGED) {
-                const RowGains gains = {{tile_sum[0], tile_sum[1]},
-                                        {before[0] * rescale[0], before[1] * rescale[1]},
-                                        {rows.exists[0], rows.exists[1]}};
-                below = rows_below(gains, p.tau) && i >= w.gather_from;
+                below = rows_below(gains_of(rows, softmax, old_sum, tile_sum, rescale, false), p.tau) && i >= w.gather_from;
             }
             pack_probabilities<T>(s, probs);
             rescale_rows(acc, rescale);
@@ -251,7 +255,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
             if constexpr (X::STOP == Stop::EXACT) {
                 stopped = i >= w.gather_from &&
-                          ends_exactly(p, control->votes.exact, rows, softmax, before, rescale, tile_sum, vote_slot);
+                          stops_exactly(p, control->votes.exact, rows, softmax, old_sum, rescale, tile_sum, vote_slot);
             }
         }
 
@@ -283,7 +287,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                 free_q();
             }
         }
-        if constexpr (X::COUNTS_TILES) {
+        if constexpr (X::MAY_STOP) {
             if (p.tiles_visited != nullptr && threadIdx.x == WARPGROUP) {
                 p.tiles_visited[w.slot] = i;
             }
@@ -292,4 +296,4 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
     }
 }
 
-}  // namespace s2o
+}  // namespace s2o::sm90

@@ -1,22 +1,22 @@
 // The attention engine of sm_90a: one persistent, warp-specialised kernel for dense and sparse attention.
 //
-// Warpgroup 0 loads: queries and window tiles by TMA, prefix tiles by gather (gather.cuh), into rings of STAGES key
+// Warpgroup 0 loads: queries and window tiles by TMA, prefix tiles by gather (row_gather.cuh), into rings of STAGES key
 // and STAGES value tiles. Warpgroups 1 and 2 compute 64 query rows each. Two overlaps keep the tensor cores busy:
 //   - inside a warpgroup the scores of tile i are issued together with the values product of tile i-1, and the softmax
 //     of tile i runs while the latter is still executing;
 //   - between the two, named barriers let one issue its products while the other is in its softmax (ping-pong).
 // A step visits one key tile: S = Q K^T, P = exp(S - row_max), acc += P V.
 #pragma once
-#include "../early_stop.cuh"
 #include "../launch.cuh"
 #include "../online_softmax.cuh"
 #include "../params.cuh"
 #include "../schedule.cuh"
 #include "barrier.cuh"
-#include "gather.cuh"
+#include "row_gather.cuh"
+#include "stop_vote.cuh"
 #include "wgmma.cuh"
 
-namespace s2o {
+namespace s2o::sm90 {
 
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
@@ -29,29 +29,13 @@ constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;
 
 enum NamedBarrier { TURN = 1 /* and 2: one for each consumer */, PRODUCERS = 3, DECISION = 4 };
 
-// What a kernel does besides the common loop. GATHER: steps from WorkItem::gather_from on come by index. PERMUTED: the
-// query rows too, and their softmax state resumes from pass 1. PARTIAL: the state is stored, not the output; rows may
-// begin anywhere, so that any step may need a mask. KEEP_STATE: the state is stored beside the output. COLUMNS: the last
-// gathered tile may be ragged.
-template <class Schedule_, bool GATHER_ = false, Stop STOP_ = Stop::NEVER>
-struct Policy {
-    using Schedule = Schedule_;
-    static constexpr bool GATHER = GATHER_;
-    static constexpr Stop STOP = STOP_;
-    static constexpr bool PERMUTED = std::is_same_v<Schedule, PermutedSchedule>;
-    static constexpr bool PARTIAL = std::is_same_v<Schedule, SplitSchedule>;
-    static constexpr bool KEEP_STATE = std::is_same_v<Schedule, SegmentSchedule<false>>;
-    static constexpr bool COLUMNS = std::is_same_v<Schedule, ColumnSchedule>;
-    static constexpr bool MAY_BE_EMPTY = PARTIAL || COLUMNS || std::is_same_v<Schedule, BlockSchedule>;
-    static constexpr bool COUNTS_TILES = GATHER && !COLUMNS;
-};
-
-template <typename T_, int HEAD_DIM_, class Policy_>
-struct Traits : Policy_ {
+// A kernel: element type, head size, and a schedule whose gathered steps may stop early.
+template <typename T_, int HEAD_DIM_, class Schedule, Stop STOP_ = Stop::NEVER>
+struct Traits : Schedule {
     using T = T_;
-    using Params = typename Policy_::Schedule::Params;
     static constexpr int HEAD_DIM = HEAD_DIM_;
-    static constexpr int STAGES = Policy_::GATHER ? GATHER_STAGES : TILE_STAGES;
+    static constexpr Stop STOP = STOP_;
+    static constexpr int STAGES = Schedule::GATHERS_KEYS ? GATHER_STAGES : TILE_STAGES;
     static constexpr int PANELS = HEAD_DIM / 64;
     static constexpr uint32_t Q_PANEL = TILE_Q * 128, KV_PANEL = TILE_K * 128;
     static constexpr uint32_t Q_BYTES = PANELS * Q_PANEL, KV_BYTES = PANELS * KV_PANEL;
@@ -92,13 +76,13 @@ struct SharedLayout {
     __device__ __forceinline__ uint32_t v_tile(uint32_t stage) const { return v + stage * X::KV_BYTES; }
 };
 
-}  // namespace s2o
+}  // namespace s2o::sm90
 
 #include "store.cuh"
 #include "consumer.cuh"
 #include "producer.cuh"
 
-namespace s2o {
+namespace s2o::sm90 {
 
 // The body of every kernel; instantiate.cuh gives them their names.
 template <class X>
@@ -111,11 +95,11 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
         tma_prefetch_map(&map_q);
         tma_prefetch_map(&map_k);
         tma_prefetch_map(&map_v);
-        mbarrier_init(smem_address(&control->q_full), X::PERMUTED ? WARPGROUP + 1 : 1);
+        mbarrier_init(smem_address(&control->q_full), X::PERMUTES_QUERIES ? WARPGROUP + 1 : 1);
         mbarrier_init(smem_address(&control->q_empty), CONSUMERS * WARPGROUP);
         for (int i = 0; i < X::STAGES; ++i) {
-            mbarrier_init(smem_address(&control->k_full[i]), X::GATHER ? WARPGROUP : 1);
-            mbarrier_init(smem_address(&control->v_full[i]), X::GATHER ? WARPGROUP : 1);
+            mbarrier_init(smem_address(&control->k_full[i]), X::GATHERS_KEYS ? WARPGROUP : 1);
+            mbarrier_init(smem_address(&control->v_full[i]), X::GATHERS_KEYS ? WARPGROUP : 1);
             mbarrier_init(smem_address(&control->k_empty[i]), CONSUMER_WARPS);
             mbarrier_init(smem_address(&control->v_empty[i]), CONSUMER_WARPS);
             control->stopped[i] = -1;
@@ -133,4 +117,4 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
     }
 }
 
-}  // namespace s2o
+}  // namespace s2o::sm90

@@ -3,12 +3,12 @@
 #pragma once
 
 #define S2O_KERNEL(name, T, head_dim, ...)                                                              \
-    using name##_traits = s2o::Traits<T, head_dim, s2o::Policy<__VA_ARGS__>>;                           \
-    extern "C" { __constant__ s2o::LaunchInfo name##_launch = {s2o::THREADS, name##_traits::SHARED_BYTES, 1, 3}; } \
-    extern "C" __global__ void __launch_bounds__(s2o::THREADS, 1)                                       \
+    using name##_traits = s2o::sm90::Traits<T, head_dim, __VA_ARGS__>;                           \
+    extern "C" { __constant__ s2o::LaunchInfo name##_launch = {s2o::sm90::THREADS, name##_traits::SHARED_BYTES, 1, 3}; } \
+    extern "C" __global__ void __launch_bounds__(s2o::sm90::THREADS, 1)                                       \
         name(const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,      \
              const __grid_constant__ CUtensorMap map_v, const __grid_constant__ name##_traits::Params p) { \
-        s2o::attention<name##_traits>(map_q, map_k, map_v, p);                                          \
+        s2o::sm90::attention<name##_traits>(map_q, map_k, map_v, p);                                          \
     }
 
 #define S2O_KERNELS(name, ...)                                     \

@@ -2,7 +2,7 @@
 // every tile needs an arrival of each.
 #pragma once
 
-namespace s2o {
+namespace s2o::sm90 {
 
 template <class X>
 __device__ __forceinline__ void tma_load_tile(uint32_t dst, const CUtensorMap& map, uint32_t bar, int token, int head,
@@ -19,13 +19,13 @@ template <class X>
 struct ItemQueue {
     int num_items, item;
     __device__ __forceinline__ explicit ItemQueue(const typename X::Params& p)
-        : num_items(X::Schedule::num_items(p)), item(blockIdx.x) {}
+        : num_items(X::num_items(p)), item(blockIdx.x) {}
     __device__ __forceinline__ void fetch(const typename X::Params& p) {
-        item = gridDim.x + atomicAdd(X::Schedule::attn(p).next_item, 1);
+        item = gridDim.x + atomicAdd(attn_of(p).next_item, 1);
     }
     __device__ __forceinline__ int current(const typename X::Params& p, WorkItem& w) {
         while (item < num_items) {
-            if (X::Schedule::decode(p, item, w)) return item;
+            if (X::decode(p, item, w)) return item;
             fetch(p);
         }
         return -1;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void produce_tiles(const SharedLayout<X>& shared, con
         for (int i = 0; i <= w.steps; ++i) {
             int k_token = 0;
             if (i < w.steps) {
-                k_token = X::Schedule::key_tile(w, i) * TILE_K;
+                k_token = X::key_tile(w, i) * TILE_K;
                 mbarrier_wait(smem_address(&control->k_empty[k_pos.stage]), k_pos.parity ^ 1);
                 tma_load_tile<X>(shared.k_tile(k_pos.stage), map_k, smem_address(&control->k_full[k_pos.stage]), k_token,
                                  w.kv_head, w.batch);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
                                                  const CUtensorMap& map_k, const CUtensorMap& map_v,
                                                  const typename X::Params& p) {
     using T = typename X::T;
-    const AttnParams& attn = X::Schedule::attn(p);
+    const AttnParams& attn = attn_of(p);
     const int thread = threadIdx.x;
     const RowGather<X::HEAD_DIM> gather(thread);
     auto* control = shared.control;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
             control->item[sequence & 1] = item;
             control->k_begin[sequence & 1] = k_pos.count;
             control->v_begin[sequence & 1] = v_pos.count;
-            if constexpr (X::PERMUTED) {
+            if constexpr (X::PERMUTES_QUERIES) {
                 // Beside the arrivals of all threads' copies: this one releases what was just written.
                 mbarrier_arrive(q_full);
             } else {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
         }
         named_barrier_sync(PRODUCERS, WARPGROUP);
         const int item = *const_cast<volatile int*>(&control->item[sequence & 1]);
-        if constexpr (X::PERMUTED) {
+        if constexpr (X::PERMUTES_QUERIES) {
             if (item < 0) mbarrier_arrive(q_full);
         }
         if (item < 0) {
@@ -130,8 +130,8 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
             cp_async_wait_all();
             return;
         }
-        X::Schedule::decode(p, item, w);
-        if constexpr (X::PERMUTED) {
+        X::decode(p, item, w);
+        if constexpr (X::PERMUTES_QUERIES) {
             const int64_t head = int64_t(w.batch_head(attn)) * attn.q_len;
             // Places past the end repeat the last row: nothing of them is stored.
             const int row = p.q_perm[head + min(w.q_start + gather.slot, w.row_end - 1)];
@@ -145,7 +145,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
         const uint32_t v_row_bytes = uint32_t(attn.v_strides.seq * sizeof(T));
         // Tokens of this thread's row slot: of the keys of step i, of the values of step i-1, and one step ahead.
         int k_index = 0, v_index = 0, next_index = 0;
-        if (w.gather_from == 0 && (!X::MAY_BE_EMPTY || w.steps > 0)) next_index = w.kv_perm[gather.slot];
+        if (w.gather_from == 0 && (!X::ITEMS_MAY_BE_EMPTY || w.steps > 0)) next_index = w.kv_perm[gather.slot];
         bool stopped = false;
         for (int i = 0; i <= w.steps && !stopped; ++i) {
             v_index = k_index;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
                         gather.load(shared.k_tile(k_pos.stage), k_rows, k_row_bytes, k_index);
                         mbarrier_arrive_cp_async(full);
                     } else if (thread == 0) {
-                        tma_load_tile<X>(shared.k_tile(k_pos.stage), map_k, full, X::Schedule::key_tile(w, i) * TILE_K,
+                        tma_load_tile<X>(shared.k_tile(k_pos.stage), map_k, full, X::key_tile(w, i) * TILE_K,
                                          w.kv_head, w.batch);
                     } else {
                         mbarrier_arrive(full);
@@ -181,7 +181,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
                     gather.load(shared.v_tile(v_pos.stage), v_rows, v_row_bytes, v_index);
                     mbarrier_arrive_cp_async(full);
                 } else if (thread == 0) {
-                    tma_load_tile<X>(shared.v_tile(v_pos.stage), map_v, full, X::Schedule::key_tile(w, i - 1) * TILE_K,
+                    tma_load_tile<X>(shared.v_tile(v_pos.stage), map_v, full, X::key_tile(w, i - 1) * TILE_K,
                                      w.kv_head, w.batch);
                 } else {
                     mbarrier_arrive(full);
@@ -196,11 +196,11 @@ template <class X>
 __device__ __forceinline__ void produce(const SharedLayout<X>& shared, const CUtensorMap& map_q,
                                         const CUtensorMap& map_k, const CUtensorMap& map_v,
                                         const typename X::Params& p) {
-    if constexpr (X::GATHER) {
+    if constexpr (X::GATHERS_KEYS) {
         produce_gathered<X>(shared, map_q, map_k, map_v, p);
     } else if (threadIdx.x == 0) {
         produce_tiles<X>(shared, map_q, map_k, map_v, p);
     }
 }
 
-}  // namespace s2o
+}  // namespace s2o::sm90

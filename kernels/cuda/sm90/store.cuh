@@ -7,7 +7,7 @@
 #include "../schedule.cuh"
 #include "wgmma.cuh"
 
-namespace s2o {
+namespace s2o::sm90 {
 
 // The two rows of a thread, as rows of the call.
 struct OutputRows {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void store_row(const float (&acc)[N], int h, float fa
 }
 
 // Takes over the row states of pass 1. The sum is shared by the quad: one lane brings it.
-__device__ __forceinline__ void resume(const SparseParams& p, const WorkItem& w, OutputRows& rows,
+__device__ __forceinline__ void resume(const S2oParams& p, const WorkItem& w, OutputRows& rows,
                                        OnlineSoftmax& softmax) {
     const int64_t head = int64_t(w.batch_head(p.attn)) * p.attn.q_len;
 #pragma unroll
@@ -87,9 +87,9 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
                                            const float (&acc)[X::HEAD_DIM / 2], const OnlineSoftmax& softmax,
                                            float scale_log2) {
     using T = typename X::T;
-    const AttnParams& attn = X::Schedule::attn(p);
+    const AttnParams& attn = attn_of(p);
     const int lane = threadIdx.x % 32;
-    if constexpr (X::PARTIAL) {
+    if constexpr (X::OUTPUT == Output::PARTIAL) {
         const int row0 = (threadIdx.x / 32 - WARPGROUP / 32) * 16 + lane / 4;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -107,19 +107,19 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             // A block list may leave a row without keys: zeros.
-            const float inverse = X::MAY_BE_EMPTY && w.steps == 0 ? 0.f : 1.f / softmax.row_sum[h];
+            const float inverse = X::ITEMS_MAY_BE_EMPTY && w.steps == 0 ? 0.f : 1.f / softmax.row_sum[h];
             float window_factor = 0.f;
-            if constexpr (X::PERMUTED) {
+            if constexpr (X::PERMUTES_QUERIES) {
                 const RowState state = p.state[head + rows.row[h]];
                 window_factor = state.row_sum * exp2_approx((state.row_max - softmax.row_max[h]) * scale_log2) * inverse;
             }
-            store_row<T, X::PERMUTED>(acc, h, inverse, window_factor, out + rows.row[h] * attn.out_strides.seq,
+            store_row<T, X::PERMUTES_QUERIES>(acc, h, inverse, window_factor, out + rows.row[h] * attn.out_strides.seq,
                                       rows.exists[h]);
             if (rows.exists[h] && lane % 4 == 0) {
                 if (attn.lse != nullptr) {
                     attn.lse[head + rows.row[h]] = softmax.row_max[h] * attn.softmax_scale + logf(softmax.row_sum[h]);
                 }
-                if constexpr (X::KEEP_STATE) {
+                if constexpr (X::OUTPUT == Output::STATEFUL) {
                     if (p.state != nullptr) p.state[head + rows.row[h]] = {softmax.row_max[h], softmax.row_sum[h]};
                 }
             }
@@ -127,4 +127,4 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
     }
 }
 
-}  // namespace s2o
+}  // namespace s2o::sm90

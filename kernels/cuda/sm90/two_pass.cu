@@ -3,5 +3,5 @@
 #include "engine.cuh"
 #include "instantiate.cuh"
 
-S2O_KERNELS(s2o_window, s2o::SegmentSchedule<false>)
-S2O_KERNELS(s2o_prefix, s2o::PermutedSchedule, true, s2o::Stop::EXACT)
+S2O_KERNELS(s2o_pass1, s2o::Pass1Schedule)
+S2O_KERNELS(s2o_pass2, s2o::Pass2Schedule, s2o::Stop::EXACT)

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace s2o {
+namespace s2o::sm90 {
 
 // ---- descriptors: address/16 in bits 0-13, leading offset/16 in 16-29, stride offset/16 in 32-45, swizzle in 62-63 ----
 
@@ -175,4 +175,4 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t* a, uint
     }
 }
 
-}  // namespace s2o
+}  // namespace s2o::sm90

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use s2o_core::Permutation;
-use s2o_kernels::params::SparseParams;
+use s2o_kernels::params::S2oParams;
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, Grid};
@@ -31,7 +31,7 @@ pub(super) fn attend(call: &Call, orders: &[Permutation], tau: f32) -> Result<()
     scratch.zero(&call.stream, next_item)?;
     let tokens: Vec<i32> = orders.iter().flat_map(Permutation::as_slice).map(|&token| token as i32).collect();
     scratch.upload(&call.stream, kv_perm, &tokens)?;
-    let params = SparseParams {
+    let params = S2oParams {
         attn: call.params(false, scratch.at(next_item))?,
         kv_perm: scratch.at(kv_perm),
         kv_perm_head_stride: k_len as i64,
@@ -47,9 +47,9 @@ pub(super) fn attend(call: &Call, orders: &[Permutation], tau: f32) -> Result<()
         literal_frame: 0,
         discard: 0,
     };
-    let kernel = if tau == 0.0 { Kernel::GatherFull } else { Kernel::Gather };
+    let kernel = if tau == 0.0 { Kernel::LadderFull } else { Kernel::Ladder };
     let items = shape.q_len().div_ceil(TILE_Q) * heads;
-    // SAFETY: SparseParams are what both kernels take. There is an order of all keys for every head, each a permutation,
+    // SAFETY: S2oParams are what both kernels take. There is an order of all keys for every head, each a permutation,
     // and the scratch memory is released on this stream after the launch.
     unsafe { call.launch(kernel, &params, Grid::Persistent { items }) }
 }

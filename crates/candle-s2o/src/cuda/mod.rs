@@ -23,6 +23,7 @@ mod call;
 mod dense;
 mod error;
 pub(crate) mod fused;
+#[cfg(feature = "ladder")]
 mod gather;
 mod library;
 mod memory;
@@ -53,6 +54,7 @@ pub(crate) use sparse::{Request, attend as s2o, rank};
 use std::sync::Arc;
 
 use candle_core::Tensor;
+#[cfg(feature = "ladder")]
 use s2o_core::Permutation;
 use s2o_core::cpu::{Element, Inputs};
 
@@ -104,6 +106,7 @@ pub fn dense_attn_timed(
 ///
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`]; [`CudaError::Keys`] if k_len or the orders do not.
+#[cfg(feature = "ladder")]
 pub fn gather_attn_timed(
     q: &Tensor,
     k: &Tensor,
@@ -140,6 +143,7 @@ impl Kernel for SplitOp {
     }
 }
 
+#[cfg(feature = "ladder")]
 #[derive(Debug)]
 struct GatherOp {
     softmax_scale: f32,
@@ -147,6 +151,7 @@ struct GatherOp {
     tau: f32,
 }
 
+#[cfg(feature = "ladder")]
 impl Kernel for GatherOp {
     const NAME: &'static str = "gathered-attention";
     type Report = ();

@@ -99,7 +99,7 @@ fn pool<T: Element>(
             x: view.address as *const c_void,
             centre: centre.as_ref().map_or(ptr::null(), |(centre, _)| *centre as *const f32),
             means: means as *mut f32,
-            alike: similarity.as_ref().map_or(ptr::null_mut(), |(similarity, _)| *similarity as *mut f32),
+            self_similarity: similarity.as_ref().map_or(ptr::null_mut(), |(similarity, _)| *similarity as *mut f32),
             strides: view.strides,
             offset: offset as i64,
             len: len as i64,

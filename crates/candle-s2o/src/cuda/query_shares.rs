@@ -7,7 +7,7 @@ use candle_core::cuda_backend::cudarc::driver::DevicePtrMut;
 use candle_core::{DType, Shape, Storage, Tensor};
 use half::{bf16, f16};
 use s2o_core::{AttnShape, S2oError};
-use s2o_kernels::params::{QuerySharesParams, RowState};
+use s2o_kernels::params::{LastQueryParams, RowState};
 use s2o_kernels::{Function, HeadDim, Kernel};
 
 use super::error::{CudaError, int};
@@ -132,7 +132,7 @@ fn typed<T: Element>(
         let by_distance = by_distance.as_mut().map(|by_distance| by_distance.device_ptr_mut(stream));
         // The kernels count a few tiles beyond the last key.
         int("keys", shape.k_len() + 4 * TILE)?;
-        let params = QuerySharesParams {
+        let params = LastQueryParams {
             q: q.address as *const c_void,
             k: k.address as *const c_void,
             states: states as *mut RowState,
@@ -148,7 +148,7 @@ fn typed<T: Element>(
             state_chunks: int("key tiles", state_chunks)?,
             softmax_scale,
         };
-        for (kernel, chunks) in [(Kernel::QueryStates, state_chunks), (Kernel::QueryShares, share_chunks)] {
+        for (kernel, chunks) in [(Kernel::LastQueryStates, state_chunks), (Kernel::LastQueryScores, share_chunks)] {
             let function = Function::new(kernel, T::DTYPE, head_dim);
             // SAFETY: both take these parameters; the views are of the shape's sizes, there is a state for each chunk, and
             // everything is held until the launches are enqueued.

@@ -7,7 +7,7 @@ use std::ptr;
 use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, SyncOnDrop};
 use candle_core::{DType, Layout, Shape, Storage, Tensor};
-use s2o_kernels::params::{ROW_CUT_BYTES, RowIndex, RowParams};
+use s2o_kernels::params::{ROW_THRESHOLD_BYTES, RowIndex, RowParams};
 use s2o_kernels::{Dtype, Function, Kernel, decoder, selection};
 
 use super::error::{CudaError, int};
@@ -91,7 +91,7 @@ impl RowChoice<'_> {
         let launcher = Launcher::of(scores)?;
         let mut mask = launcher.uninit::<u8>(&shape)?;
         let mut cuts = match is_long {
-            true => Some(launcher.device.alloc_zeros::<u8>(rows.rows.min(LONG_ROWS) * ROW_CUT_BYTES)?),
+            true => Some(launcher.device.alloc_zeros::<u8>(rows.rows.min(LONG_ROWS) * ROW_THRESHOLD_BYTES)?),
             false => None,
         };
         with_params(&launcher, scores, &rows, &operands, |params| {
@@ -100,11 +100,11 @@ impl RowChoice<'_> {
             let softmax = self.softmax.filter(|_| !is_long);
             let params = RowParams {
                 mask: mask as *mut u8,
-                cuts: cuts.as_ref().map_or(ptr::null_mut(), |(cuts, _)| *cuts as *mut c_void),
+                thresholds: cuts.as_ref().map_or(ptr::null_mut(), |(cuts, _)| *cuts as *mut c_void),
                 softmax: i32::from(softmax.is_some()),
                 scale: softmax.unwrap_or(1.0),
-                kept_first: i32::from(self.kept_first),
-                merged: if self.in_pairs { 2 } else { 1 },
+                forced_count_first: i32::from(self.kept_first),
+                merged_columns: if self.in_pairs { 2 } else { 1 },
                 ..params
             };
             if !is_long {
@@ -312,24 +312,24 @@ fn with_params(
         left_out,
         counts,
         bounds,
-        trusted,
-        kept,
-        whole,
-        asked,
-        cuts: ptr::null_mut(),
+        scored: trusted,
+        forced: kept,
+        select_all: whole,
+        enabled: asked,
+        thresholds: ptr::null_mut(),
         left_out_of: index(&operands.left_out),
         bounds_of: index(&operands.bounds),
-        trusted_of: index(&operands.trusted),
-        kept_of: index(&operands.kept),
-        whole_of: index(&operands.whole),
-        asked_of: index(&operands.asked),
+        scored_of: index(&operands.trusted),
+        forced_of: index(&operands.kept),
+        select_all_of: index(&operands.whole),
+        enabled_of: index(&operands.asked),
         row_len: int("entries of a row", rows.row_len)?,
         rows: int("rows", rows.rows)?,
         first_row: 0,
         softmax: 0,
         scale: 1.0,
-        kept_first: 0,
-        merged: 1,
+        forced_count_first: 0,
+        merged_columns: 1,
         pass: 0,
     })
 }

@@ -7,7 +7,7 @@ use s2o_core::{
     AttnStats, GainFrame, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
     TriggeringTile,
 };
-use s2o_kernels::params::{RowState, SparseParams};
+use s2o_kernels::params::{RowState, S2oParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::BREAK_EVEN;
@@ -155,7 +155,7 @@ impl<'a> Launch<'a> {
         if let (Some(permuted), Some(last)) = (&self.permuted, self.groups.first()) {
             let first = self.groups.last().map_or(last.first, |group| group.first);
             let all = Group { first, end: last.end, keys: 0 };
-            self.launch(Kernel::Window, &all, self.groups.len())?;
+            self.launch(Kernel::Pass1, &all, self.groups.len())?;
             if let Some(ranking) = ranking {
                 self.upload_q_perm(permuted.q_perm, ranking)?;
             }
@@ -220,10 +220,10 @@ impl<'a> Launch<'a> {
             && self.config.gain_frame() == GainFrame::NewMax
             && self.config.triggering_tile() == TriggeringTile::Keep;
         match self.config {
-            config if config.q_perm() => Kernel::Prefix,
-            config if config.tau() == 0.0 => Kernel::SparseFull,
-            _ if plain => Kernel::Sparse,
-            _ => Kernel::SparseExact,
+            config if config.q_perm() => Kernel::Pass2,
+            config if config.tau() == 0.0 => Kernel::SinglePassFull,
+            _ if plain => Kernel::SinglePass,
+            _ => Kernel::SinglePassExact,
         }
     }
 
@@ -231,7 +231,7 @@ impl<'a> Launch<'a> {
         let Self { call, config, plan, scratch, .. } = self;
         let heads = call.shape.batch() * call.shape.num_heads();
         let segments = group.end - group.first;
-        let params = SparseParams {
+        let params = S2oParams {
             attn: call.params(true, scratch.at(self.counters).wrapping_add(counter))?,
             kv_perm: scratch.at(self.kv_perm),
             kv_perm_head_stride: group.keys as i64,
@@ -252,7 +252,7 @@ impl<'a> Launch<'a> {
             discard: i32::from(config.triggering_tile() == TriggeringTile::Discard),
         };
         let items = segments * (plan.segment_len / TILE_Q) * heads;
-        // SAFETY: SparseParams are what these kernels take. Orders, states and counts have room for every head, segment
+        // SAFETY: S2oParams are what these kernels take. Orders, states and counts have room for every head, segment
         // and row, and the scratch memory is released on this stream after the launch.
         unsafe { call.launch(kernel, &params, Grid::Persistent { items }) }
     }

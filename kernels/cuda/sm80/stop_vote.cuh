@@ -3,6 +3,7 @@
 // Every warp casts a pair of numbers into shared memory; after a barrier that the ring needs anyway every thread adds the
 // pairs up in one order. So all threads of a block decide alike, and two runs too.
 #pragma once
+#include "../early_stop.cuh"
 #include "../online_softmax.cuh"
 #include "traits.cuh"
 
@@ -34,65 +35,59 @@ __device__ __forceinline__ int own_row_index() {
 }
 
 // What a key tile does to the own row.
-struct TileGain {
-    float row_max;  // now
-    float rescale;  // of what was before
-    float gain;
+struct RowUpdate {
+    float new_max;
+    float rescale;  // of the mass before the tile
+    float tile_sum;
 };
 
 // The own row before the current key tile, whose mass is in OnlineSoftmax::row_sum alone.
-struct Committed {
+struct OwnRow {
     float row_max, row_sum;
 
-    __device__ __forceinline__ static float max_now(const OnlineSoftmax (&softmax)[2]) {
+    __device__ __forceinline__ static float new_max(const OnlineSoftmax (&softmax)[2]) {
         return own_row(softmax[0].row_max[0], softmax[0].row_max[1], softmax[1].row_max[0], softmax[1].row_max[1]);
     }
-    __device__ __forceinline__ float rescale(const OnlineSoftmax (&softmax)[2], float scale_log2) const {
-        return exp2_approx((row_max - max_now(softmax)) * scale_log2);
-    }
-    __device__ __forceinline__ TileGain tile(const OnlineSoftmax (&softmax)[2], float scale_log2) const {
-        return {max_now(softmax), rescale(softmax, scale_log2),
+    __device__ __forceinline__ RowUpdate preview(const OnlineSoftmax (&softmax)[2], float scale_log2) const {
+        return {new_max(softmax), exp2_approx((row_max - new_max(softmax)) * scale_log2),
                 own_row_sum(softmax[0].row_sum[0], softmax[0].row_sum[1], softmax[1].row_sum[0], softmax[1].row_sum[1])};
     }
-    __device__ __forceinline__ void commit(const TileGain& tile) {
-        row_sum = fmaf(row_sum, tile.rescale, tile.gain);
-        row_max = tile.row_max;
+    __device__ __forceinline__ void add(const RowUpdate& update) {
+        row_sum = fmaf(row_sum, update.rescale, update.tile_sum);
+        row_max = update.new_max;
     }
 };
 
-__device__ __forceinline__ void cast_vote(const SparseParams& p, const WorkItem& w, const Committed& before,
-                                          const TileGain& tile, float2 (&votes)[WARPS]) {
-    float gain = tile.gain, mass = before.row_sum * tile.rescale;
-    if (p.literal_frame) {
-        gain = mass + gain - before.row_sum;
-        mass = before.row_sum;
-    }
+__device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w, const OwnRow& before,
+                                          const RowUpdate& update, StopVote (&votes)[WARPS]) {
+    const Gain own = Gain::of(before.row_sum, before.row_sum * update.rescale + update.tile_sum, update.tile_sum,
+                              update.rescale, p.literal_frame);
     const int row = w.q_start + own_row_index();
     const bool exists = row >= 0 && row < w.row_end;
-    float2 sums = make_float2(0.f, 0.f);
+    StopVote vote = make_float2(0.f, 0.f);
     if (p.stop_rule == ALL_ROWS) {
         // Written so that NaN never counts as below.
-        sums.x = __all_sync(0xffffffffu, !exists || gain < p.tau * mass) ? 1.f : 0.f;
+        vote.x = __all_sync(0xffffffffu, !exists || own.gain < p.tau * own.mass) ? 1.f : 0.f;
     } else {
-        if (exists) sums = p.stop_rule == MEAN_RATIO ? make_float2(gain / mass, 1.f) : make_float2(gain, mass);
+        if (exists) vote = p.stop_rule == MEAN_RATIO ? make_float2(own.gain / own.mass, 1.f) : make_float2(own.gain, own.mass);
 #pragma unroll
         for (int lanes = 1; lanes < 32; lanes *= 2) {
-            sums.x += __shfl_xor_sync(0xffffffffu, sums.x, lanes);
-            sums.y += __shfl_xor_sync(0xffffffffu, sums.y, lanes);
+            vote.x += __shfl_xor_sync(0xffffffffu, vote.x, lanes);
+            vote.y += __shfl_xor_sync(0xffffffffu, vote.y, lanes);
         }
     }
     const int thread = thread_index();
-    if (thread % 32 == 0) votes[thread / 32] = sums;
+    if (thread % 32 == 0) votes[thread / 32] = vote;
 }
 
-__device__ __forceinline__ bool count_votes(const SparseParams& p, const float2 (&votes)[WARPS]) {
-    float2 sums = make_float2(0.f, 0.f);
+__device__ __forceinline__ bool stops(const S2oParams& p, const StopVote (&votes)[WARPS]) {
+    StopVote all = make_float2(0.f, 0.f);
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) {
-        sums.x += votes[i].x;
-        sums.y += votes[i].y;
+        all.x += votes[i].x;
+        all.y += votes[i].y;
     }
-    return p.tau > 0.f && (p.stop_rule == ALL_ROWS ? sums.x == WARPS : sums.x < p.tau * sums.y);
+    return p.tau > 0.f && (p.stop_rule == ALL_ROWS ? all.x == WARPS : all.x < p.tau * all.y);
 }
 
 }  // namespace s2o::sm80

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../shared_address.cuh"
+#include "shared_address.cuh"
 
-namespace s2o::sm80 {
+namespace s2o {
 
 // The thread's index, read anew: what is derived from it occupies no register until then.
 __device__ __forceinline__ int thread_index() {
@@ -82,4 +82,4 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
     }
 }
 
-}  // namespace s2o::sm80
+}  // namespace s2o

@@ -9,7 +9,7 @@
 #include "../params.cuh"
 #include "barrier.cuh"
 
-namespace s2o {
+namespace s2o::sm90 {
 
 template <int HEAD_DIM>
 struct RowGather {
@@ -45,4 +45,4 @@ struct RowGather {
     }
 };
 
-}  // namespace s2o
+}  // namespace s2o::sm90

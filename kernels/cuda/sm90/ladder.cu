@@ -2,5 +2,5 @@
 #include "engine.cuh"
 #include "instantiate.cuh"
 
-S2O_KERNELS(s2o_gather_full, s2o::GatherSchedule, true, s2o::Stop::NEVER)
-S2O_KERNELS(s2o_gather, s2o::GatherSchedule, true, s2o::Stop::LAGGED)
+S2O_KERNELS(s2o_ladder_full, s2o::LadderSchedule)
+S2O_KERNELS(s2o_ladder, s2o::LadderSchedule, s2o::Stop::LAGGED)

@@ -4,6 +4,6 @@
 #include "engine.cuh"
 #include "instantiate.cuh"
 
-S2O_KERNELS(s2o_sparse_full, s2o::SegmentSchedule<true>, true, s2o::Stop::NEVER)
-S2O_KERNELS(s2o_sparse, s2o::SegmentSchedule<true>, true, s2o::Stop::LAGGED)
-S2O_KERNELS(s2o_sparse_exact, s2o::SegmentSchedule<true>, true, s2o::Stop::EXACT)
+S2O_KERNELS(s2o_single_pass_full, s2o::SinglePassSchedule)
+S2O_KERNELS(s2o_single_pass, s2o::SinglePassSchedule, s2o::Stop::LAGGED)
+S2O_KERNELS(s2o_single_pass_exact, s2o::SinglePassSchedule, s2o::Stop::EXACT)
