@@ -1,7 +1,8 @@
 //! The stop decision: is the gain of a key tile below `tau` times the mass so far?
 //!
-//! One decision for a whole query tile, from the `(m, l)` of its rows before and after the key tile. All backends
-//! share it: the reference and the CPU path call this code, the CUDA kernels mirror it under the same names.
+//! One decision for a whole query tile, from the `(m, l)` of its rows before and after the key tile. The reference and
+//! the CPU path call this code. The CUDA kernels have a `Gain` (kernels/cuda/early_stop.cuh) and, for each engine, a
+//! `StopVote` (stop_vote.cuh) of their own, in f32.
 
 use crate::config::{GainFrame, S2oConfig, StopRule};
 use crate::online_softmax::RowUpdate;
