@@ -76,7 +76,7 @@ pub struct LoadFlags {
 }
 
 impl ModelFlags {
-    /// Where the flags say to run.
+    /// The device that the flags name.
     pub fn device(&self) -> Result<Device> {
         self.load.device()
     }
@@ -88,7 +88,7 @@ impl ModelFlags {
 }
 
 impl LoadFlags {
-    /// Where the flags say to run.
+    /// The device that the flags name.
     pub fn device(&self) -> Result<Device> {
         match (self.device, self.cpu) {
             (None, false) if cfg!(feature = "cuda") => DeviceName::Cuda(0),

@@ -1,4 +1,4 @@
-//! Where a model's attention goes: the sink, the local window, the strongest keys of the rest, and S2O's density, by
+//! `s2o statistics`: where a model's attention goes: the sink, the local window, the strongest keys of the rest, and S2O's density, by
 //! layer or by head. The calibration of the synthetic weights (docs/synthetic.md) is made and checked with this.
 
 use std::num::NonZeroUsize;
@@ -139,7 +139,7 @@ struct Mass {
 }
 
 impl Mass {
-    /// Of one query, from its scores; `scores` are left as weights, the rest in descending order.
+    /// The mass of one query, from its scores; `scores` are left as weights, the rest in descending order.
     fn of(scores: &mut [f32]) -> Self {
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         scores.iter_mut().for_each(|score| *score = (*score - max).exp());

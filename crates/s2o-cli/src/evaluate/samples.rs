@@ -1,4 +1,4 @@
-//! What is asked of the model: the flags that say so, and the samples they make.
+//! The questions to the model: their flags, and the samples that these make.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +14,7 @@ use tokenizers::Tokenizer;
 /// The task that is no question but a text.
 pub const PERPLEXITY: &str = "perplexity";
 
-/// What the built-in model can answer.
+/// Tasks that the built-in model can answer.
 const DEFAULT_TASKS: &[&str] = &["passkey", "keyed_4", "niah_single_2"];
 const DEFAULT_LENGTHS: &[usize] = &[2048, 4096];
 const DEFAULT_ITEMS: u64 = 4;
@@ -60,7 +60,7 @@ pub struct SampleFlags {
 }
 
 impl SampleFlags {
-    /// What can be said without a model.
+    /// Checks the flags as far as that takes no model.
     pub fn check(&self) -> Result<()> {
         task_names(self.questions())?;
         for depth in &self.depths {
