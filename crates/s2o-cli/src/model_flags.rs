@@ -35,8 +35,8 @@ enum SyntheticWeights {
 pub struct ModelFlags {
     #[command(flatten)]
     load: LoadFlags,
-    /// Tokens per prefill chunk, which bounds the memory of activations: a number, `whole`, or `auto` for what the GPU's
-    /// free memory has room for (8192 on a CPU)
+    /// Tokens per prefill chunk, which bounds the memory of activations: a number, `whole`, or `auto`, which is 8192 on a
+    /// CPU and goes by the free memory of a GPU
     #[arg(long, value_name = "TOKENS", default_value = "auto")]
     pub chunk: Chunk,
 }

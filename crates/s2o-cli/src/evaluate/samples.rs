@@ -25,8 +25,8 @@ const PERPLEXITY_TOKENS: usize = 8192;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Tasks")]
 pub struct SampleFlags {
-    /// Tasks by name, or `ruler`, `keyed`, `all`; `list` shows them [default: passkey, keyed_4 and niah_single_2, unless
-    /// there are files]
+    /// Tasks by name, or `ruler`, `keyed`, `all`; `list` shows them [default: passkey, keyed_4 and niah_single_2,
+    /// unless there are files]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     tasks: Vec<String>,
     /// Prompt lengths in tokens [default: 2048,4096; those recorded for needle-7m; 8192 for perplexity; 120000 for

@@ -48,7 +48,8 @@ pub fn run(flags: &Flags) -> Result<()> {
     for prompt in &prompts {
         ensure!(
             prompt.len() >= least,
-            "prompts to tune on: expected at least {least} tokens, below which everything is dense (--dense-below), got {}",
+            "prompts to tune on: expected at least {least} tokens, below which everything is dense (--dense-below), \
+             got {}",
             prompt.len()
         );
         flags.tuning.prefill(&model, prompt, &tuner)?;
