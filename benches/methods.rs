@@ -6,9 +6,6 @@
 //! cargo bench --bench methods --features cuda,flash-attn -- --tokens 32768,131072
 //! ```
 
-#[allow(dead_code, reason = "only the thread limit is needed")]
-#[path = "../crates/s2o-cli/src/machine.rs"]
-mod machine;
 #[allow(dead_code, reason = "shared with the other benchmarks")]
 #[path = "measure/mod.rs"]
 mod measure;
@@ -23,7 +20,7 @@ use anyhow::{Result, ensure};
 use candle_core::{Device, Tensor};
 use candle_s2o::{Attention, Dense, PrefillCall};
 use clap::Parser;
-use measure::{Machine, Row, causal_tflop, median, relative_error};
+use measure::{Machine, Row, causal_tflop, limit_threads, median, relative_error};
 use s2o_eval::method::{self, MethodSpec, Timed};
 
 /// Times the methods and appends to benches/record/.
@@ -58,7 +55,7 @@ struct Problem {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    machine::limit_threads(Some(arguments.threads));
+    limit_threads(arguments.threads);
     let (device, machine) = place()?;
     println!("{}", machine.device());
     let specs = if arguments.methods.is_empty() {

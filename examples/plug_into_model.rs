@@ -1,4 +1,5 @@
-//! A model that takes its attention as an argument: the built-in one answers the same with dense and with S2O attention.
+//! A model that takes its attention as an argument: the built-in one gives the same answer with dense attention, with
+//! S2O, and with a method of your own.
 //!
 //! ```text
 //! cargo run --release --example plug_into_model

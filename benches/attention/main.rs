@@ -9,9 +9,6 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod gpu;
-#[allow(dead_code, reason = "only the thread limit is needed")]
-#[path = "../../crates/s2o-cli/src/machine.rs"]
-mod machine;
 #[allow(dead_code, reason = "shared with the other benchmarks")]
 #[path = "../measure/mod.rs"]
 mod measure;
@@ -24,7 +21,7 @@ use std::num::NonZeroUsize;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use measure::Machine;
+use measure::{Machine, limit_threads};
 
 /// Times attention and appends to benches/record/.
 #[derive(Debug, Parser)]
@@ -73,7 +70,7 @@ fn main() -> Result<()> {
         return gpu::run(&arguments.gpu, &arguments.tokens, arguments.repeats.get(), &arguments.place);
     }
     // Candle has a pool of its own beside rayon's: both sides must get the same threads.
-    machine::limit_threads(Some(arguments.threads));
+    limit_threads(arguments.threads);
     let machine = Machine::here();
     println!("{}", machine.device());
     let wanted = |what| arguments.what.is_none_or(|only| only == what);

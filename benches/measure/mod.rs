@@ -7,6 +7,7 @@
 pub mod gpu;
 
 use std::fs::{self, OpenOptions};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
@@ -48,6 +49,15 @@ pub struct Place {
     /// Directory of the records.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/record"))]
     pub record: PathBuf,
+}
+
+/// Limits every thread pool of the process.
+pub fn limit_threads(threads: NonZeroUsize) {
+    // Candle has a pool next to Rayon's, and both take their size from the environment when they are first used.
+    for variable in ["RAYON_NUM_THREADS", "CANDLE_NUM_THREADS"] {
+        // SAFETY: main calls this before anything else, so there is no other thread that could read the environment.
+        unsafe { std::env::set_var(variable, threads.to_string()) };
+    }
 }
 
 /// Where and how the benchmark runs: the same in every row.

@@ -9,9 +9,6 @@
 //! ```
 
 mod checkpoint;
-#[allow(dead_code, reason = "only tables and times are needed")]
-#[path = "../../crates/s2o-cli/src/layout.rs"]
-mod layout;
 mod logits;
 #[allow(dead_code, reason = "shared with the other benchmarks")]
 #[path = "../measure/mod.rs"]

@@ -1,11 +1,11 @@
 //! What is printed and recorded.
 
 use anyhow::Result;
-use comfy_table::Cell;
+use comfy_table::presets::ASCII_BORDERS_ONLY_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Table};
 use s2o_models::DecoderConfig;
 
 use crate::checkpoint::{DTYPE, Weights};
-use crate::layout::{Look, seconds};
 use crate::measure::gpu::Gpu;
 use crate::measure::{Machine, Place, Row};
 use crate::memory::Peak;
@@ -72,7 +72,7 @@ impl<'a> Report<'a> {
         let ratio = |base: Option<f64>, ms: f64| base.map_or("-".to_owned(), |base| format!("{:.2}", base / ms));
         let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), gib);
 
-        let mut table = Look::Plain.table([
+        let mut table = self::table([
             "method",
             "to first token",
             "x stock",
@@ -87,7 +87,7 @@ impl<'a> Report<'a> {
         for m in measured {
             table.add_row(vec![
                 Cell::new(m.method.name()),
-                Cell::new(seconds(m.ms / 1e3)),
+                Cell::new(time(m.ms)),
                 Cell::new(ratio(stock, m.ms)),
                 Cell::new(ratio(dense, m.ms)),
                 Cell::new(m.density.map_or("-".to_owned(), |density| format!("{density:.4}"))),
@@ -100,7 +100,7 @@ impl<'a> Report<'a> {
         }
         println!("\n{tokens} tokens; peaks are beyond the weights, keys and values included\n{table}");
 
-        let mut table = Look::Plain.table([
+        let mut table = self::table([
             "method",
             "on the GPU",
             "attention",
@@ -116,12 +116,12 @@ impl<'a> Report<'a> {
                 let in_model = split.total - split.attention;
                 table.add_row(vec![
                     Cell::new(m.method.name()),
-                    Cell::new(seconds(split.total / 1e3)),
-                    Cell::new(seconds(split.attention / 1e3)),
-                    Cell::new(seconds(split.ranking / 1e3)),
-                    Cell::new(seconds(linear / 1e3)),
+                    Cell::new(time(split.total)),
+                    Cell::new(time(split.attention)),
+                    Cell::new(time(split.ranking)),
+                    Cell::new(time(linear)),
                     Cell::new(format!("{:.0}", tflop / linear * 1e3)),
-                    Cell::new(seconds((in_model - linear).max(0.0) / 1e3)),
+                    Cell::new(time((in_model - linear).max(0.0))),
                     Cell::new(format!("{:.3}", linear / in_model)),
                     Cell::new(chunk),
                 ]);
@@ -173,6 +173,20 @@ impl<'a> Report<'a> {
         }
         rows
     }
+}
+
+/// An ASCII table; every column but the first is aligned to the right.
+fn table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(ASCII_BORDERS_ONLY_CONDENSED).force_no_tty().set_header(header);
+    table.column_iter_mut().skip(1).for_each(|column| {
+        column.set_cell_alignment(CellAlignment::Right);
+    });
+    table
+}
+
+fn time(ms: f64) -> String {
+    if ms < 1e3 { format!("{ms:.1} ms") } else { format!("{:.2} s", ms / 1e3) }
 }
 
 fn gib(bytes: u64) -> String {

@@ -1,15 +1,15 @@
-//! How an example ends: one line on stderr and exit code 1 for whatever went wrong.
+//! The end of the program: an error is one line on stderr and exit code 1.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-/// The exit code of `result`, its error said on stderr.
+/// The exit code of `result`; prints its error to stderr.
 pub fn with(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     let is_closed_pipe = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
     };
-    // Whoever reads the output (`| head`) has seen enough.
+    // The reader of the output (`| head`) has closed the pipe: that is no failure.
     if error.chain().any(is_closed_pipe) {
         return ExitCode::SUCCESS;
     }
@@ -17,15 +17,15 @@ pub fn with(result: anyhow::Result<()>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Writes to stdout, as an error rather than a panic when nobody reads it any more.
+/// Writes to stdout; a closed pipe is an error, not a panic.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     Ok(stdout.flush()?)
 }
 
-/// The error and its causes. Candle puts a backtrace behind the first line of its messages, and transparent errors say
-/// the same as their cause.
+/// The error and its causes on one line. Candle appends a backtrace to the first line of its messages, and transparent
+/// errors repeat the text of their cause.
 fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {

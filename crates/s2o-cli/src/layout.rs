@@ -15,7 +15,7 @@ pub enum Look {
 }
 
 impl Look {
-    /// What suits stdout.
+    /// The look for stdout: a terminal's if it is one.
     pub fn of_stdout() -> Self {
         if std::io::stdout().is_terminal() { Self::Terminal } else { Self::Plain }
     }

@@ -1,4 +1,4 @@
-//! The machine that a measurement was made on, so that pasted output says so itself; and how much of it to use.
+//! The machine that a measurement is made on, which every output names, and the limit on its threads.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -8,14 +8,14 @@ use candle_core::Device;
 /// Limits every thread pool of the process.
 pub fn limit_threads(threads: Option<NonZeroUsize>) {
     let Some(threads) = threads else { return };
-    // Candle has a pool beside Rayon's, and both take their size from the environment when they are first used.
+    // Candle has a pool next to Rayon's, and both take their size from the environment when they are first used.
     for variable in ["RAYON_NUM_THREADS", "CANDLE_NUM_THREADS"] {
         // SAFETY: main calls this before anything else, so there is no other thread that could read the environment.
         unsafe { std::env::set_var(variable, threads.to_string()) };
     }
 }
 
-/// What does the work, as rows name it: the GPU, or the CPU and how many threads of it.
+/// The device as rows name it: the GPU, or the CPU and its number of threads.
 pub fn name(device: &Device) -> String {
     gpu_name(device).unwrap_or_else(|| {
         let cpu = proc_entry("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
@@ -59,7 +59,7 @@ fn gpu(_: &Device) -> Option<String> {
     None
 }
 
-/// The first value of a key in a file of `key: value` lines; nothing where there is no such file.
+/// The first value of a key in a file of `key: value` lines; `None` if there is no such file.
 fn proc_entry(path: &str, key: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     text.lines().find_map(|line| {

@@ -32,10 +32,10 @@ Examples:
 
 `s2o COMMAND --help` lists the options of a command.";
 
-/// Sparse attention for long prompts (S2O): runs it in a model, and measures it against dense attention and other methods
+/// Sparse attention for long prompts (S2O), in a model and measured against dense attention and other methods
 ///
-/// Start with `s2o prefill`, which needs no files: a small model is built in. Models come from a directory, a .gguf file or
-/// the Hugging Face hub (Llama and Qwen3).
+/// Start with `s2o prefill`, which needs no files: a small model is built in. Other models (Llama and Qwen3) come from
+/// a directory, a .gguf file or the Hugging Face hub.
 #[derive(Debug, Parser)]
 #[command(name = "s2o", version, after_help = EXAMPLES)]
 struct Program {

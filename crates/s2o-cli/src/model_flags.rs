@@ -35,8 +35,8 @@ enum SyntheticWeights {
 pub struct ModelFlags {
     #[command(flatten)]
     load: LoadFlags,
-    /// Tokens per prefill chunk, which bounds the memory of activations: a number, `whole`, or `auto` for what the GPU's
-    /// free memory has room for (8192 on a CPU)
+    /// Tokens per prefill chunk, which bounds the memory of activations: a number, `whole`, or `auto`, which is 8192 on a
+    /// CPU and goes by the free memory of a GPU
     #[arg(long, value_name = "TOKENS", default_value = "auto")]
     pub chunk: Chunk,
 }
@@ -76,7 +76,7 @@ pub struct LoadFlags {
 }
 
 impl ModelFlags {
-    /// Where the flags say to run.
+    /// The device that the flags name.
     pub fn device(&self) -> Result<Device> {
         self.load.device()
     }
@@ -88,7 +88,7 @@ impl ModelFlags {
 }
 
 impl LoadFlags {
-    /// Where the flags say to run.
+    /// The device that the flags name.
     pub fn device(&self) -> Result<Device> {
         match (self.device, self.cpu) {
             (None, false) if cfg!(feature = "cuda") => DeviceName::Cuda(0),

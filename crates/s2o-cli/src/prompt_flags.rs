@@ -46,7 +46,7 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// The passkey that must come out, if that is the task.
     pub expected: Option<String>,
-    /// What it is, on one line.
+    /// A description on one line.
     pub description: String,
 }
 
@@ -112,7 +112,7 @@ pub fn encode(model: &LoadedModel, text: &str, name: &str, context: Option<usize
     Ok(tokens)
 }
 
-/// Whatever stands in front of every text, and random ids behind it.
+/// A prompt of `len` random token ids, after the special tokens that begin every text.
 pub fn random_tokens(model: &LoadedModel, len: usize, seed: u64) -> Result<Prompt> {
     let mut tokens = synthetic::prompt(model.config().vocab_size, len, seed);
     for (token, first) in tokens.iter_mut().zip(model.encode("")?) {

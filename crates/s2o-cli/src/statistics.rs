@@ -1,5 +1,6 @@
-//! Where a model's attention goes: the sink, the local window, the strongest keys of the rest, and S2O's density, by
-//! layer or by head. The calibration of the synthetic weights (docs/synthetic.md) is made and checked with this.
+//! `s2o statistics`: the softmax mass of the sink, the local window and the strongest keys of the rest, and S2O's
+//! density, by layer or by head. The calibration of the synthetic weights (docs/synthetic.md) is made and checked with
+//! it.
 
 use std::num::NonZeroUsize;
 use std::ops::AddAssign;
@@ -90,9 +91,9 @@ impl Flags {
         exit::print(&format!(
             "model   {}\nprompt  {}\n\n{table}\n\n\
              density and visited: of S2O, key tiles computed of all causal ones, and prefix tiles for a query tile.\n\
-             by head: the lowest, middle and highest density. sink: softmax mass of the first {SINK} keys; local: of the\n\
-             last {LOCAL}; rest: of the keys between, and the part of it that its strongest keys hold. Means over\n\
-             {queries} queries of the second half and over heads.\n\n{}\n",
+             by head: the lowest, middle and highest density. sink: softmax mass of the first {SINK} keys; local:\n\
+             of the last {LOCAL}; rest: of the keys between, and the part of it that its strongest keys hold.\n\
+             Means over {queries} queries of the second half and over heads.\n\n{}\n",
             model_flags::describe(&model),
             prompt.description,
             machine::describe(model.decoder.device()),
@@ -139,7 +140,7 @@ struct Mass {
 }
 
 impl Mass {
-    /// Of one query, from its scores; `scores` are left as weights, the rest in descending order.
+    /// The mass of one query, from its scores; `scores` are left as weights, the rest in descending order.
     fn of(scores: &mut [f32]) -> Self {
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         scores.iter_mut().for_each(|score| *score = (*score - max).exp());

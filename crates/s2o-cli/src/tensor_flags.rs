@@ -31,7 +31,7 @@ pub struct TensorFlags {
     pub prompt: PromptFlags,
 }
 
-/// Where the layers come from, and what is known about it.
+/// The layers, and a description of their origin.
 pub struct Source {
     pub layers: Box<dyn Iterator<Item = Result<LayerTensors>>>,
     /// How many layers there are to come.

@@ -22,7 +22,7 @@ use crate::s2o_flags::S2oFlags;
 use crate::tensor_flags::TensorFlags;
 use crate::{exit, machine, wrong_usage};
 
-/// Run attention methods on the same q, k, v and compare outputs and times with dense attention, per head and in total
+/// Compare outputs and times of attention methods on the same q, k, v, per head and in total
 ///
 /// The tensors come from a file (--tensors) or from a model's prefill; without arguments, from the built-in model on a
 /// passkey prompt of 8192 tokens.

@@ -13,7 +13,7 @@ use {
     std::collections::BTreeMap,
 };
 
-/// What outputs and times are compared with.
+/// Exact attention whose outputs and times the methods are compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Peer {
     /// candle-flash-attn's kernels: bf16 or f16 on a GPU, in a build with the feature flash-attn
@@ -36,7 +36,7 @@ pub enum PeerError {
     GpuOnly,
 }
 
-/// What the methods are compared with: our dense attention if no peer is named.
+/// The attention that the methods are compared with: our dense attention if no peer is named.
 pub fn reference(peer: Option<Peer>, device: &Device) -> std::result::Result<Box<dyn Method>, PeerError> {
     match peer {
         None => Ok(Box::new(Dense)),

@@ -28,7 +28,7 @@ pub struct Row {
     mae: f64,
     pub rel_l1: f64,
     cosine: f64,
-    /// Of the whole call, in the rows of heads too.
+    /// Time of the whole call, in the rows of heads too.
     pub seconds: f64,
 }
 
@@ -52,7 +52,7 @@ impl From<Box<dyn Method>> for Contender {
     }
 }
 
-/// What one method made of a layer.
+/// Output, density and time of one method on a layer.
 struct Measured {
     output: Tensor,
     density: f64,
@@ -76,7 +76,7 @@ pub fn compare(
     let mut rows = Vec::new();
     for Contender { name, method } in methods {
         let again;
-        // What the others are compared with has run already.
+        // The reference has run already.
         let measured = if *name == reference.name {
             &exact
         } else {

@@ -1,4 +1,4 @@
-//! What a comparison with others' attention comes to, in words.
+//! The verdict of a comparison with another exact attention, in words.
 
 use candle_core::DType;
 

@@ -99,7 +99,7 @@ struct Methods {
 
 #[derive(Debug, Args)]
 struct Repeat {
-    /// Times each method runs, in turns; the medians are reported
+    /// Runs of each method, alternating with the others; the medians are reported
     #[arg(long, value_name = "N", default_value = "3")]
     repeat: NonZeroUsize,
 }
@@ -175,7 +175,7 @@ pub fn run(flags: &Flags) -> Result<()> {
     }
 }
 
-/// Where the rows go.
+/// The rows' destination and the lines printed around them.
 struct Report<'c> {
     common: &'c Common,
     description: String,

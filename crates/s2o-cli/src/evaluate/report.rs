@@ -12,7 +12,7 @@ use super::tables;
 /// Make the tables of a run again, even while it goes on
 #[derive(Debug, Args)]
 pub struct Flags {
-    /// What was given to `run` as --out
+    /// The directory that `run` was given as --out
     #[arg(default_value = "evaluation")]
     directory: PathBuf,
 }

@@ -22,7 +22,7 @@ use crate::{exit, machine, model_flags};
 
 /// Where outcomes are kept, in the directory of a run.
 pub const OUTCOMES: &str = "outcomes.jsonl";
-/// Beside them: how and where they were made.
+/// Next to them: how and where they were made.
 const RUNS: &str = "runs";
 
 /// Ask a model with every method and write how well it answers
@@ -114,7 +114,7 @@ impl Flags {
         }
     }
 
-    /// What will be run. Most disagreements about published scores come from a wrong template.
+    /// Prints the settings of the run. Most disagreements about published scores come from a wrong template.
     fn announce(
         &self,
         model: &LoadedModel,
@@ -174,7 +174,7 @@ fn template(name: &str) -> Result<ChatTemplate> {
     })
 }
 
-/// What stands in the way of going on can be left behind.
+/// Adds the flags that leave the outcomes of another run behind.
 fn with_way_out(error: EvalError) -> anyhow::Error {
     match error {
         EvalError::OtherRun { .. } | EvalError::MalformedLine { .. } => {

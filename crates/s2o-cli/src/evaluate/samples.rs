@@ -1,4 +1,4 @@
-//! What is asked of the model: the flags that say so, and the samples they make.
+//! The questions to the model: their flags, and the samples that these make.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +14,7 @@ use tokenizers::Tokenizer;
 /// The task that is no question but a text.
 pub const PERPLEXITY: &str = "perplexity";
 
-/// What the built-in model can answer.
+/// Tasks that the built-in model can answer.
 const DEFAULT_TASKS: &[&str] = &["passkey", "keyed_4", "niah_single_2"];
 const DEFAULT_LENGTHS: &[usize] = &[2048, 4096];
 const DEFAULT_ITEMS: u64 = 4;
@@ -25,8 +25,8 @@ const PERPLEXITY_TOKENS: usize = 8192;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Tasks")]
 pub struct SampleFlags {
-    /// Tasks by name, or `ruler`, `keyed`, `all`; `list` shows them [default: passkey, keyed_4 and niah_single_2, unless
-    /// there are files]
+    /// Tasks by name, or `ruler`, `keyed`, `all`; `list` shows them [default: passkey, keyed_4 and niah_single_2,
+    /// unless there are files]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     tasks: Vec<String>,
     /// Prompt lengths in tokens [default: 2048,4096; those recorded for needle-7m; 8192 for perplexity; 120000 for
@@ -60,7 +60,7 @@ pub struct SampleFlags {
 }
 
 impl SampleFlags {
-    /// What can be said without a model.
+    /// Checks the flags as far as that takes no model.
     pub fn check(&self) -> Result<()> {
         task_names(self.questions())?;
         for depth in &self.depths {

@@ -1,4 +1,4 @@
-//! What a run leaves: tables in files and on the terminal, and the files of other projects' scripts.
+//! The results of a run: tables in files and on the terminal, and files for other projects' scripts.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -129,7 +129,7 @@ pub fn print(outcomes: &[Outcome]) -> Result<()> {
     exit::print(&text)
 }
 
-/// Of the outcomes of one method, model and chunk size.
+/// The name of the files about one method, model and chunk size.
 fn file_name(key: &Key) -> String {
     let name = format!("{}-{}-chunk-{}", key.setting.model, key.method, key.setting.chunk);
     name.replace(|c: char| !(c.is_ascii_alphanumeric() || "-._=".contains(c)), "_")

@@ -12,7 +12,7 @@ use crate::s2o_flags::{self, S2oFlags};
 
 /// Find a threshold for each layer that keeps its error within a bound
 ///
-/// Prefills some prompts densely and, beside that, tries S2O with each threshold on what every layer is given. The
+/// Prefills some prompts densely and tries S2O with each threshold on the inputs of every layer. The
 /// sparsest threshold within the bound is kept; a layer without one stays dense. The bound holds for each layer on its
 /// own, on these prompts.
 #[derive(Debug, Args)]
@@ -48,7 +48,8 @@ pub fn run(flags: &Flags) -> Result<()> {
     for prompt in &prompts {
         ensure!(
             prompt.len() >= least,
-            "prompts to tune on: expected at least {least} tokens, below which everything is dense (--dense-below), got {}",
+            "prompts to tune on: expected at least {least} tokens, below which everything is dense (--dense-below), \
+             got {}",
             prompt.len()
         );
         flags.tuning.prefill(&model, prompt, &tuner)?;

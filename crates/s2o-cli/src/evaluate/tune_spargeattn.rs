@@ -13,8 +13,8 @@ use crate::progress;
 /// Find SpargeAttn's settings for each layer and head that keep a head's error within bounds
 ///
 /// Prefills some prompts densely and tries SpargeAttn with each setting of a grid on the queries, keys and values of
-/// every layer. Each head gets the tau and theta of least density whose error is within --l1 on every prompt; each layer
-/// then the lambda that leaves out most values with every head within --l2 (none on a GPU). This takes about 60 times
+/// every layer. Each head gets the tau and theta of least density whose error is within --l1 on every prompt; each
+/// layer then the lambda that leaves out most values with every head within --l2 (none on a GPU). This takes about 60 times
 /// the attention of a prefill, and holds the queries of all layers in memory.
 #[derive(Debug, Args)]
 pub struct Flags {

@@ -1,4 +1,4 @@
-//! What the commands share that make settings for a model out of prompts.
+//! Flags and steps that the commands share that make settings for a model from prompts.
 
 use std::path::{Path, PathBuf};
 
@@ -42,7 +42,7 @@ pub struct TuningFlags {
 }
 
 impl TuningFlags {
-    /// What can be checked before a model is loaded, which may be 16 GB, and tuned for an hour.
+    /// Checks the flags before a model is loaded, which may have 16 GB, and tuned for an hour.
     pub fn begin(&self, save: &Path) -> Result<()> {
         let directory = save.parent().filter(|directory| *directory != Path::new(""));
         ensure!(
@@ -121,7 +121,7 @@ impl TuningFlags {
     }
 }
 
-/// What was found, by layer, and on what.
+/// The settings found by layer, and the prompts they were found on.
 pub struct Found<'f, R> {
     pub model: &'f LoadedModel,
     pub prompts: &'f [Vec<u32>],

@@ -1,6 +1,6 @@
-//! Pictures of one head's attention as sparse methods see it: in the order of the prompt, with keys permuted by PBS-Attn,
-//! with keys ranked by S2O for each segment of queries, and with the queries permuted too. The tiles that a method
-//! computes are outlined; what it leaves out is grey.
+//! `s2o heatmap`: one head's attention as sparse methods see it: in the order of the prompt, with keys permuted by
+//! PBS-Attn, with keys ranked by S2O for each segment of queries, and with the queries permuted too. The tiles that a
+//! method computes are outlined; the rest is grey.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -31,7 +31,9 @@ use crate::{exit, machine, model_flags, progress};
 /// Width and height of the picture.
 const SIZE: (u32, u32) = (1600, 1520);
 
-/// Draw the attention of one head, with the tiles that PBS-Attn and S2O compute of it and the softmax mass that they hold
+/// Draw the attention of one head, with the tiles that PBS-Attn and S2O compute of it
+///
+/// The table says which share of the softmax mass those tiles hold.
 #[derive(Debug, Args)]
 pub struct Flags {
     /// Layer to look at [default: the middle one]

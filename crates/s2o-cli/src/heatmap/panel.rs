@@ -11,15 +11,15 @@ use super::pooled::Pooled;
 #[derive(Debug)]
 pub struct Panel {
     pub title: &'static str,
-    /// What stands at the places of the keys.
+    /// Label of the key axis.
     pub key_label: String,
-    /// What stands at the places of the queries.
+    /// Label of the query axis.
     pub query_label: &'static str,
     /// The place of each query.
     pub query_places: Vec<usize>,
-    /// The places of the keys, for all queries in turn.
+    /// The places of the keys, in the order of the queries that see them.
     pub key_orders: Vec<KeyOrder>,
-    /// What is computed, for all places of queries in turn; empty if it is everything.
+    /// The computed tiles, in the order of their queries; empty if everything is computed.
     pub bands: Vec<Band>,
     /// Share of the causal tiles that is computed.
     pub density: f64,
@@ -62,7 +62,7 @@ impl Panel {
         &self.key_orders[self.key_orders.partition_point(|order| order.queries.end <= query)].places
     }
 
-    /// What is computed for the query at a place; `None` if it is everything.
+    /// The keys computed for the query at a place; `None` if all are.
     pub fn computed(&self, place: usize) -> Option<&[Range<usize>]> {
         let band = self.bands.partition_point(|band| band.queries.end <= place);
         self.bands.get(band).map(|band| band.keys.as_slice())

@@ -1,5 +1,5 @@
-//! S2O: for each segment of queries the keys before it in the order of their rank, and the tiles that were visited until
-//! the method stopped.
+//! S2O: for each segment of queries the keys before it in the order of their rank, and the tiles that were visited
+//! until the method stopped.
 
 use anyhow::Result;
 use candle_s2o::{S2oConfig, S2oOp};

@@ -88,7 +88,7 @@ impl Flags {
         }
     }
 
-    /// What clap's attributes cannot say.
+    /// Ends the program if S2O flags are given for dense attention alone.
     fn check(&self) {
         if self.methods() == [Method::Dense] && self.s2o.any() {
             wrong_usage("prefill", "the S2O flags have no effect with '--attention dense'");

@@ -1,4 +1,4 @@
-//! What the runs showed, as text for people and as JSON.
+//! The results of the runs, as text for people and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -198,7 +198,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// What was generated; the text of a single run has streamed out already.
+    /// The answers; the text of a single run has been printed already.
     fn answers(&self, out: &mut String) -> Result<()> {
         if let Some(expected) = &self.prompt.expected {
             writeln!(out, "expected      {expected}")?;

@@ -17,7 +17,7 @@ const COMPARED_POSITIONS: usize = 64;
 /// Tokens of the run that nobody times, on a CPU.
 const WARM_UP_TOKENS: usize = 128;
 
-/// What one method did.
+/// The results of one method.
 #[derive(Debug)]
 pub struct Run {
     /// Wall time of the prefill.
@@ -50,7 +50,7 @@ impl Run {
     }
 }
 
-/// What all runs share.
+/// The model, prompt and cache that all runs share.
 pub struct Session<'m> {
     model: &'m LoadedModel,
     prompt: &'m [u32],
