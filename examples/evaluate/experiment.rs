@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
+use s2o_eval::Provenance;
 use s2o_eval::experiment::{
     Exact, components::components, heads::heads, matched_density, matched_speed::matched_speed,
     tau_and_segment::tau_and_segment, time_split::time_split,
@@ -15,7 +16,7 @@ use serde::Serialize;
 use crate::cli::layout::Look;
 use crate::cli::tensor_flags::{Source, TensorFlags};
 use crate::cli::{exit, machine, progress};
-use crate::record::{self, Origin};
+use crate::record;
 
 /// Runs one experiment, layer by layer.
 #[derive(Debug, Args)]
@@ -183,7 +184,7 @@ struct Report<'c> {
     common: &'c Common,
     description: String,
     machine: String,
-    origin: Origin,
+    origin: Provenance,
 }
 
 impl Common {
@@ -199,7 +200,7 @@ impl Common {
         }
         progress::finish(&bar);
         ensure!(!rows.is_empty(), "expected at least one method, got none");
-        let origin = Origin::here(&description, &device);
+        let origin = record::here(&description, &device);
         Ok((rows, Report { common: self, description, machine: machine::describe(&device), origin }))
     }
 }

@@ -1,4 +1,4 @@
-//! Tasks, experiments and pictures: what sparse attention costs in answers and in error, and what it saves.
+//! Tasks and experiments: what sparse attention costs in answers and in error, and what it saves.
 //!
 //! ```text
 //! cargo run --release --example evaluate -- run                                     # built-in model, a minute
@@ -10,7 +10,6 @@
 //! cargo run --release --example evaluate -- experiment time-split --tensors qkv.safetensors --repeat 5 --out results
 //! cargo run --release --example evaluate -- tune --max-rel-l1 0.05 --model DIR --prompt-file F --save layers.json
 //! cargo run --release --example evaluate -- tune-spargeattn --l1 0.05 --l2 0.06 --model DIR --prompt-file F --save spargeattn.json
-//! cargo run --release --example evaluate -- gallery                                 # docs/results.md, from its rows
 //! ```
 
 use std::process::ExitCode;
@@ -21,7 +20,6 @@ use clap::{Parser, Subcommand};
 #[allow(dead_code, reason = "prefill needs more of it")]
 mod cli;
 mod experiment;
-mod gallery;
 mod list;
 mod record;
 mod report;
@@ -54,7 +52,6 @@ enum Command {
     TuneSpargeattn(tune_spargeattn::Flags),
     /// Find MInference's pattern for each head
     SearchMinference(search_minference::Flags),
-    Gallery(gallery::Flags),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +63,5 @@ fn main() -> ExitCode {
         Command::Tune(flags) => tune::run(&flags),
         Command::TuneSpargeattn(flags) => tune_spargeattn::run(&flags),
         Command::SearchMinference(flags) => search_minference::run(&flags),
-        Command::Gallery(flags) => flags.run(),
     })
 }

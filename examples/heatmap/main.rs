@@ -19,7 +19,7 @@ use candle_s2o::S2oConfig;
 use clap::Parser;
 use comfy_table::Cell;
 use s2o_eval::capture::capture;
-use s2o_eval::plot::{AttentionMaps, Figure, Files};
+use s2o_plot::{AttentionMaps, Figure, Files};
 
 #[path = "../cli/mod.rs"]
 #[allow(dead_code, reason = "prefill needs more of it")]

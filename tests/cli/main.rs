@@ -9,7 +9,6 @@ use tempfile::TempDir;
 mod compare;
 mod evaluate;
 mod experiment;
-mod gallery;
 mod heatmap;
 mod models;
 mod prefill;
