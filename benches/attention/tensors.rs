@@ -3,7 +3,8 @@
 use anyhow::{Result, ensure};
 use candle_core::{Device, Tensor};
 use s2o_eval::capture::{LayerTensors, capture};
-use s2o_models::{Chunk, LoadOptions, ModelSource, passkey};
+use s2o_eval::tasks::passkey;
+use s2o_models::{Chunk, LoadOptions, ModelSource};
 
 /// Post-RoPE q, k, v of the layers of needle-7m on a passkey prompt, and the softmax scale.
 pub fn captured(tokens: usize, layers: &[usize], device: &Device) -> Result<Vec<(usize, [Tensor; 3], f32)>> {

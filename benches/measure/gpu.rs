@@ -5,8 +5,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use candle_core::Device;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+use s2o_eval::provenance::{Provenance, first_line_of};
 
-use super::{Machine, median, output_of};
+use super::{Machine, median};
 
 /// The first GPU.
 #[derive(Debug)]
@@ -24,8 +25,8 @@ impl Gpu {
 
     /// The machine, as rows name it: by its GPU.
     pub fn machine(&self) -> Result<Machine> {
-        let query = |what: &str| output_of("nvidia-smi", &[&format!("--query-gpu={what}"), "--format=csv,noheader"]);
-        Ok(Machine { device: self.stream.context().name()?, driver: query("driver_version"), ..Machine::here() })
+        let driver = first_line_of("nvidia-smi", &["--query-gpu=driver_version", "--format=csv,noheader"]);
+        Ok(Machine(Provenance { device: self.stream.context().name()?, driver, ..Machine::here().0 }))
     }
 
     pub fn context(&self) -> &Arc<CudaContext> {

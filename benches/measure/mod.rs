@@ -9,12 +9,13 @@ pub mod gpu;
 use std::fs::{self, OpenOptions};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Tensor};
 use clap::Args;
+pub use s2o_eval::metrics::median;
+use s2o_eval::provenance::{Provenance, cpu};
 use serde::Serialize;
 
 /// One measurement.
@@ -62,24 +63,11 @@ pub fn limit_threads(threads: NonZeroUsize) {
 
 /// Where and how the benchmark runs: the same in every row.
 #[derive(Debug, Clone)]
-pub struct Machine {
-    device: String,
-    driver: String,
-    date: String,
-    commit: String,
-    command: String,
-}
+pub struct Machine(Provenance);
 
 impl Machine {
-    /// Describes this machine, with the threads that rayon was given.
+    /// This machine's CPU, with the threads that Rayon was given.
     pub fn here() -> Self {
-        let cpu = fs::read_to_string("/proc/cpuinfo")
-            .ok()
-            .and_then(|info| {
-                let line = info.lines().find(|line| line.starts_with("model name"))?;
-                Some(line.split_once(':')?.1.trim().to_owned())
-            })
-            .unwrap_or_else(|| std::env::consts::ARCH.to_owned());
         let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
         let bench = std::env::current_exe().ok().and_then(|path| {
             let stem = path.file_stem()?.to_string_lossy().into_owned();
@@ -89,25 +77,17 @@ impl Machine {
         if !arguments.is_empty() {
             command = format!("{command} -- {}", arguments.join(" "));
         }
-        Self {
-            device: format!("{cpu}, {} threads", rayon::current_num_threads()),
-            driver: String::new(),
-            date: output_of("date", &["-u", "+%Y-%m-%d"]),
-            // A binary that travelled alone has no repository around it.
-            commit: std::env::var("S2O_COMMIT")
-                .unwrap_or_else(|_| output_of("git", &["describe", "--always", "--dirty", "--abbrev=10"])),
-            command,
-        }
+        Self(Provenance::here(cpu(), command))
     }
 
-    /// The same machine, with what a program that is no benchmark of cargo's was called by.
+    /// The same machine, with the command of a program that is not one of cargo's benchmarks.
     pub fn with_command(self, command: String) -> Self {
-        Self { command, ..self }
+        Self(Provenance { command, ..self.0 })
     }
 
     /// The device, as rows name it.
     pub fn device(&self) -> &str {
-        &self.device
+        &self.0.device
     }
 
     /// A row about tensors `q` and `k`; the caller fills in what was measured.
@@ -127,10 +107,10 @@ impl Machine {
         dtype: DType,
     ) -> Row {
         Row {
-            date: self.date.clone(),
-            commit: self.commit.clone(),
-            device: self.device.clone(),
-            driver: self.driver.clone(),
+            date: self.0.date.clone(),
+            commit: self.0.commit.clone(),
+            device: self.0.device.clone(),
+            driver: self.0.driver.clone(),
             bench: bench.to_owned(),
             method: method.to_owned(),
             q_len,
@@ -147,14 +127,14 @@ impl Machine {
             baseline: String::new(),
             baseline_ms: None,
             ratio: None,
-            command: self.command.clone(),
+            command: self.0.command.clone(),
         }
     }
 
     /// Appends rows to the record of this device and day.
     pub fn append(&self, rows: &[Row], place: &Place) -> Result<PathBuf> {
         let slug: String = self
-            .device
+            .device()
             .split(|c: char| !c.is_ascii_alphanumeric())
             .filter(|part| !part.is_empty())
             .collect::<Vec<_>>()
@@ -162,7 +142,7 @@ impl Machine {
             .to_lowercase();
         let path = place.record.join(slug);
         fs::create_dir_all(&path)?;
-        let path = path.join(format!("{}.csv", self.date));
+        let path = path.join(format!("{}.csv", self.0.date));
         let has_headers = !path.exists();
         let file = OpenOptions::new().create(true).append(true).open(&path).context("opening the record")?;
         let mut writer = csv::WriterBuilder::new().has_headers(has_headers).from_writer(file);
@@ -172,16 +152,6 @@ impl Machine {
         writer.flush()?;
         Ok(path)
     }
-}
-
-/// First line of what a program prints, or nothing.
-pub(crate) fn output_of(program: &str, arguments: &[&str]) -> String {
-    Command::new(program)
-        .args(arguments)
-        .output()
-        .ok()
-        .and_then(|output| Some(String::from_utf8(output.stdout).ok()?.lines().next()?.to_owned()))
-        .unwrap_or_default()
 }
 
 /// Runs the two in turns and returns the median milliseconds of each.
@@ -202,11 +172,6 @@ fn time(run: &mut impl FnMut() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     run()?;
     Ok(start.elapsed().as_secs_f64() * 1e3)
-}
-
-pub(crate) fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }
 
 /// Distance of two (batch, len, heads, head_dim) tensors, relative in the Euclidean norm.

@@ -169,14 +169,6 @@ pub enum ModelError {
         /// The id.
         got: u32,
     },
-    /// A passkey prompt that is too short to hold its header, needle and question.
-    #[error("a passkey prompt needs at least {expected} tokens with this tokenizer, got {got}")]
-    PromptTooShort {
-        /// The smallest possible length in tokens.
-        expected: usize,
-        /// The length asked for.
-        got: usize,
-    },
     /// The hub refuses to hand out the repository (401 or 403).
     #[error(
         "{} is gated, private or not there (HTTP {status}): accept the licence at {}/{} and set HF_TOKEN or run \

@@ -13,11 +13,12 @@
 //! use s2o_models::{GenerationOptions, LoadOptions, ModelSource, PrefillOptions, passkey};
 //!
 //! let model = "needle-7m".parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
-//! let prompt = passkey::build(&model.tokenizer, 8192, 0.5, 0)?;
-//! let mut cache = model.decoder.new_cache(1, prompt.tokens.len() + 24)?;
+//! let prompt = &passkey::records()?[0];
+//! let tokens = model.encode(&prompt.input)?;
+//! let mut cache = model.decoder.new_cache(1, tokens.len() + 24)?;
 //! let options = GenerationOptions { max_new_tokens: 24, ..Default::default() };
 //! let prefill = PrefillOptions::new().chunk(4096);
-//! let out = model.generate(&prompt.tokens, &mut cache, method, prefill, &options, &mut |text| print!("{text}"))?;
+//! let out = model.generate(&tokens, &mut cache, method, prefill, &options, &mut |text| print!("{text}"))?;
 //! assert!(passkey::answers_exactly(&out.text, &prompt.answer));
 //! # Ok(())
 //! # }

@@ -131,7 +131,7 @@ fn needle(device: &Device) {
         ModelSource::Needle7m.load(&options, None).unwrap()
     };
     let (here, there) = (load(&Device::Cpu, DType::F32), load(device, DType::BF16));
-    let prompt = passkey::build(&here.tokenizer, 3000, 0.4, 7).unwrap();
+    let prompt = s2o_eval::tasks::passkey::build(&here.tokenizer, 3000, 0.4, 7).unwrap();
     let sparse = S2o::new(S2oConfig::builder().dense_below(0).build().unwrap());
     let run = |model: &s2o_models::LoadedModel, method: &dyn Attention, chunk: Chunk| {
         let tokens = model.prompt(&prompt.tokens).unwrap();

@@ -3,9 +3,9 @@
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_s2o::Dense;
-use s2o_models::{
-    Decoder, DecoderConfig, GenerationOptions, LoadOptions, ModelError, ModelSource, PrefillOptions, passkey,
-};
+use s2o_eval::EvalError;
+use s2o_eval::tasks::passkey;
+use s2o_models::{Decoder, DecoderConfig, GenerationOptions, LoadOptions, ModelError, ModelSource, PrefillOptions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -232,9 +232,9 @@ fn a_tokenizer_larger_than_the_embedding() {
 #[test]
 fn passkeys_that_cannot_be() {
     let tokenizer = tiny_tokenizer();
-    assert!(matches!(passkey::build(&tokenizer, 50, 0.5, 0), Err(ModelError::PromptTooShort { got: 50, .. })));
+    assert!(matches!(passkey::build(&tokenizer, 50, 0.5, 0), Err(EvalError::ContextTooShort { got: 50, .. })));
     for depth in [-0.1, 1.1, f64::NAN] {
-        assert!(matches!(passkey::build(&tokenizer, 5000, depth, 0), Err(ModelError::WrongInput { .. })));
+        assert!(matches!(passkey::build(&tokenizer, 5000, depth, 0), Err(EvalError::WrongInput { .. })));
     }
 }
 

@@ -4,6 +4,7 @@ use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use candle_transformers::models::qwen3;
+use s2o_eval::tasks;
 use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions, passkey};
 
 use crate::fixtures::*;
@@ -91,7 +92,7 @@ fn answers_an_embedded_4k_passkey() {
 #[test]
 fn answers_a_built_passkey() {
     let model = needle();
-    let prompt = passkey::build(&model.tokenizer, 3000, 0.3, 11).unwrap();
+    let prompt = tasks::passkey::build(&model.tokenizer, 3000, 0.3, 11).unwrap();
     let text = answer(&model, &prompt.tokens);
     assert!(passkey::answers_exactly(&text, &prompt.answer), "{text:?}, expected {}", prompt.answer);
 }
@@ -99,7 +100,7 @@ fn answers_a_built_passkey() {
 #[test]
 fn answers_one_of_sixteen_keys() {
     let model = needle();
-    let prompt = passkey::build_keyed(&model.tokenizer, 3000, 16, 5).unwrap();
+    let prompt = tasks::passkey::build_keyed(&model.tokenizer, 3000, 16, 5).unwrap();
     assert!(prompt.tokens.len() <= 3000 && prompt.tokens.len() > 2936);
     let needles: Vec<&str> =
         prompt.text.lines().filter(|line| line.starts_with("The special magic number for ")).collect();
@@ -108,7 +109,7 @@ fn answers_one_of_sixteen_keys() {
     assert_eq!(asked.count(), 1);
     let text = answer(&model, &prompt.tokens);
     assert!(passkey::answers_exactly(&text, &prompt.answer), "{text:?}, expected {}", prompt.answer);
-    assert!(passkey::build_keyed(&model.tokenizer, 3000, 0, 5).is_err());
+    assert!(tasks::passkey::build_keyed(&model.tokenizer, 3000, 0, 5).is_err());
 }
 
 #[test]
@@ -117,7 +118,7 @@ fn built_prompts_have_the_wanted_length_and_depth() {
     for (num_tokens, depth, seed) in
         [(100, 0.5, 0), (512, 0.0, 1), (4096, 0.25, 2), (4096, 1.0, 3), (32_768, 0.5, 4), (131_072, 0.9, 5)]
     {
-        let prompt = passkey::build(&model.tokenizer, num_tokens, depth, seed).unwrap();
+        let prompt = tasks::passkey::build(&model.tokenizer, num_tokens, depth, seed).unwrap();
         assert!(prompt.tokens.len() <= num_tokens && prompt.tokens.len() > num_tokens - 64, "{num_tokens}");
         assert_eq!(prompt.tokens, model.encode(&prompt.text).unwrap());
         let needle = format!("\nThe pass key is {0}. Remember it. {0} is the pass key.\n", prompt.answer);
@@ -129,11 +130,11 @@ fn built_prompts_have_the_wanted_length_and_depth() {
         }
         assert_eq!((prompt.answer.len(), prompt.answer.starts_with('0')), (7, false));
     }
-    let again = |seed| passkey::build(&model.tokenizer, 600, 0.5, seed).unwrap();
+    let again = |seed| tasks::passkey::build(&model.tokenizer, 600, 0.5, seed).unwrap();
     assert_eq!(again(1), again(1));
     assert_ne!(again(1).answer, again(2).answer);
     // A tokenizer of another kind, with many more tokens for the same text.
     let tiny = tiny_tokenizer();
-    let prompt = passkey::build(&tiny, 5000, 0.5, 0).unwrap();
+    let prompt = tasks::passkey::build(&tiny, 5000, 0.5, 0).unwrap();
     assert!(prompt.tokens.len() <= 5000 && prompt.tokens.len() > 4936);
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::num::NonZeroUsize;
 
 use candle_core::Device;
+use s2o_eval::provenance;
 
 /// Limits every thread pool of the process.
 pub fn limit_threads(threads: Option<NonZeroUsize>) {
@@ -17,10 +18,7 @@ pub fn limit_threads(threads: Option<NonZeroUsize>) {
 
 /// The device as rows name it: the GPU, or the CPU and its number of threads.
 pub fn name(device: &Device) -> String {
-    gpu_name(device).unwrap_or_else(|| {
-        let cpu = proc_entry("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-        format!("{cpu}, {} threads", rayon::current_num_threads())
-    })
+    gpu_name(device).unwrap_or_else(provenance::cpu)
 }
 
 /// The GPU if the work is on one, threads, CPU and memory on one line.

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use s2o_eval::tasks::passkey;
+use s2o_models::LoadedModel;
 use s2o_models::weights::synthetic;
-use s2o_models::{LoadedModel, passkey};
 
 /// Tokens of a prompt that nobody gave a length.
 const DEFAULT_TOKENS: usize = 8192;

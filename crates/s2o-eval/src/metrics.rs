@@ -1,4 +1,4 @@
-//! How far an output is from the exact one.
+//! How far an output is from the exact one; and the median of repeated measurements.
 
 use std::iter::Sum;
 use std::ops::AddAssign;
@@ -112,11 +112,28 @@ pub struct Errors {
     pub cosine: f64,
 }
 
+/// The middle value, or the mean of the two middle values of an even number; NaN for no values.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => values[len / 2],
+        len => (values[len / 2 - 1] + values[len / 2]) / 2.0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::Device;
 
     use super::*;
+
+    #[test]
+    fn medians_by_hand() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert!(median(Vec::new()).is_nan());
+    }
 
     #[test]
     fn measures_by_hand() {

@@ -22,7 +22,7 @@ use candle_core::{D, DType, Device, Tensor};
 use candle_flash_attn::s2o::{self, AttnStats, Policy};
 use clap::Parser;
 use model::Model;
-use s2o_models::passkey;
+use s2o_eval::tasks::passkey;
 use tokenizers::Tokenizer;
 
 /// Stock candle-transformers with its attention swapped by one line.

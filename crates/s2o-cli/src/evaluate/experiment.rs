@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
+use s2o_eval::Provenance;
 use s2o_eval::experiment::{
     Exact, components::components, heads::heads, matched_density, matched_speed::matched_speed,
     tau_and_segment::tau_and_segment, time_split::time_split,
@@ -12,7 +13,7 @@ use s2o_eval::experiment::{
 use s2o_eval::method::{ALL, MethodSpec};
 use serde::Serialize;
 
-use super::record::{self, Origin};
+use super::record;
 use crate::layout::Look;
 use crate::tensor_flags::{Source, TensorFlags};
 use crate::{exit, machine, progress};
@@ -180,7 +181,7 @@ struct Report<'c> {
     common: &'c Common,
     description: String,
     machine: String,
-    origin: Origin,
+    origin: Provenance,
 }
 
 impl Common {
@@ -195,7 +196,7 @@ impl Common {
         }
         phase.finish();
         ensure!(!rows.is_empty(), "expected at least one method, got none");
-        let origin = Origin::here(&description, &device);
+        let origin = record::here(&description, &device);
         Ok((rows, Report { common: self, description, machine: machine::describe(&device), origin }))
     }
 }

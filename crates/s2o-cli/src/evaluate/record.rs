@@ -2,48 +2,24 @@
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
 use comfy_table::Table;
+use s2o_eval::Provenance;
 use serde::Serialize;
 
 use crate::layout::{Look, scientific, seconds};
 use crate::machine;
 
-/// Where rows come from: the columns behind those of the experiment.
-#[derive(Debug, Clone, Serialize)]
-pub struct Origin {
-    date: String,
-    commit: String,
-    device: String,
-    /// The file, or the model and its prompt.
-    source: String,
-    command: String,
-}
-
-impl Origin {
-    /// This run, on tensors that `source` describes.
-    pub fn here(source: &str, device: &Device) -> Self {
-        Self {
-            date: first_line_of("date", &["-u", "+%Y-%m-%d"]),
-            // A binary that travelled alone has no repository around it.
-            commit: std::env::var("S2O_COMMIT")
-                .unwrap_or_else(|_| first_line_of("git", &["describe", "--always", "--dirty", "--abbrev=10"])),
-            device: machine::name(device),
-            source: source
-                .lines()
-                .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
-                .collect::<Vec<_>>()
-                .join("; "),
-            command: std::env::args().skip(1).collect::<Vec<_>>().join(" "),
-        }
-    }
+/// The provenance of rows that this run makes from tensors that `source` describes.
+pub fn here(source: &str, device: &Device) -> Provenance {
+    let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+    Provenance::here(machine::name(device), command).with_source(source)
 }
 
 /// Appends rows to `<directory>/<name>.csv`, and returns its path.
-pub fn append<R: Serialize>(directory: &Path, name: &str, rows: &[R], origin: &Origin) -> Result<PathBuf> {
+pub fn append<R: Serialize>(directory: &Path, name: &str, rows: &[R], origin: &Provenance) -> Result<PathBuf> {
     let path = directory.join(format!("{name}.csv"));
     let describe = || format!("cannot write {}", path.display());
     fs::create_dir_all(directory).with_context(describe)?;
@@ -107,11 +83,4 @@ fn header_of<R: Serialize>(row: &R) -> Result<String> {
     writer.serialize(row)?;
     let text = String::from_utf8(writer.into_inner().context("laying out a row")?)?;
     Ok(text.lines().next().unwrap_or_default().to_owned())
-}
-
-/// First line of what a program prints, or nothing.
-fn first_line_of(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().ok();
-    let text = output.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
-    text.lines().next().unwrap_or_default().to_owned()
 }

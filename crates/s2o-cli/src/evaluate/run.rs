@@ -6,14 +6,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use s2o_eval::EvalError;
 use s2o_eval::method::MethodSpec;
 use s2o_eval::run::{Event, Journal, Runner, Sample};
 use s2o_eval::tasks::ChatTemplate;
+use s2o_eval::{EvalError, Provenance};
 use s2o_models::{Chunk, LoadedModel};
 use serde::Serialize;
 
-use super::record::{self, Origin};
+use super::record;
 use super::samples::SampleFlags;
 use super::tables;
 use crate::model_flags::LoadFlags;
@@ -55,10 +55,10 @@ pub struct Flags {
     model: LoadFlags,
 }
 
-/// A run that begins or goes on.
+/// A run that begins or goes on: a row of `runs.csv`.
 #[derive(Debug, Serialize)]
-struct Begun {
-    /// How many it is to make.
+struct RunRecord {
+    /// The number of outcomes that it is to make.
     outcomes: usize,
 }
 
@@ -69,7 +69,8 @@ impl Flags {
             bail!("--synthetic: expected a model whose answers mean something, got made-up weights");
         }
         let specs = self.methods.iter().map(|text| text.parse()).collect::<s2o_eval::Result<Vec<MethodSpec>>>()?;
-        specs.iter().try_for_each(|spec| spec.build().map(drop))?;
+        let methods = specs.iter().map(|spec| Ok((spec.to_string(), spec.build()?)));
+        let methods = methods.collect::<s2o_eval::Result<Vec<_>>>()?;
         let template = match self.template.as_str() {
             "auto" => None,
             name => Some(template(name)?),
@@ -78,7 +79,8 @@ impl Flags {
 
         let model = self.model.load()?;
         let found = ChatTemplate::of_model(&model.tokenizer, &model.eos_ids);
-        let runner = Runner::new(&model, template.unwrap_or(found))?.specs(&specs)?.chunks(self.chunk.iter().copied());
+        let runner = Runner::new(&model, template.unwrap_or(found))?.chunks(self.chunk.iter().copied());
+        let runner = methods.into_iter().fold(runner, |runner, (name, method)| runner.method(name, method));
         let samples = self.samples.samples(&model.tokenizer)?;
         let mut journal = self.journal()?;
         self.announce(&model, template, found, &samples, &journal)?;
@@ -86,7 +88,7 @@ impl Flags {
             &runner,
             &samples,
             &mut journal,
-            &Origin::here(&model_flags::describe(&model), model.decoder.device()),
+            &record::here(&model_flags::describe(&model), model.decoder.device()),
         )?;
 
         tables::write(&self.out, journal.outcomes())?;
@@ -140,18 +142,17 @@ impl Flags {
         ))
     }
 
-    fn go(&self, runner: &Runner, samples: &[Sample], journal: &mut Journal, origin: &Origin) -> Result<()> {
+    fn go(&self, runner: &Runner, samples: &[Sample], journal: &mut Journal, origin: &Provenance) -> Result<()> {
         let trials = runner.pending(samples, journal).map_err(with_way_out)?;
         let (count, tokens) = (trials.len(), trials.iter().map(|trial| trial.sample.context_tokens() as u64).sum());
-        drop(trials);
         if count == 0 {
             return Ok(());
         }
         // Before the first outcome: an interrupted run has made some too.
-        record::append(&self.out, RUNS, &[Begun { outcomes: count }], origin)?;
+        record::append(&self.out, RUNS, &[RunRecord { outcomes: count }], origin)?;
         // In tokens, because long prompts take longer.
         let phase = progress::start_with_eta(format!("{count} outcomes"), tokens, "tokens");
-        let result = runner.run(samples, journal, &mut |event| show(&phase, event));
+        let result = runner.run(&trials, journal, &mut |event| show(&phase, event));
         phase.finish();
         Ok(result?)
     }

@@ -5,7 +5,10 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use s2o_eval::report::{NiahResult, Row, RulerPrediction, markdown, rows, write_csv};
+use s2o_eval::report::{
+    CHANGED, Column, NiahResult, Row, RulerPrediction, answer_columns, markdown, naming_columns, perplexity_columns,
+    rows, write_csv,
+};
 use s2o_eval::run::{Key, Outcome, Sample};
 use s2o_eval::tasks::RULER;
 use s2o_models::LoadedModel;
@@ -73,55 +76,25 @@ pub fn write_predictions(
 
 /// Prints accuracies and perplexities.
 pub fn print(outcomes: &[Outcome]) -> Result<()> {
-    let look = Look::of_stdout();
     let all = rows(outcomes);
     let rows: Vec<&Row> = all.iter().filter(|row| row.group.is_empty()).collect();
-    let mut text = String::new();
-    let is_several = |value: fn(&Row) -> &String| rows.iter().any(|row| value(row) != value(rows[0]));
-    let (models, chunks) = (is_several(|row| &row.model), is_several(|row| &row.chunk));
+    let naming = naming_columns(&rows);
+    let prefill = Column { name: "prefill", cell: |row| seconds(row.prefill_seconds) };
+    // Only a run with several chunk sizes compares their answers.
+    let changed = naming.iter().any(|column| column.name == "chunk").then_some(CHANGED);
     let (answers, passages): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.score.is_some());
-    let place = |row: &Row| {
-        let mut cells = vec![row.task.clone(), row.context_tokens.to_string()];
-        cells.extend(models.then(|| row.model.clone()));
-        cells.push(row.method.clone());
-        cells.extend(chunks.then(|| row.chunk.clone()));
-        cells
-    };
-    let mut header = vec!["task", "context"];
-    header.extend(models.then_some("model"));
-    header.push("method");
-    header.extend(chunks.then_some("chunk"));
-    if !answers.is_empty() {
-        let mut header = header.clone();
-        header.extend(["items", "accuracy", "95 %", "density", "prefill"]);
-        header.extend(chunks.then_some("changed"));
-        let mut table = look.table(header);
-        for row in answers {
-            let mut cells = place(row);
-            let percent = |share: f64| format!("{:.1}", 100.0 * share);
-            let interval = row.score_low.zip(row.score_high);
-            cells.push(row.items.to_string());
-            cells.push(row.score.map(percent).unwrap_or_default());
-            cells
-                .push(interval.map(|(low, high)| format!("{} to {}", percent(low), percent(high))).unwrap_or_default());
-            cells.push(format!("{:.3}", row.density));
-            cells.push(seconds(row.prefill_seconds));
-            cells.extend(chunks.then(|| row.changed_by_chunks.map(|count| count.to_string()).unwrap_or_default()));
-            table.add_row(cells);
+    let of_answers = answer_columns().into_iter().chain([prefill]).chain(changed).collect();
+    let of_passages = perplexity_columns().into_iter().chain([prefill]).collect();
+    let mut text = String::new();
+    for (rows, own) in [(answers, of_answers), (passages, of_passages)] {
+        let columns = [naming.clone(), own].concat();
+        let mut table = Look::of_stdout().table(columns.iter().map(|column| column.name));
+        for row in &rows {
+            table.add_row(columns.iter().map(|column| (column.cell)(row)));
         }
-        text.push_str(&format!("{table}\n"));
-    }
-    if !passages.is_empty() {
-        header.extend(["perplexity", "density", "top-1 agrees", "prefill"]);
-        let mut table = look.table(header);
-        for row in passages {
-            let mut cells = place(row);
-            let number = |value: Option<f64>| value.map(|value| format!("{value:.3}")).unwrap_or_default();
-            cells.extend([number(row.perplexity), number(Some(row.density)), number(row.top1_agreement)]);
-            cells.push(seconds(row.prefill_seconds));
-            table.add_row(cells);
+        if !rows.is_empty() {
+            text.push_str(&format!("{table}\n"));
         }
-        text.push_str(&format!("{table}\n"));
     }
     if all.len() > rows.len() {
         text.push_str("groups are in table.md\n");

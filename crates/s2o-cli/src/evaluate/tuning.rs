@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 use candle_s2o::Attention;
 use clap::Args;
 use s2o_eval::capture::{LayerTensors, capture};
-use s2o_models::{LoadedModel, PrefillOptions, passkey};
+use s2o_eval::tasks::passkey;
+use s2o_models::{LoadedModel, PrefillOptions};
 use serde::Serialize;
 
 use super::record;

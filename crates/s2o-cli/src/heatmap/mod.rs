@@ -11,7 +11,7 @@ use candle_s2o::S2oConfig;
 use clap::Args;
 use comfy_table::Cell;
 use s2o_eval::capture::capture;
-use s2o_eval::plot::{AttentionMaps, Figure, Files};
+use s2o_plot::{AttentionMaps, Figure, Files};
 
 mod head;
 mod panel;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use s2o_eval::plot::{AttentionMap, PlotError, Tile};
+use s2o_plot::{AttentionMap, PlotError, Tile};
 
 use super::head::Head;
 use super::pooled::Pooled;

@@ -4,7 +4,7 @@
 use candle_core::Result;
 use clap::ValueEnum;
 use rayon::prelude::*;
-use s2o_eval::plot::{Matrix, PlotError};
+use s2o_plot::{Matrix, PlotError};
 
 use super::head::Head;
 use super::panel::Panel;

@@ -86,8 +86,8 @@ pub fn components(exact: &Exact, repeats: usize) -> Result<Vec<ComponentRow>> {
     Ok(rows.collect())
 }
 
-/// S2O's first pass alone: every query sees its own segment up to itself, and nothing before. S2O has no option for that,
-/// as it computes at least one prefix tile; the block-sparse executor computes the same tiles.
+/// S2O's first pass alone: every query sees its own segment up to itself, and nothing before. S2O has no option for
+/// that, as it computes at least one prefix tile; the block-sparse executor computes the same tiles.
 #[derive(Debug, Clone, Copy)]
 struct SegmentWindow {
     segment_len: SegmentLen,

@@ -101,8 +101,8 @@ pub fn sweep(exact: &Exact, methods: &[MethodSpec]) -> Result<Vec<SweepRow>> {
 }
 
 /// All methods of a sweep at the same densities. A method's curve goes through the means over the layers at each of its
-/// settings, since one value is set for a whole model; where it has no value is said by [`ErrorCurve`]. A method without a
-/// knob, or whose knob a file sets, has no rows.
+/// settings, since one value is set for a whole model; where it has no value is said by [`ErrorCurve`]. A method
+/// without a knob, or whose knob a file sets, has no rows.
 pub fn at_densities(rows: &[SweepRow], densities: &[f64]) -> Vec<MatchedRow> {
     let mut methods: Vec<&str> = Vec::new();
     for row in rows {

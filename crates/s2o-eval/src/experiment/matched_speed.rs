@@ -11,10 +11,11 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use serde::{Deserialize, Serialize};
 
+use super::Exact;
 use super::matched_density::settings;
-use super::{Exact, median};
 use crate::error::{EvalError, Result};
 use crate::method::MethodSpec;
+use crate::metrics::median;
 
 /// Blocks are the same in every run.
 const SEED: u64 = 0;

@@ -9,8 +9,8 @@
 //! | [`components`] | Table 3 | local window, ranked keys, ranked queries |
 //! | [`heads`] | | density by layer and head |
 //!
-//! Every experiment takes one layer at a time and returns plain rows, so that what is held is one layer's tensors. Errors
-//! are against [`Exact`]; averages over heads weigh all elements of the output alike.
+//! Every experiment takes one layer at a time and returns plain rows, so that what is held is one layer's tensors.
+//! Errors are against [`Exact`]; averages over heads weigh all elements of the output alike.
 
 pub mod components;
 pub mod heads;
@@ -26,10 +26,10 @@ use candle_s2o::{PrefillCall, dense_attn};
 use crate::capture::LayerTensors;
 use crate::error::{EvalError, Result};
 use crate::method::{Method, Sdpa, Timed};
-use crate::metrics::{ErrorSums, Errors};
+use crate::metrics::{ErrorSums, Errors, median};
 
-/// A layer with exact attention's output in f32: by our dense on the CPU, by Candle's own ops on a GPU, where our kernels
-/// compute in 16 bits.
+/// A layer with exact attention's output in f32: by our dense on the CPU, by Candle's own ops on a GPU, where our
+/// kernels compute in 16 bits.
 #[derive(Debug)]
 pub struct Exact<'t> {
     tensors: &'t LayerTensors,
@@ -163,13 +163,6 @@ impl<'t> Exact<'t> {
     }
 }
 
-/// The middle one; of an even number the mean of the middle two.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
-}
-
 /// A layer of two query heads and one KV head, where one key in thirteen has most of the mass.
 #[cfg(test)]
 pub(crate) fn random_layer(layer: usize, len: usize) -> LayerTensors {
@@ -206,11 +199,5 @@ mod tests {
         assert!(all[1].errors.mse > 0.0 && all[1].errors.rel_l1 < 1e-5, "{:?}", all[1]);
         assert!(all.iter().all(|measured| measured.heads.len() == 2 && measured.seconds() > 0.0));
         assert!(exact.measure_in_turns(&[&Dense], 0).is_err());
-    }
-
-    #[test]
-    fn medians_by_hand() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
     }
 }

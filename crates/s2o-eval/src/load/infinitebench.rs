@@ -9,7 +9,7 @@ use tokenizers::Tokenizer;
 use super::{json, truncate_middle};
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
-use crate::tasks::{Item, Provenance};
+use crate::tasks::{Item, Origin};
 
 const EXPECTED: &str = "an InfiniteBench record with id, context, input, answer and options";
 
@@ -155,7 +155,7 @@ pub fn infinitebench(dir: &Path, task: &str, tokenizer: &Tokenizer, max_tokens: 
             context_tokens: max_tokens,
             depth: None,
             groups: Vec::new(),
-            provenance: Provenance::File(path.clone()),
+            provenance: Origin::File(path.clone()),
         })
     };
     (0..).zip(json::lines(&path, &json::read(&path)?, EXPECTED)?).map(item).collect()

@@ -8,13 +8,10 @@ use tokenizers::Tokenizer;
 use super::{json, truncate_middle};
 use crate::error::Result;
 use crate::score::Scorer;
-use crate::tasks::{Item, Provenance};
+use crate::tasks::{Item, Origin};
 
 const EXPECTED: &str = "a list of LongBench v2 records with _id, domain, sub_domain, difficulty, length, question, \
                         choice_A to choice_D, answer and context";
-
-/// The temperature at which the benchmark samples.
-pub const LONGBENCH_V2_TEMPERATURE: f64 = 0.1;
 
 const MAX_NEW_TOKENS: usize = 128;
 
@@ -69,8 +66,8 @@ enum Length {
 /// The prompt asks for `The correct answer is (X)`, which is what the scorer looks for.
 ///
 /// # Errors
-/// [`crate::EvalError::Io`]; [`crate::EvalError::MalformedLine`] with the line where the list stops to be one of records;
-/// [`crate::EvalError::Tokenizer`].
+/// [`crate::EvalError::Io`]; [`crate::EvalError::MalformedLine`] with the line where the list stops to be one of
+/// records; [`crate::EvalError::Tokenizer`].
 pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
     let records: Vec<Record> = json::whole(path, &json::read(path)?, EXPECTED)?;
     let item = |(index, record): (u64, Record)| {
@@ -104,7 +101,7 @@ pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Re
             context_tokens: max_tokens,
             depth: None,
             groups: vec![difficulty.to_owned(), length.to_owned(), record.domain, record.sub_domain],
-            provenance: Provenance::File(path.to_owned()),
+            provenance: Origin::File(path.to_owned()),
         })
     };
     (0..).zip(records).map(item).collect()
@@ -180,8 +177,8 @@ mod tests {
             (String::new(), 1, "EOF"),
         ] {
             let error = load(&content, 1000).unwrap_err();
-            let named = matches!(&error, EvalError::MalformedLine { line: at, got: found, .. } if *at == line && found.contains(got));
-            assert!(named, "{error}");
+            let EvalError::MalformedLine { line: at, got: found, .. } = &error else { panic!("{error}") };
+            assert!(*at == line && found.contains(got), "{error}");
         }
     }
 

@@ -4,7 +4,7 @@ use s2o_models::passkey::{self, PasskeyRecord};
 
 use crate::error::Result;
 use crate::score::Scorer;
-use crate::tasks::{Item, Provenance};
+use crate::tasks::{Item, Origin};
 
 /// The task's name.
 pub const NEEDLE_7M: &str = "needle-7m";
@@ -38,7 +38,7 @@ fn item(index: u64, record: PasskeyRecord) -> Item {
         context_tokens: tokens.next_multiple_of(1024),
         depth: Some(depth),
         groups: vec![kind],
-        provenance: Provenance::File("models/passkey.jsonl".into()),
+        provenance: Origin::File("models/passkey.jsonl".into()),
     }
 }
 

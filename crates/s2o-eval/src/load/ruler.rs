@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::json;
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
-use crate::tasks::{Item, Provenance};
+use crate::tasks::{Item, Origin};
 
 const EXPECTED: &str = "a RULER record with index, input, outputs and length";
 
@@ -62,7 +62,7 @@ pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
             context_tokens: length,
             depth: None,
             groups: Vec::new(),
-            provenance: Provenance::File(path.clone()),
+            provenance: Origin::File(path.clone()),
         })
     };
     json::lines(&path, &json::read(&path)?, EXPECTED)?.into_iter().map(item).collect()
@@ -115,7 +115,10 @@ mod tests {
         ruler(dir.path(), task)
     }
 
-    const GOOD: &str = r#"{"index": 0, "input": "Text. What?", "outputs": ["12", "34"], "length": 4096, "length_w_model_temp": 4200, "answer_prefix": " They are", "token_position_answer": 5}"#;
+    const GOOD: &str = concat!(
+        r#"{"index": 0, "input": "Text. What?", "outputs": ["12", "34"], "length": 4096, "#,
+        r#""length_w_model_temp": 4200, "answer_prefix": " They are", "token_position_answer": 5}"#
+    );
 
     #[test]
     fn fields_become_an_item() {

@@ -20,7 +20,7 @@ pub use options::Options;
 pub use s2o::head_work;
 pub use sdpa::Sdpa;
 pub use spec::MethodSpec;
-pub use table::{ALL, Knob, MethodRow, find};
+pub use table::{ALL, DENSE, Knob, MethodRow, find};
 
 /// An attention method that knows how much it computed, and what of its time went into the choice.
 pub trait Method: Attention {

@@ -21,8 +21,8 @@ impl Method for S2o {
         self.take_stats().into_iter().map(|(layer, stats)| (layer, head_work(&stats))).collect()
     }
 
-    /// On the CPU the orders are made apart, so that they can be timed; a plain call makes them group by group. On a GPU
-    /// these are the times of the kernels.
+    /// On the CPU the orders are made apart, so that they can be timed; a plain call makes them group by group. On a
+    /// GPU these are the times of the kernels.
     fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
         self.check_layer(call.layer).map_err(candle_core::Error::wrap)?;
         let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(call.prompt_len);

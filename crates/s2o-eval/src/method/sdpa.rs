@@ -67,7 +67,8 @@ impl Method for Sdpa {
     }
 }
 
-/// `(rows, visible)`: 0 for keys up to a query's own position, the first of which is `first`, and minus infinity beyond.
+/// `(rows, visible)`: 0 for keys up to a query's own position, the first of which is `first`, and minus infinity
+/// beyond.
 fn causal_mask(first: usize, rows: usize, visible: usize, device: &Device) -> Result<Tensor> {
     let positions = Tensor::arange(first as u32, (first + rows) as u32, device)?.unsqueeze(1)?;
     let keys = Tensor::arange(0u32, visible as u32, device)?.unsqueeze(0)?;

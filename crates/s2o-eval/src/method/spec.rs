@@ -9,8 +9,8 @@ use super::options::Options;
 use super::{Method, table};
 use crate::error::{EvalError, Result};
 
-/// A method with options, written `name` or `name:option=value:option=value`, such as `s2o:tau=0.05:segment=1024`.
-/// A text that parses names a method that exists; its options are checked by [`MethodSpec::build`]. A value cannot hold a
+/// A method with options, written `name` or `name:option=value:option=value`, such as `s2o:tau=0.05:segment=1024`. A
+/// text that parses names a method that exists; its options are checked by [`MethodSpec::build`]. A value cannot hold a
 /// colon.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]

@@ -50,7 +50,7 @@ impl MethodRow {
 
 /// All methods.
 pub static ALL: &[MethodRow] = &[
-    MethodRow { name: "dense", summary: "exact attention", knob: None, make: |_| Ok(Box::new(Dense)) },
+    MethodRow { name: DENSE, summary: "exact attention", knob: None, make: |_| Ok(Box::new(Dense)) },
     MethodRow {
         name: "s2o",
         summary: "S2O, default settings",
@@ -63,7 +63,7 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "s2o-paper",
-        summary: "S2O, the paper's settings: mean query, mean ratio, tau 0.005, S 2048, queries permuted, no dense tail",
+        summary: "S2O, paper's settings: mean query, mean ratio, tau 0.005, S 2048, queries permuted, no dense tail",
         knob: Some(Knob {
             option: "tau",
             sweep: &[0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05],
@@ -104,7 +104,7 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "flexprefill",
-        summary: "FlexPrefill: pooled blocks, or verticals and slashes, as each head's last queries tell; gamma 0.9, tau 0.1",
+        summary: "FlexPrefill: pooled blocks or verticals and slashes, by a head's last queries; gamma 0.9, tau 0.1",
         knob: Some(Knob { option: "gamma", ..THRESHOLD }),
         make: |options| {
             let gamma = options.number("gamma")?.unwrap_or(0.9);
@@ -138,7 +138,7 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "spargeattn",
-        summary: "SpargeAttn: blocks by their means where these stand for their tokens, all others whole; untuned, or from config",
+        summary: "SpargeAttn: blocks by means that stand for their tokens, others whole; untuned or by config",
         knob: Some(Knob { option: "tau", file: Some(CONFIG), ..THRESHOLD }),
         make: |options| {
             let (tau, theta) = (options.number("tau")?, options.number("theta")?);
@@ -167,6 +167,9 @@ pub static ALL: &[MethodRow] = &[
         },
     },
 ];
+
+/// The name of exact attention, which other methods are compared with.
+pub const DENSE: &str = "dense";
 
 /// The option that names a file of settings by layer and head.
 const CONFIG: &str = "config";

@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::interval::wilson;
 use crate::error::{EvalError, Result};
-use crate::run::{Finding, Outcome, Setting};
+use crate::method::DENSE;
+use crate::metrics::median;
+use crate::run::{Outcome, SampleResult, Setting};
 use crate::tasks::RULER;
 
 /// The task of the rows that hold RULER's mean over its tasks.
@@ -60,14 +62,14 @@ pub fn rows(outcomes: &[Outcome]) -> Vec<Row> {
     let chunks = ByChunk::new(outcomes);
     let dense = dense_predictions(outcomes);
     let mut order = Order::default();
-    let mut cells: BTreeMap<Place, Vec<&Outcome>> = BTreeMap::new();
+    let mut cells: BTreeMap<SortKey, Vec<&Outcome>> = BTreeMap::new();
     for outcome in outcomes {
         for group in [""].into_iter().chain(outcome.groups.iter().map(String::as_str)) {
-            cells.entry(order.place(outcome, group)).or_default().push(outcome);
+            cells.entry(order.key(outcome, group)).or_default().push(outcome);
         }
     }
     let mut rows: Vec<Row> =
-        cells.into_iter().map(|(place, cell)| row(order.groups[place.group], &cell, &chunks, &dense)).collect();
+        cells.into_iter().map(|(key, cell)| row(order.groups[key.group], &cell, &chunks, &dense)).collect();
     rows.extend(ruler_averages(&rows));
     rows
 }
@@ -83,9 +85,9 @@ pub fn write_csv(path: &Path, rows: &[Row]) -> Result<()> {
     writer.flush().map_err(|source| EvalError::Write { path: path.to_owned(), source })
 }
 
-/// Where a row stands, most significant first.
+/// The order of rows, most significant first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct SortKey {
     setting: usize,
     task: usize,
     group: usize,
@@ -105,8 +107,8 @@ struct Order<'o> {
 }
 
 impl<'o> Order<'o> {
-    fn place(&mut self, outcome: &'o Outcome, group: &'o str) -> Place {
-        Place {
+    fn key(&mut self, outcome: &'o Outcome, group: &'o str) -> SortKey {
+        SortKey {
             setting: index_of(&mut self.settings, without_chunk(outcome)),
             task: index_of(&mut self.tasks, outcome.task.as_str()),
             group: index_of(&mut self.groups, group),
@@ -164,21 +166,21 @@ fn sampled(outcome: &Outcome) -> Sampled<'_> {
 }
 
 fn prediction(outcome: &Outcome) -> Option<&str> {
-    match &outcome.finding {
-        Finding::Answer { prediction, .. } => Some(prediction),
-        Finding::Perplexity { .. } => None,
+    match &outcome.result {
+        SampleResult::Answer { prediction, .. } => Some(prediction),
+        SampleResult::Perplexity { .. } => None,
     }
 }
 
 /// The likeliest tokens of exact attention, by passage and setting.
 fn dense_predictions(outcomes: &[Outcome]) -> HashMap<(&str, &Setting), &[u32]> {
-    let dense = outcomes.iter().filter(|outcome| outcome.key.method == "dense");
+    let dense = outcomes.iter().filter(|outcome| outcome.key.method == DENSE);
     dense
-        .filter_map(|outcome| match &outcome.finding {
-            Finding::Perplexity { likeliest, .. } => {
+        .filter_map(|outcome| match &outcome.result {
+            SampleResult::Perplexity { likeliest, .. } => {
                 Some(((outcome.key.sample.as_str(), &outcome.key.setting), likeliest.as_slice()))
             }
-            Finding::Answer { .. } => None,
+            SampleResult::Answer { .. } => None,
         })
         .collect()
 }
@@ -191,7 +193,7 @@ fn row<'o>(group: &str, cell: &[&'o Outcome], chunks: &ByChunk<'o>, dense: &Hash
     let interval = score.map(|score| wilson(score, scores.len()));
     let (mut losses, mut tokens, mut agreed, mut compared) = (0.0, 0, 0, 0);
     for outcome in cell {
-        let Finding::Perplexity { loss, likeliest } = &outcome.finding else { continue };
+        let SampleResult::Perplexity { loss, likeliest } = &outcome.result else { continue };
         losses += loss * likeliest.len() as f64;
         tokens += likeliest.len();
         if let Some(dense) = dense.get(&(outcome.key.sample.as_str(), &outcome.key.setting)) {
@@ -227,7 +229,7 @@ fn ruler_averages(rows: &[Row]) -> Vec<Row> {
     let is_ruler = |task: &str| task.starts_with("ruler/") || RULER.contains(&task);
     let mut columns: Vec<Vec<&Row>> = Vec::new();
     for row in rows.iter().filter(|row| row.group.is_empty() && is_ruler(&row.task)) {
-        match columns.iter_mut().find(|column| is_beside(column[0], row)) {
+        match columns.iter_mut().find(|column| is_same_but_task(column[0], row)) {
             Some(column) => column.push(row),
             None => columns.push(vec![row]),
         }
@@ -236,12 +238,12 @@ fn ruler_averages(rows: &[Row]) -> Vec<Row> {
 }
 
 /// Whether two rows differ by their task alone.
-fn is_beside(a: &Row, b: &Row) -> bool {
-    let place = |row: &Row| {
-        let setting = [&row.model, &row.dtype, &row.device, &row.template, &row.method, &row.chunk].map(String::clone);
-        (row.context_tokens, row.task.starts_with("ruler/"), setting)
-    };
-    place(a) == place(b)
+fn is_same_but_task(a: &Row, b: &Row) -> bool {
+    fn key(row: &Row) -> (usize, bool, [&str; 6]) {
+        let setting = [&row.model, &row.dtype, &row.device, &row.template, &row.method, &row.chunk];
+        (row.context_tokens, row.task.starts_with("ruler/"), setting.map(String::as_str))
+    }
+    key(a) == key(b)
 }
 
 fn average(tasks: &[&Row]) -> Row {
@@ -261,9 +263,4 @@ fn average(tasks: &[&Row]) -> Row {
 
 fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

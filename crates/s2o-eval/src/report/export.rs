@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::run::{Finding, Outcome};
+use crate::run::{Outcome, SampleResult};
 use crate::tasks::Item;
 
 /// A needle's result, as the pictures of needles in haystacks are drawn from.
@@ -27,7 +27,7 @@ pub struct NiahResult {
 impl NiahResult {
     /// None for an outcome without a depth.
     pub fn of(outcome: &Outcome) -> Option<Self> {
-        let Finding::Answer { prediction, references, score } = &outcome.finding else { return None };
+        let SampleResult::Answer { prediction, references, score } = &outcome.result else { return None };
         Some(Self {
             context_length: outcome.context_tokens,
             depth_percent: outcome.depth? * 100.0,
@@ -61,7 +61,7 @@ pub struct RulerPrediction {
 impl RulerPrediction {
     /// The outcome of `item`; none for a passage's.
     pub fn of(outcome: &Outcome, item: &Item) -> Option<Self> {
-        let Finding::Answer { prediction, references, .. } = &outcome.finding else { return None };
+        let SampleResult::Answer { prediction, references, .. } = &outcome.result else { return None };
         Some(Self {
             index: outcome.index,
             pred: prediction.clone(),

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::ops::RangeInclusive;
 
 use super::aggregate::{RULER_AVERAGE, Row, rows};
+use super::columns::{CHANGED, DENSITY, accuracy, passage_columns};
 use super::depth_grid::{DepthGrid, depth_grids};
 use crate::run::Outcome;
 
@@ -22,13 +23,11 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
         let (answers, passages): (Vec<&Row>, Vec<&Row>) = models_rows.iter().partition(|row| row.score.is_some());
         let (tasks, groups): (Vec<&Row>, Vec<&Row>) = answers.into_iter().partition(|row| row.group.is_empty());
         pivot(&mut text, "Accuracy in percent, with its 95 % interval", &tasks, accuracy);
-        pivot(&mut text, "Density", &tasks, density);
+        pivot(&mut text, "Density", &tasks, DENSITY.cell);
         by_length(&mut text, &tasks);
         pivot(&mut text, "Accuracy in percent by group", &groups, accuracy);
         let changed: Vec<&Row> = tasks.into_iter().filter(|row| row.changed_by_chunks.is_some()).collect();
-        pivot(&mut text, "Answers that differ from those with the first chunk size", &changed, |row| {
-            row.changed_by_chunks.map(|count| count.to_string()).unwrap_or_default()
-        });
+        pivot(&mut text, "Answers that differ from those with the first chunk size", &changed, CHANGED.cell);
         perplexity(&mut text, &passages);
     }
     for grid in
@@ -40,7 +39,7 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
 }
 
 /// The rows of each model, precision, device and chat template.
-pub(crate) fn rows_of_models(rows: &[Row]) -> Vec<Vec<&Row>> {
+pub fn rows_of_models(rows: &[Row]) -> Vec<Vec<&Row>> {
     let setting = |row: &Row| [&row.model, &row.dtype, &row.device, &row.template].map(String::clone);
     let mut models: Vec<Vec<&Row>> = Vec::new();
     for row in rows {
@@ -52,29 +51,16 @@ pub(crate) fn rows_of_models(rows: &[Row]) -> Vec<Vec<&Row>> {
     models
 }
 
-/// In percent, with its 95 % interval where there is one.
-pub(crate) fn accuracy(row: &Row) -> String {
-    let percent = |value: f64| format!("{:.1}", 100.0 * value);
-    match (row.score, row.score_low, row.score_high) {
-        (Some(score), Some(low), Some(high)) => format!("{} ({} to {})", percent(score), percent(low), percent(high)),
-        (score, ..) => score.map(percent).unwrap_or_default(),
-    }
-}
-
-fn density(row: &Row) -> String {
-    format!("{:.3}", row.density)
-}
-
 fn pivot(text: &mut String, title: &str, rows: &[&Row], cell: impl Fn(&Row) -> String) {
     if !rows.is_empty() {
         heading(text, 3, title);
-        pivot_table(text, rows, cell);
+        text.push_str(&pivot_table(rows, cell));
     }
 }
 
 /// Task, group and length down, methods and chunks across. There is a row at least.
-pub(crate) fn pivot_table(text: &mut String, rows: &[&Row], cell: impl Fn(&Row) -> String) {
-    let columns = columns(rows);
+pub fn pivot_table(rows: &[&Row], cell: impl Fn(&Row) -> String) -> String {
+    let columns = variants(rows);
     let has_groups = rows.iter().any(|row| !row.group.is_empty());
     let mut header = vec!["task".to_owned()];
     header.extend(has_groups.then(|| "group".to_owned()));
@@ -106,7 +92,7 @@ pub(crate) fn pivot_table(text: &mut String, rows: &[&Row], cell: impl Fn(&Row) 
         line.extend(cells);
         line
     });
-    table(text, &header, lines);
+    table(&header, lines)
 }
 
 /// Methods down, lengths across: accuracy and density, each task counting the same.
@@ -120,7 +106,7 @@ fn by_length(text: &mut String, rows: &[&Row]) {
     }
     let header: Vec<String> =
         ["method".to_owned()].into_iter().chain(lengths.iter().map(ToString::to_string)).collect();
-    let lines = columns(&rows).into_iter().map(|column| {
+    let lines = variants(&rows).into_iter().map(|column| {
         let mut line = vec![column.label.clone()];
         line.extend(lengths.iter().map(|&length| {
             let tasks: Vec<&&Row> = rows.iter().filter(|row| column.has(row) && row.context_tokens == length).collect();
@@ -135,27 +121,18 @@ fn by_length(text: &mut String, rows: &[&Row]) {
         line
     });
     heading(text, 3, "Accuracy in percent / density by length, means over tasks");
-    table(text, &header, lines);
+    text.push_str(&table(&header, lines));
 }
 
 fn perplexity(text: &mut String, rows: &[&Row]) {
     if rows.is_empty() {
         return;
     }
-    let header = ["text", "context", "method", "chunk", "perplexity", "density", "top-1 agrees"].map(str::to_owned);
-    let lines = rows.iter().map(|row| {
-        vec![
-            row.task.clone(),
-            row.context_tokens.to_string(),
-            row.method.clone(),
-            row.chunk.clone(),
-            row.perplexity.map(|value| format!("{value:.3}")).unwrap_or_default(),
-            density(row),
-            row.top1_agreement.map(|share| format!("{share:.3}")).unwrap_or_default(),
-        ]
-    });
+    let columns = passage_columns();
+    let header: Vec<&str> = columns.iter().map(|column| column.name).collect();
+    let lines = rows.iter().map(|row| columns.iter().map(|column| (column.cell)(row)).collect());
     heading(text, 3, "Perplexity");
-    table(text, &header, lines);
+    text.push_str(&table(&header, lines));
 }
 
 fn depth_table(text: &mut String, grid: &DepthGrid) {
@@ -166,32 +143,32 @@ fn depth_table(text: &mut String, grid: &DepthGrid) {
         let percent = |score: &Option<f64>| score.map(|score| format!("{:.0}", 100.0 * score)).unwrap_or_default();
         [format!("{:.0} %", 100.0 * depth)].into_iter().chain(scores.iter().map(percent)).collect()
     });
-    table(text, &header, lines);
+    text.push_str(&table(&header, lines));
 }
 
 /// A method with a chunk size; the size is named where there are several.
-struct Column {
+struct Variant {
     method: String,
     chunk: String,
     label: String,
 }
 
-impl Column {
+impl Variant {
     fn has(&self, row: &Row) -> bool {
         (&row.method, &row.chunk) == (&self.method, &self.chunk)
     }
 }
 
-fn columns(rows: &[&Row]) -> Vec<Column> {
+fn variants(rows: &[&Row]) -> Vec<Variant> {
     let are_several = rows.iter().any(|row| row.chunk != rows[0].chunk);
-    let mut columns: Vec<Column> = Vec::new();
+    let mut columns: Vec<Variant> = Vec::new();
     for row in rows {
         if !columns.iter().any(|column| column.has(row)) {
             let label = match are_several {
                 true => format!("{}, chunk {}", row.method, row.chunk),
                 false => row.method.clone(),
             };
-            columns.push(Column { method: row.method.clone(), chunk: row.chunk.clone(), label });
+            columns.push(Variant { method: row.method.clone(), chunk: row.chunk.clone(), label });
         }
     }
     columns
@@ -203,13 +180,11 @@ fn heading(text: &mut String, level: usize, title: &str) {
     let _ = writeln!(text, "{gap}{} {title}\n", "#".repeat(level));
 }
 
-/// A Markdown table at the end of `text`.
-pub(crate) fn table(text: &mut String, header: &[String], lines: impl IntoIterator<Item = Vec<String>>) {
-    let mut line = |cells: &[String]| {
-        let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
-        let _ = writeln!(text, "| {} |", cells.join(" | "));
-    };
-    line(header);
-    line(&vec!["---".to_owned(); header.len()]);
-    lines.into_iter().for_each(|cells| line(&cells));
+/// A Markdown table.
+pub fn table<N: AsRef<str>>(header: &[N], lines: impl IntoIterator<Item = Vec<String>>) -> String {
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let header: Vec<String> = header.iter().map(|name| name.as_ref().to_owned()).collect();
+    let rule = vec!["---".to_owned(); header.len()];
+    let lines = [header, rule].into_iter().chain(lines);
+    lines.map(|cells| line(cells.into_iter().map(|cell| cell.replace('|', "\\|")).collect())).collect()
 }

@@ -4,16 +4,17 @@
 //! are the files that the scripts of other projects read: [`NiahResult`] and [`RulerPrediction`].
 
 mod aggregate;
+mod columns;
 mod depth_grid;
 mod export;
 mod interval;
 mod markdown;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 pub use aggregate::{RULER_AVERAGE, Row, rows, write_csv};
+pub use columns::{CHANGED, Column, accuracy, answer_columns, naming_columns, perplexity_columns};
 pub use depth_grid::{DepthGrid, depth_grids};
 pub use export::{NiahResult, RulerPrediction};
 pub use interval::wilson;
-pub use markdown::markdown;
-pub(crate) use markdown::{accuracy, pivot_table, rows_of_models, table};
+pub use markdown::{markdown, pivot_table, rows_of_models, table};

@@ -3,7 +3,7 @@
 use tempfile::TempDir;
 
 use super::*;
-use crate::run::{Finding, Key, Outcome, Setting};
+use crate::run::{Key, Outcome, SampleResult, Setting};
 use crate::tasks::ChatTemplate;
 
 /// Of a model that there is not.
@@ -32,7 +32,7 @@ fn answer(task: &str, length: usize, index: u64, method: &str, chunk: &str, pred
         density: if method == "dense" { 1.0 } else { 0.25 + index as f64 / 4.0 },
         layer_density: Vec::new(),
         prefill_seconds: 1.0 + index as f64,
-        finding: Finding::Answer {
+        result: SampleResult::Answer {
             prediction: prediction.into(),
             references: vec!["yes".into()],
             score: if prediction == "yes" { 1.0 } else { 0.0 },
@@ -41,8 +41,8 @@ fn answer(task: &str, length: usize, index: u64, method: &str, chunk: &str, pred
 }
 
 fn passage(method: &str, loss: f64, likeliest: &[u32]) -> Outcome {
-    let finding = Finding::Perplexity { loss, likeliest: likeliest.to_vec() };
-    Outcome { finding, ..answer("text", 100, 0, method, "whole", "") }
+    let result = SampleResult::Perplexity { loss, likeliest: likeliest.to_vec() };
+    Outcome { result, ..answer("text", 100, 0, method, "whole", "") }
 }
 
 #[test]

@@ -157,7 +157,8 @@ fn parse(path: &Path, text: &str) -> Result<Whole> {
     Ok(Whole { outcomes: lines.map(outcome).collect::<Result<_>>()?, bytes })
 }
 
-/// An unfinished first line may be the beginning of a header, but of nothing else: what is no journal is not overwritten.
+/// An unfinished first line may be the beginning of a header, but of nothing else: what is no journal is not
+/// overwritten.
 fn check_header(path: &Path, line: &str, finished: bool) -> Result<()> {
     let current = serde_json::to_string(&Header::current()).unwrap_or_default();
     if line == current || (!finished && current.starts_with(line)) {

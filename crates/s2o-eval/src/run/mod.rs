@@ -15,7 +15,8 @@
 //! let runner = Runner::new(&model, ChatTemplate::None)?.specs(&["dense".parse()?, "s2o:tau=0.05".parse()?])?;
 //! let samples = Grid { lengths: vec![4096], items: 10, ..Grid::default() }.samples(["passkey", "keyed_4"])?;
 //! let mut journal = Journal::open("outcomes.jsonl")?;
-//! runner.run(&samples, &mut journal, &mut |_| {})?;
+//! let trials = runner.pending(&samples, &journal)?;
+//! runner.run(&trials, &mut journal, &mut |_| {})?;
 //! print!("{}", s2o_eval::report::markdown(journal.outcomes()));
 //! # Ok(())
 //! # }
@@ -31,7 +32,7 @@ mod sample;
 mod tests;
 
 pub use journal::{FORMAT_VERSION, Journal, read_outcomes};
-pub use outcome::{Finding, Key, Outcome, Setting};
+pub use outcome::{Key, Outcome, SampleResult, Setting};
 pub use passage::Passage;
 pub use runner::{Event, Runner, Trial};
 pub use sample::{GROUPS, Grid, Group, Sample, task_names};

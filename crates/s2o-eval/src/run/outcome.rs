@@ -63,13 +63,13 @@ pub struct Outcome {
     pub prefill_seconds: f64,
     /// What came out.
     #[serde(flatten)]
-    pub finding: Finding,
+    pub result: SampleResult,
 }
 
 /// What comes out of a sample.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Finding {
+pub enum SampleResult {
     /// Of an item.
     Answer {
         /// What the model generated.
@@ -91,9 +91,9 @@ pub enum Finding {
 impl Outcome {
     /// The score; none for a passage.
     pub fn score(&self) -> Option<f64> {
-        match self.finding {
-            Finding::Answer { score, .. } => Some(score),
-            Finding::Perplexity { .. } => None,
+        match self.result {
+            SampleResult::Answer { score, .. } => Some(score),
+            SampleResult::Perplexity { .. } => None,
         }
     }
 }

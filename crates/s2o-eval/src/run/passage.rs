@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use candle_s2o::Attention;
 use s2o_models::{KvCache, LoadedModel, PrefillOptions, passkey};
 
-use super::outcome::Finding;
+use super::outcome::SampleResult;
 use crate::error::{EvalError, Result};
 
 /// The beginning of a text, read whole, and the tokens at its end that the model has to predict.
@@ -75,7 +75,7 @@ pub(super) fn perplexity(
     cache: &mut KvCache,
     method: &dyn Attention,
     chunk: Option<usize>,
-) -> Result<(Finding, Duration)> {
+) -> Result<(SampleResult, Duration)> {
     let start = Instant::now();
     let (inputs, targets) = (&tokens[..tokens.len() - 1], &tokens[tokens.len() - last..]);
     let options = PrefillOptions::new().chunk(chunk).num_logits(last);
@@ -89,5 +89,5 @@ pub(super) fn perplexity(
         let expected = "a finite loss".to_owned();
         return Err(EvalError::WrongInput { what: "perplexity", expected, got: loss.to_string() });
     }
-    Ok((Finding::Perplexity { loss, likeliest: logits.argmax(1)?.to_vec1()? }, prefill))
+    Ok((SampleResult::Perplexity { loss, likeliest: logits.argmax(1)?.to_vec1()? }, prefill))
 }

@@ -8,7 +8,7 @@ use s2o_models::{Chunk, KvCache, LoadedModel, ModelError};
 
 use super::answer::answer;
 use super::journal::Journal;
-use super::outcome::{Finding, Key, Outcome, Setting};
+use super::outcome::{Key, Outcome, SampleResult, Setting};
 use super::passage::{Passage, perplexity};
 use super::sample::Sample;
 use crate::error::{EvalError, Result};
@@ -108,7 +108,8 @@ impl<'m> Runner<'m> {
         self
     }
 
-    /// What the journal lacks, in the order in which it is run: all methods and chunks of a sample before the next one.
+    /// The trials that the journal lacks, in the order in which they are run: all methods and chunks of a sample before
+    /// the next one.
     ///
     /// # Errors
     /// [`EvalError::OtherRun`] when the journal's outcome of a sample is of another content.
@@ -142,23 +143,21 @@ impl<'m> Runner<'m> {
         Ok(trials)
     }
 
-    /// Runs what the journal lacks and adds it. Lengths that a task or the model cannot have are found before the first
-    /// sample is run.
+    /// Runs trials of [`Runner::pending`] and adds their outcomes to the journal. Lengths that a task or the model
+    /// cannot have are found before the first sample is run.
     ///
     /// # Errors
-    /// As [`Runner::pending`]; what making an item, the model, a method or the journal fails with. Outcomes until then
-    /// stay.
-    pub fn run(&self, samples: &[Sample], journal: &mut Journal, watch: &mut dyn FnMut(Event)) -> Result<()> {
-        let trials = self.pending(samples, journal)?;
-        self.check_lengths(&trials)?;
+    /// Those of items, the model, methods and the journal. The outcomes until then stay.
+    pub fn run(&self, trials: &[Trial], journal: &mut Journal, on_event: &mut dyn FnMut(Event)) -> Result<()> {
+        self.check_lengths(trials)?;
         for trials in trials.chunk_by(|a, b| a.key.sample == b.key.sample) {
             let Some(first) = trials.first() else { continue };
             let mut prepared = self.prepare(first.sample)?;
             for trial in trials {
-                watch(Event::Started(trial));
+                on_event(Event::Started(trial));
                 journal.append(self.outcome(trial, &mut prepared)?)?;
                 if let Some(outcome) = journal.outcomes().last() {
-                    watch(Event::Finished(outcome));
+                    on_event(Event::Finished(outcome));
                 }
             }
         }
@@ -219,11 +218,11 @@ impl<'m> Runner<'m> {
         cache.reset();
         // With the cache in place, so that all methods run over the same chunks.
         let chunk = self.model.decoder.chunk_tokens(trial.chunk, 1)?;
-        let (finding, prefill) = match &content {
+        let (result, prefill) = match &content {
             Content::Item(item) => {
                 let (prediction, prefill) = answer(self.model, tokens, item, cache, method, chunk)?;
                 let score = item.score(&prediction);
-                (Finding::Answer { prediction, references: item.references.clone(), score }, prefill)
+                (SampleResult::Answer { prediction, references: item.references.clone(), score }, prefill)
             }
             Content::Passage(passage) => perplexity(self.model, tokens, passage.last, cache, method, chunk)?,
         };
@@ -242,7 +241,7 @@ impl<'m> Runner<'m> {
             density,
             layer_density,
             prefill_seconds: prefill.as_secs_f64(),
-            finding,
+            result,
         })
     }
 

@@ -36,10 +36,13 @@ fn timeless(journal: &Journal) -> Vec<Row> {
 /// Runs and says what was run, as `sample method`.
 fn run(runner: &Runner, samples: &[Sample], journal: &mut Journal) -> (crate::Result<()>, Vec<String>) {
     let mut started = Vec::new();
-    let result = runner.run(samples, journal, &mut |event| {
-        if let Event::Started(trial) = event {
-            started.push(format!("{} {}", trial.key.sample, trial.key.method));
-        }
+    let trials = runner.pending(samples, journal);
+    let result = trials.and_then(|trials| {
+        runner.run(&trials, journal, &mut |event| {
+            if let Event::Started(trial) = event {
+                started.push(format!("{} {}", trial.key.sample, trial.key.method));
+            }
+        })
     });
     (result, started)
 }
@@ -122,7 +125,7 @@ fn outcomes_say_what_came_out() {
     let outcomes = journal.outcomes();
     assert_eq!(outcomes.len(), 4);
     for outcome in outcomes {
-        let Finding::Answer { prediction, references, score } = &outcome.finding else { panic!("{outcome:?}") };
+        let SampleResult::Answer { prediction, references, score } = &outcome.result else { panic!("{outcome:?}") };
         let answer = format!("{}.", references[0]);
         assert!(
             prediction.trim().starts_with(&answer) && *score == 1.0,

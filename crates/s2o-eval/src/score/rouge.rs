@@ -41,7 +41,8 @@ fn counts<'a>(sentences: &[Vec<&'a str>]) -> HashMap<&'a str, usize> {
 }
 
 /// Marks the words of `sentence` that are in one longest common subsequence with `other`. Where there are several of
-/// that length, the last word of `sentence` that the other does not need is dropped first, as the reference program does.
+/// that length, the last word of `sentence` that the other does not need is dropped first, as the reference program
+/// does.
 fn mark_common(sentence: &[&str], other: &[&str], matched: &mut [bool]) {
     let width = other.len() + 1;
     let mut lengths = vec![0_u32; (sentence.len() + 1) * width];

@@ -48,6 +48,17 @@ impl Essay {
         Ok(Self { text, start: line_end.map_or(0, |line_end| place + line_end + 1) })
     }
 
+    /// From the line that `place` chooses, the same for the same `place`.
+    ///
+    /// # Errors
+    /// As [`english`].
+    pub(super) fn from_line(place: u64) -> Result<Self> {
+        let text = english()?;
+        let starts: Vec<usize> = text.match_indices('\n').map(|(end, _)| end + 1).collect();
+        let start = starts.get((place % starts.len().max(1) as u64) as usize).copied().unwrap_or(0);
+        Ok(Self { text, start })
+    }
+
     /// At most `count` bytes; ends between words. Beyond the text's end it starts again.
     pub(super) fn first_bytes(self, count: usize) -> String {
         let (before, after) = self.text.split_at(self.start);
@@ -82,8 +93,8 @@ pub(super) fn depths(random: &mut ChaCha8Rng, count: usize, first: Option<f64>) 
     depths
 }
 
-/// `body` with each needle on a line of its own, at the end of the sentence or line nearest to its depth. Needles of the
-/// same place keep their order.
+/// `body` with each needle on a line of its own, at the end of the sentence or line nearest to its depth. Needles of
+/// the same place keep their order.
 pub(super) fn hide<'a>(body: &str, needles: impl IntoIterator<Item = (f64, &'a str)>) -> String {
     let place = |depth: f64| nearest_sentence_end(body, (body.len() as f64 * depth) as usize);
     let mut placed: Vec<(usize, &str)> = needles.into_iter().map(|(depth, line)| (place(depth), line)).collect();

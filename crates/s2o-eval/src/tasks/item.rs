@@ -43,20 +43,20 @@ pub struct Item {
     #[serde(default)]
     pub groups: Vec<String>,
     /// Where the item comes from.
-    pub provenance: Provenance,
+    pub provenance: Origin,
 }
 
 /// Where an item comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Provenance {
+pub enum Origin {
     /// Made by this crate.
     Generated,
     /// Read from this file.
     File(PathBuf),
 }
 
-impl fmt::Display for Provenance {
+impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Generated => f.write_str("generated"),
@@ -87,7 +87,7 @@ impl Item {
             context_tokens: spec.num_tokens,
             depth: None,
             groups: Vec::new(),
-            provenance: Provenance::Generated,
+            provenance: Origin::Generated,
         }
     }
 
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn provenance_shows_the_file() {
-        assert_eq!(Provenance::Generated.to_string(), "generated");
-        assert_eq!(Provenance::File("data.json".into()).to_string(), "data.json");
+        assert_eq!(Origin::Generated.to_string(), "generated");
+        assert_eq!(Origin::File("data.json".into()).to_string(), "data.json");
     }
 }

@@ -2,6 +2,8 @@
 
 use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
+// One of the trained prefaces of needle-7m, and RULER's own.
+use s2o_models::passkey::HEADER;
 use tokenizers::Tokenizer;
 
 use super::fitting::{Draft, fit};
@@ -41,9 +43,6 @@ const CITIES: &[&str] = &[
     "Warsaw",
     "Zurich",
 ];
-
-/// One of the trained prefaces of needle-7m, and RULER's own.
-const HEADER: &str = "Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about the numbers afterwards.\n";
 
 /// One number of one city in an essay, found wherever it stands in the answer.
 ///

@@ -11,19 +11,20 @@
 //! # }
 //! ```
 //!
-//! The tasks of RULER (Apache-2.0) follow the wording of its prompts, its answer prefixes, token budgets and scorers, so that results can be read beside
-//! published ones; what RULER downloads is made here instead. The essay is the text of [`s2o_models::passkey::haystack`],
-//! and the documents of `qa_1` and `qa_2` are facts about people who do not exist.
+//! The tasks of RULER (Apache-2.0) follow the wording of its prompts, its answer prefixes, token budgets and scorers,
+//! so that results can be compared with published ones; what RULER downloads is made here instead. The essay is the
+//! text of [`s2o_models::passkey::haystack`], and the documents of `qa_1` and `qa_2` are facts about people who do not
+//! exist.
 //!
-//! needle-7m was trained to find one value: it can answer `niah`, `niah_single_*`, `niah_multikey_1`, `niah_multikey_2`,
-//! `passkey`, `keyed_*` and `number_retrieval`. The other tasks need a larger model.
+//! needle-7m was trained to find one value: it can answer `niah`, `niah_single_*`, `niah_multikey_1`,
+//! `niah_multikey_2`, `passkey`, `keyed_*` and `number_retrieval`. The other tasks need a larger model.
 
 mod chat_template;
 mod fitting;
 mod haystack;
 mod item;
 mod magic_numbers;
-mod passkey;
+pub mod passkey;
 mod question_answering;
 mod retrieval;
 mod variable_tracking;
@@ -37,7 +38,7 @@ use rand_chacha::rand_core::SeedableRng;
 use tokenizers::Tokenizer;
 
 pub use chat_template::ChatTemplate;
-pub use item::{Item, Provenance};
+pub use item::{Item, Origin};
 
 use crate::error::{EvalError, Result};
 use magic_numbers::{Filling, Key, Needles, Value};
@@ -52,8 +53,8 @@ pub const MAX_TOKENS: usize = 1 << 22;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct ItemSpec {
-    /// Tokens that prompt and answer prefix may have together, special tokens of the tokenizer included. A chat template
-    /// and the answer come on top.
+    /// Tokens that prompt and answer prefix may have together, special tokens of the tokenizer included. A chat
+    /// template and the answer come on top.
     pub num_tokens: usize,
     /// Where the fact asked for is: 0 at the context's start, 1 at its end. `None` lets the seed decide.
     pub depth: Option<f64>,

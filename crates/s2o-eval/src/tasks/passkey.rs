@@ -1,27 +1,163 @@
-//! Prompts in needle-7m's own words, made by [`s2o_models::passkey`], scored as InfiniteBench scores pass keys and numbers:
-//! a method that finds the digits and words the sentence otherwise has found them.
+//! Prompts in needle-7m's own words: lines hidden in English text, and the question for one of them.
+//!
+//! [`build`] and [`build_keyed`] make the same prompt for the same arguments on every machine. The haystack is the text
+//! of [`s2o_models::passkey::haystack`] from a line that the seed chooses; beyond its length (about 1.2 million
+//! characters) it starts again.
 
 use rand::RngExt;
-use s2o_models::ModelError;
-use s2o_models::passkey::{PasskeyPrompt, build, build_keyed};
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use rand_xoshiro::SplitMix64;
+use s2o_models::passkey::HEADER;
 use tokenizers::Tokenizer;
 
 use super::fitting::Draft;
-use super::haystack::depths;
+use super::haystack::{Essay, depths, english, hide};
 use super::{Item, ItemSpec};
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
 
+const NAME: &str = "passkey";
+const QUESTION: &str = "What is the pass key? The pass key is";
+
+/// A built prompt has less than this many tokens less than asked for.
+const SLACK: usize = 64;
+
 /// Seven digits and a few words around them, with room for tokenizers that cut otherwise.
 const MAX_NEW_TOKENS: usize = 24;
+
+/// A built prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PasskeyPrompt {
+    /// The whole prompt: header, haystack with the needles on lines of their own, question.
+    pub text: String,
+    /// Its tokens, special tokens included.
+    pub tokens: Vec<u32>,
+    /// The seven digits that answer it.
+    pub answer: String,
+}
+
+/// Builds a passkey prompt of at most `num_tokens` tokens and more than `num_tokens - 64`, with the needle at `depth`
+/// (0 right after the header, 1 right before the question).
+///
+/// # Errors
+/// [`EvalError::ContextTooShort`] when header, needle and question alone are longer; [`EvalError::WrongInput`] for a
+/// depth outside `0..=1`; [`EvalError::Tokenizer`].
+pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) -> Result<PasskeyPrompt> {
+    if !(0.0..=1.0).contains(&depth) {
+        let (expected, got) = ("a number from 0 to 1".to_owned(), depth.to_string());
+        return Err(EvalError::WrongInput { what: "depth of a passkey", expected, got });
+    }
+    let mut random = SplitMix64::seed_from_u64(seed);
+    let answer = number(&mut random);
+    let needle = format!("The pass key is {answer}. Remember it. {answer} is the pass key.");
+    let essay = Essay::from_line(random.next_u64())?;
+    fitted(tokenizer, num_tokens, essay, &[(depth, needle)], QUESTION, answer)
+}
+
+/// Builds a prompt that hides `keys` needles of one form (a word and its number, each at a place of its own) and asks
+/// for one of them. Its length is that of [`build`]; `seed` chooses words, numbers, places and which is asked for.
+///
+/// # Errors
+/// [`EvalError::ContextTooShort`] when header, needles and question alone are longer; [`EvalError::WrongInput`] for no
+/// keys, or for more than the haystack has words; [`EvalError::Tokenizer`].
+pub fn build_keyed(tokenizer: &Tokenizer, num_tokens: usize, keys: usize, seed: u64) -> Result<PasskeyPrompt> {
+    let mut words: Vec<&str> = english()?
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| (5..=9).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_lowercase()))
+        .collect();
+    words.sort_unstable();
+    words.dedup();
+    if keys == 0 || keys > words.len() {
+        let (expected, got) = (format!("1 to {}", words.len()), keys.to_string());
+        return Err(EvalError::WrongInput { what: "keys to hide", expected, got });
+    }
+    let mut random = SplitMix64::seed_from_u64(seed);
+    let chosen: Vec<&str> = (0..keys).map(|_| words.swap_remove(below(&mut random, words.len()))).collect();
+    let asked = below(&mut random, keys);
+    let numbers: Vec<String> = chosen.iter().map(|_| number(&mut random)).collect();
+    let needles: Vec<(f64, String)> = chosen
+        .iter()
+        .zip(&numbers)
+        .map(|(word, number)| {
+            (below(&mut random, 1001) as f64 / 1000.0, format!("The special magic number for {word} is: {number}."))
+        })
+        .collect();
+    let word = chosen[asked];
+    let question = format!("What is the special magic number for {word}? The special magic number for {word} is:");
+    let essay = Essay::from_line(random.next_u64())?;
+    fitted(tokenizer, num_tokens, essay, &needles, &question, numbers[asked].clone())
+}
+
+/// Below `bound`, by the remainder: its bias is below `bound / 2^64`.
+fn below(random: &mut SplitMix64, bound: usize) -> usize {
+    (random.next_u64() % bound as u64) as usize
+}
+
+/// Seven digits.
+fn number(random: &mut SplitMix64) -> String {
+    (1_000_000 + below(random, 9_000_000)).to_string()
+}
+
+/// A prompt of at most `num_tokens` tokens, and less than [`SLACK`] shorter.
+fn fitted(
+    tokenizer: &Tokenizer,
+    num_tokens: usize,
+    essay: Essay,
+    needles: &[(f64, String)],
+    question: &str,
+    answer: String,
+) -> Result<PasskeyPrompt> {
+    let text = |body: &str| {
+        let needles = needles.iter().map(|(depth, line)| (*depth, line.as_str()));
+        format!("{HEADER}{}\n\n{question}", hide(body, needles))
+    };
+    let tokens = |text: &str| -> Result<Vec<u32>> {
+        Ok(tokenizer.encode(text, true).map_err(EvalError::tokenizer)?.get_ids().to_vec())
+    };
+    let around = tokens(&text(""))?.len();
+    if around > num_tokens {
+        return Err(EvalError::ContextTooShort { task: NAME.to_owned(), expected: around, got: num_tokens });
+    }
+    // Tokens are not additive where texts meet, so the haystack's length is corrected until the whole prompt fits.
+    let mut wanted = num_tokens - around;
+    for _ in 0..16 {
+        let text = text(&first_tokens(essay, tokenizer, wanted)?);
+        let tokens = tokens(&text)?;
+        if tokens.len() > num_tokens {
+            wanted = wanted.saturating_sub(tokens.len() - num_tokens);
+        } else if tokens.len() + SLACK <= num_tokens {
+            wanted += num_tokens - tokens.len();
+        } else {
+            return Ok(PasskeyPrompt { text, tokens, answer });
+        }
+    }
+    Err(EvalError::tokenizer(format!("no haystack makes a prompt of {num_tokens} tokens")))
+}
+
+/// The first characters of an essay that make `count` tokens.
+fn first_tokens(essay: Essay, tokenizer: &Tokenizer, count: usize) -> Result<String> {
+    let Some(last) = count.checked_sub(1) else { return Ok(String::new()) };
+    let mut bytes = count * 5 + 256;
+    loop {
+        let mut text = essay.first_bytes(bytes);
+        let encoding = tokenizer.encode(text.as_str(), false).map_err(EvalError::tokenizer)?;
+        match encoding.get_offsets().get(last) {
+            Some(&(_, end)) => {
+                text.truncate((end..text.len()).find(|i| text.is_char_boundary(*i)).unwrap_or(text.len()));
+                return Ok(text);
+            }
+            None if encoding.is_empty() => return Err(EvalError::tokenizer("it makes no tokens of plain text")),
+            None => bytes *= 2,
+        }
+    }
+}
 
 /// # Errors
 /// As [`super::Task::generate`].
 pub(super) fn unkeyed(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let depth = depths(&mut random, 1, spec.depth)[0];
-    let prompt = build(tokenizer, spec.num_tokens, depth, random.random());
-    Ok(item(name, spec, prompt)?.at_depth(depth))
+    Ok(item(name, spec, build(tokenizer, spec.num_tokens, depth, random.random()))?.at_depth(depth))
 }
 
 /// # Errors
@@ -30,12 +166,14 @@ pub(super) fn keyed<const KEYS: usize>(name: &'static str, tokenizer: &Tokenizer
     item(name, spec, build_keyed(tokenizer, spec.num_tokens, KEYS, spec.random().random()))
 }
 
-fn item(name: &'static str, spec: &ItemSpec, prompt: Result<PasskeyPrompt, ModelError>) -> Result<Item> {
+/// Scored as InfiniteBench scores pass keys and numbers: a method that finds the digits and words the sentence
+/// otherwise has found them.
+fn item(name: &'static str, spec: &ItemSpec, prompt: Result<PasskeyPrompt>) -> Result<Item> {
     let PasskeyPrompt { mut text, answer, .. } = prompt.map_err(|error| match error {
-        ModelError::PromptTooShort { expected, got } => {
+        EvalError::ContextTooShort { expected, got, .. } => {
             EvalError::ContextTooShort { task: name.to_owned(), expected, got }
         }
-        other => EvalError::Model(other),
+        other => other,
     })?;
     // The question is followed by the beginning of its answer.
     let answer_prefix = text.split_off(text.rfind('?').map_or(text.len(), |mark| mark + 1));

@@ -19,7 +19,7 @@ fn every_task_fits_its_length() {
             let tokens = count_tokens(&item);
             assert!(tokens <= num_tokens && tokens + SLACK >= num_tokens, "{}: {tokens} of {num_tokens}", task.name);
             assert_eq!((item.context_tokens, item.task.as_str()), (num_tokens, task.name));
-            assert_eq!(item.provenance, Provenance::Generated);
+            assert_eq!(item.provenance, Origin::Generated);
             assert_eq!(item.id, task.item_id(&ItemSpec::new(num_tokens, 1)));
         }
     }

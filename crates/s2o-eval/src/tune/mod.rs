@@ -1,10 +1,10 @@
 //! Settings for every layer of a model, from prompts of the user's: thresholds of S2O here, and what published methods
 //! have by layer and head in [`tune_spargeattn`] and [`search_minference`].
 //!
-//! [`Tuner`] is an attention method: it answers exactly, and beside that runs S2O with every threshold of a grid on what
-//! the layer is given. So one dense prefill of each prompt measures all layers, and no tensors are kept. What holds for a
-//! threshold is measured for that very threshold, on the exact inputs of each layer; nothing is interpolated, and
-//! error and density need not be monotone in it.
+//! [`Tuner`] is an attention method: it answers exactly, and beside that runs S2O with every threshold of a grid on
+//! what the layer is given. So one dense prefill of each prompt measures all layers, and no tensors are kept. What
+//! holds for a threshold is measured for that very threshold, on the exact inputs of each layer; nothing is
+//! interpolated, and error and density need not be monotone in it.
 
 mod published;
 

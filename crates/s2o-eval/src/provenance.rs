@@ -1,0 +1,80 @@
+//! [`Provenance`]: where and how rows of measurements were made.
+
+use std::fs;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+/// Where and how a row was made: its last columns in a CSV file. A file may lack some of them.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Provenance {
+    /// The day, as `2026-01-31`.
+    pub date: String,
+    /// The project's commit.
+    pub commit: String,
+    /// The GPU, or the CPU and its threads.
+    pub device: String,
+    /// The version of a GPU's driver.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub driver: String,
+    /// The file of tensors, or the model and its prompt.
+    pub source: String,
+    /// The command line.
+    pub command: String,
+}
+
+impl Provenance {
+    /// Measurements of today on `device`, by the checked-out commit, made by `command`. A binary that runs outside its
+    /// repository takes the commit from the environment variable `S2O_COMMIT`.
+    pub fn here(device: String, command: String) -> Self {
+        let commit = std::env::var("S2O_COMMIT")
+            .unwrap_or_else(|_| first_line_of("git", &["describe", "--always", "--dirty", "--abbrev=10"]));
+        let date = first_line_of("date", &["-u", "+%Y-%m-%d"]);
+        Self { date, commit, device, command, ..Self::default() }
+    }
+
+    /// The same on tensors that `source` describes, its lines joined.
+    #[must_use]
+    pub fn with_source(self, source: &str) -> Self {
+        let lines = source.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        Self { source: lines.collect::<Vec<_>>().join("; "), ..self }
+    }
+}
+
+/// The CPU and the threads of Rayon's pool.
+pub fn cpu() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.trim_start().strip_prefix(':'));
+    let words: Vec<&str> = model.unwrap_or(std::env::consts::ARCH).split_whitespace().collect();
+    format!("{}, {} threads", words.join(" "), rayon::current_num_threads())
+}
+
+/// First line of a program's output; empty if it cannot be run.
+pub fn first_line_of(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().ok();
+    let text = output.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_read_as_they_are_written() {
+        let here = Provenance::here(cpu(), "evaluate run".to_owned()).with_source("a  model\nits prompt");
+        assert_eq!(here.source, "a model; its prompt");
+        assert!(here.date.len() == 10 && here.device.ends_with(" threads"), "{here:?}");
+        let columns = ["date,commit,device,source,command", "date,commit,device,driver,source,command"];
+        for (driver, columns) in ["", "580"].into_iter().zip(columns) {
+            let row = Provenance { driver: driver.to_owned(), ..here.clone() };
+            let mut writer = csv::Writer::from_writer(Vec::new());
+            writer.serialize(&row).unwrap();
+            let text = String::from_utf8(writer.into_inner().unwrap()).unwrap();
+            assert!(text.starts_with(&format!("{columns}\n")), "{text}");
+            let read = csv::Reader::from_reader(text.as_bytes()).deserialize::<Provenance>().next();
+            assert_eq!(read.unwrap().unwrap(), row);
+        }
+    }
+}

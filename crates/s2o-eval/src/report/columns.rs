@@ -1,0 +1,76 @@
+//! [`Column`]: the cells that tables of rows have, in Markdown and on a terminal.
+
+use super::aggregate::Row;
+
+/// A column of a table of rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    /// Its name.
+    pub name: &'static str,
+    /// The cell of a row; empty where the row has no such number.
+    pub cell: fn(&Row) -> String,
+}
+
+const TASK: Column = Column { name: "task", cell: |row| row.task.clone() };
+const CONTEXT: Column = Column { name: "context", cell: |row| row.context_tokens.to_string() };
+const METHOD: Column = Column { name: "method", cell: |row| row.method.clone() };
+const CHUNK: Column = Column { name: "chunk", cell: |row| row.chunk.clone() };
+const MODEL: Column = Column { name: "model", cell: |row| row.model.clone() };
+const ITEMS: Column = Column { name: "items", cell: |row| row.items.to_string() };
+const ACCURACY: Column = Column { name: "accuracy", cell: |row| row.score.map(percent).unwrap_or_default() };
+const INTERVAL: Column = Column { name: "95 %", cell: interval };
+const PERPLEXITY: Column = Column { name: "perplexity", cell: |row| decimals(row.perplexity) };
+const TOP1_AGREES: Column = Column { name: "top-1 agrees", cell: |row| decimals(row.top1_agreement) };
+
+/// Mean density.
+pub(super) const DENSITY: Column = Column { name: "density", cell: |row| decimals(Some(row.density)) };
+
+/// The number of answers that differ from those with the first chunk size.
+pub const CHANGED: Column =
+    Column { name: "changed", cell: |row| row.changed_by_chunks.map(|count| count.to_string()).unwrap_or_default() };
+
+/// The columns that tell rows apart: task, length and method, and model and chunk size where there are several.
+pub fn naming_columns(rows: &[&Row]) -> Vec<Column> {
+    let are_several = |column: &Column| rows.iter().any(|row| (column.cell)(row) != (column.cell)(rows[0]));
+    let mut columns = vec![TASK, CONTEXT];
+    columns.extend(Some(MODEL).filter(are_several));
+    columns.push(METHOD);
+    columns.extend(Some(CHUNK).filter(are_several));
+    columns
+}
+
+/// The columns of answers, in percent.
+pub fn answer_columns() -> [Column; 4] {
+    [ITEMS, ACCURACY, INTERVAL, DENSITY]
+}
+
+/// The columns of passages.
+pub fn perplexity_columns() -> [Column; 3] {
+    [PERPLEXITY, DENSITY, TOP1_AGREES]
+}
+
+/// The columns of a table of passages of one model.
+pub(super) fn passage_columns() -> Vec<Column> {
+    [Column { name: "text", ..TASK }, CONTEXT, METHOD, CHUNK].into_iter().chain(perplexity_columns()).collect()
+}
+
+/// Accuracy in percent, with its 95 % interval where there is one.
+pub fn accuracy(row: &Row) -> String {
+    match ((ACCURACY.cell)(row), interval(row)) {
+        (accuracy, interval) if interval.is_empty() => accuracy,
+        (accuracy, interval) => format!("{accuracy} ({interval})"),
+    }
+}
+
+fn interval(row: &Row) -> String {
+    let interval = row.score_low.zip(row.score_high);
+    interval.map(|(low, high)| format!("{} to {}", percent(low), percent(high))).unwrap_or_default()
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}", 100.0 * share)
+}
+
+fn decimals(value: Option<f64>) -> String {
+    value.map(|value| format!("{value:.3}")).unwrap_or_default()
+}

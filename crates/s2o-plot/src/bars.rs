@@ -1,0 +1,140 @@
+//! [`Bars`]: quantities made of parts, such as the time of a method split into selection and attention.
+
+use super::axis;
+use super::error::PlotError;
+use super::figure::Plot;
+use super::palette::{self, INK};
+use super::scale::{Range, Scale, number};
+use super::scene::{Anchor, Rect, Scene};
+use super::typeface;
+
+/// One bar.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Bar {
+    /// Its name.
+    pub label: String,
+    /// One number for each part, none below 0.
+    pub parts: Vec<f64>,
+}
+
+/// Stacked bars that grow to the right, each with its total behind it; the names of the parts stand above.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Bars {
+    /// Heading; may be empty.
+    pub title: String,
+    /// What is measured, and its unit.
+    pub quantity: String,
+    /// Names of the parts, from the left.
+    pub parts: Vec<String>,
+    /// The bars, from the top.
+    pub bars: Vec<Bar>,
+    /// Decimals of the printed numbers.
+    pub decimals: usize,
+}
+
+/// The bar labels' share of the width at most.
+const LABEL_SHARE: f64 = 0.35;
+/// Size of the numbers in bars, of the text's.
+const NUMBER_SIZE: f64 = 0.9;
+/// A bar's share of its row.
+const THICKNESS: f64 = 0.66;
+/// Thickest bar, in em.
+const THICKEST: f64 = 3.0;
+
+impl Plot for Bars {
+    fn draw(&self, scene: &mut Scene, mut area: Rect) -> Result<(), PlotError> {
+        let largest = self.largest_total()?;
+        // Bars of nothing still have an axis.
+        let range = Range::new("bar", Scale::Linear, 0.0, if largest > 0.0 { largest } else { 1.0 })?;
+        let em = scene.em;
+        scene.heading(&self.title, &mut area, 1.15 * em);
+        self.legend(scene, &mut area);
+
+        let room = LABEL_SHARE * area.width();
+        let labels: Vec<String> = self.bars.iter().map(|bar| typeface::fitted(&bar.label, em, room)).collect();
+        let totals: Vec<String> = self.bars.iter().map(|bar| number(bar.total(), self.decimals)).collect();
+        let data = Rect {
+            left: area.left + axis::width_left(scene, "", &labels),
+            top: area.top + 0.4 * em,
+            right: area.right - typeface::widest(&totals, em) - 0.6 * em,
+            bottom: area.bottom - axis::height_below(scene, &self.quantity),
+        }
+        .check(3.0 * em)?;
+        let row = data.height() / self.bars.len() as f64;
+        if row < typeface::LINE * em {
+            let expected = typeface::LINE * em * self.bars.len() as f64;
+            return Err(PlotError::NoRoom { direction: "height", expected, got: data.height() });
+        }
+
+        let ticks = axis::ticks_along(scene, &range, data.width());
+        axis::draw_grid(scene, data, &ticks, true);
+        let half = 0.5 * (THICKNESS * row).min(THICKEST * em);
+        for (i, ((bar, label), total)) in self.bars.iter().zip(labels).zip(totals).enumerate() {
+            let y = data.top + (i as f64 + 0.5) * row;
+            scene.label(label, data.left - 0.55 * em, y, Anchor::End);
+            let (mut sum, mut left) = (0.0, data.left);
+            for (part, value) in bar.parts.iter().enumerate() {
+                sum += value;
+                let right = data.left + range.place(sum) * data.width();
+                let colour = palette::series(part);
+                scene.fill(Rect { left, top: y - half, right, bottom: y + half }, colour);
+                let (text, small) = (number(*value, self.decimals), NUMBER_SIZE * em);
+                // A bar that is all one part has its number behind it already.
+                if text != total && typeface::width(&text, small) + 0.4 * em < right - left {
+                    scene.label_in(text, (0.5 * (left + right), y), Anchor::Middle, small, palette::text_on(colour));
+                }
+                left = right;
+            }
+            scene.label(total, left + 0.4 * em, y, Anchor::Start);
+        }
+        scene.line((data.left, data.top), (data.left, data.bottom), INK, scene.hair());
+        scene.line((data.left, data.bottom), (data.right, data.bottom), INK, scene.hair());
+        axis::draw_below(scene, data, &self.quantity, &ticks);
+        Ok(())
+    }
+}
+
+impl Bars {
+    fn largest_total(&self) -> Result<f64, PlotError> {
+        if self.bars.is_empty() || self.parts.is_empty() {
+            return Err(PlotError::wrong("bars", "a bar and a part", "none"));
+        }
+        let mut largest = 0f64;
+        for bar in &self.bars {
+            if bar.parts.len() != self.parts.len() {
+                return Err(PlotError::wrong("parts of a bar", self.parts.len(), bar.parts.len()));
+            }
+            if let Some(&got) = bar.parts.iter().find(|value| !(**value >= 0.0 && value.is_finite())) {
+                return Err(PlotError::wrong("bar", "a finite number that is not below 0", got));
+            }
+            largest = largest.max(bar.total());
+        }
+        Ok(largest)
+    }
+
+    /// Takes the names of the parts from the top of `area`, in as many lines as they need.
+    fn legend(&self, scene: &mut Scene, area: &mut Rect) {
+        const SAMPLE: f64 = 0.8;
+        let em = scene.em;
+        let (mut x, mut y) = (area.left, area.top + 0.5 * em);
+        for (part, name) in self.parts.iter().enumerate() {
+            let name = typeface::fitted(name, em, area.width() - (SAMPLE + 0.4) * em);
+            let width = (SAMPLE + 0.4) * em + typeface::width(&name, em);
+            if x > area.left && x + width > area.right {
+                (x, y) = (area.left, y + typeface::LINE * em);
+            }
+            let half = 0.5 * SAMPLE * em;
+            let sample = Rect { left: x, top: y - half, right: x + 2.0 * half, bottom: y + half };
+            scene.fill(sample, palette::series(part));
+            scene.label(name, x + (SAMPLE + 0.4) * em, y, Anchor::Start);
+            x += width + 1.2 * em;
+        }
+        area.top = y + 0.6 * em;
+    }
+}
+
+impl Bar {
+    fn total(&self) -> f64 {
+        self.parts.iter().sum()
+    }
+}

@@ -1,0 +1,217 @@
+//! [`Lines`]: curves over a common axis, such as error against density or speed-up against length.
+
+use super::axis::{self, Axis};
+use super::error::PlotError;
+use super::figure::Plot;
+use super::palette::{self, INK};
+use super::scale::Range;
+use super::scene::{Anchor, Point, Rect, Scene, Shape};
+use super::typeface;
+
+/// One curve.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Series {
+    /// Its name, as it stands beside its end.
+    pub label: String,
+    /// Points (x, y) in the order in which they are joined. One that an axis cannot show (NaN, infinity, or 0 on a
+    /// logarithmic axis) leaves a gap.
+    pub points: Vec<(f64, f64)>,
+    /// Whether each point gets a mark, of a shape that belongs to the series.
+    pub marks: bool,
+}
+
+/// A value that curves are compared with, drawn as a dashed line across.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Level {
+    /// What it is.
+    pub label: String,
+    /// On the vertical axis.
+    pub y: f64,
+}
+
+/// Curves with their names at the right of the data, in the order of their last points.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Lines {
+    /// Heading; may be empty.
+    pub title: String,
+    /// The horizontal axis.
+    pub x: Axis,
+    /// The vertical axis.
+    pub y: Axis,
+    /// The curves.
+    pub series: Vec<Series>,
+    /// Values to compare with.
+    pub levels: Vec<Level>,
+}
+
+/// Length of a curve's sample in the legend, in em.
+const SAMPLE: f64 = 1.8;
+/// The legend's share of the width at most.
+const LEGEND_SHARE: f64 = 0.4;
+const MARK_SHAPES: usize = 5;
+
+impl Plot for Lines {
+    fn draw(&self, scene: &mut Scene, mut area: Rect) -> Result<(), PlotError> {
+        let (x_range, y_range) = self.ranges()?;
+        let em = scene.em;
+        scene.heading(&self.title, &mut area, 1.15 * em);
+
+        let legend_room = LEGEND_SHARE * area.width() - (SAMPLE + 1.1) * em;
+        let names: Vec<String> = self.names().map(|name| typeface::fitted(name, em, legend_room)).collect();
+        let legend = typeface::widest(&names, em) + (SAMPLE + 1.1) * em;
+        let height = area.height() - axis::height_below(scene, &self.x.label) - 0.5 * em;
+        let y_ticks = y_range.ticks(axis::count_for(height, 1.4 * em));
+        let data = Rect {
+            left: area.left + axis::width_left(scene, &self.y.label, axis::labels(&y_ticks)),
+            top: area.top + 0.5 * em,
+            right: area.right - legend,
+            bottom: area.top + 0.5 * em + height,
+        }
+        .check(4.0 * em)?;
+        let x_ticks = axis::ticks_along(scene, &x_range, data.width());
+        axis::draw_grid(scene, data, &x_ticks, true);
+        axis::draw_grid(scene, data, &y_ticks, false);
+        scene.outline(data);
+        axis::draw_below(scene, data, &self.x.label, &x_ticks);
+        axis::draw_left(scene, data, area.left, &self.y.label, &y_ticks, false);
+
+        let x = |value: f64| data.left + x_range.place(value) * data.width();
+        let y = |value: f64| data.bottom - y_range.place(value) * data.height();
+        for level in &self.levels {
+            draw_level(scene, data.left, data.right, y(level.y));
+        }
+        for (i, series) in self.series.iter().enumerate() {
+            let runs = series.points.split(|point| !self.shows(*point));
+            for run in runs.filter(|run| !run.is_empty()) {
+                let run: Vec<Point> = run.iter().map(|point| (x(point.0), y(point.1))).collect();
+                curve(scene, i, run.clone());
+                // A point between two gaps has no line that would show it.
+                if series.marks || run.len() == 1 {
+                    run.iter().for_each(|point| mark(scene, i, *point));
+                }
+            }
+        }
+
+        let mut entries: Vec<(usize, f64)> = Vec::new();
+        for (i, series) in self.series.iter().enumerate() {
+            let shown = series.points.iter().filter(|point| self.shows(**point));
+            // The point that is nearest to the legend.
+            let last = shown.max_by(|a, b| a.0.total_cmp(&b.0));
+            entries.push((i, last.map_or(data.bottom, |point| y(point.1))));
+        }
+        entries.extend(self.levels.iter().enumerate().map(|(i, level)| (self.series.len() + i, y(level.y))));
+        let heights: Vec<f64> = entries.iter().map(|entry| entry.1).collect();
+        let places = spread(&heights, typeface::LINE * em, data.top + 0.5 * em, data.bottom - 0.5 * em);
+        for ((entry, _), y) in entries.into_iter().zip(places) {
+            let left = data.right + 0.6 * em;
+            match self.series.get(entry) {
+                Some(series) => {
+                    curve(scene, entry, vec![(left, y), (left + SAMPLE * em, y)]);
+                    if series.marks {
+                        mark(scene, entry, (left + 0.5 * SAMPLE * em, y));
+                    }
+                }
+                None => draw_level(scene, left, left + SAMPLE * em, y),
+            }
+            scene.label(names[entry].as_str(), left + (SAMPLE + 0.45) * em, y, Anchor::Start);
+        }
+        Ok(())
+    }
+}
+
+impl Lines {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let levels = self.levels.iter().map(|level| level.label.as_str());
+        self.series.iter().map(|series| series.label.as_str()).chain(levels)
+    }
+
+    fn shows(&self, (x, y): Point) -> bool {
+        self.x.scale.shows(x) && self.y.scale.shows(y)
+    }
+
+    fn ranges(&self) -> Result<(Range, Range), PlotError> {
+        for level in &self.levels {
+            // Refuses what the axis cannot show.
+            Range::new("level", self.y.scale, level.y, level.y)?;
+        }
+        let points = || self.series.iter().flat_map(|series| &series.points);
+        let shown = || points().filter(|point| self.shows(**point));
+        let levels = self.levels.iter().map(|level| level.y);
+        let x = Range::around("x", self.x.scale, shown().map(|point| point.0))?;
+        let y = Range::around("y", self.y.scale, shown().map(|point| point.1).chain(levels))?;
+        match (x, y) {
+            (Some(x), Some(y)) => Ok((x.padded(0.03), y.padded(0.05))),
+            _ => {
+                let got = format!("none among {}", points().count());
+                Err(PlotError::wrong("series", "a point that both axes can show", got))
+            }
+        }
+    }
+}
+
+fn curve(scene: &mut Scene, series: usize, points: Vec<Point>) {
+    let (em, width, colour) = (scene.em, 2.5 * scene.hair(), palette::series(series));
+    let dash = match palette::round(series) {
+        0 => None,
+        1 => Some((0.6 * em, 0.3 * em)),
+        _ => Some((0.2 * em, 0.25 * em)),
+    };
+    scene.shapes.push(Shape::Path { points, colour, width, dash });
+}
+
+fn draw_level(scene: &mut Scene, left: f64, right: f64, y: f64) {
+    let dash = Some((0.5 * scene.em, 0.35 * scene.em));
+    let width = 1.5 * scene.hair();
+    scene.shapes.push(Shape::Path { points: vec![(left, y), (right, y)], colour: INK, width, dash });
+}
+
+fn mark(scene: &mut Scene, series: usize, (x, y): Point) {
+    let (r, colour) = (0.3 * scene.em, palette::series(series));
+    // In radii, x to the right and y downwards.
+    let corners: &[Point] = match series % MARK_SHAPES {
+        0 => {
+            scene.shapes.push(Shape::Circle { centre: (x, y), radius: r, colour });
+            return;
+        }
+        1 => &[(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)],
+        2 => &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
+        3 => &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
+        _ => &[(0.0, 1.2), (1.1, -0.8), (-1.1, -0.8)],
+    };
+    let corners = corners.iter().map(|(dx, dy)| (x + dx * r, y + dy * r)).collect();
+    scene.shapes.push(Shape::Polygon { corners, colour });
+}
+
+/// Places as near to `wanted` as they can be `gap` apart, between `from` and `to`, in the same order.
+fn spread(wanted: &[f64], gap: f64, from: f64, to: f64) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    order.sort_by(|&a, &b| wanted[a].total_cmp(&wanted[b]));
+    // Where there are too many they move together, rather than out of the picture.
+    let gap = gap.min((to - from) / (wanted.len().max(2) - 1) as f64);
+    let mut places = vec![0.0; wanted.len()];
+    let mut free = from;
+    for &i in &order {
+        places[i] = wanted[i].max(free);
+        free = places[i] + gap;
+    }
+    let mut free = to;
+    for &i in order.iter().rev() {
+        places[i] = places[i].min(free);
+        free = places[i] - gap;
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_spread_in_order_and_stay_inside() {
+        let places = spread(&[10.0, 11.0, 98.0, 99.0, 100.0], 10.0, 5.0, 100.0);
+        assert_eq!(places, [10.0, 20.0, 80.0, 90.0, 100.0]);
+        let crowded = spread(&[50.0; 21], 10.0, 0.0, 100.0);
+        assert!(crowded.iter().all(|place| (-1e-9..=100.0 + 1e-9).contains(place)), "{crowded:?}");
+        assert!(spread(&[], 10.0, 0.0, 1.0).is_empty());
+    }
+}

@@ -1,0 +1,176 @@
+//! Makes the pictures and tables of docs/results.md from rows that are in the repository.
+//!
+//! ```text
+//! cargo run --release -p gallery               # writes docs/results.md and its pictures
+//! cargo run --release -p gallery -- --check    # fails if one of them is out of date
+//! ```
+//!
+//! A page is Markdown with pairs of comments, `<!-- gallery: NAME -->` and `<!-- /gallery -->`, each alone on its line.
+//! The lines between them are generated; all others are hand-written and stay. A NAME is a kind and the directory of its
+//! rows, such as `error-by-density needle-7m-8k`; docs/experiments.md lists the kinds. Pictures are PNG and SVG files next
+//! to the rows. Every entry ends with its rows' commit, device, source and command.
+
+mod components;
+mod density_by_head;
+mod error_by_density;
+mod layers;
+mod matched_speed;
+mod methods_by_time;
+mod niah;
+mod page;
+mod phases;
+mod record;
+mod rows;
+mod section;
+mod speed_up_by_length;
+mod tau_and_segment;
+#[cfg(test)]
+mod tests;
+mod text;
+mod time_split;
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use page::Block;
+use rows::line_error;
+use section::Section;
+
+/// Makes the pictures and tables of docs/results.md from the rows in the repository
+///
+/// The lines between `<!-- gallery: NAME -->` and `<!-- /gallery -->` are rewritten, all others stay;
+/// docs/experiments.md lists the names.
+#[derive(Debug, Parser)]
+#[command(name = "gallery")]
+struct Gallery {
+    /// The page
+    #[arg(long, value_name = "FILE", default_value = "docs/results.md")]
+    page: PathBuf,
+    /// Directory of the directories that experiments and runs wrote
+    #[arg(long, value_name = "DIR", default_value = "docs/results")]
+    rows: PathBuf,
+    /// Directory of the benchmarks' record
+    #[arg(long, value_name = "DIR", default_value = "benches/record")]
+    record: PathBuf,
+    /// Write nothing, and fail if the page or a picture is out of date
+    #[arg(long)]
+    check: bool,
+}
+
+/// The directory in which a kind of entry looks for its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Rows,
+    Record,
+}
+
+/// A kind of entry.
+struct Kind {
+    name: &'static str,
+    source: Source,
+    render: fn(&Path) -> Result<Section>,
+}
+
+const KINDS: [Kind; 9] = [
+    Kind { name: "error-by-density", source: Source::Rows, render: error_by_density::section },
+    Kind { name: "density-by-head", source: Source::Rows, render: density_by_head::section },
+    Kind { name: "time-split", source: Source::Rows, render: time_split::section },
+    Kind { name: "matched-speed", source: Source::Rows, render: matched_speed::section },
+    Kind { name: "tau-and-segment", source: Source::Rows, render: tau_and_segment::section },
+    Kind { name: "components", source: Source::Rows, render: components::section },
+    Kind { name: "niah", source: Source::Rows, render: niah::section },
+    Kind { name: "speed-up-by-length", source: Source::Record, render: speed_up_by_length::section },
+    Kind { name: "methods-by-time", source: Source::Record, render: methods_by_time::section },
+];
+
+/// An entry of the page with its new content.
+struct Entry {
+    block: Block,
+    section: Section,
+    body: String,
+}
+
+fn main() -> Result<()> {
+    let gallery = Gallery::parse();
+    let entries = if gallery.check { gallery.check()? } else { gallery.update()? };
+    for Entry { block, section, .. } in entries {
+        println!("{}, line {}: {}", gallery.page.display(), block.line, block.name);
+        for file in section.pictures.iter().flat_map(|picture| section.files(picture)) {
+            println!("  {}", file.display());
+        }
+    }
+    Ok(())
+}
+
+impl Gallery {
+    /// Writes all pictures, and the page where it changes. Nothing is written if one of the entries cannot be made.
+    fn update(&self) -> Result<Vec<Entry>> {
+        let (text, entries) = self.render()?;
+        for Entry { section, .. } in &entries {
+            for picture in &section.pictures {
+                picture.figure.write(picture.plot.as_ref(), &section.directory, &picture.name)?;
+            }
+        }
+        let page = page::replaced(&text, entries.iter().map(|entry| (&entry.block, entry.body.as_str())));
+        if page != text {
+            fs::write(&self.page, page).with_context(|| format!("cannot write {}", self.page.display()))?;
+        }
+        Ok(entries)
+    }
+
+    /// Writes nothing, and fails if [`Self::update`] would change the page or an SVG, or if a PNG is missing.
+    fn check(&self) -> Result<Vec<Entry>> {
+        let (text, entries) = self.render()?;
+        let mut stale = Vec::new();
+        for Entry { block, section, body } in &entries {
+            if text[block.body.clone()] != *body {
+                stale.push(format!("{}, line {}: {}", self.page.display(), block.line, block.name));
+            }
+            for picture in &section.pictures {
+                let drawn = picture.figure.svg(picture.plot.as_ref())?;
+                let [png, svg] = section.files(picture);
+                if fs::read_to_string(&svg).ok().is_none_or(|there| there != drawn) {
+                    stale.push(svg.display().to_string());
+                }
+                if !png.exists() {
+                    stale.push(png.display().to_string());
+                }
+            }
+        }
+        ensure!(stale.is_empty(), "expected the output of `gallery`, got something else in {}", stale.join("; "));
+        Ok(entries)
+    }
+
+    /// The page as it is, and its entries as they should be.
+    fn render(&self) -> Result<(String, Vec<Entry>)> {
+        let text = fs::read_to_string(&self.page).with_context(|| format!("cannot read {}", self.page.display()))?;
+        let directory = self.page.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let entry = |block: Block| {
+            let (kind, rows) = self.kind(&block)?;
+            let rendered = (kind.render)(&rows).and_then(|section| Ok((section.markdown(directory)?, section)));
+            let (body, section) =
+                rendered.with_context(|| format!("{}, line {}: {}", self.page.display(), block.line, block.name))?;
+            Ok(Entry { block, section, body })
+        };
+        let entries = page::blocks(&self.page, &text)?.into_iter().map(entry).collect::<Result<_>>()?;
+        Ok((text, entries))
+    }
+
+    /// The kind that a marker names, and the directory of its rows.
+    fn kind(&self, block: &Block) -> Result<(&'static Kind, PathBuf)> {
+        let (name, argument) = block.name.split_once(char::is_whitespace).unwrap_or((&block.name, ""));
+        let wrong = |expected: &str, got: &str| line_error(&self.page, block.line, expected, &format!("`{got}`"));
+        let Some(kind) = KINDS.iter().find(|kind| kind.name == name) else {
+            return Err(wrong(&format!("one of {}", KINDS.map(|kind| kind.name).join(", ")), name));
+        };
+        let (parent, argument) = (if kind.source == Source::Rows { &self.rows } else { &self.record }, argument.trim());
+        // Pictures are written there.
+        let is_below = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
+        if argument.is_empty() || !is_below(Path::new(argument)) {
+            return Err(wrong(&format!("`{name}` and a directory of {}", parent.display()), &block.name));
+        }
+        Ok((kind, parent.join(argument)))
+    }
+}

@@ -1,0 +1,87 @@
+//! Rows of the benchmarks' record of one device.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::rows::{Sourced, distinct, missing, read};
+
+const COLUMNS: &str = "bench, method, q_len, k_len, heads, dtype, density, ms, baseline, baseline_ms, ratio";
+
+/// The columns of `benches/record` that are shown.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Measurement {
+    /// The benchmark.
+    pub bench: String,
+    /// The method and its tensors.
+    pub method: String,
+    /// Tokens of the prompt; a chunk of queries has another `k_len`.
+    pub q_len: usize,
+    pub k_len: usize,
+    /// Query heads.
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub dtype: String,
+    /// Share of the causal tiles that were computed.
+    pub density: Option<f64>,
+    /// Median time in milliseconds.
+    pub ms: f64,
+    /// The method that alternated with it.
+    pub baseline: String,
+    pub baseline_ms: Option<f64>,
+    /// Baseline over method.
+    pub ratio: Option<f64>,
+}
+
+/// The rows of all days, the newest last.
+pub fn of_device(directory: &Path) -> Result<Vec<Sourced<Measurement>>> {
+    let expected = "CSV files of a benchmark's record";
+    ensure!(directory.exists(), missing(directory, expected, "no such directory"));
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "csv") {
+            files.push(path);
+        }
+    }
+    ensure!(!files.is_empty(), missing(directory, expected, "none"));
+    // Each is named after its day.
+    files.sort();
+    let days = files.iter().map(|file| read(file, COLUMNS)).collect::<Result<Vec<_>>>()?;
+    Ok(days.into_iter().flatten().collect())
+}
+
+/// The rows that `picks` takes of whole prompts, of each method and length the newest, lengths ascending; `expected`
+/// names them in the error if there are none.
+pub fn newest<'r>(
+    directory: &Path,
+    rows: &'r [Sourced<Measurement>],
+    expected: &str,
+    picks: impl Fn(&Measurement) -> bool,
+) -> Result<Vec<&'r Sourced<Measurement>>> {
+    let mut newest: Vec<&Sourced<Measurement>> = Vec::new();
+    for row in rows.iter().filter(|row| row.row.q_len == row.row.k_len && picks(&row.row)) {
+        let is_older = |there: &&mut &Sourced<Measurement>| {
+            (&there.row.method, there.row.q_len) == (&row.row.method, row.row.q_len)
+        };
+        match newest.iter_mut().find(is_older) {
+            Some(there) => *there = row,
+            None => newest.push(row),
+        }
+    }
+    ensure!(!newest.is_empty(), missing(directory, expected, &format!("none among {} rows", rows.len())));
+    newest.sort_by_key(|row| row.row.q_len);
+    Ok(newest)
+}
+
+/// Precisions and heads, each once: `bf16, 24 query and 12 KV heads of 128`.
+pub fn shapes(rows: &[&Sourced<Measurement>]) -> String {
+    let shape = |row: &&Sourced<Measurement>| {
+        let Measurement { dtype, heads, kv_heads, head_dim, .. } = &row.row;
+        format!("{dtype}, {heads} query and {kv_heads} KV heads of {head_dim}")
+    };
+    distinct(rows.iter().map(shape)).join("; ")
+}

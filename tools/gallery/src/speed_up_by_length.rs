@@ -1,0 +1,133 @@
+//! `speed-up-by-length`: attention and whole prefills against other people's, from the benchmarks `attention` and
+//! `prefill`.
+
+use std::path::Path;
+
+use anyhow::Result;
+use s2o_eval::report::table;
+use s2o_plot::{Axis, Level, Lines, Series};
+
+use crate::record::{Measurement, newest, of_device, shapes};
+use crate::rows::{Sourced, distinct};
+use crate::section::{Picture, Section, Sources};
+use crate::text::{inline, share, three_digits, tokens};
+
+/// What attention alone is compared with.
+const FLASH_ATTENTION: &str = "candle-flash-attn 0.11.1";
+/// What prefills are compared with: Candle's own model with that attention.
+const STOCK: &str = "stock, candle-flash-attn 0.11.1";
+
+/// The methods that are shown: how their rows begin, and their names. The longest that fits holds.
+const ATTENTION: [(&str, &str); 3] = [("dense, ", "dense"), ("default, ", "S2O"), ("paper, ", "S2O paper")];
+const PREFILL: [(&str, &str); 3] = [("dense, ", "dense"), ("s2o, ", "S2O"), ("s2o, paper's preset, ", "S2O paper")];
+
+/// One method on one sort of tensors or weights.
+struct Curve<'r> {
+    method: &'static str,
+    /// What it ran on, as the rows say it.
+    on: &'r str,
+    rows: Vec<&'r Sourced<Measurement>>,
+}
+
+/// The section for the record in `directory`.
+pub fn section(directory: &Path) -> Result<Section> {
+    let rows = of_device(directory)?;
+    let is_of = |bench: &'static str, baseline: &'static str, names: &'static [(&str, &str)]| {
+        move |row: &Measurement| row.bench == bench && row.baseline == baseline && named(names, &row.method).is_some()
+    };
+    let expected = format!("rows of the bench `attention gpu` against {FLASH_ATTENTION}");
+    let attention = newest(directory, &rows, &expected, is_of("attention gpu", FLASH_ATTENTION, &ATTENTION))?;
+    let mut sources = Sources::of(attention.iter().copied());
+    let curves = curves(&attention, &ATTENTION);
+    let description = format!("Speed-up of attention over {FLASH_ATTENTION} by prompt length");
+    let plot = lines(&curves, &format!("times as fast as {FLASH_ATTENTION}"));
+    let mut pictures = vec![Picture::new("speed-up-by-length".to_owned(), description, (900, 600), plot)?];
+    let mut text = format!(
+        "Attention alone, times as fast as {FLASH_ATTENTION} ({}). Density stands in brackets; \"S2O paper\" has the \
+         paper's settings.\n\n{}",
+        inline(&shapes(&attention)),
+        speed_ups(&curves, "tensors")
+    );
+
+    // Not every device has run whole prefills.
+    let picks = is_of("prefill", STOCK, &PREFILL);
+    if rows.iter().any(|row| picks(&row.row)) {
+        let prefill = newest(directory, &rows, "rows of the bench `prefill`", picks)?;
+        sources = sources.and(Sources::of(prefill.iter().copied()));
+        let curves = self::curves(&prefill, &PREFILL);
+        let description = "Time to first token of Candle's model over that of ours, by prompt length".to_owned();
+        let plot = lines(&curves, "first token, times as fast as stock");
+        pictures.push(Picture::new("time-to-first-token-by-length".to_owned(), description, (900, 600), plot)?);
+        text.push_str(&format!(
+            "\nTime to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; {}):\n\n{}",
+            inline(&shapes(&prefill)),
+            speed_ups(&curves, "model")
+        ));
+    }
+    Ok(Section { directory: directory.to_owned(), pictures, text, sources })
+}
+
+/// The name of a method, and what it ran on.
+fn named<'r>(names: &[(&str, &'static str)], method: &'r str) -> Option<(&'static str, &'r str)> {
+    let fitting = names.iter().filter_map(|(prefix, name)| Some((*name, method.strip_prefix(prefix)?)));
+    fitting.min_by_key(|(_, on)| on.len())
+}
+
+fn curves<'r>(rows: &[&'r Sourced<Measurement>], names: &[(&str, &'static str)]) -> Vec<Curve<'r>> {
+    let name = |row: &&'r Sourced<Measurement>| named(names, &row.row.method);
+    let ons = distinct(rows.iter().filter_map(name).map(|(_, on)| on));
+    let of = |method: &'static str, on: &'r str| {
+        let rows: Vec<_> = rows.iter().copied().filter(|row| name(row) == Some((method, on))).collect();
+        (!rows.is_empty()).then_some(Curve { method, on, rows })
+    };
+    ons.into_iter().flat_map(|on| names.iter().filter_map(move |(_, method)| of(method, on))).collect()
+}
+
+impl Curve<'_> {
+    /// Short enough for a legend: `needle-7m` of `needle-7m layers`, `calibrated` of `llama-3.1-8b 32 layers calibrated
+    /// weights`.
+    fn label(&self) -> String {
+        let words: Vec<&str> = self.on.split_whitespace().collect();
+        let on = match words.as_slice() {
+            [.., on, "layers" | "weights"] => on,
+            _ => self.on,
+        };
+        format!("{}, {on}", self.method)
+    }
+}
+
+fn lines(curves: &[Curve], y: &str) -> Lines {
+    let point = |row: &&Sourced<Measurement>| (row.row.q_len as f64, row.row.ratio.unwrap_or(f64::NAN));
+    // A single length is a point that often lies under others; the table has it.
+    let has_line = |curve: &&Curve| curve.rows.len() > 1 || curves.iter().all(|other| other.rows.len() == 1);
+    let series = curves.iter().filter(has_line).map(|curve| Series {
+        label: curve.label(),
+        points: curve.rows.iter().map(point).collect(),
+        marks: true,
+    });
+    Lines {
+        x: Axis::log2("prompt length in tokens"),
+        y: Axis::log2(y),
+        series: series.collect(),
+        levels: vec![Level { label: "as fast".to_owned(), y: 1.0 }],
+        ..Lines::default()
+    }
+}
+
+fn speed_ups(curves: &[Curve], on: &str) -> String {
+    let mut lengths = distinct(curves.iter().flat_map(|curve| &curve.rows).map(|row| row.row.q_len));
+    lengths.sort_unstable();
+    let cell = |curve: &Curve, length: usize| {
+        let row = curve.rows.iter().find(|row| row.row.q_len == length);
+        row.and_then(|row| Some((row.row.ratio?, row.row.density))).map_or("-".to_owned(), |(ratio, density)| {
+            let density = density.filter(|density| *density < 0.9995);
+            density.map_or(three_digits(ratio), |density| format!("{} ({})", three_digits(ratio), share(density, 3)))
+        })
+    };
+    let header = ["method", on].map(str::to_owned).into_iter().chain(lengths.iter().map(|&length| tokens(length)));
+    let line = |curve: &Curve| {
+        let place = [curve.method.to_owned(), curve.on.to_owned()];
+        place.into_iter().chain(lengths.iter().map(|&length| cell(curve, length))).collect()
+    };
+    table(&header.collect::<Vec<_>>(), curves.iter().map(line))
+}
