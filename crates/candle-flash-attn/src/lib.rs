@@ -1,5 +1,5 @@
-//! [`s2o_flash_attn`] under the name that Candle's models and users depend on. One line in the workspace's `Cargo.toml`
-//! puts it in the place of the original:
+//! Re-exports [`s2o_flash_attn`] under the name that Candle's models and users depend on. These lines in the
+//! workspace's `Cargo.toml` replace the original crate:
 //!
 //! ```toml
 //! [patch.crates-io]

@@ -1,4 +1,4 @@
-//! [`BlockSelection`]: which keys a block-sparse method selects, in the form that the executors take.
+//! [`BlockSelection`]: the keys that a block-sparse method selects, in the form that the executors read.
 
 use std::ops::Range;
 
@@ -7,116 +7,116 @@ use thiserror::Error;
 use crate::segment::{causal_tiles, position_tiles};
 use crate::shape::AttnShape;
 
-/// Queries in a query block.
+/// Number of queries in a query block.
 pub const BLOCK_Q: usize = 128;
 
-/// Why a selection was refused.
+/// The reason a selection was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BlockError {
-    /// Key blocks divide a query block.
-    #[error("block_k: expected a divisor of {BLOCK_Q} from 16 on, got {got}")]
+    /// The key block size does not divide [`BLOCK_Q`], or is below 16.
+    #[error("block_k: expected a divisor of {BLOCK_Q} that is at least 16, got {got}")]
     BlockK {
         /// The refused size.
         got: usize,
     },
-    /// One list for each batch, head and query block.
+    /// The number of lists is not the number of query blocks of all heads and sequences.
     #[error("block lists: expected {expected}, got {got}")]
     ListCount {
-        /// Query blocks of all heads and sequences.
+        /// Number of query blocks of all heads and sequences.
         expected: usize,
-        /// Lists given.
+        /// Number of lists given.
         got: usize,
     },
-    /// A mask has an entry for each key block of each query block.
+    /// A block mask does not have one entry for each key block of each query block.
     #[error("block mask: expected (batch, num_heads, query blocks, key blocks) {expected:?}, got {got:?}")]
     Mask {
-        /// Of the call.
+        /// Dimensions that the call needs.
         expected: [usize; 4],
         /// Dimensions of the mask.
         got: Vec<usize>,
     },
-    /// A choice of single keys has an entry for each key.
+    /// A choice of single keys does not have one entry for each key.
     #[error("columns: expected (batch, num_heads, k_len) {expected:?}, got {got:?}")]
     ColumnMask {
-        /// Of the call.
+        /// Dimensions that the call needs.
         expected: [usize; 3],
         /// Dimensions of the choice.
         got: Vec<usize>,
     },
-    /// A key block does not exist, or lies beyond the diagonal.
+    /// A key block does not exist or lies beyond the diagonal.
     #[error("key block of list {list}: expected blocks below {below}, got {got}")]
     KeyBlock {
-        /// Which list.
+        /// Index of the list.
         list: usize,
-        /// The first block that may not be named.
+        /// The first key block that the list may not contain.
         below: usize,
         /// The refused block.
         got: usize,
     },
-    /// A list names a key block twice.
+    /// A list contains a key block twice.
     #[error("key blocks of list {list}: expected each once, got {got} twice")]
     Repeated {
-        /// Which list.
+        /// Index of the list.
         list: usize,
         /// The repeated block.
         got: usize,
     },
-    /// Columns are given for each batch and head.
+    /// The number of column lists is not the number of heads of all sequences.
     #[error("columns: expected a list for each of {expected} heads, got {got}")]
     ColumnCount {
-        /// Heads of all sequences.
+        /// Number of heads of all sequences.
         expected: usize,
-        /// Lists given.
+        /// Number of lists given.
         got: usize,
     },
-    /// Columns ascend and are keys.
+    /// The columns of a head do not ascend, or a column is not a key.
     #[error("columns of head {head}: expected ascending keys below {below}, got {got}")]
     Column {
-        /// `b * num_heads + h`.
+        /// Index of the head: `b * num_heads + h`.
         head: usize,
         /// Number of keys.
         below: usize,
-        /// The column that does not ascend, or is no key.
+        /// The column that does not ascend or is not a key.
         got: usize,
     },
-    /// Columns are those before a query.
+    /// Columns were given for attention that is not causal.
     #[error("columns: expected causal attention, got attention to all keys")]
     ColumnsNotCausal,
 }
 
-/// The key blocks that each query block attends to. A query block has [`BLOCK_Q`] queries, a key block as many keys
-/// unless [`BlockLists::with_block_k`] changes it. Key blocks are cut from the first key; query blocks at multiples of
-/// [`BLOCK_Q`] of the ABSOLUTE position if causal, from the first query if not.
+/// The key blocks that each query block attends to. A query block has [`BLOCK_Q`] queries. A key block has [`BLOCK_Q`]
+/// keys unless [`BlockLists::with_block_k`] changes it. Key blocks are cut from the first key. Query blocks are cut at
+/// multiples of [`BLOCK_Q`] of the ABSOLUTE position if attention is causal, otherwise from the first query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockLists {
     block_k: usize,
     key_blocks: Vec<i32>,
-    /// Where a list begins, and the end of the last.
+    /// Start of each list in `key_blocks`, then the end of the last list.
     offsets: Vec<i64>,
 }
 
 impl BlockLists {
-    /// One list for each (batch, head, query block), the query block innermost: numbers of key blocks, in any order,
-    /// each once. Queries see nothing of a key block beyond their own position if the attention is causal, and a query
-    /// block with an empty list gets zeros. The fit with a call is checked when it is used.
+    /// Takes one list of key block numbers for each (batch, head, query block), the query block innermost. A list has
+    /// any order and contains each number at most once. A query block with an empty list gets zeros. In causal
+    /// attention, no query sees keys beyond its own position. The lists are checked against a call when they are used.
     pub fn new<L: IntoIterator<Item = usize>>(lists: impl IntoIterator<Item = L>) -> Self {
         let mut blocks = Self { block_k: BLOCK_Q, key_blocks: Vec::new(), offsets: vec![0] };
         for list in lists {
             let start = blocks.key_blocks.len();
-            // A number beyond i32 stays beyond every block count.
+            // A number too large for i32 becomes one that is above every block count.
             blocks.key_blocks.extend(list.into_iter().map(|block| i32::try_from(block).unwrap_or(i32::MAX)));
-            // Descending: the mask is in the first step of the kernel's loop.
+            // Descending, so that the kernel's loop needs the mask in its first step.
             blocks.key_blocks[start..].sort_unstable_by(|a, b| b.cmp(a));
             blocks.offsets.push(blocks.key_blocks.len() as i64);
         }
         blocks
     }
 
-    /// The same numbers, of key blocks of `block_k` keys.
+    /// The same numbers, now counting key blocks of `block_k` keys.
     ///
     /// # Errors
-    /// [`BlockError::BlockK`] unless it divides [`BLOCK_Q`] and is 16 at least.
+    /// [`BlockError::BlockK`] unless `block_k` divides [`BLOCK_Q`] and is at least 16.
     pub fn with_block_k(self, block_k: usize) -> Result<Self, BlockError> {
         if block_k < 16 || !BLOCK_Q.is_multiple_of(block_k) {
             return Err(BlockError::BlockK { got: block_k });
@@ -124,7 +124,7 @@ impl BlockLists {
         Ok(Self { block_k, ..self })
     }
 
-    /// Keys in a key block.
+    /// Number of keys in a key block.
     pub fn block_k(&self) -> usize {
         self.block_k
     }
@@ -134,7 +134,7 @@ impl BlockLists {
         self.offsets.len() - 1
     }
 
-    /// Whether there is no list.
+    /// Whether there are no lists.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -144,17 +144,17 @@ impl BlockLists {
         &self.key_blocks[self.offsets[i] as usize..self.offsets[i + 1] as usize]
     }
 
-    /// All lists behind each other, each descending, as the kernels read them.
+    /// All lists concatenated, each descending, in the layout that the kernels read.
     pub fn key_blocks(&self) -> &[i32] {
         &self.key_blocks
     }
 
-    /// Where each list begins in [`BlockLists::key_blocks`], and the end of the last.
+    /// Start of each list in [`BlockLists::key_blocks`], then the end of the last list.
     pub fn offsets(&self) -> &[i64] {
         &self.offsets
     }
 
-    /// Checks the number of lists, and each list against the diagonal or the number of key blocks.
+    /// Checks the number of lists, and each list against the diagonal (if causal) and the number of key blocks.
     ///
     /// # Errors
     /// A [`BlockError`] that names the list at fault.
@@ -166,7 +166,7 @@ impl BlockLists {
         }
         let key_blocks = shape.k_len().div_ceil(self.block_k);
         for list in 0..self.len() {
-            // A ragged last query block may name what the whole block could see, as far as there are keys.
+            // A ragged last query block may list every existing key block that a full query block could see.
             let query_block = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q;
             let diagonal = (query_block + 1) * (BLOCK_Q / self.block_k);
             let below = if causal { diagonal.min(key_blocks) } else { key_blocks };
@@ -182,22 +182,22 @@ impl BlockLists {
     }
 }
 
-/// The query blocks of a call, as ranges of its rows.
+/// The query blocks of a call, as ranges of its query rows.
 pub fn query_blocks(shape: &AttnShape, causal: bool) -> impl ExactSizeIterator<Item = Range<usize>> {
     let offset = if causal { shape.q_offset() } else { 0 };
     position_tiles(0..shape.q_len(), offset, BLOCK_Q)
 }
 
-/// What a block-sparse method computes: blocks, and what some methods have beside them.
+/// The keys that a block-sparse method selects: key blocks, and optionally single keys and a value threshold.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockSelection {
     /// Key blocks of every query block.
     pub blocks: BlockLists,
-    /// Single keys for each batch and head (`b * num_heads + h`), ascending: a query block sees those that lie before
-    /// its own first query, and in none of its key blocks.
+    /// Single keys for each batch and head (`b * num_heads + h`), ascending. A query block sees those that lie before
+    /// its own first query and outside its key blocks.
     pub columns: Option<Vec<Vec<u32>>>,
-    /// Leaves out the values of a key block for 32 consecutive queries if the greatest score of each, relative to its
-    /// running maximum, is below this (in nats, so negative). The block still counts in the softmax's denominator.
+    /// Skips the values of a key block for 32 consecutive queries if each query's largest score, relative to its
+    /// running maximum, is below this (in nats, so negative). The block still counts in the softmax denominator.
     pub value_threshold: Option<f32>,
 }
 
@@ -211,7 +211,7 @@ impl BlockSelection {
     /// Checks the selection against a call.
     ///
     /// # Errors
-    /// A [`BlockError`] that names what is at fault.
+    /// A [`BlockError`] that names the list or column at fault.
     pub fn check(&self, shape: &AttnShape, causal: bool) -> Result<(), BlockError> {
         self.blocks.check(shape, causal)?;
         let Some(columns) = &self.columns else { return Ok(()) };
@@ -233,7 +233,7 @@ impl BlockSelection {
         Ok(())
     }
 
-    /// The columns that the query block of list `list` sees, whose first query is at position `first`.
+    /// The columns that query block `list` of `head` sees. `first` is the position of its first query.
     pub(crate) fn columns_of(&self, head: usize, list: usize, first: usize) -> Vec<usize> {
         let Some(columns) = &self.columns else { return Vec::new() };
         let columns = &columns[head];
@@ -244,7 +244,7 @@ impl BlockSelection {
         seen
     }
 
-    /// The work of a causal call of `shape`, which fits the selection, by head (`b * num_heads + h`).
+    /// The work of each head (`b * num_heads + h`) in a causal call of `shape`, which must fit the selection.
     pub fn work(&self, shape: &AttnShape) -> Vec<HeadWork> {
         let cut: Vec<_> = query_blocks(shape, true).collect();
         let offset = shape.q_offset();
@@ -263,18 +263,18 @@ impl BlockSelection {
     }
 }
 
-/// Tiles of a head that dense causal attention computes.
+/// Number of tiles that dense causal attention computes per head.
 fn causal_work(shape: &AttnShape) -> usize {
     query_blocks(shape, true).map(|rows| causal_tiles(0, shape.q_offset() + rows.end - 1, BLOCK_Q)).sum()
 }
 
-/// What one head computed, in tiles of [`BLOCK_Q`] queries and keys, as S2O counts them: smaller blocks count their
-/// share, gathered columns whole tiles.
+/// The work of one head in tiles of [`BLOCK_Q`] queries and keys, counted as for S2O. A smaller block counts as a
+/// fraction of a tile. Gathered columns count as whole tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct HeadWork {
-    /// Tiles computed.
+    /// Number of computed tiles.
     pub visited: f64,
-    /// Tiles that dense causal attention computes.
+    /// Number of tiles that dense causal attention computes.
     pub causal: usize,
 }
 
@@ -285,7 +285,7 @@ impl HeadWork {
         vec![Self { visited: causal as f64, causal }; shape.batch() * shape.num_heads()]
     }
 
-    /// Visited over causal tiles.
+    /// Ratio of visited tiles to causal tiles.
     pub fn density(&self) -> f64 {
         if self.causal == 0 { 1.0 } else { self.visited / self.causal as f64 }
     }
@@ -318,7 +318,7 @@ mod tests {
         for got in [0, 8, 96, 256] {
             assert_eq!(BlockLists::new([[0]]).with_block_k(got), Err(BlockError::BlockK { got }));
         }
-        // The chunk begins inside block 1; halves of blocks are numbered from the first key.
+        // The chunk begins inside block 1. Blocks of 64 keys are numbered from the first key.
         let chunk = BlockLists::new([vec![3], vec![4]]).with_block_k(64).unwrap();
         assert_eq!(chunk.check(&shape(100, 300), true), Ok(()));
         assert_eq!(
@@ -346,7 +346,7 @@ mod tests {
         let blocks = BlockLists::new([vec![0, 1], vec![0, 3], vec![4, 5]]).with_block_k(64).unwrap();
         let columns = Some(vec![(60..200).collect()]);
         let selection = BlockSelection { columns, ..blocks.into() };
-        // The second block misses the columns 64..128, one tile; the third 60..200, two.
+        // The second list lacks the columns 64..128, which is one tile. The third lacks 60..200, which is two tiles.
         assert_eq!(
             selection.work(&shape(384, 384)),
             [HeadWork { visited: 1.0 + (1.0 + 1.0) + (1.0 + 2.0), causal: 6 }]

@@ -1,13 +1,13 @@
 //! The stop decision: is the gain of a key tile below `tau` times the mass so far?
 //!
-//! One decision for a whole query tile, from the `(m, l)` of its rows before and after the key tile. The reference and
-//! the CPU path call this code. The CUDA kernels have a `Gain` (kernels/cuda/early_stop.cuh) and, for each engine, a
-//! `StopVote` (stop_vote.cuh) of their own, in f32.
+//! It is one decision for a whole query tile, based on the `(m, l)` of its rows before and after the key tile. The
+//! reference and the CPU path call this code. The CUDA kernels have a `Gain` (kernels/cuda/early_stop.cuh) and, for each
+//! engine, a `StopVote` (stop_vote.cuh) of their own, in f32.
 
 use crate::config::{GainFrame, S2oConfig, StopRule};
 use crate::online_softmax::RowUpdate;
 
-/// Gain of a key tile for one row, and the mass it is compared with, in one frame.
+/// Gain of a key tile for one row, and the mass it is compared with, both in the same frame.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gain {
     /// Softmax mass that the tile adds.
@@ -26,7 +26,7 @@ impl Gain {
     }
 }
 
-/// Gathers the gains of the rows of one query tile for one key tile, then decides.
+/// Collects the gains of one key tile for the rows of one query tile, then decides whether to stop.
 #[derive(Debug, Clone, Copy)]
 pub struct StopVote {
     rule: StopRule,
@@ -39,7 +39,7 @@ pub struct StopVote {
 }
 
 impl StopVote {
-    /// No rows yet.
+    /// A vote without rows.
     pub fn new(config: &S2oConfig) -> Self {
         Self {
             rule: config.stop_rule(),
@@ -55,14 +55,14 @@ impl StopVote {
     /// Adds one row.
     pub fn add(&mut self, Gain { gain, mass }: Gain) {
         self.rows += 1;
-        // Written so that NaN never counts as below: a poisoned row sees every key, as in dense attention.
+        // This form never counts NaN as below: a row with NaN sees every key, as in dense attention.
         self.all_below &= gain < self.tau * mass;
         self.ratio_sum += gain / mass;
         self.gain_sum += gain;
         self.mass_sum += mass;
     }
 
-    /// Whether the query tile stops. `tau` 0 never stops, whatever the rule and the frame.
+    /// Whether the query tile stops. With `tau` 0 it never stops, for every rule and frame.
     pub fn stops(&self) -> bool {
         self.tau > 0.0
             && self.rows > 0

@@ -1,4 +1,4 @@
-//! [`S2oError`]: why an attention call was refused.
+//! [`S2oError`]: the reasons an attention call is refused.
 
 use thiserror::Error;
 
@@ -7,7 +7,7 @@ use crate::config::ConfigError;
 use crate::permutation::PermutationError;
 use crate::shape::ShapeError;
 
-/// Why an attention call was refused. Every variant says what was expected and what was got.
+/// The reason an attention call was refused. Every variant states the expected and the received value.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum S2oError {
@@ -26,7 +26,7 @@ pub enum S2oError {
     /// The key orders of a single segment do not fit the workspace cap.
     #[error("workspace_cap: expected at least {expected} bytes for one segment of {prefix_len} keys, got {got}")]
     WorkspaceTooSmall {
-        /// Bytes that one segment of one KV head needs.
+        /// Bytes that the segment needs: for one query head on the CPU, for all heads and sequences on a GPU.
         expected: usize,
         /// The configured cap in bytes.
         got: usize,

@@ -1,5 +1,5 @@
-//! S2O, sparse attention with early stopping via online permutation (arXiv 2602.22575), in plain Rust: the algorithm,
-//! a readable f64 reference, and a fast CPU path. No Candle, no CUDA; unsafe code in one file.
+//! S2O, sparse attention with early stopping via online permutation (arXiv 2602.22575), in plain Rust: the algorithm, a
+//! readable f64 reference, and a fast CPU path. It needs no Candle and no CUDA. One file has unsafe code.
 //!
 //! # From the paper to the code
 //!
@@ -15,9 +15,9 @@
 //! | density and sparsity | [`AttnStats`], [`HeadStats`] |
 //! | the block-sparse methods it is compared with | [`BlockSelection`], [`cpu::block_sparse`] |
 //!
-//! What the paper leaves open is an option of [`S2oConfig`]; docs/algorithm.md has the reasons for each default.
+//! Each choice that the paper leaves open is an option of [`S2oConfig`]. docs/algorithm.md explains the defaults.
 //!
-//! # One call
+//! # Example
 //!
 //! ```
 //! use s2o_core::cpu::{self, Inputs, Strided};

@@ -8,20 +8,20 @@
 pub struct SoftmaxState {
     /// m, in natural-log units of the scaled score.
     pub row_max: f64,
-    /// l
+    /// The sum l.
     pub row_sum: f64,
     /// acc, `head_dim` elements.
     pub acc: Vec<f64>,
 }
 
-/// What one key tile does to the (m, l) of one query, before it is committed.
+/// The effect of one key tile on the (m, l) of one query, before the tile is added.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowUpdate {
     /// m', the maximum after the tile.
     pub new_max: f64,
-    /// `exp(m - m')`: what the state so far is worth in the new frame.
+    /// `exp(m - m')`, the factor that moves the state so far to the new frame.
     pub rescale: f64,
-    /// l, before the tile, in the frame of m.
+    /// l before the tile, in the frame of m.
     pub old_sum: f64,
     /// `sum exp(s - m')` over the tile.
     pub tile_sum: f64,
@@ -34,7 +34,7 @@ impl RowUpdate {
     }
 }
 
-/// `exp(a - b)` where an empty state (`a = -inf`) weighs nothing even against another empty one.
+/// `exp(a - b)`, but 0 for an empty state (`a = -inf`), even if `b` is an empty state too.
 fn exp_diff(a: f64, b: f64) -> f64 {
     if a == f64::NEG_INFINITY { 0.0 } else { (a - b).exp() }
 }
@@ -45,7 +45,7 @@ impl SoftmaxState {
         Self { row_max: f64::NEG_INFINITY, row_sum: 0.0, acc: vec![0.0; head_dim] }
     }
 
-    /// What a tile with these scaled scores would do, without doing it.
+    /// The update that a tile with these scaled scores would make. The state does not change.
     pub fn preview(&self, scores: &[f64]) -> RowUpdate {
         let new_max = scores.iter().copied().fold(self.row_max, f64::max);
         let tile_sum = scores.iter().map(|&s| exp_diff(s, new_max)).sum();

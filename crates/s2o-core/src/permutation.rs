@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Why a list of indices is not a permutation.
+/// The reason a list of indices is not a permutation.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PermutationError {
@@ -13,15 +13,15 @@ pub enum PermutationError {
         len: usize,
         /// The index at fault.
         got: u32,
-        /// Where it stands.
+        /// Position of the index in the list.
         place: usize,
     },
-    /// An index stands twice.
+    /// An index occurs twice.
     #[error("permutation: expected each index once, got {got} again at place {place}")]
     Repeated {
         /// The index at fault.
         got: u32,
-        /// Where it stands the second time.
+        /// Position of its second occurrence.
         place: usize,
     },
     /// The permutation does not fit what it orders.
@@ -39,7 +39,7 @@ pub enum PermutationError {
 pub struct Permutation(Vec<u32>);
 
 impl Permutation {
-    /// Checks that each of `0..indices.len()` stands exactly once.
+    /// Checks that each of `0..indices.len()` occurs exactly once.
     ///
     /// # Errors
     /// [`PermutationError`] with the first index at fault.
@@ -68,7 +68,7 @@ impl Permutation {
         Self(indices)
     }
 
-    /// For callers that sorted indices which were distinct and in range to begin with.
+    /// A permutation of sorted indices. The caller guarantees that they are distinct and in range.
     pub(crate) fn from_sorted(indices: Vec<u32>) -> Self {
         debug_assert!(Self::new(indices.clone()).is_ok());
         Self(indices)
@@ -84,17 +84,17 @@ impl Permutation {
         self.0.len()
     }
 
-    /// Whether there is nothing to order.
+    /// Whether the permutation has no items.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// The tie rule: larger scores first, equal scores by lower index, and scores that are not finite (NaN or either
-/// infinity, alike) before all others. A key that is not finite thus is always visited, and poisons the output as it
-/// does in dense attention.
+/// The order of scores in a ranking: larger scores first, equal scores by lower index, and non-finite scores (NaN and
+/// both infinities, treated as equal) before all others. A non-finite key is therefore always visited, and makes the
+/// output NaN as in dense attention.
 ///
-/// Use with a stable sort, which keeps the lower index first.
+/// Use it with a stable sort, which keeps the lower index first.
 pub fn order_desc(a: f64, b: f64) -> std::cmp::Ordering {
     match (a.is_finite(), b.is_finite()) {
         (true, true) => b.partial_cmp(&a).expect("neither is NaN"),
@@ -102,23 +102,22 @@ pub fn order_desc(a: f64, b: f64) -> std::cmp::Ordering {
     }
 }
 
-/// Sort key of the fast paths: the ascending order of the upper half, then of the lower, equals [`order_desc`] on
-/// `score`, then `index` ascending.
+/// Sort key of the fast paths. Ascending order of the keys equals [`order_desc`] on `score`, then ascending `index`.
 pub(crate) fn sort_key(score: f32, index: u32) -> u64 {
-    // -0.0 + 0.0 is +0.0: the two zeros tie, as they compare equal.
+    // -0.0 + 0.0 is +0.0, so the two zeros tie.
     let bits = if score.is_finite() { (score + 0.0).to_bits() } else { f32::INFINITY.to_bits() };
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 };
     (u64::from(!ascending) << 32) | u64::from(index)
 }
 
-/// The score that [`sort_key`] packed; infinity for one that is not finite.
+/// The score that [`sort_key`] packed, or infinity if the score was not finite.
 pub(crate) fn score_of_key(key: u64) -> f32 {
     let ascending = !((key >> 32) as u32);
     f32::from_bits(if ascending >> 31 == 1 { ascending & 0x7fff_ffff } else { !ascending })
 }
 
-/// Sorts keys of [`sort_key`] that come with ascending indices: stable by score, which keeps the lower index first.
-/// Least significant digit first, 11 bits at a time; several times faster than a comparison sort at these lengths.
+/// Sorts keys of [`sort_key`] whose indices ascend. The sort is stable by score, which keeps the lower index first. It
+/// is a radix sort with 11-bit digits, several times faster than a comparison sort at these lengths.
 pub(crate) fn sort_by_score(keys: &mut Vec<u64>) {
     const DIGIT: u32 = 11;
     let mut sorted = vec![0; keys.len()];

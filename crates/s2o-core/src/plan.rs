@@ -1,4 +1,4 @@
-//! [`Plan`]: one call's segments, or the decision that it is dense. All backends start from it.
+//! [`Plan`]: the segments of one call, or the decision to use the dense path. All backends start from a plan.
 
 use std::ops::Range;
 
@@ -12,15 +12,15 @@ use crate::stats::{AttnStats, HeadStats, TileStats, Visit};
 /// The segments of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Tokens in a segment.
+    /// Number of tokens in a segment.
     pub segment_len: usize,
-    /// The segments that hold queries of the call, in order. Empty if the call takes the dense path.
+    /// The segments that hold queries of the call, in order. Empty if the call uses the dense path.
     pub segments: Vec<Segment>,
 }
 
 impl Plan {
-    /// Cuts a call of a prompt of `prompt_len` tokens into segments. The prompt's length chooses the segment length and
-    /// says where the dense tail begins, so that all chunks of a prompt are cut as the whole would be.
+    /// Cuts a call into segments. `prompt_len`, the length of the whole prompt in tokens, determines the segment length
+    /// and the start of the dense tail, so that all chunks of a prompt are cut in the same way as the whole prompt.
     ///
     /// # Errors
     /// [`S2oError::PromptShorterThanKeys`] if the call's keys reach beyond the prompt.
@@ -28,10 +28,10 @@ impl Plan {
         Self::with_break_even(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)
     }
 
-    /// [`Plan::new`] for a backend on which S2O pays from prompts of `break_even` tokens on.
+    /// [`Plan::new`] for a backend on which S2O is faster than dense attention from prompts of `break_even` tokens.
     ///
     /// # Errors
-    /// As [`Plan::new`].
+    /// The same as [`Plan::new`].
     pub fn with_break_even(
         config: &S2oConfig,
         shape: &AttnShape,
@@ -54,7 +54,7 @@ impl Plan {
     /// Checks that orders given by a caller fit the call's heads and segments.
     ///
     /// # Errors
-    /// [`PermutationError::Length`]
+    /// [`PermutationError::Length`] if a number of heads, segments, keys or queries differs.
     pub fn check_ranking(&self, shape: &AttnShape, ranking: &Ranking) -> Result<(), PermutationError> {
         let same = |expected: usize, got: usize| {
             if expected == got { Ok(()) } else { Err(PermutationError::Length { expected, got }) }
@@ -67,7 +67,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Rows of the call before the dense tail; 0 if the call takes the dense path.
+    /// Number of rows of the call before the dense tail, or 0 if the call uses the dense path.
     pub fn ranked_rows(&self) -> usize {
         self.segments
             .iter()
@@ -77,9 +77,9 @@ impl Plan {
             .unwrap_or(0)
     }
 
-    /// The statistics of a backend that only counts: `visited(head, segment, tile)` says how many prefix tiles the
-    /// `tile`-th query tile outside the dense tail computed, in the `segment`-th segment of the plan for head
-    /// `b * num_heads + h`. There is no estimate of the mass that it skipped.
+    /// The statistics of a backend that only counts tiles. `visited(head, segment, tile)` returns the number of prefix
+    /// tiles computed by the `tile`-th query tile outside the dense tail, in the plan's `segment`-th segment for head
+    /// `b * num_heads + h`. A query tile that skipped keys has no estimate of the skipped mass.
     pub fn stats_of_visits(
         &self,
         shape: &AttnShape,
@@ -108,7 +108,7 @@ impl Plan {
         AttnStats { num_heads: shape.num_heads(), heads }
     }
 
-    /// Whether the call takes the dense path.
+    /// Whether the call uses the dense path.
     pub fn is_dense(&self) -> bool {
         self.segments.is_empty()
     }
@@ -121,8 +121,8 @@ pub struct SegmentOrder {
     pub q_perm: Permutation,
     /// Order of the keys `0..segment.start`.
     pub kv_perm: Permutation,
-    /// For each prefix tile in `kv_perm` order, `sum exp(k_score - max k_score)` over its keys: feeds the estimate
-    /// of the skipped mass. Empty if the orders come from a backend that does not keep the scores.
+    /// For each prefix tile in `kv_perm` order, `sum exp(k_score - max k_score)` over its keys, used to estimate the
+    /// skipped mass. Empty if the orders come from a backend that does not keep the scores.
     pub tile_weights: Vec<f32>,
 }
 
@@ -130,7 +130,7 @@ impl SegmentOrder {
     /// Checks the lengths against a segment.
     ///
     /// # Errors
-    /// [`PermutationError::Length`]
+    /// [`PermutationError::Length`] if a length differs.
     pub fn check(&self, segment: &Segment) -> Result<(), PermutationError> {
         for (expected, got) in [(segment.start, self.kv_perm.len()), (segment.rows.len(), self.q_perm.len())] {
             if expected != got {
@@ -140,7 +140,7 @@ impl SegmentOrder {
         Ok(())
     }
 
-    /// Weight of the prefix tiles after the first `kept`, over that of those; 0 if either is nothing.
+    /// Weight of the prefix tiles after the first `kept` tiles, relative to the first `kept`; 0 if either set is empty.
     pub(crate) fn unvisited_over_visited(&self, kept: usize) -> f64 {
         let sum = |tiles: &[f32]| tiles.iter().map(|&w| f64::from(w)).sum::<f64>();
         let (seen, left) = self.tile_weights.split_at(kept.min(self.tile_weights.len()));
@@ -148,10 +148,10 @@ impl SegmentOrder {
     }
 }
 
-/// The orders of a whole call: `heads[b * num_heads + h][s]` belongs to the `s`-th segment of the [`Plan`].
+/// The orders of a whole call: `ranking[b * num_heads + h][s]` belongs to the `s`-th segment of the [`Plan`].
 pub type Ranking = Vec<Vec<SegmentOrder>>;
 
-/// Statistics of a head whose `q_len` queries, beginning at position `q_offset`, all attend densely.
+/// Statistics of a head whose `q_len` queries start at position `q_offset` and all attend densely.
 pub(crate) fn dense_stats(q_offset: usize, q_len: usize, tile_q: usize, tile_k: usize) -> HeadStats {
     // One segment with all keys in its window.
     let whole = Segment { index: 0, start: 0, rows: 0..q_len, tail_rows: q_len..q_len };

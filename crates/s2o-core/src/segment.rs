@@ -1,15 +1,15 @@
-//! Segments on absolute positions, the query tiles they are cut into, and the tiles that dense attention would compute.
+//! Segments on absolute positions, their query tiles, and the number of tiles that dense attention computes.
 
 use std::ops::Range;
 
 use crate::config::S2oConfig;
 
-/// One segment as seen by one call: the part of `[n S, (n+1) S)` that holds queries of the call.
+/// The part of one segment `[n S, (n+1) S)` that holds queries of one call.
 ///
 /// Window: keys from [`Segment::start`] to the query, dense and causal. Prefix: keys `0..start`, ranked, no mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Its number `n`, counted on absolute positions.
+    /// Segment number `n` on absolute positions.
     pub index: usize,
     /// First position `n * S`, which is also the length of the prefix.
     pub start: usize,
@@ -25,13 +25,13 @@ impl Segment {
         self.rows.start..self.tail_rows.end
     }
 
-    /// Key tiles of the prefix.
+    /// Number of key tiles in the prefix.
     pub fn prefix_tiles(&self, tile_k: usize) -> usize {
         self.start / tile_k
     }
 
-    /// The query tiles of [`Segment::rows`]: cut on absolute positions, or from the first row where the rows of a tile
-    /// are those that `q_perm` puts together.
+    /// The query tiles of [`Segment::rows`], cut on absolute positions. With `q_perm` they are cut from the first row,
+    /// because a tile then holds permuted rows.
     pub fn ranked_tiles(&self, q_offset: usize, config: &S2oConfig) -> Vec<Range<usize>> {
         if config.q_perm() {
             query_tiles(self.rows.clone(), config.tile_q()).collect()
@@ -41,8 +41,8 @@ impl Segment {
     }
 }
 
-/// Cuts `q_len` queries that begin at position `q_offset` into segments of `segment_len`; those from position
-/// `tail_start` on are the dense tail. Only segments that hold queries are returned, in order.
+/// Cuts `q_len` queries that begin at position `q_offset` into segments of `segment_len`. Queries from position
+/// `tail_start` belong to the dense tail. Returns only segments that hold queries, in order.
 pub fn segments(q_offset: usize, q_len: usize, segment_len: usize, tail_start: usize) -> Vec<Segment> {
     let end = q_offset + q_len;
     (q_offset / segment_len..end.div_ceil(segment_len))
@@ -56,15 +56,15 @@ pub fn segments(q_offset: usize, q_len: usize, segment_len: usize, tail_start: u
         .collect()
 }
 
-/// Cuts rows into query tiles of `tile_q` from the first row, the last one ragged: the tiles of the dense tail, and of
-/// queries in an order of their own.
+/// Cuts rows into query tiles of `tile_q` from the first row; the last tile may be ragged. The dense tail and permuted
+/// queries use these tiles.
 pub fn query_tiles(rows: Range<usize>, tile_q: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     let end = rows.end;
     rows.step_by(tile_q).map(move |first| first..(first + tile_q).min(end))
 }
 
-/// Cuts rows, where row `i` is at position `q_offset + i`, at the multiples of `tile_q` of the ABSOLUTE position: the
-/// first tile is ragged too if a chunk begins inside one. So a prompt in chunks is cut as the whole prompt is.
+/// Cuts rows, where row `i` is at position `q_offset + i`, at multiples of `tile_q` of the ABSOLUTE position, so that
+/// chunks are cut in the same way as the whole prompt. The first tile is also ragged if a chunk begins inside a tile.
 pub fn position_tiles(
     rows: Range<usize>,
     q_offset: usize,
@@ -75,8 +75,8 @@ pub fn position_tiles(
     tiles.map(move |tile| (tile * tile_q).max(first) - q_offset..((tile + 1) * tile_q).min(end) - q_offset)
 }
 
-/// Key tiles that a query tile whose last query is at position `last` needs from the keys `start..=last`.
-/// With `start` 0 this is what dense causal attention computes.
+/// Number of key tiles that cover the keys `start..=last`, for a query tile whose last query is at position `last`.
+/// With `start` 0, this is the number that dense causal attention computes.
 pub fn causal_tiles(start: usize, last: usize, tile_k: usize) -> usize {
     (last - start) / tile_k + 1
 }

@@ -2,30 +2,30 @@
 
 use thiserror::Error;
 
-/// Why the sizes of an attention call were refused.
+/// The reason the sizes of an attention call were refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ShapeError {
-    /// Every size must be at least one.
+    /// Every size must be at least 1.
     #[error("{name}: expected at least 1, got 0")]
     Empty {
-        /// Which size is zero.
+        /// Name of the size that is zero.
         name: &'static str,
     },
     /// `num_heads` must be a multiple of `num_kv_heads`.
     #[error("num_heads: expected a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")]
     Heads {
-        /// Query heads.
+        /// Number of query heads.
         num_heads: usize,
-        /// KV heads.
+        /// Number of KV heads.
         num_kv_heads: usize,
     },
-    /// Queries are the last `q_len` positions of the keys, so there cannot be more of them.
+    /// Queries are the last `q_len` positions of the keys, so `q_len` cannot exceed `k_len`.
     #[error("q_len: expected at most k_len = {k_len}, got {q_len}")]
     MoreQueriesThanKeys {
-        /// Queries.
+        /// Number of queries.
         q_len: usize,
-        /// Keys.
+        /// Number of keys.
         k_len: usize,
     },
     /// `head_dim` must be a multiple of 8, at most 256.
@@ -34,7 +34,7 @@ pub enum ShapeError {
         /// The refused value.
         got: usize,
     },
-    /// Key indices are 32 bit.
+    /// Key indices are 32-bit, which limits the number of keys.
     #[error("k_len: expected at most {max}, got {got}")]
     TooManyKeys {
         /// Largest supported number of keys.
@@ -45,21 +45,21 @@ pub enum ShapeError {
     /// A tensor's sizes do not fit those of another.
     #[error("{name}: expected sizes {expected:?}, got {got:?}")]
     Mismatch {
-        /// Which tensor.
+        /// Name of the tensor.
         name: &'static str,
-        /// The sizes that the other tensors ask for.
+        /// The sizes that fit the other tensors.
         expected: [usize; 4],
-        /// The sizes it has.
+        /// The sizes of this tensor.
         got: [usize; 4],
     },
-    /// A buffer does not hold what the shape and its strides reach.
+    /// A buffer is shorter than its shape and strides require.
     #[error("{name}: expected at least {expected} elements, got {got}")]
     Buffer {
-        /// Which tensor.
+        /// Name of the tensor.
         name: &'static str,
-        /// Elements that the shape and strides reach.
+        /// Number of elements that the shape and strides require.
         expected: usize,
-        /// Elements present.
+        /// Number of elements in the buffer.
         got: usize,
     },
 }
@@ -79,7 +79,7 @@ pub struct AttnShape {
 impl AttnShape {
     /// Largest supported `head_dim`.
     pub const MAX_HEAD_DIM: usize = 256;
-    /// Largest supported `k_len`: key indices are 32 bit.
+    /// Largest supported `k_len`, because key indices are 32-bit.
     pub const MAX_K_LEN: usize = i32::MAX as usize;
 
     /// Checks the sizes of `q` (`[batch, q_len, num_heads, head_dim]`) against those of `k`
@@ -132,27 +132,27 @@ impl AttnShape {
         Self::new(q, [k[1], k[2]])
     }
 
-    /// Sequences in the batch.
+    /// Number of sequences in the batch.
     pub fn batch(&self) -> usize {
         self.batch
     }
 
-    /// Query heads.
+    /// Number of query heads.
     pub fn num_heads(&self) -> usize {
         self.num_heads
     }
 
-    /// KV heads.
+    /// Number of KV heads.
     pub fn num_kv_heads(&self) -> usize {
         self.num_kv_heads
     }
 
-    /// Queries of this call, per sequence.
+    /// Number of queries of this call, per sequence.
     pub fn q_len(&self) -> usize {
         self.q_len
     }
 
-    /// Keys, those before this call included, per sequence.
+    /// Number of keys per sequence, including those before this call.
     pub fn k_len(&self) -> usize {
         self.k_len
     }
@@ -167,7 +167,7 @@ impl AttnShape {
         self.k_len - self.q_len
     }
 
-    /// Query heads that share a KV head.
+    /// Number of query heads that share a KV head.
     pub fn group_size(&self) -> usize {
         self.num_heads / self.num_kv_heads
     }

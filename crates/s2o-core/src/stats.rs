@@ -1,4 +1,4 @@
-//! What an attention call computed and what it skipped, per head.
+//! Statistics of the computed and the skipped tiles of an attention call, per head.
 
 use std::ops::Range;
 
@@ -7,45 +7,45 @@ use crate::segment::{Segment, causal_tiles};
 /// The prefix tiles that one query tile computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Visit {
-    /// Their number, the tile that triggered the stop included.
+    /// Number of computed prefix tiles, including the tile that triggered the stop.
     pub visited: usize,
-    /// Estimate of what was skipped, see [`TileStats::skipped_mass`].
+    /// Estimate of the skipped mass, see [`TileStats::skipped_mass`].
     pub skipped_mass: Option<SkippedMass>,
 }
 
 impl Visit {
-    /// All of `prefix_tiles`: nothing was skipped.
+    /// A visit of all `prefix_tiles`, without skipping.
     pub(crate) fn all(prefix_tiles: usize) -> Self {
         Self { visited: prefix_tiles, skipped_mass: Some(SkippedMass::default()) }
     }
 }
 
-/// One query tile of one head.
+/// Statistics of one query tile of one head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TileStats {
     /// Segment number, on absolute positions.
     pub segment: usize,
     /// Whether the tile belongs to the dense tail.
     pub dense_tail: bool,
-    /// Queries in the tile.
+    /// Number of queries in the tile.
     pub rows: usize,
-    /// Key tiles of the causal window of its rows, in natural order.
+    /// Number of key tiles in the causal window of the rows, in natural order.
     pub window_tiles: usize,
-    /// Key tiles in its prefix.
+    /// Number of key tiles in the prefix.
     pub prefix_tiles: usize,
-    /// Prefix tiles that were computed, the one that triggered the stop included.
+    /// Number of computed prefix tiles, including the tile that triggered the stop.
     pub visited: usize,
-    /// Estimated share of the softmax mass that was skipped, zeros where nothing was; `None` if the backend makes no
-    /// estimate (the CUDA kernels).
+    /// Estimated share of the softmax mass that was skipped, zero if no tile was skipped. `None` if the backend makes
+    /// no estimate (the CUDA kernels).
     pub skipped_mass: Option<SkippedMass>,
 }
 
-// The size that the documentation of `cpu` and of candle-s2o's ops states.
+// The documentation of `cpu` and of candle-s2o's ops states this size.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<TileStats>() == 72);
 
 impl TileStats {
-    /// The query tile of the rows `rows` of `segment`, in a call whose first query is at position `q_offset`.
+    /// Statistics of the query tile `rows` of `segment`, in a call whose first query is at position `q_offset`.
     pub(crate) fn new(segment: &Segment, rows: Range<usize>, q_offset: usize, tile_k: usize, visit: Visit) -> Self {
         Self {
             segment: segment.index,
@@ -59,21 +59,21 @@ impl TileStats {
     }
 }
 
-/// Two ESTIMATES of the share of softmax mass (0 to 1) that early stopping skipped. Neither is a bound, and both are
-/// made without looking at the skipped keys; comparing with dense attention measures the truth.
+/// Two ESTIMATES of the share of softmax mass (0 to 1) that early stopping skipped. Neither is a bound, and neither
+/// reads the skipped keys. Only a comparison with dense attention measures the true share.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SkippedMass {
-    /// From the last measured gain: had every tile left added as much as the last one did.
+    /// Estimate from the last measured gain, assuming that every skipped tile would add as much as the last tile did.
     pub by_last_gain: f64,
-    /// From the ranking scores: exp(score) of the unvisited keys, calibrated on the visited ones.
+    /// Estimate from the ranking scores: exp(score) of the unvisited keys, calibrated on the visited keys.
     pub by_key_scores: f64,
 }
 
 impl SkippedMass {
-    /// Estimates from a tile's last mean gain ratio and the number of tiles left after it, and from the mass share
-    /// `prefix_share` that the visited prefix holds with `unvisited_over_visited` the ratio of their score weights.
+    /// `last_ratio`: last mean gain ratio. `tiles_left`: number of skipped tiles. `prefix_share`: mass share of the
+    /// visited prefix. `unvisited_over_visited`: ratio of the score weights of unvisited and visited keys.
     pub(crate) fn estimate(last_ratio: f64, tiles_left: usize, prefix_share: f64, unvisited_over_visited: f64) -> Self {
-        // In the literal frame a gain can be negative; the share of an infinite or unknown ratio is everything.
+        // A gain can be negative in the literal frame. For an infinite or unknown ratio the share is 1.
         let share = |relative: f64| match relative {
             r if r.is_finite() => r.max(0.0) / (1.0 + r.max(0.0)),
             _ => 1.0,
@@ -85,30 +85,30 @@ impl SkippedMass {
     }
 }
 
-/// One query head of one sequence.
+/// Statistics of one query head of one sequence.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct HeadStats {
-    /// Its query tiles: segment after segment, within a segment the tiles of the dense tail first.
+    /// Query tiles in the order of their segments. In a segment, the tiles of the dense tail come first.
     pub tiles: Vec<TileStats>,
 }
 
 impl HeadStats {
-    /// Tiles that dense causal attention computes.
+    /// Number of tiles that dense causal attention computes.
     pub fn tiles_causal(&self) -> usize {
         self.tiles.iter().map(|t| t.window_tiles + t.prefix_tiles).sum()
     }
 
-    /// Tiles that were computed, the local window and triggering tiles included.
+    /// Number of computed tiles, including the local windows and the triggering tiles.
     pub fn tiles_visited(&self) -> usize {
         self.tiles.iter().map(|t| t.window_tiles + t.visited).sum()
     }
 
-    /// Tiles of the local windows.
+    /// Number of tiles in the local windows.
     pub fn tiles_window(&self) -> usize {
         self.tiles.iter().map(|t| t.window_tiles).sum()
     }
 
-    /// Visited over causal tiles, in `[0, 1]`.
+    /// Ratio of visited tiles to causal tiles, in `[0, 1]`.
     pub fn density(&self) -> f64 {
         ratio(self.tiles_visited(), self.tiles_causal())
     }
@@ -141,32 +141,32 @@ impl HeadStats {
     }
 }
 
-/// A whole call.
+/// Statistics of a whole call.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct AttnStats {
-    /// Query heads per sequence.
+    /// Number of query heads per sequence.
     pub num_heads: usize,
-    /// `heads[b * num_heads + h]`.
+    /// Statistics of each head: `heads[b * num_heads + h]`.
     pub heads: Vec<HeadStats>,
 }
 
 impl AttnStats {
-    /// Tiles that dense causal attention computes.
+    /// Number of tiles that dense causal attention computes.
     pub fn tiles_causal(&self) -> usize {
         self.heads.iter().map(HeadStats::tiles_causal).sum()
     }
 
-    /// Tiles that were computed.
+    /// Number of computed tiles.
     pub fn tiles_visited(&self) -> usize {
         self.heads.iter().map(HeadStats::tiles_visited).sum()
     }
 
-    /// Visited over causal tiles, in `[0, 1]`.
+    /// Ratio of visited tiles to causal tiles, in `[0, 1]`.
     pub fn density(&self) -> f64 {
         ratio(self.tiles_visited(), self.tiles_causal())
     }
 
-    /// Visited over causal tiles of several calls together, as of the layers of a model.
+    /// Density of several calls together, such as the layers of a model.
     pub fn joint_density<'s>(calls: impl IntoIterator<Item = &'s Self>) -> f64 {
         let (visited, causal) = calls
             .into_iter()

@@ -8,7 +8,7 @@ use crate::mask::{Reach, Window};
 use crate::plain::{self, Scores};
 use crate::s2o::{self, Policy};
 
-/// Head dims of the CUDA kernels; smaller heads are padded with zeros, which changes neither scores nor outputs.
+/// Head dims of the CUDA kernels. Smaller heads are padded with zeros, which changes neither scores nor outputs.
 const CUDA_HEAD_DIMS: [usize; 2] = [64, 128];
 
 /// One attention call, without its tensors.
@@ -20,7 +20,7 @@ pub(crate) struct Call<'a> {
     /// As in FlashAttention, a value that is not positive has no effect.
     pub(crate) softcap: Option<f32>,
     pub(crate) ranges: Vec<(i64, i64)>,
-    /// Whether the policy may make it sparse.
+    /// Whether the policy may make the call sparse.
     pub(crate) may_skip: bool,
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> R
     Ok(plain::compute(q, k, v, &scores)?)
 }
 
-/// Every query sees every key. Queries are independent, so more of them than keys go in parts.
+/// Every query sees every key. Queries are independent, so more queries than keys are computed in parts.
 fn full(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Result<Tensor, FlashAttnError> {
     let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
     let parts = (0..q_len).step_by(k_len).map(|start| {
@@ -69,7 +69,7 @@ fn full(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Result<Tensor
     joined(parts.collect::<Result<Vec<_>, FlashAttnError>>()?)
 }
 
-/// Queries before the first key see nothing.
+/// Causal attention. Queries before the first key see nothing.
 fn causal(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor, FlashAttnError> {
     let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
     if q_len > k_len {
@@ -82,7 +82,7 @@ fn causal(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor,
         Policy::S2o(config) => s2o::apply(S2oOp::new(call.softmax_scale, config), q, k, v),
         Policy::Layers { base, settings } => {
             let config = s2o::next_layer(&base, &settings, [q.dims()[0], q_len, k_len])?;
-            // The model's forward pass ends with this error: the next call is the first of another pass.
+            // This error ends the model's forward pass, so the next call begins another pass.
             s2o::apply(S2oOp::new(call.softmax_scale, config), q, k, v).inspect_err(|_| s2o::begin_prompt())
         }
     }
@@ -95,8 +95,8 @@ fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, FlashAttnError> {
     }
 }
 
-/// Whether the fast implementations support the tensors. On a GPU they always get the tensors, and refuse them with
-/// errors of their own.
+/// Whether the fast implementations support the tensors. On a GPU the kernels always get the tensors, and return their
+/// own errors for unsupported tensors.
 fn has_kernel(q: &Tensor) -> bool {
     let head_dim = q.dims()[3];
     !q.device().is_cpu() || (head_dim.is_multiple_of(8) && head_dim <= 256)
@@ -130,7 +130,7 @@ fn check_slopes(slopes: &Tensor, num_heads: usize) -> Result<&Tensor, FlashAttnE
     Ok(slopes)
 }
 
-/// The checks that all implementations need. More queries than keys and any head_dim pass.
+/// The checks that all implementations need. More queries than keys and any positive head_dim are allowed.
 fn check(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(), AttnError> {
     let mut dims = [[0; 4]; 3];
     for ((name, tensor), dims) in [("q", q), ("k", k), ("v", v)].into_iter().zip(&mut dims) {

@@ -1,83 +1,83 @@
-//! [`FlashAttnError`]: why a call was refused, and [`PolicyError`]: why the policy of the environment was.
+//! [`FlashAttnError`] for refused calls, and [`PolicyError`] for a refused policy in the environment.
 
 use candle_core::DType;
 use candle_s2o::{AttnError, ConfigError, LayerSettingsError, ValueError};
 use thiserror::Error;
 
-/// Why a call was refused. Candle's functions return [`candle_core::Error`]; it carries these words.
+/// The reason a call was refused. The functions of this crate return it as a [`candle_core::Error`] with this message.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FlashAttnError {
-    /// The environment variables do not make a policy.
+    /// The environment variables do not specify a valid policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The sequence of calls is not one that a model with the settings' number of layers makes.
+    /// A model with the number of layers in the settings cannot make this sequence of calls.
     #[error(
-        "layer {layer} of the {num_layers} in the settings: expected {expected}, got {got}; the model has another \
-         number of layers, or a prefill was broken off (s2o::begin_prompt); the count starts anew"
+        "layer {layer} of the {num_layers} in the settings: expected {expected}, got {got}; the model has a \
+         different number of layers, or a prefill was interrupted (s2o::begin_prompt); counting restarts at layer 0"
     )]
     LayerCount {
-        /// Layers in the settings.
+        /// Number of layers in the settings.
         num_layers: usize,
-        /// The layer whose call was due.
+        /// The layer whose call was expected.
         layer: usize,
-        /// What was expected of it.
+        /// Description of the expected call.
         expected: String,
-        /// What came.
+        /// Description of the actual call.
         got: String,
     },
-    /// The settings by layer do not go with the call.
+    /// The settings by layer do not fit the call.
     #[error(transparent)]
     Layers(#[from] LayerSettingsError),
-    /// The GPU kernels of this crate do not support the feature; an approximation is never returned in its place.
+    /// The GPU kernels of this crate do not support the feature. They never return an approximation instead.
     #[error(
-        "{what}: expected tensors on the CPU, got a CUDA device; this crate's kernels do plain and causal attention \
-         only"
+        "{what}: expected tensors on the CPU, got a CUDA device; this crate's CUDA kernels support only \
+         full and causal attention"
     )]
     Unsupported {
-        /// What was asked for.
+        /// The requested feature.
         what: &'static str,
     },
     /// A tensor other than q, k and v has a rank or size that does not fit the call.
     #[error("{name}: expected {expected}, got {got:?}")]
     Dims {
-        /// Which tensor.
+        /// Name of the tensor.
         name: &'static str,
-        /// The dimensions that it should have.
+        /// The expected dimensions.
         expected: String,
-        /// Those it has.
+        /// The dimensions of the tensor.
         got: Vec<usize>,
     },
     /// A tensor other than q, k and v has a dtype that is not supported.
     #[error("{name}: expected dtype {expected}, got {got:?}")]
     DType {
-        /// Which tensor.
+        /// Name of the tensor.
         name: &'static str,
-        /// The dtypes that it may have.
+        /// The supported dtypes.
         expected: &'static str,
-        /// The one it has.
+        /// The dtype of the tensor.
         got: DType,
     },
     /// Cumulative lengths must not descend.
-    #[error("{name}[{index}]: expected at least {previous} as the element before it, got {got}")]
+    #[error("{name}[{index}]: expected at least {previous}, the element before it, got {got}")]
     Descending {
         /// `seqlens_q` or `seqlens_k`.
         name: &'static str,
-        /// Which element.
+        /// Index of the element.
         index: usize,
-        /// The one before it.
+        /// Value of the element before it.
         previous: i64,
-        /// Its value.
+        /// Value of the element.
         got: i64,
     },
-    /// A length or an index reaches beyond what is there.
+    /// A length or an index is out of range.
     #[error("{name}: expected 0 to {max}, got {got}")]
     OutOfRange {
-        /// Which number.
+        /// Name of the number.
         name: &'static str,
-        /// The largest that fits.
+        /// Largest valid value.
         max: usize,
-        /// Its value.
+        /// The refused value.
         got: i64,
     },
     /// The tensors do not fit each other or the kernels.
@@ -85,27 +85,27 @@ pub enum FlashAttnError {
     Attn(#[from] AttnError),
 }
 
-/// Why the policy of the environment was refused.
+/// The reason the policy of the environment was refused.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// A variable that is not an option of [`S2oConfig`](candle_s2o::S2oConfig) has a value that it does not take.
+    /// A variable that is not an option of [`S2oConfig`](candle_s2o::S2oConfig) has an invalid value.
     #[error("environment variable {name}: {reason}")]
     Variable {
         /// The variable.
         name: &'static str,
-        /// The values it takes, and the one it has.
+        /// The accepted values and the refused value.
         reason: ValueError,
     },
-    /// A value is not one of the option's, or the options do not fit together.
+    /// A value is not valid for its option, or the options do not fit together.
     #[error("environment variable {names}: {source}")]
     Config {
-        /// The variable, or all that were given, separated by commas.
+        /// The variable, or all variables that were set, separated by commas.
         names: String,
         /// The reason.
         source: ConfigError,
     },
-    /// The file that `S2O_LAYERS` names does not hold settings by layer.
+    /// The file that `S2O_LAYERS` names does not contain settings by layer.
     #[error("environment variable S2O_LAYERS: {0}")]
     Layers(#[from] LayerSettingsError),
 }

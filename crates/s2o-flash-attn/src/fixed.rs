@@ -8,17 +8,17 @@ use crate::engine::{self, Call};
 use crate::error::FlashAttnError;
 use crate::mask::Window;
 
-/// Attention as an op. The functions of this crate do not copy their inputs; applied as an op through Candle, it
-/// copies inputs and output once.
+/// Attention as a Candle op. As an op it copies its inputs and its output once. The functions of this crate do not copy
+/// their inputs.
 #[derive(Debug, Clone)]
 pub struct FlashAttn {
     /// Factor on `q . k` before the softmax.
     pub softmax_scale: f32,
-    /// ALiBi: `(num_heads)`, f32.
+    /// ALiBi slopes (num_heads), f32.
     pub alibi_slopes: Option<Tensor>,
-    /// Keys that a query sees to the left of its position; `None` for all.
+    /// Number of keys left of its position that a query sees; `None` for all.
     pub window_size_left: Option<usize>,
-    /// Keys that a query sees to the right of its position; `None` for all, `Some(0)` for causal.
+    /// Number of keys right of its position that a query sees; `None` for all, `Some(0)` for causal.
     pub window_size_right: Option<usize>,
     /// Scores become `softcap * tanh(score / softcap)`.
     pub softcap: Option<f32>,
@@ -54,14 +54,14 @@ impl FlashAttn {
     }
 }
 
-/// A contiguous copy of what `layout` reaches.
+/// A contiguous copy of the elements in `layout`.
 fn owned<S: BackendStorage<Device: BackendDevice<Storage = S>>>(storage: &S, layout: &Layout) -> Result<S> {
     let mut copy = storage.device().zeros_impl(layout.shape(), storage.dtype())?;
     storage.copy_strided_src(&mut copy, 0, layout)?;
     Ok(copy)
 }
 
-/// A backend's storage inside Candle's.
+/// Conversion between a backend's storage and Candle's [`Storage`].
 trait Held: Sized {
     fn hold(self) -> Storage;
     fn held(storage: &Storage) -> Option<&Self>;
@@ -117,11 +117,12 @@ impl CustomOp3 for FlashAttn {
     }
 }
 
-/// A softcap without effect.
+/// A softcap that has no effect.
 const NO_SOFTCAP: f32 = 0.0;
 
-/// `softmax(softmax_scale * q k^T) v`, causal if `causal`; returns the shape and dtype of `q`. Long causal calls are
-/// sparse by the policy ([`crate::s2o`]).
+/// Attention of `q` (batch, q_len, num_heads, head_dim) to `k`, `v` (batch, k_len, num_kv_heads, head_dim):
+/// `softmax(softmax_scale * q k^T) v`, causal if `causal`. Returns the shape and dtype of `q`. The policy
+/// ([`crate::s2o`]) makes long causal calls sparse.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -133,15 +134,15 @@ const NO_SOFTCAP: f32 = 0.0;
 /// ```
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
     flash_attn_windowed(q, k, v, softmax_scale, None, causal.then_some(0))
 }
 
-/// [`flash_attn`] where a query sees `window_size_left` keys before and `window_size_right` after its own position.
+/// [`flash_attn`] in which a query sees `window_size_left` keys before and `window_size_right` keys after its position.
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -154,10 +155,10 @@ pub fn flash_attn_windowed(
     flash_attn_alibi_windowed_softcap(q, k, v, None, softmax_scale, left, right, NO_SOFTCAP)
 }
 
-/// [`flash_attn`] with `alibi_slopes[head] * distance` taken from the scores; the slopes are (num_heads), f32.
+/// [`flash_attn`] with `alibi_slopes[head] * distance` subtracted from the scores. The slopes are (num_heads), f32.
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_alibi(
     q: &Tensor,
     k: &Tensor,
@@ -172,7 +173,7 @@ pub fn flash_attn_alibi(
 /// [`flash_attn_alibi`] with the windows of [`flash_attn_windowed`].
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_alibi_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -186,11 +187,11 @@ pub fn flash_attn_alibi_windowed(
     flash_attn_alibi_windowed_softcap(q, k, v, Some(alibi_slopes), softmax_scale, left, right, NO_SOFTCAP)
 }
 
-/// [`flash_attn_alibi_windowed`] with scores capped by `softcap * tanh(score / softcap)`, before ALiBi. A `softcap`
-/// that is not positive has no effect.
+/// [`flash_attn_alibi_windowed`] with scores capped to `softcap * tanh(score / softcap)` before ALiBi. A `softcap` that
+/// is not positive has no effect.
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 #[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_alibi_windowed_softcap(
     q: &Tensor,

@@ -1,28 +1,28 @@
-//! The layer that a call belongs to, as callers do not say it: prefill calls are counted.
+//! Determines the layer of a call by counting prefill calls, because callers do not pass the layer.
 //!
 //! A pass of a model over a chunk of its prompt makes one call per layer, one after another on one thread, with the
-//! same lengths. So calls are counted by thread, modulo the number of layers. A sequence of calls that a pass cannot
-//! make is an error that starts the count anew: it ends the model's forward pass, and the next one begins with layer 0.
+//! same lengths. Calls are therefore counted per thread, modulo the number of layers. A sequence of calls that a pass
+//! cannot make is an error. It ends the model's forward pass, and the next pass begins with layer 0.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::FlashAttnError;
 
-/// Changes with the policy: counts under earlier policies are void.
+/// Changes with the policy, which invalidates the counts under earlier policies.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static PASS: Cell<Pass> = const { Cell::new(Pass { generation: 0, next: 0, lengths: None }) };
 }
 
-/// What one thread has seen.
+/// The count of one thread.
 #[derive(Debug, Clone, Copy)]
 struct Pass {
     generation: u64,
     /// The layer of the next prefill call.
     next: usize,
-    /// Sequences, queries and keys of the last prefill call, unless single queries came after it.
+    /// Sequences, queries and keys of the last prefill call; `None` if single queries followed.
     lengths: Option<[usize; 3]>,
 }
 
@@ -38,7 +38,7 @@ impl Pass {
     }
 }
 
-/// The layer of a prefill call of `[batch, q_len, k_len]`, for a model of `num_layers`.
+/// The layer of a prefill call with lengths `[batch, q_len, k_len]`, for a model with `num_layers` layers.
 pub(crate) fn next_layer(num_layers: usize, lengths: [usize; 3]) -> Result<usize, FlashAttnError> {
     let pass = Pass::of_this_thread();
     let layer = pass.next;
@@ -46,7 +46,7 @@ pub(crate) fn next_layer(num_layers: usize, lengths: [usize; 3]) -> Result<usize
         Some(before) if layer > 0 && before != lengths => {
             return refuse(num_layers, layer, format!("{} as in layer 0", words(before)), words(lengths));
         }
-        // A whole prompt may come again. A chunk may not: its keys are in the cache already.
+        // The same whole prompt may follow. The same chunk may not, because its keys are already in the cache.
         Some(before) if layer == 0 && before == lengths && lengths[2] > lengths[1] => {
             return refuse(num_layers, layer, "another chunk".to_owned(), format!("{} again", words(lengths)));
         }
@@ -57,7 +57,7 @@ pub(crate) fn next_layer(num_layers: usize, lengths: [usize; 3]) -> Result<usize
 }
 
 /// Counts a call with a single query: a new token, which a model computes after its passes over the prompt.
-/// `num_layers` goes into the error.
+/// `num_layers` is needed for the error.
 pub(crate) fn single_query(num_layers: usize) -> Result<(), FlashAttnError> {
     let pass = Pass::of_this_thread();
     if pass.next > 0 {
@@ -68,12 +68,12 @@ pub(crate) fn single_query(num_layers: usize) -> Result<(), FlashAttnError> {
     Ok(())
 }
 
-/// The next prefill call of this thread is layer 0's.
+/// Restarts the count of this thread: its next prefill call belongs to layer 0.
 pub(crate) fn restart() {
     PASS.set(Pass::fresh());
 }
 
-/// The policy is another: no thread is in the middle of a pass.
+/// Restarts the counts of all threads, after a change of the policy.
 pub(crate) fn restart_all() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_pass_with_too_few_calls_is_an_error_and_the_next_counts_anew() {
         restart();
-        // A model of two layers under settings for three.
+        // A model with two layers and settings for three.
         assert_eq!(layers(3, &[[1, 64, 64]; 2]), [0, 1]);
         let error = single_query(3).unwrap_err().to_string();
         assert!(error.contains("expected a prefill call of that layer, got a call with one query"), "{error}");
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_chunk_that_comes_twice_is_an_error() {
         restart();
-        // A model of four layers under settings for two: in a whole prompt it cannot be told from a second prompt.
+        // A model with four layers and settings for two: for a whole prompt this looks like a second prompt.
         assert_eq!(layers(2, &[[1, 64, 64]; 4]), [0, 1, 0, 1]);
         assert_eq!(layers(2, &[[1, 64, 128]; 2]), [0, 1]);
         let error = next_layer(2, [1, 64, 128]).unwrap_err().to_string();

@@ -1,18 +1,18 @@
 //! The functions of `candle-flash-attn` 0.11 with the same names, arguments and conventions, on top of [`candle_s2o`].
 //!
-//! A process-wide policy ([`s2o`]) makes long causal attention sparse; everything else is exact. Users meet this crate
-//! as `candle-flash-attn`, through a `[patch.crates-io]` line (docs/swap.md).
+//! A process-wide policy ([`s2o`]) makes long causal attention sparse. All other attention is exact. Users get this
+//! crate as `candle-flash-attn`, through a `[patch.crates-io]` line (docs/swap.md).
 //!
 //! | | CPU (f32, f16, bf16) | CUDA (f16, bf16) |
 //! |---|---|---|
-//! | causal, no window | S2O by the policy, else dense | the same, `head_dim` up to 128 |
+//! | causal, no window | S2O or dense, by the policy | the same, `head_dim` up to 128 |
 //! | not causal | dense | dense, `head_dim` up to 128 |
 //! | `varlen`, `paged` | dense, one call per sequence | the same; the host waits, because it reads the lengths back |
 //! | window, ALiBi, softcap, prefix ranges | dense, a plain loop | [`FlashAttnError::Unsupported`] |
 //!
-//! The attention that is asked for counts, not the function: a window that hides nothing is no window, and
-//! `window_size_right = Some(0)` alone is causal. Causal is bottom-right: queries are the last positions of the keys. A
-//! query that sees no key gets zeros. Gradients are not supported.
+//! The effect of the arguments decides, not the function: a window that hides no key is not a window, and
+//! `window_size_right = Some(0)` alone is causal. The causal mask is bottom-right: queries are the last positions of
+//! the keys. A query that sees no key gets zeros. Gradients are not supported.
 
 mod engine;
 mod error;

@@ -1,8 +1,8 @@
-//! [`Window`]: which keys a query sees.
+//! [`Window`]: the keys that a query sees.
 
 use std::ops::Range;
 
-/// How far a query sees to the left and to the right of its own position; `None` is without limit.
+/// Number of keys that a query sees to the left and to the right of its own position; `None` means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     left: Option<usize>,
@@ -38,7 +38,7 @@ impl Window {
         }
     }
 
-    /// Keys that a query at `position` sees of `k_len`. Positions before the first key are negative.
+    /// The keys, out of `k_len`, that a query at `position` sees. Positions before the first key are negative.
     pub(crate) fn keys(&self, position: i64, k_len: usize) -> Range<usize> {
         let bound = |key: i64| key.clamp(0, k_len as i64) as usize;
         let start = self.left.map_or(0, |left| bound(position - left as i64));

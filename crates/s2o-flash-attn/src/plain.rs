@@ -1,11 +1,11 @@
-//! Dense attention on the CPU with the features that the fast engine lacks: a plain loop, f32 throughout.
+//! Dense attention on the CPU with the features that the fast engine lacks: a plain loop in f32.
 
 use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::mask::Window;
 
-/// How the scores of a head become its weights.
+/// Parameters of the scores, and of the keys that each query sees.
 #[derive(Debug)]
 pub(crate) struct Scores {
     pub(crate) softmax_scale: f32,
@@ -13,7 +13,7 @@ pub(crate) struct Scores {
     /// ALiBi, by query head.
     pub(crate) slopes: Option<Vec<f32>>,
     pub(crate) softcap: Option<f32>,
-    /// Positions whose queries see each other's keys whatever the window says.
+    /// Positions whose queries see each other's keys regardless of the window.
     pub(crate) ranges: Vec<(i64, i64)>,
 }
 

@@ -1,8 +1,8 @@
-//! The policy: which calls are sparse, for the whole process, and the statistics of what they skipped.
+//! The process-wide policy that decides which calls are sparse, and the statistics of the sparse calls.
 //!
 //! Until [`set_policy`] is called, environment variables determine the policy. They are read once:
 //!
-//! | variable | |
+//! | variable | meaning |
 //! |---|---|
 //! | `S2O_PRESET` | the options to start from: `default` or `paper` |
 //! | `S2O_TAU`, `S2O_SEGMENT`, `S2O_STOP_RULE`, ... | each option of [`S2oConfig::OPTIONS`], by its name |
@@ -28,19 +28,19 @@ pub use crate::error::PolicyError;
 use crate::error::FlashAttnError;
 use crate::layer_count;
 
-/// How causal attention without window, ALiBi or softcap is computed.
+/// Method for causal attention without window, ALiBi or softcap.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Policy {
-    /// Exactly.
+    /// Exact attention.
     Dense,
-    /// By S2O, for prompts of at least [`S2oConfig::dense_below`] tokens. Each call is taken for the end of its prompt.
+    /// S2O for prompts of at least [`S2oConfig::dense_below`] tokens. Each call is treated as the end of its prompt.
     S2o(S2oConfig),
-    /// By S2O, with the threshold of each layer. A call does not say which layer it belongs to: causal calls with more
-    /// than one query are counted by thread, modulo the number of layers, and calls that a model of so many layers
-    /// cannot make are errors ([`FlashAttnError::LayerCount`]; docs/swap.md says what cannot be noticed). A single
+    /// S2O with a threshold for each layer. A call does not state its layer, so causal calls with more than one query
+    /// are counted per thread, modulo the number of layers. Calls that a model with this number of layers cannot make
+    /// are errors ([`FlashAttnError::LayerCount`]; docs/swap.md lists the cases that cannot be detected). A single
     /// query is exact.
     Layers {
-        /// The options besides the thresholds.
+        /// All options except the thresholds.
         base: S2oConfig,
         /// A setting for each layer.
         settings: Arc<LayerSettings>,
@@ -54,7 +54,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// The policy that the environment variables determine; `variable` returns the value of one.
+    /// The policy that the environment variables determine. `variable` returns the value of a variable.
     fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, PolicyError> {
         let text = |name: &str| variable(name).map(|text| text.to_string_lossy().trim().to_owned());
         let mut config = Preset::default().config();
@@ -90,20 +90,20 @@ impl Policy {
     }
 }
 
-/// What one causal call computed and skipped.
+/// Statistics of one causal call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CallStats {
-    /// Queries.
+    /// Number of queries.
     pub q_len: usize,
-    /// Keys.
+    /// Number of keys.
     pub k_len: usize,
-    /// Per head. A prompt that is below the policy's threshold has density 1.
+    /// Statistics of each head. A prompt shorter than [`S2oConfig::dense_below`] has density 1.
     pub stats: AttnStats,
 }
 
 static CHOSEN: RwLock<Option<Policy>> = RwLock::new(None);
 static INITIAL: OnceLock<Result<Policy, PolicyError>> = OnceLock::new();
-/// `None` while nothing is collected.
+/// `None` while the collection is off.
 static COLLECTED: Mutex<Option<Vec<CallStats>>> = Mutex::new(None);
 
 /// Sets the policy of the whole process, from the next call on.
@@ -112,8 +112,8 @@ pub fn set_policy(policy: Policy) {
     layer_count::restart_all();
 }
 
-/// Under [`Policy::Layers`], says that the next prefill call of this thread is the first layer's. For a prompt after a
-/// prefill that ended early; without it the first call that differs from those before is an error.
+/// Under [`Policy::Layers`], declares that the next prefill call of this thread belongs to the first layer. Needed
+/// before a prompt that follows an interrupted prefill; otherwise the first call with other lengths is an error.
 pub fn begin_prompt() {
     layer_count::restart();
 }
@@ -121,7 +121,7 @@ pub fn begin_prompt() {
 /// The policy in force.
 ///
 /// # Errors
-/// If none was set and the environment's is refused.
+/// If no policy was set and the policy of the environment is refused.
 pub fn policy() -> Result<Policy, PolicyError> {
     if let Some(policy) = &*CHOSEN.read().unwrap_or_else(PoisonError::into_inner) {
         return Ok(policy.clone());
@@ -129,20 +129,20 @@ pub fn policy() -> Result<Policy, PolicyError> {
     INITIAL.get_or_init(|| Policy::read(|name| std::env::var_os(name))).clone()
 }
 
-/// Starts or ends the collection of statistics; what was collected and not taken is dropped. It is off at first. On a
-/// GPU every sparse call then waits for the device, and what is collected grows until it is taken.
+/// Starts or ends the collection of statistics, which is off at first. Statistics not yet taken are dropped. During the
+/// collection every sparse call on a GPU waits for the device, and the statistics grow until they are taken.
 pub fn collect_stats(on: bool) {
     *COLLECTED.lock().unwrap_or_else(PoisonError::into_inner) = on.then(Vec::new);
 }
 
-/// Takes the statistics of the causal calls since the last time, in their order: with one model that is layer after
-/// layer. Calls under [`Policy::Dense`] leave none.
+/// Takes the statistics of the causal calls since the last `take_stats`, in call order: for a single model, layer after
+/// layer. Calls under [`Policy::Dense`] have no statistics.
 pub fn take_stats() -> Vec<CallStats> {
     let mut collected = COLLECTED.lock().unwrap_or_else(PoisonError::into_inner);
     collected.as_mut().map(std::mem::take).unwrap_or_default()
 }
 
-/// The options of the next layer, for a prefill call of `[batch, q_len, k_len]`.
+/// The options of the next layer, for a prefill call with lengths `[batch, q_len, k_len]`.
 pub(crate) fn next_layer(
     base: &S2oConfig,
     settings: &LayerSettings,
@@ -152,8 +152,8 @@ pub(crate) fn next_layer(
     Ok(settings.config(layer, base)?)
 }
 
-/// Counts a call with a single query, which is exact under every policy. An invalid policy is not an error here: it
-/// makes causal calls fail, and only those.
+/// Counts a call with a single query, which is exact under every policy. An invalid policy is not an error here. It
+/// makes only causal calls fail.
 pub(crate) fn single_query() -> Result<(), FlashAttnError> {
     match policy() {
         Ok(Policy::Layers { settings, .. }) => layer_count::single_query(settings.layers().len()),
@@ -198,7 +198,7 @@ mod tests {
         let variables = [("S2O_TAU", "0.5"), ("S2O_SEGMENT", " 1024"), ("S2O_DENSE_BELOW", "77")];
         let expected = built(|b| b.tau(0.5).segment_len(SegmentLen::Fixed(1024)).dense_below(77));
         assert_eq!(read(&variables), expected);
-        // Valid together, and not one by one.
+        // Valid together, but not separately.
         let variables = [("S2O_TILE_Q", "96"), ("S2O_SEGMENT", "384"), ("S2O_Q_PERM", "on"), ("S2O_STOP_RULE", "mean")];
         let expected = built(|b| {
             b.tile_q(96).segment_len(SegmentLen::Fixed(384)).q_perm(true).stop_rule(candle_s2o::StopRule::MeanRatio)

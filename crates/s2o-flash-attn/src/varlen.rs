@@ -1,5 +1,5 @@
-//! Sequences of several lengths in one tensor: `q` (total_q, num_heads, head_dim), `k` and `v` (total_k, num_kv_heads,
-//! head_dim) or in pages. `seqlens_q` and `seqlens_k` are cumulative, one element more than sequences.
+//! Sequences of different lengths in one tensor: `q` (total_q, num_heads, head_dim), `k` and `v` (total_k,
+//! num_kv_heads, head_dim) or in pages. `seqlens_q` and `seqlens_k` (batch + 1) are cumulative lengths.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_s2o::{AttnError, S2oError, ShapeError};
@@ -8,7 +8,7 @@ use crate::engine::{self, Call};
 use crate::error::FlashAttnError;
 use crate::mask::Window;
 
-/// Sequences, and the attention that each gets: full and plain, unless a field after `pages` says otherwise.
+/// The arguments of a call. Attention is full and plain unless a field after `pages` changes it.
 #[derive(Debug)]
 struct VarLen<'a> {
     softmax_scale: f32,
@@ -18,7 +18,7 @@ struct VarLen<'a> {
     max_seqlen_k: usize,
     pages: Option<Pages<'a>>,
     alibi_slopes: Option<&'a Tensor>,
-    /// To the left and to the right.
+    /// Window sizes to the left and to the right.
     window: [Option<usize>; 2],
     softcap: Option<f32>,
 }
@@ -54,7 +54,7 @@ impl<'a> VarLen<'a> {
         Ok(self.by_sequence(q, k, v)?)
     }
 
-    /// Computes each sequence on its own and joins the outputs.
+    /// Computes each sequence separately and joins the outputs.
     fn by_sequence(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<Tensor, FlashAttnError> {
         let total_q = self.check(q, k, v)?;
         let ends_q = cumulative("seqlens_q", self.seqlens_q, self.max_seqlen_q)?;
@@ -100,7 +100,7 @@ impl<'a> VarLen<'a> {
         if parts.is_empty() { Ok(q.zeros_like()?) } else { Ok(Tensor::cat(&parts, 0)?) }
     }
 
-    /// Ranks and sizes that the cutting needs; the rest is checked with each sequence. Returns the number of queries.
+    /// Checks the ranks and sizes needed for cutting; each call checks the rest. Returns the number of queries.
     fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<usize, FlashAttnError> {
         let rank = |name, tensor: &Tensor, expected: &str, rank| match tensor.rank() == rank {
             true => Ok(()),
@@ -132,7 +132,7 @@ impl<'a> VarLen<'a> {
     }
 }
 
-/// What [`Pages`] says, on the host, by sequence.
+/// The contents of [`Pages`] on the host, for each sequence.
 struct ReadPages {
     tables: Vec<Vec<i64>>,
     ranges: Vec<Vec<(i64, i64)>>,
@@ -182,7 +182,7 @@ fn gathered(pages: &Tensor, table: &[i64], len: usize) -> std::result::Result<Te
     Ok(rows.reshape((needed * page_len, num_kv_heads, head_dim))?.narrow(0, 0, len)?)
 }
 
-/// Cumulative lengths on the host, checked: they ascend, and no sequence is longer than the caller said.
+/// Checked cumulative lengths on the host: they do not descend, and no sequence is longer than `max_len`.
 fn cumulative(name: &'static str, lengths: &Tensor, max_len: usize) -> std::result::Result<Vec<usize>, FlashAttnError> {
     if lengths.rank() != 1 || lengths.elem_count() < 2 {
         let expected = "[batch + 1] with at least 2 elements".to_owned();
@@ -217,11 +217,12 @@ fn integers(name: &'static str, tensor: &Tensor) -> std::result::Result<Tensor, 
     }
 }
 
-/// Exact attention of each sequence to itself, causal if `causal`; returns the shape and dtype of `q`, zeros for rows
-/// outside every sequence.
+/// Exact attention within each sequence, causal if `causal`: `q` (total_q, num_heads, head_dim), `k` and `v` (total_k,
+/// num_kv_heads, head_dim), cumulative lengths `seqlens_q` and `seqlens_k` (batch + 1). Returns the shape and dtype of
+/// `q`, with zeros in rows outside every sequence.
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 #[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen(
     q: &Tensor,
@@ -244,7 +245,7 @@ pub fn flash_attn_varlen(
 /// [`flash_attn_varlen`] with the windows of [`flash_attn_windowed`](crate::flash_attn_windowed).
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 #[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_windowed(
     q: &Tensor,
@@ -265,12 +266,12 @@ pub fn flash_attn_varlen_windowed(
     .run(q, k, v)
 }
 
-/// [`flash_attn_varlen_windowed`] with keys and values in pages of `page_block_size` tokens: `block_table` (batch,
-/// max_blocks) names those of each sequence. Positions in a range of `mm_prefix_ranges` (batch, max_ranges, 2) see each
-/// other whatever the window says.
+/// [`flash_attn_varlen_windowed`] with keys and values in pages of `page_block_size` tokens. `block_table` (batch,
+/// max_blocks) lists the pages of each sequence. Positions in the same range of `mm_prefix_ranges` (batch, max_ranges,
+/// 2) see each other regardless of the window.
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 #[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_paged_windowed(
     q: &Tensor,
@@ -300,7 +301,7 @@ pub fn flash_attn_varlen_paged_windowed(
 /// [`flash_attn_varlen`] with the slopes of [`flash_attn_alibi`](crate::flash_attn_alibi).
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 #[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_alibi(
     q: &Tensor,
@@ -325,7 +326,7 @@ pub fn flash_attn_varlen_alibi(
 /// [`flash_attn_varlen_windowed`] with the slopes of [`flash_attn_alibi`](crate::flash_attn_alibi).
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 #[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_alibi_windowed(
     q: &Tensor,
@@ -348,11 +349,11 @@ pub fn flash_attn_varlen_alibi_windowed(
     .run(q, k, v)
 }
 
-/// [`flash_attn_varlen_alibi_windowed`] with the cap of
+/// [`flash_attn_varlen_alibi_windowed`] with the softcap of
 /// [`flash_attn_alibi_windowed_softcap`](crate::flash_attn_alibi_windowed_softcap).
 ///
 /// # Errors
-/// If the tensors do not fit, or a GPU lacks what is asked for, see [`FlashAttnError`].
+/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 #[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_alibi_windowed_softcap(
     q: &Tensor,

@@ -19,7 +19,7 @@ const SHAPES: [[usize; 6]; 7] = [
     [1, 40, 140, 6, 3, 24],
     // More queries than keys, as in cross-attention.
     [2, 23, 5, 4, 2, 16],
-    // Head dims that the fast engine does not take.
+    // Head dims that the fast engine does not support.
     [1, 6, 8, 2, 1, 12],
     [1, 5, 6, 2, 1, 320],
 ];

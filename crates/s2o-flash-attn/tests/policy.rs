@@ -8,11 +8,11 @@ use s2o_flash_attn::s2o::{self, LayerSetting, LayerSettings, Policy, S2oConfig, 
 use s2o_flash_attn::{flash_attn, flash_attn_windowed};
 use s2o_testkit::{max_difference, tensor};
 
-/// Nearly even attention: early stopping stops early.
+/// Nearly uniform attention, so early stopping stops early.
 const SCALE: f32 = 0.02;
 const LEN: usize = 1024;
 
-/// Holds the policy for one test, and leaves the default behind.
+/// Locks the policy for one test, and restores the default afterwards.
 struct Held(#[expect(dead_code, reason = "held until it is dropped")] MutexGuard<'static, ()>);
 
 fn hold() -> Held {
@@ -35,7 +35,7 @@ fn inputs() -> [Tensor; 3] {
     ]
 }
 
-/// Sparse from 1000 tokens on, and eager to stop.
+/// Sparse from 1000 tokens, with a large tau.
 fn eager() -> S2oConfig {
     S2oConfig::builder().tau(0.5).segment_len(SegmentLen::Fixed(128)).dense_below(1000).build().unwrap()
 }
@@ -81,7 +81,7 @@ fn statistics_are_collected_on_demand() -> Result<()> {
     Ok(())
 }
 
-/// Settings of a model of two layers, the second eager to stop.
+/// Settings of a model with two layers, a large tau for the second.
 fn two_layers() -> LayerSettings {
     LayerSettings::new(TunedOn::default(), vec![LayerSetting::Dense, LayerSetting::Tau(0.5)]).unwrap()
 }
@@ -96,7 +96,7 @@ fn layers_have_thresholds_of_their_own() -> Result<()> {
     let base = eager().to_builder().tau(0.0).build().unwrap();
     s2o::set_policy(Policy::Layers { base, settings: Arc::new(two_layers()) });
     let one = |t: &Tensor| t.narrow(1, LEN - 1, 1);
-    // Two prompts with a new token after each, and calls between that are nobody's layer.
+    // Two prompts with a new token after each, and calls in between that belong to no layer.
     for _ in 0..2 {
         assert_eq!(max_difference(&flash_attn(&q, &k, &v, SCALE, true)?, &dense), 0.0);
         flash_attn(&q, &k, &v, SCALE, false)?;
@@ -104,11 +104,11 @@ fn layers_have_thresholds_of_their_own() -> Result<()> {
         assert!(max_difference(&flash_attn(&one(&q)?, &k, &v, SCALE, true)?, &one(&dense)?) < 1e-5);
         flash_attn(&one(&q)?, &k, &v, SCALE, false)?;
     }
-    // A new token where the second layer is due: the model has one layer, or three.
+    // A new token when the second layer is due is an error: the model has one layer, or three.
     flash_attn(&q, &k, &v, SCALE, true)?;
     let error = flash_attn(&one(&q)?, &k, &v, SCALE, true).unwrap_err().to_string();
     assert!(error.contains("layer 1 of the 2 in the settings"), "{error}");
-    // So is a prompt of another length; whoever breaks off a prefill says so.
+    // So is a prompt of another length, unless the caller declares that the prefill was interrupted.
     let short = |t: &Tensor| t.narrow(1, 0, 200);
     flash_attn(&q, &k, &v, SCALE, true)?;
     let error = flash_attn(&short(&q)?, &short(&k)?, &short(&v)?, SCALE, true).unwrap_err().to_string();
@@ -116,13 +116,13 @@ fn layers_have_thresholds_of_their_own() -> Result<()> {
     flash_attn(&q, &k, &v, SCALE, true)?;
     s2o::begin_prompt();
     flash_attn(&short(&q)?, &short(&k)?, &short(&v)?, SCALE, true)?;
-    // Another policy is another count.
+    // A new policy restarts the count.
     s2o::set_policy(Policy::Layers { base: eager(), settings: Arc::new(two_layers()) });
     assert_eq!(max_difference(&flash_attn(&q, &k, &v, SCALE, true)?, &dense), 0.0);
     Ok(())
 }
 
-/// Run by the tests below, in a process of its own: the environment is read once.
+/// Run by the tests below in a separate process, because the environment is read once.
 #[test]
 #[ignore = "the environment of this process is not prepared"]
 fn child() -> Result<()> {
@@ -143,7 +143,7 @@ fn child() -> Result<()> {
 fn in_child(variables: &[(&str, &str)]) -> Vec<String> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child", "--ignored", "--nocapture"]);
-    // Candle's errors print it behind the message.
+    // Candle's errors print the backtrace after the message.
     command.env("RUST_BACKTRACE", "0");
     std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("S2O_")).for_each(|(name, _)| {
         command.env_remove(name);

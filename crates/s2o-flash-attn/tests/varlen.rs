@@ -1,4 +1,4 @@
-//! The functions on sequences of several lengths, against the f64 reference of each sequence.
+//! The functions on sequences of different lengths, against the f64 reference of each sequence.
 
 mod reference;
 
@@ -14,7 +14,7 @@ const SCALE: f32 = 0.3;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 16;
-/// One without queries, one without keys, one with more queries than keys.
+/// One sequence without queries, one without keys, one with more queries than keys.
 const LENGTHS: [(usize, usize); 6] = [(5, 5), (1, 17), (0, 4), (3, 0), (9, 6), (12, 40)];
 const MAX_Q: usize = 12;
 const MAX_K: usize = 40;
@@ -58,7 +58,7 @@ fn slopes() -> Option<Vec<f64>> {
 }
 
 impl Case {
-    /// The reference of every sequence, one after the other.
+    /// The concatenated reference outputs of all sequences.
     fn expected(&self, asked: &Asked) -> Result<Vec<f64>> {
         let (mut from_q, mut from_k, mut out) = (0, 0, Vec::new());
         for (q_len, k_len) in LENGTHS {
@@ -207,7 +207,7 @@ fn bad_inputs_say_what_was_expected_and_got() -> Result<()> {
     let ends_k = &case.seqlens_k;
     says(
         with(&Tensor::new(&[0u32, 5, 4], cpu)?, ends_k, MAX_Q),
-        "seqlens_q[2]: expected at least 5 as the element before it, got 4",
+        "seqlens_q[2]: expected at least 5, the element before it, got 4",
     );
     says(
         with(&Tensor::new(&[0u32, 31], cpu)?, &Tensor::new(&[0u32, 9], cpu)?, 99),

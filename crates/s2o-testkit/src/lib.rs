@@ -1,4 +1,4 @@
-//! Seeded tensors and error norms for the tests of this workspace. The numbers depend on the seed alone, on every
+//! Seeded tensors and error norms for the tests of this workspace. The numbers depend only on the seed, not on the
 //! machine.
 
 use candle_core::{DType, Device, Tensor};
@@ -14,7 +14,7 @@ pub fn uniform(seed: u64) -> impl FnMut() -> f32 {
     }
 }
 
-/// `len` numbers in [-1, 1): half the sum of four uniform ones, so bell-shaped with variance 1/12.
+/// `len` numbers in [-1, 1): half the sum of four uniform numbers, so bell-shaped with variance 1/12.
 pub fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut draw = uniform(seed);
     (0..len).map(|_| (draw() + draw() + draw() + draw()) * 0.5).collect()
@@ -47,7 +47,7 @@ pub fn relative_l2<A: Copy + Into<f64>, B: Copy + Into<f64>>(a: &[A], b: &[B]) -
     (difference / norm).sqrt()
 }
 
-/// The largest `|a - b|` of two tensors of one shape, in f32.
+/// The largest `|a - b|` of two tensors of the same shape, in f32.
 ///
 /// # Panics
 /// If the shapes or devices differ.

@@ -1,4 +1,4 @@
-//! [`S2oConfig`]: every choice that the algorithm leaves open, checked once when it is built.
+//! [`S2oConfig`]: the options that the algorithm leaves open, checked once when the configuration is built.
 
 mod options;
 mod values;
@@ -8,31 +8,31 @@ pub use values::{DenseBelow, GainFrame, KeyScore, Preset, SegmentLen, StopRule, 
 
 use thiserror::Error;
 
-/// Why an [`S2oConfig`] was refused.
+/// The reason an [`S2oConfig`] was refused.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// There is no option of this name.
+    /// No option has this name.
     #[error("option: expected one of {}, got {got:?}", names())]
     Name {
         /// The refused name.
         got: String,
     },
-    /// A text is not a value of the option.
+    /// The text is not a valid value of the option.
     #[error("{name}: {reason}")]
     Value {
         /// The option.
         name: &'static str,
-        /// The values it takes, and the refused text.
+        /// The accepted values and the refused text.
         reason: ValueError,
     },
-    /// `tau` is the share of the mass so far: it must be in `[0, 1)`, and 0 never stops.
+    /// `tau` is a share of the softmax mass so far, so it must be in `[0, 1)`. 0 never stops.
     #[error("tau: expected a number in [0, 1), got {got}")]
     Tau {
         /// The refused value.
         got: f32,
     },
-    /// Tiles must hold at least one row or key, and at most 1024.
+    /// A tile must hold 1 to 1024 queries or keys.
     #[error("{name}: expected 1 to 1024, got {got}")]
     Tile {
         /// `tile_q` or `tile_k`.
@@ -40,7 +40,7 @@ pub enum ConfigError {
         /// The refused value.
         got: usize,
     },
-    /// A segment must be cut into whole tiles.
+    /// The segment length must be a multiple of the tile size.
     #[error("segment_len: expected a positive multiple of {name} = {tile}, got {got}")]
     SegmentNotMultipleOfTile {
         /// `tile_q` or `tile_k`.
@@ -58,8 +58,8 @@ pub enum ConfigError {
     },
 }
 
-/// The S2O options, checked. Build one with [`S2oConfig::builder`], or start from [`S2oConfig::default`] or
-/// [`S2oConfig::paper`] and change it through [`S2oConfig::to_builder`].
+/// The checked S2O options. Build a configuration with [`S2oConfig::builder`], or start from [`S2oConfig::default`] or
+/// [`S2oConfig::paper`] and change it with [`S2oConfig::to_builder`].
 ///
 /// ```
 /// use s2o_core::{S2oConfig, SegmentLen};
@@ -85,7 +85,7 @@ pub struct S2oConfig {
 }
 
 impl Default for S2oConfig {
-    /// The settings that keep dense attention's answers where the paper's lose them (docs/results.md).
+    /// Settings that keep the answers of dense attention where the paper's settings lose them (docs/results.md).
     fn default() -> Self {
         Self {
             segment_len: SegmentLen::Auto,
@@ -106,7 +106,7 @@ impl Default for S2oConfig {
 }
 
 impl S2oConfig {
-    /// Prompt length in tokens from which S2O pays on the CPU, measured (docs/results.md).
+    /// Measured prompt length in tokens from which S2O is faster than dense attention on the CPU (docs/results.md).
     pub const CPU_BREAK_EVEN: usize = 2048;
     /// Default of [`S2oConfig::workspace_cap`]: 256 MiB.
     pub const WORKSPACE_CAP: usize = 256 << 20;
@@ -146,7 +146,7 @@ impl S2oConfig {
             if !(1..=1024).contains(&tile) {
                 return Err(ConfigError::Tile { name, got: tile });
             }
-            // The segment lengths of `Auto` are multiples of 256: checking the smallest covers them all.
+            // The segment lengths of `Auto` are multiples of 256, so checking the smallest covers them all.
             let got = self.segment_len.resolve(0);
             if got == 0 || !got.is_multiple_of(tile) {
                 return Err(ConfigError::SegmentNotMultipleOfTile { name, tile, got });

@@ -1,31 +1,31 @@
-//! The table of options: each row makes a getter, a builder method, and an option that can be set by name.
+//! The table of options: each row defines a getter, a builder method, and an option that can be set by name.
 
 use super::values::{DenseBelow, GainFrame, KeyScore, Mebibytes, SegmentLen, StopRule, Switch, TriggeringTile};
 use super::{ConfigError, S2oConfig, ValueError};
 
-/// An option of [`S2oConfig`] as texts set it: command lines, method specs, environment variables.
+/// An option of [`S2oConfig`] that can be set from text: a command line, a method spec or an environment variable.
 #[derive(Debug)]
 pub struct ConfigOption {
     name: &'static str,
     summary: &'static str,
     expected: &'static str,
-    /// `None` if the text is not a value of the option.
+    /// Returns `None` if the text is not a valid value of the option.
     set: fn(&mut S2oConfig, &str) -> Option<()>,
     get: fn(&S2oConfig) -> String,
 }
 
 impl ConfigOption {
-    /// Its name, such as `stop-rule`.
+    /// Name of the option, such as `stop-rule`.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What it decides, in one or two sentences.
+    /// Description of the option, in one or two sentences.
     pub fn summary(&self) -> &'static str {
         self.summary
     }
 
-    /// The values it takes, in words.
+    /// Description of the accepted values.
     pub fn expected(&self) -> &'static str {
         self.expected
     }
@@ -39,7 +39,7 @@ pub struct S2oConfigBuilder {
 }
 
 impl S2oConfigBuilder {
-    /// Sets the option `name` of [`S2oConfig::OPTIONS`] to the value that `text` spells.
+    /// Sets the option `name` of [`S2oConfig::OPTIONS`] to the value written in `text`.
     ///
     /// ```
     /// use s2o_core::{S2oConfig, StopRule};
@@ -49,8 +49,8 @@ impl S2oConfigBuilder {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError::Name`] lists the names that exist, [`ConfigError::Value`] the values that the option takes.
-    /// [`S2oConfigBuilder::build`] checks ranges.
+    /// [`ConfigError::Name`] if no option has this name, [`ConfigError::Value`] if `text` is not a valid value of the
+    /// option. [`S2oConfigBuilder::build`] checks ranges.
     pub fn set(mut self, name: &str, text: &str) -> Result<Self, ConfigError> {
         let option = S2oConfig::OPTIONS.iter().find(|option| option.name == name);
         let option = option.ok_or_else(|| ConfigError::Name { got: name.to_owned() })?;
@@ -72,14 +72,14 @@ impl S2oConfigBuilder {
 }
 
 impl S2oConfig {
-    /// The value of the option `name` of [`S2oConfig::OPTIONS`], as [`S2oConfigBuilder::set`] reads it; `None` if there
-    /// is no such option.
+    /// The value of the option `name` of [`S2oConfig::OPTIONS`], as text that [`S2oConfigBuilder::set`] accepts. `None`
+    /// if no option has this name.
     pub fn get(&self, name: &str) -> Option<String> {
         S2oConfig::OPTIONS.iter().find(|option| option.name == name).map(|option| (option.get)(self))
     }
 }
 
-/// The type that reads and writes the values of an option: its own, unless another is named.
+/// The type that parses and prints the values of an option: the option's own type unless its row names another.
 macro_rules! spelling {
     ($type:ty) => {
         $type
@@ -95,7 +95,7 @@ macro_rules! options {
         $name:literal ($expected:expr) $field:ident($argument:ty) -> $type:ty $(as $spelling:ty)?;
     )*) => {
         impl S2oConfig {
-            /// Every option, by the name that [`S2oConfigBuilder::set`] and [`S2oConfig::get`] take.
+            /// All options, with the names that [`S2oConfigBuilder::set`] and [`S2oConfig::get`] accept.
             pub const OPTIONS: &[ConfigOption] = &[$(ConfigOption {
                 name: $name,
                 summary: concat!($($doc),*).trim_ascii_start(),
@@ -120,36 +120,36 @@ macro_rules! options {
 }
 
 options! {
-    /// Threshold on the gain of a key tile relative to the mass so far, in `[0, 1)`. 0 never stops; a larger value is
-    /// sparser.
+    /// Threshold for the gain of a key tile relative to the softmax mass so far, in `[0, 1)`. 0 never stops. A larger
+    /// value skips more.
     "tau" ("a number in [0, 1)") tau(f32) -> f32;
-    /// Segment length S in tokens, a multiple of both tile sizes. The queries of one segment share one key order, and
+    /// Segment length S in tokens, a multiple of both tile sizes. The queries of one segment share one key order and
     /// see their own segment densely.
     "segment" (SegmentLen::EXPECTED) segment_len(SegmentLen) -> SegmentLen;
-    /// The last queries of the prompt that see every key; they form query tiles of their own.
+    /// Number of queries at the end of the prompt that see every key. They form separate query tiles.
     "dense-tail" ("a number of tokens") dense_tail(usize) -> usize;
-    /// The first tokens that come first in every key order, whatever their score.
+    /// Number of tokens at the start of the prompt that come first in every key order, regardless of their scores.
     "front-sink" ("a number of tokens") front_sink(usize) -> usize;
     /// Whether the queries of a segment are permuted too (Algorithms 2 and 3 instead of Algorithm 4).
     "q-perm" (Switch::EXPECTED) q_perm(bool) -> bool as Switch;
-    /// Prompts shorter than this take the dense path. `auto` is the break-even of the device.
+    /// Prompts with fewer tokens use the dense path. `auto` is the measured break-even of the device.
     "dense-below" (DenseBelow::EXPECTED) dense_below(impl Into<DenseBelow>) -> DenseBelow;
-    /// Score that orders the keys; `mean` is the paper's.
+    /// Score that orders the keys. `mean` is the paper's score.
     "score" (KeyScore::EXPECTED) key_score(KeyScore) -> KeyScore;
-    /// How the rows of a query tile decide to stop: all rows gain less than tau, or their mean ratio, or the ratio of
-    /// their sums is below tau.
+    /// Rule that stops a query tile: the ratio of gain to mass of every row (`all`), the mean of these ratios (`mean`),
+    /// or the ratio of the sums over the rows (`sum`) must be below tau.
     "stop-rule" (StopRule::EXPECTED) stop_rule(StopRule) -> StopRule;
-    /// How gain and mass are compared when the running maximum changes.
+    /// Frame in which gain and mass are compared when the running maximum changes.
     "gain-frame" (GainFrame::EXPECTED) gain_frame(GainFrame) -> GainFrame;
     /// Whether the key tile that triggers the stop contributes.
     "triggering-tile" (TriggeringTile::EXPECTED) triggering_tile(TriggeringTile) -> TriggeringTile;
-    /// Queries in a tile (B_M): the unit that stops as one.
+    /// Number of queries in a tile (B_M). All queries of a tile stop together.
     "tile-q" ("1 to 1024") tile_q(usize) -> usize;
-    /// Keys in a tile (B_N): the unit between two decisions.
+    /// Number of keys in a tile (B_N). Each key tile is followed by a stop decision.
     "tile-k" ("1 to 1024") tile_k(usize) -> usize;
-    /// Upper bound on the memory that key orders take at a time: bytes in code, MiB in text. Segments are ranked in
-    /// groups that fit, and a bound too small for one segment is an error: on the CPU a segment of one head needs
-    /// `20 * prefix_len` bytes, on a GPU a segment of all heads and sequences `6.125 * batch * num_heads * prefix_len`.
+    /// Upper bound on the memory of key orders, in bytes (MiB in text). Segments are ranked in groups that fit. A bound
+    /// too small for one segment is an error: on the CPU a segment of one head needs `20 * prefix_len` bytes, on a GPU
+    /// a segment of all heads and sequences needs `6.125 * batch * num_heads * prefix_len`.
     "workspace-mib" (Mebibytes::EXPECTED) workspace_cap(usize) -> usize as Mebibytes;
 }
 

@@ -1,5 +1,4 @@
-//! The types of the options, and the one spelling of their values: [`FromStr`] reads what [`Display`](fmt::Display)
-//! writes.
+//! The types of the options. [`FromStr`] parses the text that [`Display`](fmt::Display) writes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,11 +7,11 @@ use thiserror::Error;
 
 use super::S2oConfig;
 
-/// A text is not a value of an option.
+/// A text that is not a valid value of an option.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("expected {expected}, got {got:?}")]
 pub struct ValueError {
-    /// The values that the option takes.
+    /// Description of the accepted values.
     pub expected: &'static str,
     /// The refused text.
     pub got: String,
@@ -76,7 +75,7 @@ impl Preset {
     }
 }
 
-/// How the gain of a key tile and the mass before it are compared across a change of the running maximum.
+/// Frame in which the gain of a key tile and the mass before it are compared when the running maximum changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GainFrame {
     /// `new-max`, the default: `gain = sum exp(s - m')`, `mass = l * exp(m - m')` with `m'` the maximum after the
@@ -90,7 +89,7 @@ pub enum GainFrame {
 
 spellings!(GainFrame: "new-max" => NewMax, "literal" => Literal);
 
-/// How the per-row comparison `gain < tau * mass` becomes one decision for a query tile.
+/// Rule that combines the per-row comparisons `gain < tau * mass` into one decision for a query tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StopRule {
     /// `all`, the default: stop when every row is below the threshold.
@@ -104,7 +103,7 @@ pub enum StopRule {
 
 spellings!(StopRule: "all" => AllRows, "mean" => MeanRatio, "sum" => SumRatio);
 
-/// What happens to the key tile whose gain was below the threshold.
+/// Treatment of the key tile whose gain was below the threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TriggeringTile {
     /// `keep`, the default: its contribution counts, because it is already computed.
@@ -116,7 +115,7 @@ pub enum TriggeringTile {
 
 spellings!(TriggeringTile: "keep" => Keep, "discard" => Discard);
 
-/// Score by which the keys before a segment are ordered (Algorithm 1).
+/// Score that orders the keys before a segment (Algorithm 1).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum KeyScore {
     /// `mean`: `softmax_scale * <q_mean, k>`, the paper's score.
@@ -192,13 +191,13 @@ macro_rules! auto_or_tokens {
     };
 }
 
-/// Number of tokens in a segment (the paper's S), all of whose queries share one key order.
+/// Number of tokens in a segment (the paper's S). All queries of a segment share one key order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SegmentLen {
     /// `auto`, by prompt length: 256 up to 4K tokens, 512 up to 16K, 1024 up to 48K, 2048 up to 192K, 4096 beyond.
     #[default]
     Auto,
-    /// The same for every prompt.
+    /// The same length for every prompt.
     Fixed(usize),
 }
 
@@ -219,20 +218,20 @@ impl SegmentLen {
     }
 }
 
-/// Prompts that are too short for S2O to pay, and take the dense path.
+/// Prompt length in tokens below which a call uses the dense path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DenseBelow {
-    /// `auto`, below the measured break-even of the backend: [`S2oConfig::CPU_BREAK_EVEN`] on the CPU, another on GPUs.
+    /// `auto`: the measured break-even of the backend, on the CPU [`S2oConfig::CPU_BREAK_EVEN`].
     #[default]
     Auto,
-    /// Below this many tokens on every backend.
+    /// The same length on every backend.
     Tokens(usize),
 }
 
 auto_or_tokens!(DenseBelow: Tokens);
 
 impl DenseBelow {
-    /// The bound in tokens, for a backend with this break-even.
+    /// The length in tokens, for a backend with this break-even.
     pub fn resolve(self, break_even: usize) -> usize {
         match self {
             Self::Auto => break_even,

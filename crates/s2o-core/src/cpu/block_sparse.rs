@@ -1,4 +1,4 @@
-//! Attention to the blocks and columns that a method has selected.
+//! Attention to the key blocks and columns that a method has selected.
 
 use std::ops::Range;
 
@@ -9,15 +9,15 @@ use super::tile::Workspace;
 use crate::blocks::{BLOCK_Q, BlockSelection, query_blocks};
 use crate::error::S2oError;
 
-/// Attention of each query block to what `selection` names, into `out` (batch, q_len, num_heads, head_dim), contiguous.
-/// Rows that see nothing get zeros. Returns, by head (`b * num_heads + h`), the tiles whose values were left out by
-/// [`BlockSelection::value_threshold`].
+/// Attention of each query block to the keys in `selection`, written to the contiguous `out` (batch, q_len, num_heads,
+/// head_dim). Rows that see no key get zeros. Returns, for each head (`b * num_heads + h`), the number of tiles whose
+/// values [`BlockSelection::value_threshold`] skipped.
 ///
 /// # Errors
 /// If the selection does not fit the call.
 ///
 /// # Panics
-/// If `out` has not `batch * q_len * num_heads * head_dim` elements.
+/// If the length of `out` is not `batch * q_len * num_heads * head_dim`.
 pub fn block_sparse<T: Element>(
     inputs: &Inputs<'_, T>,
     causal: bool,
@@ -46,7 +46,7 @@ pub fn block_sparse<T: Element>(
     Ok(by_head)
 }
 
-/// One query block; returns the tiles whose values were left out.
+/// Computes one query block. Returns the number of tiles whose values were skipped.
 fn run_block<T: Element>(
     inputs: &Inputs<'_, T>,
     causal: bool,
@@ -59,7 +59,7 @@ fn run_block<T: Element>(
     let shape = inputs.shape;
     let (blocks, block_k) = (selection.blocks.list(list), selection.blocks.block_k());
     let columns = selection.columns_of(batch * shape.num_heads() + head, list, shape.q_offset() + rows.start);
-    // Queries before the first key that is selected see nothing.
+    // Queries before the first selected key see nothing.
     let seeing = match (columns.is_empty(), blocks.last()) {
         (false, _) => rows.start,
         (true, None) => rows.end,
@@ -89,7 +89,7 @@ fn run_block<T: Element>(
         }
         tile.update(scores, values);
     };
-    // First what every query sees: no maximum is then without a key when the diagonal hides some.
+    // The keys that every query sees come first, so every running maximum is finite before the diagonal hides keys.
     for columns in columns.chunks(BLOCK_Q) {
         let columns = columns.iter().copied();
         visit(inputs.k.gather(at, columns.clone(), keys), inputs.v.gather(at, columns, values), None);

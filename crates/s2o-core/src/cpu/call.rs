@@ -1,5 +1,5 @@
-//! [`Call`]: segment groups cut into runs of query tiles, the runs shared out over the workers, their statistics put in
-//! order.
+//! [`Call`]: cuts segment groups into runs of query tiles, distributes the runs over the workers, and orders their
+//! statistics.
 
 use std::cmp::Reverse;
 
@@ -14,7 +14,7 @@ use crate::plan::{Plan, SegmentOrder};
 use crate::segment::query_tiles;
 use crate::stats::{AttnStats, HeadStats, TileStats};
 
-/// One attention call: its output, and the statistics of the tiles that are done.
+/// One attention call, with its output and the statistics of the finished tiles.
 pub(super) struct Call<'a, T> {
     inputs: &'a Inputs<'a, T>,
     plan: &'a Plan,
@@ -23,7 +23,7 @@ pub(super) struct Call<'a, T> {
     done: Vec<RunStats>,
 }
 
-/// The statistics of one run, and where they belong.
+/// The statistics of one run, and its place in the call.
 struct RunStats {
     /// `b * num_heads + h`
     head: usize,
@@ -38,7 +38,7 @@ impl<'a, T: Element> Call<'a, T> {
         Self { inputs, plan, config, out: OutputRows::new(out, inputs.shape.head_dim()), done: Vec::new() }
     }
 
-    /// Computes a group; `order(i, g)` is the order of `group.ranked[i]` for the `g`-th of its heads.
+    /// Computes a group. `order(i, g)` returns the order of `group.ranked[i]` for the `g`-th of its heads.
     pub(super) fn run<'o>(&mut self, group: &SegmentGroup, order: impl Fn(usize, usize) -> &'o SegmentOrder)
     where
         'a: 'o,
@@ -47,7 +47,7 @@ impl<'a, T: Element> Call<'a, T> {
         let num_heads = inputs.shape.num_heads();
         let done = schedule::run(
             self.runs(group, order),
-            // The tiles of the dense tail see every key.
+            // The tiles of the dense tail come first because they see every key.
             |run| (run.order.is_some(), Reverse(run.segment.start)),
             || Workspace::new(inputs.shape.head_dim(), config.tile_k()),
             |run, workspace| RunStats {
@@ -81,7 +81,7 @@ impl<'a, T: Element> Call<'a, T> {
         for (i, SegmentHeads { batch, heads, segment, .. }) in group.ranked.iter().enumerate() {
             let segment = &self.plan.segments[*segment];
             let tiles = segment.ranked_tiles(shape.q_offset(), self.config);
-            // A permuted tile has rows from anywhere in its segment: the segment stays together.
+            // A permuted tile has rows from the whole segment, so the segment is not split.
             let per_run = if self.config.q_perm() { tiles.len() } else { per_run };
             for (g, head) in heads.clone().enumerate() {
                 runs.extend(tiles.chunks(per_run).map(|tiles| {
@@ -93,11 +93,11 @@ impl<'a, T: Element> Call<'a, T> {
         runs
     }
 
-    /// The statistics of the call, once all groups are done.
+    /// The statistics of the call, after all groups are done.
     pub(super) fn finish(mut self) -> AttnStats {
         assert!(self.out.is_complete());
         let shape = self.inputs.shape;
-        // Segment by segment, the dense tail first.
+        // Segments in order, the dense tail of each segment first.
         self.done.sort_by_key(|run| (run.head, run.segment, run.ranked, run.first_row));
         let mut heads = vec![HeadStats::default(); shape.batch() * shape.num_heads()];
         for run in self.done {

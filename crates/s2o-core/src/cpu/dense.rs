@@ -1,4 +1,4 @@
-//! Dense attention: the engine of short prompts and of the dense tail, and the baseline of every comparison.
+//! Dense attention: the method for short prompts, and the baseline of every comparison.
 
 use super::microkernel::OutputRows;
 use super::pass1::pass1;
@@ -8,11 +8,11 @@ use super::tile::Workspace;
 use super::tile_run::tiles_per_run;
 use crate::segment::query_tiles;
 
-/// Exact attention into `out` (batch, q_len, num_heads, head_dim), contiguous. If `causal`, queries are the last
-/// `q_len` positions of the keys, and each sees the keys up to its own; else each sees all keys.
+/// Exact attention, written to the contiguous `out` (batch, q_len, num_heads, head_dim). If `causal`, the queries are
+/// the last `q_len` positions of the keys, and each sees the keys up to its own. Otherwise each query sees all keys.
 ///
 /// # Panics
-/// If `out` has not `batch * q_len * num_heads * head_dim` elements.
+/// If the length of `out` is not `batch * q_len * num_heads * head_dim`.
 pub fn dense<T: Element>(inputs: &Inputs<'_, T>, causal: bool, out: &mut [T]) {
     const TILE: usize = 128;
     let shape = inputs.shape;

@@ -1,8 +1,8 @@
-//! The crate's one file with unsafe code: the matrix products of a tile, and rows written from several threads.
+//! The only file of the crate with unsafe code: the matrix products of a tile, and output rows for several threads.
 //!
-//! A query tile is kept transposed, one column of `lanes` floats per dimension (and one per key for its scores), so
-//! that neighbouring queries sit in neighbouring SIMD lanes: both products take their left side as it lies, without
-//! packing, and the softmax between them needs no sum across lanes.
+//! A query tile is stored transposed: one column of `lanes` floats per dimension, and per key for its scores.
+//! Neighbouring queries are in neighbouring SIMD lanes, so both products read their left side without packing, and the
+//! softmax between them needs no sum across lanes.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -64,8 +64,8 @@ fn product(
     }
 }
 
-/// Asks for the cache lines of `data` ahead of their use. Ranked keys lie scattered, so that no hardware prefetcher
-/// sees the next one coming.
+/// Prefetches the cache lines of `data`. Ranked keys are scattered in memory, so a hardware prefetcher cannot predict
+/// the next key.
 #[inline]
 pub(super) fn prefetch<T>(data: &[T]) {
     #[cfg(target_arch = "x86_64")]
@@ -78,7 +78,7 @@ pub(super) fn prefetch<T>(data: &[T]) {
     let _ = data;
 }
 
-/// The rows of an output, each handed out once to whichever thread finishes it.
+/// The rows of an output. Each row is written once, by the thread that computes it.
 pub(super) struct OutputRows<'a, T> {
     data: *mut T,
     row_len: usize,
@@ -86,33 +86,33 @@ pub(super) struct OutputRows<'a, T> {
     owner: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the pointer stands for the `&'a mut [T]` it was made from; `write` gives each row to one caller only.
+// SAFETY: the pointer replaces the `&'a mut [T]` it was made from, and `write` gives each row to one caller only.
 unsafe impl<T: Send> Sync for OutputRows<'_, T> {}
 
 impl<'a, T> OutputRows<'a, T> {
     /// Splits `data` into rows of `row_len`.
     ///
     /// # Panics
-    /// If the rows do not come out even.
+    /// If the length of `data` is not a multiple of `row_len`.
     pub(super) fn new(data: &'a mut [T], row_len: usize) -> Self {
         assert!(data.len().is_multiple_of(row_len));
         let taken = (0..data.len() / row_len).map(|_| AtomicBool::new(false)).collect();
         Self { data: data.as_mut_ptr(), row_len, taken, owner: PhantomData }
     }
 
-    /// Lets `write` fill row `row`.
+    /// Calls `write` with row `row`.
     ///
     /// # Panics
-    /// If the row does not exist or was handed out before.
+    /// If the row does not exist or was already written.
     pub(super) fn write(&self, row: usize, write: impl FnOnce(&mut [T])) {
         assert!(!self.taken[row].swap(true, Ordering::Relaxed), "row {row} is written twice");
-        // SAFETY: indexing `taken` has checked that the row lies inside the slice, and the swap that nobody else has
-        // or will get it: this is the only reference to these elements, within the lifetime of the slice.
+        // SAFETY: indexing `taken` checks that the row lies inside the slice. The swap ensures that no other caller
+        // gets the row, so this is the only reference to its elements, within the lifetime of the slice.
         let row = unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.row_len), self.row_len) };
         write(row);
     }
 
-    /// Whether every row was handed out.
+    /// Whether every row was written.
     pub(super) fn is_complete(&mut self) -> bool {
         self.taken.iter_mut().all(|taken| *taken.get_mut())
     }

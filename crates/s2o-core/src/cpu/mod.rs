@@ -2,21 +2,21 @@
 //!
 //! Input may be f32, f16 or bf16 in any layout; arithmetic and accumulation are f32.
 //!
-//! **Memory.** Besides the output, a call holds the key orders of the segments it is working on, at most
-//! [`S2oConfig::workspace_cap`] bytes (segments are ranked in groups that fit); per thread the states of a few query
-//! tiles, about 2 MiB at the default tiles, or `4 * segment_len * head_dim` floats with query permutation; a byte per
-//! output row; and 72 bytes of statistics per query tile and head.
+//! **Memory.** In addition to the output, a call holds the key orders of the segments in progress, at most
+//! [`S2oConfig::workspace_cap`] bytes (segments are ranked in groups that fit). Each thread holds the states of a few
+//! query tiles: about 2 MiB at the default tiles, or `4 * segment_len * head_dim` floats with query permutation. A call
+//! also holds one byte per output row, and 72 bytes of statistics per query tile and head.
 //!
-//! **The way of a call.** [`attention`] makes the plan, cuts it into segment groups (`segment_group`), and for each
-//! group ranks the keys (`ranking`) and shares out runs of query tiles (`call`, `schedule`). A run (`tile_run`) takes
-//! its window (`pass1`) and its prefix (`pass2`) key tile by key tile (`tile`), with two matrix products and a softmax
-//! each (`microkernel`, `softmax`).
+//! **Structure of a call.** [`attention`] makes the plan and cuts it into segment groups (`segment_group`). For each
+//! group it ranks the keys (`ranking`) and distributes runs of query tiles (`call`, `schedule`). A run (`tile_run`)
+//! processes its window (`pass1`) and its prefix (`pass2`) one key tile at a time (`tile`), with two matrix products
+//! and a softmax per key tile (`microkernel`, `softmax`).
 //!
-//! **NaN and infinity.** Nothing hangs and nothing panics. A key that is not finite ranks before all others, so every
-//! query tile visits it, and the output is NaN where it is in dense attention. A query that is not finite is left out
-//! of the mean that ranks its segment's keys; its own output is NaN, and under `AllRows` or `MeanRatio` its query tile
-//! sees every key. A value that is not finite reaches the queries of every tile that visits its key, and in the window
-//! those of the query tile it stands in, the earlier ones included.
+//! **NaN and infinity.** No input causes a hang or a panic. A non-finite key ranks before all others, so every query
+//! tile visits it, and the output is NaN where dense attention gives NaN. A non-finite query is left out of the mean
+//! that ranks its segment's keys. Its own output is NaN, and under `AllRows` or `MeanRatio` its query tile sees every
+//! key. A non-finite value reaches the queries of every tile that visits its key. In the window it reaches all queries
+//! of its query tile, including earlier queries.
 
 mod block_sparse;
 mod call;
@@ -44,13 +44,13 @@ use crate::stats::AttnStats;
 use call::Call;
 use segment_group::{SegmentGroup, SegmentHeads};
 
-/// S2O attention into `out` (batch, q_len, num_heads, head_dim), contiguous.
+/// S2O attention, written to the contiguous `out` (batch, q_len, num_heads, head_dim).
 ///
 /// # Errors
-/// If `prompt_len` does not fit the shape, or the workspace cap holds not even one segment's orders.
+/// If `prompt_len` does not fit the shape, or the orders of one segment do not fit the workspace cap.
 ///
 /// # Panics
-/// If `out` has not `batch * q_len * num_heads * head_dim` elements.
+/// If the length of `out` is not `batch * q_len * num_heads * head_dim`.
 pub fn attention<T: Element>(
     inputs: &Inputs<'_, T>,
     config: &S2oConfig,
@@ -69,14 +69,14 @@ pub fn attention<T: Element>(
     Ok(call.finish())
 }
 
-/// [`attention`] with orders given by the caller instead of Algorithm 1: `ranking[b * num_heads + h][s]` for the
-/// `s`-th segment of the [`Plan`].
+/// [`attention`] with orders from the caller instead of Algorithm 1. `ranking[b * num_heads + h][s]` is the order of
+/// the `s`-th segment of the [`Plan`].
 ///
 /// # Errors
 /// If `prompt_len` does not fit the shape, or an order does not fit its segment.
 ///
 /// # Panics
-/// If `out` has not `batch * q_len * num_heads * head_dim` elements.
+/// If the length of `out` is not `batch * q_len * num_heads * head_dim`.
 pub fn attention_with_ranking<T: Element>(
     inputs: &Inputs<'_, T>,
     config: &S2oConfig,
@@ -98,7 +98,7 @@ pub fn attention_with_ranking<T: Element>(
     Ok(call.finish())
 }
 
-/// Algorithm 1 alone: the orders of every segment and head.
+/// Runs only Algorithm 1: returns the orders of every segment and head.
 ///
 /// # Errors
 /// If `prompt_len` does not fit the shape.

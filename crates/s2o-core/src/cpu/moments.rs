@@ -2,7 +2,7 @@
 
 use pulp::Arch;
 
-/// Sums of distances from the first row, in f64: exact enough in one sweep.
+/// Sums of the differences from the first row, in f64. The subtraction keeps a single sweep accurate enough.
 #[derive(Debug)]
 pub(super) struct Moments {
     first: Vec<f32>,
@@ -17,7 +17,7 @@ impl Moments {
     }
 
     pub(super) fn add(&mut self, row: &[f32]) {
-        // One poisoned query must not cost its neighbours their order.
+        // A non-finite query must not spoil the key order of its segment.
         if !Arch::new().dispatch(|| row.iter().all(|x| x.is_finite())) {
             return;
         }
@@ -35,7 +35,7 @@ impl Moments {
         });
     }
 
-    /// Mean and variance over the rows; zeros if there were none.
+    /// Mean and variance over the rows, or zeros if there are no rows.
     pub(super) fn finish(&self) -> (Vec<f64>, Vec<f64>) {
         let count = self.rows.max(1) as f64;
         let mean = self.first.iter().zip(&self.sum).map(|(&first, sum)| f64::from(first) + sum / count).collect();

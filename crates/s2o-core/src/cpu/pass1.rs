@@ -1,12 +1,12 @@
-//! Pass 1 (Algorithm 2): keys in natural order, causal or not. The local window, and dense attention.
+//! Pass 1 (Algorithm 2): keys in natural order, causal or not. It computes the local window and dense attention.
 
 use std::ops::Range;
 
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 
-/// Loads query tiles, given as consecutive ranges of rows, and runs them over the keys from `start` on, `tile_k` at a
-/// time: up to each query's own position if `causal`, else over all. Leaves them in the first of `workspace.tiles`.
+/// Loads the query tiles `cut` (consecutive ranges of rows) and updates them with the keys from `start`, `tile_k` at a
+/// time: up to each query's own position if `causal`, otherwise all keys. The tiles are the first in `workspace.tiles`.
 pub(super) fn pass1<T: Element>(
     inputs: &Inputs<'_, T>,
     (batch, head): (usize, usize),
@@ -31,7 +31,7 @@ pub(super) fn pass1<T: Element>(
         let values = inputs.v.gather((batch, kv_head), positions, values);
         for tile in tiles.iter_mut() {
             let (first_row, last_row) = (tile.rows[0], tile.rows[tile.rows.len() - 1]);
-            // Keys that this tile can see: what it computes must not depend on the tiles it shares an item with.
+            // Only the keys that this tile can see: its result must not depend on the other tiles of the run.
             let seen = if causal { (q_offset + last_row + 1).saturating_sub(first) } else { usize::MAX };
             if seen == 0 {
                 continue;

@@ -7,7 +7,7 @@ use crate::early_stop::StopVote;
 use crate::plan::SegmentOrder;
 use crate::stats::{SkippedMass, Visit};
 
-/// Regroups the first `count` tiles, those of a whole segment, by `order.q_perm`, states and all.
+/// Regroups the first `count` tiles, which are all tiles of a segment, by `order.q_perm`, including their states.
 pub(super) fn permute(workspace: &mut Workspace, count: usize, order: &SegmentOrder, tile_q: usize) {
     let Workspace { tiles, permuted, .. } = workspace;
     let cut = order.q_perm.as_slice().chunks(tile_q);
@@ -20,8 +20,8 @@ pub(super) fn permute(workspace: &mut Workspace, count: usize, order: &SegmentOr
     std::mem::swap(tiles, permuted);
 }
 
-/// Runs the first `count` tiles of the workspace, all of one segment, over the prefix in `order.kv_perm` order. They
-/// share each gathered key tile, and stop one by one.
+/// Updates the first `count` tiles of the workspace, all of one segment, with the prefix in `order.kv_perm` order. The
+/// tiles share each gathered key tile and stop independently.
 pub(super) fn pass2<T: Element>(
     inputs: &Inputs<'_, T>,
     (batch, head): (usize, usize),

@@ -14,14 +14,13 @@ use crate::permutation::{Permutation, score_of_key, sort_by_score, sort_key};
 use crate::plan::{Plan, SegmentOrder};
 use crate::segment::{Segment, query_tiles};
 
-/// Segments whose keys are scored together: enough rows to read each key once for many, few enough tasks' worth
-/// of sort keys in flight.
+/// Number of segments whose keys are scored together: many, so that each read of a key serves many rows; not too many,
+/// because the sort keys of every task in progress are in memory.
 const SEGMENTS_PER_TASK: usize = 16;
-/// Keys scored, or queries averaged, at a time.
+/// Number of keys scored, or queries averaged, at a time.
 const ROWS_AT_A_TIME: usize = 128;
 
-/// Bytes that ranking one segment takes for the heads of one KV head: per key and head two 64-bit sort keys and a
-/// 32-bit index.
+/// Bytes for ranking one segment for `group_size` heads: two 64-bit sort keys and a 32-bit index per key and head.
 pub(super) fn workspace_bytes(group_size: usize, prefix_len: usize) -> usize {
     20 * group_size * prefix_len
 }
@@ -33,7 +32,7 @@ pub(super) fn rank<T: Element>(
     config: &S2oConfig,
     segments: &[SegmentHeads],
 ) -> Vec<Vec<SegmentOrder>> {
-    // Segments of the same heads read the same keys.
+    // Segments of the same heads share the reads of the keys.
     let mut by_heads: Vec<(usize, &SegmentHeads)> = segments.iter().enumerate().collect();
     by_heads.sort_by_key(|(_, segment)| (segment.batch, segment.heads.start, segment.heads.end));
     let same_heads =
@@ -90,14 +89,14 @@ fn rank_heads<T: Element>(
         .collect()
 }
 
-/// One row of scores: a segment as one query head sees it.
+/// One row of scores: one segment for one query head.
 struct Member<'a> {
     segment: &'a Segment,
     head: usize,
 }
 
-/// The keys before a segment with their scores, packed to be sorted; those of the front sink sort first, so their
-/// scores stand apart.
+/// The keys before a segment with their scores, packed for sorting. The front sink sorts first regardless of its
+/// scores, which are therefore kept separately.
 struct Scored {
     keys: Vec<u64>,
     sink_scores: Vec<f32>,
@@ -134,7 +133,7 @@ fn score_keys<T: Element>(
     for first in (0..end).step_by(ROWS_AT_A_TIME) {
         let positions = first..(first + ROWS_AT_A_TIME).min(end);
         let keys = inputs.k.gather((batch, kv_head), positions.clone(), &mut keys);
-        // [K | K * K], or K alone.
+        // The features are [K | K * K], or only K.
         for (key, features) in keys.chunks_exact(head_dim).zip(features.chunks_exact_mut(depth)) {
             let (plain, squared) = features.split_at_mut(head_dim);
             plain.copy_from_slice(key);
@@ -146,7 +145,7 @@ fn score_keys<T: Element>(
                 let index = t as u32;
                 if t < config.front_sink() {
                     scored.sink_scores.push(row[i]);
-                    // Below every sort key of a score, NaN included.
+                    // Below the sort key of every score, including NaN.
                     scored.keys.push(u64::from(index));
                 } else {
                     scored.keys.push(sort_key(row[i], index));

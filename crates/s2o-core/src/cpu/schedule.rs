@@ -1,11 +1,11 @@
-//! Work items, pulled one by one by as many workers as rayon has threads.
+//! Work items that rayon's threads take one at a time.
 
 use rayon::prelude::*;
 
 use super::tile::Workspace;
 
-/// Runs `work` on every item in ascending order of `key` and returns the results, in no particular order. `key` should
-/// put the longest items first, so that none is left for the end. Each worker has one workspace.
+/// Runs `work` on every item in ascending order of `key` and returns the results in no particular order. `key` should
+/// put the longest items first, so that no thread starts a long item at the end. Each worker has one workspace.
 pub(super) fn run<Item: Send, Key: Ord, R: Send>(
     mut items: Vec<Item>,
     key: impl Fn(&Item) -> Key,
@@ -13,7 +13,7 @@ pub(super) fn run<Item: Send, Key: Ord, R: Send>(
     work: impl Fn(&Item, &mut Workspace) -> R + Sync,
 ) -> Vec<R> {
     items.sort_by_key(key);
-    // Rayon prepares more workers than it may need: a workspace is made with a worker's first item.
+    // Rayon prepares more workers than it may need, so a worker creates its workspace with its first item.
     let workers = items.into_iter().par_bridge();
     workers.map_init(|| None, |held, item| work(&item, held.get_or_insert_with(&workspace))).collect()
 }

@@ -1,4 +1,4 @@
-//! [`SegmentGroup`]: segments that are ranked together, because the workspace cap has room for their orders.
+//! [`SegmentGroup`]: segments that are ranked together because their orders fit the workspace cap.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::error::S2oError;
 use crate::plan::Plan;
 use crate::shape::AttnShape;
 
-/// One segment as the heads of one KV head see it, or as one of these heads does.
+/// One segment with the query heads that are ranked together: all heads of one KV head, or one of them.
 #[derive(Debug, Clone)]
 pub(super) struct SegmentHeads {
     pub(super) batch: usize,
@@ -39,7 +39,7 @@ impl SegmentHeads {
 pub(super) struct SegmentGroup {
     /// Segments with queries outside the dense tail.
     pub(super) ranked: Vec<SegmentHeads>,
-    /// Segments that the dense tail covers: they need no order.
+    /// Segments that lie in the dense tail. They need no order.
     pub(super) tail_only: Vec<SegmentHeads>,
 }
 
@@ -51,7 +51,7 @@ impl SegmentGroup {
         group
     }
 
-    /// Cuts the segments of a call into groups whose orders take at most `cap` bytes. Heads are ranked one by one where
+    /// Cuts the segments of a call into groups whose orders take at most `cap` bytes. Heads are ranked one by one if
     /// the heads of their KV head do not fit together.
     ///
     /// # Errors

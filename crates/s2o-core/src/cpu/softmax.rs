@@ -4,13 +4,13 @@ use std::f32::consts::LOG2_E;
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// Queries that one pass of the inner loops handles; every tile's `lanes` is a multiple of it.
+/// Number of queries in one pass of the inner loops. The `lanes` of every tile are a multiple of it.
 pub(super) const LANES: usize = 16;
 
 /// Per-query results of [`exponentiate`], each `lanes` long.
 #[derive(Debug, Default)]
 pub(super) struct Columns {
-    /// m'
+    /// The new maximum m'
     pub(super) new_max: Vec<f32>,
     /// `2^(m - m')`
     pub(super) rescale: Vec<f32>,
@@ -103,7 +103,7 @@ impl WithSimd for ExpSums<'_> {
 
 /// `acc[d][i] *= rescale[i]` for an `acc` of columns as long as `rescale`.
 pub(super) fn rescale_columns(acc: &mut [f32], rescale: &[f32]) {
-    // Ranked keys come in descending order: most tiles move no maximum at all.
+    // Ranked keys come in descending order, so most tiles do not change any maximum.
     if rescale.iter().all(|&r| r == 1.0) {
         return;
     }
@@ -119,9 +119,9 @@ pub(super) fn rescale_columns(acc: &mut [f32], rescale: &[f32]) {
 /// `2^x` for `x <= 0`, within 2 units in the last place; 0 below the smallest normal number.
 #[inline(always)]
 fn exp2<S: Simd>(x: f32) -> f32 {
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+    // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    // Written so that NaN goes through.
+    // This form propagates NaN.
     let clamped = if x < -126.0 { -126.0 } else { x };
     let rounded = clamped + ROUND;
     let fraction = clamped - (rounded - ROUND);
@@ -135,7 +135,7 @@ fn exp2<S: Simd>(x: f32) -> f32 {
     if x < -126.0 { 0.0 } else { power }
 }
 
-/// `a * b + c`, fused where the instruction exists: without it `mul_add` is a slow library call.
+/// `a * b + c`, fused if the instruction exists: without it, `mul_add` is a slow library call.
 #[inline(always)]
 fn multiply_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
     if S::IS_SCALAR { a * b + c } else { a.mul_add(b, c) }

@@ -1,4 +1,4 @@
-//! Tensors as they lie in memory: any strides, f32, f16 or bf16, read as f32.
+//! Tensors with any strides, of type f32, f16 or bf16, read as f32.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -42,7 +42,7 @@ impl Element for f16 {
 
 impl Element for bf16 {
     fn widen(src: &[Self], dst: &mut [f32]) {
-        // A shift per element: simpler for the vectoriser than the general conversion.
+        // One shift per element is simpler to vectorise than the general conversion.
         for (dst, src) in dst.iter_mut().zip(src) {
             *dst = f32::from_bits(u32::from(src.to_bits()) << 16);
         }
@@ -52,7 +52,7 @@ impl Element for bf16 {
     }
 }
 
-/// A tensor (batch, length, heads, head_dim) in somebody else's buffer.
+/// A tensor (batch, length, heads, head_dim) in a borrowed buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a, T> {
     data: &'a [T],
@@ -62,7 +62,7 @@ pub struct Strided<'a, T> {
 
 impl<'a, T: Element> Strided<'a, T> {
     /// A tensor whose element `(b, s, h, d)` is at `b * strides[0] + s * strides[1] + h * strides[2] + d * strides[3]`
-    /// of `data`. Errors call the tensor `name`.
+    /// of `data`. `name` is the tensor's name in errors.
     ///
     /// # Errors
     /// [`ShapeError::Buffer`] if the strides reach beyond `data`.
@@ -78,7 +78,7 @@ impl<'a, T: Element> Strided<'a, T> {
         }
     }
 
-    /// A tensor that lies contiguous.
+    /// A contiguous tensor.
     ///
     /// # Errors
     /// [`ShapeError::Buffer`] if `data` is too short.
@@ -87,15 +87,15 @@ impl<'a, T: Element> Strided<'a, T> {
         Self::new(name, data, dims, [s * h * d, h * d, d, 1])
     }
 
-    /// Reads the heads at `positions` into consecutive rows of `dst`, which are `head_dim` long; returns the part of
-    /// `dst` that holds them.
+    /// Reads the heads at `positions` into consecutive rows of `dst`, each `head_dim` long. Returns the part of `dst`
+    /// that holds them.
     pub(super) fn gather<'b>(
         &self,
         (batch, head): (usize, usize),
         positions: impl ExactSizeIterator<Item = usize> + Clone,
         dst: &'b mut [f32],
     ) -> &'b [f32] {
-        /// Rows between the request for a row and its use: enough to hide a trip to memory.
+        /// Number of rows between the prefetch of a row and its use: enough to hide the memory latency.
         const AHEAD: usize = 12;
         let [_, _, _, head_dim] = self.dims;
         let len = positions.len();
@@ -137,7 +137,7 @@ pub struct Inputs<'a, T> {
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
-    /// `q` (batch, q_len, num_heads, head_dim); `k`, `v` (batch, k_len, num_kv_heads, head_dim).
+    /// Takes `q` (batch, q_len, num_heads, head_dim) and `k`, `v` (batch, k_len, num_kv_heads, head_dim).
     ///
     /// # Errors
     /// If the sizes do not fit each other or are not supported, or the scale is not finite.
@@ -154,7 +154,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         (batch * self.shape.q_len() + row) * self.shape.num_heads() + head
     }
 
-    /// The sizes.
+    /// The sizes of the call.
     pub fn shape(&self) -> &AttnShape {
         &self.shape
     }

@@ -1,4 +1,4 @@
-//! A query tile with its running softmax, and the buffers a worker needs: nothing is allocated in the tile loops.
+//! A query tile with its running softmax, and the buffers of a worker. The tile loops reuse these buffers.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -10,14 +10,14 @@ use crate::config::GainFrame;
 use crate::early_stop::{Gain, StopVote};
 use crate::online_softmax::RowUpdate;
 
-/// One query tile of one head: its scaled queries, its state, and who it writes to.
+/// One query tile of one head: its rows, its scaled queries and its state.
 #[derive(Debug, Default)]
 pub(super) struct QueryTile {
-    /// Rows of the call, in the tile's order.
+    /// Rows of the call, in the order of the tile.
     pub(super) rows: Vec<usize>,
-    /// `rows.len()` rounded up to [`LANES`]; the queries of the lanes beyond are zero.
+    /// `rows.len()` rounded up to [`LANES`]. The queries of the extra lanes are zero.
     lanes: usize,
-    /// (head_dim, lanes), times `softmax_scale * log2 e`: scores come out in units of log2.
+    /// (head_dim, lanes), times `softmax_scale * log2 e`, so that scores are in units of log2.
     q: Vec<f32>,
     /// (head_dim, lanes)
     acc: Vec<f32>,
@@ -25,7 +25,7 @@ pub(super) struct QueryTile {
     row_max: Vec<f32>,
     /// (lanes)
     row_sum: Vec<f32>,
-    /// (m, l) when the prefix began, to measure how much it added.
+    /// (m, l) at the start of the prefix, to measure how much the prefix added.
     entry_max: Vec<f32>,
     entry_sum: Vec<f32>,
 }
@@ -50,7 +50,7 @@ impl QueryTile {
         }
     }
 
-    /// Begins a tile of consecutive `rows` with no keys seen.
+    /// Initialises the tile with consecutive `rows` and no keys.
     pub(super) fn load<T: Element>(
         &mut self,
         inputs: &Inputs<'_, T>,
@@ -61,7 +61,7 @@ impl QueryTile {
         let head_dim = inputs.shape.head_dim();
         self.reset(rows.clone(), head_dim);
         let scale = inputs.softmax_scale * LOG2_E;
-        // Transposed by LANES rows at a time: whole cache lines on both sides.
+        // Transposes LANES rows at a time, to use whole cache lines on both sides.
         for (first, lane) in rows.step_by(LANES).zip((0..self.lanes).step_by(LANES)) {
             let count = LANES.min(self.rows.len() - lane);
             let queries = inputs.q.gather((batch, head), first..first + count, row_buffer);
@@ -73,8 +73,8 @@ impl QueryTile {
         }
     }
 
-    /// Begins a tile of `len` rows of other tiles, with their states: row `i` comes from `sources(i)`, a tile and its
-    /// lane.
+    /// Initialises the tile with `len` rows of other tiles and their states. Row `i` comes from `sources(i)`, a tile
+    /// and its lane.
     pub(super) fn resume<'t>(&mut self, len: usize, sources: impl Fn(usize) -> (&'t QueryTile, usize)) {
         let head_dim = sources(0).0.head_dim();
         self.reset((0..len).map(&sources).map(|(tile, lane)| tile.rows[lane]), head_dim);
@@ -89,8 +89,8 @@ impl QueryTile {
         }
     }
 
-    /// Scores a key tile: `scores` become weights relative to the new maxima in `columns`. With `diagonal` the tile's
-    /// rows are consecutive, and row `i` sees the first `diagonal + i + 1` keys only.
+    /// Scores a key tile and turns the scores into weights relative to the new maxima in `columns`. With `diagonal`,
+    /// the tile's rows are consecutive, and row `i` sees only the first `diagonal + i + 1` keys.
     pub(super) fn score(&self, keys: &[f32], diagonal: Option<isize>, scores: &mut Scores) {
         let head_dim = self.head_dim();
         let n = keys.len() / head_dim;
@@ -119,8 +119,8 @@ impl QueryTile {
         }
     }
 
-    /// Zeroes the weights of 32 consecutive rows whose every greatest score, relative to the maximum so far, is below
-    /// `threshold` (in nats); their sums keep what the tile added. Returns how many rows of the tile these are.
+    /// Zeroes the weights of 32 consecutive rows if the largest score of each row, relative to its maximum so far, is
+    /// below `threshold` (in nats). The sums of the rows still include the tile. Returns the number of such rows.
     pub(super) fn skip_values(&self, scores: &mut Scores, threshold: f32) -> usize {
         const STRIP: usize = 32;
         let least = threshold.exp();
@@ -136,7 +136,7 @@ impl QueryTile {
         skipped
     }
 
-    /// Commits a scored key tile.
+    /// Adds a scored key tile to the state.
     pub(super) fn update(&mut self, scores: &Scores, values: &[f32]) {
         let columns = &scores.columns;
         for ((sum, &rescale), &tile_sum) in self.row_sum.iter_mut().zip(&columns.rescale).zip(&columns.tile_sum) {
@@ -148,13 +148,13 @@ impl QueryTile {
         microkernel::accumulate(self.lanes, head_dim, &scores.weights, values, &mut self.acc);
     }
 
-    /// Remembers (m, l) of every row for [`QueryTile::prefix_share`].
+    /// Stores (m, l) of every row for [`QueryTile::prefix_share`].
     pub(super) fn enter_prefix(&mut self) {
         self.entry_max.clone_from(&self.row_max);
         self.entry_sum.clone_from(&self.row_sum);
     }
 
-    /// Mean over the rows of the share of the mass that came since [`QueryTile::enter_prefix`].
+    /// Mean over the rows of the share of the mass added since [`QueryTile::enter_prefix`].
     pub(super) fn prefix_share(&self) -> f64 {
         let rows = self.rows.len();
         let kept: f64 = (0..rows)
@@ -204,17 +204,17 @@ pub(super) struct Scores {
     columns: Columns,
 }
 
-/// What one worker needs.
+/// The buffers of one worker.
 #[derive(Debug)]
 pub(super) struct Workspace {
-    /// The query tiles of the run, and some that are left from longer runs.
+    /// The query tiles of the run, then unused tiles of longer runs.
     pub(super) tiles: Vec<QueryTile>,
-    /// Room for the tiles regrouped.
+    /// Buffer for regrouped tiles.
     pub(super) permuted: Vec<QueryTile>,
     pub(super) scores: Scores,
     pub(super) keys: Vec<f32>,
     pub(super) values: Vec<f32>,
-    /// (LANES, head_dim): rows on their way into or out of a tile.
+    /// (LANES, head_dim): rows to be transposed into or out of a tile.
     pub(super) rows: Vec<f32>,
 }
 
@@ -230,7 +230,7 @@ impl Workspace {
         }
     }
 
-    /// The first `count` tiles of `tiles`, made if they are not there.
+    /// The first `count` tiles of `tiles`, created if missing.
     pub(super) fn at_least(tiles: &mut Vec<QueryTile>, count: usize) -> &mut [QueryTile] {
         if tiles.len() < count {
             tiles.resize_with(count, QueryTile::default);

@@ -12,8 +12,8 @@ use crate::plan::SegmentOrder;
 use crate::segment::Segment;
 use crate::stats::{TileStats, Visit};
 
-/// Query tiles that one run takes together: they share gathered keys, and their states should stay in the L2 cache; but
-/// every thread should find several runs.
+/// Number of query tiles in a run. The tiles share gathered keys and their states should fit the L2 cache, but every
+/// thread should get several runs.
 pub(super) fn tiles_per_run(head_dim: usize, tile_q: usize, total_tiles: usize) -> usize {
     const STATE_BYTES: usize = 512 << 10;
     let per_tile = 2 * head_dim * tile_q * size_of::<f32>();
@@ -34,7 +34,7 @@ pub(super) struct TileRun<'a> {
 
 impl TileRun<'_> {
     /// Computes the tiles and writes their rows: in a single pass (Algorithm 4), or with the queries regrouped between
-    /// the two passes (Algorithms 2 and 3). Tiles of the dense tail take their prefix in natural order, as a window.
+    /// two passes (Algorithms 2 and 3). Tiles of the dense tail process their prefix in natural order, as a window.
     pub(super) fn compute<T: Element>(
         &self,
         inputs: &Inputs<'_, T>,

@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use super::Head;
 
-/// Exact causal attention of the queries `rows`: (rows, head_dim). Two sweeps over the keys, no online softmax.
+/// Exact causal attention of the queries `rows`: (rows, head_dim). It sweeps the keys twice, without online softmax.
 pub fn dense(head: &Head, rows: Range<usize>) -> Vec<f64> {
     let mut out = Vec::with_capacity(rows.len() * head.head_dim);
     for row in rows {

@@ -1,7 +1,7 @@
-//! The oracle: Algorithms 1 to 4 in f64, one head at a time, no threads, no blocking beyond what the algorithm says.
+//! The reference: Algorithms 1 to 4 in f64, one head at a time, without threads or any blocking outside the algorithm.
 //!
-//! Written to be compared with the paper line by line, and shared with no fast path: only the decisions (segments,
-//! tie rule, stop rule, statistics) are the same code.
+//! It is written for line-by-line comparison with the paper. It shares only the decisions (segments, tie rule, stop
+//! rule, statistics) with the fast paths.
 
 mod dense;
 mod pass1;
@@ -24,7 +24,7 @@ use crate::segment::query_tiles;
 use crate::shape::AttnShape;
 use crate::stats::{AttnStats, HeadStats, TileStats, Visit};
 
-/// One query head with the KV head it reads. Query `i` stands at position `q_offset + i`.
+/// One query head with the KV head it reads. Query `i` is at position `q_offset + i`.
 #[derive(Debug, Clone)]
 pub struct Head {
     q: Vec<f64>,
@@ -39,7 +39,7 @@ impl Head {
     /// (batch, k_len, num_kv_heads, head_dim), all contiguous.
     ///
     /// # Panics
-    /// If a slice is shorter than `shape` says.
+    /// If a slice is shorter than `shape` requires.
     pub fn new(shape: &AttnShape, [q, k, v]: [&[f32]; 3], softmax_scale: f32, batch: usize, head: usize) -> Self {
         let head_dim = shape.head_dim();
         let pick = |data: &[f32], len: usize, num_heads: usize, head: usize| -> Vec<f64> {
@@ -127,14 +127,14 @@ pub fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oC
     (out, stats)
 }
 
-/// S2O attention of all heads: the output (batch, q_len, num_heads, head_dim) and the statistics. With `ranking`
-/// the orders come from the caller.
+/// S2O attention of all heads: the output (batch, q_len, num_heads, head_dim) and the statistics. If `ranking` is
+/// given, its orders replace Algorithm 1.
 ///
 /// # Errors
 /// If `prompt_len` does not fit `shape`, or an order of `ranking` does not fit its segment.
 ///
 /// # Panics
-/// If a slice is shorter than `shape` says.
+/// If a slice is shorter than `shape` requires.
 pub fn attention(
     shape: &AttnShape,
     qkv: [&[f32]; 3],

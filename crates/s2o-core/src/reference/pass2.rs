@@ -6,9 +6,9 @@ use crate::plan::SegmentOrder;
 use crate::segment::Segment;
 use crate::stats::{SkippedMass, Visit};
 
-/// Algorithm 3: query tiles in `q_perm` order resume their states and take the prefix in `kv_perm` order until the
-/// gain is too small. `states` are those of the segment's rows in natural order; so is the output (rows, head_dim).
-/// The visits are in processing order.
+/// Algorithm 3: query tiles in `q_perm` order resume their states and process the prefix in `kv_perm` order until the
+/// gain is too small. `states` and the output (rows, head_dim) follow the segment's rows in natural order. The visits
+/// are in processing order.
 pub fn pass2(
     head: &Head,
     segment: &Segment,
@@ -33,7 +33,7 @@ pub fn pass2(
     (states.iter().flat_map(SoftmaxState::finish).collect(), visits)
 }
 
-/// The prefix loop of one query tile: `rows[i]` owns `states[i]`.
+/// The prefix loop of one query tile. `states[i]` belongs to `rows[i]`.
 pub(super) fn prefix(
     head: &Head,
     rows: &[usize],

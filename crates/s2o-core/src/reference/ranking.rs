@@ -7,7 +7,7 @@ use crate::segment::Segment;
 /// Algorithm 1 for one segment.
 pub fn rank(head: &Head, segment: &Segment, segment_len: usize, config: &S2oConfig) -> SegmentOrder {
     let k_scores = key_scores(head, segment, config);
-    // kv_perm = argsort descending, the front sink before all
+    // kv_perm = argsort descending, with the front sink first
     let mut lifted = k_scores.clone();
     let sink = config.front_sink().min(lifted.len());
     lifted[..sink].fill(f64::INFINITY);
@@ -27,7 +27,7 @@ pub fn rank(head: &Head, segment: &Segment, segment_len: usize, config: &S2oConf
     SegmentOrder { q_perm, kv_perm, tile_weights }
 }
 
-/// `k_scores[t] = scale <q_mean, K[t]>` (and the variance term) for the keys before the segment.
+/// `k_scores[t] = scale <q_mean, K[t]>` (plus the variance term) for the keys before the segment.
 pub fn key_scores(head: &Head, segment: &Segment, config: &S2oConfig) -> Vec<f64> {
     let (mean, var) = query_moments(head, segment);
     let scale = head.softmax_scale;
@@ -45,7 +45,7 @@ pub fn key_scores(head: &Head, segment: &Segment, config: &S2oConfig) -> Vec<f64
         .collect()
 }
 
-/// `q_scores[s] = <Q[s], k_guide>` for the queries outside the dense tail, `k_guide` the mean of the first segment's
+/// `q_scores[s] = <Q[s], k_guide>` for the queries outside the dense tail. `k_guide` is the mean of the first segment's
 /// keys.
 pub fn query_scores(head: &Head, segment: &Segment, segment_len: usize) -> Vec<f64> {
     let guide_len = segment_len.min(head.k.len() / head.head_dim);
@@ -54,7 +54,7 @@ pub fn query_scores(head: &Head, segment: &Segment, segment_len: usize) -> Vec<f
     segment.rows.clone().map(|row| dot(head.q(row), &k_guide)).collect()
 }
 
-/// Mean and variance, per dimension, of the segment's finite queries in this call (those of the dense tail included).
+/// Mean and variance, per dimension, of the segment's finite queries in this call, including the dense tail.
 fn query_moments(head: &Head, segment: &Segment) -> (Vec<f64>, Vec<f64>) {
     let rows = segment.all_rows().filter(|&row| head.q(row).iter().all(|x| x.is_finite()));
     let count = rows.clone().count().max(1) as f64;

@@ -5,8 +5,8 @@ use crate::plan::SegmentOrder;
 use crate::segment::Segment;
 use crate::stats::Visit;
 
-/// Algorithm 4: without query permutation the window and the prefix follow each other, tile by tile of queries, and
-/// no state leaves the loop. The output is (rows, head_dim) in natural order.
+/// Algorithm 4: without query permutation, each query tile processes its window and then its prefix, so no state leaves
+/// the loop. The output is (rows, head_dim) in natural order.
 pub fn single_pass(head: &Head, segment: &Segment, order: &SegmentOrder, config: &S2oConfig) -> (Vec<f64>, Vec<Visit>) {
     let mut out = Vec::with_capacity(segment.rows.len() * head.head_dim);
     let mut visits = Vec::new();

@@ -1,8 +1,8 @@
-//! The oracle: attention to the letter, in f64, one query of one head at a time, on tensors of one length.
+//! The reference: attention by its definition in f64, one query of one head at a time, on tensors of one length.
 
 use candle_core::{DType, Result, Tensor};
 
-/// What a call asks for, beside its tensors. Windows hold as given.
+/// The arguments of a call besides its tensors. Windows apply as given.
 #[derive(Debug, Clone, Default)]
 pub struct Asked {
     pub scale: f64,
@@ -13,7 +13,7 @@ pub struct Asked {
     pub ranges: Vec<(i64, i64)>,
 }
 
-/// The elements of (batch, q_len, num_heads, head_dim).
+/// The output as the elements of (batch, q_len, num_heads, head_dim).
 pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, asked: &Asked) -> Result<Vec<f64>> {
     let (batch, q_len, num_heads, head_dim) = q.dims4()?;
     let (_, k_len, num_kv_heads, _) = k.dims4()?;
@@ -65,7 +65,7 @@ pub fn assert_close(out: &Tensor, expected: &[f64], what: &str) {
     let out = out.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
     assert_eq!(out.len(), expected.len(), "{what}");
     for (i, (out, expected)) in out.iter().zip(expected).enumerate() {
-        // Not `>`: a NaN must fail.
+        // Not `>`, because NaN must fail.
         assert!((out - expected).abs() <= tolerance, "{what}: element {i}: expected {expected}, got {out}");
     }
 }
