@@ -53,7 +53,7 @@ struct Program {
 enum Command {
     Prefill(Box<prefill::Flags>),
     Compare(Box<compare::Flags>),
-    Evaluate(evaluate::Flags),
+    Evaluate(Box<evaluate::Flags>),
     Heatmap(Box<heatmap::Flags>),
     Statistics(Box<statistics::Flags>),
 }
