@@ -103,14 +103,14 @@ fn compare(machine: &Machine, problem: &Problem, specs: &[MethodSpec], repeats: 
     let tokens = call.prompt_len;
     let exact = Dense.prefill(call, q, k, v)?;
     let methods = specs.iter().map(MethodSpec::build).collect::<Result<Vec<_>, _>>()?;
-    let mut densities = Vec::new();
+    let mut checked = Vec::new();
     for (spec, method) in specs.iter().zip(&methods) {
         let Timed { out, work, .. } = method.timed(call, q, k, v)?;
         let error = relative_error(&out, &exact)?;
         ensure!(error.is_finite(), "{spec}: the output is not finite: not timed");
         let density = method::density(&work);
         println!("{tokens:7} {:28} density {density:.4} relative error {error:.4}", spec.to_string());
-        densities.push(density);
+        checked.push((density, error));
     }
     drop(exact);
 
@@ -134,7 +134,7 @@ fn compare(machine: &Machine, problem: &Problem, specs: &[MethodSpec], repeats: 
     println!("{tokens:7} {name:28} {baseline_ms:10.3} ms");
     let tflop = causal_tflop(q, k)?;
     let mut rows = Vec::new();
-    for ((spec, density), times) in specs.iter().zip(densities).zip(times) {
+    for ((spec, (density, error)), times) in specs.iter().zip(checked).zip(times) {
         let [selection, attention, whole] = times.map(median);
         println!(
             "{tokens:7} {:28} {whole:10.3} ms  x{:.2}  selection {selection:.3} attention {attention:.3}",
@@ -144,6 +144,7 @@ fn compare(machine: &Machine, problem: &Problem, specs: &[MethodSpec], repeats: 
         for (phase, ms) in [("", whole), (", selection", selection), (", attention", attention)] {
             rows.push(Row {
                 density: Some(density),
+                error: Some(error),
                 ms,
                 tflops: (phase != ", selection").then(|| density * tflop / ms * 1e3),
                 baseline: name.into(),

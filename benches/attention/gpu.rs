@@ -151,6 +151,7 @@ struct Method {
     name: String,
     config: S2oConfig,
     density: f64,
+    error: f64,
 }
 
 fn compare(
@@ -180,7 +181,7 @@ fn compare(
         let most = if problem.source == Source::Trained { 0.5 } else { f64::MAX };
         ensure!(error <= most, "{name}: relative error {error}: not timed");
         println!("{tokens:7} {:17} {name:10} density {:.4} relative error {error:.4}", problem.name(), stats.density());
-        methods.push(Method { name, config, density: stats.density() });
+        methods.push(Method { name, config, density: stats.density(), error });
     }
     drop(exact);
 
@@ -205,7 +206,7 @@ fn compare(
             println!("{tokens:7} {:17} {name:24} {ms:9.3} ms", problem.name());
         }
     }
-    let dense = Method { name: "dense".into(), config: S2oConfig::default(), density: 1.0 };
+    let dense = Method { name: "dense".into(), config: S2oConfig::default(), density: 1.0, error: 0.0 };
     let tflop = causal_tflop(&problem.q, &problem.k)?;
     let mut rows = Vec::new();
     for (method, &ms) in std::iter::once(&dense).chain(&methods).zip(&medians[1..]) {
@@ -223,6 +224,7 @@ fn compare(
                 segment: if is_dense { String::new() } else { method.config.segment_len().resolve(tokens).to_string() },
                 tau: (!is_dense).then(|| method.config.tau()),
                 density: Some(method.density),
+                error: (!is_dense).then_some(method.error),
                 ms,
                 tflops: Some(tflops),
                 baseline: baseline.into(),

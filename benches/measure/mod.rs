@@ -36,6 +36,8 @@ pub struct Row {
     pub segment: String,
     pub tau: Option<f32>,
     pub density: Option<f64>,
+    /// Distance from exact attention (from exact logits for whole prefills), relative in the Euclidean norm.
+    pub error: Option<f64>,
     pub ms: f64,
     pub tflops: Option<f64>,
     pub baseline: String,
@@ -122,6 +124,7 @@ impl Machine {
             segment: String::new(),
             tau: None,
             density: None,
+            error: None,
             ms: f64::NAN,
             tflops: None,
             baseline: String::new(),

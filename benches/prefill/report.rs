@@ -140,7 +140,13 @@ impl<'a> Report<'a> {
                 let row = self.machine.row_of(bench, &method, [tokens; 2], heads, DTYPE);
                 let s2o = m.method.config();
                 let segment = s2o.as_ref().map(|s2o| s2o.segment_len().resolve(tokens).to_string());
-                Row { segment: segment.unwrap_or_default(), tau: s2o.map(|s2o| s2o.tau()), density: m.density, ..row }
+                Row {
+                    segment: segment.unwrap_or_default(),
+                    tau: s2o.map(|s2o| s2o.tau()),
+                    density: m.density,
+                    error: m.error.filter(|_| m.method != Method::Dense).map(|(error, _)| error),
+                    ..row
+                }
             };
             let name = m.method.name();
             let whole = || Row { ms: m.ms, ..row("prefill", format!("{name}, {}", self.model)) };

@@ -78,7 +78,7 @@ fn picture(length: usize, timed: &[Timed]) -> Result<Picture> {
 
 fn times(timed: &[Timed]) -> String {
     let header =
-        ["tokens", "method", "selection", "of whole", "of baseline", "attention", "whole", "density", "x baseline"];
+        ["tokens", "method", "selection", "of whole", "of baseline", "attention", "whole", "density", "error", "x baseline"];
     let percent = |part: f64, of: f64| format!("{} %", three_digits(100.0 * part / of));
     let mut lines = Vec::new();
     for length in distinct(timed.iter().map(|timed| timed.tokens)) {
@@ -93,11 +93,12 @@ fn times(timed: &[Timed]) -> String {
                 three_digits(*attention),
                 three_digits(whole.ms),
                 whole.density.map_or("-".to_owned(), |density| share(density, 3)),
+                whole.error.map_or("-".to_owned(), |error| share(error, 3)),
                 whole.ratio.map_or("-".to_owned(), three_digits),
             ]);
         }
         for (name, ms) in baselines(length, timed) {
-            let cells = [&tokens(length), name, "-", "-", "-", "-", &three_digits(ms), "-", "1"];
+            let cells = [&tokens(length), name, "-", "-", "-", "-", &three_digits(ms), "-", "-", "1"];
             lines.push(cells.map(str::to_owned).to_vec());
         }
     }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::rows::{Sourced, distinct, missing, read};
 
-const COLUMNS: &str = "bench, method, q_len, k_len, heads, dtype, density, ms, baseline, baseline_ms, ratio";
+const COLUMNS: &str = "bench, method, q_len, k_len, heads, dtype, density, error, ms, baseline, baseline_ms, ratio";
 
 /// The columns of `benches/record` that are shown.
 #[derive(Debug, Clone, Deserialize)]
@@ -27,6 +27,8 @@ pub struct Measurement {
     pub dtype: String,
     /// Share of the causal tiles that were computed.
     pub density: Option<f64>,
+    /// Relative distance from exact attention, or from exact logits.
+    pub error: Option<f64>,
     /// Median time in milliseconds.
     pub ms: f64,
     /// The method that alternated with it.

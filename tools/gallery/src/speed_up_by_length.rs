@@ -43,8 +43,8 @@ pub fn section(directory: &Path) -> Result<Section> {
     let plot = lines(&curves, &format!("times as fast as {FLASH_ATTENTION}"));
     let mut pictures = vec![Picture::new("speed-up-by-length".to_owned(), description, (900, 600), plot)?];
     let mut text = format!(
-        "Attention alone, times as fast as {FLASH_ATTENTION} ({}). Density stands in brackets; \"S2O paper\" has the \
-         paper's settings.\n\n{}",
+        "Attention alone, times as fast as {FLASH_ATTENTION} ({}). Brackets hold the density and the relative L2 \
+         distance from exact attention; \"S2O paper\" has the paper's settings.\n\n{}",
         inline(&shapes(&attention)),
         speed_ups(&curves, "tensors")
     );
@@ -59,7 +59,8 @@ pub fn section(directory: &Path) -> Result<Section> {
         let plot = lines(&curves, "first token, times as fast as stock");
         pictures.push(Picture::new("time-to-first-token-by-length".to_owned(), description, (900, 600), plot)?);
         text.push_str(&format!(
-            "\nTime to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; {}):\n\n{}",
+            "\nTime to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; {}). The error \
+             is that of the logits:\n\n{}",
             inline(&shapes(&prefill)),
             speed_ups(&curves, "model")
         ));
@@ -119,10 +120,13 @@ fn speed_ups(curves: &[Curve], on: &str) -> String {
     lengths.sort_unstable();
     let cell = |curve: &Curve, length: usize| {
         let row = curve.rows.iter().find(|row| row.row.q_len == length);
-        row.and_then(|row| Some((row.row.ratio?, row.row.density))).map_or("-".to_owned(), |(ratio, density)| {
-            let density = density.filter(|density| *density < 0.9995);
-            density.map_or(three_digits(ratio), |density| format!("{} ({})", three_digits(ratio), share(density, 3)))
-        })
+        let Some((ratio, row)) = row.and_then(|row| Some((row.row.ratio?, &row.row))) else { return "-".to_owned() };
+        let density = row.density.filter(|density| *density < 0.9995).map(|density| share(density, 3));
+        let error = row.error.map(|error| format!("error {}", share(error, 3)));
+        match density.into_iter().chain(error).collect::<Vec<_>>().join(", ") {
+            none if none.is_empty() => three_digits(ratio),
+            both => format!("{} ({both})", three_digits(ratio)),
+        }
     };
     let header = ["method", on].map(str::to_owned).into_iter().chain(lengths.iter().map(|&length| tokens(length)));
     let line = |curve: &Curve| {

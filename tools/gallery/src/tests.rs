@@ -195,12 +195,14 @@ fn a_grid_of_thresholds_may_have_gaps_and_may_skip_nothing() {
 /// A record of attention and methods.
 fn record() -> String {
     let flash = "candle-flash-attn 0.11.1";
-    let columns = "commit,bench,method,q_len,k_len,heads,kv_heads,head_dim,dtype,density,ms,baseline,baseline_ms,ratio";
+    let columns =
+        "commit,bench,method,q_len,k_len,heads,kv_heads,head_dim,dtype,density,error,ms,baseline,baseline_ms,ratio";
     let mut text = format!("{columns}\n");
     let mut row = |commit, bench, method, tokens, density, [ms, base]: [f64; 2], baseline| {
         let ratio = base / ms;
         let shape = format!("{tokens},{tokens},8,2,128,bf16");
-        text.push_str(&format!("{commit},{bench},\"{method}\",{shape},{density},{ms},\"{baseline}\",{base},{ratio}\n"));
+        let error = if density < 0.9 { "0.03" } else { "" };
+        text.push_str(&format!("{commit},{bench},\"{method}\",{shape},{density},{error},{ms},\"{baseline}\",{base},{ratio}\n"));
     };
     for (commit, ms) in [("old", 9.0), ("new", 2.0)] {
         row(commit, "attention gpu", "default, needle-7m layers", 8192, 0.5, [ms, 3.0], flash);
@@ -220,11 +222,11 @@ fn a_record_is_shown_by_its_newest_rows() {
     let (body, pictures) = site.rendered("speed-up-by-length gpu");
     assert_eq!(pictures, ["speed-up-by-length"], "nothing is there of prefills");
     let table = "| method | tensors | 8K | 32K |\n| --- | --- | --- | --- |\n\
-        | S2O | needle-7m layers | 1.50 (.500) | - |\n| S2O paper | random | - | 2.00 |\n\n";
+        | S2O | needle-7m layers | 1.50 (.500, error .030) | - |\n| S2O paper | random | - | 2.00 |\n\n";
     assert!(body.contains(table) && body.contains("; commit new;"), "{body}");
     let (body, pictures) = site.rendered("methods-by-time gpu");
-    let table = "\n| 8190 | s2o | 1.00 | 25.0 % | 12.5 % | 3.00 | 4.00 | .250 | 2.00 |\n\
-        | 8190 | candle-flash-attn 0.11.1 | - | - | - | - | 8.00 | - | 1 |\n";
+    let table = "\n| 8190 | s2o | 1.00 | 25.0 % | 12.5 % | 3.00 | 4.00 | .250 | .030 | 2.00 |\n\
+        | 8190 | candle-flash-attn 0.11.1 | - | - | - | - | 8.00 | - | - | 1 |\n";
     assert!(body.contains(table), "{body}");
     assert_eq!(pictures, ["methods-by-time-8190"]);
     site.write("record/gpu/2026-01-02.csv", &record().replace("s2o, attention", "pbs, attention"));
