@@ -77,8 +77,18 @@ fn picture(length: usize, timed: &[Timed]) -> Result<Picture> {
 }
 
 fn times(timed: &[Timed]) -> String {
-    let header =
-        ["tokens", "method", "selection", "of whole", "of baseline", "attention", "whole", "density", "error", "x baseline"];
+    let header = [
+        "tokens",
+        "method",
+        "selection",
+        "of whole",
+        "of baseline",
+        "attention",
+        "whole",
+        "density",
+        "error",
+        "x baseline",
+    ];
     let percent = |part: f64, of: f64| format!("{} %", three_digits(100.0 * part / of));
     let mut lines = Vec::new();
     for length in distinct(timed.iter().map(|timed| timed.tokens)) {

@@ -202,7 +202,9 @@ fn record() -> String {
         let ratio = base / ms;
         let shape = format!("{tokens},{tokens},8,2,128,bf16");
         let error = if density < 0.9 { "0.03" } else { "" };
-        text.push_str(&format!("{commit},{bench},\"{method}\",{shape},{density},{error},{ms},\"{baseline}\",{base},{ratio}\n"));
+        text.push_str(&format!(
+            "{commit},{bench},\"{method}\",{shape},{density},{error},{ms},\"{baseline}\",{base},{ratio}\n"
+        ));
     };
     for (commit, ms) in [("old", 9.0), ("new", 2.0)] {
         row(commit, "attention gpu", "default, needle-7m layers", 8192, 0.5, [ms, 3.0], flash);
