@@ -5,10 +5,10 @@
 //! cargo run --release -p gallery -- --check    # fails if one of them is out of date
 //! ```
 //!
-//! A page is Markdown with pairs of comments, `<!-- gallery: NAME -->` and `<!-- /gallery -->`, each alone on its line.
-//! The lines between them are generated; all others are hand-written and stay. A NAME is a kind and the directory of its
-//! rows, such as `error-by-density needle-7m-8k`; docs/experiments.md lists the kinds. Pictures are PNG and SVG files next
-//! to the rows. Every entry ends with its rows' commit, device, source and command.
+//! A page is Markdown with pairs of comments, `<!-- gallery: NAME -->` and `<!-- /gallery -->`, each alone on its
+//! line. The lines between them are generated; all others are hand-written and stay. A NAME is a kind and the directory
+//! of its rows, such as `error-by-density needle-7m-8k`; docs/experiments.md lists the kinds. Pictures are PNG and SVG
+//! files next to the rows. Every entry ends with its rows' commit, device, source and command.
 
 mod components;
 mod density_by_head;
