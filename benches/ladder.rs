@@ -15,7 +15,7 @@ mod measure;
 use anyhow::{Result, ensure};
 use candle_core::{DType, Tensor};
 use candle_s2o::cuda::{KernelTime, dense_attn_timed, gather_attn_timed};
-use candle_s2o::{Permutation, Ranking, S2oConfig, S2oOp, SegmentLen, SegmentOrder};
+use candle_s2o::{Mask, Permutation, Ranking, S2oConfig, S2oOp, SegmentLen, SegmentOrder};
 use clap::Parser;
 use measure::gpu::Gpu;
 use measure::{Machine, Place, Row, agree, causal_tflop, median};
@@ -87,8 +87,8 @@ impl Problem {
     }
 
     /// Dense attention and the time of its kernel.
-    fn dense(&self, causal: bool) -> Result<Timed> {
-        total(dense_attn_timed(&self.q, &self.k, &self.v, self.scale, causal)?, |_| true)
+    fn dense(&self, mask: Mask) -> Result<Timed> {
+        total(dense_attn_timed(&self.q, &self.k, &self.v, self.scale, mask)?, |_| true)
     }
 
     /// S2O and the time of the kernels that `counts` picks.
@@ -144,7 +144,7 @@ fn causal_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result
         ("D stop asked, never true", NEVER, Box::new(move || problem.s2o(&never_true, attends))),
     ];
     let tflop = causal_tflop(&problem.q, &problem.k)?;
-    climb(machine, problem, "A dense", || problem.dense(true), steps, tflop, repeats)
+    climb(machine, problem, "A dense", || problem.dense(Mask::Causal), steps, tflop, repeats)
 }
 
 fn full_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
@@ -163,7 +163,7 @@ fn full_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<V
         ("D stop asked, never true, not causal", NEVER, Box::new(move || problem.gather(scattered, NEVER))),
     ];
     let tflop = 4e-12 * (tokens * tokens * NUM_HEADS * HEAD_DIM) as f64;
-    climb(machine, problem, "A dense, not causal", || problem.dense(false), steps, tflop, repeats)
+    climb(machine, problem, "A dense, not causal", || problem.dense(Mask::Full), steps, tflop, repeats)
 }
 
 /// Each step checked against and then timed in turns with dense attention.

@@ -5,7 +5,7 @@
 //! ```
 
 use candle_core::{Device, Tensor};
-use candle_s2o::{S2oConfig, dense_attn, s2o_attn_with_stats};
+use candle_s2o::{Mask, S2oConfig, dense_attn, s2o_attn_with_stats};
 
 fn main() -> anyhow::Result<()> {
     let device = Device::cuda_if_available(0)?;
@@ -16,7 +16,7 @@ fn main() -> anyhow::Result<()> {
     let v = Tensor::randn(0f32, 1f32, (1, 8192, 2, 64), &device)?;
     let softmax_scale = 1.0 / 64f32.sqrt();
 
-    let dense = dense_attn(&q, &k, &v, softmax_scale, true)?;
+    let dense = dense_attn(&q, &k, &v, softmax_scale, Mask::Causal)?;
     for tau in [0.005, 0.02, 0.1] {
         // Larger thresholds stop earlier.
         let config = S2oConfig::default().to_builder().tau(tau).build()?;

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{
-    Attention, AttnError, BlockError, BlockLists, BlockSelection, Dense, KeyColumns, PrefillCall, S2o, S2oConfig,
+    Attention, AttnError, BlockError, BlockLists, BlockSelection, Dense, KeyColumns, Mask, PrefillCall, S2o, S2oConfig,
     S2oError, S2oOp, SegmentLen, ShapeError, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn,
     s2o_attn_with_stats,
 };
@@ -28,7 +28,7 @@ fn sparse() -> S2oConfig {
 }
 
 /// Attention from Candle's own matmul and softmax, bottom-right causal or full.
-fn by_matmul(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Tensor {
+fn by_matmul(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Tensor {
     let group = q.dim(2).unwrap() / k.dim(2).unwrap();
     let heads_first = |t: &Tensor| t.transpose(1, 2).unwrap().contiguous().unwrap();
     let repeat = |t: &Tensor| {
@@ -39,7 +39,7 @@ fn by_matmul(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Tensor {
     let (q_len, k_len) = (q.dim(1).unwrap(), k.dim(1).unwrap());
     let mut scores =
         (heads_first(q).matmul(&repeat(k).t().unwrap().contiguous().unwrap()).unwrap() * f64::from(SCALE)).unwrap();
-    if causal {
+    if mask.is_causal() {
         let mask: Vec<f32> = (0..q_len)
             .flat_map(|i| (0..k_len).map(move |t| if t > k_len - q_len + i { f32::NEG_INFINITY } else { 0.0 }))
             .collect();
@@ -57,10 +57,10 @@ fn dense_equals_candle() {
     {
         let q = random(q_dims);
         let (k, v) = (random((q_dims.0, k_len, kv_heads, q_dims.3)), random((q_dims.0, k_len, kv_heads, q_dims.3)));
-        for causal in [true, false] {
-            let out = dense_attn(&q, &k, &v, SCALE, causal).unwrap();
+        for mask in [Mask::Causal, Mask::Full] {
+            let out = dense_attn(&q, &k, &v, SCALE, mask).unwrap();
             assert_eq!(out.dims(), q.dims());
-            assert!(max_difference(&out, &by_matmul(&q, &k, &v, causal)) < 2e-5, "{q_dims:?} causal {causal}");
+            assert!(max_difference(&out, &by_matmul(&q, &k, &v, mask)) < 2e-5, "{q_dims:?} {mask:?}");
         }
     }
 }
@@ -70,7 +70,7 @@ fn s2o_that_never_stops_equals_dense() {
     let (q, k, v) = (random((2, 400, 4, 64)), random((2, 600, 2, 64)), random((2, 600, 2, 64)));
     let config = sparse().to_builder().tau(0.0).build().unwrap();
     let (out, stats) = s2o_attn_with_stats(&q, &k, &v, SCALE, &config).unwrap();
-    assert!(max_difference(&out, &dense_attn(&q, &k, &v, SCALE, true).unwrap()) < 2e-5);
+    assert!(max_difference(&out, &dense_attn(&q, &k, &v, SCALE, Mask::Causal).unwrap()) < 2e-5);
     assert_eq!(stats.density(), 1.0);
     assert_eq!(stats.heads.len(), 8);
 }
@@ -92,8 +92,8 @@ fn layouts_and_dtypes() {
     for layout in layouts {
         let (q, k, v) = (layout(&q), layout(&k), layout(&v));
         assert_eq!(max_difference(&s2o_attn(&q, &k, &v, SCALE, &config).unwrap(), &want), 0.0);
-        let dense = dense_attn(&q, &k, &v, SCALE, true).unwrap();
-        assert!(max_difference(&dense, &by_matmul(&q, &k, &v, true)) < 2e-5);
+        let dense = dense_attn(&q, &k, &v, SCALE, Mask::Causal).unwrap();
+        assert!(max_difference(&dense, &by_matmul(&q, &k, &v, Mask::Causal)) < 2e-5);
     }
     for (dtype, tolerance) in [(DType::F16, 2e-3), (DType::BF16, 2e-2)] {
         let cast = |t: &Tensor| t.to_dtype(dtype).unwrap();
@@ -110,7 +110,9 @@ fn layouts_and_dtypes() {
 fn gradients_are_an_error_not_silence() {
     let q = candle_core::Var::from_tensor(&random((1, 8, 1, 8))).unwrap();
     let kv = random((1, 8, 1, 8));
-    for out in [s2o_attn(&q, &kv, &kv, SCALE, &sparse()).unwrap(), dense_attn(&q, &kv, &kv, SCALE, true).unwrap()] {
+    for out in
+        [s2o_attn(&q, &kv, &kv, SCALE, &sparse()).unwrap(), dense_attn(&q, &kv, &kv, SCALE, Mask::Causal).unwrap()]
+    {
         assert!(out.sum_all().unwrap().backward().is_err());
     }
 }
@@ -166,7 +168,7 @@ fn a_ranking_alone_is_that_of_the_call() {
 
 /// Both entry points refuse alike.
 fn refused(q: &Tensor, k: &Tensor, v: &Tensor) -> [AttnError; 2] {
-    [s2o_attn(q, k, v, SCALE, &sparse()).unwrap_err(), dense_attn(q, k, v, SCALE, true).unwrap_err()]
+    [s2o_attn(q, k, v, SCALE, &sparse()).unwrap_err(), dense_attn(q, k, v, SCALE, Mask::Causal).unwrap_err()]
 }
 
 #[test]
@@ -233,7 +235,7 @@ fn bad_options_are_typed_errors() {
     for scale in [f32::NAN, f32::INFINITY] {
         let error = s2o_attn(&qkv, &qkv, &qkv, scale, &sparse()).unwrap_err();
         assert!(matches!(error, AttnError::S2o(S2oError::SoftmaxScale { .. })), "{error}");
-        let error = dense_attn(&qkv, &qkv, &qkv, scale, true).unwrap_err();
+        let error = dense_attn(&qkv, &qkv, &qkv, scale, Mask::Causal).unwrap_err();
         assert!(matches!(error, AttnError::S2o(S2oError::SoftmaxScale { .. })), "{error}");
     }
     let tight = sparse().to_builder().workspace_cap(1).build().unwrap();
@@ -323,37 +325,37 @@ fn a_mask_of_blocks_is_its_lists() {
     // A chunk: its query blocks are the second and third of the prompt.
     let (q, [k, v]) = (random((1, 200, 2, 16)), [(); 2].map(|()| random((1, 384, 1, 16))));
     let mask = Tensor::new(&[[[[1u8, 0, 1], [0, 7, 1]], [[0, 1, 0], [0, 0, 0]]]], &Device::Cpu).unwrap();
-    let by_mask = |causal| block_mask_attn(&q, &k, &v, SCALE, causal, &mask, None).unwrap();
-    let by_lists = |lists: [&[usize]; 4], causal| {
+    let by_mask = |seen| block_mask_attn(&q, &k, &v, SCALE, seen, &mask, None).unwrap();
+    let by_lists = |lists: [&[usize]; 4], seen| {
         let selection = BlockSelection::from(BlockLists::new(lists.map(|list| list.iter().copied())));
-        block_sparse_attn(&q, &k, &v, SCALE, causal, selection).unwrap().0
+        block_sparse_attn(&q, &k, &v, SCALE, seen, selection).unwrap().0
     };
     // What lies beyond the diagonal is left out.
-    assert_eq!(max_difference(&by_mask(true), &by_lists([&[0], &[1, 2], &[1], &[]], true)), 0.0);
-    assert_eq!(max_difference(&by_mask(false), &by_lists([&[0, 2], &[1, 2], &[1], &[]], false)), 0.0);
+    assert_eq!(max_difference(&by_mask(Mask::Causal), &by_lists([&[0], &[1, 2], &[1], &[]], Mask::Causal)), 0.0);
+    assert_eq!(max_difference(&by_mask(Mask::Full), &by_lists([&[0, 2], &[1, 2], &[1], &[]], Mask::Full)), 0.0);
 
     // The first head has the keys 3 and 130, the second 200 of them, of which there is room for 128.
     let chosen = (0..384u32).map(|key| u8::from(key == 3 || key == 130));
     let chosen: Vec<u8> = chosen.chain((0..384u32).map(|key| u8::from(key < 200))).collect();
     let keys = Tensor::from_vec(chosen, (1, 2, 384), &Device::Cpu).unwrap();
     let columns = KeyColumns { keys, at_most: 100 };
-    let by_mask = block_mask_attn(&q, &k, &v, SCALE, true, &mask, Some(&columns)).unwrap();
+    let by_mask = block_mask_attn(&q, &k, &v, SCALE, Mask::Causal, &mask, Some(&columns)).unwrap();
     let lists = BlockLists::new([vec![0], vec![1, 2], vec![1], vec![]]);
     let single = Some(vec![vec![3, 130], (0..128).collect()]);
     let by_lists = BlockSelection { columns: single, ..lists.into() };
-    let (by_lists, _) = block_sparse_attn(&q, &k, &v, SCALE, true, by_lists).unwrap();
+    let (by_lists, _) = block_sparse_attn(&q, &k, &v, SCALE, Mask::Causal, by_lists).unwrap();
     assert_eq!(max_difference(&by_mask, &by_lists), 0.0);
 
-    let refused = |mask: &Tensor| block_mask_attn(&q, &k, &v, SCALE, true, mask, None).unwrap_err();
-    let unfit = |columns: Tensor, causal| {
+    let refused = |mask: &Tensor| block_mask_attn(&q, &k, &v, SCALE, Mask::Causal, mask, None).unwrap_err();
+    let unfit = |columns: Tensor, seen| {
         let columns = KeyColumns { keys: columns, at_most: 1 };
-        block_mask_attn(&q, &k, &v, SCALE, causal, &mask, Some(&columns)).unwrap_err().to_string()
+        block_mask_attn(&q, &k, &v, SCALE, seen, &mask, Some(&columns)).unwrap_err().to_string()
     };
     let short = BlockError::ColumnMask { expected: [1, 2, 384], got: vec![1, 2, 383] };
-    assert_eq!(unfit(columns.keys.narrow(2, 1, 383).unwrap(), true), S2oError::from(short).to_string());
-    assert_eq!(unfit(columns.keys.clone(), false), S2oError::from(BlockError::ColumnsNotCausal).to_string());
+    assert_eq!(unfit(columns.keys.narrow(2, 1, 383).unwrap(), Mask::Causal), S2oError::from(short).to_string());
+    assert_eq!(unfit(columns.keys.clone(), Mask::Full), S2oError::from(BlockError::ColumnsNotCausal).to_string());
     let wide = columns.keys.to_dtype(DType::U32).unwrap();
-    assert_eq!(unfit(wide, true), AttnError::MaskDType { name: "columns", got: DType::U32 }.to_string());
+    assert_eq!(unfit(wide, Mask::Causal), AttnError::MaskDType { name: "columns", got: DType::U32 }.to_string());
     let expected = BlockError::Mask { expected: [1, 2, 2, 3], got: vec![1, 2, 3, 2] };
     let turned = mask.transpose(2, 3).unwrap();
     assert_eq!(refused(&turned).to_string(), S2oError::from(expected).to_string());

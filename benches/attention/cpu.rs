@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use candle_core::{Device, Tensor};
 use candle_nn::attention::{AttnMask, flash_attn};
-use candle_s2o::{S2oConfig, dense_attn, s2o_attn_with_stats};
+use candle_s2o::{Mask, S2oConfig, dense_attn, s2o_attn_with_stats};
 
 use crate::measure::{Machine, Row, agree, causal_tflop, pair, relative_error};
 use crate::tensors::captured;
@@ -14,7 +14,7 @@ pub fn dense(machine: &Machine, repeats: usize) -> Result<Row> {
     let random = |heads| Tensor::randn(0f32, 1.0, (1, len, heads, head_dim), &Device::Cpu);
     let (q, k, v) = (random(heads)?, random(kv_heads)?, random(kv_heads)?);
     let scale = (head_dim as f32).sqrt().recip();
-    let ours = || dense_attn(&q, &k, &v, scale, true);
+    let ours = || dense_attn(&q, &k, &v, scale, Mask::Causal);
     let candle = || flash_attn::<f32>(&q, &k, &v, scale, AttnMask::causal_with_offset(0), None, None);
     agree("dense", &ours()?, &candle()?.transpose(1, 2)?, 1e-5)?;
     let (ms, baseline_ms) = pair(repeats, || Ok(ours().map(drop)?), || Ok(candle().map(drop)?))?;
@@ -38,7 +38,7 @@ pub fn s2o(machine: &Machine, repeats: usize, layers: &[usize], bench: &str, tok
     let mut sums = (0.0, 0.0, 0.0);
     for (layer, [q, k, v], scale) in captured(tokens, layers, &Device::Cpu)? {
         let never_stops = config.to_builder().tau(0.0).build()?;
-        let exact = dense_attn(&q, &k, &v, scale, true)?;
+        let exact = dense_attn(&q, &k, &v, scale, Mask::Causal)?;
         agree("S2O that never stops", &s2o_attn_with_stats(&q, &k, &v, scale, &never_stops)?.0, &exact, 1e-5)?;
         let (out, stats) = s2o_attn_with_stats(&q, &k, &v, scale, &config)?;
         let error = relative_error(&out, &exact)?;
@@ -46,7 +46,7 @@ pub fn s2o(machine: &Machine, repeats: usize, layers: &[usize], bench: &str, tok
         let (ms, baseline_ms) = pair(
             repeats,
             || Ok(s2o_attn_with_stats(&q, &k, &v, scale, &config).map(drop)?),
-            || Ok(dense_attn(&q, &k, &v, scale, true).map(drop)?),
+            || Ok(dense_attn(&q, &k, &v, scale, Mask::Causal).map(drop)?),
         )?;
         let (density, ratio) = (stats.density(), baseline_ms / ms);
         println!(

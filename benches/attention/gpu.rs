@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use candle_core::{DType, Tensor};
-use candle_s2o::{S2oConfig, dense_attn, s2o_attn, s2o_attn_with_stats};
+use candle_s2o::{Mask, S2oConfig, dense_attn, s2o_attn, s2o_attn_with_stats};
 use clap::Args;
 
 use crate::measure::gpu::Gpu;
@@ -73,7 +73,7 @@ impl Problem {
     }
 
     fn dense(&self) -> Result<Tensor> {
-        Ok(dense_attn(&self.q, &self.k, &self.v, self.scale, true)?)
+        Ok(dense_attn(&self.q, &self.k, &self.v, self.scale, Mask::Causal)?)
     }
 
     fn s2o(&self, config: &S2oConfig) -> Result<Tensor> {
@@ -119,7 +119,7 @@ fn check_accuracy(gpu: &Gpu) -> Result<()> {
         }
         Ok((difference / norm).sqrt())
     };
-    let ours = error(&dense_attn(&q, &k, &v, scale, true)?)?;
+    let ours = error(&dense_attn(&q, &k, &v, scale, Mask::Causal)?)?;
     let flash = error(&candle_flash_attn::flash_attn(&q, &k, &v, scale, true)?)?;
     println!("dense, relative error against f64: ours {ours:.2e}, candle-flash-attn {flash:.2e}");
     ensure!(ours <= 2.0 * flash, "our dense attention is less exact than candle-flash-attn");

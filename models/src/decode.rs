@@ -5,7 +5,7 @@ use candle_core::{DType, Result, Tensor};
 #[cfg(feature = "cuda")]
 use {
     crate::fused::support::{supports, supports_head_dim},
-    candle_s2o::dense_attn,
+    candle_s2o::{Mask, dense_attn},
 };
 
 /// Dense attention of one query per sequence: `q` `(batch, 1, num_heads, head_dim)` against `k` and `v`
@@ -21,14 +21,14 @@ pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Re
     #[cfg(feature = "cuda")]
     if supports(q.device(), q.dtype()) && supports_head_dim(head_dim) {
         if k.dim(1)? < group {
-            return Ok(dense_attn(q, k, v, softmax_scale, true)?);
+            return Ok(dense_attn(q, k, v, softmax_scale, Mask::Causal)?);
         }
         // A group's heads as if they were positions of which each sees all keys, so that the cache is read once for a
         // group; and the groups as a batch, so that the output is in place as it comes.
         let groups = |x: Tensor| x.transpose(0, 1)?.unsqueeze(2);
         let of_sequence = |b: usize| {
             let q = q.get(b)?.reshape((num_kv_heads, group, 1, head_dim))?;
-            let out = dense_attn(&q, &groups(k.get(b)?)?, &groups(v.get(b)?)?, softmax_scale, false)?;
+            let out = dense_attn(&q, &groups(k.get(b)?)?, &groups(v.get(b)?)?, softmax_scale, Mask::Full)?;
             out.reshape((1, 1, num_heads, head_dim))
         };
         return match batch {

@@ -1,7 +1,7 @@
 //! The block-sparse executor against attention to the selected keys, one query at a time in f64.
 
 use proptest::prelude::*;
-use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, S2oError, cpu, query_blocks};
+use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, Mask, S2oError, cpu, query_blocks};
 
 use crate::random::{inputs, tensors};
 
@@ -9,7 +9,7 @@ use crate::random::{inputs, tensors};
 #[derive(Debug, Clone)]
 struct Case {
     shape: AttnShape,
-    causal: bool,
+    mask: Mask,
     selection: BlockSelection,
     seed: u64,
 }
@@ -22,7 +22,7 @@ prop_compose! {
         head_dim in prop_oneof![Just(16usize), Just(64)],
         k_len in 1..900usize,
         before in 0.0..1.0f64,
-        causal in prop_oneof![3 => Just(true), 1 => Just(false)],
+        mask in prop_oneof![3 => Just(Mask::Causal), 1 => Just(Mask::Full)],
         block_k in prop_oneof![2 => Just(128usize), 1 => Just(64), 1 => Just(32)],
         every in 1..5usize,
         column_step in prop_oneof![1 => Just(0usize), 1 => 1..60usize],
@@ -32,17 +32,17 @@ prop_compose! {
         let q_len = k_len - ((k_len - 1) as f64 * before) as usize;
         let shape = AttnShape::new([batch, q_len, kv_heads * group, head_dim], [k_len, kv_heads]).unwrap();
         let heads = shape.batch() * shape.num_heads();
-        let cut: Vec<_> = query_blocks(&shape, causal).collect();
+        let cut: Vec<_> = query_blocks(&shape, mask).collect();
         let lists = (0..heads * cut.len()).map(|list| {
             let block = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q;
-            let end = if causal { ((block + 1) * BLOCK_Q).min(k_len) } else { k_len };
+            let end = if mask.is_causal() { ((block + 1) * BLOCK_Q).min(k_len) } else { k_len };
             // Some lists are empty, some lack the diagonal.
             (0..end.div_ceil(block_k)).filter(move |key_block| (list * 7 + key_block * 5 + seed as usize).is_multiple_of(every))
         });
         let blocks = BlockLists::new(lists).with_block_k(block_k).unwrap();
-        let columns = (column_step > 0 && causal)
+        let columns = (column_step > 0 && mask.is_causal())
             .then(|| (0..heads).map(|head| (head as u32 % 3..k_len as u32).step_by(column_step).collect()).collect());
-        Case { shape, causal, selection: BlockSelection { blocks, columns, value_threshold }, seed: u64::from(seed) }
+        Case { shape, mask, selection: BlockSelection { blocks, columns, value_threshold }, seed: u64::from(seed) }
     }
 }
 
@@ -65,7 +65,7 @@ fn expected(case: &Case, [q, k, v]: [&[f32]; 3]) -> (Vec<f64>, Vec<f64>) {
     let shape = &case.shape;
     let (dim, offset) = (shape.head_dim(), shape.q_offset());
     let scale = f64::from(shape.default_softmax_scale());
-    let cut: Vec<_> = query_blocks(shape, case.causal).collect();
+    let cut: Vec<_> = query_blocks(shape, case.mask).collect();
     let mut out = vec![0.0; shape.batch() * shape.q_len() * shape.num_heads() * dim];
     let mut skipped = vec![0.0; shape.batch() * shape.num_heads()];
     for (head, skipped) in skipped.iter_mut().enumerate() {
@@ -75,7 +75,7 @@ fn expected(case: &Case, [q, k, v]: [&[f32]; 3]) -> (Vec<f64>, Vec<f64>) {
         };
         for (i, rows) in cut.iter().enumerate() {
             let tiles = key_tiles(case, head, head * cut.len() + i, rows);
-            let sees = |row: usize, key: usize| !case.causal || key <= offset + row;
+            let sees = |row: usize, key: usize| !case.mask.is_causal() || key <= offset + row;
             let seeing: Vec<usize> =
                 rows.clone().filter(|&row| tiles.iter().flatten().any(|&key| sees(row, key))).collect();
             let mut states: Vec<(f64, f64, Vec<f64>)> = vec![(f64::NEG_INFINITY, 0.0, vec![0.0; dim]); seeing.len()];
@@ -134,7 +134,7 @@ proptest! {
     fn queries_attend_to_what_is_selected(case in cases()) {
         let [q, k, v] = tensors(&case.shape, case.seed, 3.0);
         let mut out = vec![f32::NAN; q.len()];
-        let skipped = cpu::block_sparse(&inputs(&case.shape, &q, &k, &v), case.causal, &case.selection, &mut out).unwrap();
+        let skipped = cpu::block_sparse(&inputs(&case.shape, &q, &k, &v), case.mask, &case.selection, &mut out).unwrap();
         let (want, want_skipped) = expected(&case, [&q, &k, &v]);
         let largest = want.iter().fold(1e-3f64, |max, x| max.max(x.abs()));
         let error = out.iter().zip(&want).map(|(&got, want)| (f64::from(got) - want).abs()).fold(0.0, f64::max);
@@ -149,17 +149,17 @@ proptest! {
     fn everything_selected_is_dense(case in cases()) {
         let [q, k, v] = tensors(&case.shape, case.seed, 3.0);
         let shape = &case.shape;
-        let cut: Vec<_> = query_blocks(shape, case.causal).collect();
+        let cut: Vec<_> = query_blocks(shape, case.mask).collect();
         let lists = (0..shape.batch() * shape.num_heads() * cut.len()).map(|list| {
             let block = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q;
-            0..if case.causal { block + 1 } else { shape.k_len().div_ceil(BLOCK_Q) }
+            0..if case.mask.is_causal() { block + 1 } else { shape.k_len().div_ceil(BLOCK_Q) }
         });
         let all = BlockSelection::from(BlockLists::new(lists));
         let (mut out, mut dense) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
-        cpu::block_sparse(&inputs(shape, &q, &k, &v), case.causal, &all, &mut out).unwrap();
-        cpu::dense(&inputs(shape, &q, &k, &v), case.causal, &mut dense);
+        cpu::block_sparse(&inputs(shape, &q, &k, &v), case.mask, &all, &mut out).unwrap();
+        cpu::dense(&inputs(shape, &q, &k, &v), case.mask, &mut dense);
         prop_assert!(out.iter().zip(&dense).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1e-2)));
-        if case.causal {
+        if case.mask.is_causal() {
             prop_assert!(all.work(shape).iter().all(|head| head.density() == 1.0));
         }
     }
@@ -170,6 +170,6 @@ fn a_selection_that_does_not_fit_is_refused() {
     let shape = AttnShape::new([1, 256, 1, 16], [256, 1]).unwrap();
     let [q, k, v] = tensors(&shape, 1, 1.0);
     let selection = BlockSelection::from(BlockLists::new([[0], [2]]));
-    let error = cpu::block_sparse(&inputs(&shape, &q, &k, &v), true, &selection, &mut vec![0.0; q.len()]);
+    let error = cpu::block_sparse(&inputs(&shape, &q, &k, &v), Mask::Causal, &selection, &mut vec![0.0; q.len()]);
     assert_eq!(error, Err(S2oError::Blocks(BlockError::KeyBlock { list: 1, below: 2, got: 2 })));
 }

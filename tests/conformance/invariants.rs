@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use s2o_core::cpu::{self, Inputs, Strided};
-use s2o_core::{AttnShape, AttnStats, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
+use s2o_core::{AttnShape, AttnStats, Mask, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
 use s2o_testkit::{noise, relative_l2};
 
 use crate::random::{Case, cases, inputs, tensors};
@@ -21,7 +21,7 @@ fn run_ranked(case: &Case, ranking: &Ranking) -> (Vec<f32>, AttnStats) {
 
 fn dense(case: &Case) -> Vec<f32> {
     let mut out = vec![f32::NAN; case.q.len()];
-    cpu::dense(&case.inputs(), true, &mut out);
+    cpu::dense(&case.inputs(), Mask::Causal, &mut out);
     out
 }
 
@@ -148,7 +148,7 @@ fn short_prompts_take_the_dense_path() {
     let config = S2oConfig::builder().tau(0.9).dense_below(701).build().unwrap();
     let (mut out, mut want) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
     let stats = cpu::attention(&inputs, &config, 700, &mut out).unwrap();
-    cpu::dense(&inputs, true, &mut want);
+    cpu::dense(&inputs, Mask::Causal, &mut want);
     assert_eq!(out, want);
     assert_eq!(stats.density(), 1.0);
     // What counts is the prompt, not the chunk.
@@ -160,13 +160,13 @@ fn without_a_mask_every_query_sees_every_key() {
     let shape = AttnShape::new([2, 70, 4, 16], [200, 2]).unwrap();
     let [q, k, v] = tensors(&shape, 5, 3.0);
     let mut out = vec![f32::NAN; q.len()];
-    cpu::dense(&inputs(&shape, &q, &k, &v), false, &mut out);
+    cpu::dense(&inputs(&shape, &q, &k, &v), Mask::Full, &mut out);
     // A last query sees every key under the causal mask too.
     for row in [0usize, 33, 69] {
         let one = AttnShape::new([1, 1, 4, 16], [200, 2]).unwrap();
         let mut want = vec![f32::NAN; 64];
         let (q, k, v) = (&q[row * 64..][..64], &k[..200 * 32], &v[..200 * 32]);
-        cpu::dense(&inputs(&one, q, k, v), true, &mut want);
+        cpu::dense(&inputs(&one, q, k, v), Mask::Causal, &mut want);
         assert!(relative_l2(&out[row * 64..][..64], &want) < 1e-6);
     }
 }
@@ -182,7 +182,7 @@ fn a_million_keys() {
     let mut out = vec![f32::NAN; q.len()];
     let stats = cpu::attention(&inputs, &config, k_len, &mut out).unwrap();
     let mut want = vec![f32::NAN; q.len()];
-    cpu::dense(&inputs, true, &mut want);
+    cpu::dense(&inputs, Mask::Causal, &mut want);
     assert!(relative_l2(&out, &want) < 1e-5);
     assert_eq!(stats.density(), 1.0);
 }
@@ -205,7 +205,7 @@ fn nan_and_infinity_neither_hang_nor_hide() {
             let [q, mut k, v] = tensors(&shape, 1, 4.0);
             k[20 * 16..21 * 16].fill(poison);
             cpu::attention(&inputs(&shape, &q, &k, &v), &config, 400, &mut out).unwrap();
-            cpu::dense(&inputs(&shape, &q, &k, &v), true, &mut dense);
+            cpu::dense(&inputs(&shape, &q, &k, &v), Mask::Causal, &mut dense);
             assert_eq!(nan_rows(&out), (20..400).collect::<Vec<_>>(), "{poison} key");
             assert_eq!(nan_rows(&out), nan_rows(&dense), "{poison} key: as in dense attention");
 
@@ -255,7 +255,7 @@ fn queries_in_the_dense_tail_alone_need_no_ranking() {
     let (mut out, mut want) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
     let inputs = inputs(&shape, &q, &k, &v);
     cpu::attention(&inputs, &config, 3000, &mut out).unwrap();
-    cpu::dense(&inputs, true, &mut want);
+    cpu::dense(&inputs, Mask::Causal, &mut want);
     assert_eq!(out, want);
 }
 
@@ -266,7 +266,7 @@ fn the_dense_tail_reaches_into_the_chunk_before() {
     let [q, k, v] = tensors(&whole, 9, 6.0);
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).tau(0.9).build().unwrap();
     let mut want = vec![f32::NAN; q.len()];
-    cpu::dense(&inputs(&whole, &q, &k, &v), true, &mut want);
+    cpu::dense(&inputs(&whole, &q, &k, &v), Mask::Causal, &mut want);
     let mut got = Vec::new();
     for (begin, end) in [(0, 1500), (1500, 3000), (3000, 3001)] {
         let shape = AttnShape::new([1, end - begin, 1, 16], [end, 1]).unwrap();

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::CudaError;
 use candle_s2o::{
-    AttnError, BlockError, BlockLists, BlockSelection, KeyColumns, S2oError, block_mask_attn, block_sparse_attn,
+    AttnError, BlockError, BlockLists, BlockSelection, KeyColumns, Mask, S2oError, block_mask_attn, block_sparse_attn,
 };
 
 use crate::Runner;
@@ -13,20 +13,20 @@ use crate::problem::{Memory, Problem, Sizes};
 const BLOCK: usize = 128;
 
 /// A list for each query block: some of the key blocks, at times none.
-fn lists(problem: &Problem, causal: bool) -> Vec<Vec<usize>> {
+fn lists(problem: &Problem, seen: Mask) -> Vec<Vec<usize>> {
     let shape = &problem.shape;
-    let offset = if causal { shape.q_offset() } else { 0 };
+    let offset = if seen.is_causal() { shape.q_offset() } else { 0 };
     let (first, end) = (offset / BLOCK, (offset + shape.q_len()).div_ceil(BLOCK));
     let key_blocks = shape.k_len().div_ceil(BLOCK);
     (0..shape.batch() * shape.num_heads())
         .flat_map(|head| {
             (first..end).map(move |tile| {
-                let seen = if causal { tile + 1 } else { key_blocks };
+                let end = if seen.is_causal() { tile + 1 } else { key_blocks };
                 // Every fifth list leaves out the diagonal, every seventh is empty.
-                let all = 0..seen;
+                let all = 0..end;
                 all.filter(|block| {
                     let i = head * 11 + tile * 3 + block * 7;
-                    (head + tile) % 7 != 6 && (i % 3 == 0 || (*block + 1 == seen && (head + tile) % 5 != 4))
+                    (head + tile) % 7 != 6 && (i % 3 == 0 || (*block + 1 == end && (head + tile) % 5 != 4))
                 })
                 .collect()
             })
@@ -35,18 +35,18 @@ fn lists(problem: &Problem, causal: bool) -> Vec<Vec<usize>> {
 }
 
 /// The list of a row's query block.
-fn list_of<'a>(problem: &Problem, lists: &'a [Vec<usize>], causal: bool, at: Row) -> &'a [usize] {
+fn list_of<'a>(problem: &Problem, lists: &'a [Vec<usize>], seen: Mask, at: Row) -> &'a [usize] {
     let shape = &problem.shape;
-    let offset = if causal { shape.q_offset() } else { 0 };
+    let offset = if seen.is_causal() { shape.q_offset() } else { 0 };
     let (first, end) = (offset / BLOCK, (offset + shape.q_len()).div_ceil(BLOCK));
     &lists[(at.batch * shape.num_heads() + at.head) * (end - first) + (offset + at.row) / BLOCK - first]
 }
 
-fn keys(problem: &Problem, lists: &[Vec<usize>], causal: bool, at: Row) -> Vec<u32> {
+fn keys(problem: &Problem, lists: &[Vec<usize>], seen: Mask, at: Row) -> Vec<u32> {
     let shape = &problem.shape;
-    let seen = if causal { shape.q_offset() + at.row + 1 } else { shape.k_len() };
-    let list = list_of(problem, lists, causal, at);
-    list.iter().flat_map(|&block| block * BLOCK..((block + 1) * BLOCK).min(seen)).map(|key| key as u32).collect()
+    let end = if seen.is_causal() { shape.q_offset() + at.row + 1 } else { shape.k_len() };
+    let list = list_of(problem, lists, seen, at);
+    list.iter().flat_map(|&block| block * BLOCK..((block + 1) * BLOCK).min(end)).map(|key| key as u32).collect()
 }
 
 /// Some keys of each head as a choice, none of the second, and those that are taken of it.
@@ -69,12 +69,12 @@ fn columns(problem: &Problem, at_most: usize) -> (KeyColumns, Vec<Vec<u32>>) {
 }
 
 /// The lists as a mask. Beyond the diagonal it names blocks too: they are to be left out.
-fn mask(problem: &Problem, lists: &[Vec<usize>], causal: bool) -> Tensor {
+fn mask(problem: &Problem, lists: &[Vec<usize>], seen: Mask) -> Tensor {
     let shape = &problem.shape;
     let key_blocks = shape.k_len().div_ceil(BLOCK);
     let heads = shape.batch() * shape.num_heads();
     let rows = lists.len() / heads;
-    let offset = if causal { shape.q_offset() } else { shape.k_len() };
+    let offset = if seen.is_causal() { shape.q_offset() } else { shape.k_len() };
     let chosen = |(i, list): (usize, &Vec<usize>)| {
         let seen = offset / BLOCK + i % rows + 1;
         let list = list.clone();
@@ -96,41 +96,41 @@ pub fn cases(runner: &mut Runner) {
         (513, 2048, [4, 4], DType::BF16, 64, Memory::Narrowed),
         (4000, 4000, [8, 2], DType::F16, 64, Memory::Contiguous),
     ] {
-        for causal in [true, false] {
-            let name = format!("blocks {q_len} of {k_len} {heads:?} D{head_dim} {dtype:?} causal {causal}");
+        for seen in [Mask::Causal, Mask::Full] {
+            let name = format!("blocks {q_len} of {k_len} {heads:?} D{head_dim} {dtype:?} {seen:?}");
             runner.case(&name, |runner| {
                 let sizes = Sizes { batch: 2, heads, q_len, k_len, head_dim };
                 let problem = Problem::new(&runner.device, sizes, dtype, memory, 4.0);
                 let [q, k, v] = &problem.on_gpu;
-                let lists = lists(&problem, causal);
+                let lists = lists(&problem, seen);
                 let blocks = BlockLists::new(lists.iter().map(|list| list.iter().copied()));
                 problem.poison();
                 let selection = BlockSelection::from(blocks);
-                let (out, _) = block_sparse_attn(q, k, v, problem.scale, causal, selection).unwrap();
-                check(&problem, &out, |at| vec![keys(&problem, &lists, causal, at)]);
+                let (out, _) = block_sparse_attn(q, k, v, problem.scale, seen, selection).unwrap();
+                check(&problem, &out, |at| vec![keys(&problem, &lists, seen, at)]);
 
-                let mask = mask(&problem, &lists, causal).to_device(&runner.device).unwrap();
+                let mask = mask(&problem, &lists, seen).to_device(&runner.device).unwrap();
                 problem.poison();
-                let by_mask = block_mask_attn(q, k, v, problem.scale, causal, &mask, None).unwrap();
+                let by_mask = block_mask_attn(q, k, v, problem.scale, seen, &mask, None).unwrap();
                 assert!(bits(&by_mask) == bits(&out), "the mask gives other bits than its lists");
-                if !causal {
+                if !seen.is_causal() {
                     return;
                 }
                 for at_most in [1, 500, usize::MAX] {
                     let (columns, chosen) = columns(&problem, at_most);
                     problem.poison();
-                    let out = block_mask_attn(q, k, v, problem.scale, causal, &mask, Some(&columns)).unwrap();
+                    let out = block_mask_attn(q, k, v, problem.scale, seen, &mask, Some(&columns)).unwrap();
                     check(&problem, &out, |at| {
-                        let mut keys = keys(&problem, &lists, causal, at);
+                        let mut keys = keys(&problem, &lists, seen, at);
                         let query_block = (problem.shape.q_offset() + at.row) / BLOCK;
                         let first = (query_block * BLOCK).max(problem.shape.q_offset()) as u32;
                         let head = at.batch * problem.shape.num_heads() + at.head;
-                        let blocks = list_of(&problem, &lists, causal, at);
+                        let blocks = list_of(&problem, &lists, seen, at);
                         let single = chosen[head].iter().copied().filter(|&key| key < first);
                         keys.extend(single.filter(|&key| !blocks.contains(&(key as usize / BLOCK))));
                         vec![keys]
                     });
-                    let again = block_mask_attn(q, k, v, problem.scale, causal, &mask, Some(&columns)).unwrap();
+                    let again = block_mask_attn(q, k, v, problem.scale, seen, &mask, Some(&columns)).unwrap();
                     assert!(bits(&again) == bits(&out), "two runs give other bits");
                 }
             });
@@ -141,7 +141,7 @@ pub fn cases(runner: &mut Runner) {
         let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 1.0);
         let refused = |selection: BlockSelection| {
             let [q, k, v] = &problem.on_gpu;
-            block_sparse_attn(q, k, v, problem.scale, true, selection).expect_err("the selection does not fit")
+            block_sparse_attn(q, k, v, problem.scale, Mask::Causal, selection).expect_err("the selection does not fit")
         };
         let lists = |lists: Vec<Vec<usize>>| BlockLists::new(lists);
         let unfit = |error: BlockError| AttnError::S2o(S2oError::Blocks(error)).to_string();
@@ -154,11 +154,13 @@ pub fn cases(runner: &mut Runner) {
         assert!(matches!(refused(halves.into()), AttnError::Cuda(CudaError::Tile { name: "block_k", got: 64 })));
         let [q, k, v] = &problem.on_gpu;
         let mask = Tensor::ones((1, 1, 2, 3), DType::U8, &runner.device).unwrap();
-        let error = block_mask_attn(q, k, v, problem.scale, true, &mask, None).expect_err("the mask does not fit");
+        let error =
+            block_mask_attn(q, k, v, problem.scale, Mask::Causal, &mask, None).expect_err("the mask does not fit");
         let expected = BlockError::Mask { expected: [1, 1, 2, 2], got: vec![1, 1, 2, 3] };
         assert_eq!(error.to_string(), unfit(expected));
         let on_cpu = mask.to_device(&Device::Cpu).unwrap();
-        let error = block_mask_attn(q, k, v, problem.scale, true, &on_cpu, None).expect_err("the mask is elsewhere");
+        let error =
+            block_mask_attn(q, k, v, problem.scale, Mask::Causal, &on_cpu, None).expect_err("the mask is elsewhere");
         assert!(matches!(error, AttnError::DeviceMismatch { name: "mask", .. }));
         let columns = BlockSelection { columns: Some(vec![vec![3]]), ..fits().into() };
         assert!(matches!(refused(columns), AttnError::Cuda(CudaError::CpuOnly { what: "columns" })));

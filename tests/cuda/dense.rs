@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use candle_s2o::cuda::dense_attn_split;
-use candle_s2o::dense_attn;
+use candle_s2o::{Mask, dense_attn};
 
 use crate::Runner;
 use crate::exact::{Row, bits, check};
@@ -28,18 +28,18 @@ pub fn cases(runner: &mut Runner) {
             let batch = 1 + (i + j) % 3;
             // Whole prompts and last chunks.
             let q_len = if j == 1 { len.div_ceil(3) } else { len };
-            for causal in [true, false] {
-                let name = format!("dense {q_len} of {len} {heads:?} D{head_dim} {dtype:?} {memory:?} causal {causal}");
+            for mask in [Mask::Causal, Mask::Full] {
+                let name = format!("dense {q_len} of {len} {heads:?} D{head_dim} {dtype:?} {memory:?} {mask:?}");
                 runner.case(&name, |runner| {
                     let sizes = Sizes { batch, heads, q_len, k_len: len, head_dim };
                     let problem = Problem::new(&runner.device, sizes, dtype, memory, 4.0);
                     let [q, k, v] = &problem.on_gpu;
-                    let keys = |at| if causal { causal_keys(&problem, at) } else { all_keys(&problem) };
+                    let keys = |at| if mask.is_causal() { causal_keys(&problem, at) } else { all_keys(&problem) };
                     problem.poison();
-                    check(&problem, &dense_attn(q, k, v, problem.scale, causal).unwrap(), keys);
+                    check(&problem, &dense_attn(q, k, v, problem.scale, mask).unwrap(), keys);
                     for splits in [2, 5, 1000] {
                         problem.poison();
-                        let out = dense_attn_split(q, k, v, problem.scale, causal, splits).unwrap();
+                        let out = dense_attn_split(q, k, v, problem.scale, mask, splits).unwrap();
                         check(&problem, &out, keys);
                     }
                 });
@@ -50,15 +50,15 @@ pub fn cases(runner: &mut Runner) {
         let sizes = Sizes { batch: 1, heads: [8, 2], q_len: 32768, k_len: 32768, head_dim: 128 };
         let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 16.0);
         let [q, k, v] = &problem.on_gpu;
-        let out = dense_attn(q, k, v, problem.scale, true).unwrap();
+        let out = dense_attn(q, k, v, problem.scale, Mask::Causal).unwrap();
         check(&problem, &out, |at| causal_keys(&problem, at));
         problem.poison();
-        assert!(bits(&out) == bits(&dense_attn(q, k, v, problem.scale, true).unwrap()), "two runs differ");
+        assert!(bits(&out) == bits(&dense_attn(q, k, v, problem.scale, Mask::Causal).unwrap()), "two runs differ");
     });
     runner.case("dense decode step over 128K", |runner| {
         let sizes = Sizes { batch: 2, heads: [8, 2], q_len: 1, k_len: 131_072, head_dim: 128 };
         let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::HeadsFirst, 4.0);
         let [q, k, v] = &problem.on_gpu;
-        check(&problem, &dense_attn(q, k, v, problem.scale, true).unwrap(), |at| causal_keys(&problem, at));
+        check(&problem, &dense_attn(q, k, v, problem.scale, Mask::Causal).unwrap(), |at| causal_keys(&problem, at));
     });
 }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::CudaError;
 use candle_s2o::{
-    Attention, AttnError, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, dense_attn, s2o_attn,
+    Attention, AttnError, Mask, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, dense_attn, s2o_attn,
     s2o_attn_with_stats,
 };
 use cudarc::driver::sys;
@@ -54,7 +54,7 @@ fn errors(device: &Device) {
     let zeros = |dims: (usize, usize, usize, usize), dtype| Tensor::zeros(dims, dtype, device).unwrap();
     let refused = |tensor: &Tensor, config: &S2oConfig| s2o_attn(tensor, tensor, tensor, 0.125, config).unwrap_err();
     let wide = zeros((1, 300, 2, 64), DType::F32);
-    for error in [refused(&wide, &config()), dense_attn(&wide, &wide, &wide, 0.125, true).unwrap_err()] {
+    for error in [refused(&wide, &config()), dense_attn(&wide, &wide, &wide, 0.125, Mask::Causal).unwrap_err()] {
         assert!(matches!(error, AttnError::Cuda(CudaError::DType { name: "q", got: DType::F32 })), "{error}");
         assert!(error.to_string().contains("the CPU path takes F32"), "{error}");
     }
@@ -76,30 +76,30 @@ fn errors(device: &Device) {
     let scale = s2o_attn(&good, &good, &good, f32::NAN, &config()).unwrap_err();
     assert!(matches!(scale, AttnError::S2o(S2oError::SoftmaxScale { .. })), "{scale}");
     for got in [0.0, -0.125] {
-        let error = dense_attn(&good, &good, &good, got, true).unwrap_err();
+        let error = dense_attn(&good, &good, &good, got, Mask::Causal).unwrap_err();
         assert!(
             matches!(error, AttnError::Cuda(CudaError::SoftmaxScale { got: refused }) if refused == got),
             "{error}"
         );
     }
     let on_cpu = good.to_device(&Device::Cpu).unwrap();
-    let mixed = dense_attn(&good, &good, &on_cpu, 0.125, true).unwrap_err();
+    let mixed = dense_attn(&good, &good, &on_cpu, 0.125, Mask::Causal).unwrap_err();
     assert!(matches!(mixed, AttnError::DeviceMismatch { name: "v", .. }), "{mixed}");
-    let narrow = dense_attn(&good, &good.to_dtype(DType::F16).unwrap(), &good, 0.125, true).unwrap_err();
+    let narrow = dense_attn(&good, &good.to_dtype(DType::F16).unwrap(), &good, 0.125, Mask::Causal).unwrap_err();
     assert!(matches!(narrow, AttnError::DTypeMismatch { name: "k", .. }), "{narrow}");
     let short = S2oOp::new(0.125, config()).with_prompt_len(10).apply(&good, &good, &good).unwrap_err();
     assert!(matches!(short, AttnError::S2o(S2oError::PromptShorterThanKeys { .. })), "{short}");
     let few = S2oOp::new(0.125, config()).with_ranking(Vec::new()).apply(&good, &good, &good).unwrap_err();
     assert!(matches!(few, AttnError::S2o(S2oError::Ranking(_))), "{few}");
     let gradient = candle_core::Var::from_tensor(&good).unwrap();
-    let out = dense_attn(&gradient, &good, &good, 0.125, true).unwrap();
+    let out = dense_attn(&gradient, &good, &good, 0.125, Mask::Causal).unwrap();
     assert!(out.to_dtype(DType::F32).unwrap().sum_all().unwrap().backward().is_err());
     // The environment is read at every call; no other thread runs now.
     for (arch, wrong) in [("sm_90", true), ("sm80", false)] {
         let before = std::env::var_os("S2O_CUDA_ARCH");
         // SAFETY: the cases run one after the other on the main thread, and idle workers read no environment.
         unsafe { std::env::set_var("S2O_CUDA_ARCH", arch) };
-        let outcome = dense_attn(&good, &good, &good, 0.125, true);
+        let outcome = dense_attn(&good, &good, &good, 0.125, Mask::Causal);
         match before {
             // SAFETY: as above.
             Some(before) => unsafe { std::env::set_var("S2O_CUDA_ARCH", before) },
@@ -140,7 +140,7 @@ fn graph(device: &Device) {
     let problem = problem(device, 3000);
     let ranking = cpu::rank(&problem.inputs(), &config(), 3000).unwrap();
     let [q, k, v] = &problem.on_gpu;
-    let dense = || dense_attn(q, k, v, problem.scale, true).unwrap();
+    let dense = || dense_attn(q, k, v, problem.scale, Mask::Causal).unwrap();
     // Ranking, sparse attention and the dense tail.
     let sparse = || s2o_attn(q, k, v, problem.scale, &config()).unwrap();
     let want = [dense(), sparse()].map(|out| bits(&out));

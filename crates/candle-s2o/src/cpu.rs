@@ -69,14 +69,14 @@ impl CpuOp for RankOp {
 
 impl CpuOp for DenseOp {
     fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<(), AttnError> {
-        cpu::dense(inputs, self.causal, out);
+        cpu::dense(inputs, self.mask, out);
         Ok(())
     }
 }
 
 impl CpuOp for BlockOp {
     fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Vec<f64>, AttnError> {
-        Ok(cpu::block_sparse(inputs, self.causal, &self.selection, out)?)
+        Ok(cpu::block_sparse(inputs, self.mask, &self.selection, out)?)
     }
 }
 
@@ -84,16 +84,16 @@ impl CpuOp for MaskOp {
     fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<(), AttnError> {
         let shape = inputs.shape();
         self.check(shape)?;
-        let (_, _, rows, key_blocks) = self.mask.dims4()?;
-        let mask = self.mask.flatten_all()?.to_vec1::<u8>()?;
-        let first = if self.causal { shape.q_offset() / BLOCK_Q } else { key_blocks };
+        let (_, _, rows, key_blocks) = self.blocks.dims4()?;
+        let mask = self.blocks.flatten_all()?.to_vec1::<u8>()?;
+        let first = if self.mask.is_causal() { shape.q_offset() / BLOCK_Q } else { key_blocks };
         let lists = mask.chunks_exact(key_blocks).enumerate().map(|(list, row)| {
             let seen = key_blocks.min(first + list % rows + 1);
             (0..seen).filter(|&block| row[block] != 0)
         });
         let columns = self.columns.as_ref().map(KeyColumns::lists).transpose()?;
         let selection = BlockSelection { columns, ..BlockLists::new(lists).into() };
-        cpu::block_sparse(inputs, self.causal, &selection, out)?;
+        cpu::block_sparse(inputs, self.mask, &selection, out)?;
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{Result, Tensor};
-use s2o_core::{AttnStats, ConfigError, S2oConfig};
+use s2o_core::{AttnStats, ConfigError, Mask, S2oConfig};
 
 use crate::attention::{Attention, PrefillCall};
 use crate::chunk_ledger::ChunkLedger;
@@ -20,7 +20,7 @@ impl Attention for Dense {
     }
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        Ok(dense_attn(q, k, v, call.softmax_scale, true)?)
+        Ok(dense_attn(q, k, v, call.softmax_scale, Mask::Causal)?)
     }
 }
 

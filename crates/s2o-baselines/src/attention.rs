@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{Result, Tensor};
 use candle_s2o::{
-    Attention, AttnShape, ChunkLedger, HeadWork, PrefillCall, block_mask_attn, block_sparse_attn, dense_attn,
+    Attention, AttnShape, ChunkLedger, HeadWork, Mask, PrefillCall, block_mask_attn, block_sparse_attn, dense_attn,
 };
 
 use crate::error::BaselineError;
@@ -52,11 +52,11 @@ impl<S: BlockSelector> BlockSparse<S> {
         match selection.keys {
             Keys::Lists(lists) => {
                 let work = lists.work(&shape);
-                let (out, _) = block_sparse_attn(q, k, v, call.softmax_scale, true, lists)?;
+                let (out, _) = block_sparse_attn(q, k, v, call.softmax_scale, Mask::Causal, lists)?;
                 Ok((out, work))
             }
             Keys::Mask(mask) => {
-                let out = block_mask_attn(q, k, v, call.softmax_scale, true, mask.tensor(), mask.columns())?;
+                let out = block_mask_attn(q, k, v, call.softmax_scale, Mask::Causal, mask.tensor(), mask.columns())?;
                 Ok((out, mask.work(&shape)?))
             }
         }
@@ -89,7 +89,7 @@ impl<S: BlockSelector> Attention for BlockSparse<S> {
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let shape = shape_of(q, k, v)?;
         let (out, work) = if call.prompt_len < self.dense_below {
-            (dense_attn(q, k, v, call.softmax_scale, true)?, HeadWork::dense(&shape))
+            (dense_attn(q, k, v, call.softmax_scale, Mask::Causal)?, HeadWork::dense(&shape))
         } else {
             let selection = self.selector.select(call, q, k, v)?;
             Self::attend(call, [q, k, v], selection)?

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::{D, Device, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, query_blocks};
+use candle_s2o::{AttnShape, BLOCK_Q, Mask, query_blocks};
 
 use crate::error::BaselineError;
 
@@ -32,7 +32,7 @@ pub(crate) fn query_bounds(
     device: &Device,
     of_block: impl Fn(usize) -> (usize, Bands),
 ) -> Result<Tensor, BaselineError> {
-    let rows = query_blocks(shape, true).map(|rows| {
+    let rows = query_blocks(shape, Mask::Causal).map(|rows| {
         let (seen, Bands { sink, window }) = of_block((shape.q_offset() + rows.start) / BLOCK_Q);
         [seen, sink, window.start, window.end].map(|blocks| blocks as u32)
     });

@@ -149,7 +149,7 @@ pub fn causal_blocks(shape: &AttnShape, block_k: usize, device: &Device) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use candle_s2o::query_blocks;
+    use candle_s2o::{Mask, query_blocks};
 
     use super::*;
 
@@ -157,7 +157,7 @@ mod tests {
     fn the_work_is_that_of_the_lists() {
         for (q_len, k_len) in [(700, 700), (300, 500), (256, 640), (10, 130)] {
             let shape = AttnShape::new([2, q_len, 3, 64], [k_len, 1]).unwrap();
-            let (rows, key_blocks) = (query_blocks(&shape, true).len(), k_len.div_ceil(BLOCK_Q));
+            let (rows, key_blocks) = (query_blocks(&shape, Mask::Causal).len(), k_len.div_ceil(BLOCK_Q));
             let spread = |len: usize, every: usize| (0..len).map(move |i| u8::from(i * 7 % 11 % every == 0));
             let mask: Vec<u8> = spread(6 * rows * key_blocks, 3).collect();
             let mask = Tensor::from_vec(mask, (2, 3, rows, key_blocks), &Device::Cpu).unwrap();

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::{D, DType, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, query_blocks};
+use candle_s2o::{AttnShape, BLOCK_Q, Mask, query_blocks};
 
 use crate::attention_rows::attention_rows;
 #[cfg(feature = "cuda")]
@@ -66,7 +66,7 @@ pub(crate) fn vertical_slash_mask(
 ) -> Result<Tensor, BaselineError> {
     let (batch, heads, key_blocks) = slashes.dims3()?;
     let first = shape.q_offset() / BLOCK_Q;
-    let rows = query_blocks(shape, true).len();
+    let rows = query_blocks(shape, Mask::Causal).len();
     let count = |range: Range<usize>| Tensor::arange(range.start as f32, range.end as f32, slashes.device());
     let distances = count(first..first + rows)?.unsqueeze(1)?.broadcast_sub(&count(0..key_blocks)?.unsqueeze(0)?)?;
     let distances = distances.relu()?.to_dtype(DType::U32)?.flatten_all()?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Tensor};
-use candle_s2o::dense_attn;
+use candle_s2o::{Mask, dense_attn};
 
 use crate::attention::BlockSparse;
 use crate::error::BaselineError;
@@ -91,7 +91,7 @@ fn tune_layer(layer: usize, calls: &[&TuningCall], bounds: SpargeBounds) -> Resu
         if q.dim(2)? != heads {
             return Err(BaselineError::HeadCount { method: NAME, layer, expected: heads, got: q.dim(2)? });
         }
-        dense.push(dense_attn(q, k, v, call.softmax_scale, true)?);
+        dense.push(dense_attn(q, k, v, call.softmax_scale, Mask::Causal)?);
     }
     let measure = |settings: &SpargeLayer| measure(layer, settings, calls, &dense);
     let everything = SpargeLayer { heads: vec![SpargeHead { tau: 1.0, theta: 0.0 }; heads], lambda: None };

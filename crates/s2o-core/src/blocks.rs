@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use thiserror::Error;
 
+use crate::mask::Mask;
 use crate::segment::{causal_tiles, position_tiles};
 use crate::shape::AttnShape;
 
@@ -87,7 +88,7 @@ pub enum BlockError {
 
 /// The key blocks that each query block attends to. A query block has [`BLOCK_Q`] queries. A key block has [`BLOCK_Q`]
 /// keys unless [`BlockLists::with_block_k`] changes it. Key blocks are cut from the first key. Query blocks are cut at
-/// multiples of [`BLOCK_Q`] of the ABSOLUTE position if attention is causal, otherwise from the first query.
+/// multiples of [`BLOCK_Q`] of the ABSOLUTE position under [`Mask::Causal`], from the first query under [`Mask::Full`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockLists {
     block_k: usize,
@@ -158,8 +159,8 @@ impl BlockLists {
     ///
     /// # Errors
     /// A [`BlockError`] that names the list at fault.
-    pub fn check(&self, shape: &AttnShape, causal: bool) -> Result<(), BlockError> {
-        let cut: Vec<_> = query_blocks(shape, causal).collect();
+    pub fn check(&self, shape: &AttnShape, mask: Mask) -> Result<(), BlockError> {
+        let cut: Vec<_> = query_blocks(shape, mask).collect();
         let expected = shape.batch() * shape.num_heads() * cut.len();
         if self.len() != expected {
             return Err(BlockError::ListCount { expected, got: self.len() });
@@ -169,7 +170,7 @@ impl BlockLists {
             // A ragged last query block may list every existing key block that a full query block could see.
             let query_block = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q;
             let diagonal = (query_block + 1) * (BLOCK_Q / self.block_k);
-            let below = if causal { diagonal.min(key_blocks) } else { key_blocks };
+            let below = if mask.is_causal() { diagonal.min(key_blocks) } else { key_blocks };
             let blocks = self.list(list);
             if let Some(&block) = blocks.iter().find(|&&block| block as usize >= below) {
                 return Err(BlockError::KeyBlock { list, below, got: block as usize });
@@ -183,8 +184,8 @@ impl BlockLists {
 }
 
 /// The query blocks of a call, as ranges of its query rows.
-pub fn query_blocks(shape: &AttnShape, causal: bool) -> impl ExactSizeIterator<Item = Range<usize>> {
-    let offset = if causal { shape.q_offset() } else { 0 };
+pub fn query_blocks(shape: &AttnShape, mask: Mask) -> impl ExactSizeIterator<Item = Range<usize>> {
+    let offset = if mask.is_causal() { shape.q_offset() } else { 0 };
     position_tiles(0..shape.q_len(), offset, BLOCK_Q)
 }
 
@@ -212,10 +213,10 @@ impl BlockSelection {
     ///
     /// # Errors
     /// A [`BlockError`] that names the list or column at fault.
-    pub fn check(&self, shape: &AttnShape, causal: bool) -> Result<(), BlockError> {
-        self.blocks.check(shape, causal)?;
+    pub fn check(&self, shape: &AttnShape, mask: Mask) -> Result<(), BlockError> {
+        self.blocks.check(shape, mask)?;
         let Some(columns) = &self.columns else { return Ok(()) };
-        if !causal {
+        if !mask.is_causal() {
             return Err(BlockError::ColumnsNotCausal);
         }
         let expected = shape.batch() * shape.num_heads();
@@ -246,7 +247,7 @@ impl BlockSelection {
 
     /// The work of each head (`b * num_heads + h`) in a causal call of `shape`, which must fit the selection.
     pub fn work(&self, shape: &AttnShape) -> Vec<HeadWork> {
-        let cut: Vec<_> = query_blocks(shape, true).collect();
+        let cut: Vec<_> = query_blocks(shape, Mask::Causal).collect();
         let offset = shape.q_offset();
         let causal = causal_work(shape);
         (0..shape.batch() * shape.num_heads())
@@ -265,7 +266,7 @@ impl BlockSelection {
 
 /// Number of tiles that dense causal attention computes per head.
 fn causal_work(shape: &AttnShape) -> usize {
-    query_blocks(shape, true).map(|rows| causal_tiles(0, shape.q_offset() + rows.end - 1, BLOCK_Q)).sum()
+    query_blocks(shape, Mask::Causal).map(|rows| causal_tiles(0, shape.q_offset() + rows.end - 1, BLOCK_Q)).sum()
 }
 
 /// The work of one head in tiles of [`BLOCK_Q`] queries and keys, counted as for S2O. A smaller block counts as a
@@ -309,7 +310,8 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_named() {
-        let refused = |lists: Vec<Vec<usize>>| BlockLists::new(lists).check(&shape(256, 256), true).unwrap_err();
+        let refused =
+            |lists: Vec<Vec<usize>>| BlockLists::new(lists).check(&shape(256, 256), Mask::Causal).unwrap_err();
         assert_eq!(refused(vec![vec![0]]), BlockError::ListCount { expected: 2, got: 1 });
         assert_eq!(refused(vec![vec![1], vec![0]]), BlockError::KeyBlock { list: 0, below: 1, got: 1 });
         let beyond = BlockError::KeyBlock { list: 1, below: 2, got: i32::MAX as usize };
@@ -320,9 +322,9 @@ mod tests {
         }
         // The chunk begins inside block 1. Blocks of 64 keys are numbered from the first key.
         let chunk = BlockLists::new([vec![3], vec![4]]).with_block_k(64).unwrap();
-        assert_eq!(chunk.check(&shape(100, 300), true), Ok(()));
+        assert_eq!(chunk.check(&shape(100, 300), Mask::Causal), Ok(()));
         assert_eq!(
-            BlockLists::new([vec![4], vec![4]]).with_block_k(64).unwrap().check(&shape(100, 300), true),
+            BlockLists::new([vec![4], vec![4]]).with_block_k(64).unwrap().check(&shape(100, 300), Mask::Causal),
             Err(BlockError::KeyBlock { list: 0, below: 4, got: 4 })
         );
     }
@@ -333,12 +335,12 @@ mod tests {
             columns: Some(columns),
             ..BlockLists::new([vec![0], vec![1]]).into()
         };
-        let check = |columns| with(columns).check(&shape(256, 256), true);
+        let check = |columns| with(columns).check(&shape(256, 256), Mask::Causal);
         assert_eq!(check(vec![vec![0, 3, 255]]), Ok(()));
         assert_eq!(check(vec![]), Err(BlockError::ColumnCount { expected: 1, got: 0 }));
         assert_eq!(check(vec![vec![3, 3]]), Err(BlockError::Column { head: 0, below: 256, got: 3 }));
         assert_eq!(check(vec![vec![256]]), Err(BlockError::Column { head: 0, below: 256, got: 256 }));
-        assert_eq!(with(vec![vec![]]).check(&shape(256, 256), false), Err(BlockError::ColumnsNotCausal));
+        assert_eq!(with(vec![vec![]]).check(&shape(256, 256), Mask::Full), Err(BlockError::ColumnsNotCausal));
     }
 
     #[test]

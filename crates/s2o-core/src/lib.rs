@@ -45,6 +45,7 @@ mod config;
 pub mod cpu;
 mod early_stop;
 mod error;
+mod mask;
 mod online_softmax;
 mod permutation;
 mod plan;
@@ -60,6 +61,7 @@ pub use config::{
 };
 pub use early_stop::{Gain, StopVote};
 pub use error::S2oError;
+pub use mask::Mask;
 pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};

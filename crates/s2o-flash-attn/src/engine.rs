@@ -1,7 +1,7 @@
 //! Chooses the implementation for a call: S2O, dense attention, or the plain loop.
 
 use candle_core::{D, DType, Tensor};
-use candle_s2o::{AttnError, S2oError, S2oOp, ShapeError, dense_attn};
+use candle_s2o::{AttnError, Mask, S2oError, S2oOp, ShapeError, dense_attn};
 
 use crate::error::FlashAttnError;
 use crate::mask::{Reach, Window};
@@ -64,7 +64,7 @@ fn full(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Result<Tensor
     let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
     let parts = (0..q_len).step_by(k_len).map(|start| {
         let part = q.narrow(1, start, k_len.min(q_len - start))?;
-        Ok(dense_attn(&part, k, v, softmax_scale, false)?)
+        Ok(dense_attn(&part, k, v, softmax_scale, Mask::Full)?)
     });
     joined(parts.collect::<Result<Vec<_>, FlashAttnError>>()?)
 }
@@ -78,7 +78,7 @@ fn causal(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor,
         return joined(vec![blind, seeing]);
     }
     match if call.may_skip { s2o::policy()? } else { Policy::Dense } {
-        Policy::Dense => Ok(dense_attn(q, k, v, call.softmax_scale, true)?),
+        Policy::Dense => Ok(dense_attn(q, k, v, call.softmax_scale, Mask::Causal)?),
         Policy::S2o(config) => s2o::apply(S2oOp::new(call.softmax_scale, config), q, k, v),
         Policy::Layers { base, settings } => {
             let config = s2o::next_layer(&base, &settings, [q.dims()[0], q_len, k_len])?;

@@ -1,7 +1,7 @@
 //! Attention on blocks: what block-sparse methods select, computed by the engine of the others.
 
 use candle_core::Tensor;
-use s2o_core::{BLOCK_Q, BlockSelection, S2oError};
+use s2o_core::{BLOCK_Q, BlockSelection, Mask, S2oError};
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32, unaligned_address};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::{BlockListParams, BlockParams, ColumnListParams, ColumnParams};
@@ -12,8 +12,8 @@ use crate::ops::{BlockOp, KeyColumns, MaskOp};
 
 impl CudaOp for BlockOp {
     fn run(&self, call: &Call) -> Result<Vec<f64>, AttnError> {
-        self.selection.check(&call.shape, self.causal).map_err(S2oError::from)?;
-        launch_lists(call, self.causal, &self.selection)?;
+        self.selection.check(&call.shape, self.mask).map_err(S2oError::from)?;
+        launch_lists(call, self.mask, &self.selection)?;
         Ok(vec![0.0; call.shape.batch() * call.shape.num_heads()])
     }
 }
@@ -21,7 +21,7 @@ impl CudaOp for BlockOp {
 impl CudaOp for MaskOp {
     fn run(&self, call: &Call) -> Result<(), AttnError> {
         self.check(&call.shape)?;
-        Ok(launch_mask(call, self.causal, &self.mask, self.columns.as_ref())?)
+        Ok(launch_mask(call, self.mask, &self.blocks, self.columns.as_ref())?)
     }
 }
 
@@ -44,18 +44,18 @@ impl Lists {
         Ok(Self { next_item, key_blocks, ranges, scratch })
     }
 
-    fn params(&self, call: &Call, causal: bool) -> Result<BlockParams, CudaError> {
+    fn params(&self, call: &Call, mask: Mask) -> Result<BlockParams, CudaError> {
         let scratch = &self.scratch;
         Ok(BlockParams {
-            attn: call.params(causal, scratch.at(self.next_item))?,
+            attn: call.params(mask, scratch.at(self.next_item))?,
             key_blocks: scratch.at(self.key_blocks),
             block_ranges: scratch.at(self.ranges),
         })
     }
 
     /// Attention to the lists, which fit the call.
-    fn attend(&self, call: &Call, causal: bool) -> Result<(), CudaError> {
-        let params = self.params(call, causal)?;
+    fn attend(&self, call: &Call, mask: Mask) -> Result<(), CudaError> {
+        let params = self.params(call, mask)?;
         // SAFETY: BlockParams are what the kernel takes; the lists name blocks of the call only, and the scratch memory
         // is released on this stream after the launch.
         unsafe { call.launch(Kernel::Block, &params, Grid::Persistent { items: self.ranges.len / 2 }) }
@@ -63,7 +63,7 @@ impl Lists {
 }
 
 /// Attention to a selection that fits the call.
-fn launch_lists(call: &Call, causal: bool, selection: &BlockSelection) -> Result<(), CudaError> {
+fn launch_lists(call: &Call, mask: Mask, selection: &BlockSelection) -> Result<(), CudaError> {
     let blocks = &selection.blocks;
     if blocks.block_k() != BLOCK_Q {
         return Err(CudaError::Tile { name: "block_k", got: blocks.block_k() });
@@ -79,31 +79,31 @@ fn launch_lists(call: &Call, causal: bool, selection: &BlockSelection) -> Result
     let ranges: Vec<i64> = blocks.offsets().windows(2).flatten().copied().collect();
     lists.scratch.upload(lists.key_blocks, blocks.key_blocks())?;
     lists.scratch.upload(lists.ranges, &ranges)?;
-    lists.attend(call, causal)
+    lists.attend(call, mask)
 }
 
 /// Attention to the blocks of a mask of u8 and to single keys, both of which fit the call and are contiguous.
-fn launch_mask(call: &Call, causal: bool, mask: &Tensor, columns: Option<&KeyColumns>) -> Result<(), CudaError> {
-    let (batch, heads, query_blocks, mask_blocks) = mask.dims4()?;
+fn launch_mask(call: &Call, mask: Mask, blocks: &Tensor, columns: Option<&KeyColumns>) -> Result<(), CudaError> {
+    let (batch, heads, query_blocks, mask_blocks) = blocks.dims4()?;
     let num_lists = batch * heads * query_blocks;
     let lists = Lists::allocate(call, num_lists * mask_blocks, num_lists)?;
-    let storage = mask.storage_and_layout();
-    let (mask, _mask) = unaligned_address::<u8>(&storage.0, storage.1, call.launcher.stream())?;
-    let offset = if causal { call.shape.q_offset() } else { 0 };
+    let storage = blocks.storage_and_layout();
+    let (blocks, _blocks) = unaligned_address::<u8>(&storage.0, storage.1, call.launcher.stream())?;
+    let offset = if mask.is_causal() { call.shape.q_offset() } else { 0 };
     let params = BlockListParams {
-        mask: mask as *const u8,
+        mask: blocks as *const u8,
         key_blocks: lists.scratch.at(lists.key_blocks),
         block_ranges: lists.scratch.at(lists.ranges),
         num_lists: to_i32("block lists", num_lists)?,
         query_blocks: to_i32("query blocks", query_blocks)?,
         mask_blocks: to_i32("key blocks", mask_blocks)?,
         first_tile: to_i32("query blocks", offset / BLOCK_Q)?,
-        causal: i32::from(causal),
+        causal: i32::from(mask.is_causal()),
     };
     // SAFETY: BlockListParams are what the kernel takes; the mask has an entry for each that it reads and is held until
     // the launch is enqueued, and the lists have room for all of them.
     unsafe { call.launch(Kernel::BlockLists, &params, Grid::Warps { rows: num_lists }) }?;
-    let Some(columns) = columns else { return lists.attend(call, causal) };
+    let Some(columns) = columns else { return lists.attend(call, mask) };
 
     let capacity = columns.capacity(call.shape.k_len());
     let mut regions = Regions::default();
@@ -134,7 +134,7 @@ fn launch_mask(call: &Call, causal: bool, mask: &Tensor, columns: Option<&KeyCol
         call.launch(Kernel::ColumnLists, &list_params, Grid::Warps { rows: num_lists })?;
     }
     let params = ColumnParams {
-        block: lists.params(call, causal)?,
+        block: lists.params(call, mask)?,
         columns: list_params.columns,
         column_counts: list_params.column_counts,
         column_stride: list_params.column_stride,

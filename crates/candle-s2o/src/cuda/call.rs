@@ -7,7 +7,7 @@ use std::{mem, ptr};
 use candle_core::{CudaStorage, DType, Layout};
 use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
-use s2o_core::AttnShape;
+use s2o_core::{AttnShape, Mask};
 use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, Regions, Scratch, Stopwatch, View, to_i32};
 use s2o_kernels::params::{AttnParams, Params};
 use s2o_kernels::{Dtype, Function, HeadDim, Kernel};
@@ -85,7 +85,7 @@ impl Call {
     }
 
     /// Parameters that all attention kernels share. `next_item` is a counter that is zero when the kernel starts.
-    pub(super) fn params(&self, causal: bool, next_item: *mut i32) -> Result<AttnParams, CudaError> {
+    pub(super) fn params(&self, mask: Mask, next_item: *mut i32) -> Result<AttnParams, CudaError> {
         let Self { shape, q, k, v, .. } = self;
         let out = self.out.expect("an op that launches attention has an output");
         let heads = shape.batch() * shape.num_heads();
@@ -107,7 +107,7 @@ impl Call {
             num_kv_heads: to_i32("num_kv_heads", shape.num_kv_heads())?,
             q_len: to_i32("q_len", shape.q_len())?,
             k_len: to_i32("k_len", shape.k_len())?,
-            causal: i32::from(causal),
+            causal: i32::from(mask.is_causal()),
             heads_per_section: to_i32("heads", heads_per_section.min(heads))?,
             softmax_scale: self.softmax_scale,
         })

@@ -1,6 +1,7 @@
 //! Dense attention: one launch, or split over the keys where there are too few query tiles to fill the GPU.
 
 use candle_core::Tensor;
+use s2o_core::Mask;
 use s2o_cuda::{CudaError, Grid, Regions, to_i32};
 use s2o_kernels::params::{RowState, SplitParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
@@ -17,7 +18,7 @@ const SPLITS_PER_SM: usize = 2;
 
 impl CudaOp for DenseOp {
     fn run(&self, call: &Call) -> Result<(), AttnError> {
-        Ok(launch(call, self.causal, 0, self.splits)?)
+        Ok(launch(call, self.mask, 0, self.splits)?)
     }
 }
 
@@ -32,14 +33,14 @@ pub fn dense_attn_split(
     k: &Tensor,
     v: &Tensor,
     softmax_scale: f32,
-    causal: bool,
+    mask: Mask,
     splits: usize,
 ) -> Result<Tensor, AttnError> {
-    Ok(apply(&DenseOp { softmax_scale, causal, splits: Some(splits) }, q, k, v)?.0)
+    Ok(apply(&DenseOp { softmax_scale, mask, splits: Some(splits) }, q, k, v)?.0)
 }
 
 /// Dense attention of the rows from `first_row` on. `splits` forces a number of parts.
-pub(super) fn launch(call: &Call, causal: bool, first_row: usize, splits: Option<usize>) -> Result<(), CudaError> {
+pub(super) fn launch(call: &Call, mask: Mask, first_row: usize, splits: Option<usize>) -> Result<(), CudaError> {
     let shape = &call.shape;
     let rows = shape.q_len() - first_row;
     let items = rows.div_ceil(TILE_Q) * shape.batch() * shape.num_heads();
@@ -48,25 +49,25 @@ pub(super) fn launch(call: &Call, causal: bool, first_row: usize, splits: Option
         items if items >= call.launcher.multiprocessors() => 1,
         items => (SPLITS_PER_SM * call.launcher.multiprocessors() / items).min(key_tiles / MIN_TILES_PER_SPLIT).max(1),
     });
-    if splits > 1 { split(call, causal, first_row, splits) } else { whole(&call.rows_from(first_row), causal) }
+    if splits > 1 { split(call, mask, first_row, splits) } else { whole(&call.rows_from(first_row), mask) }
 }
 
-fn whole(call: &Call, causal: bool) -> Result<(), CudaError> {
+fn whole(call: &Call, mask: Mask) -> Result<(), CudaError> {
     let shape = &call.shape;
     let mut regions = Regions::default();
     let next_item = regions.add::<i32>(1);
     let scratch = call.allocate(&regions)?;
     scratch.zero(next_item)?;
-    let params = call.params(causal, scratch.at(next_item))?;
+    let params = call.params(mask, scratch.at(next_item))?;
     // Causal tiles are cut on absolute positions.
-    let first = if causal { shape.q_offset() % TILE_Q } else { 0 };
+    let first = if mask.is_causal() { shape.q_offset() % TILE_Q } else { 0 };
     let items = (first + shape.q_len()).div_ceil(TILE_Q) * shape.batch() * shape.num_heads();
     // SAFETY: AttnParams are what the dense kernel takes; tensors and counter outlive the launch on this stream.
     unsafe { call.launch(Kernel::Dense, &params, Grid::Persistent { items }) }
 }
 
 /// Cuts the keys into `splits` parts, or fewer if there are not as many key tiles, and joins the results.
-fn split(call: &Call, causal: bool, first_row: usize, splits: usize) -> Result<(), CudaError> {
+fn split(call: &Call, mask: Mask, first_row: usize, splits: usize) -> Result<(), CudaError> {
     let shape = &call.shape;
     let heads = shape.batch() * shape.num_heads();
     let rows = shape.q_len() - first_row;
@@ -81,7 +82,7 @@ fn split(call: &Call, causal: bool, first_row: usize, splits: usize) -> Result<(
     let scratch = call.allocate(&regions)?;
     scratch.zero(next_item)?;
     let params = SplitParams {
-        attn: call.params(causal, scratch.at(next_item))?,
+        attn: call.params(mask, scratch.at(next_item))?,
         partial_out: scratch.at(partial_out),
         partial_state: scratch.at(partial_state),
         first_row: to_i32("first_row", first_row)?,

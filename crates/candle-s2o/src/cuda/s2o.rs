@@ -4,7 +4,7 @@
 use std::ptr;
 
 use s2o_core::{
-    AttnStats, GainFrame, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
+    AttnStats, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
     TriggeringTile,
 };
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
@@ -29,7 +29,7 @@ impl CudaOp for S2oOp {
         let plan = Plan::with_break_even(config, shape, self.prompt_len(shape), GPU_BREAK_EVEN)?;
         // The last chunk of a prompt may lie in the dense tail whole.
         if plan.is_dense() || plan.ranked_rows() == 0 {
-            dense::launch(call, true, 0, None)?;
+            dense::launch(call, Mask::Causal, 0, None)?;
             return Ok(wants_stats.then(|| plan.stats_of_visits(shape, config, |_, _, _| 0)));
         }
         let ranking = self.ranking.as_deref();
@@ -39,7 +39,7 @@ impl CudaOp for S2oOp {
         let launch = Launch::new(call, config, &plan, ranking, wants_stats)?;
         launch.attend()?;
         if plan.ranked_rows() < shape.q_len() {
-            dense::launch(call, true, plan.ranked_rows(), None)?;
+            dense::launch(call, Mask::Causal, plan.ranked_rows(), None)?;
         }
         Ok(if wants_stats { Some(launch.stats()?) } else { None })
     }
@@ -210,7 +210,7 @@ impl<'a> Launch<'a> {
         let heads = call.shape.batch() * call.shape.num_heads();
         let segments = group.len();
         let params = S2oParams {
-            attn: call.params(true, scratch.at(self.counters).wrapping_add(counter))?,
+            attn: call.params(Mask::Causal, scratch.at(self.counters).wrapping_add(counter))?,
             kv_perm: scratch.at(self.kv_perm),
             kv_perm_head_stride: group.keys as i64,
             q_perm: self.permuted.map_or(ptr::null(), |permuted| scratch.at(permuted.q_perm).cast_const()),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, Tensor};
+use s2o_core::Mask;
 use s2o_cuda::KernelTime;
 
 use super::call::{Call, CudaOp};
@@ -29,9 +30,9 @@ pub fn dense_attn_timed(
     k: &Tensor,
     v: &Tensor,
     softmax_scale: f32,
-    causal: bool,
+    mask: Mask,
 ) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
-    apply(&Timed(DenseOp { softmax_scale, causal, splits: None }), q, k, v)
+    apply(&Timed(DenseOp { softmax_scale, mask, splits: None }), q, k, v)
 }
 
 /// An op whose report is the times of its kernels.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockSelection, S2oError, query_blocks};
+use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockSelection, Mask, S2oError, query_blocks};
 
 use crate::attn_op::{AttnOp, apply};
 use crate::error::AttnError;
@@ -22,10 +22,10 @@ pub fn block_sparse_attn(
     k: &Tensor,
     v: &Tensor,
     softmax_scale: f32,
-    causal: bool,
+    mask: Mask,
     selection: impl Into<Arc<BlockSelection>>,
 ) -> Result<(Tensor, Vec<f64>), AttnError> {
-    apply(&BlockOp { softmax_scale, causal, selection: selection.into() }, q, k, v)
+    apply(&BlockOp { softmax_scale, mask, selection: selection.into() }, q, k, v)
 }
 
 /// Single keys that every query block of a head sees beside its blocks, as [`BlockSelection::columns`] has them.
@@ -59,10 +59,10 @@ impl KeyColumns {
     }
 }
 
-/// [`block_sparse_attn`] to the blocks of a mask, `(batch, num_heads, query_blocks, key_blocks)` of u8 on the device of
-/// `q`: not 0 where a query block of [`query_blocks`] attends to a block of 128 keys. Blocks beyond the diagonal are
-/// left out if `causal`. With `columns`, and then causal, to single keys too. On a GPU the masks become lists there;
-/// the host waits for nothing.
+/// [`block_sparse_attn`] to the blocks of a tensor, `blocks` `(batch, num_heads, query_blocks, key_blocks)` of u8 on
+/// the device of `q`: not 0 where a query block of [`query_blocks`] attends to a block of 128 keys. Blocks beyond the
+/// diagonal are left out if `mask` is causal. With `columns`, and then causal, to single keys too. On a GPU the masks
+/// become lists there; the host waits for nothing.
 ///
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`]; [`s2o_core::BlockError::Mask`] or [`s2o_core::BlockError::ColumnMask`]
@@ -72,33 +72,33 @@ pub fn block_mask_attn(
     k: &Tensor,
     v: &Tensor,
     softmax_scale: f32,
-    causal: bool,
-    mask: &Tensor,
+    mask: Mask,
+    blocks: &Tensor,
     columns: Option<&KeyColumns>,
 ) -> Result<Tensor, AttnError> {
-    let of_bytes = |name, mask: &Tensor| {
-        if mask.dtype() != DType::U8 {
-            return Err(AttnError::MaskDType { name, got: mask.dtype() });
+    let of_bytes = |name, flags: &Tensor| {
+        if flags.dtype() != DType::U8 {
+            return Err(AttnError::MaskDType { name, got: flags.dtype() });
         }
-        if !mask.device().same_device(q.device()) {
-            let [expected, got] = [q, mask].map(|tensor| tensor.device().location());
+        if !flags.device().same_device(q.device()) {
+            let [expected, got] = [q, flags].map(|tensor| tensor.device().location());
             return Err(AttnError::DeviceMismatch { name, expected, got });
         }
-        Ok(mask.contiguous()?)
+        Ok(flags.contiguous()?)
     };
-    let mask = of_bytes("mask", mask)?;
+    let blocks = of_bytes("mask", blocks)?;
     let columns = columns.map(|columns| {
         let keys = of_bytes("columns", &columns.keys)?;
         Ok::<_, AttnError>(KeyColumns { keys, ..*columns })
     });
-    let op = MaskOp { softmax_scale, causal, mask, columns: columns.transpose()? };
+    let op = MaskOp { softmax_scale, mask, blocks, columns: columns.transpose()? };
     Ok(apply(&op, q, k, v)?.0)
 }
 
 #[derive(Debug)]
 pub(crate) struct BlockOp {
     softmax_scale: f32,
-    pub(crate) causal: bool,
+    pub(crate) mask: Mask,
     pub(crate) selection: Arc<BlockSelection>,
 }
 
@@ -114,9 +114,9 @@ impl AttnOp for BlockOp {
 #[derive(Debug)]
 pub(crate) struct MaskOp {
     softmax_scale: f32,
-    pub(crate) causal: bool,
+    pub(crate) mask: Mask,
     /// Contiguous u8.
-    pub(crate) mask: Tensor,
+    pub(crate) blocks: Tensor,
     /// Likewise.
     pub(crate) columns: Option<KeyColumns>,
 }
@@ -124,14 +124,14 @@ pub(crate) struct MaskOp {
 impl MaskOp {
     /// Whether the masks fit.
     pub(crate) fn check(&self, shape: &AttnShape) -> Result<(), AttnError> {
-        let query_blocks = query_blocks(shape, self.causal).len();
+        let query_blocks = query_blocks(shape, self.mask).len();
         let expected = [shape.batch(), shape.num_heads(), query_blocks, shape.k_len().div_ceil(BLOCK_Q)];
-        if self.mask.dims() != expected {
-            let got = self.mask.dims().to_vec();
+        if self.blocks.dims() != expected {
+            let got = self.blocks.dims().to_vec();
             return Err(S2oError::from(BlockError::Mask { expected, got }).into());
         }
         let Some(columns) = &self.columns else { return Ok(()) };
-        if !self.causal {
+        if !self.mask.is_causal() {
             return Err(S2oError::from(BlockError::ColumnsNotCausal).into());
         }
         let expected = [shape.batch(), shape.num_heads(), shape.k_len()];

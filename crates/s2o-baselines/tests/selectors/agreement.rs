@@ -4,7 +4,7 @@
 //! the cut. A plain re-implementation therefore says of every entry whether it MUST be chosen, or MAY be.
 
 use candle_core::{DType, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall, dense_attn, query_blocks};
+use candle_s2o::{AttnShape, BLOCK_Q, Mask, PrefillCall, dense_attn, query_blocks};
 use s2o_baselines::{BlockSelector, BlockSparse, Selection};
 
 use crate::plain::{Call, ascending, head, lists};
@@ -34,7 +34,7 @@ impl Inputs {
     pub fn select(&self, selector: &impl BlockSelector) -> Selection {
         let [q, k, v] = &self.tensors;
         let selection = selector.select(&self.call, q, k, v).unwrap();
-        assert_eq!(lists(&selection).check(&self.shape, true), Ok(()));
+        assert_eq!(lists(&selection).check(&self.shape, Mask::Causal), Ok(()));
         selection
     }
 
@@ -234,7 +234,7 @@ pub fn assert_blocks(
 ) -> usize {
     let shape = &inputs.shape;
     let block_k = lists(selection).blocks.block_k();
-    let rows = query_blocks(shape, true).len();
+    let rows = query_blocks(shape, Mask::Causal).len();
     let mut undecided = 0;
     for i in 0..rows {
         let query_block = shape.q_offset() / BLOCK_Q + i;
@@ -257,9 +257,9 @@ pub fn assert_dense<S: BlockSelector>(inputs: &Inputs, selector: S) {
     let selection = inputs.select(&selector);
     let (out, work) = BlockSparse::<S>::attend(&inputs.call, [q, k, v], selection).unwrap();
     // Half blocks that end with the keys are less than a tile.
-    let ragged = 0.5 * query_blocks(&inputs.shape, true).len() as f64;
+    let ragged = 0.5 * query_blocks(&inputs.shape, Mask::Causal).len() as f64;
     assert!(work.iter().all(|head| head.visited >= head.causal as f64 - ragged));
-    let dense = dense_attn(q, k, v, inputs.call.softmax_scale, true).unwrap();
+    let dense = dense_attn(q, k, v, inputs.call.softmax_scale, Mask::Causal).unwrap();
     assert!(greatest_difference(&out, &dense) < 1e-4);
 }
 

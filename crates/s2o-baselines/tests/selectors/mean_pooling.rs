@@ -1,7 +1,7 @@
 //! Mean pooling against its definition.
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::{BLOCK_Q, PrefillCall, query_blocks};
+use candle_s2o::{BLOCK_Q, Mask, PrefillCall, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{BlockSelector, MeanPooling, block_means};
 
@@ -13,8 +13,8 @@ pub fn compare(call: &PrefillCall, tensors: &[Tensor; 3], share: f64) -> Compare
     let [q, k, v] = tensors;
     let selection = MeanPooling::default().threshold(share).unwrap().select(call, q, k, v).unwrap();
     let shape = shape_of(tensors);
-    assert_eq!(lists(&selection).check(&shape, true), Ok(()));
-    let cut: Vec<_> = query_blocks(&shape, true).collect();
+    assert_eq!(lists(&selection).check(&shape, Mask::Causal), Ok(()));
+    let cut: Vec<_> = query_blocks(&shape, Mask::Causal).collect();
     let mut compared = Compared::default();
     for list in 0..shape.batch() * shape.num_heads() * cut.len() {
         let (at, rows) = (list / cut.len(), cut[list % cut.len()].clone());

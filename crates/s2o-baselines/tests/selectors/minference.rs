@@ -1,7 +1,7 @@
 //! MInference against its definition, one head at a time in f64.
 
 use candle_core::Tensor;
-use candle_s2o::{BLOCK_Q, PrefillCall, query_blocks};
+use candle_s2o::{BLOCK_Q, Mask, PrefillCall, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{BaselineError, BlockSelector, HeadPattern, MInference, MInferenceConfig, Selection, TuningCall};
 
@@ -80,7 +80,7 @@ fn compare(inputs: &Inputs, patterns: &[HeadPattern]) -> (usize, usize) {
             assert!(columns.may[key] || !chosen, "head {number} has key {key}");
             undecided += usize::from(columns.must[key] != columns.may[key]);
         }
-        all += k_len + query_blocks(&inputs.shape, true).len() * k_len.div_ceil(BLOCK_Q);
+        all += k_len + query_blocks(&inputs.shape, Mask::Causal).len() * k_len.div_ceil(BLOCK_Q);
     }
     (undecided, all)
 }
@@ -89,7 +89,7 @@ fn compare(inputs: &Inputs, patterns: &[HeadPattern]) -> (usize, usize) {
 fn captured(inputs: &Inputs, selection: &Selection, number: usize) -> f64 {
     let shape = &inputs.shape;
     let samples = shape.q_len().min(64);
-    let blocks = query_blocks(shape, true).len();
+    let blocks = query_blocks(shape, Mask::Causal).len();
     let mut sum = 0.0;
     for (i, at) in inputs.heads().enumerate().filter(|(_, at)| at.1 == number) {
         let head = inputs.head(at);

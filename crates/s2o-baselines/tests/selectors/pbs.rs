@@ -1,7 +1,7 @@
 //! PBS-Attn against its definition.
 
 use candle_core::{Device, Tensor};
-use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall, query_blocks};
+use candle_s2o::{AttnShape, BLOCK_Q, Mask, PrefillCall, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{BlockSelector, BlockSparse, Pbs, PbsScore, Reordered, Selection};
 
@@ -94,7 +94,7 @@ pub fn compare(call: &PrefillCall, [q, k, _]: &[Tensor; 3], options: Options) ->
     let shape = shape_of(&tensors);
     let selection = options.method().select(call, q, k, &tensors[2]).unwrap();
     let (scale, offset) = (f64::from(call.softmax_scale), shape.q_offset());
-    let cut: Vec<_> = query_blocks(&shape, true).collect();
+    let cut: Vec<_> = query_blocks(&shape, Mask::Causal).collect();
     let group = shape.num_heads() / shape.num_kv_heads();
     let mut compared = Compared::default();
     for at in 0..shape.batch() * shape.num_heads() {

@@ -1,7 +1,7 @@
 //! The choice by cumulative scores in f64, what holds for every method that makes it, and where rounding leaves it open.
 
 use candle_core::{DType, Tensor};
-use candle_s2o::{Attention, AttnShape, PrefillCall, dense_attn};
+use candle_s2o::{Attention, AttnShape, Mask, PrefillCall, dense_attn};
 use s2o_baselines::{BlockSelector, BlockSparse, Selection};
 
 use crate::plain::{ascending, lists};
@@ -88,7 +88,7 @@ impl Compared {
 pub fn assert_dense(method: impl BlockSelector, call: &PrefillCall, [q, k, v]: &[Tensor; 3]) {
     let method = BlockSparse::new(method);
     let out = method.prefill(call, q, k, v).unwrap();
-    let dense = dense_attn(q, k, v, call.softmax_scale, true).unwrap();
+    let dense = dense_attn(q, k, v, call.softmax_scale, Mask::Causal).unwrap();
     let error = (out - dense).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap();
     assert!(error.to_scalar::<f32>().unwrap() < 1e-4);
     assert!(method.take_work()[&call.layer].iter().all(|head| head.density() == 1.0));

@@ -1,7 +1,7 @@
 //! The sliding window and sink, and with it the frame that all selectors share.
 
 use candle_core::{Device, Tensor};
-use candle_s2o::{Attention, BLOCK_Q, PrefillCall, dense_attn, query_blocks};
+use candle_s2o::{Attention, BLOCK_Q, Mask, PrefillCall, dense_attn, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{BlockSelector, BlockSparse, SlidingWindow};
 
@@ -15,7 +15,7 @@ proptest! {
         let [q, k, v] = call.tensors();
         let selection = SlidingWindow::new(window, sink).unwrap().select(&call.prefill(), &q, &k, &v).unwrap();
         let shape = &call.shape;
-        let cut: Vec<_> = query_blocks(shape, true).collect();
+        let cut: Vec<_> = query_blocks(shape, Mask::Causal).collect();
         for list in 0..shape.batch() * shape.num_heads() * cut.len() {
             let first = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q * BLOCK_Q;
             // Position by position: what any query of the whole block sees.
@@ -28,7 +28,7 @@ proptest! {
             seen.dedup();
             prop_assert_eq!(ascending(&selection, list), seen);
         }
-        prop_assert_eq!(lists(&selection).check(shape, true), Ok(()));
+        prop_assert_eq!(lists(&selection).check(shape, Mask::Causal), Ok(()));
     }
 
     #[test]
@@ -36,7 +36,7 @@ proptest! {
         let [q, k, v] = call.tensors();
         let method = BlockSparse::new(SlidingWindow::new(call.shape.k_len(), 0).unwrap());
         let out = method.prefill(&call.prefill(), &q, &k, &v).unwrap();
-        let dense = dense_attn(&q, &k, &v, call.prefill().softmax_scale, true).unwrap();
+        let dense = dense_attn(&q, &k, &v, call.prefill().softmax_scale, Mask::Causal).unwrap();
         let error = (out - dense).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap();
         prop_assert!(error.to_scalar::<f32>().unwrap() < 1e-4);
         prop_assert!(method.take_work()[&0].iter().all(|head| head.density() == 1.0));

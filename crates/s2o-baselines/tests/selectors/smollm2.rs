@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
-use candle_s2o::{AttnShape, PrefillCall, block_sparse_attn, dense_attn};
+use candle_s2o::{AttnShape, Mask, PrefillCall, block_sparse_attn, dense_attn};
 use s2o_baselines::BlockSelector;
 
 use crate::agreement::Inputs;
@@ -35,8 +35,8 @@ pub fn measure(selector: &impl BlockSelector) -> [f64; 3] {
     let Inputs { shape, call, tensors: [q, k, v] } = calls().swap_remove(0);
     let selection = selector.select(&call, &q, &k, &v).unwrap();
     let density = lists(&selection).work(&shape)[0].density();
-    let (out, _) = block_sparse_attn(&q, &k, &v, call.softmax_scale, true, lists(&selection).clone()).unwrap();
-    let dense = dense_attn(&q, &k, &v, call.softmax_scale, true).unwrap();
+    let (out, _) = block_sparse_attn(&q, &k, &v, call.softmax_scale, Mask::Causal, lists(&selection).clone()).unwrap();
+    let dense = dense_attn(&q, &k, &v, call.softmax_scale, Mask::Causal).unwrap();
     let mean = |x: Tensor| f64::from(x.mean_all().unwrap().to_scalar::<f32>().unwrap());
     let error = (out - &dense).unwrap();
     [density, mean(error.sqr().unwrap()), mean(error.abs().unwrap()) / mean(dense.abs().unwrap())]

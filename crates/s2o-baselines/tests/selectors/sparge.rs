@@ -1,7 +1,7 @@
 //! SpargeAttn against its definition, one head at a time in f64.
 
 use candle_core::Tensor;
-use candle_s2o::{BLOCK_Q, dense_attn, query_blocks};
+use candle_s2o::{BLOCK_Q, Mask, dense_attn, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{
     BaselineError, BlockSelector, BlockSparse, Sparge, SpargeBounds, SpargeConfig, SpargeHead, SpargeLayer, TuningCall,
@@ -141,7 +141,7 @@ fn tuning_call(layer: usize, inputs: &Inputs) -> TuningCall {
 fn outcome(sparge: &Sparge, TuningCall { call, q, k, v }: &TuningCall) -> Vec<(f64, f64)> {
     let selection = sparge.select(call, q, k, v).unwrap();
     let (out, work) = BlockSparse::<Sparge>::attend(call, [q, k, v], selection).unwrap();
-    let dense = dense_attn(q, k, v, call.softmax_scale, true).unwrap();
+    let dense = dense_attn(q, k, v, call.softmax_scale, Mask::Causal).unwrap();
     let sum = |x: &Tensor, head: usize| -> f64 {
         let values = x.narrow(2, head, 1).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
         values.into_iter().map(|x| f64::from(x.abs())).sum()
@@ -202,7 +202,7 @@ fn settings_are_by_layer_and_head() {
     let shape = &smollm2::calls()[0].shape;
     let selection = select(3).unwrap();
     assert_eq!(lists(&selection).value_threshold, Some(-5.0));
-    let rows = query_blocks(shape, true).len();
+    let rows = query_blocks(shape, Mask::Causal).len();
     let blocks = |head: usize| (0..rows).map(|i| lists(&selection).blocks.list(head * rows + i).len()).sum::<usize>();
     assert_eq!(blocks(0), (1..=rows).map(|n| 2 * n).sum::<usize>());
     assert!(blocks(2) < blocks(0));

@@ -1,7 +1,7 @@
 //! XAttention and its antidiagonal scores against their definition.
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::{BLOCK_Q, PrefillCall, query_blocks};
+use candle_s2o::{BLOCK_Q, Mask, PrefillCall, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{BlockSelector, XAttention, antidiagonal_scores};
 
@@ -43,10 +43,10 @@ pub fn compare(call: &PrefillCall, tensors: &[Tensor; 3], stride: usize, share: 
     let method = XAttention::default().stride(stride).unwrap().threshold(share).unwrap();
     let selection = method.select(call, q, k, v).unwrap();
     let shape = shape_of(tensors);
-    assert_eq!(lists(&selection).check(&shape, true), Ok(()));
+    assert_eq!(lists(&selection).check(&shape, Mask::Causal), Ok(()));
     let by_tensors = antidiagonal_scores(q, k, stride, call.softmax_scale).unwrap();
     let mut compared = Compared::default();
-    let cut: Vec<_> = query_blocks(&shape, true).collect();
+    let cut: Vec<_> = query_blocks(&shape, Mask::Causal).collect();
     for at in 0..shape.batch() * shape.num_heads() {
         let (batch, q_head) = (at / shape.num_heads(), at % shape.num_heads());
         let (queries, keys) = (head(q, batch, q_head), head(k, batch, shape.kv_head(q_head)));

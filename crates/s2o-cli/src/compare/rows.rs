@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_core::Tensor;
-use candle_s2o::{Attention, Dense, HeadWork, dense_attn};
+use candle_s2o::{Attention, Dense, HeadWork, Mask, dense_attn};
 use comfy_table::{Cell, Table};
 use s2o_eval::capture::LayerTensors;
 use s2o_eval::method::{Method, density};
@@ -71,7 +71,7 @@ pub fn compare(
     // Starting the threads is nobody's time.
     let few = layer.q.dim(1)?.min(128);
     let first = |t: &Tensor| t.narrow(1, 0, few);
-    dense_attn(&first(&layer.q)?, &first(&layer.k)?, &first(&layer.v)?, layer.softmax_scale, true)?;
+    dense_attn(&first(&layer.q)?, &first(&layer.k)?, &first(&layer.v)?, layer.softmax_scale, Mask::Causal)?;
     let exact = measure(reference.method.as_ref(), layer, repeat)?;
     let mut rows = Vec::new();
     for Contender { name, method } in methods {

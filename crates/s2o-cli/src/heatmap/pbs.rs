@@ -1,7 +1,7 @@
 //! PBS-Attn: keys reordered inside segments by the attention of the last block, then whole blocks chosen.
 
 use anyhow::Result;
-use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall, query_blocks};
+use candle_s2o::{AttnShape, BLOCK_Q, Mask, PrefillCall, query_blocks};
 use s2o_baselines::{BlockSelector, Pbs};
 
 use super::head::Head;
@@ -28,7 +28,7 @@ pub fn panel(head: &Head) -> Result<Panel> {
 
     let reordered_blocks = order.len() / BLOCK_Q;
     let lists = selection.keys.lists()?;
-    let bands = query_blocks(&shape, true).enumerate().map(|(list, queries)| {
+    let bands = query_blocks(&shape, Mask::Causal).enumerate().map(|(list, queries)| {
         let position = shape.q_offset() + queries.start;
         let segment = position / SEGMENT * SEGMENT;
         let earlier = lists.blocks.list(list).iter().map(|&block| block as usize);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::{KeyScore, S2oConfig, SegmentLen, StopRule, dense_attn, s2o_attn};
+use candle_s2o::{KeyScore, Mask, S2oConfig, SegmentLen, StopRule, dense_attn, s2o_attn};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -113,7 +113,7 @@ fn compare_agrees_with_the_library() {
     let config = S2oConfig::paper().to_builder().segment_len(SegmentLen::Fixed(256)).tau(0.2).dense_below(0);
     let config = config.stop_rule(StopRule::SumRatio).key_score(KeyScore::SecondCumulant { c: 0.5 });
     let sparse = f32s(&s2o_attn(&q, &k, &v, 0.5, &config.build().expect("options")).expect("S2O"));
-    let dense = f32s(&dense_attn(&q, &k, &v, 0.5, true).expect("dense"));
+    let dense = f32s(&dense_attn(&q, &k, &v, 0.5, Mask::Causal).expect("dense"));
     let outputs = candle_core::safetensors::load(&out, &Device::Cpu).expect("outputs");
     assert_eq!(outputs["dense"].dims(), q.dims());
     assert!(f32s(&outputs["dense"]) == dense, "dense output");

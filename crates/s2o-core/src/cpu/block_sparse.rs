@@ -8,6 +8,7 @@ use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::blocks::{BLOCK_Q, BlockSelection, query_blocks};
 use crate::error::S2oError;
+use crate::mask::Mask;
 
 /// Attention of each query block to the keys in `selection`, written to the contiguous `out` (batch, q_len, num_heads,
 /// head_dim). Rows that see no key get zeros. Returns, for each head (`b * num_heads + h`), the number of tiles whose
@@ -20,13 +21,13 @@ use crate::error::S2oError;
 /// If the length of `out` is not `batch * q_len * num_heads * head_dim`.
 pub fn block_sparse<T: Element>(
     inputs: &Inputs<'_, T>,
-    causal: bool,
+    mask: Mask,
     selection: &BlockSelection,
     out: &mut [T],
 ) -> Result<Vec<f64>, S2oError> {
     let shape = inputs.shape;
-    selection.check(&shape, causal)?;
-    let cut: Vec<_> = query_blocks(&shape, causal).collect();
+    selection.check(&shape, mask)?;
+    let cut: Vec<_> = query_blocks(&shape, mask).collect();
     let heads = shape.batch() * shape.num_heads();
     let mut out = OutputRows::new(out, shape.head_dim());
     let skipped = schedule::run(
@@ -37,7 +38,7 @@ pub fn block_sparse<T: Element>(
             let head = list / cut.len();
             let at = (head / shape.num_heads(), head % shape.num_heads());
             let rows = cut[list % cut.len()].clone();
-            (head, run_block(inputs, causal, selection, (list, at), rows, workspace, &out))
+            (head, run_block(inputs, mask, selection, (list, at), rows, workspace, &out))
         },
     );
     assert!(out.is_complete());
@@ -49,7 +50,7 @@ pub fn block_sparse<T: Element>(
 /// Computes one query block. Returns the number of tiles whose values were skipped.
 fn run_block<T: Element>(
     inputs: &Inputs<'_, T>,
-    causal: bool,
+    mask: Mask,
     selection: &BlockSelection,
     (list, (batch, head)): (usize, (usize, usize)),
     rows: Range<usize>,
@@ -63,7 +64,7 @@ fn run_block<T: Element>(
     let seeing = match (columns.is_empty(), blocks.last()) {
         (false, _) => rows.start,
         (true, None) => rows.end,
-        (true, Some(&lowest)) if causal => {
+        (true, Some(&lowest)) if mask.is_causal() => {
             (lowest as usize * block_k).saturating_sub(shape.q_offset()).clamp(rows.start, rows.end)
         }
         (true, Some(_)) => rows.start,
@@ -77,7 +78,7 @@ fn run_block<T: Element>(
     }
     let at = (batch, shape.kv_head(head));
     let first = shape.q_offset() + rows.start;
-    let key_end = if causal { shape.q_offset() + rows.end } else { shape.k_len() };
+    let key_end = if mask.is_causal() { shape.q_offset() + rows.end } else { shape.k_len() };
     let Workspace { tiles, scores, keys, values, rows: row_buffer, .. } = workspace;
     let tile = &mut Workspace::at_least(tiles, 1)[0];
     tile.load(inputs, (batch, head), rows, row_buffer);
@@ -96,7 +97,7 @@ fn run_block<T: Element>(
     }
     for start in blocks.iter().rev().map(|&block| block as usize * block_k) {
         let positions = start..(start + block_k).min(key_end);
-        let diagonal = (causal && positions.end > first + 1).then_some(first as isize - start as isize);
+        let diagonal = (mask.is_causal() && positions.end > first + 1).then_some(first as isize - start as isize);
         visit(inputs.k.gather(at, positions.clone(), keys), inputs.v.gather(at, positions, values), diagonal);
     }
     tile.finish(out, |row| inputs.output_row(batch, row, head), row_buffer);

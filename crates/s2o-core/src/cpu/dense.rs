@@ -6,14 +6,15 @@ use super::schedule;
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use super::tile_run::tiles_per_run;
+use crate::mask::Mask;
 use crate::segment::query_tiles;
 
-/// Exact attention, written to the contiguous `out` (batch, q_len, num_heads, head_dim). If `causal`, the queries are
+/// Exact attention, written to the contiguous `out` (batch, q_len, num_heads, head_dim). Under [`Mask::Causal`] the queries are
 /// the last `q_len` positions of the keys, and each sees the keys up to its own. Otherwise each query sees all keys.
 ///
 /// # Panics
 /// If the length of `out` is not `batch * q_len * num_heads * head_dim`.
-pub fn dense<T: Element>(inputs: &Inputs<'_, T>, causal: bool, out: &mut [T]) {
+pub fn dense<T: Element>(inputs: &Inputs<'_, T>, mask: Mask, out: &mut [T]) {
     const TILE: usize = 128;
     let shape = inputs.shape;
     let tiles: Vec<_> = query_tiles(0..shape.q_len(), TILE).collect();
@@ -31,7 +32,7 @@ pub fn dense<T: Element>(inputs: &Inputs<'_, T>, causal: bool, out: &mut [T]) {
         |(.., tiles)| std::cmp::Reverse(tiles[0].start),
         || Workspace::new(shape.head_dim(), TILE),
         |&(batch, head, tiles), workspace| {
-            pass1(inputs, (batch, head), tiles, 0, causal, TILE, workspace);
+            pass1(inputs, (batch, head), tiles, 0, mask, TILE, workspace);
             for tile in &workspace.tiles[..tiles.len()] {
                 tile.finish(&out, |row| inputs.output_row(batch, row, head), &mut workspace.rows);
             }

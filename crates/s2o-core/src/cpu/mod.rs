@@ -39,6 +39,7 @@ pub use strided::{Element, Inputs, Strided};
 
 use crate::config::S2oConfig;
 use crate::error::S2oError;
+use crate::mask::Mask;
 use crate::plan::{Plan, Ranking, SegmentOrder, dense_stats};
 use crate::stats::AttnStats;
 use call::Call;
@@ -116,7 +117,7 @@ pub fn rank<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, prompt_len: 
 }
 
 fn whole_dense<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, out: &mut [T]) -> AttnStats {
-    dense(inputs, true, out);
+    dense(inputs, Mask::Causal, out);
     let shape = inputs.shape;
     let head = dense_stats(shape.q_offset(), shape.q_len(), config.tile_q(), config.tile_k());
     AttnStats { num_heads: shape.num_heads(), heads: vec![head; shape.batch() * shape.num_heads()] }

@@ -4,15 +4,16 @@ use std::ops::Range;
 
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
+use crate::mask::Mask;
 
 /// Loads the query tiles `cut` (consecutive ranges of rows) and updates them with the keys from `start`, `tile_k` at a
-/// time: up to each query's own position if `causal`, otherwise all keys. The tiles are the first in `workspace.tiles`.
+/// time, each query with the keys that `mask` lets it see. The tiles are the first in `workspace.tiles`.
 pub(super) fn pass1<T: Element>(
     inputs: &Inputs<'_, T>,
     (batch, head): (usize, usize),
     cut: &[Range<usize>],
     start: usize,
-    causal: bool,
+    mask: Mask,
     tile_k: usize,
     workspace: &mut Workspace,
 ) {
@@ -24,7 +25,7 @@ pub(super) fn pass1<T: Element>(
         tile.load(inputs, (batch, head), rows.clone(), row_buffer);
     }
     let row_end = cut.last().map_or(0, |rows| rows.end);
-    let end = if causal { q_offset + row_end } else { shape.k_len() };
+    let end = if mask.is_causal() { q_offset + row_end } else { shape.k_len() };
     for first in (start..end).step_by(tile_k) {
         let positions = first..(first + tile_k).min(end);
         let keys = inputs.k.gather((batch, kv_head), positions.clone(), keys);
@@ -32,12 +33,12 @@ pub(super) fn pass1<T: Element>(
         for tile in tiles.iter_mut() {
             let (first_row, last_row) = (tile.rows[0], tile.rows[tile.rows.len() - 1]);
             // Only the keys that this tile can see: its result must not depend on the other tiles of the run.
-            let seen = if causal { (q_offset + last_row + 1).saturating_sub(first) } else { usize::MAX };
+            let seen = if mask.is_causal() { (q_offset + last_row + 1).saturating_sub(first) } else { usize::MAX };
             if seen == 0 {
                 continue;
             }
             let len = keys.len().min(seen.saturating_mul(head_dim));
-            let diagonal = causal.then_some((q_offset + first_row) as isize - first as isize);
+            let diagonal = mask.is_causal().then_some((q_offset + first_row) as isize - first as isize);
             tile.score(&keys[..len], diagonal, scores);
             tile.update(scores, &values[..len]);
         }
@@ -88,7 +89,7 @@ mod tests {
                 for segment in segments(chunk_start, more, segment_len.resolve(0), k_len - more / 3) {
                     let cut = segment.ranked_tiles(chunk_start, &config);
                     let mut workspace = Workspace::new(head_dim, tile_k);
-                    pass1(&inputs, (0, head), &cut, segment.start, true, tile_k, &mut workspace);
+                    pass1(&inputs, (0, head), &cut, segment.start, Mask::Causal, tile_k, &mut workspace);
                     let tiles = &workspace.tiles[..cut.len()];
                     let got: Vec<_> =
                         tiles.iter().flat_map(|tile| (0..tile.rows.len()).map(|i| tile.state(i))).collect();

@@ -8,6 +8,7 @@ use super::pass2::{pass2, permute};
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::config::S2oConfig;
+use crate::mask::Mask;
 use crate::plan::SegmentOrder;
 use crate::segment::Segment;
 use crate::stats::{TileStats, Visit};
@@ -45,7 +46,7 @@ impl TileRun<'_> {
         let at = (self.batch, self.head);
         let (count, tile_k) = (self.tiles.len(), config.tile_k());
         let window_start = if self.order.is_some() { self.segment.start } else { 0 };
-        pass1(inputs, at, &self.tiles, window_start, true, tile_k, workspace);
+        pass1(inputs, at, &self.tiles, window_start, Mask::Causal, tile_k, workspace);
         let visits = match self.order {
             None => vec![Visit::all(self.segment.prefix_tiles(tile_k)); count],
             Some(order) => {

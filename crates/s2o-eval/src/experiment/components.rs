@@ -1,7 +1,7 @@
 //! What the parts of S2O contribute (Table 3): the local window alone, with ranked keys, with ranked queries too.
 
 use candle_core::Tensor;
-use candle_s2o::{BLOCK_Q, BlockLists, BlockSelection, PrefillCall, S2oConfig, SegmentLen, query_blocks};
+use candle_s2o::{BLOCK_Q, BlockLists, BlockSelection, Mask, PrefillCall, S2oConfig, SegmentLen, query_blocks};
 use s2o_baselines::{BaselineError, BlockSelector, BlockSparse, Selection};
 use serde::{Deserialize, Serialize};
 
@@ -110,7 +110,7 @@ impl BlockSelector for SegmentWindow {
         let shape = candle_s2o::AttnShape::of(dims(q)?, dims(k)?, dims(v)?)?;
         let segment = self.segment_len.resolve(call.prompt_len);
         let tail_start = call.prompt_len.saturating_sub(self.dense_tail);
-        let lists: Vec<_> = query_blocks(&shape, true)
+        let lists: Vec<_> = query_blocks(&shape, Mask::Causal)
             .map(|rows| {
                 let (start, end) = (shape.q_offset() + rows.start, shape.q_offset() + rows.end);
                 let first = if end > tail_start { 0 } else { start / segment * segment };
@@ -139,7 +139,7 @@ mod tests {
         let timed = exact.run(&window).unwrap();
         for (start, len) in [(0, 256), (256, 256), (512, 256), (768, 132)] {
             let [q, k, v] = [&layer.q, &layer.k, &layer.v].map(|t| t.narrow(1, start, len).unwrap());
-            let own = dense_attn(&q, &k, &v, layer.softmax_scale, true).unwrap();
+            let own = dense_attn(&q, &k, &v, layer.softmax_scale, Mask::Causal).unwrap();
             let got = timed.out.narrow(1, start, len).unwrap();
             let apart = (own - got).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
             assert!(apart < 1e-5, "from {start}: {apart}");

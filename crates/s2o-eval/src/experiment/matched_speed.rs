@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use candle_s2o::{BlockLists, BlockSelection, Dense, HeadWork, block_sparse_attn, query_blocks};
+use candle_s2o::{BlockLists, BlockSelection, Dense, HeadWork, Mask, block_sparse_attn, query_blocks};
 use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -65,8 +65,7 @@ pub fn matched_speed(exact: &Exact, method: &MethodSpec, repeats: usize) -> Resu
         let blocks = || -> Result<f64> {
             let (q, k, v) = (&exact.tensors.q, &exact.tensors.k, &exact.tensors.v);
             let start = Instant::now();
-            let causal = true;
-            block_sparse_attn(q, k, v, exact.call.softmax_scale, causal, selection.clone())
+            block_sparse_attn(q, k, v, exact.call.softmax_scale, Mask::Causal, selection.clone())
                 .map_err(candle_core::Error::from)?;
             q.device().synchronize()?;
             Ok(start.elapsed().as_secs_f64())
@@ -105,8 +104,9 @@ pub fn matched_speed(exact: &Exact, method: &MethodSpec, repeats: usize) -> Resu
 fn random_blocks(exact: &Exact, work: &[HeadWork]) -> Result<BlockSelection> {
     let shape = exact.tensors.shape()?;
     let mut random = ChaCha8Rng::seed_from_u64(SEED);
-    let visible: Vec<usize> =
-        query_blocks(&shape, true).map(|rows| (shape.q_offset() + rows.end).div_ceil(candle_s2o::BLOCK_Q)).collect();
+    let visible: Vec<usize> = query_blocks(&shape, Mask::Causal)
+        .map(|rows| (shape.q_offset() + rows.end).div_ceil(candle_s2o::BLOCK_Q))
+        .collect();
     let all: usize = visible.iter().sum();
     let mut lists = Vec::with_capacity(work.len() * visible.len());
     for head in work {
@@ -140,7 +140,7 @@ mod tests {
         let work: Vec<HeadWork> =
             [0.2, 0.65].iter().map(|density| HeadWork { visited: density * causal as f64, causal }).collect();
         let selection = random_blocks(&exact, &work).unwrap();
-        selection.check(&shape, true).unwrap();
+        selection.check(&shape, Mask::Causal).unwrap();
         for (wanted, got) in work.iter().zip(selection.work(&shape)) {
             assert!((wanted.density() - got.density()).abs() < 0.01, "{wanted:?} {got:?}");
         }

@@ -21,7 +21,7 @@ pub mod tau_and_segment;
 pub mod time_split;
 
 use candle_core::{DType, Tensor};
-use candle_s2o::{PrefillCall, dense_attn};
+use candle_s2o::{Mask, PrefillCall, dense_attn};
 
 use crate::capture::LayerTensors;
 use crate::error::{EvalError, Result};
@@ -79,7 +79,7 @@ impl<'t> Exact<'t> {
         let LayerTensors { q, k, v, softmax_scale, .. } = tensors;
         let out = if q.device().is_cpu() {
             let f32 = |tensor: &Tensor| tensor.to_dtype(DType::F32);
-            dense_attn(&f32(q)?, &f32(k)?, &f32(v)?, *softmax_scale, true).map_err(candle_core::Error::from)?
+            dense_attn(&f32(q)?, &f32(k)?, &f32(v)?, *softmax_scale, Mask::Causal).map_err(candle_core::Error::from)?
         } else {
             Sdpa::in_f32(&call, q, k, v)?
         };
