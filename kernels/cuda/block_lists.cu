@@ -1,5 +1,5 @@
-// The lists of BlockParams and ColumnParams from masks that a block-sparse method left on the device, for every architecture
-// from sm_80 on.
+// The lists of BlockParams and ColumnParams from masks that a block-sparse method left on the device, for every
+// architecture from sm_80 on.
 #include "launch.cuh"
 #include "params.cuh"
 

@@ -1,6 +1,6 @@
-// The stop decision of a query tile, as crates/s2o-core/src/early_stop.rs: is the gain of a key tile below tau times the
-// mass so far? The gain of a row is written here once; how the rows of a tile vote (StopVote) depends on the engine:
-// sm90/stop_vote.cuh, sm80/stop_vote.cuh.
+// The stop decision of a query tile, as crates/s2o-core/src/early_stop.rs: is the gain of a key tile below tau times
+// the mass so far? The gain of a row is written here once; how the rows of a tile vote (StopVote) depends on the
+// engine: sm90/stop_vote.cuh, sm80/stop_vote.cuh.
 #pragma once
 
 namespace s2o {

@@ -3,8 +3,8 @@
 // `last_query_states` finds the softmax state of every query for each chunk of keys; `last_query_scores` joins them,
 // computes the probabilities again and adds them up.
 //
-// A tile is the 128 rows of all queries and 64 keys. A warp has 16 rows, in registers; keys come through a ring of three
-// tiles. No sum depends on the order in which blocks run.
+// A tile is the 128 rows of all queries and 64 keys. A warp has 16 rows, in registers; keys come through a ring of
+// three tiles. No sum depends on the order in which blocks run.
 #include <cstddef>
 #include <cstdint>
 
@@ -108,7 +108,7 @@ public:
         cp_async_commit();
     }
 
-    // After a barrier behind the copy of the queries.
+    // Needs a barrier after the copy of the queries.
     __device__ __forceinline__ void keep_queries() {
         const uint32_t address = ring + Layout::PROBS + threadIdx.x / 32 * 16 * Layout::ROW_BYTES +
                                  rows_first<Layout::ROW_BYTES>(threadIdx.x % 32);

@@ -1,4 +1,5 @@
-// Joins the parts that a split kernel left: one warp a row. Portable. Grid: rows of all heads over the warps of a block.
+// Joins the parts that a split kernel left: one warp a row. Portable. Grid: rows of all heads over the warps of a
+// block.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -1,7 +1,7 @@
 // Instructions of sm_80, and the shared-memory layout they share: asynchronous copies, matrix loads, matrix products.
 //
-// A tile is rows of head_dim 16-bit values; the 16-byte chunk c of row r lies at chunk c ^ (r & 7). So the eight rows of
-// an 8x8 matrix, whether read as they lie or transposed, and the lines that copies write, fall into different banks.
+// A tile is rows of head_dim 16-bit values; the 16-byte chunk c of row r lies at chunk c ^ (r & 7). So the eight rows
+// of an 8x8 matrix, whether read as they lie or transposed, and the lines that copies write, fall into different banks.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -59,7 +59,8 @@ template <int ROW>
 __device__ __forceinline__ uint32_t columns_first(int lane) {
     return ((lane & 7) + ((lane >> 4) << 3)) * ROW + (((lane >> 3 & 1) ^ (lane & 7)) << 4);
 }
-// From there to columns 16 i on: the swizzle touches three bits of the chunk, 64 columns; beyond them lies a plain offset.
+// From there to columns 16 i on: the swizzle touches three bits of the chunk, 64 columns; beyond them lies a plain
+// offset.
 __device__ __forceinline__ uint32_t column_step(uint32_t address, int i) {
     return (address ^ ((i & 3) << 5)) + (i >> 2) * 128;
 }

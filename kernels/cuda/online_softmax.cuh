@@ -28,8 +28,8 @@ struct OnlineSoftmax {
     float row_sum[2] = {0.f, 0.f};
 
     // Scores in, probabilities (against the new maximum) out. `rescale` is what earlier sums and accumulators take.
-    // `tile_sum` is this thread's share of the tile's mass: the gain of early stopping. Without EMPTY_ROWS every row must
-    // have a finite score in its first tile (its own key, or any key): then no maximum is -inf.
+    // `tile_sum` is this thread's share of the tile's mass: the gain of early stopping. Without EMPTY_ROWS every row
+    // must have a finite score in its first tile (its own key, or any key): then no maximum is -inf.
     template <bool EMPTY_ROWS = false, int N>
     __device__ __forceinline__ void update(float (&s)[N], float scale_log2, float (&rescale)[2], float (&tile_sum)[2]) {
         raise_max<EMPTY_ROWS>(s, scale_log2, rescale);

@@ -1,6 +1,6 @@
 // One plain struct per kernel, mirrored by `#[repr(C)]` structs on the host side: both sides assert the layouts. All
-// strides are in elements and 64-bit: 1M tokens x heads x head_dim overflows 32 bits. TMA descriptors travel beside them
-// as separate `__grid_constant__` arguments, because their alignment differs between toolkit versions.
+// strides are in elements and 64-bit: 1M tokens x heads x head_dim overflows 32 bits. TMA descriptors travel beside
+// them as separate `__grid_constant__` arguments, because their alignment differs between toolkit versions.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Strides {
     int64_t head;  // the inner dimension, head_dim, is contiguous
 };
 
-// Where the order of segment n begins behind that of `first`: segment m orders the m * segment_len keys before it.
+// Offset of the order of segment n from that of `first`: segment m orders the m * segment_len keys before it.
 __host__ __device__ inline int64_t keys_before(int first, int n, int segment_len) {
     return (int64_t(n) * (n - 1) - int64_t(first) * (first - 1)) / 2 * segment_len;
 }
@@ -57,10 +57,11 @@ struct RowState {
 // the dense tail's and are left alone.
 struct S2oParams {
     AttnParams attn;
-    // Per (batch, head): the orders of segments first_segment.. one after the other, segment n has n * segment_len keys.
+    // Per (batch, head): the orders of segments first_segment.. one after the other, segment n has n * segment_len
+    // keys.
     const int32_t* kv_perm;
     int64_t kv_perm_head_stride;
-    const int32_t* q_perm;   // (batch, num_heads, q_len): slot r of a segment's row range names the row that comes there
+    const int32_t* q_perm;   // (batch, num_heads, q_len): slot r of a segment's rows names the row that comes there
     RowState* state;         // (batch, num_heads, q_len): written by pass 1, read by pass 2
     int32_t* tiles_visited;  // (batch, num_heads, segments of the call, segment_len / TILE_Q), by pass 2 without the
                              // window's; or null
@@ -77,8 +78,8 @@ static_assert(sizeof(S2oParams) == 248 && offsetof(S2oParams, kv_perm) == 176 &&
                   offsetof(S2oParams, segment_len) == 216,
               "mirrored on the host");
 
-// Dense attention of rows first_row .. q_len, cut into tiles from first_row, split over the keys: for the dense tail and
-// for calls with too few query tiles to fill the device. A split writes its own softmax state; `merge` joins them.
+// Dense attention of rows first_row .. q_len, cut into tiles from first_row, split over the keys: for the dense tail
+// and for calls with too few query tiles to fill the device. A split writes its own softmax state; `merge` joins them.
 struct SplitParams {
     AttnParams attn;
     float* partial_out;       // (batch, num_heads, row tiles, num_splits, TILE_Q, head_dim), not normalised
@@ -99,8 +100,8 @@ struct BlockParams {
 };
 static_assert(sizeof(BlockParams) == 192 && offsetof(BlockParams, key_blocks) == 176, "mirrored on the host");
 
-// BlockParams and single keys beside them: for each of its lists as many of `columns` as `column_counts` says, keys before
-// the query block's first query, in none of its key blocks. Causal.
+// BlockParams and single keys next to them: for each of its lists as many of `columns` as `column_counts` says, keys
+// before the query block's first query, in none of its key blocks. Causal.
 struct ColumnParams {
     BlockParams block;
     const int32_t* columns;        // (lists, column_stride), from each count on to the next multiple of TILE_K any keys

@@ -96,7 +96,8 @@ struct ScoreRow {
                 const int at = (4 * lane + i) * (length / 128);
                 const uint32_t code = codes[at];
                 const float2 range = ranges[at / SCORE_BLOCK];
-                sample[i] = code == SCORE_NOT_FINITE ? INFINITY : fmaf(code_value(code, false), fabsf(range.x), range.y);
+                sample[i] =
+                    code == SCORE_NOT_FINITE ? INFINITY : fmaf(code_value(code, false), fabsf(range.x), range.y);
             }
             const float median = warp_median(middle(sample));
 #pragma unroll
@@ -124,7 +125,8 @@ struct ScoreRow {
         centre = shared.centre;
         highest = bounded ? x.y : 0.f;
         per_range = bounded ? 1.f / span : 0.f;
-        // No narrower than a millionth of the range: the map must not overflow. NaN of a sample that is not finite goes.
+        // No narrower than a millionth of the range: the map must not overflow. NaN of a sample that is not finite
+        // goes.
         per_spread = fminf(shared.per_spread, 1e6f * per_range);
     }
 };

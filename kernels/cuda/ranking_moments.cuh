@@ -19,7 +19,8 @@ struct Moment {
     float count, mean, square;  // square: sum of squared distances from the mean
 
     __device__ __forceinline__ void merge(const Moment& other) {
-        const float sum = count + other.count, share = sum > 0.f ? other.count / sum : 0.f, distance = other.mean - mean;
+        const float sum = count + other.count, share = sum > 0.f ? other.count / sum : 0.f,
+                    distance = other.mean - mean;
         mean = fmaf(distance, share, mean);
         square += fmaf(distance * distance, count * share, other.square);
         count = sum;
@@ -114,7 +115,8 @@ __device__ void segment_moments(const RankingParams& p) {
         Moment m{float(count), shift[i] + average, fmaxf(fmaf(-sum[i], average, square[i]), 0.f)};
 #pragma unroll
         for (int x = LANES; x < 32; x *= 2) {
-            m.merge({__shfl_xor_sync(~0u, m.count, x), __shfl_xor_sync(~0u, m.mean, x), __shfl_xor_sync(~0u, m.square, x)});
+            m.merge(
+                {__shfl_xor_sync(~0u, m.count, x), __shfl_xor_sync(~0u, m.mean, x), __shfl_xor_sync(~0u, m.square, x)});
         }
         merged_count = m.count;
         if (lane < LANES) {
@@ -155,7 +157,8 @@ __device__ void segment_moments(const RankingParams& p) {
             }
         }
     }
-    store_coefficients<T, D>(p, static_cast<uint16_t*>(p.coefficients) + coefficient_offset<D>(p, b, head, n), d, moment);
+    store_coefficients<T, D>(p, static_cast<uint16_t*>(p.coefficients) + coefficient_offset<D>(p, b, head, n), d,
+                             moment);
 }
 
 }  // namespace s2o

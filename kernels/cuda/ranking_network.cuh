@@ -47,7 +47,8 @@ __device__ __forceinline__ void sort_network(uint32_t (&x)[NETWORK]) {
 __device__ __forceinline__ void network_rounds(uint32_t* entries, int count, int largest) {
     const int rounds = largest < 2 ? 0 : (largest - 2) / (NETWORK / 2) + 2;
     for (int round = 0; round < rounds; ++round) {
-        for (int first = threadIdx.x * NETWORK + round % 2 * (NETWORK / 2); first < count; first += blockDim.x * NETWORK) {
+        for (int first = threadIdx.x * NETWORK + round % 2 * (NETWORK / 2); first < count;
+             first += blockDim.x * NETWORK) {
             // Two sorted runs that meet in order need no merging: most, once the short buckets are done.
             if (round >= 2 &&
                 entries[spread_banks(first + NETWORK / 2 - 1)] <= entries[spread_banks(first + NETWORK / 2)]) continue;
@@ -65,7 +66,8 @@ __device__ __forceinline__ void network_rounds(uint32_t* entries, int count, int
             if (round == 0) sort_network(x);
             else merge_halves<0, NETWORK, 1>(x);
 #pragma unroll
-            for (int i = 0; i < NETWORK / 4; ++i) *pieces[i] = make_uint4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+            for (int i = 0; i < NETWORK / 4; ++i)
+                *pieces[i] = make_uint4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
         }
         __syncthreads();
     }
@@ -74,7 +76,8 @@ __device__ __forceinline__ void network_rounds(uint32_t* entries, int count, int
 // Bitonic sort of entries[begin .. begin + count) by `threads` threads, this being number `thread`, that `meet` brings
 // together. Every exchange puts the smaller first, so that an array of any length needs no padding.
 template <class Meet>
-__device__ __forceinline__ void bitonic_sort(uint32_t* entries, int begin, int count, int thread, int threads, Meet meet) {
+__device__ __forceinline__ void bitonic_sort(uint32_t* entries, int begin, int count, int thread, int threads,
+                                             Meet meet) {
     for (int size = 2; size < 2 * count; size *= 2) {
         for (int stride = size / 2; stride > 0; stride /= 2) {
             const int flip = stride == size / 2 ? size - 1 : stride;

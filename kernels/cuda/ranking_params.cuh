@@ -8,8 +8,8 @@
 //   s2o_query_order_*  q_perm
 //
 // A launch works on the segments first_segment .. first_segment + num_segments - 1 of num_heads heads from the pointers
-// on. So a workspace too small for all is shared by groups of KV heads (advance k, q and coefficients), and by groups of
-// segments only where one KV head does not fit: every group of segments reads the keys again.
+// on. So a workspace too small for all is shared by groups of KV heads (advance k, q and coefficients), and by groups
+// of segments only where one KV head does not fit: every group of segments reads the keys again.
 //
 // Strides are in elements and 64-bit; rows of q and k are 16-byte aligned with their inner dimension contiguous.
 #pragma once
@@ -20,9 +20,11 @@
 
 namespace s2o {
 
-// Keys that share one (factor, offset) pair of their 16-bit scores. Divides segment_len, so no block straddles a prefix.
+// Keys that share one (factor, offset) pair of their 16-bit scores. Divides segment_len, so no block straddles a
+// prefix.
 constexpr int SCORE_BLOCK = 64;
-// A code is bits 8..23 of a float in [2, 8): one byte permute decodes it. The top code marks a score that is not finite.
+// A code is bits 8..23 of a float in [2, 8): one byte permute decodes it. The top code marks a score that is not
+// finite.
 constexpr float SCORE_CODE_START = 2.f;
 constexpr float SCORE_CODE_SPAN = 5.99f;
 constexpr uint32_t SCORE_NOT_FINITE = 0xffff;
@@ -30,8 +32,8 @@ constexpr uint32_t SCORE_NOT_FINITE = 0xffff;
 struct RankingParams {
     const void* q;            // (batch, q_len, num_heads, head_dim)
     const void* k;            // (batch, k_len, num_kv_heads, head_dim)
-    int32_t* kv_perm;         // per (batch, head): rows of segments first_segment.. one after the other, row n has n*S entries
-    void* coefficients;       // (batch, num_heads, segment, 3, head_dim), 16 bits each, segments from coefficient_segment on
+    int32_t* kv_perm;         // per (batch, head): rows of segments first_segment.. one after the other, row n has n*S
+    void* coefficients;       // (batch, num_heads, segment, 3, head_dim), 16 bits each, from coefficient_segment on
     float* partial_moments;   // (batch, num_heads, num_segments, splits, 2*head_dim + 1); unused with one split
     uint32_t* arrivals;       // (batch, num_heads, num_segments), zero at launch and zero again after it; likewise
     uint16_t* scores;         // laid out as kv_perm; the sort overwrites it
@@ -68,7 +70,8 @@ __host__ __device__ inline int64_t prefix_row(const RankingParams& p, int n) {
 
 template <int D>
 __device__ __forceinline__ int64_t coefficient_offset(const RankingParams& p, int b, int head, int n) {
-    return b * p.coefficient_batch_stride + head * p.coefficient_head_stride + int64_t(n - p.coefficient_segment) * (3 * D);
+    return b * p.coefficient_batch_stride + head * p.coefficient_head_stride +
+           int64_t(n - p.coefficient_segment) * (3 * D);
 }
 
 // Queries of segment n in this call, as rows of the call.

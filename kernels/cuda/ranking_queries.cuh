@@ -19,7 +19,8 @@ __device__ void key_guide(const RankingParams& p) {
     constexpr int LANES = D / 8, ROWS = GUIDE_THREADS / LANES;
     __shared__ float sums[ROWS][D + 1];
     const int chunk = threadIdx.x % LANES, slot = threadIdx.x / LANES, count = min(p.segment_len, p.k_len);
-    const T* k = static_cast<const T*>(p.k) + blockIdx.y * p.k_strides.batch + blockIdx.x * p.k_strides.head + chunk * 8;
+    const T* k =
+        static_cast<const T*>(p.k) + blockIdx.y * p.k_strides.batch + blockIdx.x * p.k_strides.head + chunk * 8;
     float sum[8] = {};
 #pragma unroll 8
     for (int row = slot; row < count; row += ROWS) {
@@ -40,7 +41,8 @@ __device__ void key_guide(const RankingParams& p) {
         __syncthreads();
     }
     if (threadIdx.x < D) {
-        p.key_guide[(int64_t(blockIdx.y) * p.num_kv_heads + blockIdx.x) * D + threadIdx.x] = sums[0][threadIdx.x] / count;
+        p.key_guide[(int64_t(blockIdx.y) * p.num_kv_heads + blockIdx.x) * D + threadIdx.x] =
+            sums[0][threadIdx.x] / count;
     }
 }
 

@@ -28,7 +28,8 @@ constexpr int score_shared_bytes() {
     return SCORE_STAGES * SCORE_BLOCK * D * 2;
 }
 
-// Keys of the tile that lane group `n` (0..7) feeds to product group i: thread t of a quad then owns 8t..8t+7 of each 32.
+// Keys of the tile that lane group `n` (0..7) feeds to product group i: thread t of a quad then owns 8t..8t+7 of each
+// 32.
 __device__ __forceinline__ int key_of_column(int i, int n) { return 32 * (i / 4) + 8 * (n / 2) + 2 * (i % 4) + n % 2; }
 
 template <int FIRST = 0, int COUNT = 16, class Join>
@@ -37,8 +38,8 @@ __device__ __forceinline__ float join_tree(const float (&x)[16], Join join) {
     else return join(join_tree<FIRST, COUNT / 2>(x, join), join_tree<FIRST + COUNT / 2, COUNT / 2>(x, join));
 }
 
-// Codes of this lane's 16 scores of two rows; a quad holds the whole tile of a row. `codes` is null for a row that is not
-// to be stored, but whole warps call it.
+// Codes of this lane's 16 scores of two rows; a quad holds the whole tile of a row. `codes` is null for a row that is
+// not to be stored, but whole warps call it.
 __device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (&codes)[2], float* const (&ranges)[2],
                                             int lane) {
     float low[2], high[2];
@@ -135,7 +136,8 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
             const uint32_t target = target0 + tile % SCORE_STAGES * TILE_BYTES;
 #pragma unroll
             for (int i = 0; i < PIECES; ++i) {
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i * (KEYS_APART * D * 2)), "l"(source));
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i * (KEYS_APART * D * 2)),
+                             "l"(source));
                 source += KEYS_APART * key_bytes;
             }
         }
@@ -192,7 +194,8 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
                 uint4 keys[AT_ONCE];
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i) {
-                    // The group's keys and the load's chunks are multiples of 2 and 4 apart: exchanged as the first ones.
+                    // The group's keys and the load's chunks are multiples of 2 and 4 apart: exchanged as the first
+                    // ones.
                     const int offset = key_of_column(first + i, 0) * (D * 2);
                     keys[i] = *reinterpret_cast<const uint4*>(stage + (read0 ^ (j * 64)) + offset);
                 }
@@ -207,11 +210,13 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
                     using Square = Packed<__nv_bfloat16>;
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        Square::mma(sum[i], a[2][2 * j], Packed<T>::squares_bf16(keys[i].x), Packed<T>::squares_bf16(keys[i].y));
+                        Square::mma(sum[i], a[2][2 * j], Packed<T>::squares_bf16(keys[i].x),
+                                    Packed<T>::squares_bf16(keys[i].y));
                     }
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        Square::mma(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(keys[i].z), Packed<T>::squares_bf16(keys[i].w));
+                        Square::mma(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(keys[i].z),
+                                    Packed<T>::squares_bf16(keys[i].w));
                     }
                 }
             }

@@ -244,7 +244,8 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
         if (threadIdx.x < lead) entries[spread_banks(threadIdx.x)] = 0;
         if (threadIdx.x < 2 * NETWORK) entries[spread_banks(count + threadIdx.x)] = ~0u;
         __syncthreads();
-        const Window window{uint32_t(first), uint32_t(end - first), token_mask + 1, begin, p.sort_buckets + SPARE_COUNTERS};
+        const Window window{uint32_t(first), uint32_t(end - first), token_mask + 1, begin,
+                            p.sort_buckets + SPARE_COUNTERS};
         window.place(row.codes, length, starts, entries);
         __syncthreads();
         if (largest > BIG_BUCKET) {
@@ -269,7 +270,8 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
         }
         if (threadIdx.x < 8) {
             const int i = threadIdx.x < 4 ? inner - 1 - int(threadIdx.x) : outer + int(threadIdx.x) - 4;
-            if (i >= lead && i < count && (i < inner || i >= outer)) out[begin + i] = entries[spread_banks(i)] & token_mask;
+            if (i >= lead && i < count && (i < inner || i >= outer))
+                out[begin + i] = entries[spread_banks(i)] & token_mask;
         }
         __syncthreads();
         first = end;

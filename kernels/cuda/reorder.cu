@@ -1,5 +1,5 @@
-// Keys and values in another order, and the tokens of strides behind each other: copies of whole heads in 16-byte pieces, for
-// every architecture from sm_80 on. The 16-bit elements are not looked at.
+// Keys and values in another order, and the tokens of strides behind each other: copies of whole heads in 16-byte
+// pieces, for every architecture from sm_80 on. The 16-bit elements are not looked at.
 #include <cstddef>
 #include <cstdint>
 
@@ -46,7 +46,9 @@ __device__ __forceinline__ void reorder(const ReorderParams& p) {
         // Whatever the order says, nothing beyond the keys is read.
         const int from = row < p.before ? int(min(__ldg(positions + int64_t(head) * p.before + row), p.k_len - 1u))
                                         : row - p.before;
-        auto at = [&](const Strides& strides) { return b * strides.batch + from * strides.seq + kv_head * strides.head; };
+        auto at = [&](const Strides& strides) {
+            return b * strides.batch + from * strides.seq + kv_head * strides.head;
+        };
         static_cast<uint4*>(p.k_out)[out + i] = head_piece(p.k, at(p.k_strides), piece);
         static_cast<uint4*>(p.v_out)[out + i] = head_piece(p.v, at(p.v_strides), piece);
     }

@@ -1,6 +1,6 @@
 // Top-p or top-k of rows of scores without sorting them: the greatest entries until their sum or number reaches what is
-// wanted. The threshold is a score, found by bisecting the bits of non-negative floats, which are ordered as integers are;
-// equal entries are chosen together.
+// wanted. The threshold is a score, found by bisecting the bits of non-negative floats, which are ordered as integers
+// are; equal entries are chosen together.
 #include "launch.cuh"
 #include "row_entries.cuh"
 
@@ -10,8 +10,8 @@ __device__ __forceinline__ float weight(const RowParams& p, float x) {
     return x == -INFINITY ? 0.f : p.counts ? 1.f : x;
 }
 
-// The largest score for which all that are not less weigh what is `wanted`, above 0; those of `high`, as bits, do not. Of
-// zeros only a number can be wanted.
+// The largest score for which all that are not less weigh what is `wanted`, above 0; those of `high`, as bits, do not.
+// Of zeros only a number can be wanted.
 template <class Threads, bool COUNTS, int ENTRIES>
 __device__ __forceinline__ float threshold_at(const float (&x)[ENTRIES], float wanted, uint32_t high) {
     uint32_t low = COUNTS ? 0 : 1;

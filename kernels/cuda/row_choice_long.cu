@@ -1,5 +1,6 @@
-// Rows of scores too long for the registers of a block: one launch per digit of the threshold, which adds the weights of the
-// entries by the value of that digit, and one that writes the mask. Many blocks share a row; weights add up as integers, so their order changes nothing.
+// Rows of scores too long for the registers of a block: one launch per digit of the threshold, which adds the weights
+// of the entries by the value of that digit, and one that writes the mask. Many blocks share a row; weights add up as
+// integers, so their order changes nothing.
 #include "launch.cuh"
 #include "row_entries.cuh"
 
@@ -28,7 +29,7 @@ __device__ __forceinline__ double weight_of(unsigned long long sum, int exponent
     return counts ? double(sum) : ldexp(double(sum), exponent - 150);
 }
 
-// The sum of `x` of this thread and all behind it, of ROW_THREADS.
+// The sum of `x` of this thread and all after it, of ROW_THREADS.
 __device__ __forceinline__ double sum_from_here(double x) {
     __shared__ double sums[2][ROW_THREADS];
     int at = 0;

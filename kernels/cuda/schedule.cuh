@@ -81,7 +81,7 @@ struct Schedule {
     static constexpr bool PERMUTES_QUERIES = false;    // q_perm names the rows of a tile
     static constexpr bool MAY_STOP = false;            // S2O: gathered steps may end early, and are counted
     static constexpr bool ITEMS_MAY_BE_EMPTY = false;  // an item may have no steps
-    static constexpr bool ROWS_MAY_BE_EMPTY = false;   // a row may see no key of its first tile; any step may need a mask
+    static constexpr bool ROWS_MAY_BE_EMPTY = false;   // a row may see no key of a tile; any step may need a mask
 
     // Descending, so that the diagonal tile, the only one with a mask, comes first.
     __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }

@@ -1,5 +1,5 @@
-// What blocks of key strides weigh for blocks of query strides, for every architecture from sm_80 on: a softmax of each row of
-// products, and its sums over squares of rows and columns.
+// What blocks of key strides weigh for blocks of query strides, for every architecture from sm_80 on: a softmax of each
+// row of products, and its sums over squares of rows and columns.
 #include <cstddef>
 #include <cstdint>
 
@@ -52,7 +52,8 @@ __device__ __forceinline__ void stride_shares(const StrideSharesParams& p) {
     constexpr int WARPS = STRIDE_SHARE_THREADS / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x, head = blockIdx.y;
     const float scale_log2 = p.scale * LOG2_E;
-    const T* rows = static_cast<const T*>(p.products) + (int64_t(head) * p.rows + int64_t(block) * p.per_block) * p.columns;
+    const T* rows =
+        static_cast<const T*>(p.products) + (int64_t(head) * p.rows + int64_t(block) * p.per_block) * p.columns;
     for (int row = warp; row < p.per_block; row += WARPS) {
         const int limit = min(p.limits[block * p.per_block + row], uint32_t(p.columns));
         float maximum = -INFINITY, sum = 0.f;

@@ -1,8 +1,8 @@
-// The attention engine of sm_80 and everything later: one persistent kernel for dense, block, split and sparse attention.
+// The attention engine of sm_80 and everything later: one persistent kernel for dense, block, split and S2O attention.
 //
-// Four warps, 32 query rows each; two blocks share an SM, and one multiplies while the other is in its softmax. Keys and
-// values come in half tiles of 64 (loader.cuh); queries stay in shared memory. A step of the schedule is two visits of a
-// half tile: S = Q K^T, P = exp(S - row_max), acc += P V. The stop decision is the step's, of all its 128 keys.
+// Four warps, 32 query rows each; two blocks share an SM, and one multiplies while the other is in its softmax. Keys
+// and values come in half tiles of 64 (loader.cuh); queries stay in shared memory. A step of the schedule is two visits
+// of a half tile: S = Q K^T, P = exp(S - row_max), acc += P V. The stop decision is the step's, of all its 128 keys.
 #pragma once
 #include "../launch.cuh"
 #include "loader.cuh"
@@ -116,8 +116,37 @@ struct Visibility {
     }
 };
 
-// One item. DISCARD: a tile that stops is dropped, so the decision comes before its values: the first half's keys are
-// scored, the second half's, then, for want of registers to keep them in, the first half's again.
+// P = exp(S - row_max), in 16 bits.
+template <class X>
+__device__ __forceinline__ void probabilities(OnlineSoftmax (&softmax)[2], float (&s)[2][HALF_K / 2], float scale_log2,
+                                              uint32_t (&probs)[2][HALF_K / 4], float (&rescale)[2][2]) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+        float tile_sum[2];
+        softmax[m].template update<X::ROWS_MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum);
+#pragma unroll
+        for (int i = 0; i < HALF_K / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
+    }
+}
+
+// Late in a row no maximum rises any more.
+template <class X>
+__device__ __forceinline__ void rescale_if_needed(float (&acc)[2][X::HEAD_DIM / 2], const float (&rescale)[2][2]) {
+    const bool rises = rescale[0][0] != 1.f || rescale[0][1] != 1.f || rescale[1][0] != 1.f || rescale[1][1] != 1.f;
+    if (__any_sync(0xffffffffu, rises)) {
+        rescale_rows(acc[0], rescale[0]);
+        rescale_rows(acc[1], rescale[1]);
+    }
+}
+
+// One item. DISCARD: a tile that stops is dropped, so the decision comes before its values. There are no registers to
+// keep the scores of the first half in, so its keys are scored twice. The visits of a gathered step, each with the half
+// tiles that it takes from the ring:
+//
+//   keep      | K0: scores; V0: add | K1: scores; V1: add, vote | next step, K0: count the votes
+//   DISCARD   | K0: scores | K1: scores, vote; V1: count the votes, add | K0: scores; V0: add |
+//
+// One function: taking more of the loop out of it changes the machine code (docs/log.md, 34).
 template <class X, bool DISCARD>
 __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const typename X::Params& p) {
     const AttnParams& attn = attn_of(p);
@@ -185,15 +214,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 float s[2][HALF_K / 2];
                 scores<X>(s, queries, k);
                 if (!visibility.all()) visibility.mask(s, lane);
-#pragma unroll
-                for (int m = 0; m < 2; ++m) {
-                    float tile_sum[2];
-                    softmax[m].template update<X::ROWS_MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum);
-#pragma unroll
-                    for (int i = 0; i < HALF_K / 4; ++i) {
-                        probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
-                    }
-                }
+                probabilities<X>(softmax, s, scale_log2, probs, rescale);
             }
             if constexpr (DISCARD) {
                 if (twice && visit == 0) continue;
@@ -213,13 +234,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 }
             }
             if (visible) {
-                // Late in a row no maximum rises any more.
-                const bool rises = rescale[0][0] != 1.f || rescale[0][1] != 1.f || rescale[1][0] != 1.f ||
-                                   rescale[1][1] != 1.f;
-                if (__any_sync(0xffffffffu, rises)) {
-                    rescale_rows(acc[0], rescale[0]);
-                    rescale_rows(acc[1], rescale[1]);
-                }
+                rescale_if_needed<X>(acc, rescale);
                 add_values<X>(acc, probs, v);
             }
             if constexpr (X::MAY_STOP) {

@@ -1,7 +1,7 @@
 // Keys and values on their way: a ring of half tiles filled by cp.async, from consecutive rows or by index.
 //
-// The order of the loads is the order of the reads: for each visit of a half tile its keys, then its values. A step of the
-// ring costs one barrier, which also says that the slot about to be filled has been read.
+// The order of the loads is the order of the reads: for each visit of a half tile its keys, then its values. A step of
+// the ring costs one barrier, which also says that the slot about to be filled has been read.
 #pragma once
 #include "traits.cuh"
 

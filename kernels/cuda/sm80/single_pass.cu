@@ -1,4 +1,5 @@
-// S2O in a single pass: causal window, then the prefix gathered by kv_perm; every stop rule, decided before the next tile.
+// S2O in a single pass: causal window, then the prefix gathered by kv_perm; every stop rule, decided before the next
+// tile.
 #include "instantiate.cuh"
 
 S2O_KERNELS(s2o_single_pass, s2o::SinglePassSchedule)

@@ -1,7 +1,7 @@
 // The stop decision of a query tile, as crates/s2o-core/src/early_stop.rs, taken before the next key tile.
 //
-// Every warp casts a pair of numbers into shared memory; after a barrier that the ring needs anyway every thread adds the
-// pairs up in one order. So all threads of a block decide alike, and two runs too.
+// Every warp casts a pair of numbers into shared memory; after a barrier that the ring needs anyway every thread adds
+// the pairs up in one order. So all threads of a block decide alike, and two runs too.
 #pragma once
 #include "../early_stop.cuh"
 #include "../online_softmax.cuh"
@@ -9,8 +9,8 @@
 
 namespace s2o::sm80 {
 
-// A thread shares four rows, 2m + h, with the three other lanes of its quad. What is needed once a key tile is kept by one
-// lane for all, row lane % 4 by each: one register instead of four, one exponential instead of four.
+// A thread shares four rows, 2m + h, with the three other lanes of its quad. What is needed once a key tile is kept by
+// one lane for all, row lane % 4 by each: one register instead of four, one exponential instead of four.
 __device__ __forceinline__ float own_row(float r0, float r1, float r2, float r3) {
     const int thread = thread_index();
     const float low = thread & 1 ? r1 : r0, high = thread & 1 ? r3 : r2;
@@ -49,8 +49,9 @@ struct OwnRow {
         return own_row(softmax[0].row_max[0], softmax[0].row_max[1], softmax[1].row_max[0], softmax[1].row_max[1]);
     }
     __device__ __forceinline__ RowUpdate preview(const OnlineSoftmax (&softmax)[2], float scale_log2) const {
-        return {new_max(softmax), exp2_approx((row_max - new_max(softmax)) * scale_log2),
-                own_row_sum(softmax[0].row_sum[0], softmax[0].row_sum[1], softmax[1].row_sum[0], softmax[1].row_sum[1])};
+        return {
+            new_max(softmax), exp2_approx((row_max - new_max(softmax)) * scale_log2),
+            own_row_sum(softmax[0].row_sum[0], softmax[0].row_sum[1], softmax[1].row_sum[0], softmax[1].row_sum[1])};
     }
     __device__ __forceinline__ void add(const RowUpdate& update) {
         row_sum = fmaf(row_sum, update.rescale, update.tile_sum);
@@ -69,7 +70,9 @@ __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w,
         // Written so that NaN never counts as below.
         vote.x = __all_sync(0xffffffffu, !exists || own.gain < p.tau * own.mass) ? 1.f : 0.f;
     } else {
-        if (exists) vote = p.stop_rule == MEAN_RATIO ? make_float2(own.gain / own.mass, 1.f) : make_float2(own.gain, own.mass);
+        if (exists) {
+            vote = p.stop_rule == MEAN_RATIO ? make_float2(own.gain / own.mass, 1.f) : make_float2(own.gain, own.mass);
+        }
 #pragma unroll
         for (int lanes = 1; lanes < 32; lanes *= 2) {
             vote.x += __shfl_xor_sync(0xffffffffu, vote.x, lanes);

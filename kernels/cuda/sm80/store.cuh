@@ -7,8 +7,8 @@
 
 namespace s2o::sm80 {
 
-// Calls f(row of the tile, address of a 16-byte chunk of it, column of its first value) for the 32 rows of a warp, whole
-// rows at a time.
+// Calls f(row of the tile, address of a 16-byte chunk of it, column of its first value) for the 32 rows of a warp,
+// whole rows at a time.
 template <class X, class F>
 __device__ __forceinline__ void for_each_chunk(char* q, F f) {
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32;

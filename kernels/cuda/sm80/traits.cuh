@@ -24,8 +24,8 @@ struct Traits : Schedule {
     static constexpr uint32_t Q_BYTES = TILE_Q * ROW, SLOT_BYTES = HALF_K * ROW;
 };
 
-// A warp's part of a stop decision, which compares sums over rows, x < tau * y. MeanRatio: x sums gain / mass, y counts rows;
-// SumRatio: x sums gains, y masses; AllRows: x is 1 if all rows of the warp are below.
+// A warp's part of a stop decision, which compares sums over rows, x < tau * y. MeanRatio: x sums gain / mass, y counts
+// rows; SumRatio: x sums gains, y masses; AllRows: x is 1 if all rows of the warp are below.
 using StopVote = float2;
 
 struct Control {

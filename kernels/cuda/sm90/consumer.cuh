@@ -1,4 +1,22 @@
 // A consumer warpgroup of engine.cuh: 64 query rows against the item's key tiles.
+//
+// One step of a warpgroup. The other one is half a step apart: in its softmax while this one has the turn.
+//
+//   turn         |<------------ own ------------>|<------------------ the other's ------------------>|
+//   tensor cores    | S(i) = Q K(i)^T | acc += P(i-1) V(i-1) |
+//   ALUs                              | mask, row_max        | exp, P(i), vote on tile i, rescale acc |
+//   frees                             ^ K(i)                 ^ V(i-1)
+//
+// A LAGGED stop: the rows vote on tile b in step b and read the votes in step i = b + 2. The stop throws S(i) away,
+// keeps the values of tile i - 1, and frees K(i) unread, with a mark. The producers see it where they wait to load K(i
+// + STAGES); whatever they have loaded beyond is drained when the next item begins.
+//
+//   step     |         b            |       b + 1          |           i = b + 2           |
+//   issues   | S(b),  P(b-1) V(b-1) | S(b+1),  P(b) V(b)   | S(i),  P(i-1) V(i-1)          |
+//   votes    | casts those on b     | casts those on b + 1 | reads those on b: all below   |
+//   frees    | K(b), V(b-1)         | K(b+1), V(b)         | V(i-1); marks and frees K(i)  |
+//
+// An EXACT stop decides at the end of step b: it marks K(b + 1) and throws no scores away.
 #pragma once
 
 namespace s2o::sm90 {
@@ -22,7 +40,8 @@ __device__ __forceinline__ void issue_scores(float (&s)[TILE_K / 2], uint32_t q,
 
 // acc += P V: started, not awaited.
 template <class X>
-__device__ __forceinline__ void issue_values(float (&acc)[X::HEAD_DIM / 2], const uint32_t (&p)[TILE_K / 4], uint32_t v) {
+__device__ __forceinline__ void issue_values(float (&acc)[X::HEAD_DIM / 2], const uint32_t (&p)[TILE_K / 4],
+                                             uint32_t v) {
 #pragma unroll
     for (int step = 0; step < TILE_K / 16; ++step) {
         wgmma_rs<typename X::T>(acc, p + 4 * step, v + descriptor_step(step * 2048));
@@ -60,8 +79,8 @@ __device__ __forceinline__ void mask_columns(float (&s)[TILE_K / 2], const WorkI
     hide_beyond(s, limit, limit);
 }
 
-// Frees what an early stop left in a ring. Ends with a position that the compiler sees to be uniform: behind a loop that
-// waits it would not, and descriptors would go through a shuffle, in every step.
+// Frees the tiles that an early stop left in a ring. Ends with a position that the compiler sees to be uniform: after a
+// loop that waits it would not, and descriptors would go through a shuffle, in every step.
 template <int STAGES>
 __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin, const uint64_t* full,
                                       const uint64_t* empty, bool leader) {
@@ -88,7 +107,8 @@ __device__ __forceinline__ RowGains gains_of(const OutputRows& rows, const Onlin
     return gains;
 }
 
-// Whether the item ends with this step, by the exact rule; all consumers meet. A discarded tile leaves the mass as it was.
+// Whether the item ends with this step, by the exact rule; all consumers meet. A discarded tile leaves the mass
+// unchanged.
 __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& votes, const OutputRows& rows,
                                               OnlineSoftmax& softmax, const float (&old_sum)[2],
                                               const float (&rescale)[2], const float (&tile_sum)[2], int& slot) {
@@ -105,6 +125,20 @@ __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& vo
     return stops;
 }
 
+// The masks of step i > 0.
+template <class X>
+__device__ __forceinline__ void mask_step(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w, int i,
+                                          int row0) {
+    if constexpr (X::ROWS_MAY_BE_EMPTY) {
+        const int first_key = (w.key_tile + i) * TILE_K;
+        if (first_key + TILE_K > min(attn.causal ? w.position + 1 : attn.k_len, attn.k_len)) {
+            mask_tile(s, attn, first_key, w.position + row0);
+        }
+    }
+    if constexpr (X::RAGGED_END) mask_columns(s, w, i);
+}
+
+// One function: taking a phase of the loop out of it, or into a lambda, changes the machine code (docs/log.md, 34).
 template <class X>
 __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typename X::Params& p) {
     using T = typename X::T;
@@ -123,9 +157,10 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
     const uint32_t q_desc = uniform(descriptor_k_major(shared.q + wg * 64 * 128));
     auto k_desc = [&] { return uniform(descriptor_k_major(shared.k_tile(k_pos.stage))); };
     auto v_desc = [&] { return uniform(descriptor_n_major(shared.v_tile(v_pos.stage), X::KV_PANEL)); };
-    // wgmma reads through the async proxy what cp.async wrote through the generic one, and PTX wants a proxy fence between: a
-    // MEMBAR in every step of every consumer, 2-3 % of the time (docs/kernels.md). CUTLASS' and FlashAttention-3's cp.async
-    // main loops go without, and so do we: the mbarrier that the copies complete orders them on this hardware.
+    // wgmma reads through the async proxy what cp.async wrote through the generic one, and PTX wants a proxy fence
+    // between them: a MEMBAR in every step of every consumer, 2-3 % of the time (docs/log.md, 19). The cp.async main
+    // loops of CUTLASS and FlashAttention-3 go without, and so do we: the mbarrier that the copies complete orders them
+    // on this hardware.
     auto await_k = [&] { mbarrier_wait(smem_address(&control->k_full[k_pos.stage]), k_pos.parity); };
     auto await_v = [&] { mbarrier_wait(smem_address(&control->v_full[v_pos.stage]), v_pos.parity); };
     auto free_k = [&] {
@@ -137,7 +172,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         v_pos.advance();
     };
     auto free_q = [&] {
-        mbarrier_arrive(smem_address(&control->q_empty));  // every thread, for every thread has read the item
+        mbarrier_arrive(smem_address(&control->q_empty));  // every thread, because every thread has read the item
     };
 
     if (wg == 1) named_barrier_arrive(TURN, 2 * WARPGROUP);  // the first turn is the first warpgroup's
@@ -197,6 +232,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
 
         int i = 1;
         for (; i < w.steps && !stopped; ++i) {
+            // Products, in this warpgroup's turn.
             const uint32_t k_tile = k_desc(), v_tile = v_desc();
             await_k();
             named_barrier_sync(my_turn, 2 * WARPGROUP);
@@ -207,9 +243,9 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             issue_values<X>(acc, probs, v_tile);
             named_barrier_arrive(other_turn, 2 * WARPGROUP);
             if constexpr (X::STOP == Stop::LAGGED) {
-                // Asked after the products are issued, where its latency is hidden. A stop throws the scores of step i
+                // Read after the products are issued, where the latency is hidden. A stop throws the scores of step i
                 // away: half a tile of work for each item that stops, instead of a delay in every step. A warp that
-                // did not vote for the stop need not ask.
+                // did not vote for the stop need not read.
                 if ((own_votes & 2) && control->votes.lagged.stops(first_step + i - 2)) {
                     wgmma_wait<0>();
                     pin(s);
@@ -218,23 +254,21 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                     break;
                 }
             }
+            // Scores.
             wgmma_wait<1>();
             pin(s);
             free_k();
             if (i == w.steps - 1) free_q();
-            if constexpr (X::ROWS_MAY_BE_EMPTY) {
-                const int first_key = (w.key_tile + i) * TILE_K;
-                if (first_key + TILE_K > min(attn.causal ? w.position + 1 : attn.k_len, attn.k_len)) {
-                    mask_tile(s, attn, first_key, w.position + row0);
-                }
-            }
-            if constexpr (X::RAGGED_END) mask_columns(s, w, i);
+            mask_step<X>(s, attn, w, i, row0);
+            // Softmax, around the wait for the values.
             old_sum[0] = softmax.row_sum[0];
             old_sum[1] = softmax.row_sum[1];
             softmax.raise_max<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale);
-            // Where the values product is awaited makes 2 to 8 % of a step, with a gather the other way round than without
-            // (docs/kernels.md).
-            if constexpr (!X::GATHERS_KEYS) softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
+            // Where the values product is awaited makes 2 to 8 % of a step, and the better place differs with a gather
+            // (docs/log.md, 29 and 30).
+            if constexpr (!X::GATHERS_KEYS) {
+                softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
+            }
             wgmma_wait<0>();
             pin(acc);
             free_v();
@@ -242,9 +276,11 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                 for (float& row_max : softmax.row_max) row_max = behind(row_max, acc[0]);
                 softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
             }
+            // Vote, and the accumulator in the new frame.
             bool below = false;
             if constexpr (X::STOP == Stop::LAGGED) {
-                below = rows_below(gains_of(rows, softmax, old_sum, tile_sum, rescale, false), p.tau) && i >= w.gather_from;
+                const RowGains gains = gains_of(rows, softmax, old_sum, tile_sum, rescale, false);
+                below = rows_below(gains, p.tau) && i >= w.gather_from;
             }
             pack_probabilities<T>(s, probs);
             rescale_rows(acc, rescale);
@@ -259,6 +295,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
         }
 
+        // The values of the last tile, unless they are in already or discarded.
         first_step += w.steps;
         bool values_left = true;
         if constexpr (X::STOP == Stop::LAGGED) values_left = !stopped;

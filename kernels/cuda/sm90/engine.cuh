@@ -48,8 +48,8 @@ template <int STAGES>
 struct ControlBlock {
     uint64_t q_full, q_empty;
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-    // Of this item and the next: written by the producer before q_full. -1 is the end; what lies before the ring positions
-    // of the item's first tiles is stale.
+    // Of this item and the next: written by the producer before q_full. -1 is the end; what lies before the ring
+    // positions of the item's first tiles is stale.
     int item[2];
     uint32_t k_begin[2], v_begin[2];
     int stopped[STAGES];        // sequence number of the item whose early stop freed the keys of this stage unread

@@ -1,4 +1,4 @@
-// Attention to all keys in a given order, not causal: the paper's ladder without causality. `gather_full` never stops.
+// Attention to all keys in a given order, not causal: the paper's ladder without causality. `ladder_full` never stops.
 #include "engine.cuh"
 #include "instantiate.cuh"
 

@@ -64,14 +64,14 @@ __device__ __forceinline__ void produce_tiles(const SharedLayout<X>& shared, con
             if (i < w.steps) {
                 k_token = X::key_tile(w, i) * TILE_K;
                 mbarrier_wait(smem_address(&control->k_empty[k_pos.stage]), k_pos.parity ^ 1);
-                tma_load_tile<X>(shared.k_tile(k_pos.stage), map_k, smem_address(&control->k_full[k_pos.stage]), k_token,
-                                 w.kv_head, w.batch);
+                tma_load_tile<X>(shared.k_tile(k_pos.stage), map_k, smem_address(&control->k_full[k_pos.stage]),
+                                 k_token, w.kv_head, w.batch);
                 k_pos.advance();
             }
             if (i > 0) {
                 mbarrier_wait(smem_address(&control->v_empty[v_pos.stage]), v_pos.parity ^ 1);
-                tma_load_tile<X>(shared.v_tile(v_pos.stage), map_v, smem_address(&control->v_full[v_pos.stage]), v_token,
-                                 w.kv_head, w.batch);
+                tma_load_tile<X>(shared.v_tile(v_pos.stage), map_v, smem_address(&control->v_full[v_pos.stage]),
+                                 v_token, w.kv_head, w.batch);
                 v_pos.advance();
             }
             v_token = k_token;
@@ -154,8 +154,8 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
             if (ahead >= 0 && i + 1 < w.steps) next_index = w.kv_perm[ahead * TILE_K + gather.slot];
             if (i < w.steps) {
                 mbarrier_wait(smem_address(&control->k_empty[k_pos.stage]), k_pos.parity ^ 1);
-                // Consumers that stop before step b free its keys once more, unread, with a mark: the very wait that this
-                // frees is step b + STAGES here. So every thread stops at the same step, without meeting.
+                // Consumers that stop before step b free its keys once more, unread, with a mark: the very wait that
+                // this frees is step b + STAGES here. So every thread stops at the same step, without meeting.
                 if constexpr (X::STOP != Stop::NEVER) {
                     stopped = *const_cast<volatile int*>(&control->stopped[k_pos.stage]) == sequence;
                 }

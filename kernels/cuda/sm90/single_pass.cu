@@ -1,6 +1,6 @@
-// S2O attention on sm_90a, single pass (Algorithm 4): causal window by TMA, prefix gathered by kv_perm. `sparse_full`
-// never stops early (tau 0, the ladder's B and C), `sparse` stops by AllRows one tile late and keeps every tile,
-// `sparse_exact` knows every rule.
+// S2O attention on sm_90a, single pass (Algorithm 4): causal window by TMA, prefix gathered by kv_perm. `single_pass_full`
+// never stops early (tau 0, the ladder's B and C), `single_pass` stops by AllRows one tile late and keeps every tile,
+// `single_pass_exact` implements every rule.
 #include "engine.cuh"
 #include "instantiate.cuh"
 

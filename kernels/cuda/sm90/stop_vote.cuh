@@ -1,8 +1,8 @@
 // The stop decision of the sm_90a engine: the eight consumer warps of a query tile vote through shared memory.
 //
-// LAGGED: AllRows, read two steps after it was cast. The barriers that order the two warpgroups anyway (engine.cuh) have
-// then ordered the votes too, so both decide alike without another barrier. It costs one more key tile per query tile.
-// EXACT: any rule and frame, decided before the next step at the cost of a barrier.
+// LAGGED: AllRows, read two steps after it was cast. The barriers that order the two warpgroups anyway (engine.cuh)
+// have then ordered the votes too, so both decide alike without another barrier. It costs one more key tile per query
+// tile. EXACT: any rule and frame, decided before the next step at the cost of a barrier.
 #pragma once
 #include <cstdint>
 
@@ -21,8 +21,8 @@ namespace s2o::sm90 {
 constexpr int VOTE_SLOTS = 8;
 constexpr int VOTING_WARPS = 8;
 
-// Whether all rows of each warp are below. Steps are counted across items, so that the votes of one item need not be read
-// before the next one casts its own.
+// Whether all rows of each warp are below. Steps are counted across items, so that the votes of one item need not be
+// read before the next one casts its own.
 struct LaggedVotes {
     alignas(8) uint8_t warp[VOTE_SLOTS][VOTING_WARPS];
 
@@ -40,8 +40,8 @@ struct RowGains {
     bool exists[2];
 };
 
-// AllRows: every row that exists gains less than tau times its mass. Written so that NaN never counts as below. Even lanes
-// of a quad decide for its first row, odd ones for its second: the whole warp has to agree.
+// AllRows: every row that exists gains less than tau times its mass. Written so that NaN never counts as below. Even
+// lanes of a quad decide for its first row, odd ones for its second: the whole warp has to agree.
 __device__ __forceinline__ bool rows_below(const RowGains& gains, float tau) {
     const bool odd = threadIdx.x % 2;
     const float d0 = fmaf(tau, gains.row[0].mass, -gains.row[0].gain);

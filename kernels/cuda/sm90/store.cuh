@@ -111,7 +111,8 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
             float window_factor = 0.f;
             if constexpr (X::PERMUTES_QUERIES) {
                 const RowState state = p.state[head + rows.row[h]];
-                window_factor = state.row_sum * exp2_approx((state.row_max - softmax.row_max[h]) * scale_log2) * inverse;
+                window_factor =
+                    state.row_sum * exp2_approx((state.row_max - softmax.row_max[h]) * scale_log2) * inverse;
             }
             store_row<T, X::PERMUTES_QUERIES>(acc, h, inverse, window_factor, out + rows.row[h] * attn.out_strides.seq,
                                       rows.exists[h]);

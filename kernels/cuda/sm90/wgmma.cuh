@@ -12,10 +12,11 @@
 
 namespace s2o::sm90 {
 
-// ---- descriptors: address/16 in bits 0-13, leading offset/16 in 16-29, stride offset/16 in 32-45, swizzle in 62-63 ----
+// ---- descriptors ----
+// address/16 in bits 0-13, leading offset/16 in 16-29, stride offset/16 in 32-45, swizzle in 62-63
 
-// The upper half is the same for all: 8-row groups are 1024 bytes apart, 128-byte swizzle. The lower half travels alone, so
-// that a step along a tile is one 32-bit addition.
+// The upper half is the same for all: 8-row groups are 1024 bytes apart, 128-byte swizzle. The lower half travels
+// alone, so that a step along a tile is one 32-bit addition.
 constexpr uint32_t DESCRIPTOR_HIGH = (1u << 30) | (1024 >> 4);
 
 // Rows are M or N, the 128-byte lines run along K. Next 16 columns: +32 bytes inside a panel.
@@ -49,8 +50,9 @@ __device__ __forceinline__ void pin(float (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
-// x, computed on from here only once `product`, an accumulator that has been waited for, is there: a dependence that ptxas,
-// which moves arithmetic across waits as it likes, cannot see through. No product has the NaN that it is compared with.
+// x, computed on from here only once `product`, an accumulator that has been waited for, is there: a dependence that
+// ptxas, which moves arithmetic across waits as it likes, cannot see through. No product has the NaN that it is
+// compared with.
 __device__ __forceinline__ float behind(float x, float product) {
     float y;
     asm("{\n.reg .pred p;\nsetp.eq.b32 p, %2, 0x7fa00001;\nselp.f32 %0, 0f7fc00000, %1, p;\n}"
@@ -66,7 +68,8 @@ template <typename T, int ACCUMULATE>
 __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint32_t desc_a, uint32_t desc_b) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         asm volatile(
-            "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, %67};\nmov.b64 b, {%65, %67};\n"
+            "{\n.reg .pred p;\n.reg .b64 a, b;\n"
+            "setp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, %67};\nmov.b64 b, {%65, %67};\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -84,7 +87,8 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint32_t desc_a, uint32
             : "r"(desc_a), "r"(desc_b), "n"(ACCUMULATE), "n"(DESCRIPTOR_HIGH));
     } else {
         asm volatile(
-            "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, %67};\nmov.b64 b, {%65, %67};\n"
+            "{\n.reg .pred p;\n.reg .b64 a, b;\n"
+            "setp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, %67};\nmov.b64 b, {%65, %67};\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
