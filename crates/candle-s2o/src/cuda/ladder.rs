@@ -3,7 +3,7 @@
 use std::ptr;
 
 use candle_core::Tensor;
-use s2o_core::Permutation;
+use s2o_core::{Mask, Permutation};
 use s2o_cuda::{CudaError, Grid, KernelTime, Regions, to_i32};
 use s2o_kernels::params::S2oParams;
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
@@ -76,7 +76,7 @@ fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError
     let tokens: Vec<i32> = orders.iter().flat_map(Permutation::as_slice).map(|&token| token as i32).collect();
     scratch.upload(kv_perm, &tokens)?;
     let params = S2oParams {
-        attn: call.params(false, scratch.at(next_item))?,
+        attn: call.params(Mask::Full, scratch.at(next_item))?,
         kv_perm: scratch.at(kv_perm),
         kv_perm_head_stride: k_len as i64,
         q_perm: ptr::null(),
