@@ -26,18 +26,19 @@ impl Attention for DenseFirst {
 
 fn main() -> Result<()> {
     let model = "needle-7m".parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
-    // A real text with a seven-digit key in its middle, and the question for it.
-    let prompt = passkey::build(&model.tokenizer, 4096, 0.5, 7)?;
+    // A text of 4096 tokens with a seven-digit key in it, and the question for it.
+    let prompt = passkey::records()?.swap_remove(0);
+    let tokens = model.encode(&prompt.input)?;
     println!("expected: {}", prompt.answer);
 
     let s2o = || S2o::new(S2oConfig::default()).with_stats();
     let (sparse, own) = (s2o(), DenseFirst(s2o()));
-    let mut cache = model.decoder.new_cache(1, prompt.tokens.len() + 16)?;
+    let mut cache = model.decoder.new_cache(1, tokens.len() + 16)?;
     for method in [&Dense as &dyn Attention, &sparse, &own] {
         cache.reset();
         let options = GenerationOptions { max_new_tokens: 12, ..Default::default() };
         let prefill = PrefillOptions::new();
-        let out = model.generate(&prompt.tokens, &mut cache, method, prefill, &options, &mut |_| ())?;
+        let out = model.generate(&tokens, &mut cache, method, prefill, &options, &mut |_| ())?;
         println!("{}: {}", method.name(), passkey::answer(&out.text));
     }
     println!("density of s2o: {:.3}", AttnStats::joint_density(sparse.take_stats().values()));
