@@ -1,34 +1,25 @@
 // A problem on the device, random or permuted as wanted, and the launches of every kernel on it.
 #pragma once
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
 #include "../cuda/merge.cu"
 #ifdef S2O_SM80
 #include "../cuda/sm80/block_sparse.cu"
 #include "../cuda/sm80/dense.cu"
-#include "../cuda/sm80/gather.cu"
-#include "../cuda/sm80/sparse.cu"
+#include "../cuda/sm80/ladder.cu"
+#include "../cuda/sm80/single_pass.cu"
 #include "../cuda/sm80/split.cu"
 #include "../cuda/sm80/two_pass.cu"
 #else
 #include "../cuda/sm90/block_sparse.cu"
 #include "../cuda/sm90/dense.cu"
-#include "../cuda/sm90/gather.cu"
-#include "../cuda/sm90/sparse.cu"
+#include "../cuda/sm90/ladder.cu"
+#include "../cuda/sm90/single_pass.cu"
 #include "../cuda/sm90/split.cu"
 #include "../cuda/sm90/two_pass.cu"
 #endif
-#include "check.cuh"
+#include "device.cuh"
 #include "reference.cuh"
 
-using reference::Strided;
-
-// How many tiles after the triggering one the sparse kernel still keeps.
+// How many tiles after the triggering one the kernel `single_pass` still keeps.
 #ifdef S2O_SM80
 constexpr int LAG = 0;
 #else
@@ -38,12 +29,11 @@ constexpr int LAG = 1;
 template <typename T>
 __global__ void fill_normal(T* x, int64_t n, uint64_t seed, float std) {
     for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
-        const float u = (mix(seed + 2 * i) + 1.f) * 2.3283064e-10f, w = mix(seed + 2 * i + 1) * 2.3283064e-10f;
-        x[i] = T(std * sqrtf(-2.f * logf(u)) * cospif(2.f * w));
+        x[i] = T(std * normal(seed + i));
     }
 }
-// Row n of a (batch, head): identity, or a pseudo-random permutation of the n*S tokens (multiply and xor-shift rounds are
-// a bijection of the next power of two; values past the end walk on).
+// Row n of a (batch, head): identity, or a pseudo-random permutation of the n*S tokens (multiply and xor-shift rounds
+// are a bijection of the next power of two; values past the end walk on).
 __global__ void fill_perm(int32_t* perm, int64_t head_stride, int first_segment, int S, bool random) {
     const int n = first_segment + blockIdx.x, head = blockIdx.y, len = n * S;
     if (len == 0) return;
@@ -69,20 +59,12 @@ struct Case {
     int layout;  // 0 (B,S,H,D), 1 the same with padded rows, 2 (B,H,S,D)
 };
 
+// A random tensor.
 template <typename T>
-struct Tensor {
-    T* data = nullptr;
-    int64_t count = 0, sb = 0, ss = 0, sh = 0;
-    void make(int batch, int len, int heads, int dim, int layout) {
-        if (layout == 2) { ss = dim; sh = int64_t(len) * dim; sb = sh * heads; }
-        else { sh = dim; ss = int64_t(heads) * dim + (layout == 1 ? 24 : 0); sb = ss * len + (layout == 1 ? 40 : 0); }
-        count = sb * batch;
-        CHECK(cudaMalloc(&data, count * sizeof(T)));
-    }
-    void random(uint64_t seed, float std = 1.f) { fill_normal<<<1024, 256>>>(data, count, seed << 40, std); }
-    Strided strided() const { return {data, sb, ss, sh}; }
-    ~Tensor() { cudaFree(data); }
-};
+void make(Tensor<T>& x, int batch, int len, int heads, int dim, int layout, uint64_t seed, float std = 1.f) {
+    x.make(batch, len, heads, dim, layout);
+    fill_normal<<<1024, 256>>>(x.data, x.count, seed << 39, std);
+}
 
 #ifndef S2O_SM80
 template <typename T>
@@ -95,17 +77,22 @@ CUtensorMap tensor_map(const Tensor<T>& x, int batch, int len, int heads, int di
     }();
     CUtensorMap map;
     cuuint64_t dims[4] = {cuuint64_t(dim), cuuint64_t(len), cuuint64_t(heads), cuuint64_t(batch)};
-    cuuint64_t strides[3] = {cuuint64_t(x.ss * 2), cuuint64_t(x.sh * 2), cuuint64_t(x.sb * 2)};
+    cuuint64_t strides[3] = {cuuint64_t(x.strides.seq * 2), cuuint64_t(x.strides.head * 2),
+                             cuuint64_t(x.strides.batch * 2)};
     cuuint32_t box[4] = {64, cuuint32_t(box_rows), 1, 1}, ones[4] = {1, 1, 1, 1};
-    CUresult r = encode(&map, std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                        4, x.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+    const bool half = std::is_same_v<T, __half>;
+    CUresult r = encode(&map, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, x.data,
+                        dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS) { printf("cuTensorMapEncodeTiled: %d\n", int(r)); exit(2); }
+    if (r != CUDA_SUCCESS) {
+        printf("cuTensorMapEncodeTiled: %d\n", int(r));
+        exit(2);
+    }
     return map;
 }
 #endif
 
-// What an earlier kernel may have left in shared memory.
+// Leaves NaN in shared memory, as an earlier kernel may have.
 __global__ void poison_shared(int words) {
     extern __shared__ uint32_t anything[];
     for (int i = threadIdx.x; i < words; i += blockDim.x) const_cast<volatile uint32_t*>(anything)[i] = 0xffffffffu;
@@ -123,23 +110,22 @@ template <typename T, int D>
 struct Problem {
     Case c;
     Tensor<T> q, k, v, out;
-    float* lse = nullptr;
-    int32_t *counter = nullptr, *perm = nullptr, *q_perm = nullptr, *visited = nullptr;
-    s2o::RowState* state = nullptr;
-    int64_t perm_entries = 0;
+    Buffer<float> lse;
+    Buffer<int32_t> counter{1}, perm, q_perm, visited;
+    Buffer<s2o::RowState> state, partial_state;
+    Buffer<float> partial_out;
     int call_segment = 0, call_segments = 0, tiles = 0;
 #ifndef S2O_SM80
     CUtensorMap mq, mk, mv;
 #endif
-    s2o::SparseParams p{};
+    s2o::S2oParams p{};
 
     Problem(const Case& c, float std = 1.f, int segment_len = 0) : c(c) {
-        q.make(c.batch, c.q_len, c.heads, D, c.layout); q.random(1, std);
-        k.make(c.batch, c.k_len, c.kv_heads, D, c.layout); k.random(2, 1.f);
-        v.make(c.batch, c.k_len, c.kv_heads, D, c.layout); v.random(3, 1.f);
+        make(q, c.batch, c.q_len, c.heads, D, c.layout, 1, std);
+        make(k, c.batch, c.k_len, c.kv_heads, D, c.layout, 2);
+        make(v, c.batch, c.k_len, c.kv_heads, D, c.layout, 3);
         out.make(c.batch, c.q_len, c.heads, D, c.layout);
-        CHECK(cudaMalloc(&lse, sizeof(float) * c.batch * c.heads * c.q_len));
-        CHECK(cudaMalloc(&counter, 4));
+        lse.make(rows());
 #ifndef S2O_SM80
         mq = tensor_map(q, c.batch, c.q_len, c.heads, D, s2o::TILE_Q);
         mk = tensor_map(k, c.batch, c.k_len, c.kv_heads, D, s2o::TILE_K);
@@ -147,8 +133,7 @@ struct Problem {
 #endif
         const int64_t kv_bytes = int64_t(c.k_len) * D * 4;
         const int kv_in_l2 = int(std::max<int64_t>(1, (32 << 20) / kv_bytes));
-        auto strides = [](const Tensor<T>& x) { return s2o::Strides{x.sb, x.ss, x.sh}; };
-        p.attn = {q.data, k.data, v.data, out.data, lse, counter, strides(q), strides(k), strides(v), strides(out),
+        p.attn = {q.data, k.data, v.data, out.data, lse, counter, q.strides, k.strides, v.strides, out.strides,
                   c.batch, c.heads, c.kv_heads, c.q_len, c.k_len, c.causal,
                   std::min(c.batch * c.heads, kv_in_l2 * (c.heads / c.kv_heads)), 1.f / sqrtf(float(D))};
         const int offset = c.causal ? c.k_len - c.q_len : 0;
@@ -159,20 +144,18 @@ struct Problem {
         p.segment_len = segment_len;
         p.ranked_rows = c.q_len;
         segments(call_segment, call_segments);
-        perm_entries = p.kv_perm_head_stride;
-        CHECK(cudaMalloc(&perm, 4 * std::max<int64_t>(1, perm_entries * c.batch * c.heads)));
-        CHECK(cudaMalloc(&visited, 4 * slots()));
-        CHECK(cudaMalloc(&q_perm, 4 * int64_t(c.batch) * c.heads * c.q_len));
-        CHECK(cudaMalloc(&state, 8 * int64_t(c.batch) * c.heads * c.q_len));
-        p.kv_perm = perm; p.tiles_visited = visited; p.q_perm = q_perm; p.state = state;
+        perm.make(p.kv_perm_head_stride * c.batch * c.heads);
+        visited.make(slots());
+        q_perm.make(rows());
+        state.make(rows());
+        p.kv_perm = perm;
+        p.tiles_visited = visited;
+        p.q_perm = q_perm;
+        p.state = state;
     }
-    ~Problem() {
-        cudaFree(lse); cudaFree(counter); cudaFree(perm); cudaFree(visited); cudaFree(q_perm); cudaFree(state);
-    }
-    Problem(const Problem&) = delete;
-
+    int64_t rows() const { return int64_t(c.batch) * c.heads * c.q_len; }
     int64_t slots() const { return int64_t(c.batch) * c.heads * call_segments * (p.segment_len / s2o::TILE_Q); }
-    // Which segments the next launches are about.
+    // Chooses the segments of the next launches.
     void segments(int first, int count) {
         p.first_segment = first;
         p.num_segments = count;
@@ -180,34 +163,37 @@ struct Problem {
         for (int n = first; n < first + count; ++n) p.kv_perm_head_stride += int64_t(n) * p.segment_len;
     }
     void permute(bool random) {
-        fill_perm<<<dim3(p.num_segments, c.batch * c.heads), 256>>>(perm, p.kv_perm_head_stride, p.first_segment, p.segment_len, random);
+        fill_perm<<<dim3(p.num_segments, c.batch * c.heads), 256>>>(perm.data, p.kv_perm_head_stride, p.first_segment,
+                                                                    p.segment_len, random);
     }
     // One order of all keys a head, in the place of the segments', for at least four segments.
     void permute_all(bool random) {
-        fill_perm<<<dim3(1, c.batch * c.heads), 256>>>(perm, c.k_len, 1, c.k_len, random);
+        fill_perm<<<dim3(1, c.batch * c.heads), 256>>>(perm.data, c.k_len, 1, c.k_len, random);
     }
     // Every query against every key by that order, not causal; `asks` for a stop that is never true.
-    void gather_all(bool asks) {
-        s2o::SparseParams all = p;
+    void ladder(bool asks) {
+        s2o::S2oParams all = p;
         all.kv_perm_head_stride = c.k_len;
         all.tau = 1e-30f;
 #define LAUNCH_ALL(name) launch_with<name##_traits>(name, name##_launch, all)
 #ifndef S2O_SM80  // one kernel whether it asks or not
-        if (!asks) { S2O_PICK(s2o_gather_full, LAUNCH_ALL) return; }
+        if (!asks) { S2O_PICK(s2o_ladder_full, LAUNCH_ALL) return; }
 #endif
-        S2O_PICK(s2o_gather, LAUNCH_ALL)
+        S2O_PICK(s2o_ladder, LAUNCH_ALL)
     }
     // Queries of each segment in a pseudo-random order.
     void permute_queries() {
         const int offset = c.k_len - c.q_len;
-        std::vector<int32_t> order(int64_t(c.batch) * c.heads * c.q_len, -1);
+        std::vector<int32_t> order(rows(), -1);
         for (int64_t head = 0; head < c.batch * c.heads; ++head)
             for (int n = call_segment; n < call_segment + call_segments; ++n) {
                 const int begin = std::max(0, n * p.segment_len - offset);
                 const int end = std::min(p.ranked_rows, (n + 1) * p.segment_len - offset);
                 for (int r = begin; r < end; ++r) order[head * c.q_len + r] = r;
-                for (int r = end - 1; r > begin; --r)
-                    std::swap(order[head * c.q_len + r], order[head * c.q_len + begin + (r * 2654435761u + head) % (r - begin + 1)]);
+                for (int r = end - 1; r > begin; --r) {
+                    const int other = begin + (r * 2654435761u + head) % (r - begin + 1);
+                    std::swap(order[head * c.q_len + r], order[head * c.q_len + other]);
+                }
             }
         CHECK(cudaMemcpy(q_perm, order.data(), 4 * order.size(), cudaMemcpyHostToDevice));
     }
@@ -216,10 +202,10 @@ struct Problem {
         CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
         CHECK(cudaFuncSetAttribute(poison_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         poison_shared<<<1024, 256, bytes>>>(bytes / 4);
-        CHECK(cudaMemset(out.data, 0xff, out.count * sizeof(T)));
-        CHECK(cudaMemset(lse, 0xff, sizeof(float) * c.batch * c.heads * c.q_len));
-        if (visited) CHECK(cudaMemset(visited, 0xff, 4 * slots()));
-        if (state) CHECK(cudaMemset(state, 0xff, 8 * int64_t(c.batch) * c.heads * c.q_len));
+        out.fill(0xff);
+        lse.fill(0xff);
+        visited.fill(0xff);
+        state.fill(0xff);
     }
     template <class X, class Kernel, class Params>
     void launch_with(Kernel kernel, const s2o::LaunchInfo& symbol, const Params& params) {
@@ -239,33 +225,38 @@ struct Problem {
         CHECK(cudaGetLastError());
     }
 #define LAUNCH_ATTN(name) launch_with<name##_traits>(name, name##_launch, p.attn)
-#define LAUNCH_SPARSE(name) launch_with<name##_traits>(name, name##_launch, p)
+#define LAUNCH_S2O(name) launch_with<name##_traits>(name, name##_launch, p)
 #define LAUNCH_BLOCK(name) launch_with<name##_traits>(name, name##_launch, block)
 #define LAUNCH_SPLIT(name) launch_with<name##_traits>(name, name##_launch, split)
     void dense() { S2O_PICK(s2o_dense, LAUNCH_ATTN) }
-    void sparse() { S2O_PICK(s2o_sparse, LAUNCH_SPARSE) }
+    void single_pass() { S2O_PICK(s2o_single_pass, LAUNCH_S2O) }
 #ifdef S2O_SM80  // one kernel for every rule, and for none
-    void sparse_full() { sparse(); }
-    void sparse_exact() { sparse(); }
+    void single_pass_full() { single_pass(); }
+    void single_pass_exact() { single_pass(); }
 #else
-    void sparse_full() { S2O_PICK(s2o_sparse_full, LAUNCH_SPARSE) }
-    void sparse_exact() { S2O_PICK(s2o_sparse_exact, LAUNCH_SPARSE) }
+    void single_pass_full() { S2O_PICK(s2o_single_pass_full, LAUNCH_S2O) }
+    void single_pass_exact() { S2O_PICK(s2o_single_pass_exact, LAUNCH_S2O) }
 #endif
     void two_pass() {
-        S2O_PICK(s2o_window, LAUNCH_SPARSE)
-        S2O_PICK(s2o_prefix, LAUNCH_SPARSE)
+        S2O_PICK(s2o_pass1, LAUNCH_S2O)
+        S2O_PICK(s2o_pass2, LAUNCH_S2O)
     }
     void blocks(const int32_t* key_blocks, const int64_t* ranges) {
         const s2o::BlockParams block = {p.attn, key_blocks, ranges};
         S2O_PICK(s2o_block, LAUNCH_BLOCK)
     }
-    // Rows first_row.. in `splits` parts; the workspace is the caller's.
-    int64_t split_rows(int first_row, int splits) const {
-        return int64_t(c.batch) * c.heads * ((c.q_len - first_row + s2o::TILE_Q - 1) / s2o::TILE_Q) * splits * s2o::TILE_Q;
-    }
-    void split(int first_row, int splits, float* partial_out, s2o::RowState* partial_state) {
+    // Rows first_row.. in `splits` parts.
+    void split(int first_row, int splits) {
         const int key_tiles = (c.k_len + s2o::TILE_K - 1) / s2o::TILE_K;
-        const s2o::SplitParams split = {p.attn, partial_out, partial_state, first_row, splits, (key_tiles + splits - 1) / splits, D};
+        const int row_tiles = (c.q_len - first_row + s2o::TILE_Q - 1) / s2o::TILE_Q;
+        const int64_t part_rows = int64_t(c.batch) * c.heads * row_tiles * splits * s2o::TILE_Q;
+        if (partial_state.count != part_rows) {
+            partial_out.remake(part_rows * D);
+            partial_state.remake(part_rows);
+            partial_out.fill(0xff);
+        }
+        const s2o::SplitParams split = {p.attn, partial_out, partial_state, first_row, splits,
+                                        (key_tiles + splits - 1) / splits, D};
         S2O_PICK(s2o_split, LAUNCH_SPLIT)
         const int64_t rows = int64_t(c.batch) * c.heads * (c.q_len - first_row);
         const int warps = s2o::MERGE_THREADS / 32, grid = int((rows + warps - 1) / warps);

@@ -1,4 +1,4 @@
-// Slow and obviously right: the scores that ranking.cu compares with, in double precision.
+// Slow and obviously right: scores in double precision, with which ranking.cu compares.
 #pragma once
 #include <cstdint>
 
@@ -26,7 +26,8 @@ __global__ void coefficients(s2o::RankingParams p, const uint8_t* finite, double
     double sum = 0, squares = 0;
     int64_t count = 0;
     auto q = [&](int row) {
-        return double(float(static_cast<const T*>(p.q)[b * p.q_strides.batch + row * p.q_strides.seq + head * p.q_strides.head + d]));
+        const int64_t at = b * p.q_strides.batch + row * p.q_strides.seq + head * p.q_strides.head;
+        return double(float(static_cast<const T*>(p.q)[at + d]));
     };
     const uint8_t* ok = finite + (int64_t(b) * p.num_heads + head) * p.q_len;
     for (int row = rows.begin; row < rows.end; ++row) {
@@ -44,12 +45,14 @@ __global__ void coefficients(s2o::RankingParams p, const uint8_t* finite, double
 
 // Scores, and the error that the 16-bit products may make in each.
 template <typename T>
-__global__ void scores(s2o::RankingParams p, int head_dim, const double* mean, const double* square, double* scores, double* errors) {
+__global__ void scores(s2o::RankingParams p, int head_dim, const double* mean, const double* square, double* scores,
+                       double* errors) {
     const int head = blockIdx.x % p.num_heads, b = blockIdx.x / p.num_heads, n = p.first_segment + blockIdx.y;
     const int key = blockIdx.z * blockDim.x + threadIdx.x, kv_head = head / (p.num_heads / p.num_kv_heads);
     if (key >= n * p.segment_len) return;
     const int64_t at = ((int64_t(b) * p.num_heads + head) * p.num_segments + blockIdx.y) * head_dim;
-    const T* k = static_cast<const T*>(p.k) + b * p.k_strides.batch + key * p.k_strides.seq + kv_head * p.k_strides.head;
+    const int64_t first = b * p.k_strides.batch + key * p.k_strides.seq + kv_head * p.k_strides.head;
+    const T* k = static_cast<const T*>(p.k) + first;
     double sum = 0, linear = 0, second = 0, size = 0;
     for (int d = 0; d < head_dim; ++d) {
         const double x = float(k[d]), a = mean[at + d] * x, c = p.second_cumulant == 0 ? 0 : square[at + d] * x * x;

@@ -1,4 +1,4 @@
-// Slow and obviously right: what runner.cu compares with. Shares no code with the engine but the parameter structs.
+// Slow and obviously right: runner.cu compares with it. Shares no code with the engine but the parameter structs.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -9,36 +9,33 @@
 
 namespace reference {
 
-struct Strided {  // (batch, token, head, d), inner dimension contiguous
-    const void* data;
-    int64_t batch, token, head;
-};
-
 template <typename T>
-__device__ float at(const Strided& x, int b, int t, int h, int d) {
-    return float(static_cast<const T*>(x.data)[b * x.batch + t * x.token + h * x.head + d]);
+__device__ float at(const void* x, const s2o::Strides& strides, int b, int t, int h, int d) {
+    return float(static_cast<const T*>(x)[b * strides.batch + t * strides.seq + h * strides.head + d]);
 }
 
 // One warp per (sampled row, head, batch); two passes over the keys, double sums. out: (batch, rows, heads, D).
 template <typename T, int D>
-__global__ void dense(Strided q, Strided k, Strided v, float* out, float* lse, int heads, int kv_heads, int q_len,
-                      int k_len, bool causal, float scale, int rows, int row_step, const uint8_t* blocks = nullptr) {
+__global__ void dense(s2o::AttnParams p, int rows, int row_step, const uint8_t* blocks, float* out, float* lse) {
     const int lane = threadIdx.x, r = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+    const int heads = p.num_heads, kv_heads = p.num_kv_heads, q_len = p.q_len, k_len = p.k_len;
+    const bool causal = p.causal;
     const int row = min(r * row_step, q_len - 1), kv = h / (heads / kv_heads);
     const int keys = causal ? k_len - q_len + row + 1 : k_len;
     // `blocks`: whether key block j of query block i is visited, blocks cut as BlockParams says.
     const int offset = causal ? k_len - q_len : 0, key_blocks = (k_len + s2o::TILE_K - 1) / s2o::TILE_K;
     const int query_blocks = (offset + q_len - 1) / s2o::TILE_Q - offset / s2o::TILE_Q + 1;
     if (blocks) {
-        blocks += ((int64_t(b) * heads + h) * query_blocks + (offset + row) / s2o::TILE_Q - offset / s2o::TILE_Q) * key_blocks;
+        const int query_block = (offset + row) / s2o::TILE_Q - offset / s2o::TILE_Q;
+        blocks += ((int64_t(b) * heads + h) * query_blocks + query_block) * key_blocks;
     }
     float qv[D];
-    for (int d = 0; d < D; ++d) qv[d] = at<T>(q, b, row, h, d);
+    for (int d = 0; d < D; ++d) qv[d] = at<T>(p.q, p.q_strides, b, row, h, d);
     auto score = [&](int t) {
         if (blocks && !blocks[t / s2o::TILE_K]) return -INFINITY;
         float dot = 0;
-        for (int d = 0; d < D; ++d) dot += qv[d] * at<T>(k, b, t, kv, d);
-        return dot * scale;
+        for (int d = 0; d < D; ++d) dot += qv[d] * at<T>(p.k, p.k_strides, b, t, kv, d);
+        return dot * p.softmax_scale;
     };
     float m = -INFINITY;
     for (int t = lane; t < keys; t += 32) m = fmaxf(m, score(t));
@@ -47,9 +44,9 @@ __global__ void dense(Strided q, Strided k, Strided v, float* out, float* lse, i
     float acc[D];
     for (int d = 0; d < D; ++d) acc[d] = 0;
     for (int t = lane; t < keys; t += 32) {
-        const float x = score(t), p = x == -INFINITY ? 0.f : expf(x - m);
-        sum += p;
-        for (int d = 0; d < D; ++d) acc[d] += p * at<T>(v, b, t, kv, d);
+        const float x = score(t), weight = x == -INFINITY ? 0.f : expf(x - m);
+        sum += weight;
+        for (int d = 0; d < D; ++d) acc[d] += weight * at<T>(p.v, p.v_strides, b, t, kv, d);
     }
     for (int x = 16; x; x /= 2) sum += __shfl_xor_sync(~0u, sum, x);
     for (int d = 0; d < D; ++d) {
@@ -63,13 +60,13 @@ __global__ void dense(Strided q, Strided k, Strided v, float* out, float* lse, i
 // then prefix tiles in kv_perm order. `lag` more tiles are kept after the one that triggers the stop. `permuted`: the
 // rows of a tile are named by q_perm; the window is then visited for every row first, and does not count as visited.
 template <typename T, int D>
-__global__ void sparse(Strided q, Strided k, Strided v, s2o::SparseParams p, int lag, bool permuted, float* out,
-                       float* lse, int32_t* visited) {
-    const int heads = p.attn.num_heads, q_len = p.attn.q_len, S = p.segment_len;
-    const int offset = p.attn.k_len - q_len, call_segment = offset / S, tiles = S / s2o::TILE_Q;
+__global__ void s2o_attention(s2o::S2oParams p, int lag, bool permuted, float* out, float* lse, int32_t* visited) {
+    const s2o::AttnParams& attn = p.attn;
+    const int heads = attn.num_heads, q_len = attn.q_len, S = p.segment_len;
+    const int offset = attn.k_len - q_len, call_segment = offset / S, tiles = S / s2o::TILE_Q;
     const int segment = call_segment + blockIdx.x / tiles, tile = blockIdx.x % tiles;
     if (segment < p.first_segment || segment >= p.first_segment + p.num_segments) return;
-    const int h = blockIdx.y, b = blockIdx.z, kv = h / (heads / p.attn.num_kv_heads);
+    const int h = blockIdx.y, b = blockIdx.z, kv = h / (heads / attn.num_kv_heads);
     const int64_t head = int64_t(b) * heads + h;
     int row = segment * S + tile * s2o::TILE_Q + threadIdx.x - offset, row_end = p.ranked_rows;
     if (permuted) {
@@ -83,7 +80,7 @@ __global__ void sparse(Strided q, Strided k, Strided v, s2o::SparseParams p, int
     for (int n = p.first_segment; n < segment; ++n) before += int64_t(n) * S;
     const int32_t* perm = p.kv_perm + head * p.kv_perm_head_stride + before;
     const int window = permuted ? tiles : tile + 1, prefix = segment * tiles;
-    const float scale = p.attn.softmax_scale;
+    const float scale = attn.softmax_scale;
     float m = -INFINITY, l = 0, acc[D], s[s2o::TILE_K];
     for (int d = 0; d < D; ++d) acc[d] = 0;
     __shared__ float gains[s2o::TILE_Q], masses[s2o::TILE_Q];
@@ -98,9 +95,11 @@ __global__ void sparse(Strided q, Strided k, Strided v, s2o::SparseParams p, int
         for (int j = 0; j < s2o::TILE_K; ++j) {
             const int t = token(j);
             s[j] = -INFINITY;
-            if (!exists || t > position || t >= p.attn.k_len) continue;
+            if (!exists || t > position || t >= attn.k_len) continue;
             float dot = 0;
-            for (int d = 0; d < D; ++d) dot += at<T>(q, b, row, h, d) * at<T>(k, b, t, kv, d);
+            for (int d = 0; d < D; ++d) {
+                dot += at<T>(attn.q, attn.q_strides, b, row, h, d) * at<T>(attn.k, attn.k_strides, b, t, kv, d);
+            }
             s[j] = dot * scale;
             tile_max = fmaxf(tile_max, s[j]);
         }
@@ -133,7 +132,7 @@ __global__ void sparse(Strided q, Strided k, Strided v, s2o::SparseParams p, int
             for (int j = 0; j < s2o::TILE_K; ++j) {
                 if (s[j] == -INFINITY) continue;
                 const float probability = expf(s[j] - new_max);
-                for (int d = 0; d < D; ++d) acc[d] += probability * at<T>(v, b, token(j), kv, d);
+                for (int d = 0; d < D; ++d) acc[d] += probability * at<T>(attn.v, attn.v_strides, b, token(j), kv, d);
             }
             l = l * rescale + gain;
             m = new_max;
@@ -149,7 +148,9 @@ __global__ void sparse(Strided q, Strided k, Strided v, s2o::SparseParams p, int
         lse[head * q_len + row] = m + logf(l);
     }
     const int count = step - (permuted ? window : 0);
-    if (__syncthreads_or(exists) && threadIdx.x == 0 && (!permuted || prefix > 0)) visited[head * gridDim.x + blockIdx.x] = count;
+    if (__syncthreads_or(exists) && threadIdx.x == 0 && (!permuted || prefix > 0)) {
+        visited[head * gridDim.x + blockIdx.x] = count;
+    }
 }
 
 }  // namespace reference
