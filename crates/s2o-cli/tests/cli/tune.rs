@@ -12,7 +12,7 @@ fn tuned_thresholds_are_read_by_the_other_commands() {
     let file = directory.path().join("layers.json");
     let args = ["tune", "--max-rel-l1", "0.05", "--lengths", "2304", "--taus", "0.005,0.02,0.1", "--save", text(&file)];
     let table = stdout_of("evaluate", &args);
-    for part in ["needle-7m", "layer", "density", "mean density 0.", "layers.json", "second cumulant 0.35"] {
+    for part in ["needle-7m", "layer", "density", "mean density 0.", "layers.json", "score second-cumulant=0.35"] {
         assert!(table.contains(part), "{part} in {table}");
     }
     let settings = LayerSettings::load(&file).expect("settings");
@@ -40,7 +40,7 @@ fn tuned_thresholds_are_read_by_the_other_commands() {
     assert_eq!(largest[sparse]["density"], tuned[sparse]["density"]);
 
     let prefill = stdout_of("prefill", &["--context", "2304", "--layers-file", text(&file), "-n", "1"]);
-    assert!(prefill.contains("tau by layer (all rows)"), "{prefill}");
+    assert!(prefill.contains("tau by layer, stop-rule all"), "{prefill}");
 }
 
 #[test]
