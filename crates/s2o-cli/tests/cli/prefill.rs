@@ -42,7 +42,7 @@ fn prefill_compares_dense_and_s2o() {
 fn prefill_is_plain_on_a_pipe() {
     let output = run("prefill", &["--context", "2304", "--threads", "1"]);
     assert!(output.status.success());
-    // A line when a phase begins; phases of ten seconds have more.
+    // One line when a phase begins; phases of ten seconds have more lines.
     let stderr = String::from_utf8_lossy(&output.stderr);
     let phases: Vec<&str> = stderr.lines().filter(|line| !line.ends_with(" s")).collect();
     assert!(matches!(phases[..], ["loading", "prefill, dense: 2042 tokens", "prefill, S2O: 2042 tokens"]), "{stderr}");
@@ -73,7 +73,7 @@ fn prefill_runs_one_method_alone() {
     }
     assert_eq!(dense["answer_dense"], dense["expected"]);
 
-    // A prompt of the user's own: S2O alone, and no answer to expect. A threshold of 0 never stops.
+    // The user's own prompt: only S2O, and no expected answer. A threshold of 0 never stops.
     let own = ["--prompt", "What is a passkey?", "-n", "3", "--json", "--dense-below", "0", "--tau", "0"];
     let own = json_of(&own);
     for key in ["seconds_dense", "rel_l1", "answer_dense", "expected"] {
@@ -151,7 +151,7 @@ fn wrong_options_say_expected_and_got() {
         (&["--revision", "main"], "expected a Hugging Face id"),
     ];
     for (args, part) in cases {
-        // What is said beside the error is tested elsewhere.
+        // Other lines on stderr are tested elsewhere.
         let output = run("prefill", args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
