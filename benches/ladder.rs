@@ -1,9 +1,9 @@
-//! The paper's ladder on an NVIDIA GPU: what each step from dense attention to S2O costs, and what the ranking costs.
+//! The paper's ladder on an NVIDIA GPU: the cost of each step from dense attention to S2O, and of the ranking.
 //!
-//! A dense; B the prefix gathered in natural order; C in ranked order; D as C with the stop asked for and never true.
-//! Without causality there is neither window nor ranking: B gathers all keys in natural order, C and D in a scattered
-//! one. The attention kernels alone, each of B to D in turns with A, on random tensors in bf16, 32 query and 8 KV
-//! heads, S 2048.
+//! A dense; B the prefix gathered in natural order; C gathered in ranked order; D as C with a stop rule that is
+//! evaluated and never true. Without causality there is no window and no ranking: B gathers all keys in natural order,
+//! C and D in a scattered order. Times only the attention kernels, each of B to D alternating with A, on random tensors
+//! in bf16, 32 query and 8 KV heads, S 2048.
 //!
 //! ```text
 //! cargo bench --bench ladder --features ladder
@@ -23,7 +23,7 @@ use measure::{Machine, Place, Row, agree, causal_tflop, median};
 const NUM_HEADS: usize = 32;
 const NUM_KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
-/// A threshold smaller than any gain can be.
+/// A threshold below any possible gain.
 const NEVER: f32 = 1e-30;
 
 /// Times the ladder and the ranking, and appends to benches/record/.
@@ -38,12 +38,12 @@ struct Arguments {
     /// Segment lengths of the ranking.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096")]
     segments: Vec<usize>,
-    /// Timed runs at least; short ones are repeated for half a second, or 41 times.
+    /// Minimum number of timed runs; short runs are repeated for half a second, or 41 times.
     #[arg(long, default_value = "5")]
     repeats: usize,
     #[command(flatten)]
     place: Place,
-    /// Given by cargo.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -91,21 +91,21 @@ impl Problem {
         total(dense_attn_timed(&self.q, &self.k, &self.v, self.scale, mask)?, |_| true)
     }
 
-    /// S2O and the time of the kernels that `counts` picks.
+    /// S2O and the time of the kernels that `counts` selects.
     fn s2o(&self, op: &S2oOp, counts: fn(&KernelTime) -> bool) -> Result<Timed> {
         total(op.clone().apply_timed(&self.q, &self.k, &self.v)?, counts)
     }
 
-    /// Attention to all keys by the orders of the heads, and the time of its kernel.
+    /// Attention to all keys in the orders of the heads, and the time of its kernel.
     fn gather(&self, orders: &[Permutation], tau: f32) -> Result<Timed> {
         total(gather_attn_timed(&self.q, &self.k, &self.v, self.scale, orders, tau)?, |_| true)
     }
 }
 
-/// An output, and milliseconds.
+/// An output and its time in milliseconds.
 type Timed = (Tensor, f64);
 
-/// All launches together that `counts` picks.
+/// The output and the total time of the launches that `counts` selects.
 fn total((out, kernels): (Tensor, Vec<KernelTime>), counts: fn(&KernelTime) -> bool) -> Result<Timed> {
     Ok((out, kernels.iter().filter(|kernel| counts(kernel)).map(|kernel| kernel.ms).sum()))
 }
@@ -116,7 +116,7 @@ fn config(segment_len: usize, tau: f32) -> Result<S2oConfig> {
     Ok(builder.dense_tail(0).dense_below(0).workspace_cap(usize::MAX).build()?)
 }
 
-/// Orders that leave everything where it is.
+/// Orders that leave all keys and queries in place.
 fn natural(tokens: usize, segment_len: usize) -> Ranking {
     let orders: Vec<SegmentOrder> = (0..tokens)
         .step_by(segment_len)
@@ -129,7 +129,7 @@ fn natural(tokens: usize, segment_len: usize) -> Ranking {
     vec![orders; NUM_HEADS]
 }
 
-/// What a step of the ladder does, how it is called, and its threshold.
+/// A step of the ladder: its name, its threshold and its function.
 type Step<'a> = (&'static str, f32, Box<dyn Fn() -> Result<Timed> + 'a>);
 
 fn causal_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
@@ -151,7 +151,7 @@ fn full_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<V
     let tokens = problem.q.dim(1)?;
     let natural: Vec<Permutation> = (0..NUM_HEADS).map(|_| Permutation::identity(tokens)).collect();
     let scattered: Result<Vec<Permutation>, _> = (0..NUM_HEADS as u64)
-        // No two neighbours stay near each other; a permutation unless 7919 divides the length.
+        // Neighbours end up far apart. This is a permutation unless 7919 divides the length.
         .map(|head| {
             Permutation::new((0..tokens as u64).map(|i| ((i * 7919 + head * 911) % tokens as u64) as u32).collect())
         })
@@ -166,7 +166,7 @@ fn full_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<V
     climb(machine, problem, "A dense, not causal", || problem.dense(Mask::Full), steps, tflop, repeats)
 }
 
-/// Each step checked against and then timed in turns with dense attention.
+/// Checks each step against dense attention, then times it alternating with dense attention.
 fn climb(
     machine: &Machine,
     problem: &Problem,

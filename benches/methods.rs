@@ -1,5 +1,5 @@
-//! Every published method beside S2O on the same tensors of a trained model: what its choice costs, what attention to
-//! what it chose costs, and how much that is, against exact attention in turns.
+//! Every published method and S2O on the same tensors of a trained model: time for selection and attention, and
+//! density, alternating with exact attention.
 //!
 //! ```text
 //! cargo bench --bench methods -- --tokens 8192
@@ -29,10 +29,10 @@ struct Arguments {
     /// Prompt lengths in tokens.
     #[arg(long, value_delimiter = ',', default_value = "8192")]
     tokens: Vec<usize>,
-    /// Methods with options, such as `s2o,xattention:threshold=0.95`; all but dense if absent.
+    /// Methods with options, such as `s2o,xattention:threshold=0.95`; all except dense if absent.
     #[arg(long, value_delimiter = ',')]
     methods: Vec<MethodSpec>,
-    /// Timed runs of each.
+    /// Timed runs of each method.
     #[arg(long, default_value = "3")]
     repeats: NonZeroUsize,
     /// Worker threads on the CPU.
@@ -40,7 +40,7 @@ struct Arguments {
     threads: NonZeroUsize,
     #[command(flatten)]
     place: measure::Place,
-    /// Given by cargo.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -85,7 +85,7 @@ fn place() -> Result<(Device, Machine)> {
     Ok((Device::Cpu, Machine::here()))
 }
 
-/// Exact attention by somebody else where there is one, else ours.
+/// Exact attention of another implementation if the build has one, otherwise ours.
 #[cfg(feature = "flash-attn")]
 fn baseline(problem: &Problem) -> Result<(&'static str, Tensor)> {
     let Problem { call, q, k, v } = problem;
@@ -114,7 +114,7 @@ fn compare(machine: &Machine, problem: &Problem, specs: &[MethodSpec], repeats: 
     }
     drop(exact);
 
-    // Selection and attention of each method, both together, and the baseline, round after round.
+    // Each round runs selection, attention and both together for each method, and the baseline.
     let mut times = vec![[Vec::new(), Vec::new(), Vec::new()]; methods.len()];
     let (mut baseline_times, mut name) = (Vec::new(), "");
     for _ in 0..repeats {

@@ -1,4 +1,4 @@
-//! A prompt in chunks, as long prompts are prefilled: the outputs are those of the whole prompt in one call.
+//! A prompt in chunks, as for long prompts: the outputs are those of the whole prompt in one call.
 //!
 //! ```text
 //! cargo run --release --example chunked
@@ -8,7 +8,7 @@ use candle_core::{Device, Tensor};
 use candle_s2o::{S2oConfig, S2oOp, s2o_attn};
 
 const TOKENS: usize = 8192;
-/// A multiple of the segment length: the segments of the chunks are those of the whole.
+/// A multiple of the segment length, so that the chunks have the segments of the whole prompt.
 const CHUNK: usize = 2048;
 
 fn main() -> anyhow::Result<()> {
@@ -19,8 +19,8 @@ fn main() -> anyhow::Result<()> {
     let softmax_scale = 1.0 / 64f32.sqrt();
     let config = S2oConfig::default();
 
-    // Each chunk has its own queries, and all keys up to its end: its queries are the last positions of those keys. The
-    // length of the whole prompt decides segment length, dense tail and dense path.
+    // Each chunk has its own queries and all keys up to its end: its queries are the last positions of those keys. The
+    // length of the whole prompt determines segment length, dense tail and dense path.
     let op = S2oOp::new(softmax_scale, config.clone()).with_prompt_len(TOKENS);
     let mut outputs = Vec::new();
     for start in (0..TOKENS).step_by(CHUNK) {

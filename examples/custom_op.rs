@@ -1,4 +1,4 @@
-//! `S2oOp` as a custom op of Candle: it goes wherever a `CustomOp3` does, on the CPU and on CUDA tensors.
+//! `S2oOp` as a `CustomOp3` of Candle, on CPU and CUDA tensors.
 //!
 //! ```text
 //! cargo run --release --example custom_op
@@ -18,12 +18,12 @@ fn main() -> anyhow::Result<()> {
     let out = q.apply_op3(&k, &v, S2oOp::new(softmax_scale, config.clone()))?;
     println!("output {:?}", out.shape());
 
-    // The function makes the same call.
+    // The function `s2o_attn` makes the same call.
     let expected = s2o_attn(&q, &k, &v, softmax_scale, &config)?;
     let difference = (&out - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
     println!("largest difference from s2o_attn: {difference}");
 
-    // Wrong shapes are an error that says so.
+    // Wrong shapes are an error.
     let wide = Tensor::zeros((1, 4096, 2, 96), q.dtype(), &device)?;
     let error = q.apply_op3(&wide, &wide, S2oOp::new(softmax_scale, config)).expect_err("another head dimension");
     println!("wrong keys: {}", error.to_string().lines().next().unwrap_or_default());

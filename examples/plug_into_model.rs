@@ -1,5 +1,5 @@
-//! A model that takes its attention as an argument: the built-in one gives the same answer with dense attention, with
-//! S2O, and with a method of your own.
+//! A model that takes its attention as an argument: the built-in model gives the same answer with dense attention, with
+//! S2O, and with your own method.
 //!
 //! ```text
 //! cargo run --release --example plug_into_model
@@ -10,7 +10,7 @@ use candle_core::Tensor;
 use candle_s2o::{Attention, AttnStats, Dense, PrefillCall, S2o, S2oConfig};
 use s2o_models::{GenerationOptions, LoadOptions, ModelSource, PrefillOptions, passkey};
 
-/// Methods of your own take one function. This one attends densely in the first layer, and with S2O in the others.
+/// Your own method implements one function. This method is dense in the first layer and S2O in the others.
 #[derive(Debug)]
 struct DenseFirst(S2o);
 
@@ -26,7 +26,7 @@ impl Attention for DenseFirst {
 
 fn main() -> Result<()> {
     let model = "needle-7m".parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
-    // A text of 4096 tokens with a seven-digit key in it, and the question for it.
+    // English text of 4096 tokens with a seven-digit key in it, and a question about the key.
     let prompt = passkey::records()?.swap_remove(0);
     let tokens = model.encode(&prompt.input)?;
     println!("expected: {}", prompt.answer);

@@ -1,4 +1,4 @@
-//! On the CPU: dense against Candle's CPU flash attention, and S2O against our dense on tensors of needle-7m.
+//! On the CPU: our dense attention against Candle's flash attention, and S2O against dense on tensors of needle-7m.
 
 use anyhow::{Result, ensure};
 use candle_core::{Device, Tensor};

@@ -1,5 +1,5 @@
 //! Dense attention and S2O on an NVIDIA GPU, in bf16, against candle-flash-attn and PyTorch's cuDNN attention, on the
-//! tensors of a trained model and on random ones (near-uniform attention: the worst case).
+//! tensors of a trained model and on random tensors (near-uniform attention: the worst case).
 
 use std::path::PathBuf;
 
@@ -21,13 +21,13 @@ const LONGEST_TRAINED: usize = 128 << 10;
 /// Options of `gpu`.
 #[derive(Debug, Args)]
 pub struct GpuArguments {
-    /// Thresholds beside the default's.
+    /// Thresholds in addition to the default.
     #[arg(long, value_delimiter = ',', default_value = "0.05")]
     tau: Vec<f32>,
-    /// A Python with PyTorch, for the cuDNN baseline.
+    /// Python with PyTorch, for the cuDNN baseline.
     #[arg(long)]
     torch: Option<PathBuf>,
-    /// Random tensors only, or trained ones only.
+    /// Use only random or only trained tensors.
     #[arg(long)]
     tensors: Option<Source>,
 }
@@ -91,7 +91,7 @@ impl Problem {
     }
 }
 
-/// Our dense attention must not be further from f64 than twice what candle-flash-attn is, on the same tensors.
+/// The error of our dense attention against f64 must be at most twice that of candle-flash-attn on the same tensors.
 #[cfg(feature = "flash-attn")]
 fn check_accuracy(gpu: &Gpu) -> Result<()> {
     let (q_len, k_len, heads, kv_heads, dim) = (300, 1500, 4, 2, 128);
@@ -146,7 +146,7 @@ pub fn run(arguments: &GpuArguments, tokens: &[usize], repeats: usize, place: &P
     Ok(())
 }
 
-/// One way to run S2O.
+/// A configuration of S2O.
 struct Method {
     name: String,
     config: S2oConfig,
@@ -176,7 +176,7 @@ fn compare(
     let mut methods = Vec::new();
     for (name, config) in configs {
         let (out, stats) = s2o_attn_with_stats(&problem.q, &problem.k, &problem.v, problem.scale, &config)?;
-        // On near-uniform attention what is skipped matters as much as what is not: there only NaN is wrong.
+        // With near-uniform attention the skipped keys matter as much as the others, so only NaN is an error.
         let error = relative_error(&out, &exact)?;
         let most = if problem.source == Source::Trained { 0.5 } else { f64::MAX };
         ensure!(error <= most, "{name}: relative error {error}: not timed");

@@ -1,4 +1,4 @@
-//! Attention alone. Without a subcommand: what a laptop can time on its CPU. `gpu` sweeps lengths and tau on an NVIDIA GPU.
+//! Attention alone. Without a subcommand: on a laptop's CPU. `gpu` sweeps lengths and tau on an NVIDIA GPU.
 //!
 //! ```text
 //! cargo bench --bench attention
@@ -26,7 +26,7 @@ use measure::{Machine, limit_threads};
 /// Times attention and appends to benches/record/.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What to time; everything on the CPU if absent.
+    /// Benchmark to run; all CPU benchmarks if absent.
     what: Option<What>,
     /// Prompt lengths in tokens for `s2o`, `break-even` and `gpu`.
     #[arg(long, value_delimiter = ',')]
@@ -45,7 +45,7 @@ struct Arguments {
     #[cfg(feature = "cuda")]
     #[command(flatten)]
     gpu: gpu::GpuArguments,
-    /// Given by cargo.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -56,7 +56,7 @@ enum What {
     Dense,
     /// S2O against our dense on needle-7m's tensors.
     S2o,
-    /// S2O against our dense on short prompts: where does it begin to pay?
+    /// S2O against our dense on short prompts, to find the length from which S2O is faster.
     BreakEven,
     /// Dense and S2O on a GPU, against candle-flash-attn and PyTorch's cuDNN attention.
     #[cfg(feature = "cuda")]
@@ -69,7 +69,7 @@ fn main() -> Result<()> {
     if arguments.what == Some(What::Gpu) {
         return gpu::run(&arguments.gpu, &arguments.tokens, arguments.repeats.get(), &arguments.place);
     }
-    // Candle has a pool of its own beside rayon's: both sides must get the same threads.
+    // Candle has its own pool next to Rayon's: both sides must get the same threads.
     limit_threads(arguments.threads);
     let machine = Machine::here();
     println!("{}", machine.device());

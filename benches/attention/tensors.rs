@@ -12,7 +12,7 @@ pub fn captured(tokens: usize, layers: &[usize], device: &Device) -> Result<Vec<
     let model = ModelSource::Needle7m.load(&options, None)?;
     let prompt = passkey::build(&model.tokenizer, tokens, 0.5, 0)?;
     let captured = capture(&model, &prompt.tokens, Chunk::Whole, layers, &mut |_, _| {})?;
-    // Copies: the keys and values are views of the cache.
+    // Copies, because keys and values are views of the cache.
     let copied = captured.into_iter().map(|LayerTensors { layer, q, k, v, softmax_scale }| {
         let copy = |t: &Tensor| t.contiguous()?.copy();
         Ok((layer, [copy(&q)?, copy(&k)?, copy(&v)?], softmax_scale))
@@ -20,7 +20,7 @@ pub fn captured(tokens: usize, layers: &[usize], device: &Device) -> Result<Vec<
     copied.collect()
 }
 
-/// All layers side by side as the heads of one call: (1, tokens, 24, 128) queries, 12 KV heads.
+/// All layers stacked as the heads of one call: (1, tokens, 24, 128) queries, 12 KV heads.
 pub fn stacked(tokens: usize, device: &Device) -> Result<([Tensor; 3], f32)> {
     let layers = captured(tokens, &[0, 1, 2, 3, 4, 5], device)?;
     let scale = layers[0].2;

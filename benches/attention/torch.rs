@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use candle_core::Tensor;
 use half::bf16;
 
-/// PyTorch with its cuDNN attention, in a process of its own on the same GPU.
+/// PyTorch with its cuDNN attention, in a separate process on the same GPU.
 #[derive(Debug, Clone)]
 pub struct Torch {
     pub python: PathBuf,

@@ -1,4 +1,4 @@
-//! Timing on a GPU: events on Candle's own stream, contestants in turns.
+//! Timing on a GPU: events on Candle's own stream, with alternating contestants.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Gpu {
         Ok(Self { device, stream })
     }
 
-    /// The machine, as rows name it: by its GPU.
+    /// The machine, named by its GPU in the rows.
     pub fn machine(&self) -> Result<Machine> {
         let driver = first_line_of("nvidia-smi", &["--query-gpu=driver_version", "--format=csv,noheader"]);
         Ok(Machine(Provenance { device: self.stream.context().name()?, driver, ..Machine::here().0 }))
@@ -33,19 +33,19 @@ impl Gpu {
         self.stream.context()
     }
 
-    /// A mark behind what is enqueued so far, which measures time; nobody waits.
+    /// An event after all work enqueued so far, for timing. The host does not wait.
     pub fn mark(&self) -> Result<CudaEvent> {
         Ok(self.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?)
     }
 
-    /// Milliseconds from before `run` to after it, on the GPU.
+    /// GPU time of `run` in milliseconds.
     pub fn time(&self, run: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
         let begin = self.mark()?;
         run()?;
         Ok(f64::from(begin.elapsed_ms(&self.mark()?)?))
     }
 
-    /// Median milliseconds of each contestant; they take turns, after one round that does not count.
+    /// Median milliseconds of each contestant. They alternate, after one round that is not counted.
     pub fn medians(&self, repeats: usize, contestants: &mut [&mut dyn FnMut() -> Result<()>]) -> Result<Vec<f64>> {
         let mut times = vec![Vec::new(); contestants.len()];
         for round in 0..=repeats {

@@ -1,7 +1,7 @@
 //! Paired timings, and the rows they leave in `benches/record/<device>/<date>.csv`.
 //!
-//! A time alone depends on the machine and its mood; a ratio of two medians whose runs took turns in one process does
-//! so much less. Every row with a baseline is such a pair, and nothing is timed before its output was checked.
+//! A time depends on the machine and its load. The ratio of two medians whose runs alternated in one process depends
+//! much less on them. Every row with a baseline is such a pair, and every output is checked before it is timed.
 
 #[cfg(feature = "cuda")]
 pub mod gpu;
@@ -46,7 +46,7 @@ pub struct Row {
     pub command: String,
 }
 
-/// Where the rows go.
+/// Destination of the rows.
 #[derive(Debug, Clone, Args)]
 pub struct Place {
     /// Directory of the records.
@@ -63,12 +63,12 @@ pub fn limit_threads(threads: NonZeroUsize) {
     }
 }
 
-/// Where and how the benchmark runs: the same in every row.
+/// Provenance of the benchmark, the same in every row.
 #[derive(Debug, Clone)]
 pub struct Machine(Provenance);
 
 impl Machine {
-    /// This machine's CPU, with the threads that Rayon was given.
+    /// This machine's CPU, with the number of Rayon's threads.
     pub fn here() -> Self {
         let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
         let bench = std::env::current_exe().ok().and_then(|path| {
@@ -82,7 +82,7 @@ impl Machine {
         Self(Provenance::here(cpu(), command))
     }
 
-    /// The same machine, with the command of a program that is not one of cargo's benchmarks.
+    /// The same machine, with the command of a program that is not a cargo benchmark.
     pub fn with_command(self, command: String) -> Self {
         Self(Provenance { command, ..self.0 })
     }
@@ -92,7 +92,7 @@ impl Machine {
         &self.0.device
     }
 
-    /// A row about tensors `q` and `k`; the caller fills in what was measured.
+    /// A row about tensors `q` and `k`. The caller fills in the measurements.
     pub fn row(&self, bench: &str, method: &str, q: &Tensor, k: &Tensor) -> Result<Row> {
         let (_, q_len, heads, head_dim) = q.dims4()?;
         let (_, k_len, kv_heads, _) = k.dims4()?;
@@ -157,7 +157,7 @@ impl Machine {
     }
 }
 
-/// Runs the two in turns and returns the median milliseconds of each.
+/// Runs both, alternating, and returns the median milliseconds of each.
 pub fn pair(
     repeats: usize,
     mut ours: impl FnMut() -> Result<()>,
@@ -177,9 +177,9 @@ fn time(run: &mut impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
-/// Distance of two (batch, len, heads, head_dim) tensors, relative in the Euclidean norm.
+/// Relative distance of two (batch, len, heads, head_dim) tensors in the Euclidean norm.
 pub fn relative_error(got: &Tensor, want: &Tensor) -> Result<f64> {
-    // In pieces: wider copies of both would fill a GPU at long prompts.
+    // In pieces, because wider copies of both would fill a GPU at long prompts.
     const ROWS: usize = 16 << 10;
     let (mut difference, mut norm) = (0.0, 0.0);
     let rows = got.dim(1)?;
@@ -192,7 +192,7 @@ pub fn relative_error(got: &Tensor, want: &Tensor) -> Result<f64> {
     Ok((difference / norm).sqrt())
 }
 
-/// Refuses to go on if two outputs differ by more than `tolerance`, see [`relative_error`].
+/// Fails if two outputs differ by more than `tolerance`, see [`relative_error`].
 pub fn agree(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) -> Result<()> {
     let error = relative_error(got, want)?;
     ensure!(error <= tolerance, "{what}: outputs differ by {error:e}, more than {tolerance:e}: not timed");

@@ -1,4 +1,4 @@
-//! The checkpoint that is timed: a published shape, its weights made on the device from a seed, and a prompt.
+//! The timed checkpoint: a published shape, weights made on the device from a seed, and a prompt.
 
 use anyhow::Result;
 use candle_core::{DType, Device};
@@ -7,11 +7,11 @@ use clap::ValueEnum;
 use s2o_models::DecoderConfig;
 use s2o_models::weights::synthetic::{self, Profile, Shape};
 
-/// The dtype of everything that is timed.
+/// The dtype of all timed tensors.
 pub const DTYPE: DType = DType::BF16;
 const SEED: u64 = 299_792_458;
 
-/// Which weights a checkpoint has.
+/// The kind of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Weights {
     /// Attention as peaked as a trained model's.
@@ -21,7 +21,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// As rows name it.
+    /// The name in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Calibrated => "calibrated",
@@ -30,8 +30,8 @@ impl Weights {
     }
 }
 
-/// Shape `llama-3.1-8b`, `qwen3-8b` or a `config.json`, with `layers` of its layers, and positions for `tokens` where it
-/// has fewer; and synthetic weights under Hugging Face names in bf16 on `device`.
+/// The shape `llama-3.1-8b`, `qwen3-8b` or a `config.json` with `layers` of its layers and positions for at least
+/// `tokens` tokens; and synthetic weights under Hugging Face names in bf16 on `device`.
 pub fn checkpoint(
     shape: &str,
     weights: Weights,

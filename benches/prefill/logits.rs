@@ -1,15 +1,15 @@
-//! The logits after a prompt: when they are there, and how far two are apart.
+//! Logits after a prompt: the time until they are available, and the difference of two.
 
 use std::time::Instant;
 
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
 
-/// Logits of two exact models may differ by this much of their norm after tens of layers in bf16, if they do not choose
-/// the same token. What is computed wrongly is off by about 1.
+/// Largest relative difference of the logits of two exact models that choose different tokens, after tens of layers in
+/// bf16. Wrong computations differ by about 1.
 pub const EXACT_WITHIN: f64 = 0.1;
 
-/// The logits that `run` gives, and the milliseconds until the likeliest token is known to the host.
+/// The logits of `run`, and the milliseconds until the host knows the likeliest token.
 pub fn first_token(device: &Device, run: impl FnOnce() -> Result<Tensor>) -> Result<(Tensor, f64)> {
     device.synchronize()?;
     let start = Instant::now();
@@ -18,7 +18,7 @@ pub fn first_token(device: &Device, run: impl FnOnce() -> Result<Tensor>) -> Res
     Ok((logits, start.elapsed().as_secs_f64() * 1e3))
 }
 
-/// How far logits are from the exact ones: relative in the Euclidean norm, and whether both choose the same token.
+/// Relative difference from the exact logits in the Euclidean norm, and whether both choose the same token.
 pub fn apart(got: &Tensor, want: &Tensor) -> Result<(f64, bool)> {
     let floats = |t: &Tensor| -> Result<Vec<f32>> { Ok(t.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?) };
     let (got, want) = (floats(got)?, floats(want)?);

@@ -1,6 +1,6 @@
-//! Time to first token on an NVIDIA GPU, by prompt length and method, in one process: our decoder with S2O and with exact
-//! attention, and Candle's own model with candle-flash-attn on the very same weights, which takes the prompt in one
-//! forward pass. In bf16.
+//! Time to first token on an NVIDIA GPU in bf16, by prompt length and method, in one process: our decoder with S2O and
+//! with exact attention, and Candle's own model with candle-flash-attn on the same weights, which takes the prompt in
+//! one forward pass.
 //!
 //! ```text
 //! cargo bench --bench prefill --features cuda,flash-attn
@@ -40,22 +40,22 @@ struct Arguments {
     /// Layers to keep of the shape.
     #[arg(long)]
     layers: Option<usize>,
-    /// What the weights are like.
+    /// Kind of weights.
     #[arg(long, default_value = "calibrated")]
     weights: Weights,
     /// Prompt lengths in tokens.
     #[arg(long, value_delimiter = ',', default_value = "8192,32768,131072,262144")]
     tokens: Vec<usize>,
-    /// Who runs; all that this build has unless given.
+    /// Methods to run; all that this build supports if absent.
     #[arg(long, value_delimiter = ',')]
     methods: Vec<Method>,
-    /// Timed runs of our decoder, after one at full length whose memory is watched.
+    /// Timed runs of our decoder, after one run at full length that measures memory.
     #[arg(long, default_value = "3")]
     repeats: usize,
-    /// Timed runs of Candle's model, after one as above.
+    /// Timed runs of Candle's model, after one such run.
     #[arg(long, default_value = "1")]
     stock_repeats: usize,
-    /// Tokens per prefill chunk of our decoder, or `auto`: its own choice.
+    /// Tokens per prefill chunk of our decoder, or `auto` for its own choice.
     #[arg(long, default_value = "auto")]
     chunk: Chunk,
     /// Prompt length at which our exact decoder and Candle's model must agree before anything is timed.
@@ -63,7 +63,7 @@ struct Arguments {
     check_tokens: usize,
     #[command(flatten)]
     place: Place,
-    /// Given by cargo.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -100,7 +100,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Refuses to go on if our exact decoder and Candle's model compute something else.
+/// Fails if our exact decoder and Candle's model compute different logits.
 fn check(models: &mut Models, ids: &Tensor) -> Result<()> {
     let stock = models.run(Method::Stock, ids)?;
     let (error, same) = apart(&models.run(Method::Dense, ids)?, &stock)?;
@@ -114,7 +114,7 @@ fn check(models: &mut Models, ids: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// All methods on one prompt. One that fails is left out with its reason: the others say how far the GPU reaches.
+/// All methods on one prompt. A method that fails is left out with its reason; the others show how far the GPU reaches.
 fn measure(
     gpu: &Gpu,
     config: &DecoderConfig,

@@ -1,4 +1,4 @@
-//! How much GPU memory a run takes at its peak, beyond what was in use before it.
+//! Peak GPU memory of a run, beyond the memory in use before it.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,16 +13,16 @@ use crate::measure::gpu::Gpu;
 /// Bytes beyond those in use before the run.
 #[derive(Debug, Clone, Copy)]
 pub struct Peak {
-    /// Handed out by the device's default pool, from which Candle allocates; nothing if the driver has no pools.
+    /// Allocated from the device's default pool, which Candle uses; `None` if the driver has no pools.
     pub used: Option<u64>,
-    /// Held by that pool.
+    /// Reserved by that pool.
     pub reserved: Option<u64>,
-    /// Gone from the whole GPU, as sampled: cuBLAS's workspaces and our kernels' own pool too. A short peak between
-    /// two samples is missed, and so is what another process takes.
+    /// Taken from the whole GPU, as sampled, including cuBLAS's workspaces, our kernels' own pool and other processes.
+    /// A short peak between two samples is missed.
     pub device: u64,
 }
 
-/// Runs `run` while it watches the memory.
+/// Runs `run` and watches the memory.
 pub fn peak<T>(gpu: &Gpu, run: impl FnOnce() -> Result<T>) -> Result<(T, Peak)> {
     const EVERY: Duration = Duration::from_millis(2);
     let context = gpu.context();
@@ -62,7 +62,7 @@ pub fn peak<T>(gpu: &Gpu, run: impl FnOnce() -> Result<T>) -> Result<(T, Peak)> 
     Ok((out, peak))
 }
 
-/// The pool behind `cuMemAllocAsync`.
+/// The pool of `cuMemAllocAsync`.
 struct DefaultPool(sys::CUmemoryPool);
 
 impl DefaultPool {
@@ -74,7 +74,7 @@ impl DefaultPool {
         Ok(Some(Self(unsafe { result::device::get_mem_pool(context.cu_device()) }?)))
     }
 
-    /// Makes the high-water marks begin at what is used and reserved now, and returns those two.
+    /// Resets the high-water marks to the memory in use and reserved, and returns these two numbers.
     fn reset(&self) -> Result<[u64; 2]> {
         for attribute in [Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH] {
             let mut zero = 0u64;
@@ -89,7 +89,7 @@ impl DefaultPool {
 
     fn read(&self, attribute: Attribute) -> Result<u64> {
         let mut value = 0u64;
-        // SAFETY: the pool is the device's, and the attributes that are asked for are 64-bit numbers.
+        // SAFETY: the pool is the device's, and the requested attributes are 64-bit numbers.
         unsafe { result::mem_pool::get_attribute(self.0, attribute, (&raw mut value).cast::<c_void>()) }?;
         Ok(value)
     }

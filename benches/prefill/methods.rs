@@ -1,4 +1,4 @@
-//! The contestants: our decoder with each attention, and Candle's own model.
+//! The methods: our decoder with each attention, and Candle's own model.
 
 use anyhow::{Context, Result};
 use candle_core::Tensor;
@@ -13,12 +13,12 @@ use crate::split::{Ranked, Split, Watched};
 #[cfg(feature = "flash-attn")]
 use crate::stock::Stock;
 
-/// What runs the prefill.
+/// A model with an attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Method {
     /// Our decoder, S2O with its default options.
     S2o,
-    /// Our decoder, S2O as in the paper.
+    /// Our decoder, S2O with the paper's settings.
     Paper,
     /// Our decoder, exact attention.
     Dense,
@@ -27,7 +27,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// As rows and tables name it.
+    /// The name in rows and tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::S2o => "s2o",
@@ -37,7 +37,7 @@ impl Method {
         }
     }
 
-    /// The options of S2O, where it is S2O.
+    /// The options of S2O; `None` for other methods.
     pub fn config(self) -> Option<S2oConfig> {
         match self {
             Self::S2o => Some(S2oConfig::default()),
@@ -64,7 +64,7 @@ pub struct Models<'a> {
 }
 
 impl<'a> Models<'a> {
-    /// Loads our decoder, and Candle's model if it takes part and can.
+    /// Loads our decoder, and Candle's model if it is wanted and supported.
     pub fn load(gpu: &'a Gpu, config: &DecoderConfig, vb: VarBuilder, chunk: Chunk, with_stock: bool) -> Result<Self> {
         let decoder = Decoder::load(config, &vb, None)?;
         #[cfg(feature = "flash-attn")]
@@ -83,7 +83,7 @@ impl<'a> Models<'a> {
         })
     }
 
-    /// Candle's model as rows name it, if it takes part.
+    /// The name of Candle's model in rows, if it is wanted.
     pub fn stock_name(&self) -> Option<&'static str> {
         #[cfg(feature = "flash-attn")]
         return self.stock.as_ref().map(Stock::name);
@@ -91,7 +91,7 @@ impl<'a> Models<'a> {
         None
     }
 
-    /// Logits `(vocab_size)` after the prompt, cache included: what a first prompt costs in memory.
+    /// Logits `(vocab_size)` after the prompt, with a new cache: the memory that a first prompt takes.
     pub fn run(&mut self, method: Method, tokens: &Tensor) -> Result<Tensor> {
         match method {
             Method::Stock => Ok(self.stock_run(tokens)?.0),
@@ -99,8 +99,8 @@ impl<'a> Models<'a> {
         }
     }
 
-    /// Milliseconds from the call to the id of the first token on the host. The cache is there before, as it is from the
-    /// second prompt on; Candle's model has none to allocate.
+    /// Milliseconds from the call to the id of the first token on the host. The cache is allocated before, as it is
+    /// from the second prompt on; Candle's model allocates none.
     pub fn first_token_ms(&mut self, method: Method, tokens: &Tensor) -> Result<f64> {
         if method == Method::Stock {
             return Ok(self.stock_run(tokens)?.1);
@@ -114,7 +114,7 @@ impl<'a> Models<'a> {
         .map(|(_, ms)| ms)
     }
 
-    /// Where the time of our decoder goes, and its chunk in tokens.
+    /// The time of our decoder by part, and its chunk in tokens.
     pub fn split(&self, method: Method, tokens: &Tensor) -> Result<(Split, usize)> {
         let attention = method.attention();
         let watched = Watched::new(attention.as_ref(), self.gpu);
@@ -153,7 +153,7 @@ impl<'a> Models<'a> {
         let stock = self.stock.as_mut().context("Candle's model was not loaded")?;
         stock.clear()?;
         let out = first_token(&self.gpu.device, || stock.prefill(tokens));
-        // Whatever came of it, its keys and values are gigabytes that the others need.
+        // Releases keys and values even after an error, because the other methods need these gigabytes.
         stock.clear()?;
         out
     }
@@ -164,7 +164,7 @@ impl<'a> Models<'a> {
     }
 }
 
-/// Candle's model. Why it cannot be is said: what ours reaches is worth knowing all the same.
+/// Candle's model. If it cannot be loaded, prints the reason, because our decoder can still be timed.
 #[cfg(feature = "flash-attn")]
 fn loaded(config: &DecoderConfig, vb: VarBuilder) -> Option<Stock> {
     Stock::load(config, vb).inspect_err(|error| println!("{} does not run: {error}", Method::Stock.name())).ok()

@@ -1,4 +1,4 @@
-//! What is printed and recorded.
+//! The printed and recorded results.
 
 use anyhow::Result;
 use comfy_table::presets::ASCII_BORDERS_ONLY_CONDENSED;
@@ -17,7 +17,7 @@ use crate::split::Split;
 pub struct Measured {
     pub method: Method,
     pub peak: Peak,
-    /// Of the logits against our exact decoder's, and whether the token is the same.
+    /// Error of the logits against our exact decoder's, and whether the token is the same.
     pub error: Option<(f64, bool)>,
     pub times: Vec<f64>,
     /// The median time to first token.
@@ -46,7 +46,7 @@ impl Measured {
     }
 }
 
-/// Where the numbers go.
+/// Destination of the results.
 pub struct Report<'a> {
     machine: Machine,
     config: &'a DecoderConfig,
@@ -181,7 +181,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// An ASCII table; every column but the first is aligned to the right.
+/// An ASCII table. All columns except the first are right-aligned.
 fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_style(ASCII_BORDERS_ONLY_CONDENSED).force_no_tty().set_header(header);

@@ -1,7 +1,7 @@
-//! Where the time of a prefill goes: runs of their own, so that what counts is not disturbed.
+//! Parts of the time of a prefill, from separate runs that do not disturb the timed runs.
 //!
-//! Attention is what lies between two events around each call of the seam, ranking the sum of its kernels. Linear
-//! layers cannot be told apart from what is fused with them, so their matrix products are timed alone.
+//! Attention is the time between two events around each call of the attention method, and ranking is the sum of its
+//! kernels. Linear layers are fused with other operations, so their matrix products are timed alone.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,15 +17,15 @@ use crate::measure::gpu::Gpu;
 /// Milliseconds of one prefill on the GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct Split {
-    /// From the first kernel to the last.
+    /// Time from the first kernel to the last.
     pub total: f64,
-    /// In attention, ranking included.
+    /// Time in attention, ranking included.
     pub attention: f64,
-    /// In the ranking of S2O; 0 in other methods.
+    /// Time in the ranking of S2O; 0 for other methods.
     pub ranking: f64,
 }
 
-/// Attention between events.
+/// Attention that is timed with events.
 #[derive(Debug)]
 pub struct Watched<'a> {
     inner: &'a dyn Attention,
@@ -35,7 +35,6 @@ pub struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    /// Watches `inner`.
     pub fn new(inner: &'a dyn Attention, gpu: &'a Gpu) -> Self {
         Self { inner, gpu, calls: Mutex::default(), longest: Mutex::default() }
     }
@@ -47,7 +46,7 @@ impl<'a> Watched<'a> {
         Ok(times.collect::<Result<Vec<_>>>()?.iter().sum())
     }
 
-    /// The most queries of a call: the chunk.
+    /// The largest number of queries of a call, which is the chunk size.
     pub fn chunk(&self) -> usize {
         *self.longest.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,7 +68,7 @@ impl Attention for Watched<'_> {
     }
 }
 
-/// S2O that adds up the time of its ranking kernels. The host waits at each call.
+/// S2O that sums the time of its ranking kernels. The host waits at each call.
 #[derive(Debug)]
 pub struct Ranked {
     config: S2oConfig,
@@ -82,7 +81,7 @@ impl Ranked {
         Self { config, ranking_ms: Mutex::default() }
     }
 
-    /// Milliseconds in the ranking so far.
+    /// Milliseconds of all rankings so far.
     pub fn ranking_ms(&self) -> f64 {
         *self.ranking_ms.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -102,7 +101,7 @@ impl Attention for Ranked {
     }
 }
 
-/// The matrix products of all layers on `tokens`, `chunk` at a time, and nothing else: milliseconds, and 1e12 FLOP.
+/// Only the matrix products of all layers on `tokens` tokens, `chunk` at a time: milliseconds, and 1e12 FLOP.
 pub fn linear_alone(gpu: &Gpu, config: &DecoderConfig, tokens: usize, chunk: usize) -> Result<(f64, f64)> {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (q_size, kv_size) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
@@ -118,7 +117,7 @@ pub fn linear_alone(gpu: &Gpu, config: &DecoderConfig, tokens: usize, chunk: usi
     let random = |rows: usize, columns: usize, device: &Device| -> Result<Tensor> {
         Ok(Tensor::randn(0f32, (columns as f32).sqrt().recip(), (rows, columns), device)?.to_dtype(DTYPE)?)
     };
-    // Two layers' weights by turns, so that none is found in the cache.
+    // The weights of two layers alternate, so that none is in the cache.
     let layers: Result<Vec<Vec<Tensor>>> =
         (0..2).map(|_| sizes.iter().map(|&(from, to)| random(to, from, &gpu.device)).collect()).collect();
     let layers = layers?;

@@ -1,5 +1,5 @@
-//! Candle's own `llama` and `qwen3` on the weights of a checkpoint: the whole prompt in one forward pass, as their users
-//! do it.
+//! Candle's own `llama` and `qwen3` on the weights of a checkpoint: the whole prompt in one forward pass, as their
+//! users run it.
 
 use anyhow::{Result, bail};
 use candle_core::{DType, Device, Tensor};
@@ -8,9 +8,9 @@ use candle_transformers::models::{llama, qwen3};
 use s2o_models::rope::RopeScaling;
 use s2o_models::{Architecture, DecoderConfig};
 
-/// A model and what it keeps from call to call.
+/// A model and its state between calls.
 pub enum Stock {
-    /// Its cache is the caller's.
+    /// The caller owns its cache.
     Llama {
         model: Box<llama::Llama>,
         config: Box<llama::Config>,
@@ -18,7 +18,7 @@ pub enum Stock {
         dtype: DType,
         device: Device,
     },
-    /// Its cache is its own.
+    /// The model owns its cache.
     Qwen3(Box<qwen3::ModelForCausalLM>),
 }
 
@@ -40,7 +40,7 @@ impl Stock {
         }
     }
 
-    /// As rows name it.
+    /// The name in rows.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Llama { .. } => "candle_transformers::models::llama",
@@ -48,7 +48,7 @@ impl Stock {
         }
     }
 
-    /// Forgets the prompt.
+    /// Clears keys and values.
     pub fn clear(&mut self) -> Result<()> {
         match self {
             Self::Llama { config, cache, dtype, device, .. } => {
@@ -59,7 +59,7 @@ impl Stock {
         Ok(())
     }
 
-    /// Logits of the last of tokens `(1, len)`, `(vocab_size)`, f32. Call [`Stock::clear`] before.
+    /// Logits `(vocab_size)` of the last of tokens `(1, len)`, in f32. Call [`Stock::clear`] before.
     pub fn prefill(&mut self, tokens: &Tensor) -> Result<Tensor> {
         let logits = match self {
             Self::Llama { model, cache, .. } => model.forward(tokens, 0, cache)?,

@@ -1,9 +1,9 @@
-//! The examples run, and print what they promise.
+//! The examples run and print the expected results.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What an example prints. Cargo builds the examples before the tests, but tells tests only the paths of binaries.
+/// The output of an example. Cargo builds the examples before the tests, but gives tests only the paths of binaries.
 fn output_of(example: &str) -> String {
     let test = std::env::current_exe().expect("the test has a path");
     let target = test.parent().and_then(Path::parent).expect("tests lie in target/<profile>/deps");
@@ -14,13 +14,13 @@ fn output_of(example: &str) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// The numbers behind `name` in a text.
+/// The numbers after `name` in a text.
 fn numbers(text: &str, name: &str) -> Vec<f64> {
     let rests = text.split(name).skip(1);
     rests
         .map(|rest| {
             let word = rest.split_whitespace().next().unwrap_or_default().trim_end_matches(',');
-            word.parse().unwrap_or_else(|_| panic!("a number behind `{name}`, got `{word}` in {text}"))
+            word.parse().unwrap_or_else(|_| panic!("a number after `{name}`, got `{word}` in {text}"))
         })
         .collect()
 }
@@ -49,7 +49,7 @@ fn chunks_give_the_output_of_the_whole() {
     assert_eq!(density.len(), 4, "{text}");
     assert!(density[1..].iter().all(|density| *density < 0.95), "{text}");
     let difference = numbers(&text, "the whole prompt:");
-    // The last bits depend on how many rows a product has.
+    // The last bits depend on the number of rows in a product.
     assert!(difference[0] < 1e-5, "{text}");
 }
 

@@ -9,7 +9,7 @@ pub fn with(result: anyhow::Result<()>) -> ExitCode {
     let is_closed_pipe = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
     };
-    // The reader of the output (`| head`) has closed the pipe: that is no failure.
+    // A closed pipe (`| head`) is not a failure.
     if error.chain().any(is_closed_pipe) {
         return ExitCode::SUCCESS;
     }

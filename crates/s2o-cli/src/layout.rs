@@ -1,11 +1,11 @@
-//! Tables and bar charts: drawn with box characters on a terminal, in plain ASCII anywhere else.
+//! Tables and bar charts: with box characters on a terminal, otherwise in plain ASCII.
 
 use std::io::IsTerminal;
 
 use comfy_table::presets::{ASCII_BORDERS_ONLY_CONDENSED, UTF8_BORDERS_ONLY};
 use comfy_table::{Attribute, Cell, CellAlignment, Table};
 
-/// How the output is drawn.
+/// The style of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// Colours and box characters.
@@ -15,12 +15,12 @@ pub enum Look {
 }
 
 impl Look {
-    /// The look for stdout: a terminal's if it is one.
+    /// The look for stdout: `Terminal` if it is a terminal.
     pub fn of_stdout() -> Self {
         if std::io::stdout().is_terminal() { Self::Terminal } else { Self::Plain }
     }
 
-    /// A table with a header; every column but the first is aligned to the right.
+    /// A table with a header. All columns except the first are right-aligned.
     pub fn table<'a>(self, header: impl IntoIterator<Item = &'a str>) -> Table {
         let mut table = Table::new();
         table.load_style(match self {
@@ -49,7 +49,7 @@ impl Look {
     }
 }
 
-/// A time in the unit that suits it, to about three digits.
+/// A time with a suitable unit, to about three digits.
 pub fn seconds(seconds: f64) -> String {
     match seconds {
         s if s < 0.00995 => format!("{:.1} ms", s * 1e3),
@@ -65,7 +65,7 @@ pub fn scientific(value: f64) -> String {
     if value == 0.0 { "0".to_owned() } else { format!("{value:.2e}") }
 }
 
-/// A whole number with thousands set apart.
+/// A whole number with separated thousands.
 pub fn grouped(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();

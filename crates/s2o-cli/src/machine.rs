@@ -1,4 +1,4 @@
-//! The machine that a measurement is made on, which every output names, and the limit on its threads.
+//! Description of the machine, which every output contains, and the limit on its threads.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -21,7 +21,7 @@ pub fn name(device: &Device) -> String {
     gpu_name(device).unwrap_or_else(provenance::cpu)
 }
 
-/// The GPU if the work is on one, threads, CPU and memory on one line.
+/// The GPU if it is used, threads, CPU and memory on one line.
 pub fn describe(device: &Device) -> String {
     let mut parts: Vec<String> = gpu(device).into_iter().collect();
     let threads = rayon::current_num_threads();

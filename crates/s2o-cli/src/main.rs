@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Ends the program as wrong usage of `command`, for what clap's attributes cannot express.
+/// Ends the program with a usage error of `command` that clap's attributes cannot express.
 fn wrong_usage(command: &str, message: &str) -> ! {
     let mut program = Program::command();
     program.build();

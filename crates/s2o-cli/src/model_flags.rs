@@ -1,4 +1,4 @@
-//! Which model, from where and in what precision; and loading it, with progress.
+//! Flags for the model, its source and its precision; and loading it, with progress.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource};
 
 use crate::progress;
 
-/// One model for everybody who gives the same flags.
+/// Fixed, so that the same flags give the same model.
 const SYNTHETIC_SEED: u64 = 0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -25,23 +25,23 @@ enum Precision {
 enum SyntheticWeights {
     /// Attention with the sinks, stripes and locality that were measured on trained models
     Calibrated,
-    /// Nearly uniform attention, as in no trained model
+    /// Nearly uniform attention, unlike that of trained models
     Random,
 }
 
-/// Flags that say what to load, and how it takes its prompts.
+/// Flags for the model and its prefill chunks.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelFlags {
     #[command(flatten)]
     load: LoadFlags,
-    /// Tokens per prefill chunk, which bounds the memory of activations: a number, `whole`, or `auto`, which is 8192 on a
-    /// CPU and goes by the free memory of a GPU
+    /// Tokens per prefill chunk, which limits the memory of activations: a number, `whole`, or `auto`: 8192 on a CPU,
+    /// by the free memory on a GPU
     #[arg(long, value_name = "TOKENS", default_value = "auto")]
     pub chunk: Chunk,
 }
 
-/// Flags that say what to load.
+/// Flags for the model to load.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct LoadFlags {
@@ -51,23 +51,23 @@ pub struct LoadFlags {
     /// Branch, tag or commit of a Hugging Face id
     #[arg(long)]
     revision: Option<String>,
-    /// Made-up weights in the shape of llama-3.1-8b, qwen3-8b or a config.json, for timing where real ones are not at
-    /// hand: what such a model generates means nothing
+    /// Made-up weights in the shape of llama-3.1-8b, qwen3-8b or a config.json, for timing without real weights; the
+    /// generated text means nothing
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "revision", "tokenizer_file"])]
     synthetic: Option<String>,
-    /// How synthetic weights attend [default: calibrated]
+    /// Attention of synthetic weights [default: calibrated]
     #[arg(long, value_name = "KIND", requires = "synthetic")]
     synthetic_weights: Option<SyntheticWeights>,
-    /// How concentrated the attention of calibrated weights is: 1 as measured, more is sparser [default: 1]
+    /// Concentration of the attention of calibrated weights: 1 as measured, more is sparser [default: 1]
     #[arg(long, value_name = "FACTOR", requires = "synthetic")]
     synthetic_focus: Option<f64>,
     /// A tokenizer.json instead of the model's own
     #[arg(long, value_name = "FILE")]
     tokenizer_file: Option<PathBuf>,
-    /// Precision of weights, activations and KV cache; f32 on a CPU and bf16 on a GPU unless given
+    /// Precision of weights, activations and KV cache [default: f32 on a CPU, bf16 on a GPU]
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Precision>,
-    /// Where to run: cpu, cuda or cuda:N; the first GPU if this build is for GPUs (feature cuda), else the CPU
+    /// Device: cpu, cuda or cuda:N [default: the first GPU in a build with the feature cuda, otherwise the CPU]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
     /// The same as `--device cpu`
@@ -76,19 +76,16 @@ pub struct LoadFlags {
 }
 
 impl ModelFlags {
-    /// The device that the flags name.
     pub fn device(&self) -> Result<Device> {
         self.load.device()
     }
 
-    /// Loads the model.
     pub fn load(&self) -> Result<LoadedModel> {
         self.load.load()
     }
 }
 
 impl LoadFlags {
-    /// The device that the flags name.
     pub fn device(&self) -> Result<Device> {
         match (self.device, self.cpu) {
             (None, false) if cfg!(feature = "cuda") => DeviceName::Cuda(0),
@@ -98,7 +95,6 @@ impl LoadFlags {
         .open()
     }
 
-    /// Loads the model.
     pub fn load(&self) -> Result<LoadedModel> {
         let source = self.source()?;
         let options = LoadOptions {
@@ -121,7 +117,7 @@ impl LoadFlags {
         Ok(model)
     }
 
-    /// Whether the weights are made up, so that nothing but time can be asked of them.
+    /// Whether the weights are synthetic, so that only time can be measured.
     pub fn is_synthetic(&self) -> bool {
         self.synthetic.is_some()
     }
@@ -146,7 +142,7 @@ impl LoadFlags {
     }
 }
 
-/// A device as the flags name it.
+/// The value of `--device`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DeviceName {
     Cpu,

@@ -1,4 +1,5 @@
-//! Progress of long phases on stderr: bars on a terminal, elsewhere a line when a phase begins and one now and then.
+//! Progress of long phases on stderr: bars on a terminal, otherwise a line when a phase begins and regular lines after
+//! it.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::OnceLock;
@@ -9,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Time between the lines of a phase, in seconds.
 const LINE_SECONDS: u64 = 10;
 
-/// How progress is shown.
+/// The form of the progress output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Look {
     Bars,
@@ -19,7 +20,7 @@ enum Look {
 
 static LOOK: OnceLock<Look> = OnceLock::new();
 
-/// Decides how progress is shown; `quiet` shows none. Only the first call counts.
+/// Sets the form of the progress output; `quiet` shows none. Only the first call has an effect.
 pub fn init(quiet: bool) {
     LOOK.get_or_init(|| match quiet {
         true => Look::Quiet,
@@ -28,23 +29,23 @@ pub fn init(quiet: bool) {
     });
 }
 
-/// A phase and how far it is.
+/// A phase and its progress.
 #[derive(Debug)]
 pub struct Progress {
-    /// Hidden unless bars are shown; counts and keeps the time in any case.
+    /// Hidden unless bars are shown. It always counts steps and time.
     bar: ProgressBar,
     unit: &'static str,
-    /// Second of the phase from which a line is due; `None` if no lines are shown.
+    /// Second of the phase at which the next line is due; `None` if no lines are shown.
     next_line: Option<AtomicU64>,
 }
 
-/// Begins a phase of `len` steps; 0 if that is not known yet.
+/// Begins a phase of `len` steps; 0 if the number is not known yet.
 pub fn start(phase: impl Into<String>, len: usize, unit: &'static str) -> Progress {
     let template = format!("{{prefix:<16}} {{bar:32}} {{pos:>7}} / {{len}} {unit}, {{elapsed}}");
     Progress::new(phase.into(), len as u64, unit, &template)
 }
 
-/// Begins a phase of `len` steps that takes long: its bar has the time that is left, and names the step.
+/// Begins a long phase of `len` steps. Its bar shows the remaining time and the name of the step.
 pub fn start_with_eta(phase: impl Into<String>, len: u64, unit: &'static str) -> Progress {
     Progress::new(phase.into(), len, unit, "{bar:24} {percent:>3} %, {elapsed} gone, {eta} left  {prefix}: {msg}")
 }
@@ -63,29 +64,26 @@ impl Progress {
         Self { bar, unit, next_line: (look == Look::Lines).then(|| AtomicU64::new(LINE_SECONDS)) }
     }
 
-    /// Sets the number of steps.
     pub fn set_len(&self, len: usize) {
         self.bar.set_length(len as u64);
     }
 
-    /// Sets the number of steps that are done.
     pub fn set(&self, done: usize) {
         self.bar.set_position(done as u64);
         self.line();
     }
 
-    /// Adds to the steps that are done.
     pub fn add(&self, steps: usize) {
         self.bar.inc(steps as u64);
         self.line();
     }
 
-    /// Names what goes on now.
+    /// Names the current step.
     pub fn name_step(&self, step: String) {
         self.bar.set_message(step);
     }
 
-    /// Leaves a bar as it is, and the cursor on a line of its own.
+    /// Leaves a bar as it is and moves the cursor to a new line.
     pub fn finish(self) {
         self.bar.abandon();
         if !self.bar.is_hidden() {

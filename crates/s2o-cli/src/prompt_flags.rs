@@ -9,10 +9,10 @@ use s2o_eval::tasks::passkey;
 use s2o_models::LoadedModel;
 use s2o_models::weights::synthetic;
 
-/// Tokens of a prompt that nobody gave a length.
+/// Default number of tokens of a prompt.
 const DEFAULT_TOKENS: usize = 8192;
 
-/// Flags that say what to prefill.
+/// Flags for the prompt.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct PromptFlags {
@@ -22,17 +22,17 @@ pub struct PromptFlags {
     /// A file that holds the prompt
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
-    /// Hide a seven-digit key in real text and ask for it; this is what runs when there is no other prompt
+    /// Hide a seven-digit key in real text and ask for it; the default if no other prompt is given
     #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
     passkey: bool,
-    /// That many random tokens, for timing; the prompt of synthetic models (8192 unless given)
+    /// A prompt of this many random tokens, for timing; the default for synthetic models (8192 tokens)
     #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "prompt_file", "passkey", "context", "depth"])]
     tokens: Option<usize>,
-    /// Tokens of the prompt: the length of a passkey prompt (8192 unless given), the most that is taken from a text,
-    /// whose middle is cut out
+    /// Tokens of the prompt: the length of a passkey prompt [default: 8192], or the maximum for a text, whose middle is
+    /// cut out
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
-    /// Place of the passkey, 0 at the start and 1 at the end [default: 0.5]
+    /// Depth of the passkey, 0 at the start and 1 at the end [default: 0.5]
     #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
     depth: Option<f64>,
     /// Seed of the passkey prompt, of random tokens and of sampling
@@ -45,19 +45,19 @@ pub struct PromptFlags {
 pub struct Prompt {
     /// Its tokens, special tokens included.
     pub tokens: Vec<u32>,
-    /// The passkey that must come out, if that is the task.
+    /// The passkey to find, if the prompt is a passkey task.
     pub expected: Option<String>,
     /// A description on one line.
     pub description: String,
 }
 
 impl PromptFlags {
-    /// Whether the prompt is a text of the user's own, not a task or random tokens.
+    /// Whether the prompt is the user's own text, not a task or random tokens.
     pub fn is_own(&self) -> bool {
         self.prompt.is_some() || self.prompt_file.is_some()
     }
 
-    /// Makes the prompt in the model's tokens.
+    /// Makes the prompt as tokens of the model.
     pub fn prompt(&self, model: &LoadedModel) -> Result<Prompt> {
         match self.tokens {
             Some(len) => return random_tokens(model, len, self.seed),
@@ -94,7 +94,7 @@ impl PromptFlags {
     }
 }
 
-/// A text in the model's tokens, at most `context` of them: the middle of a longer one is cut out.
+/// A text as tokens of the model, at most `context` of them: the middle of a longer text is cut out.
 pub fn encode(model: &LoadedModel, text: &str, name: &str, context: Option<usize>) -> Result<Vec<u32>> {
     let mut tokens = model.encode(text).with_context(|| match model.is_synthetic {
         true => format!("{name}: a synthetic model reads the numbers of its tokens, such as `17 4711`"),
@@ -102,7 +102,7 @@ pub fn encode(model: &LoadedModel, text: &str, name: &str, context: Option<usize
     })?;
     let all = tokens.len();
     if let Some(context) = context.filter(|context| *context < all) {
-        // Instructions stand at the start of a text and questions at its end: the middle is what can go.
+        // Instructions are at the start of a text and questions at its end, so the middle is cut out.
         let head = context.div_ceil(2);
         tokens.drain(head..all - (context - head));
         eprintln!(

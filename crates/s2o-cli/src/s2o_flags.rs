@@ -6,7 +6,7 @@ use candle_core::Device;
 use candle_s2o::{ConfigError, LayerSettings, LayerSettingsError, Preset, S2o, S2oConfig, SegmentLen};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-/// The S2O options that were given, by name: one flag for each of [`S2oConfig::OPTIONS`].
+/// The given S2O options by name, with one flag for each of [`S2oConfig::OPTIONS`].
 #[derive(Debug, Clone, Default, PartialEq)]
 struct GivenOptions(Vec<(&'static str, String)>);
 
@@ -41,15 +41,15 @@ impl FromArgMatches for GivenOptions {
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 #[command(next_help_heading = "S2O")]
 pub struct S2oFlags {
-    /// Options to start from: `default`, or `paper` for the paper's settings; the flags below change them
+    /// Preset that the flags below change: `default`, or `paper` for the paper's settings
     #[arg(long, value_name = "NAME")]
     preset: Option<Preset>,
     #[command(flatten)]
     options: GivenOptions,
-    /// Thresholds by layer, as `s2o evaluate tune` finds them
+    /// Thresholds by layer, as `s2o evaluate tune` writes them
     #[arg(long, value_name = "FILE", conflicts_with = "tau")]
     layers_file: Option<PathBuf>,
-    /// Layers that attend densely, such as `0,1`
+    /// Layers with dense attention, such as `0,1`
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     skip_layers: Vec<usize>,
 }
@@ -60,13 +60,13 @@ impl S2oFlags {
         *self != Self::default()
     }
 
-    /// The preset with the given flags over it.
+    /// The preset, changed by the given flags.
     pub fn config(&self) -> Result<S2oConfig, ConfigError> {
         let base = self.preset.unwrap_or_default().config().to_builder();
         self.options.0.iter().try_fold(base, |builder, (name, text)| builder.set(name, text))?.build()
     }
 
-    /// S2O with these options and statistics, to plug into a model.
+    /// S2O with these options and with statistics, as an attention method for a model.
     pub fn attention(&self) -> anyhow::Result<S2o> {
         let config = self.config()?;
         let s2o = match self.settings()? {
@@ -76,7 +76,7 @@ impl S2oFlags {
         Ok(s2o.with_stats().skip_layers(self.skip_layers.iter().copied()))
     }
 
-    /// Refuses layers that the model lacks (`--skip-layers`), and settings for another number of layers.
+    /// Refuses layers that the model lacks (`--skip-layers`), and settings for a different number of layers.
     pub fn check_layers(&self, num_layers: usize) -> anyhow::Result<()> {
         if let Some(layer) = self.skip_layers.iter().find(|layer| **layer >= num_layers) {
             anyhow::bail!("--skip-layers: expected layers 0 to {}, got {layer}", num_layers - 1);
@@ -84,12 +84,12 @@ impl S2oFlags {
         Ok(self.settings()?.map_or(Ok(()), |settings| settings.check(num_layers))?)
     }
 
-    /// Whether the threshold differs from layer to layer.
+    /// Whether the threshold differs between layers.
     pub fn by_layer(&self) -> bool {
         self.layers_file.is_some()
     }
 
-    /// The flag, if one was given, that says what tuning is to find.
+    /// The first given flag for a value that tuning has to find.
     pub fn tuned_flag(&self) -> Option<&'static str> {
         let given = [
             ("--tau", self.options.0.iter().any(|(name, _)| *name == "tau")),
@@ -104,12 +104,12 @@ impl S2oFlags {
     }
 }
 
-/// Prompts below this many tokens are dense on a device.
+/// Prompts with fewer tokens than this are dense on a device.
 pub fn dense_below(config: &S2oConfig, device: &Device) -> usize {
     config.dense_below().resolve(candle_s2o::break_even(device))
 }
 
-/// The options in force for a prompt on a device, on one line.
+/// The options in effect for a prompt on a device, on one line.
 pub fn describe(config: &S2oConfig, by_layer: bool, prompt_len: usize, device: &Device) -> String {
     let dense_below = dense_below(config, device);
     if prompt_len < dense_below {
@@ -122,12 +122,12 @@ pub fn describe(config: &S2oConfig, by_layer: bool, prompt_len: usize, device: &
     format!("segment {segment}{auto}, tau {tau}, {others}")
 }
 
-/// The options besides the threshold, on one line.
+/// All options except the threshold, on one line.
 pub fn describe_untuned(config: &S2oConfig) -> String {
     options(config, &["segment", "stop-rule", "score", "dense-tail", "q-perm"])
 }
 
-/// Some options and their values, as flags take them.
+/// Options and their values in the syntax of the flags.
 fn options(config: &S2oConfig, names: &[&str]) -> String {
     let values = names.iter().filter_map(|name| Some(format!("{name} {}", config.get(name)?)));
     values.collect::<Vec<_>>().join(", ")

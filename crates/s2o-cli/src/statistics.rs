@@ -1,6 +1,6 @@
-//! `s2o statistics`: the softmax mass of the sink, the local window and the strongest keys of the rest, and S2O's
-//! density, by layer or by head. The calibration of the synthetic weights (docs/synthetic.md) is made and checked with
-//! it.
+//! `s2o statistics`: softmax mass of the sink, of the local window and of the strongest other keys, and S2O's density,
+//! by layer or by head. The calibration of the synthetic weights (docs/synthetic.md) is made and checked with this
+//! command.
 
 use std::num::NonZeroUsize;
 use std::ops::AddAssign;
@@ -18,20 +18,20 @@ use crate::prompt_flags::PromptFlags;
 use crate::s2o_flags::S2oFlags;
 use crate::{exit, machine, model_flags, progress};
 
-/// Keys at the start that count as the sink: the first key tile.
+/// Number of keys at the start that count as the sink: the first key tile.
 const SINK: usize = 128;
-/// Keys before a query that count as local: the paper's segment.
+/// Number of keys before a query that count as local: the paper's segment.
 const LOCAL: usize = 2048;
 /// The shares of the remaining keys whose mass is summed.
 const TOP: [f64; 3] = [0.01, 0.05, 0.1];
 
-/// Measure where a model's attention goes: softmax mass on sampled queries, and S2O's density
+/// Measure a model's attention: softmax mass of sampled queries, and S2O's density
 #[derive(Debug, Args)]
 pub struct Flags {
-    /// Queries to look at, spread over the second half of the prompt
+    /// Queries to sample, spread over the second half of the prompt
     #[arg(long, value_name = "N", default_value = "32")]
     queries: NonZeroUsize,
-    /// A row for each head, not only for each layer
+    /// Print a row for each head instead of each layer
     #[arg(long)]
     heads: bool,
     #[command(flatten)]
@@ -43,7 +43,6 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Measures and prints the table.
     pub fn run(&self) -> Result<()> {
         let s2o = self.s2o.attention()?;
         let model = self.model.load()?;
@@ -135,12 +134,12 @@ struct Mass {
     sink: f64,
     local: f64,
     rest: f64,
-    /// Part of the rest's mass.
+    /// Mass of the strongest keys of the rest, for each share of [`TOP`].
     top: [f64; TOP.len()],
 }
 
 impl Mass {
-    /// The mass of one query, from its scores; `scores` are left as weights, the rest in descending order.
+    /// The mass of one query, from its scores. Leaves weights in `scores`, those of the rest in descending order.
     fn of(scores: &mut [f32]) -> Self {
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         scores.iter_mut().for_each(|score| *score = (*score - max).exp());
@@ -170,7 +169,7 @@ impl AddAssign for Mass {
     }
 }
 
-/// S2O that looks at the scores of some queries before it computes.
+/// S2O that measures the scores of some queries before it computes attention.
 #[derive(Debug)]
 struct Observer {
     s2o: S2o,

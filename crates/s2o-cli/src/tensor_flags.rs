@@ -1,4 +1,4 @@
-//! Queries, keys and values to work on: out of a file, or out of a model's prefill.
+//! Queries, keys and values to work on: from a file or from a model's prefill.
 
 use std::path::PathBuf;
 
@@ -12,17 +12,17 @@ use crate::model_flags::{self, ModelFlags};
 use crate::progress;
 use crate::prompt_flags::PromptFlags;
 
-/// Flags that say where the tensors come from.
+/// Flags for the source of the tensors.
 #[derive(Debug, Clone, Args)]
 pub struct TensorFlags {
-    /// A safetensors file with q, k, v, each (batch, length, heads, head_dim) in f32, f16 or bf16, or layer.N.q and so
-    /// on for several layers; an optional tensor softmax_scale holds one number
+    /// Safetensors file with q, k, v, each (batch, length, heads, head_dim) in f32, f16 or bf16, or with layer.N.q and
+    /// so on for several layers; an optional tensor softmax_scale holds one number
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "model", "revision", "tokenizer_file", "dtype", "chunk", "prompt", "prompt_file", "passkey", "context", "depth",
         "seed", "synthetic", "synthetic_weights", "synthetic_focus", "tokens",
     ])]
     tensors: Option<PathBuf>,
-    /// Layers to take, such as `0,5` [default: all of a file; the first, middle and last of a model]
+    /// Layers to use, such as `0,5` [default: all of a file; the first, middle and last of a model]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     layers: Vec<usize>,
     #[command(flatten)]
@@ -34,15 +34,15 @@ pub struct TensorFlags {
 /// The layers, and a description of their origin.
 pub struct Source {
     pub layers: Box<dyn Iterator<Item = Result<LayerTensors>>>,
-    /// How many layers there are to come.
+    /// Number of layers to come.
     pub count: usize,
-    /// A line or two.
+    /// A description on one or two lines.
     pub description: String,
     pub device: Device,
 }
 
 impl TensorFlags {
-    /// Opens the file, or loads the model, has it checked and prefills the prompt.
+    /// Opens the file, or loads the model, calls `check` and prefills the prompt.
     pub fn open(&self, check: impl FnOnce(&LoadedModel) -> Result<()>) -> Result<Source> {
         if let Some(path) = &self.tensors {
             let file = TensorFile::open(path)?;

@@ -1,4 +1,4 @@
-//! The one error type of this crate: every variant says what was expected and what was found.
+//! The error type of this crate. Every variant says what was expected and what was found.
 
 use std::path::PathBuf;
 
@@ -8,24 +8,24 @@ use thiserror::Error;
 
 use crate::capture::TensorFileError;
 
-/// What can go wrong while tasks are made or loaded.
+/// An error of tasks, methods, runs or experiments.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EvalError {
-    /// There is no task of this name.
-    #[error("`{got}` is no task: expected one of {expected}")]
+    /// No task has this name.
+    #[error("`{got}` is not a task: expected one of {expected}")]
     UnknownTask {
-        /// The names that exist, separated by commas.
+        /// The existing names, separated by commas.
         expected: String,
-        /// The name that was given.
+        /// The given name.
         got: String,
     },
-    /// There is no method of this name.
-    #[error("`{got}` is no method: expected one of {expected}")]
+    /// No method has this name.
+    #[error("`{got}` is not a method: expected one of {expected}")]
     UnknownMethod {
-        /// The names that exist, separated by commas.
+        /// The existing names, separated by commas.
         expected: String,
-        /// The name that was given.
+        /// The given name.
         got: String,
     },
     /// A method refuses an option.
@@ -33,17 +33,17 @@ pub enum EvalError {
     MethodOption {
         /// The method.
         method: String,
-        /// What was expected and what was got.
+        /// The expected and the given value.
         reason: String,
     },
-    /// The wanted length cannot hold the task's question, needles and instructions.
+    /// The requested length cannot hold the task's question, needles and instructions.
     #[error("a prompt of {task} needs at least {expected} tokens with this tokenizer, got {got}")]
     ContextTooShort {
         /// The task.
         task: String,
         /// The smallest possible length in tokens.
         expected: usize,
-        /// The length asked for.
+        /// The requested length.
         got: usize,
     },
     /// An argument is outside its range.
@@ -51,9 +51,9 @@ pub enum EvalError {
     WrongInput {
         /// The argument.
         what: &'static str,
-        /// What it may be.
+        /// The valid values.
         expected: String,
-        /// What it is.
+        /// The given value.
         got: String,
     },
     /// A file cannot be read.
@@ -64,16 +64,16 @@ pub enum EvalError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// A line of a data file is not what its format asks for.
+    /// A line of a data file does not follow its format.
     #[error("{}, line {line}: expected {expected}, got {got}", path.display())]
     MalformedLine {
         /// The file.
         path: PathBuf,
         /// The line, counted from 1.
         line: usize,
-        /// What the format asks for.
+        /// The content that the format requires.
         expected: String,
-        /// What the line holds.
+        /// The content of the line.
         got: String,
     },
     /// A file cannot be written.
@@ -84,31 +84,31 @@ pub enum EvalError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// A file of outcomes is not one that this run can go on with.
+    /// A run cannot continue this file of outcomes.
     #[error("{}: expected {expected}, got {got}", path.display())]
     OtherRun {
         /// The file.
         path: PathBuf,
-        /// What this run would have written.
+        /// The content that this run would have written.
         expected: String,
-        /// What is there.
+        /// The content of the file.
         got: String,
     },
     /// The tokenizer cannot encode a text.
     #[error("tokenizer: {reason}")]
     Tokenizer {
-        /// What went wrong.
+        /// The reason.
         reason: String,
     },
-    /// A layer that the model or the file lacks.
+    /// The model or the file lacks a layer.
     #[error("layers: expected {expected}, got {got}")]
     NoSuchLayer {
-        /// Those that exist.
+        /// The existing layers.
         expected: String,
-        /// The layer that was asked for.
+        /// The requested layer.
         got: usize,
     },
-    /// A file of queries, keys and values is not what it should be.
+    /// A file of queries, keys and values is invalid.
     #[error(transparent)]
     TensorFile(#[from] TensorFileError),
     /// A published method refuses its settings or the tensors.

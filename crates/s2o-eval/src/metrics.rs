@@ -1,4 +1,4 @@
-//! How far an output is from the exact one; and the median of repeated measurements.
+//! Errors of an output relative to the exact output, and the median of repeated measurements.
 
 use std::iter::Sum;
 use std::ops::AddAssign;
@@ -6,10 +6,10 @@ use std::ops::AddAssign;
 use candle_core::{DType, Result, Tensor};
 use serde::Serialize;
 
-/// Query positions that are converted to f32 at a time.
+/// Number of query positions that are converted to f32 at a time.
 const POSITIONS: usize = 2048;
 
-/// Sums behind [`Errors`], in f64. Parts of a tensor are summed apart and added.
+/// Sums for [`Errors`], in f64. The sums of a tensor's parts add up to those of the tensor.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ErrorSums {
     count: f64,
@@ -22,7 +22,7 @@ pub struct ErrorSums {
 }
 
 impl ErrorSums {
-    /// Takes in elements of the exact output and of the other one.
+    /// Sums over elements of the exact output and of the other output.
     pub fn of(exact: &[f32], other: &[f32]) -> Self {
         let mut sums = Self::default();
         for (&exact, &other) in exact.iter().zip(other) {
@@ -39,10 +39,10 @@ impl ErrorSums {
         sums
     }
 
-    /// Takes in outputs (batch, length, heads, head_dim) of any float dtype and device, by head.
+    /// Sums by head over outputs (batch, length, heads, head_dim) of any float dtype and device.
     ///
     /// # Errors
-    /// If Candle fails, as it does for outputs of different shapes.
+    /// If the shapes differ or a Candle operation fails.
     pub fn by_head(exact: &Tensor, other: &Tensor) -> Result<Vec<Self>> {
         let (_, len, num_heads, head_dim) = exact.dims4()?;
         if other.dims() != exact.dims() {
@@ -62,9 +62,9 @@ impl ErrorSums {
         Ok(heads)
     }
 
-    /// The measures over everything taken in.
+    /// The errors over all summed elements.
     pub fn errors(&self) -> Errors {
-        // 0 / 0 is no error: both outputs are zero. Anything else over 0 stays infinite.
+        // 0 / 0 means no error, because both outputs are zero. Any other ratio with 0 stays infinite.
         let ratio = |part: f64, whole: f64, of_zeros: f64| {
             if part == whole && whole == 0.0 { of_zeros } else { part / whole }
         };
@@ -99,7 +99,7 @@ impl Sum for ErrorSums {
     }
 }
 
-/// Difference between an output and the exact one.
+/// Difference between an output and the exact output.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Errors {
     /// Mean squared error.
@@ -112,7 +112,7 @@ pub struct Errors {
     pub cosine: f64,
 }
 
-/// The middle value, or the mean of the two middle values of an even number; NaN for no values.
+/// The middle value, or the mean of the two middle values for an even count; NaN without values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn heads_are_apart_and_add_up() -> Result<()> {
-        // One sequence of 3000 positions, more than are converted at a time; the second of two heads is off by 1.
+        // One sequence of 3000 positions, more than one conversion takes; the second of two heads is off by 1.
         let exact = Tensor::ones((1, 3000, 2, 8), DType::F32, &Device::Cpu)?;
         let off = Tensor::new(&[0f32, 1.0], &Device::Cpu)?.reshape((1, 1, 2, 1))?;
         let heads = ErrorSums::by_head(&exact, &exact.broadcast_add(&off)?)?;

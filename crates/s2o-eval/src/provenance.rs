@@ -1,15 +1,15 @@
-//! [`Provenance`]: where and how rows of measurements were made.
+//! [`Provenance`]: origin of measured rows.
 
 use std::fs;
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-/// Where and how a row was made: its last columns in a CSV file. A file may lack some of them.
+/// Origin of a row: its last columns in a CSV file. A file may lack some of them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Provenance {
-    /// The day, as `2026-01-31`.
+    /// The day, in the form `2026-01-31`.
     pub date: String,
     /// The project's commit.
     pub commit: String,
@@ -25,8 +25,8 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Measurements of today on `device`, by the checked-out commit, made by `command`. A binary that runs outside its
-    /// repository takes the commit from the environment variable `S2O_COMMIT`.
+    /// Provenance of measurements made today on `device` by `command` at the checked-out commit. A binary that runs
+    /// outside its repository takes the commit from the environment variable `S2O_COMMIT`.
     pub fn here(device: String, command: String) -> Self {
         let commit = std::env::var("S2O_COMMIT")
             .unwrap_or_else(|_| first_line_of("git", &["describe", "--always", "--dirty", "--abbrev=10"]));
@@ -34,7 +34,7 @@ impl Provenance {
         Self { date, commit, device, command, ..Self::default() }
     }
 
-    /// The same on tensors that `source` describes, its lines joined.
+    /// The same provenance with `source` as the description of the tensors, its lines joined.
     #[must_use]
     pub fn with_source(self, source: &str) -> Self {
         let lines = source.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -42,7 +42,7 @@ impl Provenance {
     }
 }
 
-/// The CPU and the threads of Rayon's pool.
+/// The CPU and the number of threads in Rayon's pool.
 pub fn cpu() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.trim_start().strip_prefix(':'));
@@ -50,7 +50,7 @@ pub fn cpu() -> String {
     format!("{}, {} threads", words.join(" "), rayon::current_num_threads())
 }
 
-/// First line of a program's output; empty if it cannot be run.
+/// First line of a program's output; empty if the program cannot be run.
 pub fn first_line_of(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().ok();
     let text = output.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();

@@ -1,5 +1,4 @@
-//! [`AttentionMaps`]: where a head's softmax mass lies, and which tiles methods compute, next to each other in the same
-//! colours.
+//! [`AttentionMaps`]: a head's softmax mass and the tiles that methods compute, side by side with one colour scale.
 
 use std::ops;
 
@@ -12,34 +11,26 @@ use super::outline;
 use super::palette::{self, OUTLINE};
 use super::scale::{Range, Scale, token_ticks};
 use super::scene::{Rect, Scene};
+use super::tile::Tile;
 use super::typeface;
-
-/// A rectangle of queries and keys.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tile {
-    /// Its rows.
-    pub queries: ops::Range<usize>,
-    /// Its columns.
-    pub keys: ops::Range<usize>,
-}
 
 /// Attention probabilities on a logarithmic colour scale, the first query at the top.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionMap {
     /// Heading; may be empty.
     pub title: String,
-    /// Probabilities, pooled to what a picture can show. NaN, as above the diagonal, stays white.
+    /// Probabilities, pooled to the resolution of a picture. NaN (as above the diagonal) stays white.
     pub probabilities: Matrix,
-    /// The queries that the rows cover.
+    /// Range of queries that the rows cover.
     pub queries: ops::Range<usize>,
-    /// The keys that the columns cover.
+    /// Range of keys that the columns cover.
     pub keys: ops::Range<usize>,
-    /// What the rows are.
+    /// Label of the rows.
     pub query_label: String,
-    /// What the columns are.
+    /// Label of the columns.
     pub key_label: String,
-    /// Tiles to outline. Tiles that touch have one outline together, and where there are tiles, all that is outside
-    /// them is grey, as dark as its colour would be.
+    /// Tiles to outline; adjacent tiles share one outline. If there are tiles, the cells outside them are grey, each as
+    /// dark as its colour would be.
     pub tiles: Vec<Tile>,
 }
 
@@ -52,17 +43,17 @@ pub struct AttentionMaps {
     pub maps: Vec<AttentionMap>,
     /// The number of maps in a row.
     pub columns: usize,
-    /// What the colours are.
+    /// Label of the colour bar.
     pub unit: String,
-    /// The least probability that has a colour of its own; a hundred-thousandth of the largest unless given.
+    /// Probability of the lightest colour. `None`: a hundred-thousandth of the largest probability.
     pub floor: Option<f64>,
 }
 
-/// The lightest colour, as a share of the darkest one's probability.
+/// Default floor, as a share of the largest probability.
 const FLOOR: f64 = 1e-5;
-/// Text of a map in a grid, of the ordinary size.
+/// Text size in a map, relative to the ordinary size.
 const GRID_TEXT: f64 = 0.85;
-/// The shorter side of a map's data over the longer one at least; nearer to 1, a token is as wide as high.
+/// Smallest ratio of the shorter to the longer side of a map's data at which a token is drawn as wide as high.
 const FLATTEST: f64 = 0.2;
 
 impl Plot for AttentionMaps {
@@ -102,7 +93,7 @@ impl Plot for AttentionMaps {
 }
 
 impl AttentionMap {
-    /// Draws everything but the colour bar, and returns where the cells are.
+    /// Draws everything except the colour bar and returns the area of the cells.
     fn draw_map(&self, scene: &mut Scene, mut area: Rect, range: &Range) -> Result<Rect, PlotError> {
         let em = scene.em;
         scene.heading(&self.title, &mut area, em);
@@ -144,7 +135,7 @@ impl AttentionMap {
         Ok(data)
     }
 
-    /// For each cell whether its middle is in a tile; all are if there are no tiles.
+    /// For each cell, whether its centre is in a tile; true for all cells if there are no tiles.
     fn inside(&self) -> Vec<bool> {
         let (rows, columns) = (self.probabilities.rows(), self.probabilities.columns());
         let mut inside = vec![self.tiles.is_empty(); rows * columns];
@@ -169,7 +160,7 @@ impl AttentionMap {
     }
 }
 
-/// Those of `count` cells over `all` tokens whose middle is within `tokens`.
+/// The cells whose centre is within `tokens`, if `count` cells cover `all` tokens.
 fn cells_within(tokens: &ops::Range<usize>, all: &ops::Range<usize>, count: usize) -> ops::Range<usize> {
     let first = |token: usize| {
         let share = (token.clamp(all.start, all.end) - all.start) as f64 / all.len() as f64;
@@ -179,7 +170,7 @@ fn cells_within(tokens: &ops::Range<usize>, all: &ops::Range<usize>, count: usiz
     first(tokens.start).min(end)..end
 }
 
-/// The probabilities that colours are spread over.
+/// The range of probabilities that the colours span.
 fn colour_range(maps: &[AttentionMap], floor: Option<f64>) -> Result<Range, PlotError> {
     for map in maps {
         for (what, tokens) in [("queries", &map.queries), ("keys", &map.keys)] {

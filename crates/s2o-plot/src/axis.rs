@@ -5,27 +5,27 @@ use super::scale::{Range, Scale, Tick};
 use super::scene::{Anchor, Rect, Scene};
 use super::typeface;
 
-/// One direction of a plot.
+/// An axis of a plot.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Axis {
-    /// The quantity, and its unit.
+    /// The quantity and its unit.
     pub label: String,
-    /// How values are spread.
+    /// Scale of the values.
     pub scale: Scale,
 }
 
 impl Axis {
-    /// An axis of evenly spread values.
+    /// A linear axis.
     pub fn linear(label: impl Into<String>) -> Self {
         Self { label: label.into(), scale: Scale::Linear }
     }
 
-    /// An axis by the binary logarithm, as for lengths in tokens.
+    /// An axis with binary logarithm, as for lengths in tokens.
     pub fn log2(label: impl Into<String>) -> Self {
         Self { label: label.into(), scale: Scale::Log2 }
     }
 
-    /// An axis by the decimal logarithm, as for errors.
+    /// An axis with decimal logarithm, as for errors.
     pub fn log10(label: impl Into<String>) -> Self {
         Self { label: label.into(), scale: Scale::Log10 }
     }
@@ -33,38 +33,37 @@ impl Axis {
 
 /// Length of a tick, in em.
 const TICK: f64 = 0.3;
-/// Between a tick and its label, and a label and the next thing, in em.
+/// Gap between a tick and its label, and between a label and the next element, in em.
 const GAP: f64 = 0.25;
 
-/// The number of ticks for which `length` has room, each label `size` long.
+/// Number of ticks that fit into `length` if each label is `size` long.
 pub fn count_for(length: f64, size: f64) -> usize {
     ((length / (2.2 * size)) as usize).clamp(2, 8)
 }
 
-/// Height below the data that an axis with labels of one line takes.
+/// Height below the data that an axis with one-line labels needs.
 pub fn height_below(scene: &Scene, label: &str) -> f64 {
     let lines = if label.is_empty() { 1.0 } else { 2.0 };
     (TICK + GAP + lines * typeface::LINE) * scene.em
 }
 
-/// Width left of the data that ticks with these labels and the axis label take.
+/// Width left of the data that these tick labels and the axis label need.
 pub fn width_left<'a>(scene: &Scene, label: &str, ticks: impl IntoIterator<Item = &'a String>) -> f64 {
     let line = if label.is_empty() { 0.0 } else { typeface::LINE };
     typeface::widest(ticks, scene.em) + (TICK + GAP + line) * scene.em
 }
 
-/// The labels of some ticks.
 pub fn labels(ticks: &[Tick]) -> impl Iterator<Item = &String> {
     ticks.iter().map(|tick| &tick.label)
 }
 
-/// Ticks of a range of numbers with about as many labels as fit next to each other.
+/// Ticks of a range of numbers, about as many as have room for their labels.
 pub fn ticks_along(scene: &Scene, range: &Range, length: f64) -> Vec<Tick> {
     let size = typeface::widest(labels(&range.ticks(5)), scene.em);
     range.ticks(count_for(length, size.max(1.6 * scene.em) * 0.7))
 }
 
-/// Draws ticks, their labels and the axis label below `area`; where labels would touch, only every so many are drawn.
+/// Draws ticks, their labels and the axis label below `area`. If labels would touch, only every n-th label is drawn.
 pub fn draw_below(scene: &mut Scene, area: Rect, label: &str, ticks: &[Tick]) {
     let (em, hair) = (scene.em, scene.hair());
     let y = area.bottom + (TICK + GAP + 0.5) * em;
@@ -86,14 +85,14 @@ pub fn draw_below(scene: &mut Scene, area: Rect, label: &str, ticks: &[Tick]) {
     }
 }
 
-/// The least step at which labels do not touch: `fit(i, j)` says whether label `j` may come after label `i`.
+/// The smallest step at which labels do not touch. `fit(i, j)` says whether label `j` may follow label `i`.
 fn step_that_fits(count: usize, fit: impl Fn(usize, usize) -> bool) -> usize {
     let fits = |step: &usize| (*step..count).step_by(*step).all(|next| fit(next - step, next));
     (1..count).find(fits).unwrap_or(count.max(1))
 }
 
-/// Draws ticks, their labels and the axis label left of `area`, as far out as `left`. A place is measured from the
-/// bottom, or from the top if `downwards`.
+/// Draws ticks, their labels and the axis label between `left` and `area`. Places are measured from the bottom, or from
+/// the top if `downwards`.
 pub fn draw_left(scene: &mut Scene, area: Rect, left: f64, label: &str, ticks: &[Tick], downwards: bool) {
     let (em, hair) = (scene.em, scene.hair());
     let y = |i: usize| {
@@ -115,7 +114,7 @@ pub fn draw_left(scene: &mut Scene, area: Rect, left: f64, label: &str, ticks: &
     }
 }
 
-/// Lines across `area` at ticks of the axis below (`is_vertical`) or of the one at the left.
+/// Draws lines across `area` at the ticks of the bottom axis (`is_vertical`) or of the left axis.
 pub fn draw_grid(scene: &mut Scene, area: Rect, ticks: &[Tick], is_vertical: bool) {
     for tick in ticks {
         let (x, y) = (area.left + tick.place * area.width(), area.bottom - tick.place * area.height());

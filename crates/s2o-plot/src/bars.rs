@@ -1,4 +1,4 @@
-//! [`Bars`]: quantities made of parts, such as the time of a method split into selection and attention.
+//! [`Bars`]: stacked bars, such as the time of a method split into selection and attention.
 
 use super::axis;
 use super::error::PlotError;
@@ -13,16 +13,16 @@ use super::typeface;
 pub struct Bar {
     /// Its name.
     pub label: String,
-    /// One number for each part, none below 0.
+    /// One number for each part, at least 0.
     pub parts: Vec<f64>,
 }
 
-/// Stacked bars that grow to the right, each with its total behind it; the names of the parts stand above.
+/// Stacked horizontal bars, each followed by its total, with the names of the parts above.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Bars {
     /// Heading; may be empty.
     pub title: String,
-    /// What is measured, and its unit.
+    /// The measured quantity and its unit.
     pub quantity: String,
     /// Names of the parts, from the left.
     pub parts: Vec<String>,
@@ -32,19 +32,19 @@ pub struct Bars {
     pub decimals: usize,
 }
 
-/// The bar labels' share of the width at most.
+/// Largest share of the width for the bar labels.
 const LABEL_SHARE: f64 = 0.35;
-/// Size of the numbers in bars, of the text's.
+/// Size of the numbers in bars, relative to the text.
 const NUMBER_SIZE: f64 = 0.9;
 /// A bar's share of its row.
 const THICKNESS: f64 = 0.66;
-/// Thickest bar, in em.
+/// Largest thickness of a bar, in em.
 const THICKEST: f64 = 3.0;
 
 impl Plot for Bars {
     fn draw(&self, scene: &mut Scene, mut area: Rect) -> Result<(), PlotError> {
         let largest = self.largest_total()?;
-        // Bars of nothing still have an axis.
+        // Bars of length 0 still have an axis.
         let range = Range::new("bar", Scale::Linear, 0.0, if largest > 0.0 { largest } else { 1.0 })?;
         let em = scene.em;
         scene.heading(&self.title, &mut area, 1.15 * em);
@@ -79,7 +79,7 @@ impl Plot for Bars {
                 let colour = palette::series(part);
                 scene.fill(Rect { left, top: y - half, right, bottom: y + half }, colour);
                 let (text, small) = (number(*value, self.decimals), NUMBER_SIZE * em);
-                // A bar that is all one part has its number behind it already.
+                // The total after the bar already gives the number of a bar with one part.
                 if text != total && typeface::width(&text, small) + 0.4 * em < right - left {
                     scene.label_in(text, (0.5 * (left + right), y), Anchor::Middle, small, palette::text_on(colour));
                 }
@@ -112,7 +112,7 @@ impl Bars {
         Ok(largest)
     }
 
-    /// Takes the names of the parts from the top of `area`, in as many lines as they need.
+    /// Draws the names of the parts at the top of `area`, in as many lines as needed, and cuts them off `area`.
     fn legend(&self, scene: &mut Scene, area: &mut Rect) {
         const SAMPLE: f64 = 0.8;
         let em = scene.em;

@@ -1,4 +1,4 @@
-//! Cells of a matrix as coloured rectangles, and the bar that says what the colours mean.
+//! Cells of a matrix as coloured rectangles, and the colour bar.
 
 use super::axis;
 use super::error::PlotError;
@@ -10,22 +10,22 @@ use super::typeface;
 
 /// Width of the bar, in em.
 const BAR: f64 = 1.0;
-/// Left of the bar, in em.
+/// Gap left of the bar, in em.
 const APART: f64 = 0.9;
-/// From the bar to its labels, in em.
+/// Gap between the bar and its labels, in em.
 const GAP: f64 = 0.5;
 
-/// Fills `area` with the cells of `matrix`, coloured by their number (row by row) and value; cells without a colour
-/// stay as they are.
+/// Fills `area` with the cells of `matrix`. `colour` gets the index (row by row) and the value of a cell; cells without
+/// a colour are not painted.
 pub fn fill(scene: &mut Scene, area: Rect, matrix: &Matrix, colour: impl Fn(usize, f64) -> Option<Colour>) {
     let columns = matrix.columns();
     let x = |column: usize| area.left + area.width() * column as f64 / columns as f64;
     let y = |row: usize| area.top + area.height() * row as f64 / matrix.rows() as f64;
-    // Edges within a pixel blend with the paper, which would leave light seams between cells that only touch.
+    // Edges within a pixel blend with the paper: cells that only touch would show light seams.
     let overlap = 1.0;
     let colours: Vec<_> = matrix.values().iter().enumerate().map(|(cell, value)| colour(cell, *value)).collect();
     for (row, colours) in colours.chunks(columns.max(1)).enumerate() {
-        // One shape for neighbours of one colour.
+        // One rectangle for neighbours of the same colour.
         let mut from = 0;
         for run in colours.chunk_by(|a, b| a == b) {
             let to = from + run.len();
@@ -39,14 +39,14 @@ pub fn fill(scene: &mut Scene, area: Rect, matrix: &Matrix, colour: impl Fn(usiz
     }
 }
 
-/// Width that [`colour_bar`] takes, the space before it included.
+/// Width of [`colour_bar`], including the gap left of it.
 pub fn colour_bar_width(scene: &Scene, range: &Range, height: f64, label: &str) -> f64 {
     let ticks = colour_ticks(scene, range, height);
     let line = if label.is_empty() { 0.0 } else { typeface::LINE };
     typeface::widest(axis::labels(&ticks), scene.em) + (APART + BAR + GAP + line) * scene.em
 }
 
-/// Draws the colours of `range` right of `data`, as high as that; labels end at `right`.
+/// Draws the colours of `range` right of `data`, with the same height. The labels end at `right`.
 pub fn colour_bar(scene: &mut Scene, data: Rect, right: f64, range: &Range, label: &str) -> Result<(), PlotError> {
     const STRIPES: usize = 49;
     let em = scene.em;

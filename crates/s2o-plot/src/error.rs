@@ -1,21 +1,21 @@
-//! [`PlotError`]: why a picture was not made.
+//! [`PlotError`]: reasons why a picture cannot be made.
 
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a picture was not made.
+/// A reason why a picture cannot be made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// The data, the size or the name of a picture are not what they have to be.
+    /// The data, the size or the name of a picture is invalid.
     #[error("{what}: expected {expected}, got {got}")]
     WrongInput {
-        /// The part of the picture.
+        /// The invalid input.
         what: &'static str,
-        /// What it has to be.
+        /// The valid values.
         expected: String,
-        /// What it is.
+        /// The value.
         got: String,
     },
     /// Labels and margins leave no room for the data.
@@ -33,13 +33,13 @@ pub enum PlotError {
     Write {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The operating system's reason.
         source: std::io::Error,
     },
-    /// The pixels cannot be made into a PNG.
+    /// The pixels cannot be encoded as PNG.
     #[error("cannot encode the picture: {reason}")]
     Encode {
-        /// What the encoder says.
+        /// The encoder's message.
         reason: String,
     },
 }

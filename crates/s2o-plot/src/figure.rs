@@ -1,4 +1,4 @@
-//! [`Figure`]: pictures of one size, each as PNG and as SVG.
+//! [`Figure`]: pictures of one size, written as PNG and as SVG.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -8,7 +8,7 @@ use super::error::PlotError;
 use super::scene::{Rect, Scene};
 use super::{png, svg};
 
-/// Pixels of a side.
+/// Allowed pixels of a side.
 const SIDE: RangeInclusive<u32> = 160..=3000;
 
 /// A picture that a [`Figure`] can write: [`Lines`](super::Lines), [`Heatmap`](super::Heatmap),
@@ -19,7 +19,7 @@ pub trait Plot {
     fn draw(&self, scene: &mut Scene, area: Rect) -> Result<(), PlotError>;
 }
 
-/// A picture's size. Text grows with it, so that it is legible at half the size too.
+/// A picture's size. Text scales with it, so that it is legible at half the size too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Figure {
     width: u32,
@@ -48,8 +48,8 @@ impl Figure {
         Ok(Self { width, height })
     }
 
-    /// Draws `plot` and writes it to `name.png` and `name.svg` in `directory`, which is made if need be. Nothing is
-    /// written if the plot cannot be drawn.
+    /// Draws `plot` and writes it to `name.png` and `name.svg` in `directory`, which is created if it is missing.
+    /// Nothing is written if the plot cannot be drawn.
     ///
     /// # Errors
     /// If the plot's data cannot be drawn, or a file cannot be written.

@@ -17,27 +17,27 @@ pub struct Heatmap {
     pub title: String,
     /// The numbers. A cell that the scale cannot show (NaN, infinity, or 0 on a logarithmic scale) is grey.
     pub values: Matrix,
-    /// One label a row.
+    /// One label per row.
     pub row_labels: Vec<String>,
-    /// One label a column; those that would overlap are left out.
+    /// One label per column; labels that would overlap are left out.
     pub column_labels: Vec<String>,
-    /// What the rows are.
+    /// Label of the row axis.
     pub rows: String,
-    /// What the columns are.
+    /// Label of the column axis.
     pub columns: String,
-    /// What the numbers are, beside the colour bar.
+    /// Label of the colour bar.
     pub unit: String,
-    /// How colours are spread over the numbers.
+    /// Scale of the colours.
     pub scale: Scale,
-    /// The numbers at the ends of the colours; those of the matrix unless given.
+    /// Values at the ends of the colour scale. `None`: the smallest and the largest of the matrix.
     pub range: Option<(f64, f64)>,
-    /// Decimals of the numbers in the cells. They are printed where they fit.
+    /// Decimals of the numbers in the cells, which are printed if they fit.
     pub decimals: usize,
 }
 
-/// The row labels' share of the width at most.
+/// Largest share of the width for the row labels.
 const LABEL_SHARE: f64 = 0.35;
-/// Size of the numbers in cells, of the text's.
+/// Size of the numbers in cells, relative to the text.
 const NUMBER_SIZE: f64 = 0.9;
 
 impl Plot for Heatmap {
@@ -108,7 +108,7 @@ impl Heatmap {
     }
 }
 
-/// Labels in the middle of equal parts.
+/// Labels at the centres of equal parts.
 fn centred(labels: &[String]) -> Vec<Tick> {
     let place = |i: usize| (i as f64 + 0.5) / labels.len() as f64;
     labels.iter().enumerate().map(|(i, label)| Tick { place: place(i), label: label.clone() }).collect()

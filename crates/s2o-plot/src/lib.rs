@@ -1,7 +1,7 @@
-//! Pictures for reports: each is written as PNG and as SVG by the same drawing code.
+//! Pictures for reports, written as PNG and as SVG by the same drawing code.
 //!
-//! Colours differ for every kind of colour vision, labels are next to the data, and text is legible when a picture is
-//! shown at half its size. No fonts need be installed.
+//! Colours are distinguishable for every kind of colour vision, labels are next to the data, and text is legible when a
+//! picture is shown at half its size. No fonts need to be installed.
 //!
 //! ```
 //! use s2o_plot::{Axis, Figure, Lines, Series};
@@ -39,12 +39,13 @@ mod png;
 mod scale;
 mod scene;
 mod svg;
+mod tile;
 mod typeface;
 
 #[cfg(test)]
 mod tests;
 
-pub use attention::{AttentionMap, AttentionMaps, Tile};
+pub use attention::{AttentionMap, AttentionMaps};
 pub use axis::Axis;
 pub use bars::{Bar, Bars};
 pub use error::PlotError;
@@ -53,3 +54,4 @@ pub use heatmap::Heatmap;
 pub use lines::{Level, Lines, Series};
 pub use matrix::Matrix;
 pub use scale::Scale;
+pub use tile::Tile;

@@ -11,21 +11,21 @@ use super::typeface;
 /// One curve.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Series {
-    /// Its name, as it stands beside its end.
+    /// Its name, shown at the right of the data.
     pub label: String,
-    /// Points (x, y) in the order in which they are joined. One that an axis cannot show (NaN, infinity, or 0 on a
+    /// Points (x, y) in the order in which they are joined. A point that an axis cannot show (NaN, infinity, or 0 on a
     /// logarithmic axis) leaves a gap.
     pub points: Vec<(f64, f64)>,
-    /// Whether each point gets a mark, of a shape that belongs to the series.
+    /// Whether each point gets a mark. Each series has its own shape of mark.
     pub marks: bool,
 }
 
-/// A value that curves are compared with, drawn as a dashed line across.
+/// A value to compare curves with, drawn as a dashed horizontal line.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Level {
-    /// What it is.
+    /// Name of the value.
     pub label: String,
-    /// On the vertical axis.
+    /// The value on the vertical axis.
     pub y: f64,
 }
 
@@ -46,7 +46,7 @@ pub struct Lines {
 
 /// Length of a curve's sample in the legend, in em.
 const SAMPLE: f64 = 1.8;
-/// The legend's share of the width at most.
+/// Largest share of the width for the legend.
 const LEGEND_SHARE: f64 = 0.4;
 const MARK_SHAPES: usize = 5;
 
@@ -85,7 +85,7 @@ impl Plot for Lines {
             for run in runs.filter(|run| !run.is_empty()) {
                 let run: Vec<Point> = run.iter().map(|point| (x(point.0), y(point.1))).collect();
                 curve(scene, i, run.clone());
-                // A point between two gaps has no line that would show it.
+                // No line shows a single point between two gaps.
                 if series.marks || run.len() == 1 {
                     run.iter().for_each(|point| mark(scene, i, *point));
                 }
@@ -131,7 +131,7 @@ impl Lines {
 
     fn ranges(&self) -> Result<(Range, Range), PlotError> {
         for level in &self.levels {
-            // Refuses what the axis cannot show.
+            // Refuses a level that the axis cannot show.
             Range::new("level", self.y.scale, level.y, level.y)?;
         }
         let points = || self.series.iter().flat_map(|series| &series.points);
@@ -167,7 +167,7 @@ fn draw_level(scene: &mut Scene, left: f64, right: f64, y: f64) {
 
 fn mark(scene: &mut Scene, series: usize, (x, y): Point) {
     let (r, colour) = (0.3 * scene.em, palette::series(series));
-    // In radii, x to the right and y downwards.
+    // In units of the radius, x to the right and y downwards.
     let corners: &[Point] = match series % MARK_SHAPES {
         0 => {
             scene.shapes.push(Shape::Circle { centre: (x, y), radius: r, colour });
@@ -182,11 +182,11 @@ fn mark(scene: &mut Scene, series: usize, (x, y): Point) {
     scene.shapes.push(Shape::Polygon { corners, colour });
 }
 
-/// Places as near to `wanted` as they can be `gap` apart, between `from` and `to`, in the same order.
+/// Places near `wanted` that are at least `gap` apart, between `from` and `to`, in the same order.
 fn spread(wanted: &[f64], gap: f64, from: f64, to: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     order.sort_by(|&a, &b| wanted[a].total_cmp(&wanted[b]));
-    // Where there are too many they move together, rather than out of the picture.
+    // Too many places move closer together instead of out of the picture.
     let gap = gap.min((to - from) / (wanted.len().max(2) - 1) as f64);
     let mut places = vec![0.0; wanted.len()];
     let mut free = from;

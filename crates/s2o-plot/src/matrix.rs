@@ -11,7 +11,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// `values` row by row.
+    /// A matrix of `values`, row by row.
     ///
     /// # Errors
     /// [`PlotError::WrongInput`] if there are not `rows * columns` values.

@@ -1,14 +1,14 @@
-//! The outline of tiles taken together.
+//! The outline of the union of tiles.
 
-use super::attention::Tile;
+use super::tile::Tile;
 
 /// A corner as (key, query).
 type Corner = (usize, usize);
 
-/// Parts between the edges of all tiles that are looked at; more tiles than that are outlined one by one.
+/// Largest number of parts between the edges of all tiles. If there are more, each tile gets its own outline.
 const MOST_PARTS: usize = 1 << 24;
 
-/// The straight parts of the outline of the union of `tiles`.
+/// The line segments of the outline of the union of `tiles`.
 pub fn of_union(tiles: &[Tile]) -> Vec<[Corner; 2]> {
     let tiles = || tiles.iter().filter(|tile| !tile.keys.is_empty() && !tile.queries.is_empty());
     let edges = |ends: &dyn Fn(&Tile) -> [usize; 2]| {
@@ -23,7 +23,7 @@ pub fn of_union(tiles: &[Tile]) -> Vec<[Corner; 2]> {
         return tiles().flat_map(of_one).collect();
     }
 
-    // Which of the parts between edges are covered, with a border of parts that are not.
+    // Whether each part between edges is covered, with a border of uncovered parts.
     let columns = keys.len() + 1;
     let mut covered = vec![false; columns * (queries.len() + 1)];
     let index = |edges: &[usize], edge: usize| edges.partition_point(|other| *other < edge) + 1;
@@ -54,7 +54,7 @@ fn of_one(tile: &Tile) -> [[Corner; 2]; 4] {
     [0, 1, 2, 3].map(|i| [corners[i], corners[(i + 1) % 4]])
 }
 
-/// The first and last edge of each run of parts 1 to `edges` - 1 that are on an outline.
+/// The first and last edge of each run of parts on an outline, among parts 1 to `edges` - 1.
 fn runs(edges: usize, is_edge: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
     let mut runs = Vec::new();
     let mut from = None;

@@ -1,5 +1,5 @@
-//! Colours that differ for every kind of colour vision, and in grey: the series of Okabe and Ito, and a sequential
-//! gradient from light to dark (ColorBrewer's YlGnBu).
+//! Colours that are distinguishable in grey and for every kind of colour vision: the series of Okabe and Ito, and a
+//! sequential gradient from light to dark (ColorBrewer's YlGnBu).
 
 use std::fmt;
 
@@ -21,13 +21,13 @@ impl From<Colour> for tiny_skia::Color {
 
 /// Text and axes.
 pub const INK: Colour = Colour(32, 32, 32);
-/// Lines that help to read off values.
+/// Grid lines.
 pub const GRID: Colour = Colour(222, 222, 222);
-/// The paper.
+/// Background.
 pub const PAPER: Colour = Colour(255, 255, 255);
 /// Cells without a value.
 pub const BLANK: Colour = Colour(232, 232, 232);
-/// Outlines on the gradient.
+/// Outlines on top of the gradient.
 pub const OUTLINE: Colour = Colour(213, 94, 0);
 
 const SERIES: [Colour; 7] = [
@@ -52,15 +52,15 @@ const GRADIENT: [Colour; 9] = [
     Colour(8, 29, 88),
 ];
 
-/// Steps of the gradient: few enough that neighbouring cells of an SVG often share one.
+/// Steps of the gradient: few, so that neighbouring cells of an SVG often share a colour.
 const STEPS: f64 = 48.0;
 
-/// The colour of the `i`-th series; they repeat after the seventh.
+/// The colour of the `i`-th series. Colours repeat after the seventh.
 pub fn series(i: usize) -> Colour {
     SERIES[i % SERIES.len()]
 }
 
-/// How often the colours were used up before the `i`-th series.
+/// Number of times that all colours were used before the `i`-th series.
 pub fn round(i: usize) -> usize {
     i / SERIES.len()
 }

@@ -9,7 +9,7 @@ use super::palette::{Colour, PAPER};
 use super::scene::{Anchor, Point, Scene, Shape, Text};
 use super::typeface;
 
-/// The typeface is a light one. Strokes around its outlines, in em, give it the weight of ordinary and of bold text.
+/// The typeface is light. Strokes around its outlines, in em, give it the weight of ordinary and of bold text.
 const WEIGHT: f64 = 0.02;
 const BOLD_WEIGHT: f64 = 0.04;
 

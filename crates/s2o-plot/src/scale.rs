@@ -1,20 +1,20 @@
-//! Scales of axes and colours: where a value lies, and which values get a tick.
+//! Scales of axes and colours: the place of a value, and the values that get a tick.
 
 use super::error::PlotError;
 
-/// How values are spread over an axis.
+/// The mapping from values to places on an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scale {
-    /// Evenly.
+    /// In proportion to the value.
     #[default]
     Linear,
-    /// By their binary logarithm, with ticks such as `4K` for lengths in tokens. Only what is above 0 can be drawn.
+    /// In proportion to the binary logarithm, with ticks such as `4K` for lengths in tokens. Shows values above 0 only.
     Log2,
-    /// By their decimal logarithm. Only what is above 0 can be drawn.
+    /// In proportion to the decimal logarithm. Shows values above 0 only.
     Log10,
 }
 
-/// Values beyond cannot be told apart from infinity once they are scaled.
+/// Larger values cannot be distinguished from infinity after scaling.
 const LARGEST: f64 = 1e100;
 
 impl Scale {
@@ -23,7 +23,7 @@ impl Scale {
         value.abs() <= LARGEST && (self == Self::Linear || value >= 1.0 / LARGEST)
     }
 
-    /// From values to evenly spread numbers.
+    /// Maps a value to a number that is linear on the axis.
     pub(super) fn forward(self, value: f64) -> f64 {
         match self {
             Self::Linear => value,
@@ -37,7 +37,7 @@ impl Scale {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range {
     scale: Scale,
-    /// Ends as evenly spread numbers.
+    /// Ends, mapped by [`Scale::forward`].
     from: f64,
     to: f64,
 }
@@ -45,13 +45,13 @@ pub struct Range {
 /// A value to mark on an axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tick {
-    /// Where between the ends of the range, 0 to 1.
+    /// Place between the ends of the range, 0 to 1.
     pub place: f64,
     pub label: String,
 }
 
 impl Range {
-    /// From `low` to `high`, which the scale shows.
+    /// The range from `low` to `high`. The scale must show both.
     pub fn new(what: &'static str, scale: Scale, low: f64, high: f64) -> Result<Self, PlotError> {
         for got in [low, high] {
             if !scale.shows(got) {
@@ -63,7 +63,7 @@ impl Range {
             }
         }
         let (from, to) = (scale.forward(low.min(high)), scale.forward(low.max(high)));
-        // One value alone is shown in the middle of a range of its own size.
+        // A single value is shown in the middle of a range of its own size.
         if to - from <= 1e-9 * to.abs().max(from.abs()) || to - from < 1.0 / LARGEST {
             let half = match scale {
                 Scale::Linear if from == 0.0 => 0.5,
@@ -75,7 +75,7 @@ impl Range {
         Ok(Self { scale, from, to })
     }
 
-    /// Around the values that the scale shows; none if there are none.
+    /// The range of the values that the scale shows; `None` if there are none.
     pub fn around(
         what: &'static str,
         scale: Scale,
@@ -88,13 +88,13 @@ impl Range {
         ends.map(|(low, high): (f64, f64)| Self::new(what, scale, low, high)).transpose()
     }
 
-    /// With a share of its length added at both ends.
+    /// The range with a share of its length added at both ends.
     pub fn padded(self, share: f64) -> Self {
         let pad = share * (self.to - self.from);
         Self { from: self.from - pad, to: self.to + pad, ..self }
     }
 
-    /// Where a value that the scale shows lies: 0 at the low end, 1 at the high one.
+    /// Place of a value that the scale shows: 0 at the low end, 1 at the high end.
     pub fn place(&self, value: f64) -> f64 {
         (self.scale.forward(value) - self.from) / (self.to - self.from)
     }
@@ -114,7 +114,7 @@ impl Range {
         if values.len() >= 2 {
             return values;
         }
-        // Less than a step between round values: ticks as on a linear axis, at their logarithmic places.
+        // The range has fewer than two round values: ticks as on a linear axis, at their logarithmic places.
         let base: f64 = if self.scale == Scale::Log2 { 2.0 } else { 10.0 };
         let (low, high) = (base.powf(self.from), base.powf(self.to));
         let linear = Self { scale: Scale::Linear, from: low, to: high };
@@ -144,7 +144,7 @@ impl Range {
     }
 }
 
-/// The next of 1, 2, 2.5 and 5 times a power of ten.
+/// The next larger of 1, 2, 2.5 and 5 times a power of ten.
 fn round_step(step: f64) -> f64 {
     let power = 10f64.powf(step.log10().floor());
     let factor = [1.0, 2.0, 2.5, 5.0].into_iter().find(|factor| factor * power >= (1.0 - 1e-9) * step).unwrap_or(10.0);
@@ -154,14 +154,14 @@ fn round_step(step: f64) -> f64 {
 fn linear_label(value: f64, step: f64) -> String {
     let largest = value.abs().max(step);
     if !(1e-4..1e6).contains(&step) && !(1e-4..1e6).contains(&largest) {
-        // Two digits are enough to tell multiples of a round step apart where there are few.
+        // Two decimals are enough to distinguish a few multiples of a round step.
         return if value == 0.0 { "0".to_owned() } else { format!("{value:.2e}") };
     }
     let decimals = (0..8).find(|&decimals| {
         let scaled = step * 10f64.powi(decimals);
         (scaled - scaled.round()).abs() < 1e-6 * scaled
     });
-    // -0.0 has a sign of its own.
+    // -0.0 would be printed with its sign.
     format!("{:.*}", decimals.unwrap_or(8) as usize, if value == 0.0 { 0.0 } else { value })
 }
 
@@ -195,7 +195,7 @@ pub fn token_ticks(tokens: &std::ops::Range<usize>, count: usize) -> Vec<Tick> {
         .collect()
 }
 
-/// A number with that many decimals, in scientific notation where it would be long or nothing but zeros.
+/// A number with this many decimals; in scientific notation if it would be long or have only zeros.
 pub fn number(value: f64, decimals: usize) -> String {
     let decimals = decimals.min(8);
     let magnitude = value.abs();

@@ -1,4 +1,4 @@
-//! The shapes of a picture before any file format: in pixels of the picture, painted in order.
+//! The shapes of a picture, independent of the file format: in pixels, painted in order.
 
 use super::error::PlotError;
 use super::palette::{Colour, INK};
@@ -7,7 +7,7 @@ use super::typeface;
 /// A point, x to the right and y downwards.
 pub type Point = (f64, f64);
 
-/// An upright rectangle.
+/// An axis-aligned rectangle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rect {
     pub left: f64,
@@ -25,7 +25,7 @@ impl Rect {
         self.bottom - self.top
     }
 
-    /// Checks that `min` pixels are left in both directions.
+    /// Checks that at least `min` pixels are left in both directions.
     pub fn check(self, min: f64) -> Result<Self, PlotError> {
         for (direction, got) in [("width", self.width()), ("height", self.height())] {
             if got < min {
@@ -36,7 +36,7 @@ impl Rect {
     }
 }
 
-/// The part of a text that is at its point.
+/// The part of a text that lies at its point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
     Start,
@@ -48,18 +48,17 @@ pub enum Anchor {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Text {
     pub content: String,
-    /// A point of the base line.
+    /// A point on the base line.
     pub at: Point,
     pub anchor: Anchor,
-    /// Pixels of an em.
+    /// Pixels per em.
     pub em: f64,
     pub colour: Colour,
     pub bold: bool,
-    /// Read from the bottom up.
+    /// Whether the text reads from the bottom up.
     pub upwards: bool,
 }
 
-/// Something painted.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Shape {
     Area {
@@ -79,18 +78,18 @@ pub enum Shape {
         points: Vec<Point>,
         colour: Colour,
         width: f64,
-        /// Pixels of a dash and of the gap after it; none for a solid line.
+        /// Pixels of a dash and of the gap after it; `None` for a solid line.
         dash: Option<(f64, f64)>,
     },
     Text(Text),
 }
 
-/// A picture in the making.
+/// A picture to which shapes are added.
 #[derive(Debug)]
 pub struct Scene {
     pub width: f64,
     pub height: f64,
-    /// Pixels of an em of ordinary text; other lengths are multiples of it.
+    /// Pixels per em of ordinary text. Other lengths are multiples of it.
     pub em: f64,
     pub shapes: Vec<Shape>,
 }
@@ -102,7 +101,7 @@ impl Scene {
         Self { width, height, em: ((width + height) / 84.0).clamp(14.0, 40.0), shapes: Vec::new() }
     }
 
-    /// The area to draw on, without a margin.
+    /// The area inside the margin.
     pub fn area(&self) -> Rect {
         let margin = 0.6 * self.em;
         Rect { left: margin, top: margin, right: self.width - margin, bottom: self.height - margin }
@@ -126,31 +125,31 @@ impl Scene {
         self.shapes.push(Shape::Path { points, colour: INK, width: self.hair(), dash: None });
     }
 
-    /// A line of text whose capitals are centred on the height `y`.
+    /// Draws a line of text whose capitals are centred on the height `y`.
     pub fn label(&mut self, content: impl Into<String>, x: f64, y: f64, anchor: Anchor) {
         self.label_in(content, (x, y), anchor, self.em, INK);
     }
 
-    /// [`Scene::label`] in another size and colour.
+    /// [`Scene::label`] with another size and colour.
     pub fn label_in(&mut self, content: impl Into<String>, (x, y): Point, anchor: Anchor, em: f64, colour: Colour) {
         let at = (x, y + 0.5 * typeface::CAP_HEIGHT * em);
         let content = content.into();
         self.shapes.push(Shape::Text(Text { content, at, anchor, em, colour, bold: false, upwards: false }));
     }
 
-    /// A line of text that reads upwards, its capitals centred on `x` and its middle at `y`.
+    /// Draws a line of text that reads upwards: its capitals are centred on `x`, its middle is at `y`.
     pub fn label_upwards(&mut self, content: impl Into<String>, x: f64, y: f64) {
         let at = (x + 0.5 * typeface::CAP_HEIGHT * self.em, y);
         let (em, anchor, content) = (self.em, Anchor::Middle, content.into());
         self.shapes.push(Shape::Text(Text { content, at, anchor, em, colour: INK, bold: false, upwards: true }));
     }
 
-    /// Takes a heading from the top of `area`; nothing for an empty one.
+    /// Draws a heading at the top of `area` and cuts it off `area`. Draws nothing if it is empty.
     pub fn heading(&mut self, content: &str, area: &mut Rect, em: f64) {
         if content.is_empty() {
             return;
         }
-        // A long heading is set smaller before it is cut.
+        // A long heading is shrunk before it is cut.
         let em = (em * area.width() / typeface::width(content, em)).clamp(0.8 * em, em);
         let content = typeface::fitted(content, em, area.width());
         let at = (area.left, area.top + typeface::CAP_HEIGHT * em);

@@ -6,7 +6,6 @@ use super::palette::PAPER;
 use super::scene::{Anchor, Point, Scene, Shape, Text};
 use super::typeface::FAMILY;
 
-/// The document.
 pub fn document(scene: &Scene) -> String {
     let (width, height) = (scene.width, scene.height);
     let mut svg = format!(
@@ -68,7 +67,7 @@ fn points(points: &[Point]) -> String {
     points.iter().map(|&(x, y)| format!("{},{}", number(x), number(y))).collect::<Vec<_>>().join(" ")
 }
 
-/// To a hundredth of a pixel.
+/// A length to a hundredth of a pixel.
 fn number(pixels: f64) -> String {
     let text = format!("{pixels:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');

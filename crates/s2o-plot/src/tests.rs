@@ -1,4 +1,4 @@
-//! Every kind of plot: no label is clipped or on top of another one, and both files hold the picture.
+//! Every kind of plot: no label is clipped or overlaps another, and both files hold the picture.
 
 use std::collections::HashSet;
 use std::fs;
@@ -159,7 +159,7 @@ fn refused(plot: &dyn Plot) -> String {
     drawn(plot).expect_err("an error").to_string()
 }
 
-/// The texts of a picture with the boxes that they take.
+/// The texts of a picture and the boxes that they cover.
 fn labels(scene: &Scene) -> Vec<(String, Rect)> {
     let label = |shape: &Shape| {
         let Shape::Text(Text { content, at: (x, y), anchor, em, upwards, .. }) = shape else { return None };
@@ -169,7 +169,7 @@ fn labels(scene: &Scene) -> Vec<(String, Rect)> {
             Anchor::Middle => -0.5 * width,
             Anchor::End => -width,
         };
-        // From the top of the capitals to what hangs below the base line.
+        // From the top of the capitals to the descenders.
         let (above, below) = (typeface::CAP_HEIGHT * em, 0.2 * em);
         let rect = match upwards {
             true => Rect { left: x - above, right: x + below, top: y - from - width, bottom: y - from },
@@ -312,7 +312,7 @@ fn points_that_an_axis_cannot_show_leave_a_gap() {
     plot.series[2].points[0].1 = f64::INFINITY;
     plot.series[3].points.clear();
     let scene = checked(&plot, &["S2O", "sliding window & sink"]);
-    // The first two have two parts each, the third one, and each a sample in the legend.
+    // The first two series have two parts each, the third has one. Each has a sample in the legend.
     let parts = [0, 1, 2].map(|series| {
         count(&scene, |shape| matches!(shape, Shape::Path { colour, .. } if *colour == palette::series(series)))
     });

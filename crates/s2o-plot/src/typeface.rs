@@ -1,4 +1,4 @@
-//! The one typeface of all pictures. It is part of the program, so that no machine needs fonts of its own.
+//! The typeface of all pictures. It is part of the program, so that no fonts need to be installed.
 
 use std::sync::LazyLock;
 
@@ -6,30 +6,30 @@ use ab_glyph::{Font, FontRef, GlyphId, OutlineCurve, Point};
 use epaint_default_fonts::UBUNTU_LIGHT;
 use tiny_skia::{Path, PathBuilder};
 
-/// The families that an SVG names. A viewer without the first takes the next.
+/// The families that an SVG names. A viewer without the first family takes the next.
 pub const FAMILY: &str = "Ubuntu, Helvetica, Arial, sans-serif";
-/// Height of a capital over the base line, in em.
+/// Height of a capital above the base line, in em.
 pub const CAP_HEIGHT: f64 = 0.69;
-/// From one line of text to the next, in em.
+/// Distance between lines of text, in em.
 pub const LINE: f64 = 1.3;
 
-/// How much wider than ours the widest of the usual fallback typefaces runs.
+/// Width of the widest usual fallback typeface, relative to ours.
 const FALLBACK_WIDTH: f64 = 1.12;
 
 static FACE: LazyLock<FontRef<'static>> =
     LazyLock::new(|| FontRef::try_from_slice(UBUNTU_LIGHT).expect("the embedded font is valid"));
 
-/// Width to reserve for `text` at `em` pixels: no less than it takes in a fallback typeface.
+/// Width to reserve for `text` at `em` pixels: at least its width in a fallback typeface.
 pub fn width(text: &str, em: f64) -> f64 {
     glyphs(text).1 * em * FALLBACK_WIDTH
 }
 
-/// Width of the widest of some texts, as [`width`].
+/// [`width`] of the widest of some texts.
 pub fn widest<'a>(texts: impl IntoIterator<Item = &'a String>, em: f64) -> f64 {
     texts.into_iter().map(|text| width(text, em)).fold(0.0, f64::max)
 }
 
-/// The outline of a line of text at `em` pixels that begins at (0, 0) of its base line, and the width that it takes.
+/// The outline of a line of text at `em` pixels that begins at (0, 0) on its base line, and its width.
 pub fn outline(text: &str, em: f64) -> (Option<Path>, f64) {
     let (glyphs, end) = glyphs(text);
     let mut path = PathBuilder::new();
@@ -65,7 +65,7 @@ pub fn outline(text: &str, em: f64) -> (Option<Path>, f64) {
     (path.finish(), end * em)
 }
 
-/// `text`, its end cut off where it is wider than `available`.
+/// `text`, cut at its end if it is wider than `available`.
 pub fn fitted(text: &str, em: f64, available: f64) -> String {
     let mut fitted = text.to_owned();
     let mut kept = text;
@@ -81,7 +81,7 @@ fn units_per_em() -> f32 {
     FACE.units_per_em().unwrap_or(1000.0)
 }
 
-/// Each glyph with the place where it begins, and where the last one ends, in em.
+/// Each glyph with its start, and the end of the last glyph, in em.
 fn glyphs(text: &str) -> (Vec<(GlyphId, f64)>, f64) {
     let (mut glyphs, mut end) = (Vec::new(), 0.0);
     let mut last = None;

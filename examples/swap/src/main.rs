@@ -1,5 +1,5 @@
-//! Prefills a prompt with Candle's own `llama` or `qwen3`, unchanged, whose calls of `flash_attn` reach the crate that the
-//! `[patch.crates-io]` line of this workspace put in its place: exactly, then by S2O, with what that skipped. Or times them.
+//! Prefills a prompt with Candle's own, unchanged `llama` or `qwen3`: exactly, then with S2O, and prints the density;
+//! or times both. Calls of `flash_attn` reach the crate in the `[patch.crates-io]` line of this workspace.
 
 #[path = "../../../benches/prefill/checkpoint.rs"]
 mod checkpoint;
@@ -31,19 +31,19 @@ struct Args {
     /// Directory of a Llama or Qwen3 model: config.json, tokenizer.json and safetensors. Default: needle-7m.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Text to prefill. Default: a passkey question of 16384 tokens, or as many as --tokens says.
+    /// Text to prefill. Default: a passkey question of 16384 tokens, or of --tokens tokens.
     #[arg(long)]
     prompt_file: Option<PathBuf>,
     /// Cut the prompt, or repeat it, to this many tokens.
     #[arg(long)]
     tokens: Option<usize>,
-    /// Tokens to write after the prompt, greedily.
+    /// Number of tokens to generate after the prompt, greedily.
     #[arg(long, default_value_t = 16)]
     sample_len: usize,
-    /// Compute on the CPU. The build needs CUDA all the same, because candle-transformers' flash-attn turns it on.
+    /// Compute on the CPU. The build still needs CUDA, because candle-transformers' feature flash-attn enables it.
     #[arg(long)]
     cpu: bool,
-    /// Compare the logits with those of our decoder on the same weights too
+    /// Also compare the logits with those of our decoder on the same weights
     #[arg(long)]
     decoder: bool,
     #[command(flatten)]
@@ -60,7 +60,7 @@ fn main() -> Result<()> {
         s2o_needle_7m::write(needle.path())?;
     }
     let dir = args.model.as_deref().unwrap_or(needle.path());
-    let device = if args.cpu { Device::Cpu } else { Device::new_cuda(0).context("no GPU; --cpu does without")? };
+    let device = if args.cpu { Device::Cpu } else { Device::new_cuda(0).context("no GPU; use --cpu")? };
     let dtype = if args.cpu { DType::F32 } else { DType::BF16 };
     let mut model = Model::load(dir, dtype, &device)?;
     let path = dir.join("tokenizer.json");
@@ -87,7 +87,7 @@ fn main() -> Result<()> {
     println!("model   {}, {dtype:?}, {}", model.name(), if args.cpu { "CPU" } else { "GPU 0" });
     println!("prompt  {} tokens\npolicy  {policy:?}\n", ids.len());
 
-    // Statistics make a GPU wait at every layer, so the run that counts is not one of those that are timed.
+    // Statistics make the host wait for a GPU at every layer, so they come from a run that is not timed.
     s2o::collect_stats(true);
     prefill(&mut model, &ids, &device)?;
     let calls = s2o::take_stats();
@@ -119,7 +119,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Logits after the prompt, and the time that they took.
+/// Logits after the prompt, and the time of the prefill.
 fn prefill(model: &mut Model, ids: &[u32], device: &Device) -> Result<(Tensor, Duration)> {
     let input = Tensor::new(ids, device)?.unsqueeze(0)?;
     model.clear()?;

@@ -1,4 +1,4 @@
-//! Stock models of candle-transformers, told apart by their config.json.
+//! Stock models of candle-transformers, selected by their config.json.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::{llama, qwen3};
 
-/// A model and what it keeps between calls.
+/// A model and its state between calls.
 pub(crate) enum Model {
     Llama { model: llama::Llama, config: llama::Config, cache: llama::Cache, dtype: DType, device: Device },
     Qwen3 { model: qwen3::ModelForCausalLM, config: qwen3::Config },
@@ -48,7 +48,7 @@ impl Model {
         }
     }
 
-    /// Forgets the prompt.
+    /// Clears keys and values.
     pub(crate) fn clear(&mut self) -> Result<()> {
         match self {
             Self::Llama { config, cache, dtype, device, .. } => {
@@ -59,7 +59,7 @@ impl Model {
         Ok(())
     }
 
-    /// Logits of the last token, f32.
+    /// Logits of the last token, in f32.
     pub(crate) fn forward(&mut self, input: &Tensor, position: usize) -> Result<Tensor> {
         let logits = match self {
             Self::Llama { model, cache, .. } => model.forward(input, position, cache)?,

@@ -1,5 +1,5 @@
-//! Candle's own model through the drop-in against our decoder: the same weights, prompt and attention must give the same
-//! logits.
+//! Candle's own model with the drop-in, compared with our decoder: the same weights, prompt and attention must give the
+//! same logits.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use s2o_models::{LoadOptions, ModelSource, PrefillOptions};
 
 use crate::logits::{EXACT_WITHIN, apart};
 
-/// Prints how far `[exact, by_policy]` are from what our decoder computes, and fails if that is more than rounding.
+/// Prints the difference of `[exact, by_policy]` from our decoder's logits, and fails if it is more than rounding.
 pub fn compare(
     dir: &Path,
     device: &Device,
@@ -32,7 +32,7 @@ pub fn compare(
     for (name, attention, stock) in [("dense", &Dense as &dyn Attention, exact), ("policy", sparse.as_ref(), by_policy)]
     {
         let mut cache = model.decoder.new_cache(1, ids.len())?;
-        // At once, as the stock model takes it.
+        // In one chunk, like the stock model.
         let whole = PrefillOptions::new().chunk(ids.len());
         let ours = model.decoder.prefill(&tokens, &mut cache, attention, whole)?.last_logits()?;
         let (error, same) = apart(stock, &ours)?;

@@ -1,4 +1,4 @@
-//! Times Candle's own model on a published shape with weights from a seed: by the policy in turns with exact attention.
+//! Times Candle's own model on a published shape with weights from a seed: the policy alternating with exact attention.
 //! `benches/prefill` times the same model on the same weights and prompt with the original candle-flash-attn.
 
 use std::path::PathBuf;
@@ -19,19 +19,19 @@ use crate::stock::Stock;
 /// Prompt length at which the model must agree with our decoder before anything is timed.
 const CHECKED: usize = 4096;
 
-/// What is timed.
+/// Flags of the timing.
 #[derive(Debug, Args)]
 pub struct Timing {
     /// Time the model on this shape instead: llama-3.1-8b, qwen3-8b or a config.json
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "prompt_file", "cpu", "decoder"])]
     pub synthetic: Option<String>,
-    /// What the weights of --synthetic are like
+    /// Kind of weights of --synthetic
     #[arg(long, default_value = "calibrated")]
     weights: Weights,
     /// Layers to keep of the shape
     #[arg(long)]
     layers: Option<usize>,
-    /// Timed runs of each
+    /// Timed runs of each policy
     #[arg(long, default_value = "3")]
     repeats: usize,
     /// Directory of the records of --synthetic

@@ -1,4 +1,4 @@
-//! What the benchmarks time: Candle's own models on the weights of a checkpoint compute what our decoder does. On the CPU.
+//! Candle's own models, as the benchmarks time them, compute the same as our decoder on a checkpoint. On the CPU.
 
 #[allow(dead_code, reason = "nothing is recorded here")]
 #[path = "../../../benches/prefill/checkpoint.rs"]
@@ -38,10 +38,10 @@ fn stock_models_compute_what_our_decoder_does() -> Result<()> {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.json"));
         std::fs::write(&path, json)?;
         let shape = path.to_str().expect("UTF-8");
-        // Fewer layers than the shape has, and more positions.
+        // Fewer layers and more positions than the shape has.
         let (config, vb) = checkpoint(shape, Weights::Random, Some(2), 300, &Device::Cpu)?;
         assert_eq!((config.num_layers, config.max_positions), (2, 300));
-        // The same numbers in f32, where rounding hides nothing.
+        // The same numbers in f32, so that rounding hides no error.
         let vb = vb.to_dtype(DType::F32);
         let tokens = Tensor::new(prompt(&config, 300), &Device::Cpu)?.unsqueeze(0)?;
         let decoder = Decoder::load(&config, &vb, None)?;

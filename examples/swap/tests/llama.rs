@@ -1,4 +1,4 @@
-//! Candle's own llama on the CPU, through the drop-in: against its attention without flash-attn, and sparse.
+//! Candle's own llama on the CPU with the drop-in: compared with its attention without flash-attn, and sparse.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_flash_attn::s2o::{self, AttnStats, Policy, S2oConfig, SegmentLen};
@@ -20,7 +20,7 @@ fn config(use_flash_attn: bool) -> Config {
     }
 }
 
-/// Logits after the prompt in two chunks, and after one token more.
+/// Logits after each of two chunks of the prompt, and after one more token.
 fn logits(weights: &VarMap, use_flash_attn: bool) -> Result<[Tensor; 3]> {
     let config = config(use_flash_attn);
     let model = Llama::load(VarBuilder::from_varmap(weights, DType::F32, &Device::Cpu), &config)?;
@@ -51,7 +51,7 @@ fn stock_llama_is_exact_when_dense_and_counts_when_sparse() -> Result<()> {
     s2o::collect_stats(true);
     let sparse = logits(&weights, true)?;
     let calls = s2o::take_stats();
-    // Two layers, two chunks; the token after the prompt asks for no mask and is dense.
+    // Two layers, two chunks. The token after the prompt needs no mask and is dense.
     let lengths: Vec<_> = calls.iter().map(|call| (call.q_len, call.k_len)).collect();
     assert_eq!(lengths, [(1500, 1500), (1500, 1500), (500, 2000), (500, 2000)]);
     let density = AttnStats::joint_density(calls.iter().map(|call| &call.stats));

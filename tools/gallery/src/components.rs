@@ -1,4 +1,4 @@
-//! `components`: what the parts of S2O contribute, from the experiment of that name.
+//! `components`: the contribution of each part of S2O, from the experiment `components`.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ layer_row!(ComponentRow, settings, |row| {
     format!("`{}` of {} with a dense tail of {}", row.component, row.settings, row.dense_tail)
 });
 
-/// The section for the rows in `directory`. A handful of numbers needs no picture.
+/// A few numbers need no picture.
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = read::<ComponentRow>(directory, NAME, COLUMNS)?;
     let mut text = "Means over the layers; the dense tail in queries, speed-up over our dense attention.\n".to_owned();

@@ -1,4 +1,4 @@
-//! `density-by-head`: what each head of each layer computes, from the experiment `heads`.
+//! `density-by-head`: the density of each head of each layer, from the experiment `heads`.
 
 use std::path::Path;
 
@@ -11,7 +11,6 @@ use crate::rows::{distinct, newest_runs, of_experiment};
 use crate::section::{Picture, Section, Sources};
 use crate::text::{share, slug};
 
-/// The section for the rows in `directory`.
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = of_experiment::<HeadRow>(directory, "heads", "method, layer, head, tokens, density")?;
     let rows = newest_runs(rows, |row| row.method.clone());
@@ -30,13 +29,13 @@ pub fn section(directory: &Path) -> Result<Section> {
     Ok(Section { directory: directory.to_owned(), pictures, text, sources })
 }
 
-/// Layers down, heads across.
+/// Layers as rows, heads as columns.
 fn map(method: &str, layers: &[usize], rows: &[HeadRow]) -> Result<Heatmap> {
     let own: Vec<&HeadRow> = rows.iter().filter(|row| row.method == method).collect();
     let mut heads = distinct(own.iter().map(|row| row.head));
     heads.sort_unstable();
     let density = |layer: usize, head: usize| {
-        // The last one: a run may have been made twice.
+        // The last row counts: a run may have been repeated.
         let row = own.iter().rev().find(|row| (row.layer, row.head) == (layer, head));
         row.map_or(f64::NAN, |row| row.density)
     };

@@ -11,10 +11,9 @@ use crate::rows::{Sourced, distinct, missing, newest_runs, read};
 use crate::section::{Picture, Section, Sources};
 use crate::text::{error, share};
 
-/// Where there is only a sweep.
+/// Densities to compare at if there is only a sweep.
 const DENSITIES: [f64; 9] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 
-/// The section for the rows in `directory`.
 pub fn section(directory: &Path) -> Result<Section> {
     let [matched, sweep] = ["matched-density.csv", "sweep.csv"].map(|name| directory.join(name));
     let (rows, sources) = if matched.exists() {
@@ -52,7 +51,7 @@ fn densities(rows: &[MatchedRow]) -> Vec<f64> {
     densities
 }
 
-/// The last row of a method at a density: a run may have been made twice.
+/// The last row of a method at a density: a run may have been repeated.
 fn cell<'r>(rows: &'r [MatchedRow], method: &str, density: f64) -> Option<&'r MatchedRow> {
     rows.iter().rev().find(|row| row.method == method && row.density == density)
 }

@@ -8,18 +8,18 @@ use serde::de::DeserializeOwned;
 
 use crate::rows::{Sourced, distinct, missing, newest_runs, of_experiment};
 
-/// A row that is about one layer.
+/// A row about one layer.
 pub trait LayerRow {
-    /// The method, of which the last run counts at each length.
+    /// The method. At each length its last run counts.
     fn method(&self) -> &str;
-    /// What the rows of all layers have in common, and those of no other setting at that length.
+    /// A text that the rows of all layers of one setting share, and that differs from all other settings of the length.
     fn setting(&self) -> String;
     fn layer(&self) -> usize;
-    /// Keys.
+    /// Number of keys.
     fn tokens(&self) -> usize;
 }
 
-/// Implements [`LayerRow`] by the columns `layer`, `tokens` and `$method`.
+/// Implements [`LayerRow`] with the columns `layer`, `tokens` and `$method`.
 macro_rules! layer_row {
     ($row:ty, $method:ident, $setting:expr) => {
         impl $crate::layers::LayerRow for $row {
@@ -50,22 +50,22 @@ pub struct Setting<'r, R> {
     by_layer: BTreeMap<usize, &'r R>,
 }
 
-/// All that was measured at a length, on the same layers.
+/// All settings that were measured at one length, on the same layers.
 pub struct Length<'r, R> {
-    /// Keys.
+    /// Number of keys.
     pub tokens: usize,
     layers: Vec<usize>,
     /// In the order of the rows.
     pub settings: Vec<Setting<'r, R>>,
 }
 
-/// Reads the newest rows that the experiment `name` left in a directory.
+/// Reads the newest rows of the experiment `name` in a directory.
 pub fn read<R: LayerRow + DeserializeOwned>(directory: &Path, name: &str, columns: &str) -> Result<Vec<Sourced<R>>> {
     let rows = of_experiment::<R>(directory, name, columns)?;
     Ok(newest_runs(rows, |row| (row.tokens(), row.method().to_owned())))
 }
 
-/// The lengths, ascending.
+/// The lengths, in ascending order.
 pub fn by_length<R: LayerRow>(rows: &[Sourced<R>]) -> Result<Vec<Length<'_, R>>> {
     let mut lengths = distinct(rows.iter().map(|row| row.row.tokens()));
     lengths.sort_unstable();
@@ -81,7 +81,7 @@ impl<'r, R: LayerRow> Length<'r, R> {
             if place == settings.len() {
                 settings.push(Setting { any: row, by_layer: BTreeMap::new() });
             }
-            // The last one: a run may have been made twice.
+            // The last row counts: a run may have been repeated.
             settings[place].by_layer.insert(row.row.layer(), &row.row);
         }
         let layers = settings.first().map(Setting::layers).unwrap_or_default();
@@ -93,7 +93,7 @@ impl<'r, R: LayerRow> Length<'r, R> {
         Ok(Self { tokens, layers, settings })
     }
 
-    /// What stands above a table: `8190 tokens, layers 0, 2 and 4`.
+    /// Heading of a table: `8190 tokens, layers 0, 2 and 4`.
     pub fn heading(&self) -> String {
         format!("{} tokens, {}", self.tokens, named(&self.layers))
     }
@@ -107,12 +107,11 @@ impl<'r, R: LayerRow> Length<'r, R> {
 }
 
 impl<'r, R> Setting<'r, R> {
-    /// Any of the rows, for what they have in common.
+    /// One of the rows, for the columns that all of them share.
     pub fn row(&self) -> &'r R {
         &self.any.row
     }
 
-    /// The mean over the layers.
     pub fn mean(&self, of: impl Fn(&R) -> f64) -> f64 {
         self.by_layer.values().map(|row| of(row)).sum::<f64>() / self.by_layer.len() as f64
     }

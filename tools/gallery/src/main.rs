@@ -5,10 +5,10 @@
 //! cargo run --release -p gallery -- --check    # fails if one of them is out of date
 //! ```
 //!
-//! A page is Markdown with pairs of comments, `<!-- gallery: NAME -->` and `<!-- /gallery -->`, each alone on its
-//! line. The lines between them are generated; all others are hand-written and stay. A NAME is a kind and the directory
-//! of its rows, such as `error-by-density needle-7m-8k`; docs/experiments.md lists the kinds. Pictures are PNG and SVG
-//! files next to the rows. Every entry ends with its rows' commit, device, source and command.
+//! A page is Markdown with pairs of comments, `<!-- gallery: NAME -->` and `<!-- /gallery -->`, each alone on its line.
+//! The lines between them are generated; all others are hand-written and stay. A NAME is a kind and the directory of
+//! its rows, such as `error-by-density needle-7m-8k`. docs/experiments.md lists the kinds. Pictures are PNG and SVG
+//! files next to the rows. Every entry ends with the commit, device, source and command of its rows.
 
 mod components;
 mod density_by_head;
@@ -40,18 +40,18 @@ use section::Section;
 
 /// Makes the pictures and tables of docs/results.md from the rows in the repository
 ///
-/// The lines between `<!-- gallery: NAME -->` and `<!-- /gallery -->` are rewritten, all others stay;
+/// Rewrites the lines between `<!-- gallery: NAME -->` and `<!-- /gallery -->` and keeps all others.
 /// docs/experiments.md lists the names.
 #[derive(Debug, Parser)]
 #[command(name = "gallery")]
 struct Gallery {
-    /// The page
+    /// Page to update
     #[arg(long, value_name = "FILE", default_value = "docs/results.md")]
     page: PathBuf,
-    /// Directory of the directories that experiments and runs wrote
+    /// Directory that holds the directories of experiments and runs
     #[arg(long, value_name = "DIR", default_value = "docs/results")]
     rows: PathBuf,
-    /// Directory of the benchmarks' record
+    /// Directory of the benchmark records
     #[arg(long, value_name = "DIR", default_value = "benches/record")]
     record: PathBuf,
     /// Write nothing, and fail if the page or a picture is out of date
@@ -66,7 +66,6 @@ enum Source {
     Record,
 }
 
-/// A kind of entry.
 struct Kind {
     name: &'static str,
     source: Source,
@@ -85,7 +84,7 @@ const KINDS: [Kind; 9] = [
     Kind { name: "methods-by-time", source: Source::Record, render: methods_by_time::section },
 ];
 
-/// An entry of the page with its new content.
+/// An entry of the page and its new content.
 struct Entry {
     block: Block,
     section: Section,
@@ -105,7 +104,7 @@ fn main() -> Result<()> {
 }
 
 impl Gallery {
-    /// Writes all pictures, and the page where it changes. Nothing is written if one of the entries cannot be made.
+    /// Writes all pictures, and the page if it changes. Nothing is written if an entry cannot be made.
     fn update(&self) -> Result<Vec<Entry>> {
         let (text, entries) = self.render()?;
         for Entry { section, .. } in &entries {
@@ -120,7 +119,7 @@ impl Gallery {
         Ok(entries)
     }
 
-    /// Writes nothing, and fails if [`Self::update`] would change the page or an SVG, or if a PNG is missing.
+    /// Writes nothing. Fails if [`Self::update`] would change the page or an SVG, or if a PNG is missing.
     fn check(&self) -> Result<Vec<Entry>> {
         let (text, entries) = self.render()?;
         let mut stale = Vec::new();
@@ -143,7 +142,7 @@ impl Gallery {
         Ok(entries)
     }
 
-    /// The page as it is, and its entries as they should be.
+    /// The current page, and its entries as they should be.
     fn render(&self) -> Result<(String, Vec<Entry>)> {
         let text = fs::read_to_string(&self.page).with_context(|| format!("cannot read {}", self.page.display()))?;
         let directory = self.page.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -166,7 +165,7 @@ impl Gallery {
             return Err(wrong(&format!("one of {}", KINDS.map(|kind| kind.name).join(", ")), name));
         };
         let (parent, argument) = (if kind.source == Source::Rows { &self.rows } else { &self.record }, argument.trim());
-        // Pictures are written there.
+        // Pictures are written to this directory, so it must not be outside.
         let is_below = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
         if argument.is_empty() || !is_below(Path::new(argument)) {
             return Err(wrong(&format!("`{name}` and a directory of {}", parent.display()), &block.name));

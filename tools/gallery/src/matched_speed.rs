@@ -1,5 +1,4 @@
-//! `matched-speed`: a method's time against that of random blocks of the same density, from the experiment of that
-//! name.
+//! `matched-speed`: time of a method and of random blocks of the same density, from the experiment `matched-speed`.
 
 use std::path::Path;
 
@@ -28,14 +27,13 @@ struct Point {
     value: Option<f64>,
     density: f64,
     block_density: f64,
-    /// Milliseconds, as all that follow.
+    /// Milliseconds, like all fields below.
     selection: f64,
     whole: f64,
     blocks: f64,
     dense: f64,
 }
 
-/// The section for the rows in `directory`.
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = read::<SpeedRow>(directory, NAME, COLUMNS)?;
     let mut text =
@@ -54,14 +52,13 @@ pub fn section(directory: &Path) -> Result<Section> {
     Ok(Section { directory: directory.to_owned(), pictures, text, sources: Sources::of(&rows) })
 }
 
-/// The option that trades error for density; rows have its value alone.
+/// The option that trades error for density. Rows hold only its value.
 fn option(method: &str) -> &'static str {
     let spec: Option<MethodSpec> = method.parse().ok();
     let knob = spec.and_then(|spec| find(spec.name()).ok()?.knob);
     knob.map_or("value", |knob| knob.option)
 }
 
-/// By density, ascending.
 fn points(settings: &[&Setting<SpeedRow>]) -> Vec<Point> {
     let point = |own: &&Setting<SpeedRow>| {
         let milliseconds = |of: fn(&SpeedRow) -> f64| 1e3 * own.mean(of);
@@ -86,7 +83,7 @@ fn picture(method: &str, length: &Length<SpeedRow>, points: &[Point]) -> Result<
         points: points.iter().map(point).collect(),
         marks: true,
     };
-    // Measured again beside every setting.
+    // Dense was measured again with every setting.
     let dense = median(points.iter().map(|point| point.dense).collect());
     let plot = Lines {
         title: format!("{method}, {} tokens", tokens(length.tokens)),

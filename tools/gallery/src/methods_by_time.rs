@@ -1,4 +1,4 @@
-//! `methods-by-time`: what each method's selection costs and what its attention costs, from the benchmark `methods`.
+//! `methods-by-time`: time of each method's selection and attention, from the benchmark `methods`.
 
 use std::path::Path;
 
@@ -21,11 +21,10 @@ struct Timed<'r> {
     /// Milliseconds.
     selection: f64,
     attention: f64,
-    /// Both together, timed as one.
+    /// Selection and attention, timed together.
     whole: &'r Measurement,
 }
 
-/// The section for the record in `directory`.
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = of_device(directory)?;
     let rows = newest(directory, &rows, "rows of the bench `methods`", |row| row.bench == "methods")?;
@@ -43,7 +42,7 @@ pub fn section(directory: &Path) -> Result<Section> {
     Ok(Section { directory: directory.to_owned(), pictures, text, sources })
 }
 
-/// The whole of a method with its parts.
+/// A row of a whole method together with the rows of its parts.
 fn timed<'r>(whole: &'r Sourced<Measurement>, rows: &[&'r Sourced<Measurement>]) -> Result<Timed<'r>> {
     let Measurement { method, q_len, .. } = &whole.row;
     let part = |name: &str| {
@@ -56,12 +55,12 @@ fn timed<'r>(whole: &'r Sourced<Measurement>, rows: &[&'r Sourced<Measurement>])
     Ok(Timed { method, tokens: *q_len, selection, attention, whole: &whole.row })
 }
 
-/// The baselines of a length, each with its time.
+/// The baselines of a length, each with its time in milliseconds.
 fn baselines<'t>(length: usize, timed: &'t [Timed]) -> Vec<(&'t str, f64)> {
     let own = timed.iter().filter(|timed| timed.tokens == length);
     let mut baselines: Vec<(&str, f64)> = Vec::new();
     for (name, ms) in own.filter_map(|timed| Some((timed.whole.baseline.as_str(), timed.whole.baseline_ms?))) {
-        // Runs of other days have times of their own for it; one is enough to compare with.
+        // Runs of other days have other times for a baseline; one of them is enough.
         if !baselines.iter().any(|there| there.0 == name) {
             baselines.push((name, ms));
         }

@@ -1,4 +1,4 @@
-//! `niah`: how well a model answers by depth and length, from the outcomes of `evaluate run`.
+//! `niah`: accuracy of a model by depth and length, from the outcomes of `evaluate run`.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::rows::{distinct, missing, read};
 use crate::section::{Picture, Section, Sources};
 use crate::text::{inline, share, slug, tokens};
 
-/// The section for the run in `directory`. A table alone has no depths, and so makes no picture.
+/// If the run has only table.csv, there are no depths and thus no picture.
 pub fn section(directory: &Path) -> Result<Section> {
     let [outcomes, table, runs] = ["outcomes.jsonl", "table.csv", "runs.csv"].map(|name| directory.join(name));
     let (path, rows, grids) = if outcomes.exists() {
@@ -61,7 +61,7 @@ fn scores(rows: &[Row]) -> String {
     text
 }
 
-/// Depths down, lengths across. What tells a grid from the `others` is part of its name.
+/// Depths as rows, lengths as columns. The settings that distinguish a grid from the `others` are part of its name.
 fn picture(grid: &DepthGrid, others: &[DepthGrid]) -> Result<Picture> {
     let names: [fn(&Setting) -> String; 5] = [
         |setting| setting.model.clone(),

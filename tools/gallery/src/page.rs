@@ -15,20 +15,20 @@ const END: &str = "`<!-- /gallery -->`";
 pub struct Block {
     /// Line of its first marker, counted from 1.
     pub line: u64,
-    /// What that marker names.
+    /// The name in that marker.
     pub name: String,
     /// The bytes between the lines of its markers.
     pub body: Range<usize>,
 }
 
-/// A line that is a comment for the gallery.
+/// A line that is a gallery comment.
 enum Marker<'l> {
     Start(&'l str),
     End,
     Malformed,
 }
 
-/// Finds the generated parts of a page. What stands in code blocks is hand-written text.
+/// Finds the generated parts of a page. Code blocks are hand-written text.
 pub fn blocks(path: &Path, text: &str) -> Result<Vec<Block>> {
     let wrong = |line: u64, expected: &str, got: &str| line_error(path, line, expected, got);
     let mut blocks = Vec::new();
@@ -62,7 +62,7 @@ pub fn blocks(path: &Path, text: &str) -> Result<Vec<Block>> {
     Ok(blocks)
 }
 
-/// The page with other texts in its generated parts.
+/// The page with its generated parts replaced.
 pub fn replaced<'e>(text: &str, bodies: impl IntoIterator<Item = (&'e Block, &'e str)>) -> String {
     let (mut page, mut from) = (String::new(), 0);
     for (block, body) in bodies {

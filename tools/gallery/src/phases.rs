@@ -1,4 +1,4 @@
-//! Bars of what deciding and computing take.
+//! Bars of the time for selection and for attention.
 
 use anyhow::Result;
 use s2o_plot::{Bar, Bars};
@@ -6,7 +6,7 @@ use s2o_plot::{Bar, Bars};
 use crate::section::Picture;
 use crate::text::tokens;
 
-/// A bar for each method at a length: its name with milliseconds for selection and for attention. The file is named
+/// A bar for each method at a length, from its name and its milliseconds for selection and attention. The file is named
 /// after `kind` and the length.
 pub fn picture<'m>(
     kind: &str,

@@ -10,14 +10,14 @@ use crate::rows::{Sourced, distinct, missing, read};
 
 const COLUMNS: &str = "bench, method, q_len, k_len, heads, dtype, density, error, ms, baseline, baseline_ms, ratio";
 
-/// The columns of `benches/record` that are shown.
+/// The columns of `benches/record` that the gallery uses.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Measurement {
     /// The benchmark.
     pub bench: String,
     /// The method and its tensors.
     pub method: String,
-    /// Tokens of the prompt; a chunk of queries has another `k_len`.
+    /// Tokens of the prompt. A chunk of queries has a different `k_len`.
     pub q_len: usize,
     pub k_len: usize,
     /// Query heads.
@@ -34,11 +34,11 @@ pub struct Measurement {
     /// The method that alternated with it.
     pub baseline: String,
     pub baseline_ms: Option<f64>,
-    /// Baseline over method.
+    /// Time of the baseline over time of the method.
     pub ratio: Option<f64>,
 }
 
-/// The rows of all days, the newest last.
+/// The rows of all days, newest last.
 pub fn of_device(directory: &Path) -> Result<Vec<Sourced<Measurement>>> {
     let expected = "CSV files of a benchmark's record";
     ensure!(directory.exists(), missing(directory, expected, "no such directory"));
@@ -50,14 +50,14 @@ pub fn of_device(directory: &Path) -> Result<Vec<Sourced<Measurement>>> {
         }
     }
     ensure!(!files.is_empty(), missing(directory, expected, "none"));
-    // Each is named after its day.
+    // The file names are dates.
     files.sort();
     let days = files.iter().map(|file| read(file, COLUMNS)).collect::<Result<Vec<_>>>()?;
     Ok(days.into_iter().flatten().collect())
 }
 
-/// The rows that `picks` takes of whole prompts, of each method and length the newest, lengths ascending; `expected`
-/// names them in the error if there are none.
+/// The newest row for each method and length among the rows of whole prompts that `picks` accepts, in ascending order
+/// of length. `expected` names such rows in the error if there are none.
 pub fn newest<'r>(
     directory: &Path,
     rows: &'r [Sourced<Measurement>],
@@ -79,7 +79,7 @@ pub fn newest<'r>(
     Ok(newest)
 }
 
-/// Precisions and heads, each once: `bf16, 24 query and 12 KV heads of 128`.
+/// Distinct precisions and heads: `bf16, 24 query and 12 KV heads of 128`.
 pub fn shapes(rows: &[&Sourced<Measurement>]) -> String {
     let shape = |row: &&Sourced<Measurement>| {
         let Measurement { dtype, heads, kv_heads, head_dim, .. } = &row.row;

@@ -17,17 +17,17 @@ pub struct Sourced<R> {
     pub path: PathBuf,
 }
 
-/// The error of a line, counted from 1.
+/// An error in a line, counted from 1.
 pub fn line_error(path: &Path, line: u64, expected: &str, got: &str) -> Error {
     anyhow!("{}, line {line}: expected {expected}, got {got}", path.display())
 }
 
-/// The error of a file or directory that lacks something.
+/// An error for a file or directory that lacks something.
 pub fn missing(path: &Path, expected: &str, got: &str) -> Error {
     anyhow!("{}: expected {expected}, got {got}", path.display())
 }
 
-/// Reads a file of rows, of which it must have one.
+/// Reads a file of at least one row.
 pub fn read<R: DeserializeOwned>(path: &Path, columns: &str) -> Result<Vec<Sourced<R>>> {
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut reader = csv::Reader::from_reader(file);
@@ -53,14 +53,14 @@ pub fn read<R: DeserializeOwned>(path: &Path, columns: &str) -> Result<Vec<Sourc
     Ok(rows)
 }
 
-/// Reads the rows that the experiment `name` left in a directory.
+/// Reads the rows of the experiment `name` in a directory.
 pub fn of_experiment<R: DeserializeOwned>(directory: &Path, name: &str, columns: &str) -> Result<Vec<Sourced<R>>> {
     let path = directory.join(format!("{name}.csv"));
     ensure!(path.exists(), missing(directory, &format!("{name}.csv of `evaluate experiment {name}`"), "none"));
     read(&path, columns)
 }
 
-/// For each method, or whatever `of` names, the rows of the run that wrote its last row: files are appended to.
+/// For each key that `of` returns (such as the method), the rows of the run that wrote its last row in the file.
 pub fn newest_runs<R, K: Eq + Hash>(rows: Vec<Sourced<R>>, of: impl Fn(&R) -> K) -> Vec<Sourced<R>> {
     let last: HashMap<K, Provenance> = rows.iter().map(|row| (of(&row.row), row.provenance.clone())).collect();
     let is_newest = |row: &Sourced<R>| last.get(&of(&row.row)) == Some(&row.provenance);

@@ -10,19 +10,17 @@ use s2o_plot::{Figure, Plot};
 use crate::rows::{Sourced, distinct};
 use crate::text::{inline, link};
 
-/// A picture in the directory of the rows.
+/// A picture next to the rows.
 pub struct Picture {
     /// Its file name without extension.
     pub name: String,
-    /// What it shows, for those who cannot see it.
+    /// Alternative text.
     pub description: String,
-    /// Its size.
     pub figure: Figure,
-    /// What is drawn.
     pub plot: Box<dyn Plot>,
 }
 
-/// Files and provenance of the rows that a section is made of, each once.
+/// Distinct files and provenances of the rows of a section.
 #[derive(Debug, Default)]
 pub struct Sources {
     files: Vec<PathBuf>,
@@ -31,13 +29,13 @@ pub struct Sources {
 
 /// The content of an entry.
 pub struct Section {
-    /// Where the pictures lie.
+    /// Directory of the pictures.
     pub directory: PathBuf,
-    /// The pictures, first in the page.
+    /// The pictures, at the top of the entry.
     pub pictures: Vec<Picture>,
-    /// Tables, and what is said of them.
+    /// Tables and their explanation.
     pub text: String,
-    /// Last in the page.
+    /// Listed at the end of the entry.
     pub sources: Sources,
 }
 
@@ -48,12 +46,12 @@ impl Sources {
         Self { files: distinct(files), origins: distinct(origins) }
     }
 
-    /// Of a file whose rows do not say where they come from.
+    /// The source of a file whose rows have no provenance.
     pub fn of_file(path: PathBuf) -> Self {
         Self { files: vec![path], origins: Vec::new() }
     }
 
-    /// With more rows.
+    /// Adds the sources of more rows.
     pub fn and(mut self, other: Self) -> Self {
         self.files = distinct(self.files.into_iter().chain(other.files));
         self.origins = distinct(self.origins.into_iter().chain(other.origins));
@@ -102,7 +100,6 @@ impl Picture {
 }
 
 impl Section {
-    /// The files of a picture, as PNG and as SVG.
     pub fn files(&self, picture: &Picture) -> [PathBuf; 2] {
         ["png", "svg"].map(|extension| self.directory.join(format!("{}.{extension}", picture.name)))
     }
@@ -129,7 +126,7 @@ impl Section {
     }
 }
 
-/// As it is called in the repository; rows name the program alone.
+/// The command as it is called in the repository; rows name only the program.
 fn command(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.strip_prefix("evaluate ") {
@@ -138,13 +135,13 @@ fn command(text: &str) -> String {
     }
 }
 
-/// A path whose directory exists, without links and dots.
+/// An absolute path without links and dots. Its directory must exist.
 fn absolute(path: &Path) -> Result<PathBuf> {
     let resolve = |path: &Path| fs::canonicalize(path).with_context(|| format!("cannot read {}", path.display()));
     if path.is_dir() {
         return resolve(path);
     }
-    // A picture may still have to be written.
+    // A picture may not be written yet.
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(resolve(directory)?.join(path.file_name().unwrap_or_default()))
 }

@@ -1,5 +1,5 @@
-//! `speed-up-by-length`: attention and whole prefills against other people's, from the benchmarks `attention` and
-//! `prefill`.
+//! `speed-up-by-length`: attention and whole prefills compared with other implementations, from the benchmarks
+//! `attention` and `prefill`.
 
 use std::path::Path;
 
@@ -12,24 +12,23 @@ use crate::rows::{Sourced, distinct};
 use crate::section::{Picture, Section, Sources};
 use crate::text::{inline, share, three_digits, tokens};
 
-/// What attention alone is compared with.
+/// Baseline of attention alone.
 const FLASH_ATTENTION: &str = "candle-flash-attn 0.11.1";
-/// What prefills are compared with: Candle's own model with that attention.
+/// Baseline of prefills: Candle's own model with that attention.
 const STOCK: &str = "stock, candle-flash-attn 0.11.1";
 
-/// The methods that are shown: how their rows begin, and their names. The longest that fits holds.
+/// Prefix of the rows' method, and name of the method. The longest matching prefix decides.
 const ATTENTION: [(&str, &str); 3] = [("dense, ", "dense"), ("default, ", "S2O"), ("paper, ", "S2O paper")];
 const PREFILL: [(&str, &str); 3] = [("dense, ", "dense"), ("s2o, ", "S2O"), ("s2o, paper's preset, ", "S2O paper")];
 
-/// One method on one sort of tensors or weights.
+/// One method on one kind of tensors or weights.
 struct Curve<'r> {
     method: &'static str,
-    /// What it ran on, as the rows say it.
+    /// The tensors or weights, as the rows name them.
     on: &'r str,
     rows: Vec<&'r Sourced<Measurement>>,
 }
 
-/// The section for the record in `directory`.
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = of_device(directory)?;
     let is_of = |bench: &'static str, baseline: &'static str, names: &'static [(&str, &str)]| {
@@ -49,7 +48,7 @@ pub fn section(directory: &Path) -> Result<Section> {
         speed_ups(&curves, "tensors")
     );
 
-    // Not every device has run whole prefills.
+    // Not every device has timed whole prefills.
     let picks = is_of("prefill", STOCK, &PREFILL);
     if rows.iter().any(|row| picks(&row.row)) {
         let prefill = newest(directory, &rows, "rows of the bench `prefill`", picks)?;
@@ -68,7 +67,7 @@ pub fn section(directory: &Path) -> Result<Section> {
     Ok(Section { directory: directory.to_owned(), pictures, text, sources })
 }
 
-/// The name of a method, and what it ran on.
+/// The name of a method, and the tensors or weights that it ran on.
 fn named<'r>(names: &[(&str, &'static str)], method: &'r str) -> Option<(&'static str, &'r str)> {
     let fitting = names.iter().filter_map(|(prefix, name)| Some((*name, method.strip_prefix(prefix)?)));
     fitting.min_by_key(|(_, on)| on.len())
@@ -85,8 +84,8 @@ fn curves<'r>(rows: &[&'r Sourced<Measurement>], names: &[(&str, &'static str)])
 }
 
 impl Curve<'_> {
-    /// Short enough for a legend: `needle-7m` of `needle-7m layers`, `calibrated` of `llama-3.1-8b 32 layers calibrated
-    /// weights`.
+    /// A label short enough for a legend: `needle-7m` for `needle-7m layers`, `calibrated` for `llama-3.1-8b 32 layers
+    /// calibrated weights`.
     fn label(&self) -> String {
         let words: Vec<&str> = self.on.split_whitespace().collect();
         let on = match words.as_slice() {
@@ -99,7 +98,7 @@ impl Curve<'_> {
 
 fn lines(curves: &[Curve], y: &str) -> Lines {
     let point = |row: &&Sourced<Measurement>| (row.row.q_len as f64, row.row.ratio.unwrap_or(f64::NAN));
-    // A single length is a point that often lies under others; the table has it.
+    // A single length would be a point that other points often hide; the table has it.
     let has_line = |curve: &&Curve| curve.rows.len() > 1 || curves.iter().all(|other| other.rows.len() == 1);
     let series = curves.iter().filter(has_line).map(|curve| Series {
         label: curve.label(),

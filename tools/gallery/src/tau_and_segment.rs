@@ -1,4 +1,4 @@
-//! `tau-and-segment`: S2O's threshold by its segment length, from the experiment of that name.
+//! `tau-and-segment`: S2O by threshold and segment length, from the experiment `tau-and-segment`.
 
 use std::path::Path;
 
@@ -25,7 +25,6 @@ struct Grid<'r> {
     segments: Vec<usize>,
 }
 
-/// The section for the rows in `directory`.
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = read::<GridRow>(directory, NAME, COLUMNS)?;
     let mut text =
@@ -57,14 +56,14 @@ impl<'r> Grid<'r> {
         self.settings.iter().find(is_there).copied()
     }
 
-    /// The error by density for each segment length; none where everything was computed.
+    /// The error by density for each segment length; `None` if everything was computed.
     fn picture(&self, method: &str, length: &Length<GridRow>) -> Result<Option<Picture>> {
         let point = |own: &Setting<GridRow>| (own.mean(|row| row.density), own.mean(|row| row.rel_l1));
         let curve = |segment: usize| {
             let points = self.taus.iter().filter_map(|&tau| self.cell(tau, segment).map(point));
             Series {
                 label: format!("segment {segment}"),
-                // What is left there is rounding, far below all that sparsity costs.
+                // At density 1 the error is only rounding, far below that of sparsity.
                 points: points.filter(|point| point.0 < 1.0).collect(),
                 marks: true,
             }

@@ -1,4 +1,4 @@
-//! Kinds of entries on small rows, and pages of them. The page of this repository is an example of every kind.
+//! Every kind of entry on small rows, and pages with entries. This repository's page must have every kind.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A directory with a page and rows.
+/// A temporary directory with a page and rows.
 struct Site(TempDir);
 
 impl Site {
@@ -38,7 +38,7 @@ impl Site {
         Gallery { page, rows, record, check: false }
     }
 
-    /// The content that an entry gets, and the names of its pictures.
+    /// The content of an entry, and the names of its pictures.
     fn rendered(&self, name: &str) -> (String, Vec<String>) {
         self.write("docs/page.md", &format!("before\n<!-- gallery: {name} -->\n<!-- /gallery -->\nafter\n"));
         let entries = self.gallery().update().unwrap_or_else(|error| panic!("{error:#}"));
@@ -51,7 +51,7 @@ impl Site {
         (body.clone(), section.pictures.iter().map(|picture| picture.name.clone()).collect())
     }
 
-    /// The error of a gallery, without the directory.
+    /// The error of a gallery, without the directory's path.
     fn error(&self, result: Result<Vec<Entry>>) -> String {
         let error = result.err().expect("an error");
         format!("{error:#}").replace(&format!("{}/", self.0.path().display()), "")

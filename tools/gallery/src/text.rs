@@ -1,13 +1,13 @@
-//! Numbers, names and links as the page has them.
+//! Numbers, names and links in the format of the page.
 
 use std::path::{Component, Path};
 
-/// An error in two digits: `1.9e-3`.
+/// An error with two digits: `1.9e-3`.
 pub fn error(value: f64) -> String {
     format!("{value:.1e}")
 }
 
-/// A share with so many decimals: `.204`; in two digits where that would be nothing but zeros.
+/// A share with this many decimals: `.204`. A value that rounds to zero has the form of [`error`].
 pub fn share(value: f64, decimals: usize) -> String {
     if value > 0.0 && value < 0.5 * 0.1f64.powi(decimals as i32) {
         return error(value);
@@ -26,24 +26,24 @@ pub fn three_digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// A length in tokens: `32K`, or all its digits where it is no multiple of 1024.
+/// A length in tokens: `32K`, or all digits if it is not a multiple of 1024.
 pub fn tokens(count: usize) -> String {
     if count >= 1024 && count.is_multiple_of(1024) { format!("{}K", count / 1024) } else { count.to_string() }
 }
 
-/// A name as a part of file names and links.
+/// A name for use in file names and links.
 pub fn slug(name: &str) -> String {
     let is_separator = |c: char| !c.is_ascii_alphanumeric() && c != '.';
     name.split(is_separator).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-").to_lowercase()
 }
 
-/// Text of rows within a paragraph or a picture's description: on one line, and nothing in it is markup.
+/// Text of rows for a paragraph or a picture's description: on one line, with markup escaped.
 pub fn inline(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.replace('\\', "\\\\").replace('<', "&lt;").replace('[', "\\[").replace(']', "\\]").replace('|', "\\|")
 }
 
-/// `to` as seen from the directory `from`; both are absolute.
+/// The relative link from the directory `from` to `to`; both are absolute.
 pub fn link(from: &Path, to: &Path) -> String {
     let (from, to): (Vec<_>, Vec<_>) = (from.components().collect(), to.components().collect());
     let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();

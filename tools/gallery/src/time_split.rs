@@ -1,4 +1,4 @@
-//! `time-split`: what each method's selection and attention take and what they buy, from the experiment of that name.
+//! `time-split`: time for selection and attention, density and error of each method, from the experiment `time-split`.
 
 use std::path::Path;
 
@@ -18,14 +18,13 @@ const COLUMNS: &str = "method, layer, tokens, selection_seconds, attention_secon
 
 layer_row!(TimeRow, method, |row| format!("`{}`", row.method));
 
-/// Means of a method in milliseconds.
+/// Means of a method, in milliseconds.
 struct Times {
     selection: f64,
     attention: f64,
     dense: f64,
 }
 
-/// The section for the rows in `directory`.
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = read::<TimeRow>(directory, NAME, COLUMNS)?;
     let lengths = by_length(&rows)?;
@@ -47,7 +46,7 @@ fn times(own: &Setting<TimeRow>) -> Times {
     }
 }
 
-/// Dense attention's time beside the last method, unless it is one of the methods.
+/// Time of dense attention, measured with the last method, unless dense is one of the methods.
 fn dense(length: &Length<TimeRow>) -> Option<f64> {
     let is_method = length.settings.iter().any(|own| own.row().method == DENSE);
     length.settings.last().filter(|_| !is_method).map(|own| times(own).dense)

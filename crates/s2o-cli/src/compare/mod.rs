@@ -1,4 +1,4 @@
-//! S2O against dense attention on given tensors: what it computes, how far off it is, and how long it takes.
+//! S2O compared with dense attention on given tensors: density, error and time.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -24,20 +24,20 @@ use crate::{exit, machine, wrong_usage};
 
 /// Compare outputs and times of attention methods on the same q, k, v, per head and in total
 ///
-/// The tensors come from a file (--tensors) or from a model's prefill; without arguments, from the built-in model on a
-/// passkey prompt of 8192 tokens.
+/// The tensors come from a file (--tensors) or from a model's prefill. Without arguments they come from the built-in
+/// model on a passkey prompt of 8192 tokens.
 #[derive(Debug, Args)]
 pub struct Flags {
     #[command(flatten)]
     source: TensorFlags,
-    /// Exact attention to compare with instead of our dense, in output and time; the verdict is printed under the table
+    /// Exact attention to use as reference instead of our dense attention; prints a verdict under the table
     #[arg(long, value_name = "NAME")]
     against: Option<Peer>,
-    /// Methods to compare, with options such as `s2o:tau=0.05` or `sliding-window:window=4096`; plain `s2o` goes by the
+    /// Methods to compare, with options such as `s2o:tau=0.05` or `sliding-window:window=4096`; plain `s2o` uses the
     /// S2O flags
     #[arg(long, value_name = "METHODS", value_delimiter = ',', default_values = ["dense", "s2o"])]
     methods: Vec<MethodSpec>,
-    /// Times each method runs; the median time is reported
+    /// Runs of each method; the median time is reported
     #[arg(long, value_name = "N", default_value = "1")]
     repeat: NonZeroUsize,
     /// Write the captured q, k, v to this file, for --tensors
@@ -46,21 +46,21 @@ pub struct Flags {
     /// Write each method's output to this file, under the method's name
     #[arg(long, value_name = "FILE")]
     out_tensors: Option<PathBuf>,
-    /// Write the rows to this file as CSV too
+    /// Also write the rows to this file as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Print one JSON object a line instead of a table
+    /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     s2o: S2oFlags,
 }
 
-/// The method that the S2O flags are about.
+/// The method that the S2O flags apply to.
 const PLAIN_S2O: &str = "s2o";
 
 impl Flags {
-    /// Runs the methods and prints or writes what they showed.
+    /// Runs the methods and prints or writes their results.
     pub fn run(&self) -> Result<()> {
         if self.s2o.any() && !self.methods.iter().any(|spec| spec.to_string() == PLAIN_S2O) {
             wrong_usage("compare", "the S2O flags have no effect without 's2o' in '--methods'");
@@ -115,7 +115,7 @@ impl Flags {
         if !self.json {
             let look = Look::of_stdout();
             let table = rows::table(&all_rows, look);
-            // Apart from the progress bars.
+            // Separates the table from the progress bars.
             let gap = if look == Look::Terminal { "\n" } else { "" };
             let (header, footer) = (source.description, machine::describe(&source.device));
             let mut verdict = String::new();

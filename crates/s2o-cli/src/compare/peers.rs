@@ -1,4 +1,4 @@
-//! Exact attention by others, to compare ours with (`--against`).
+//! Exact attention of other implementations, to compare ours with (`--against`).
 
 use candle_core::Device;
 use candle_s2o::Dense;
@@ -13,16 +13,16 @@ use {
     std::collections::BTreeMap,
 };
 
-/// Exact attention whose outputs and times the methods are compared with.
+/// Exact attention of another implementation, the reference for outputs and times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Peer {
     /// candle-flash-attn's kernels: bf16 or f16 on a GPU, in a build with the feature flash-attn
     FlashAttn,
-    /// softmax(Q K^T) V by Candle's matmul and softmax in f32, anywhere
+    /// softmax(Q K^T) V with Candle's matmul and softmax in f32, on any device
     SdpaDense,
 }
 
-/// Why a peer cannot take part.
+/// A reason why a peer cannot be used.
 #[derive(Debug, Error)]
 pub enum PeerError {
     #[cfg(not(feature = "flash-attn"))]
@@ -36,7 +36,7 @@ pub enum PeerError {
     GpuOnly,
 }
 
-/// The attention that the methods are compared with: our dense attention if no peer is named.
+/// The reference of the comparison: our dense attention if no peer is named.
 pub fn reference(peer: Option<Peer>, device: &Device) -> std::result::Result<Box<dyn Method>, PeerError> {
     match peer {
         None => Ok(Box::new(Dense)),
@@ -55,7 +55,6 @@ fn flash_attn(_: &Device) -> std::result::Result<Box<dyn Method>, PeerError> {
     Err(PeerError::NotBuilt)
 }
 
-/// candle-flash-attn.
 #[cfg(feature = "flash-attn")]
 #[derive(Debug)]
 struct FlashAttn;

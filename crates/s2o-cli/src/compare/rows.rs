@@ -1,4 +1,4 @@
-//! Running the methods on one layer, and the rows that come of it.
+//! Runs of the methods on one layer, and their rows.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::layout::{Look, scientific, seconds};
 
-/// In the column `head`: over all heads.
+/// Value of the column `head` for all heads together.
 const ALL_HEADS: i64 = -1;
 
 /// One method on one head of one layer, or on all heads.
@@ -21,25 +21,25 @@ const ALL_HEADS: i64 = -1;
 pub struct Row {
     pub method: String,
     pub layer: usize,
-    /// -1: all.
+    /// -1 for all heads together.
     pub head: i64,
     density: f64,
     mse: f64,
     mae: f64,
     pub rel_l1: f64,
     cosine: f64,
-    /// Time of the whole call, in the rows of heads too.
+    /// Time of the whole call, also in the rows of single heads.
     pub seconds: f64,
 }
 
 impl Row {
-    /// Whether it is about all heads together.
+    /// Whether the row is about all heads together.
     pub fn is_total(&self) -> bool {
         self.head == ALL_HEADS
     }
 }
 
-/// A method under the name that its rows carry.
+/// A method and its name in the rows.
 #[derive(Debug)]
 pub struct Contender {
     pub name: String,
@@ -60,7 +60,7 @@ struct Measured {
     seconds: f64,
 }
 
-/// Runs `methods` on a layer, each `repeat` times, and compares with `reference`. `keep` gets each method's output.
+/// Runs `methods` on a layer, each `repeat` times, and compares them with `reference`. `keep` gets the outputs.
 pub fn compare(
     layer: &LayerTensors,
     methods: &[Contender],
@@ -68,7 +68,7 @@ pub fn compare(
     repeat: usize,
     keep: &mut dyn FnMut(&str, Tensor),
 ) -> Result<Vec<Row>> {
-    // Starting the threads is nobody's time.
+    // The time for starting the threads must not count for any method.
     let few = layer.q.dim(1)?.min(128);
     let first = |t: &Tensor| t.narrow(1, 0, few);
     dense_attn(&first(&layer.q)?, &first(&layer.k)?, &first(&layer.v)?, layer.softmax_scale, Mask::Causal)?;
@@ -76,7 +76,7 @@ pub fn compare(
     let mut rows = Vec::new();
     for Contender { name, method } in methods {
         let again;
-        // The reference has run already.
+        // The reference has already run.
         let measured = if *name == reference.name {
             &exact
         } else {
@@ -103,13 +103,13 @@ fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<M
     let LayerTensors { q, k, v, .. } = layer;
     let call = layer.call()?;
     if !q.device().is_cpu() {
-        // The first call on a GPU loads its kernels.
+        // The first call on a GPU loads the kernels.
         method.prefill(&call, q, k, v)?.device().synchronize()?;
     }
     let mut times = Vec::with_capacity(repeat);
     let mut last = None;
     for _ in 0..repeat {
-        // One output at a time: at 128K tokens each is gigabytes.
+        // Keeps one output at a time: at 128K tokens each takes gigabytes.
         drop(last.take());
         let start = Instant::now();
         let output = method.prefill(&call, q, k, v)?;
@@ -122,15 +122,15 @@ fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<M
     let (output, work) = last.expect("at least one repeat");
     let num_heads = output.dim(2)?;
     let (density, density_by_head) = match work.as_slice() {
-        // Always dense.
+        // The method is always dense.
         [] => (1.0, vec![1.0; num_heads]),
-        // A head's work in all sequences of the batch.
+        // Work of a head in all sequences of the batch.
         work => (density(work), (0..num_heads).map(|h| density(work.iter().skip(h).step_by(num_heads))).collect()),
     };
     Ok(Measured { output, density, density_by_head, seconds: times[times.len() / 2] })
 }
 
-/// The rows for people; dense has nothing to say about single heads.
+/// The rows as a table, without the single heads of exact dense attention.
 pub fn table(rows: &[Row], look: Look) -> Table {
     let header = ["layer", "method", "head", "density", "MSE", "MAE", "relative L1", "cosine", "time"];
     let mut table = look.table(header);

@@ -1,10 +1,10 @@
-//! The verdict of a comparison with another exact attention, in words.
+//! Verdict of a comparison with another exact attention, as text.
 
 use candle_core::DType;
 
 use super::rows::Row;
 
-/// Relative L1 within which two exact implementations agree: their 16-bit outputs and weights are rounded apart.
+/// Largest relative L1 difference of two exact implementations: they round 16-bit outputs and weights differently.
 fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-7),

@@ -38,7 +38,7 @@ enum Experiment {
         #[command(flatten)]
         common: Common,
     },
-    /// Time for selecting and for attending, with density and error (Fig. 5b and 1)
+    /// Time for selection and attention, with density and error (Fig. 5b and 1)
     TimeSplit {
         #[command(flatten)]
         methods: Methods,
@@ -59,7 +59,7 @@ enum Experiment {
     },
     /// Threshold and segment length of S2O (Table 2)
     TauAndSegment {
-        /// The method whose tau and segment are set
+        /// The method for which tau and segment are set
         #[arg(long, value_name = "METHOD", default_value = "s2o")]
         method: MethodSpec,
         /// Thresholds
@@ -107,10 +107,10 @@ struct Repeat {
 
 #[derive(Debug, Args)]
 struct Common {
-    /// Append the rows to a CSV file for each experiment in this directory
+    /// Append the rows to one CSV file per experiment in this directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print one JSON object a line instead of a table
+    /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -118,7 +118,7 @@ struct Common {
 }
 
 impl Methods {
-    /// Those asked for, or one of each row of the table.
+    /// The given methods, or one of each row of the table.
     fn specs(&self) -> Result<Vec<MethodSpec>> {
         match self.methods.as_slice() {
             [] => Ok(ALL.iter().map(|row| row.name.parse()).collect::<Result<_, _>>()?),
@@ -127,12 +127,11 @@ impl Methods {
     }
 }
 
-/// Refuses options before the model is loaded.
+/// Refuses invalid options before the model is loaded.
 fn check(specs: &[MethodSpec]) -> Result<()> {
     specs.iter().try_for_each(|spec| Ok(spec.build().map(drop)?))
 }
 
-/// Runs the experiment that the flags name.
 pub fn run(flags: &Flags) -> Result<()> {
     match &flags.experiment {
         Experiment::MatchedDensity { methods, densities, common } => {
@@ -202,7 +201,7 @@ impl Common {
 }
 
 impl Report<'_> {
-    /// Writes rows that are not printed.
+    /// Writes rows without printing them.
     fn keep<R: Serialize>(&self, name: &str, rows: &[R]) -> Result<()> {
         if let Some(directory) = &self.common.out {
             record::append(directory, name, rows, &self.origin)?;
@@ -217,7 +216,7 @@ impl Report<'_> {
             return exit::print(&record::json_lines(rows)?);
         }
         let look = Look::of_stdout();
-        // Apart from the progress bars.
+        // Separates the output from the progress bars.
         let gap = if look == Look::Terminal { "\n" } else { "" };
         let table = record::table(rows, look)?;
         exit::print(&format!("{gap}{}\n\n{table}\n\n{}\n", self.description, self.machine))

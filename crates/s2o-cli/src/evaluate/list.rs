@@ -17,7 +17,7 @@ pub struct Flags {}
 
 impl Flags {
     pub fn run(&self) -> Result<()> {
-        let mut text = String::from("Tasks, for --tasks; with * --depths says where the answer is\n");
+        let mut text = String::from("Tasks, for --tasks; for those with * --depths sets the place of the answer\n");
         for task in tasks::ALL {
             let mark = if task.takes_depth { '*' } else { ' ' };
             writeln!(text, "  {:<17}{mark} {}", task.name, task.summary)?;

@@ -1,4 +1,4 @@
-//! `s2o evaluate`: the cost of sparse attention in answers and in error, and the time that it saves.
+//! `s2o evaluate`: effect of sparse attention on answers and on error, and the time that it saves.
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -34,7 +34,6 @@ enum Command {
 }
 
 impl Flags {
-    /// Runs the command.
     pub fn run(&self) -> Result<()> {
         match &self.command {
             Command::Run(flags) => flags.run(),

@@ -1,4 +1,4 @@
-//! Rows of experiments: as CSV with where they come from, as JSON, and as a table for people.
+//! Rows of experiments: as CSV with their provenance, as JSON, and as a table.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -44,13 +44,13 @@ pub fn append<R: Serialize>(directory: &Path, name: &str, rows: &[R], origin: &P
     Ok(path)
 }
 
-/// One JSON object a line.
+/// One JSON object per line.
 pub fn json_lines<R: Serialize>(rows: &[R]) -> Result<String> {
     let lines = rows.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
     Ok(lines.into_iter().map(|line| line + "\n").collect())
 }
 
-/// The rows for people, each column in the form that its name asks for.
+/// The rows as a table. The name of a column decides its number format.
 pub fn table<R: Serialize>(rows: &[R], look: Look) -> Result<Table> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     rows.iter().try_for_each(|row| writer.serialize(row))?;

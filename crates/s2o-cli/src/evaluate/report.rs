@@ -1,4 +1,4 @@
-//! `report`: the tables of a run once more.
+//! `report`: the tables of a run again.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,10 @@ use s2o_eval::run::read_outcomes;
 use super::run::OUTCOMES;
 use super::tables;
 
-/// Make the tables of a run again, even while it goes on
+/// Make the tables of a run again, even while it is running
 #[derive(Debug, Args)]
 pub struct Flags {
-    /// The directory that `run` was given as --out
+    /// Directory that `run` got as --out
     #[arg(default_value = "evaluation")]
     directory: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! `run`: every sample with every method, from where the last run stopped.
+//! `run`: every sample with every method; continues an interrupted run.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -20,33 +20,33 @@ use crate::model_flags::LoadFlags;
 use crate::progress::{self, Progress};
 use crate::{exit, machine, model_flags};
 
-/// Where outcomes are kept, in the directory of a run.
+/// File of outcomes, in the directory of a run.
 pub const OUTCOMES: &str = "outcomes.jsonl";
-/// Next to them: how and where they were made.
+/// Name of the CSV file next to it that holds the provenance.
 const RUNS: &str = "runs";
 
-/// Ask a model with every method and write how well it answers
+/// Score a model's answers with every method
 ///
-/// Without arguments: the built-in model, a few tasks it can answer, dense and S2O, about a minute on 2 cores. A run
-/// goes on where the last one in the same directory stopped; answers are greedy.
+/// Without arguments: the built-in model, a few tasks that it can answer, dense and S2O, about a minute on 2 cores. A
+/// run continues where the last run in the same directory stopped. Answers are greedy.
 #[derive(Debug, Args)]
 pub struct Flags {
     /// Methods with their options, such as `dense,s2o,s2o:tau=0.05,sliding-window`; `list` shows them
     #[arg(long, value_name = "SPECS", value_delimiter = ',', default_values = ["dense", "s2o"])]
     methods: Vec<String>,
-    /// Chat template: auto, none, llama3, chat-ml or qwen3; auto goes by the token that ends the model's turns
+    /// Chat template: auto, none, llama3, chat-ml or qwen3; auto uses the token that ends the model's turns
     #[arg(long, value_name = "NAME", default_value = "auto")]
     template: String,
-    /// Tokens per prefill chunk: numbers, `whole` or `auto`; with several, answers are compared with the first one's
+    /// Tokens per prefill chunk: numbers, `whole` or `auto`; with several, answers are compared with those of the first
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_values = ["auto"])]
     chunk: Vec<Chunk>,
     /// Directory for outcomes.jsonl, runs.csv, table.csv and table.md
     #[arg(long, value_name = "DIR", default_value = "evaluation")]
     out: PathBuf,
-    /// Forget the outcomes in that directory
+    /// Discard the outcomes in that directory
     #[arg(long)]
     fresh: bool,
-    /// Write RULER's prediction files, for its own script, from RULER's tasks
+    /// Also write RULER's prediction files, for RULER's own script
     #[arg(long)]
     predictions: bool,
     #[command(flatten)]
@@ -55,16 +55,16 @@ pub struct Flags {
     model: LoadFlags,
 }
 
-/// A run that begins or goes on: a row of `runs.csv`.
+/// A started or continued run: a row of `runs.csv`.
 #[derive(Debug, Serialize)]
 struct RunRecord {
-    /// The number of outcomes that it is to make.
+    /// Number of outcomes that the run has to compute.
     outcomes: usize,
 }
 
 impl Flags {
     pub fn run(&self) -> Result<()> {
-        // Before the model: a wrong option should not cost the loading of 16 GB.
+        // Checked first, so that a wrong option does not cost the loading of 16 GB.
         if self.model.is_synthetic() {
             bail!("--synthetic: expected a model whose answers mean something, got made-up weights");
         }
@@ -116,7 +116,7 @@ impl Flags {
         }
     }
 
-    /// Prints the settings of the run. Most disagreements about published scores come from a wrong template.
+    /// Prints the settings of the run. Most differences between published scores come from a wrong template.
     fn announce(
         &self,
         model: &LoadedModel,
@@ -131,7 +131,7 @@ impl Flags {
         };
         let there = match journal.outcomes().len() {
             0 => String::new(),
-            count => format!(", {count} outcomes are there"),
+            count => format!(", {count} outcomes exist"),
         };
         exit::print(&format!(
             "model     {}\ntemplate  {template}\nrun       {} samples, {}, chunk {}{there}\n\n",
@@ -148,7 +148,7 @@ impl Flags {
         if count == 0 {
             return Ok(());
         }
-        // Before the first outcome: an interrupted run has made some too.
+        // Written before the first outcome, because an interrupted run has outcomes too.
         record::append(&self.out, RUNS, &[RunRecord { outcomes: count }], origin)?;
         // In tokens, because long prompts take longer.
         let phase = progress::start_with_eta(format!("{count} outcomes"), tokens, "tokens");
@@ -175,7 +175,7 @@ fn template(name: &str) -> Result<ChatTemplate> {
     })
 }
 
-/// Adds the flags that leave the outcomes of another run behind.
+/// Adds the flags that avoid the outcomes of another run.
 fn with_way_out(error: EvalError) -> anyhow::Error {
     match error {
         EvalError::OtherRun { .. } | EvalError::MalformedLine { .. } => {

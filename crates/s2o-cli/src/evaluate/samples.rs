@@ -1,4 +1,4 @@
-//! The questions to the model: their flags, and the samples that these make.
+//! Flags that select samples, and the samples.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,7 +11,7 @@ use s2o_eval::run::{Grid, Passage, Sample, task_names};
 use s2o_eval::tasks::Item;
 use tokenizers::Tokenizer;
 
-/// The task that is no question but a text.
+/// The name of the task that measures the perplexity of a text.
 pub const PERPLEXITY: &str = "perplexity";
 
 /// Tasks that the built-in model can answer.
@@ -21,22 +21,22 @@ const DEFAULT_ITEMS: u64 = 4;
 const RECORDED_LENGTHS: &[usize] = &[4096, 32768];
 const PERPLEXITY_TOKENS: usize = 8192;
 
-/// Flags that say what to ask.
+/// Flags that select the samples.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Tasks")]
 pub struct SampleFlags {
     /// Tasks by name, or `ruler`, `keyed`, `all`; `list` shows them [default: passkey, keyed_4 and niah_single_2,
-    /// unless there are files]
+    /// unless files are given]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     tasks: Vec<String>,
-    /// Prompt lengths in tokens [default: 2048,4096; those recorded for needle-7m; 8192 for perplexity; 120000 for
-    /// LongBench v2 and InfiniteBench, whose texts are cut in their middle]
+    /// Prompt lengths in tokens [default: 2048,4096; for needle-7m the recorded lengths; for perplexity 8192; for
+    /// LongBench v2 and InfiniteBench 120000, with texts cut in their middle]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     lengths: Vec<usize>,
-    /// Places of what is asked for, 0 at the start and 1 at the end [default: the seed chooses]
+    /// Depths of the requested fact, 0 at the start and 1 at the end [default: chosen by the seed]
     #[arg(long, value_name = "SHARES", value_delimiter = ',')]
     depths: Vec<f64>,
-    /// Items of each task, length and depth [default: 4; all that are in a file]
+    /// Items of each task, length and depth [default: 4; all items of a file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     items: Option<u64>,
     /// Seed of words, numbers and places
@@ -51,16 +51,16 @@ pub struct SampleFlags {
     /// InfiniteBench: a directory with TASK.jsonl
     #[arg(long, value_name = "DIR")]
     infinitebench_dir: Option<PathBuf>,
-    /// A text whose perplexity is taken; `--tasks perplexity` takes one that comes with needle-7m
+    /// A text to measure perplexity on; `--tasks perplexity` uses a text that comes with needle-7m
     #[arg(long, value_name = "FILE")]
     text_file: Option<PathBuf>,
-    /// Tokens at the end of a text whose perplexity counts
+    /// Tokens at the end of a text whose perplexity is measured
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     last: usize,
 }
 
 impl SampleFlags {
-    /// Checks the flags as far as that takes no model.
+    /// Checks the flags as far as possible without a model.
     pub fn check(&self) -> Result<()> {
         task_names(self.questions())?;
         for depth in &self.depths {
@@ -73,7 +73,7 @@ impl SampleFlags {
         Ok(())
     }
 
-    /// The samples in the order of the flags' help.
+    /// The samples, in the order of the flags.
     pub fn samples(&self, tokenizer: &Tokenizer) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for name in task_names(self.questions())? {
@@ -114,7 +114,7 @@ impl SampleFlags {
         Ok(samples)
     }
 
-    /// Names of tasks that are asked, without those that are read.
+    /// Names of the tasks with questions that are not read from files.
     fn questions(&self) -> impl Iterator<Item = &str> {
         let has_files = self.ruler_dir.is_some()
             || self.longbench_file.is_some()

@@ -12,21 +12,20 @@ use crate::progress;
 
 /// Find MInference's pattern for each head
 ///
-/// Prefills some prompts densely; each head of every layer then gets, of the published patterns, the one that captures
-/// most of the attention of sampled queries, on the mean of the prompts. Holds the queries of all layers in memory.
+/// Prefills some prompts densely. Each head of every layer then gets the published pattern that captures most of the
+/// attention of sampled queries, as a mean over the prompts. Holds the queries of all layers in memory.
 #[derive(Debug, Args)]
 pub struct Flags {
-    /// Times the published sizes of the patterns; less is sparser
+    /// Factor on the published sizes of the patterns; less is sparser
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     budget: f64,
-    /// Where the patterns go, for `minference:config=FILE`
+    /// File for the patterns, for `minference:config=FILE`
     #[arg(long, value_name = "FILE", default_value = "minference.json")]
     save: PathBuf,
     #[command(flatten)]
     tuning: TuningFlags,
 }
 
-/// Searches and saves.
 pub fn run(flags: &Flags) -> Result<()> {
     flags.tuning.begin(&flags.save)?;
     let budget = flags.budget;

@@ -1,4 +1,4 @@
-//! The results of a run: tables in files and on the terminal, and files for other projects' scripts.
+//! Results of a run: tables in files and on the terminal, and files for other projects' scripts.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -16,10 +16,10 @@ use s2o_models::LoadedModel;
 use crate::exit;
 use crate::layout::{Look, seconds};
 
-/// The task whose results others draw.
+/// The task with files for other projects' plots.
 const NIAH: &str = "niah";
 
-/// Writes `table.csv`, `table.md` and, of the task `niah`, `niah/*.json` into `directory`.
+/// Writes `table.csv`, `table.md` and, for the task `niah`, `niah/*.json` into `directory`.
 pub fn write(directory: &Path, outcomes: &[Outcome]) -> Result<()> {
     write_csv(&directory.join("table.csv"), &rows(outcomes))?;
     let path = directory.join("table.md");
@@ -102,7 +102,7 @@ pub fn print(outcomes: &[Outcome]) -> Result<()> {
     exit::print(&text)
 }
 
-/// The name of the files about one method, model and chunk size.
+/// File name for one method, model and chunk size.
 fn file_name(key: &Key) -> String {
     let name = format!("{}-{}-chunk-{}", key.setting.model, key.method, key.setting.chunk);
     name.replace(|c: char| !(c.is_ascii_alphanumeric() || "-._=".contains(c)), "_")

@@ -12,9 +12,9 @@ use crate::s2o_flags::{self, S2oFlags};
 
 /// Find a threshold for each layer that keeps its error within a bound
 ///
-/// Prefills some prompts densely and tries S2O with each threshold on the inputs of every layer. The
-/// sparsest threshold within the bound is kept; a layer without one stays dense. The bound holds for each layer on its
-/// own, on these prompts.
+/// Prefills some prompts densely and tries S2O with each threshold on the inputs of every layer. The sparsest threshold
+/// within the bound is kept; a layer without such a threshold stays dense. The bound holds for each layer separately,
+/// on these prompts.
 #[derive(Debug, Args)]
 pub struct Flags {
     /// Largest relative L1 error of a layer's attention output, over all prompts
@@ -23,7 +23,7 @@ pub struct Flags {
     /// Thresholds to try
     #[arg(long, value_name = "TAUS", value_delimiter = ',', default_values_t = TAUS)]
     taus: Vec<f32>,
-    /// Where the settings go, for --layers-file, `s2o:layers=FILE` and S2O_LAYERS
+    /// File for the settings, for --layers-file, `s2o:layers=FILE` and S2O_LAYERS
     #[arg(long, value_name = "FILE", default_value = "layers.json")]
     save: PathBuf,
     #[command(flatten)]
@@ -32,7 +32,6 @@ pub struct Flags {
     s2o: S2oFlags,
 }
 
-/// Tunes and saves.
 pub fn run(flags: &Flags) -> Result<()> {
     flags.tuning.begin(&flags.save)?;
     if let Some(flag) = flags.s2o.tuned_flag() {

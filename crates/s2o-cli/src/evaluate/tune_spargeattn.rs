@@ -13,25 +13,24 @@ use crate::progress;
 /// Find SpargeAttn's settings for each layer and head that keep a head's error within bounds
 ///
 /// Prefills some prompts densely and tries SpargeAttn with each setting of a grid on the queries, keys and values of
-/// every layer. Each head gets the tau and theta of least density whose error is within --l1 on every prompt; each
-/// layer then the lambda that leaves out most values with every head within --l2 (none on a GPU). This takes about 60 times
-/// the attention of a prefill, and holds the queries of all layers in memory.
+/// every layer. Each head gets the tau and theta of least density whose error is within --l1 on every prompt. Each
+/// layer then gets the lambda that leaves out most values with every head within --l2 (none on a GPU). This takes about
+/// 60 times the attention of a prefill and holds the queries of all layers in memory.
 #[derive(Debug, Args)]
 pub struct Flags {
-    /// Largest relative L1 error of a head's output by the choice of blocks
+    /// Largest relative L1 error of a head's output from the choice of blocks
     #[arg(long, value_name = "X", default_value_t = SpargeBounds::default().l1())]
     l1: f64,
-    /// Largest relative L1 error of a head's output once values are left out too, --l1 at least
+    /// Largest relative L1 error of a head's output when values are left out too, at least --l1
     #[arg(long, visible_alias = "pv-l1", value_name = "X", default_value_t = SpargeBounds::default().l2())]
     l2: f64,
-    /// Where the settings go, for `spargeattn:config=FILE`
+    /// File for the settings, for `spargeattn:config=FILE`
     #[arg(long, value_name = "FILE", default_value = "spargeattn.json")]
     save: PathBuf,
     #[command(flatten)]
     tuning: TuningFlags,
 }
 
-/// Tunes and saves.
 pub fn run(flags: &Flags) -> Result<()> {
     flags.tuning.begin(&flags.save)?;
     let bounds = SpargeBounds::new(flags.l1, flags.l2)?;

@@ -1,4 +1,4 @@
-//! Flags and steps that the commands share that make settings for a model from prompts.
+//! Flags and steps shared by the commands that make settings for a model from prompts.
 
 use std::path::{Path, PathBuf};
 
@@ -15,27 +15,27 @@ use crate::layout::Look;
 use crate::model_flags::{self, ModelFlags};
 use crate::{exit, machine, progress, prompt_flags};
 
-/// Tokens of the prompt that is built when none is given.
+/// Tokens of the default prompt.
 const DEFAULT_TOKENS: usize = 8192;
-/// Where the built prompts hide their passkey.
+/// Depth of the passkey in built prompts.
 const DEPTH: f64 = 0.5;
 
-/// Which prompts and which model.
+/// Flags for the prompts and the model.
 #[derive(Debug, Args)]
 pub struct TuningFlags {
     /// A file that holds a prompt; may be given several times
     #[arg(long, value_name = "FILE")]
     prompt_file: Vec<PathBuf>,
-    /// Build a passkey prompt of each of these lengths too [default: 8192 where there is no --prompt-file]
+    /// Also build a passkey prompt of each of these lengths [default: 8192 without --prompt-file]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     lengths: Vec<usize>,
-    /// Most tokens that are taken from a file, whose middle is cut out
+    /// Maximum number of tokens from a file; the middle of a longer text is cut out
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
     /// Seed of the passkey prompts
     #[arg(long, default_value_t = 299_792_458)]
     seed: u64,
-    /// Print one JSON object a line instead of a table
+    /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub struct TuningFlags {
 }
 
 impl TuningFlags {
-    /// Checks the flags before a model is loaded, which may have 16 GB, and tuned for an hour.
+    /// Checks the flags first, before a model of up to 16 GB is loaded and tuned for an hour.
     pub fn begin(&self, save: &Path) -> Result<()> {
         let directory = save.parent().filter(|directory| *directory != Path::new(""));
         ensure!(
@@ -57,7 +57,7 @@ impl TuningFlags {
         Ok(())
     }
 
-    /// The prompts in the model's tokens.
+    /// The prompts as tokens of the model.
     pub fn prompts(&self, model: &LoadedModel) -> Result<Vec<Vec<u32>>> {
         let mut prompts = Vec::new();
         for path in &self.prompt_file {
@@ -78,7 +78,7 @@ impl TuningFlags {
         Ok(prompts)
     }
 
-    /// Prefills a prompt, with progress.
+    /// Prefills a prompt and shows progress.
     pub fn prefill(&self, model: &LoadedModel, prompt: &[u32], attention: &dyn Attention) -> Result<()> {
         let tokens = model.prompt(prompt)?;
         let mut cache = model.decoder.new_cache(1, prompt.len())?;
@@ -90,7 +90,7 @@ impl TuningFlags {
         Ok(())
     }
 
-    /// Prefills each prompt densely; the queries, keys and values of all layers.
+    /// Prefills each prompt densely and returns the queries, keys and values of all layers.
     pub fn tensors(&self, model: &LoadedModel, prompts: &[Vec<u32>]) -> Result<Vec<LayerTensors>> {
         let layers: Vec<usize> = (0..model.config().num_layers).collect();
         let mut tensors = Vec::new();
@@ -109,7 +109,7 @@ impl TuningFlags {
             return exit::print(&record::json_lines(found.rows)?);
         }
         let look = Look::of_stdout();
-        // Apart from the progress bars.
+        // Separates the output from the progress bars.
         let gap = if look == Look::Terminal { "\n" } else { "" };
         let lengths = found.prompts.iter().map(|prompt| prompt.len().to_string()).collect::<Vec<_>>().join(", ");
         let options = found.options.map_or(String::new(), |options| format!("{options}\n"));
@@ -126,12 +126,11 @@ impl TuningFlags {
 pub struct Found<'f, R> {
     pub model: &'f LoadedModel,
     pub prompts: &'f [Vec<u32>],
-    /// A line about what was not tuned.
+    /// A line about options that were not tuned.
     pub options: Option<&'f str>,
     pub rows: &'f [R],
 }
 
-/// The mean over layers.
 pub fn mean<R>(rows: &[R], of: fn(&R) -> f64) -> f64 {
     rows.iter().map(of).sum::<f64>() / rows.len() as f64
 }

@@ -34,12 +34,10 @@ impl Head {
         Ok(Self { q, k, v, softmax_scale: layer.softmax_scale, k_transposed })
     }
 
-    /// Number of queries.
     pub fn q_len(&self) -> usize {
         self.q.dims()[1]
     }
 
-    /// Number of keys.
     pub fn k_len(&self) -> usize {
         self.k.dims()[1]
     }
@@ -49,7 +47,7 @@ impl Head {
         self.k_len() - self.q_len()
     }
 
-    /// For each of some queries the probabilities of the keys up to its own.
+    /// For each of `queries`, the probabilities of the keys up to its own position.
     pub fn probabilities(&self, queries: Range<usize>) -> Result<Vec<Vec<f32>>> {
         let rows = self.q.squeeze(2)?.squeeze(0)?.narrow(0, queries.start, queries.len())?;
         let scores = (rows.matmul(&self.k_transposed)? * f64::from(self.softmax_scale))?;
@@ -62,7 +60,6 @@ impl Head {
     }
 }
 
-/// Softmax in place.
 pub fn softmax(scores: &mut [f32]) {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     scores.iter_mut().for_each(|score| *score = (*score - max).exp());

@@ -1,6 +1,6 @@
-//! `s2o heatmap`: one head's attention as sparse methods see it: in the order of the prompt, with keys permuted by
-//! PBS-Attn, with keys ranked by S2O for each segment of queries, and with the queries permuted too. The tiles that a
-//! method computes are outlined; the rest is grey.
+//! `s2o heatmap`: one head's attention in the order of the prompt, with keys permuted by PBS-Attn, with keys ranked by
+//! S2O for each segment of queries, and with queries permuted too. The tiles that a method computes are outlined, and
+//! the rest is grey.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -31,9 +31,9 @@ use crate::{exit, machine, model_flags, progress};
 /// Width and height of the picture.
 const SIZE: (u32, u32) = (1600, 1520);
 
-/// Draw the attention of one head, with the tiles that PBS-Attn and S2O compute of it
+/// Draw the attention of one head, with the tiles that PBS-Attn and S2O compute
 ///
-/// The table says which share of the softmax mass those tiles hold.
+/// The table shows the share of the softmax mass in those tiles.
 #[derive(Debug, Args)]
 pub struct Flags {
     /// Layer to look at [default: the middle one]
@@ -42,13 +42,13 @@ pub struct Flags {
     /// Query head to look at
     #[arg(long, value_name = "HEAD", default_value = "0")]
     head: usize,
-    /// Directory of the pictures, which is made if need be
+    /// Directory of the pictures, which is created if it is missing
     #[arg(long, value_name = "DIR", default_value = "heatmaps")]
     out: PathBuf,
     /// Cells of a picture in each direction; a cell pools the probabilities that fall into it
     #[arg(long, value_name = "N", default_value = "128")]
     cells: NonZeroUsize,
-    /// How a cell pools its probabilities
+    /// Pooling of the probabilities in a cell
     #[arg(long, value_name = "HOW", default_value = "max")]
     pool: Pool,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Draws and prints how much the panels hold.
+    /// Draws the picture and prints the table.
     pub fn run(&self) -> Result<()> {
         let config = self.s2o.config()?;
         let model = self.model.load()?;
@@ -88,11 +88,11 @@ impl Flags {
             maps: panels
                 .iter()
                 .zip(&pooled)
-                .map(|(panel, pooled)| panel.map(&head, pooled))
+                .map(|(panel, pooled)| pooled.map(&head, panel))
                 .collect::<Result<_, _>>()?,
             columns: 2,
             unit: format!("attention probability ({} of a cell)", self.pool.name()),
-            // A hundredth of what each key had if attention were uniform.
+            // A hundredth of each key's probability under uniform attention.
             floor: Some(0.01 / head.k_len() as f64),
         };
         let files = Figure::new(SIZE.0, SIZE.1)?.write(&maps, &self.out, &name)?;
@@ -102,7 +102,7 @@ impl Flags {
             "model   {}\nprompt  {}\ns2o     {}",
             model_flags::describe(&model),
             prompt.description,
-            // The one head is computed on the CPU, wherever the model ran.
+            // The head is computed on the CPU, wherever the model ran.
             s2o_flags::describe(&config, false, head.k_len(), &Device::Cpu),
         );
         exit::print(&format!(
@@ -114,7 +114,7 @@ impl Flags {
     }
 }
 
-/// The panels of the picture, from the left and from the top.
+/// The panels of the picture, row by row.
 fn panels(head: &Head, config: &S2oConfig) -> Result<Vec<Panel>> {
     let with = |q_perm| config.to_builder().q_perm(q_perm).build();
     Ok(vec![

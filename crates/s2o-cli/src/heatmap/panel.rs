@@ -1,13 +1,10 @@
-//! [`Panel`]: in which order queries and keys are shown, and which of them a method computes together.
+//! [`Panel`]: the order in which queries and keys are shown, and the tiles that a method computes.
 
 use std::ops::Range;
 
-use s2o_plot::{AttentionMap, PlotError, Tile};
-
 use super::head::Head;
-use super::pooled::Pooled;
 
-/// One picture of the head. A place is where a query or key is shown.
+/// One picture of the head. A place is the position at which a query or key is shown.
 #[derive(Debug)]
 pub struct Panel {
     pub title: &'static str,
@@ -30,11 +27,11 @@ pub struct Panel {
 pub struct KeyOrder {
     /// The queries.
     pub queries: Range<usize>,
-    /// The place of each of the first keys; those after them stay where they are.
+    /// The place of each of the first keys. Later keys keep their position.
     pub places: Vec<usize>,
 }
 
-/// A tile of queries with all that is computed for it.
+/// A tile of queries with all keys that are computed for it.
 #[derive(Debug)]
 pub struct Band {
     /// Places of the queries.
@@ -57,28 +54,14 @@ impl Panel {
         }
     }
 
-    /// The place of each key as a query sees it.
+    /// The place of each key for a query.
     pub fn key_places(&self, query: usize) -> &[usize] {
         &self.key_orders[self.key_orders.partition_point(|order| order.queries.end <= query)].places
     }
 
-    /// The keys computed for the query at a place; `None` if all are.
+    /// The keys computed for the query at a place; `None` if all keys are.
     pub fn computed(&self, place: usize) -> Option<&[Range<usize>]> {
         let band = self.bands.partition_point(|band| band.queries.end <= place);
         self.bands.get(band).map(|band| band.keys.as_slice())
-    }
-
-    /// The picture of it.
-    pub fn map(&self, head: &Head, pooled: &Pooled) -> Result<AttentionMap, PlotError> {
-        let tile = |band: &Band, keys: &Range<usize>| Tile { queries: band.queries.clone(), keys: keys.clone() };
-        Ok(AttentionMap {
-            title: self.title.to_owned(),
-            probabilities: pooled.matrix()?,
-            queries: 0..head.q_len(),
-            keys: 0..head.k_len(),
-            query_label: self.query_label.to_owned(),
-            key_label: self.key_label.clone(),
-            tiles: self.bands.iter().flat_map(|band| band.keys.iter().map(move |keys| tile(band, keys))).collect(),
-        })
     }
 }

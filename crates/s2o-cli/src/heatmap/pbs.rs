@@ -1,4 +1,4 @@
-//! PBS-Attn: keys reordered inside segments by the attention of the last block, then whole blocks chosen.
+//! PBS-Attn: keys are reordered inside segments by the attention of the last block, then whole blocks are chosen.
 
 use anyhow::Result;
 use candle_s2o::{AttnShape, BLOCK_Q, Mask, PrefillCall, query_blocks};
@@ -7,16 +7,16 @@ use s2o_baselines::{BlockSelector, Pbs};
 use super::head::Head;
 use super::panel::{Band, KeyOrder, Panel};
 
-/// Keys that are reordered among themselves, as published.
+/// Number of keys that are reordered together, as published.
 const SEGMENT: usize = 256;
 
-/// The keys as PBS-Attn permutes them, with the blocks that it chooses.
+/// The keys in PBS-Attn's order, with the blocks that it chooses.
 pub fn panel(head: &Head) -> Result<Panel> {
     let call = PrefillCall { layer: 0, softmax_scale: head.softmax_scale, prompt_len: head.k_len() };
     let method = Pbs::default().segment(SEGMENT)?;
     let shape = AttnShape::of(head.q.dims4()?.into(), head.k.dims4()?.into(), head.v.dims4()?.into())?;
     let selection = method.select(&call, &head.q, &head.k, &head.v)?;
-    // Without a segment behind it nothing is reordered.
+    // Nothing is reordered before the first segment is complete.
     let order = match &selection.reordered {
         Some(_) => method.key_order(&call, &head.q, &head.k, &head.v)?.flatten_all()?.to_vec1::<u32>()?,
         None => Vec::new(),
@@ -34,7 +34,7 @@ pub fn panel(head: &Head) -> Result<Panel> {
         let earlier = lists.blocks.list(list).iter().map(|&block| block as usize);
         let earlier =
             earlier.filter(|&block| block < reordered_blocks).map(|block| block * BLOCK_Q..(block + 1) * BLOCK_Q);
-        // Its own segment it sees in the order of the prompt, which the picture shows for the last segment only.
+        // A block's own segment is in prompt order. The picture shows this order only for the last segment.
         let own_end = if segment < order.len() { segment + SEGMENT } else { shape.q_offset() + queries.end };
         let mut keys: Vec<_> = earlier.collect();
         keys.push(segment..own_end.min(head.k_len()));

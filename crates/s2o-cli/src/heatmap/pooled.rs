@@ -1,18 +1,20 @@
-//! Attention probabilities in the order of a panel, pooled to the cells of a picture, and how much of the mass is
-//! computed.
+//! Attention probabilities in the order of a panel, pooled to the cells of a picture, and the computed share of the
+//! mass.
+
+use std::ops::Range;
 
 use candle_core::Result;
 use clap::ValueEnum;
 use rayon::prelude::*;
-use s2o_plot::{Matrix, PlotError};
+use s2o_plot::{AttentionMap, Matrix, PlotError, Tile};
 
 use super::head::Head;
-use super::panel::Panel;
+use super::panel::{Band, Panel};
 
-/// Queries whose probabilities are in memory at a time.
+/// Number of queries whose probabilities are in memory at a time.
 const QUERIES: usize = 128;
 
-/// How a cell sums up its probabilities.
+/// Pooling of the probabilities in a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Pool {
     /// The largest, which keeps single keys visible
@@ -36,9 +38,9 @@ pub struct Pooled {
     how: Pool,
     rows: usize,
     columns: usize,
-    /// The largest or the sum, and how many, of the probabilities in each cell.
+    /// Maximum or sum of the probabilities in each cell, and their number.
     cells: Vec<(f64, u32)>,
-    /// Share of the softmax mass that is computed, mean over the queries.
+    /// Computed share of the softmax mass, as a mean over the queries.
     pub mass: f64,
 }
 
@@ -62,7 +64,7 @@ pub fn pool(head: &Head, panels: &[Panel], cells: usize, how: Pool) -> Result<Ve
 impl Pooled {
     fn add(&mut self, head: &Head, panel: &Panel, query: usize, probabilities: &[f32]) {
         let (place, key_places) = (panel.query_places[query], panel.key_places(query));
-        // Keys after the query have no probability.
+        // Later keys have no probability.
         let mut placed = vec![None; head.k_len()];
         for (key, &probability) in probabilities.iter().enumerate() {
             placed[key_places.get(key).copied().unwrap_or(key)] = Some(f64::from(probability));
@@ -85,8 +87,22 @@ impl Pooled {
         self.mass += computed / head.q_len() as f64;
     }
 
-    /// The cells as a picture has them: NaN where no query sees a key.
-    pub fn matrix(&self) -> std::result::Result<Matrix, PlotError> {
+    /// The picture of a panel.
+    pub fn map(&self, head: &Head, panel: &Panel) -> std::result::Result<AttentionMap, PlotError> {
+        let tile = |band: &Band, keys: &Range<usize>| Tile { queries: band.queries.clone(), keys: keys.clone() };
+        Ok(AttentionMap {
+            title: panel.title.to_owned(),
+            probabilities: self.matrix()?,
+            queries: 0..head.q_len(),
+            keys: 0..head.k_len(),
+            query_label: panel.query_label.to_owned(),
+            key_label: panel.key_label.clone(),
+            tiles: panel.bands.iter().flat_map(|band| band.keys.iter().map(move |keys| tile(band, keys))).collect(),
+        })
+    }
+
+    /// The cells as a matrix: NaN where no query sees a key.
+    fn matrix(&self) -> std::result::Result<Matrix, PlotError> {
         let value = |&(pooled, count): &(f64, u32)| match (count, self.how) {
             (0, _) => f64::NAN,
             (_, Pool::Max) => pooled,

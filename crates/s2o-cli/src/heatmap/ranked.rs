@@ -1,5 +1,5 @@
-//! S2O: for each segment of queries the keys before it in the order of their rank, and the tiles that were visited
-//! until the method stopped.
+//! S2O: for each segment of queries, the earlier keys in the order of their rank, and the tiles that were visited
+//! before the method stopped.
 
 use anyhow::Result;
 use candle_s2o::{S2oConfig, S2oOp};
@@ -8,7 +8,7 @@ use s2o_core::{AttnShape, Plan, query_tiles};
 use super::head::Head;
 use super::panel::{Band, KeyOrder, Panel};
 
-/// The head as S2O sees it with these options.
+/// The panel of S2O with these options.
 pub fn panel(title: &'static str, head: &Head, config: &S2oConfig) -> Result<Panel> {
     let op = S2oOp::new(head.softmax_scale, config.clone());
     let ranking = op.clone().rank(&head.q, &head.k)?;
@@ -25,7 +25,7 @@ pub fn panel(title: &'static str, head: &Head, config: &S2oConfig) -> Result<Pan
         panel.query_label = "query, permuted per segment";
     }
     panel.key_orders.clear();
-    // The tiles stand in the order of the plan: segment after segment, the dense tail of each first.
+    // The tiles are in the order of the plan: segment by segment, each with its dense tail first.
     let mut visited = stats.heads[0].tiles.iter().map(|tile| tile.visited);
     for (segment, order) in plan.segments.iter().zip(&ranking[0]) {
         let mut places = vec![0; segment.start];
@@ -42,7 +42,7 @@ pub fn panel(title: &'static str, head: &Head, config: &S2oConfig) -> Result<Pan
         for rows in tail.chain(segment.ranked_tiles(head.q_offset(), config)) {
             let visited = visited.next().unwrap_or(0);
             let prefix = 0..(visited * config.tile_k()).min(segment.start);
-            // Pass 1 went over the window before the queries were permuted, tile by tile in their own order.
+            // Pass 1 visited the window before the queries were permuted, tile by tile in prompt order.
             let last = if is_permuted(&rows) { segment.rows.end } else { rows.end };
             let window = segment.start..head.q_offset() + last;
             panel.bands.push(Band { queries: rows, keys: vec![prefix, window] });

@@ -1,4 +1,4 @@
-//! Long-context prefill, dense and with S2O: how long it takes, how much of attention is computed, and what it changes.
+//! Long-context prefill with dense attention and with S2O: time, density and difference.
 
 use anyhow::Result;
 use candle_s2o::Dense;
@@ -21,14 +21,14 @@ use crate::{exit, wrong_usage};
 
 /// Prefill a long prompt with dense or S2O attention, or both side by side, and generate from it
 ///
-/// Without arguments: the built-in model on a passkey prompt of 8192 tokens, both methods. With a prompt of your own,
-/// S2O alone unless --compare is given.
+/// Without arguments: the built-in model on a passkey prompt of 8192 tokens, both methods. With your own prompt, only
+/// S2O unless --compare is given.
 #[derive(Debug, Args)]
 pub struct Flags {
-    /// Run this attention alone, unless --compare is given
+    /// Run only this attention, unless --compare is given
     #[arg(long, value_name = "METHOD")]
     attention: Option<Method>,
-    /// Run dense and S2O side by side; the default but for a prompt of your own
+    /// Run dense and S2O side by side; the default unless you give your own prompt
     #[arg(long)]
     compare: bool,
     /// Print one JSON object instead of text
@@ -56,7 +56,7 @@ enum Method {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Generation")]
 struct GenerationFlags {
-    /// Tokens to generate at most [default: 256 for a prompt of your own, else 24]
+    /// Maximum number of tokens to generate [default: 256 for your own prompt, otherwise 24]
     #[arg(short = 'n', long, value_name = "TOKENS")]
     sample_len: Option<usize>,
     /// Temperature of sampling; 0 takes the likeliest token [default: 0]
@@ -68,10 +68,10 @@ struct GenerationFlags {
     /// Sample among this many likeliest tokens
     #[arg(long, requires = "temperature")]
     top_k: Option<usize>,
-    /// Penalty on tokens that occurred lately; 1 is none
+    /// Penalty on tokens that occurred recently; 1 is no penalty
     #[arg(long, default_value_t = 1.0)]
     repeat_penalty: f32,
-    /// How many tokens back the penalty looks
+    /// Number of previous tokens that the penalty considers
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]
     repeat_last_n: usize,
 }
@@ -88,7 +88,7 @@ impl Flags {
         }
     }
 
-    /// Ends the program if S2O flags are given for dense attention alone.
+    /// Ends the program if S2O flags are given but only dense attention is run.
     fn check(&self) {
         if self.methods() == [Method::Dense] && self.s2o.any() {
             wrong_usage("prefill", "the S2O flags have no effect with '--attention dense'");
@@ -108,16 +108,16 @@ impl Flags {
         }
     }
 
-    /// Runs the methods and prints what they showed.
+    /// Runs the methods and prints their results.
     pub fn run(&self) -> Result<()> {
         self.check();
-        // Written when it is dropped, at the end.
+        // The trace is written when this is dropped.
         let _trace = self.tracing.then(|| {
             let (layer, guard) = ChromeLayerBuilder::new().include_args(true).build();
             tracing_subscriber::registry().with(layer).init();
             guard
         });
-        // Before the model: a wrong option should not cost the loading of 16 GB.
+        // Checked first, so that a wrong option does not cost the loading of 16 GB.
         let s2o = self.s2o.attention()?;
         let methods = self.methods();
 
@@ -152,7 +152,7 @@ impl Flags {
             exit::print(&format!("{}\n", serde_json::to_string(&report.json()?)?))
         } else {
             let look = Look::of_stdout();
-            // Apart from the generated text, or from the progress bars.
+            // Separates the output from the generated text or the progress bars.
             let gap = match look {
                 _ if streams => "\n\n",
                 Look::Terminal => "\n",

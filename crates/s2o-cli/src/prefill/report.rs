@@ -1,4 +1,4 @@
-//! The results of the runs, as text for people and as JSON.
+//! The results of the runs, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -23,18 +23,18 @@ const BAR_WIDTH: usize = 24;
 /// Statistics by layer.
 type Stats = BTreeMap<usize, AttnStats>;
 
-/// The runs, and what they were made with.
+/// The runs and their parameters.
 pub struct Report<'a> {
     pub model: &'a LoadedModel,
     pub prompt: &'a Prompt,
     pub s2o: &'a S2o,
-    /// Whether thresholds differ from layer to layer.
+    /// Whether thresholds differ between layers.
     pub by_layer: bool,
     pub dense: Option<Run>,
     pub sparse: Option<(Run, Stats)>,
 }
 
-/// The object of `--json`; what was not run is null.
+/// The object of `--json`. Values that were not measured are null.
 #[derive(Debug, Serialize)]
 pub struct Json<'a> {
     model: &'a str,
@@ -56,7 +56,6 @@ struct Difference {
 }
 
 impl Report<'_> {
-    /// The object of `--json`.
     pub fn json(&self) -> Result<Json<'_>> {
         let (dense, sparse) = (self.dense.as_ref(), self.sparse.as_ref());
         let difference = self.difference()?;
@@ -105,7 +104,7 @@ impl Report<'_> {
         Ok(out)
     }
 
-    /// Whether the prompt is so short that S2O takes the dense path, as the header says.
+    /// Whether the prompt is so short that S2O uses the dense path, as the header says.
     fn is_short(&self) -> bool {
         let least = s2o_flags::dense_below(self.s2o.config_of(usize::MAX), self.model.decoder.device());
         self.prompt.tokens.len() < least
@@ -139,7 +138,7 @@ impl Report<'_> {
         let per_second = |run: &Run| format!("{:.1}", run.num_generated as f64 / run.decode.as_secs_f64());
         table.add_row(row("decode tokens/s", &per_second, None));
 
-        // Only S2O has these: dense computes everything and is what the differences are taken from.
+        // Dense has no such values: it computes everything and is the reference of the differences.
         let mut sparse_row = |name: &str, value: String| {
             let dense = self.dense.as_ref().map(|_| Cell::new(if name == "density" { "1.000" } else { "" }));
             table.add_row([Cell::new(name)].into_iter().chain(dense).chain([Cell::new(value)]).collect::<Vec<_>>());
@@ -198,7 +197,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// The answers; the text of a single run has been printed already.
+    /// The answers. The text of a single run was already printed.
     fn answers(&self, out: &mut String) -> Result<()> {
         if let Some(expected) = &self.prompt.expected {
             writeln!(out, "expected      {expected}")?;
@@ -223,7 +222,7 @@ impl Report<'_> {
         Ok(Some(Difference { hidden, top1_agreement: dense.top1_agreement(sparse)? }))
     }
 
-    /// A passkey task's answer ends with its sentence; any other is the whole text.
+    /// The answer of a passkey task ends with its sentence; any other answer is the whole text.
     fn answer<'r>(&self, run: &'r Run) -> &'r str {
         match self.prompt.expected {
             Some(_) => passkey::answer(&run.text),
@@ -243,7 +242,7 @@ impl Report<'_> {
     }
 }
 
-/// Over all layers and heads.
+/// Density over all layers and heads.
 fn density(stats: &Stats) -> f64 {
     AttnStats::joint_density(stats.values())
 }

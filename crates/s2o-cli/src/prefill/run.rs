@@ -1,4 +1,4 @@
-//! [`Session`]: one loaded model, one prompt, one cache; each method prefills and generates on the same footing.
+//! [`Session`]: one loaded model, prompt and cache, so that all methods run under the same conditions.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use s2o_models::{
 use super::timed::Timed;
 use crate::progress;
 
-/// Positions at the prompt's end whose likeliest next token is compared.
+/// Number of positions at the prompt's end whose likeliest next token is compared.
 const COMPARED_POSITIONS: usize = 64;
-/// Tokens of the run that nobody times, on a CPU.
+/// Tokens of the untimed run on a CPU.
 const WARM_UP_TOKENS: usize = 128;
 
 /// The results of one method.
@@ -22,7 +22,7 @@ const WARM_UP_TOKENS: usize = 128;
 pub struct Run {
     /// Wall time of the prefill.
     pub prefill: Duration,
-    /// Part of it in each layer's attention.
+    /// Part of it in the attention of each layer.
     pub attention: Vec<Duration>,
     /// Hidden state and logits.
     pub output: PrefillOutput,
@@ -62,8 +62,8 @@ pub struct Session<'m> {
 }
 
 impl<'m> Session<'m> {
-    /// Makes room for the prompt and the tokens to generate; where the model's context ends earlier, fewer are
-    /// generated.
+    /// Allocates the cache for the prompt and the tokens to generate. Fewer tokens are generated if the model's context
+    /// ends earlier.
     pub fn new(
         model: &'m LoadedModel,
         prompt: &'m [u32],
@@ -75,21 +75,21 @@ impl<'m> Session<'m> {
             return Err(ModelError::ContextTooLong { expected, got }.into());
         }
         let tokens = model.prompt(prompt)?;
-        // The last new token is never fed back.
+        // The last new token is not fed back.
         let room = expected - got + 1;
         if options.max_new_tokens > room {
             eprintln!("generating at most {room} tokens: the model's context ends at {expected}");
             options.max_new_tokens = room;
         }
         let cache = model.decoder.new_cache(1, got + options.max_new_tokens.saturating_sub(1))?;
-        // Once, with the cache in place: all methods run over the same chunks.
+        // Chosen once, after the cache is allocated, so that all methods use the same chunks.
         let chunk = model.decoder.chunk_tokens(chunk, 1)?;
         Ok(Self { model, prompt, tokens, cache, chunk, num_logits: 1, options })
     }
 
-    /// Prepares for several methods on an equal footing: thread pools and code are warm before the first is timed, and
-    /// all give logits to compare. A GPU loads its kernels when they are first called, and takes other ones for short
-    /// inputs: there each method runs over a whole chunk.
+    /// Prepares a fair comparison of several methods: thread pools and code are warm before the first method is timed,
+    /// and all methods return logits to compare. A GPU loads a kernel at its first call and uses other kernels for
+    /// short inputs, so on a GPU each method runs over a whole chunk.
     pub fn compares(&mut self, methods: &[&dyn Attention]) -> Result<()> {
         self.num_logits = COMPARED_POSITIONS.min(self.prompt.len());
         let on_cpu = self.model.decoder.device().is_cpu();
@@ -103,7 +103,7 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
-    /// Prefills with `method`, then generates from that prefill's own cache. `on_text` gets the text as it comes.
+    /// Prefills with `method`, then generates from the cache of that prefill. `on_text` gets the text piece by piece.
     pub fn run(
         &mut self,
         name: &str,

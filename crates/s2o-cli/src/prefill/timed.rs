@@ -1,4 +1,4 @@
-//! [`Timed`]: how long the attention of each layer takes, whatever the method.
+//! [`Timed`]: time of each layer's attention, for any method.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use candle_s2o::{Attention, PrefillCall};
 
 use crate::progress::Progress;
 
-/// An attention method under a stopwatch. It also reports progress in tokens after each layer: a chunk of a large model
-/// takes too long to report whole chunks only.
+/// An attention method with a timer. It also reports progress in tokens after each layer, because a chunk of a large
+/// model takes too long for one report per chunk.
 #[derive(Debug)]
 pub struct Timed<'a> {
     inner: &'a dyn Attention,
@@ -35,7 +35,7 @@ impl Attention for Timed<'_> {
     }
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        // Devices work behind the caller's back: without waiting, the projections would be timed too.
+        // Devices work asynchronously: without waiting, the projections would be timed too.
         q.device().synchronize()?;
         let start = Instant::now();
         let out = self.inner.prefill(call, q, k, v)?;

@@ -1,4 +1,4 @@
-//! `compare`: its rows, its files, and that they say what the library computes.
+//! `compare`: its rows, its files, and their agreement with the library.
 
 use std::collections::HashMap;
 use std::fs;
@@ -42,7 +42,7 @@ fn compare_agrees_with_the_library() {
     let directory = TempDir::new().expect("a temporary directory");
     let file = |name: &str| directory.path().join(name);
     let (input, out, csv) = (file("qkv.safetensors"), file("out.safetensors"), file("rows.csv"));
-    // Peaked attention, so that stopping early leaves an error to see.
+    // Peaked attention, so that early stopping leaves a visible error.
     let q = numbers(1, (2, 1500, 4, 32));
     let (k, v) = (numbers(2, (2, 1500, 2, 32)), numbers(3, (2, 1500, 2, 32)));
     let scale = Tensor::new(&[0.5f32], &Device::Cpu).expect("a tensor");
@@ -65,7 +65,7 @@ fn compare_agrees_with_the_library() {
     let files = ["--tensors", text(&input), "--out-tensors", text(&out), "--csv", text(&csv), "--repeat", "2"];
     let rows = rows(&[&files[..], &flags].concat());
 
-    // Two methods, each with a row for all heads and one for each of four.
+    // Two methods, each with one row for all heads and one for each of four heads.
     assert_eq!(rows.len(), 10);
     let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
     for row in &rows {
@@ -156,7 +156,7 @@ fn bad_tensor_files_are_refused() {
     let double = q.to_dtype(DType::F64).expect("converted");
     let two = Tensor::new(&[0.5f32, 0.5], &Device::Cpu).expect("a tensor");
     refused(&[("queries", &q)], "expected tensors q, k and v, or layer.N.q, layer.N.k and layer.N.v, got queries");
-    refused(&[("q", &q), ("k", &q)], "expected a tensor `v` beside the queries, got k, q");
+    refused(&[("q", &q), ("k", &q)], "expected a tensor `v` in addition to the queries, got k, q");
     refused(&[("layer.3.q", &q)], "expected a tensor `layer.3.k`");
     refused(
         &[("q", &flat), ("k", &q), ("v", &q)],
@@ -215,7 +215,7 @@ fn captured_tensors_compare_as_the_model_does() {
 fn compare_against_candles_own_ops() {
     let directory = TempDir::new().expect("a temporary directory");
     let input = directory.path().join("qkv.safetensors");
-    // Long enough for several rows of queries at a time, and the last of more keys.
+    // Long enough for several batches of query rows. The queries are the last positions of more keys.
     let (q, k, v) = (numbers(8, (2, 700, 4, 32)), numbers(9, (2, 900, 2, 32)), numbers(10, (2, 900, 2, 32)));
     save(&input, &[("q", &q), ("k", &k), ("v", &v)]);
     let sparse = ["--dense-below", "0", "--dense-tail", "0", "--segment", "256", "--tau", "0.3"];

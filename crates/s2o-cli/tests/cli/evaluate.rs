@@ -1,4 +1,4 @@
-//! `evaluate`: its files, what it does again after an interruption, and what it refuses.
+//! `evaluate`: its files, the continuation of an interrupted run, and errors.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::{error_of, run, stdout_of, text};
 
 const SHORT: [&str; 9] = ["run", "--tasks", "passkey", "--lengths", "300,400", "--items", "2", "--out", "DIRECTORY"];
 
-/// Short passkey prompts with `more` arguments, in `directory`.
+/// Short passkey prompts in `directory`, with `more` arguments.
 fn short<'a>(directory: &'a TempDir, more: &[&'a str]) -> Vec<&'a str> {
     let args = SHORT.iter().map(|&arg| if arg == "DIRECTORY" { text(directory.path()) } else { arg });
     args.chain(more.iter().copied()).collect()
@@ -61,7 +61,7 @@ fn a_run_goes_on_after_an_interruption() {
     let (outcomes, table) = (file(&directory, "outcomes.jsonl"), file(&directory, "table.csv"));
     fs::write(directory.path().join("outcomes.jsonl"), &outcomes[..outcomes.len() - 50]).expect("written");
     let stdout = stdout_of("evaluate", &short(&directory, &["--methods", "dense"]));
-    assert!(stdout.contains("3 outcomes are there"), "{stdout}");
+    assert!(stdout.contains("3 outcomes exist"), "{stdout}");
     let now = file(&directory, "outcomes.jsonl");
     assert_eq!(now.lines().take(4).collect::<Vec<_>>(), outcomes.lines().take(4).collect::<Vec<_>>());
     assert_eq!(now.lines().count(), 5);
@@ -77,11 +77,11 @@ fn a_run_goes_on_after_an_interruption() {
     };
     assert_eq!(timeless(&file(&directory, "table.csv")), timeless(&table));
 
-    // Nothing is left to do; then everything.
+    // First nothing is left to do, then everything.
     assert_eq!(file(&directory, "runs.csv").lines().count(), 1 + 2);
-    assert!(stdout_of("evaluate", &short(&directory, &["--methods", "dense"])).contains("4 outcomes are there"));
+    assert!(stdout_of("evaluate", &short(&directory, &["--methods", "dense"])).contains("4 outcomes exist"));
     assert_eq!(file(&directory, "outcomes.jsonl"), now);
-    assert!(!stdout_of("evaluate", &short(&directory, &["--methods", "dense", "--fresh"])).contains("are there"));
+    assert!(!stdout_of("evaluate", &short(&directory, &["--methods", "dense", "--fresh"])).contains("outcomes exist"));
     assert_eq!(file(&directory, "runs.csv").lines().count(), 1 + 1);
 }
 
@@ -130,8 +130,8 @@ fn what_cannot_be_run_is_refused() {
     fs::write(directory.path().join("outcomes.jsonl"), "notes").expect("written");
     let out = text(directory.path());
     let cases: &[(&[&str], &str)] = &[
-        (&["--tasks", "niha"], "`niha` is no task: expected one of ruler, keyed, all, needle-7m, niah, "),
-        (&["--methods", "magic"], "`magic` is no method: expected one of dense, s2o"),
+        (&["--tasks", "niha"], "`niha` is not a task: expected one of ruler, keyed, all, needle-7m, niah, "),
+        (&["--methods", "magic"], "`magic` is not a method: expected one of dense, s2o"),
         (&["--methods", "s2o:colour=red"], "s2o: expected tau, segment, dense-tail"),
         (&["--methods", "s2o:tau"], "expected option=value, got tau"),
         (&["--template", "alpaca"], "--template: expected auto, none, llama3, chat-ml, qwen3, got alpaca"),
@@ -159,7 +159,7 @@ fn what_cannot_be_run_is_refused() {
     }
     let error = error_of("evaluate", &["run", "--out", out]);
     assert!(
-        error.contains("expected s2o-eval outcomes of version 1, got a file that is no journal; --fresh"),
+        error.contains("expected s2o-eval outcomes of version 1, got a file that is not a journal; --fresh"),
         "{error}"
     );
     assert_eq!(file(&directory, "outcomes.jsonl"), "notes");

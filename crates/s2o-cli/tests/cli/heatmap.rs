@@ -1,4 +1,4 @@
-//! `heatmap`: its files, and a table that agrees with what `compare` says of the same head.
+//! `heatmap`: its files, and agreement of its table with `compare` for the same head.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::{error_of, stdout_of, text};
 
-/// A prompt short enough for a test and long enough for a prefix.
+/// A prompt that is short enough for a test and long enough for a prefix.
 const PROMPT: [&str; 6] = ["--context", "1024", "--segment", "256", "--dense-below", "0"];
 
 /// Title, density and softmax mass of each panel, as printed.
@@ -60,7 +60,7 @@ fn heatmap_draws_four_panels_and_says_what_they_hold() {
 #[test]
 fn heatmap_of_all_tiles_holds_all_mass() {
     let directory = TempDir::new().expect("a temporary directory");
-    // Never stopping, and the dense path that short prompts take.
+    // A threshold that never stops, and the dense path of short prompts.
     for args in [
         ["--dense-below", "0", "--tau", "0", "--pool", "mean"],
         ["--dense-below", "4096", "--tau", "0.5", "--pool", "max"],

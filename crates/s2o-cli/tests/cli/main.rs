@@ -19,7 +19,7 @@ mod tune_published;
 /// `s2o <name>`.
 pub(crate) fn command(name: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_s2o"));
-    // A backtrace must not spoil the one line of an error, even when it is asked for.
+    // A backtrace must not add lines to an error, even if it is requested.
     command.arg(name).env("RUST_BACKTRACE", "1").env("HF_HUB_OFFLINE", "1");
     command
 }
@@ -35,7 +35,7 @@ pub(crate) fn stdout_of(name: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// The single line on stderr of a run without progress that fails with exit code 1.
+/// The only line on stderr of a run without progress that fails with exit code 1.
 pub(crate) fn error_of(name: &str, args: &[&str]) -> String {
     let output = run(name, &[&["--quiet"], args].concat());
     let stderr = String::from_utf8(output.stderr).expect("UTF-8");

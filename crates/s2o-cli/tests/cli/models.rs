@@ -61,7 +61,7 @@ fn a_model_in_the_hubs_cache_needs_no_network() {
     }
     let prefill = |variable: &str, value: &Path, model: &str| {
         let mut command = command("prefill");
-        // Nobody listens there: a request would fail the run.
+        // No server listens there, so a request would fail the run.
         command.env_remove("HF_HUB_OFFLINE").env("HF_ENDPOINT", "http://127.0.0.1:9").env(variable, value);
         let args = ["--model", model, "--context", "300", "--attention", "dense", "--json"];
         let output = command.args(args).output().expect("the program starts");
@@ -89,7 +89,7 @@ fn the_models_context_is_the_limit() {
     let error = error_of("compare", &["--model", model, "--context", "1024"]);
     assert!(error.contains("the model has 512 positions"), "{error}");
 
-    // A file is cut in the middle, and no more is generated than there is room for.
+    // A file is cut in the middle, and no more tokens are generated than the context has room for.
     let file = short.path().join("prompt.txt");
     fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(200)).expect("written");
     let output = run("prefill", &["--model", model, "--prompt-file", text(&file), "--context", "511", "--json"]);

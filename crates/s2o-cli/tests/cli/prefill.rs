@@ -77,7 +77,7 @@ fn prefill_runs_one_method_alone() {
     }
     assert_eq!(dense["answer_dense"], dense["expected"]);
 
-    // A prompt of the user's own: S2O alone, and no answer to expect. A threshold of 0 never stops.
+    // The user's own prompt: only S2O, and no expected answer. A threshold of 0 never stops.
     let own = ["--prompt", "What is a passkey?", "-n", "3", "--json", "--dense-below", "0", "--tau", "0"];
     let own = json_of(&own);
     for key in ["seconds_dense", "rel_l1", "answer_dense", "expected"] {
@@ -155,7 +155,7 @@ fn wrong_options_say_expected_and_got() {
         (&["--revision", "main"], "expected a Hugging Face id"),
     ];
     for (args, part) in cases {
-        // What is said beside the error is tested elsewhere.
+        // Other lines on stderr are tested elsewhere.
         let output = run("prefill", args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");

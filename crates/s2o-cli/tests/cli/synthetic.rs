@@ -1,4 +1,4 @@
-//! Synthetic models from either command line: labelled, timed, and refused where they make no sense.
+//! Synthetic models from either command line: labels, times and errors.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::{error_of, run, stdout_of, text};
 
-/// The `config.json` of a model that is quick to make.
+/// The `config.json` of a model that is fast to make.
 fn shape() -> (TempDir, String) {
     let directory = TempDir::new().expect("a temporary directory");
     let config = json!({
@@ -31,7 +31,7 @@ fn prefill_times_a_synthetic_model() {
     assert!(object["seconds_dense"].is_number() && object["seconds_s2o"].is_number(), "{object}");
     assert!((0.05..1.0).contains(&object["density"].as_f64().expect("a density")), "{object}");
     assert_eq!(object["expected"], Value::Null);
-    // What it says is the numbers of tokens.
+    // The generated text is token numbers.
     let answer = object["answer_dense"].as_str().expect("an answer");
     assert_eq!(answer.split(' ').filter(|id| id.parse::<u32>().is_ok()).count(), 3, "{answer}");
 

@@ -21,7 +21,7 @@ fn tuned_thresholds_are_read_by_the_other_commands() {
     let sparse = settings.layers().iter().position(|layer| *layer == LayerSetting::Tau(0.1));
     let sparse = sparse.expect("a layer that bears the largest threshold");
 
-    // The promise holds where it was made: on the same prompt, layer by layer.
+    // The bound holds on the tuning prompt, layer by layer.
     let compared = |methods: &str, more: &[&str]| -> Vec<Value> {
         let args = ["--context", "2304", "--layers", "0,1,2,3,4,5", "--json", "--methods", methods];
         let stdout = stdout_of("compare", &[&args[..], more].concat());
@@ -75,7 +75,7 @@ fn settings_that_do_not_fit_are_refused() {
     let error = error_of("compare", &["--methods", &spec, "--context", "100", "--layers", "2"]);
     assert!(error.contains("expected layers 0 to 0, got a call for layer 2"), "{error}");
     for (args, part) in [
-        (&["--max-rel-l1=-1"][..], "expected a number from 0 on, got -1"),
+        (&["--max-rel-l1=-1"][..], "expected a number of at least 0, got -1"),
         (&["--max-rel-l1", "0.1", "--tau", "0.1"], "--tau: expected none of the flags that tuning decides"),
         (&["--max-rel-l1", "0.1", "--taus", "1"], "tau: expected a number in [0, 1), got 1"),
         (&["--max-rel-l1", "0.1", "--lengths", "500"], "expected at least 2048 tokens"),

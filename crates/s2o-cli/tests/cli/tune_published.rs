@@ -1,4 +1,4 @@
-//! `evaluate tune-spargeattn` and `search-minference`, and what they write as an option of the methods.
+//! `evaluate tune-spargeattn` and `search-minference`, and their files as options of the methods.
 
 use s2o_baselines::{MInferenceConfig, SpargeConfig};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::{error_of, stdout_of, text};
 
-/// All heads of all layers by one method, on the prompt that the tuners build.
+/// All heads of all layers with one method, on the prompt that the tuners build.
 fn compared(method: &str, tokens: &str) -> Vec<Value> {
     let args = ["--context", tokens, "--layers", "0,1,2,3,4,5", "--json", "--methods", method];
     let stdout = stdout_of("compare", &args);
@@ -19,7 +19,7 @@ fn of_heads(rows: &[Value]) -> impl Iterator<Item = &Value> {
 
 #[test]
 fn tuned_spargeattn_keeps_its_bounds() {
-    // Short: the tuner runs every layer 59 times.
+    // Short, because the tuner runs every layer 59 times.
     const TOKENS: &str = "512";
     let directory = TempDir::new().expect("a temporary directory");
     let file = directory.path().join("spargeattn.json");
@@ -41,7 +41,7 @@ fn tuned_spargeattn_keeps_its_bounds() {
     let density = |rows: &[Value]| of_heads(rows).filter_map(|row| row["density"].as_f64()).sum::<f64>();
     assert!(density(&tuned) < density(&untuned), "{tuned:?} {untuned:?}");
 
-    // What a file sets is not swept.
+    // A value that a file sets is not swept.
     let out = directory.path().join("rows");
     let args = ["experiment", "matched-density", "--context", TOKENS, "--layers", "4", "--methods", &method];
     stdout_of("evaluate", &[&args[..], &["--out", text(&out)]].concat());
@@ -88,7 +88,7 @@ fn what_cannot_be_tuned_or_read_is_refused() {
         assert!(error.contains(part), "{args:?}: {error}");
     }
     for command in ["tune-spargeattn", "search-minference"] {
-        // The model does not exist either: that would be said later.
+        // The model does not exist either; that error would come later.
         let error = error_of("evaluate", &[command, "--save", text(&elsewhere), "--model", "no-such-model"]);
         assert!(error.contains("--save: expected a file in a directory that exists"), "{error}");
     }
@@ -121,7 +121,7 @@ fn what_cannot_be_tuned_or_read_is_refused() {
         assert!(error.contains(part), "{method}: {error}");
     }
     let error = error_of("compare", &["--methods", &format!("minference:config={}:budget=1", text(&file))]);
-    assert!(error.contains("budget: expected none beside config, which sets it"), "{error}");
+    assert!(error.contains("budget: expected none together with config, which sets it"), "{error}");
     let missing = directory.path().join("nothing.json");
     let error = error_of("compare", &["--methods", &format!("minference:config={}", text(&missing))]);
     assert!(error.contains("cannot read") && error.contains("nothing.json"), "{error}");

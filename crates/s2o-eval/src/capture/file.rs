@@ -1,4 +1,4 @@
-//! Files of q, k, v: reading those of any origin, writing captured ones.
+//! Tensor files with q, k, v: reading files of any origin, writing captured tensors.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -12,18 +12,18 @@ use thiserror::Error;
 
 use super::LayerTensors;
 
-/// Bytes of the header's length, which a safetensors file begins with.
+/// Bytes of the header's length, at the start of a safetensors file.
 const LENGTH_BYTES: usize = 8;
-/// Tensor and metadata key of the factor on `q . k`.
+/// Tensor name and metadata key of the factor on `q . k`.
 const SOFTMAX_SCALE: &str = "softmax_scale";
 /// Metadata key of the layer that plain q, k, v were captured from.
 const LAYER: &str = "layer";
 
-/// What is wrong with a tensor file.
+/// An error of a tensor file.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TensorFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
@@ -31,56 +31,56 @@ pub enum TensorFileError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error("cannot write {}: {reason}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// It is no safetensors file.
+    /// The file is not a valid safetensors file.
     #[error("{} is not a valid safetensors file: {reason}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// It has no queries.
+    /// The file has no queries.
     #[error("{}: expected tensors q, k and v, or layer.N.q, layer.N.k and layer.N.v, got {got}", path.display())]
     NoQueries {
         /// The file.
         path: PathBuf,
-        /// The tensors that it has.
+        /// Names of the tensors in the file.
         got: String,
     },
-    /// It has queries, and no keys or values that belong to them.
-    #[error("{}: expected a tensor `{expected}` beside the queries, got {got}", path.display())]
+    /// The file has queries, but no keys or values that belong to them.
+    #[error("{}: expected a tensor `{expected}` in addition to the queries, got {got}", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
-        /// The name that is missing.
+        /// The missing name.
         expected: String,
-        /// The tensors that it has.
+        /// Names of the tensors in the file.
         got: String,
     },
-    /// It has no such layer.
+    /// The file lacks a layer.
     #[error("{}: expected layers {expected:?}, got layer {got}", path.display())]
     NoSuchLayer {
         /// The file.
         path: PathBuf,
-        /// The layers that it has.
+        /// The layers in the file.
         expected: Vec<usize>,
-        /// The layer that was asked for.
+        /// The requested layer.
         got: usize,
     },
-    /// The factor on `q . k` is no number.
+    /// The factor on `q . k` is not a number.
     #[error("{}: softmax_scale: expected one number, got {got}", path.display())]
     SoftmaxScale {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// The value in the file.
         got: String,
     },
     /// Candle failed.
@@ -88,16 +88,16 @@ pub enum TensorFileError {
     Candle(#[from] candle_core::Error),
 }
 
-/// An open file of q, k, v of one layer or several.
+/// An open file with q, k, v of one or more layers.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
     file: Mutex<File>,
-    /// Where the tensors' bytes begin.
+    /// Byte at which the tensors begin.
     data_start: u64,
     header: Metadata,
     names: BTreeSet<String>,
-    /// Layers, each with what stands before `q`, `k`, `v`.
+    /// Layers, each with the prefix of its `q`, `k`, `v`.
     layers: Vec<(usize, String)>,
 }
 
@@ -105,7 +105,7 @@ impl TensorFile {
     /// Opens a file and finds its layers.
     ///
     /// # Errors
-    /// If it cannot be read, is no safetensors file or has no queries.
+    /// If the file cannot be read, is not a safetensors file or has no queries.
     pub fn open(path: &Path) -> Result<Self, TensorFileError> {
         let (file, data_start, header) = read_header(path)?;
         let names: BTreeSet<String> = header.offset_keys().into_iter().collect();
@@ -127,10 +127,10 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), file: Mutex::new(file), data_start, header, names, layers })
     }
 
-    /// The layers to read: those asked for, or all.
+    /// The layers to read: `wanted`, or all layers if `wanted` is empty.
     ///
     /// # Errors
-    /// [`TensorFileError::NoSuchLayer`] for one that the file lacks.
+    /// [`TensorFileError::NoSuchLayer`] for a layer that the file lacks.
     pub fn choose(&self, wanted: &[usize]) -> Result<Vec<usize>, TensorFileError> {
         let all: Vec<usize> = self.layers.iter().map(|(layer, _)| *layer).collect();
         if let Some(&got) = wanted.iter().find(|layer| !all.contains(layer)) {
@@ -139,7 +139,7 @@ impl TensorFile {
         Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
     }
 
-    /// Reads a layer that [`Self::choose`] named.
+    /// Reads a layer that [`Self::choose`] returned.
     ///
     /// # Errors
     /// If the layer lacks keys or values, or cannot be read.
@@ -149,7 +149,7 @@ impl TensorFile {
         let (q, k, v) = (q?, k?, v?);
         let softmax_scale = match self.softmax_scale(prefix)? {
             Some(scale) => scale,
-            // Rank and sizes are for attention itself to refuse.
+            // Attention itself refuses wrong ranks and sizes.
             None => 1.0 / (q.dims().last().copied().unwrap_or(1) as f32).sqrt(),
         };
         Ok(LayerTensors { layer, q, k, v, softmax_scale })
@@ -170,7 +170,7 @@ impl TensorFile {
         Ok(Tensor::from_raw_buffer(&bytes, info.dtype.try_into()?, &info.shape, device)?)
     }
 
-    /// The layer's own, the file's, or the metadata's.
+    /// The scale of the layer, otherwise of the file, otherwise of the metadata.
     fn softmax_scale(&self, prefix: &str) -> Result<Option<f32>, TensorFileError> {
         let wrong = |got: String| TensorFileError::SoftmaxScale { path: self.path.clone(), got };
         let own = format!("{prefix}{SOFTMAX_SCALE}");
@@ -188,12 +188,12 @@ impl TensorFile {
     }
 }
 
-/// `name` where there is one layer, else with the layer before it.
+/// `name`, with the layer as prefix if there is more than one layer.
 pub fn tensor_name(name: &str, layer: usize, num_layers: usize) -> String {
     if num_layers == 1 { name.to_owned() } else { format!("layer.{layer}.{name}") }
 }
 
-/// Writes q, k, v and the scale, as [`TensorFile`] reads them.
+/// Writes q, k, v and the scale in the format that [`TensorFile`] reads.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -213,7 +213,7 @@ pub fn save_layers(path: &Path, layers: &[LayerTensors]) -> Result<(), TensorFil
     save_tensors(path, tensors, metadata)
 }
 
-/// Writes tensors by name.
+/// Writes tensors under their names.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -226,7 +226,7 @@ pub fn save_tensors(
         .map_err(|error| TensorFileError::Write { path: path.to_owned(), reason: error.to_string() })
 }
 
-/// The open file, where its tensors begin, and what they are.
+/// The open file, the byte at which its tensors begin, and its header.
 fn read_header(path: &Path) -> Result<(File, u64, Metadata), TensorFileError> {
     let read = |source| TensorFileError::Read { path: path.to_owned(), source };
     let invalid = |reason: String| TensorFileError::Invalid { path: path.to_owned(), reason };
@@ -253,7 +253,7 @@ fn read_header(path: &Path) -> Result<(File, u64, Metadata), TensorFileError> {
     Ok((file, data_start, header))
 }
 
-/// What the header's free part says under a key.
+/// Value of a key in the header's metadata.
 fn text_of<'h>(header: &'h Metadata, key: &str) -> Option<&'h String> {
     header.metadata().as_ref()?.get(key)
 }

@@ -1,4 +1,4 @@
-//! Queries, keys and values to run attention methods on: taken out of a model's prefill, or read from a file.
+//! Queries, keys and values to run attention methods on: captured in a model's prefill, or read from a file.
 
 mod file;
 mod prefill;
@@ -12,7 +12,7 @@ pub use prefill::capture;
 /// The operands of one attention call.
 #[derive(Debug, Clone)]
 pub struct LayerTensors {
-    /// The decoder layer they come from.
+    /// The decoder layer that they come from.
     pub layer: usize,
     /// (batch, q_len, num_heads, head_dim)
     pub q: Tensor,
@@ -25,18 +25,18 @@ pub struct LayerTensors {
 }
 
 impl LayerTensors {
-    /// What a method is told beside the tensors: the prompt ends with them.
+    /// The parameters of the call. The prompt has as many tokens as `k`.
     ///
     /// # Errors
-    /// If `k` has no length.
+    /// If `k` has no length dimension.
     pub fn call(&self) -> Result<PrefillCall> {
         Ok(PrefillCall { layer: self.layer, softmax_scale: self.softmax_scale, prompt_len: self.k.dim(1)? })
     }
 
-    /// The sizes, checked.
+    /// The checked sizes.
     ///
     /// # Errors
-    /// If the tensors do not fit each other.
+    /// If the shapes of the tensors do not match.
     pub fn shape(&self) -> Result<AttnShape> {
         let dims = |tensor: &Tensor| tensor.dims4().map(|(b, s, h, d)| [b, s, h, d]);
         AttnShape::of(dims(&self.q)?, dims(&self.k)?, dims(&self.v)?).map_err(candle_core::Error::wrap)

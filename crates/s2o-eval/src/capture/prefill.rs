@@ -1,4 +1,4 @@
-//! Taking q, k, v out of a model's prefill.
+//! Capture of q, k, v in a model's prefill.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,14 +10,14 @@ use s2o_models::{Chunk, LoadedModel, PrefillOptions};
 use super::LayerTensors;
 use crate::error::{EvalError, Result};
 
-/// Dense attention that keeps what it is given in some layers.
+/// Dense attention that records the tensors of some layers.
 #[derive(Debug)]
 struct Recorder {
     layers: Vec<usize>,
     parts: Mutex<BTreeMap<usize, Parts>>,
 }
 
-/// The queries of each chunk, and what the last chunk's call brings.
+/// The queries of each chunk; keys, values and scale of the last chunk's call.
 #[derive(Debug, Default)]
 struct Parts {
     queries: Vec<Tensor>,
@@ -35,7 +35,7 @@ impl Attention for Recorder {
             let parts = all.entry(call.layer).or_default();
             parts.queries.push(q.clone());
             if k.dim(1)? == call.prompt_len {
-                // Views of the cache, which is done with when the prefill ends.
+                // Views of the cache, which is not used after the prefill.
                 parts.keys_values_scale = Some((k.clone(), v.clone(), call.softmax_scale));
             }
         }
@@ -43,11 +43,11 @@ impl Attention for Recorder {
     }
 }
 
-/// Prefills `prompt` densely and returns q, k, v of `layers`; of the first, middle and last when none are named.
-/// `progress` gets the tokens done and the tokens in all.
+/// Prefills `prompt` densely and returns q, k, v of `layers`, or of the first, middle and last layer if `layers` is
+/// empty. `progress` gets the number of tokens done and of all tokens.
 ///
 /// # Errors
-/// [`EvalError::NoSuchLayer`] for a layer that the model lacks; or if the model refuses the prompt.
+/// [`EvalError::NoSuchLayer`] for a layer that the model lacks; an error of the model if it refuses the prompt.
 pub fn capture(
     model: &LoadedModel,
     prompt: &[u32],

@@ -1,4 +1,4 @@
-//! What the parts of S2O contribute (Table 3): the local window alone, with ranked keys, with ranked queries too.
+//! Contribution of the parts of S2O (Table 3): local window alone, with ranked keys, with ranked queries too.
 
 use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, BlockLists, BlockSelection, Mask, PrefillCall, S2oConfig, SegmentLen, query_blocks};
@@ -12,11 +12,11 @@ use crate::method::{Method, MethodSpec};
 /// One variant on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ComponentRow {
-    /// The method whose other settings hold.
+    /// The method that all other settings come from.
     pub settings: String,
     /// `local window only`, `keys ranked` (no query permutation) or `keys and queries ranked`.
     pub component: String,
-    /// Last queries that see everything. With the local window alone whole blocks of 128 queries that hold them do.
+    /// Last queries that attend to all keys; with `local window only`, the blocks of 128 queries that hold them.
     pub dense_tail: usize,
     /// The layer.
     pub layer: usize,
@@ -32,18 +32,18 @@ pub struct ComponentRow {
     pub rel_l1: f64,
     /// Cosine similarity.
     pub cosine: f64,
-    /// Time for ranking.
+    /// Time for ranking, in seconds.
     pub selection_seconds: f64,
-    /// Time for attending.
+    /// Time for attention, in seconds.
     pub attention_seconds: f64,
-    /// Our dense attention's, in turns with the variants.
+    /// Time of our dense attention in seconds, alternating with the variants.
     pub dense_seconds: f64,
-    /// Dense over ranking and attending.
+    /// Time of dense attention over time for ranking and attention.
     pub speed_up: f64,
 }
 
-/// Runs the variants on a layer, under the paper's settings and the default's, without a dense tail and with the
-/// default's. Seconds are medians of `repeats`, in turns.
+/// Runs the variants on a layer with the paper's settings and with the default settings, each without a dense tail and
+/// with the default's dense tail. Seconds are medians of `repeats` alternating runs.
 ///
 /// # Errors
 /// If a variant refuses the tensors.
@@ -56,7 +56,7 @@ pub fn components(exact: &Exact, repeats: usize) -> Result<Vec<ComponentRow>> {
             variants.push((settings, "local window only", tail, Box::new(BlockSparse::new(window))));
             for (component, q_perm) in [("keys ranked", "off"), ("keys and queries ranked", "on")] {
                 let spec: MethodSpec = settings.parse()?;
-                // The parts are looked at, not whether they pay at this length.
+                // The parts are measured at any length, even where dense attention is faster.
                 let spec = spec.with("dense-below", 0).with("dense-tail", tail).with("q-perm", q_perm);
                 variants.push((settings, component, tail, spec.build()?));
             }
@@ -86,8 +86,8 @@ pub fn components(exact: &Exact, repeats: usize) -> Result<Vec<ComponentRow>> {
     Ok(rows.collect())
 }
 
-/// S2O's first pass alone: every query sees its own segment up to itself, and nothing before. S2O has no option for
-/// that, as it computes at least one prefix tile; the block-sparse executor computes the same tiles.
+/// S2O's first pass alone: every query attends to its own segment up to itself and to nothing before. S2O has no option
+/// for this, because it computes at least one prefix tile. The block-sparse executor computes the same tiles.
 #[derive(Debug, Clone, Copy)]
 struct SegmentWindow {
     segment_len: SegmentLen,
@@ -114,7 +114,7 @@ impl BlockSelector for SegmentWindow {
             .map(|rows| {
                 let (start, end) = (shape.q_offset() + rows.start, shape.q_offset() + rows.end);
                 let first = if end > tail_start { 0 } else { start / segment * segment };
-                // Segments are whole blocks.
+                // A segment consists of whole blocks.
                 first / BLOCK_Q..end.div_ceil(BLOCK_Q)
             })
             .collect();
@@ -144,10 +144,10 @@ mod tests {
             let apart = (own - got).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
             assert!(apart < 1e-5, "from {start}: {apart}");
         }
-        // 3 tiles in each of three whole segments and in the ragged one, of 36.
+        // 3 tiles in each of the three whole segments and in the partial one, of 36.
         assert_eq!(timed.density(), 12.0 / 36.0);
         let tail = BlockSparse::new(SegmentWindow { segment_len: SegmentLen::Fixed(256), dense_tail: 128 });
-        // The last two blocks of queries see 7 and 8 blocks of keys.
+        // The last two blocks of queries attend to 7 and 8 blocks of keys.
         assert_eq!(exact.run(&tail).unwrap().density(), (9.0 + 15.0) / 36.0);
     }
 

@@ -1,4 +1,4 @@
-//! How much of attention each head of each layer computes.
+//! Density and error of each head of each layer.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub struct HeadRow {
     pub head: usize,
     /// Keys.
     pub tokens: usize,
-    /// Share of its causal tiles computed.
+    /// Share of the head's causal tiles that were computed.
     pub density: f64,
     /// Mean squared error.
     pub mse: f64,

@@ -2,9 +2,9 @@
 
 /// Error over density: straight lines between the measured points, the error on a logarithmic scale.
 ///
-/// A setting that computes more and errs more than another is no reason to take it, so the curve never rises with
-/// density. It has no value outside the measured densities, nor beside points where nothing was skipped: what error
-/// those have is rounding.
+/// A setting with more density and more error than another is never useful, so the curve never rises with density. It
+/// has no value outside the measured densities and ignores points where nothing was skipped, because their error is
+/// only rounding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ErrorCurve {
     /// Ascending in density, each with the logarithm of the least error so far.
@@ -26,12 +26,12 @@ impl ErrorCurve {
         Self { points }
     }
 
-    /// The densities between which there are values.
+    /// Smallest and largest density with a value.
     pub fn range(&self) -> Option<(f64, f64)> {
         Some((self.points.first()?.0, self.points.last()?.0))
     }
 
-    /// The error at a density; nothing outside [`ErrorCurve::range`].
+    /// The error at a density; `None` outside [`ErrorCurve::range`].
     pub fn at(&self, density: f64) -> Option<f64> {
         let right = self.points.partition_point(|point| point.0 < density);
         let &(right_density, right_error) = self.points.get(right)?;

@@ -10,11 +10,11 @@ use crate::method::{Knob, MethodSpec, find};
 /// One method with one setting on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SweepRow {
-    /// The method as it was asked for.
+    /// The method as requested.
     pub method: String,
-    /// The option that trades error for density; empty for a method that has none.
+    /// The option that trades error for density; empty if the method has none.
     pub option: String,
-    /// Its value, where the method has such an option.
+    /// Value of the option, if the method has one.
     pub value: Option<f64>,
     /// The layer.
     pub layer: usize,
@@ -30,22 +30,22 @@ pub struct SweepRow {
     pub rel_l1: f64,
     /// Cosine similarity.
     pub cosine: f64,
-    /// Time for deciding what to compute.
+    /// Time for selection, in seconds.
     pub selection_seconds: f64,
-    /// Time for computing it.
+    /// Time for attention, in seconds.
     pub attention_seconds: f64,
 }
 
-/// A method at a density, over all layers and heads.
+/// A method at a density, averaged over all layers and heads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MatchedRow {
-    /// The method as it was asked for.
+    /// The method as requested.
     pub method: String,
-    /// The density that all methods are compared at.
+    /// The density at which all methods are compared.
     pub density: f64,
-    /// Layers that the errors are means over.
+    /// Number of layers that the errors are means over.
     pub layers: usize,
-    /// Mean squared error; nothing where the sweep does not reach the density from both sides.
+    /// Mean squared error; `None` if the sweep does not reach the density from both sides.
     pub mse: Option<f64>,
     /// Mean absolute error.
     pub mae: Option<f64>,
@@ -53,11 +53,11 @@ pub struct MatchedRow {
     pub rel_l1: Option<f64>,
 }
 
-/// The settings that a sweep of `spec` runs, each with the value of its option: those of the method's table row, or the
-/// one that the spec names, itself or by a file.
+/// The settings that a sweep of `spec` runs, each with the value of its option: the values of the method's table row,
+/// or only the value that `spec` sets itself or by a file.
 ///
 /// # Errors
-/// If there is no such method.
+/// If the method does not exist.
 pub fn settings(spec: &MethodSpec) -> Result<Vec<(Option<f64>, MethodSpec)>> {
     Ok(match find(spec.name())?.knob {
         Some(Knob { file: Some(file), .. }) if spec.option(file).is_some() => vec![(None, spec.clone())],
@@ -101,8 +101,8 @@ pub fn sweep(exact: &Exact, methods: &[MethodSpec]) -> Result<Vec<SweepRow>> {
 }
 
 /// All methods of a sweep at the same densities. A method's curve goes through the means over the layers at each of its
-/// settings, since one value is set for a whole model; where it has no value is said by [`ErrorCurve`]. A method
-/// without a knob, or whose knob a file sets, has no rows.
+/// settings, since one value is set for a whole model. [`ErrorCurve`] defines where it has no value. A method without a
+/// knob, or with a knob that a file sets, has no rows.
 pub fn at_densities(rows: &[SweepRow], densities: &[f64]) -> Vec<MatchedRow> {
     let mut methods: Vec<&str> = Vec::new();
     for row in rows {
@@ -131,7 +131,7 @@ pub fn at_densities(rows: &[SweepRow], densities: &[f64]) -> Vec<MatchedRow> {
     matched
 }
 
-/// One method's means over the layers, setting by setting.
+/// A method's means over the layers for each setting.
 fn curve(rows: &[&SweepRow], error: fn(&SweepRow) -> f64) -> ErrorCurve {
     let mut values: Vec<Option<f64>> = Vec::new();
     for row in rows {

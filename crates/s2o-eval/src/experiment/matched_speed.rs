@@ -1,7 +1,7 @@
-//! S2O's time against that of blocks of the same density (Fig. 6).
+//! Time of S2O and of blocks of the same density (Fig. 6).
 //!
-//! The blocks are chosen at random and choosing them takes no time: what is compared is how well each way of skipping
-//! turns density into speed, with S2O's ranking on S2O's account.
+//! The blocks are chosen at random, and their choice takes no time. The comparison shows how well each way of skipping
+//! turns density into speed, with S2O's ranking counted as S2O's time.
 
 use std::time::Instant;
 
@@ -17,10 +17,10 @@ use crate::error::{EvalError, Result};
 use crate::method::MethodSpec;
 use crate::metrics::median;
 
-/// Blocks are the same in every run.
+/// The blocks are the same in every run.
 const SEED: u64 = 0;
 
-/// One density on one layer. Seconds are medians of runs in turns.
+/// One density on one layer. Seconds are medians of alternating runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpeedRow {
     /// The method.
@@ -33,7 +33,7 @@ pub struct SpeedRow {
     pub tokens: usize,
     /// Share of the causal tiles that the method computes.
     pub density: f64,
-    /// The same of the random blocks.
+    /// Share of the causal tiles of the random blocks.
     pub block_density: f64,
     /// The method's time, selection included.
     pub seconds: f64,
@@ -43,14 +43,14 @@ pub struct SpeedRow {
     pub block_seconds: f64,
     /// Our dense attention's time.
     pub dense_seconds: f64,
-    /// Blocks over method: above 1 the method is faster.
+    /// Time of the blocks over time of the method; above 1 the method is faster.
     pub ratio: f64,
 }
 
 /// Times `method` at every value of its knob against random blocks of the same density in every head.
 ///
 /// # Errors
-/// If the method refuses its options or the tensors, or for no repeats.
+/// If the method refuses its options or the tensors, or if `repeats` is 0.
 pub fn matched_speed(exact: &Exact, method: &MethodSpec, repeats: usize) -> Result<Vec<SpeedRow>> {
     if repeats == 0 {
         let (what, expected) = ("repeats", "at least 1".to_owned());
@@ -70,7 +70,7 @@ pub fn matched_speed(exact: &Exact, method: &MethodSpec, repeats: usize) -> Resu
             q.device().synchronize()?;
             Ok(start.elapsed().as_secs_f64())
         };
-        // Not timed: the kernels of a GPU are loaded by the first call.
+        // This call is not timed, because the first call on a GPU loads the kernels.
         blocks()?;
         exact.run(&Dense)?;
         let [mut own, mut ranking, mut block, mut dense] = [const { Vec::new() }; 4];
@@ -99,8 +99,8 @@ pub fn matched_speed(exact: &Exact, method: &MethodSpec, repeats: usize) -> Resu
     Ok(rows)
 }
 
-/// As many blocks for each head as `work` says, spread over its query blocks by how many each could see. The diagonal
-/// block is always among them, so that every query sees itself; the others are random.
+/// For each head as many blocks as `work` says, spread over its query blocks in proportion to the visible blocks of
+/// each. The diagonal block is always chosen, so that every query attends to itself. The others are random.
 fn random_blocks(exact: &Exact, work: &[HeadWork]) -> Result<BlockSelection> {
     let shape = exact.tensors.shape()?;
     let mut random = ChaCha8Rng::seed_from_u64(SEED);
@@ -111,7 +111,7 @@ fn random_blocks(exact: &Exact, work: &[HeadWork]) -> Result<BlockSelection> {
     let mut lists = Vec::with_capacity(work.len() * visible.len());
     for head in work {
         let wanted = head.density() * all as f64;
-        // What is due up to here and what was given: roundings do not add up.
+        // Wanted and chosen blocks so far, so that rounding errors do not add up.
         let (mut due, mut given) = (0.0, 0);
         for &visible in &visible {
             due += wanted * visible as f64 / all as f64;

@@ -1,4 +1,4 @@
-//! The operator-level experiments of the S2O paper, for any methods, on the queries, keys and values of any layer.
+//! The operator-level experiments of the S2O paper, for any method, on the queries, keys and values of any layer.
 //!
 //! | | | |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | [`components`] | Table 3 | local window, ranked keys, ranked queries |
 //! | [`heads`] | | density by layer and head |
 //!
-//! Every experiment takes one layer at a time and returns plain rows, so that what is held is one layer's tensors.
-//! Errors are against [`Exact`]; averages over heads weigh all elements of the output alike.
+//! Every experiment takes one layer at a time and returns plain rows, so that only one layer's tensors are in memory.
+//! Errors are relative to [`Exact`]. Averages over heads give all elements of the output the same weight.
 
 pub mod components;
 pub mod heads;
@@ -28,8 +28,8 @@ use crate::error::{EvalError, Result};
 use crate::method::{Method, Sdpa, Timed};
 use crate::metrics::{ErrorSums, Errors, median};
 
-/// A layer with exact attention's output in f32: by our dense on the CPU, by Candle's own ops on a GPU, where our
-/// kernels compute in 16 bits.
+/// A layer with the f32 output of exact attention: from our dense attention on the CPU, from Candle's own ops on a GPU,
+/// because our GPU kernels compute in 16 bits.
 #[derive(Debug)]
 pub struct Exact<'t> {
     tensors: &'t LayerTensors,
@@ -42,27 +42,27 @@ pub struct Exact<'t> {
 pub struct Measured {
     /// Share of the causal tiles that were computed, over all heads.
     pub density: f64,
-    /// Over all heads.
+    /// Errors over all heads.
     pub errors: Errors,
-    /// By query head, over all sequences of the batch.
+    /// Results by query head, over all sequences of the batch.
     pub heads: Vec<HeadMeasured>,
-    /// Seconds that went into deciding what to compute.
+    /// Seconds for selection.
     pub selection_seconds: f64,
-    /// Seconds that went into computing it.
+    /// Seconds for attention.
     pub attention_seconds: f64,
 }
 
 /// One query head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadMeasured {
-    /// Share of its causal tiles that were computed.
+    /// Share of the head's causal tiles that were computed.
     pub density: f64,
-    /// Of its output.
+    /// Errors of the head's output.
     pub errors: Errors,
 }
 
 impl Measured {
-    /// Seconds in all.
+    /// Sum of both times, in seconds.
     pub fn seconds(&self) -> f64 {
         self.selection_seconds + self.attention_seconds
     }
@@ -72,7 +72,7 @@ impl<'t> Exact<'t> {
     /// Computes the exact output.
     ///
     /// # Errors
-    /// If the tensors do not fit each other.
+    /// If the shapes of the tensors do not match.
     pub fn new(tensors: &'t LayerTensors) -> Result<Self> {
         let call = tensors.call()?;
         tensors.shape()?;
@@ -86,7 +86,7 @@ impl<'t> Exact<'t> {
         Ok(Self { tensors, call, out })
     }
 
-    /// The layer.
+    /// Index of the layer.
     pub fn layer(&self) -> usize {
         self.call.layer
     }
@@ -96,7 +96,7 @@ impl<'t> Exact<'t> {
         self.call.prompt_len
     }
 
-    /// Runs a method once, its phases timed apart.
+    /// Runs a method once and times its phases separately.
     ///
     /// # Errors
     /// If the method refuses the tensors.
@@ -116,11 +116,11 @@ impl<'t> Exact<'t> {
         self.compare(&self.run(method)?)
     }
 
-    /// Measures each method `repeats` times, in turns, so that what the machine does meanwhile is shared. Errors and
-    /// density are those of the first run, seconds the medians.
+    /// Measures each method `repeats` times, alternating, so that changes of the machine affect all methods alike.
+    /// Errors and density are those of the first run, seconds are medians.
     ///
     /// # Errors
-    /// If a method refuses the tensors, or for no repeats.
+    /// If a method refuses the tensors, or if `repeats` is 0.
     pub fn measure_in_turns(&self, methods: &[&dyn Method], repeats: usize) -> Result<Vec<Measured>> {
         if repeats == 0 {
             let (what, expected) = ("repeats", "at least 1".to_owned());
@@ -142,10 +142,10 @@ impl<'t> Exact<'t> {
         Ok(all)
     }
 
-    /// A run's errors, density and times.
+    /// Errors, density and times of a run.
     ///
     /// # Errors
-    /// If the output has another shape than the exact one.
+    /// If the shapes of the output and of the exact output differ.
     pub fn compare(&self, timed: &Timed) -> Result<Measured> {
         let sums = ErrorSums::by_head(&self.out, &timed.out)?;
         let num_heads = sums.len();

@@ -9,7 +9,7 @@ use crate::method::{Method, MethodSpec};
 /// One threshold and segment length on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GridRow {
-    /// The method whose threshold and segment length were set.
+    /// The method for which threshold and segment length were set.
     pub method: String,
     /// The threshold.
     pub tau: f64,
@@ -25,17 +25,17 @@ pub struct GridRow {
     pub mse: f64,
     /// Relative L1 error.
     pub rel_l1: f64,
-    /// Time for ranking.
+    /// Time for ranking, in seconds.
     pub selection_seconds: f64,
-    /// Time for attending.
+    /// Time for attention, in seconds.
     pub attention_seconds: f64,
-    /// Our dense attention's, in turns with the thresholds of a segment length.
+    /// Time of our dense attention in seconds, alternating with the thresholds of a segment length.
     pub dense_seconds: f64,
-    /// Dense over ranking and attending.
+    /// Time of dense attention over time for ranking and attention.
     pub speed_up: f64,
 }
 
-/// Runs an S2O method with every threshold and every segment length; seconds are medians of `repeats`, in turns.
+/// Runs an S2O method with every threshold and every segment length. Seconds are medians of `repeats` alternating runs.
 ///
 /// # Errors
 /// If the method has no options `tau` and `segment`, or refuses a value or the tensors.

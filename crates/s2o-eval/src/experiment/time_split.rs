@@ -1,4 +1,4 @@
-//! Time for selecting and for attending (Fig. 5b, Fig. 1), with what it buys.
+//! Time for selection and attention (Fig. 5b, Fig. 1), with density and error.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,19 +9,19 @@ use crate::method::{Method, MethodSpec};
 /// One method on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimeRow {
-    /// The method, with the settings of its paper unless the name says others.
+    /// The method, with its paper's settings unless the name sets others.
     pub method: String,
     /// The layer.
     pub layer: usize,
     /// Keys.
     pub tokens: usize,
-    /// Time for deciding what to compute.
+    /// Time for selection, in seconds.
     pub selection_seconds: f64,
-    /// Time for computing it.
+    /// Time for attention, in seconds.
     pub attention_seconds: f64,
-    /// Our dense attention's, in turns with the methods.
+    /// Time of our dense attention in seconds, alternating with the methods.
     pub dense_seconds: f64,
-    /// Dense over selection and attention.
+    /// Time of dense attention over time for selection and attention.
     pub speed_up: f64,
     /// Share of the causal tiles computed.
     pub density: f64,
@@ -31,7 +31,7 @@ pub struct TimeRow {
     pub rel_l1: f64,
 }
 
-/// Times `methods` on a layer, in turns with dense attention; the medians of `repeats`.
+/// Times `methods` on a layer, alternating with dense attention. Seconds are medians of `repeats` runs.
 ///
 /// # Errors
 /// If a method refuses its options or the tensors.

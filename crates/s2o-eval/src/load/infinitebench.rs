@@ -13,18 +13,18 @@ use crate::tasks::{Item, Origin};
 
 const EXPECTED: &str = "an InfiniteBench record with id, context, input, answer and options";
 
-/// How the items of one task are asked and scored.
+/// Prompt form and scorer of one task.
 struct Form {
     name: &'static str,
     max_new_tokens: usize,
     scorer: Scorer,
-    /// What stands before the context.
+    /// Text before the context.
     instruction: &'static str,
-    /// How the answer begins.
+    /// Beginning of the answer.
     answer_prefix: &'static str,
 }
 
-/// The tasks that [`infinitebench`] loads. `math_calc` is not among them: it generates 30000 tokens an item.
+/// The tasks that [`infinitebench`] loads. `math_calc` is left out because it generates 30000 tokens per item.
 pub const INFINITEBENCH_TASKS: [&str; 11] = {
     let mut names = [""; FORMS.len()];
     let mut i = 0;
@@ -126,9 +126,9 @@ struct Record {
     options: Vec<String>,
 }
 
-/// The items of one task, each prompt cut in its middle to `max_tokens` tokens, answer prefix included.
+/// The items of one task. Each prompt is cut in its middle to `max_tokens` tokens, answer prefix included.
 ///
-/// References are the answers as text; for multiple choice also the right option's letter.
+/// References are the answers as text, and for multiple choice also the letter of the right option.
 ///
 /// # Errors
 /// [`EvalError::UnknownTask`] for a name that is not in [`INFINITEBENCH_TASKS`]; [`EvalError::Io`];
@@ -161,11 +161,11 @@ pub fn infinitebench(dir: &Path, task: &str, tokenizer: &Tokenizer, max_tokens: 
     (0..).zip(json::lines(&path, &json::read(&path)?, EXPECTED)?).map(item).collect()
 }
 
-/// The items of every task whose file is in `dir`, in the order of [`INFINITEBENCH_TASKS`]. The tasks' names begin with
+/// The items of every task whose file is in `dir`, in the order of [`INFINITEBENCH_TASKS`]. The task names begin with
 /// `infinitebench/`.
 ///
 /// # Errors
-/// As [`infinitebench`]; [`EvalError::WrongInput`] for a directory without such files.
+/// As [`infinitebench`]; [`EvalError::WrongInput`] if `dir` has no such files.
 pub fn infinitebench_directory(dir: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     for task in INFINITEBENCH_TASKS {
@@ -196,7 +196,7 @@ fn prompt(form: &Form, record: &Record) -> String {
     prompt
 }
 
-/// The answers as text, and the letter of the option that one of them is.
+/// The answers as text, followed by the letter of the option that equals an answer.
 fn references(form: &Form, record: &Record, place: json::Place) -> Result<Vec<String>> {
     let mut references = match &record.answer {
         Value::Array(answers) => answers.iter().map(|answer| text_of(answer, place)).collect::<Result<Vec<_>>>()?,

@@ -1,4 +1,4 @@
-//! Reads JSON files and JSON lines; what does not parse becomes an error with its line.
+//! Readers of JSON files and JSON lines. A parse error names the line.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{EvalError, Result};
 
-/// The place of a record, for errors.
+/// The place of a record in a file, for errors.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) path: &'a Path,
@@ -25,10 +25,10 @@ pub(super) fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })
 }
 
-/// The record of each line that is not empty, with its place. `expected` says what a line should be.
+/// The record of each non-empty line, with its place. `expected` describes a valid line in errors.
 ///
 /// # Errors
-/// [`EvalError::MalformedLine`] for the first line that is no such record, or for a file without any.
+/// [`EvalError::MalformedLine`] for the first line that is not such a record, or for a file without records.
 pub(super) fn lines<'a, T: DeserializeOwned>(
     path: &'a Path,
     text: &str,
@@ -46,10 +46,10 @@ pub(super) fn lines<'a, T: DeserializeOwned>(
     }
 }
 
-/// The whole text as one value.
+/// Parses the whole text as one value.
 ///
 /// # Errors
-/// [`EvalError::MalformedLine`] with the line where the parser gave up.
+/// [`EvalError::MalformedLine`] with the line at which the parser stopped.
 pub(super) fn whole<T: DeserializeOwned>(path: &Path, text: &str, expected: &str) -> Result<T> {
     serde_json::from_str(text)
         .map_err(|error| Place { path, line: error.line().max(1) }.malformed(expected, error.to_string()))

@@ -36,7 +36,7 @@ struct Record {
     context: String,
 }
 
-// Types instead of checks, so that the parser names the line of a wrong word.
+// Enums instead of later checks, so that the parser names the line of a wrong word.
 #[derive(Clone, Copy, Deserialize)]
 enum Letter {
     A,
@@ -60,14 +60,14 @@ enum Length {
     Long,
 }
 
-/// The items of `data.json`, each prompt cut in its middle to `max_tokens` tokens (the benchmark takes
+/// The items of `data.json`. Each prompt is cut in its middle to `max_tokens` tokens (the benchmark uses
 /// [`super::DEFAULT_MAX_TOKENS`]). [`Item::groups`] holds difficulty, length, domain and sub-domain.
 ///
-/// The prompt asks for `The correct answer is (X)`, which is what the scorer looks for.
+/// The prompt asks for `The correct answer is (X)`, because the scorer searches for this sentence.
 ///
 /// # Errors
-/// [`crate::EvalError::Io`]; [`crate::EvalError::MalformedLine`] with the line where the list stops to be one of
-/// records; [`crate::EvalError::Tokenizer`].
+/// [`crate::EvalError::Io`]; [`crate::EvalError::MalformedLine`] with the line of the first invalid record;
+/// [`crate::EvalError::Tokenizer`].
 pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
     let records: Vec<Record> = json::whole(path, &json::read(path)?, EXPECTED)?;
     let item = |(index, record): (u64, Record)| {

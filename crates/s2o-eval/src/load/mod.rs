@@ -1,8 +1,8 @@
-//! Items from the files of published benchmarks, which the user supplies.
+//! Items from files of published benchmarks, which the user supplies.
 //!
-//! Each loader reads the benchmark's own format and gives its token budgets and scorers to the items. A line that is
-//! not of the format is an error that names file, line, what was expected and what was found: nothing is skipped,
-//! because a mean over the rest would look like a result.
+//! Each loader reads the benchmark's own format and sets the benchmark's token budgets and scorers. An invalid line is
+//! an error that names file, line, expected and actual content. No line is skipped, because a mean over the rest would
+//! look like a result.
 
 mod infinitebench;
 mod json;

@@ -9,10 +9,10 @@ use crate::tasks::{Item, Origin};
 /// The task's name.
 pub const NEEDLE_7M: &str = "needle-7m";
 
-/// As the model's card generates: seven digits, with room for what is around them.
+/// As in the model card: seven digits, with room for the text around them.
 const MAX_NEW_TOKENS: usize = 12;
 
-/// The 30 items of `models/passkey.jsonl`: 20 of 4096 tokens and 10 of 32768, each with its kind as group.
+/// The 30 items of `models/passkey.jsonl`: 20 of 4096 tokens and 10 of 32768, grouped by kind.
 ///
 /// # Errors
 /// As [`passkey::records`].
@@ -22,7 +22,7 @@ pub fn needle_7m() -> Result<Vec<Item>> {
 
 fn item(index: u64, record: PasskeyRecord) -> Item {
     let PasskeyRecord { input: mut prompt, answer, kind, tokens, depth } = record;
-    // The question is followed by the beginning of its answer.
+    // The beginning of the answer follows the question.
     let answer_prefix = prompt.split_off(prompt.rfind('?').map_or(prompt.len(), |mark| mark + 1));
     Item {
         id: format!("{NEEDLE_7M}-{index}"),

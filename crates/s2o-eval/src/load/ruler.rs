@@ -12,7 +12,7 @@ use crate::tasks::{Item, Origin};
 
 const EXPECTED: &str = "a RULER record with index, input, outputs and length";
 
-/// Task, tokens that the model may generate, scorer. Needle tasks begin with `niah`.
+/// Task, maximum number of generated tokens, scorer. Needle tasks begin with `niah`.
 const TASKS: &[(&str, usize, Scorer)] = &[
     ("niah", 128, Scorer::StringMatchAll),
     ("vt", 30, Scorer::StringMatchAll),
@@ -27,16 +27,16 @@ struct Record {
     input: String,
     outputs: Vec<String>,
     length: usize,
-    // Data of older versions holds the prefix in `input`.
+    // Data of older versions has the prefix in `input`.
     #[serde(default)]
     answer_prefix: String,
 }
 
-/// The items of one task. Nothing is truncated: the data was made for its length.
+/// The items of one task. Nothing is cut, because the data was made for its length.
 ///
 /// # Errors
 /// [`EvalError::UnknownTask`] for a name that is not `niah*`, `vt`, `cwe`, `fwe` or `qa*`; [`EvalError::Io`];
-/// [`EvalError::MalformedLine`] for a line that is no such record or has no outputs.
+/// [`EvalError::MalformedLine`] for a line that is not such a record or has no outputs.
 pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
     let family = task.split('_').next().unwrap_or_default();
     let known = TASKS.iter().find(|(name, ..)| *name == family);
@@ -68,11 +68,11 @@ pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
     json::lines(&path, &json::read(&path)?, EXPECTED)?.into_iter().map(item).collect()
 }
 
-/// The items of every task in `dir`, by name. As a directory holds data of one length, all of them have its largest
-/// length, rounded up to 1024 tokens, as [`Item::context_tokens`]. The tasks' names begin with `ruler/`.
+/// The items of every task in `dir`, sorted by name. A directory holds data of one length, so all items get its largest
+/// length, rounded up to 1024 tokens, as [`Item::context_tokens`]. The task names begin with `ruler/`.
 ///
 /// # Errors
-/// As [`ruler`]; [`EvalError::WrongInput`] for a directory without tasks.
+/// As [`ruler`]; [`EvalError::WrongInput`] if `dir` has no tasks.
 pub fn ruler_directory(dir: &Path) -> Result<Vec<Item>> {
     let failed = |source| EvalError::Io { path: dir.to_owned(), source };
     let mut tasks = Vec::new();
@@ -184,6 +184,6 @@ mod tests {
         let dir = TempDir::new().unwrap();
         assert!(matches!(ruler(dir.path(), "vt").unwrap_err(), EvalError::Io { .. }));
         let error = ruler(dir.path(), "chess").unwrap_err();
-        assert_eq!(error.to_string(), "`chess` is no task: expected one of niah, vt, cwe, fwe, qa");
+        assert_eq!(error.to_string(), "`chess` is not a task: expected one of niah, vt, cwe, fwe, qa");
     }
 }

@@ -1,13 +1,13 @@
-//! Middle truncation: question and instruction stand at the ends of a prompt, so the middle is what goes.
+//! Middle truncation: question and instruction are at the ends of a prompt, so the middle is cut.
 
 use tokenizers::Tokenizer;
 
 use crate::error::{EvalError, Result};
 
-/// `text` if it has at most `max_tokens` tokens, special tokens included; else its first and last halves of so many.
+/// `text` if it has at most `max_tokens` tokens, special tokens included. Otherwise its two ends, half the tokens each.
 ///
-/// Text is cut between characters, and tokens at the cut may merge anew, so that a few less than `max_tokens` may
-/// remain, never more.
+/// The text is cut between characters, and tokens at the cut may merge, so the result may have a few tokens less than
+/// `max_tokens`, but never more.
 ///
 /// # Errors
 /// [`EvalError::Tokenizer`].
@@ -35,7 +35,7 @@ pub fn truncate_middle(tokenizer: &Tokenizer, text: &str, max_tokens: usize) -> 
     Ok(String::new())
 }
 
-// A token may be a part of a character's bytes.
+// A token can end within a character's bytes.
 fn boundary_before(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0)
 }

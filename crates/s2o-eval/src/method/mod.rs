@@ -1,6 +1,6 @@
-//! Attention methods by name, with what experiments ask of them.
+//! Attention methods by name, with the measurements that experiments need.
 //!
-//! [`ALL`] is the only table: a new method is its file in `s2o-baselines` and a row here.
+//! [`ALL`] is the only table. A new method is a file in `s2o-baselines` and a row in this table.
 
 mod options;
 mod s2o;
@@ -22,13 +22,13 @@ pub use sdpa::Sdpa;
 pub use spec::MethodSpec;
 pub use table::{ALL, DENSE, Knob, MethodRow, find};
 
-/// An attention method that knows how much it computed, and what of its time went into the choice.
+/// An attention method that reports its computed tiles and its time for selection.
 pub trait Method: Attention {
-    /// Takes the work of the last prompt by layer, of each query head (`b * num_heads + h`). Methods that are always
-    /// dense may know of none.
+    /// Takes the work of the last prompt by layer, for each query head (`b * num_heads + h`). A method that is always
+    /// dense may return an empty map.
     fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>>;
 
-    /// One call, its two phases timed apart. A GPU is waited for after each.
+    /// One call with its two phases timed separately. Waits for a GPU after each phase.
     ///
     /// # Errors
     /// As [`Attention::prefill`].
@@ -38,13 +38,13 @@ pub trait Method: Attention {
 /// One call of a method.
 #[derive(Debug, Clone)]
 pub struct Timed {
-    /// As [`Attention::prefill`].
+    /// The output of [`Attention::prefill`].
     pub out: Tensor,
-    /// Deciding what to compute: ranking, pooling, choice of blocks.
+    /// Time for selection: ranking, pooling, choice of blocks.
     pub selection: Duration,
-    /// Computing it.
+    /// Time for attention.
     pub attention: Duration,
-    /// Of each query head (`b * num_heads + h`).
+    /// Work of each query head (`b * num_heads + h`).
     pub work: Vec<HeadWork>,
 }
 
@@ -55,7 +55,7 @@ impl Timed {
     }
 }
 
-/// Share of the causal tiles that `heads` computed together.
+/// Joint share of the causal tiles that `heads` computed.
 pub fn density<'w>(heads: impl IntoIterator<Item = &'w HeadWork>) -> f64 {
     let sum = heads.into_iter().fold(HeadWork::default(), |sum, head| HeadWork {
         visited: sum.visited + head.visited,
@@ -82,7 +82,7 @@ impl Method for Dense {
     }
 }
 
-/// [`Method::timed`] of a method that selects nothing.
+/// [`Method::timed`] for a method that selects nothing.
 ///
 /// # Errors
 /// As [`Attention::prefill`].

@@ -1,10 +1,10 @@
-//! [`Options`]: the options of a [`super::MethodSpec`], taken one by one by the method that knows them.
+//! [`Options`]: the options of a [`super::MethodSpec`], which the method reads one at a time.
 
 use std::str::FromStr;
 
 use crate::error::{EvalError, Result};
 
-/// Options by name. A method takes those it knows; [`super::MethodSpec::build`] refuses the rest.
+/// Options by name. A method reads the options that it supports; [`super::MethodSpec::build`] refuses the rest.
 #[derive(Debug)]
 pub struct Options<'s> {
     method: &'s str,
@@ -20,13 +20,13 @@ impl<'s> Options<'s> {
     /// The value of an option, if it is given.
     ///
     /// # Errors
-    /// [`EvalError::WrongInput`] if it does not parse; `expected` says what would.
+    /// [`EvalError::MethodOption`] if it does not parse. `expected` describes the valid values.
     pub fn take<T: FromStr>(&mut self, name: &'static str, expected: &str) -> Result<Option<T>> {
         let Some(value) = self.text(name) else { return Ok(None) };
         value.parse().map(Some).map_err(|_| self.refuse(&format!("{name}: expected {expected}, got {value}")))
     }
 
-    /// The value of an option as it is written, if it is given.
+    /// The text of an option, if it is given.
     pub fn text(&mut self, name: &'static str) -> Option<&'s str> {
         if !self.known.contains(&name) {
             self.known.push(name);
@@ -34,28 +34,28 @@ impl<'s> Options<'s> {
         self.given.iter().rev().find(|(given, _)| given == name).map(|(_, value)| value.as_str())
     }
 
-    /// A number, if it is given.
+    /// An option that is a number, if it is given.
     ///
     /// # Errors
-    /// [`EvalError::WrongInput`] if it is none.
+    /// [`EvalError::MethodOption`] if it is not a number.
     pub fn number(&mut self, name: &'static str) -> Result<Option<f64>> {
         self.take(name, "a number")
     }
 
-    /// A whole number, if it is given.
+    /// An option that is a whole number, if it is given.
     ///
     /// # Errors
-    /// [`EvalError::WrongInput`] if it is none.
+    /// [`EvalError::MethodOption`] if it is not a whole number.
     pub fn count(&mut self, name: &'static str) -> Result<Option<usize>> {
         self.take(name, "a whole number")
     }
 
-    /// The error of an option's value that the method refuses.
+    /// The error for an option value that the method refuses.
     pub fn refuse(&self, reason: &impl ToString) -> EvalError {
         EvalError::MethodOption { method: self.method.to_owned(), reason: reason.to_string() }
     }
 
-    /// The options that were asked for.
+    /// The options that the method has read.
     pub(super) fn known(self) -> Vec<&'static str> {
         self.known
     }

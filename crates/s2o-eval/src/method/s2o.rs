@@ -9,7 +9,7 @@ use candle_s2o::{AttnStats, HeadWork, PrefillCall, S2o, S2oOp};
 
 use super::{Method, Timed, time};
 
-/// The work that statistics tell of, by head.
+/// Work by head from the statistics.
 pub fn head_work(stats: &AttnStats) -> Vec<HeadWork> {
     let head =
         |head: &candle_s2o::HeadStats| HeadWork { visited: head.tiles_visited() as f64, causal: head.tiles_causal() };
@@ -21,8 +21,8 @@ impl Method for S2o {
         self.take_stats().into_iter().map(|(layer, stats)| (layer, head_work(&stats))).collect()
     }
 
-    /// On the CPU the orders are made apart, so that they can be timed; a plain call makes them group by group. On a
-    /// GPU these are the times of the kernels.
+    /// On the CPU all orders are made before attention, so that they can be timed; a plain call makes them group by
+    /// group. On a GPU these are the times of the kernels.
     fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
         self.check_layer(call.layer).map_err(candle_core::Error::wrap)?;
         let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(call.prompt_len);

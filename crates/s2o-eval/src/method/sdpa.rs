@@ -1,4 +1,4 @@
-//! Exact attention by Candle's own ops, in f32 on every device: what others are checked against.
+//! Exact attention with Candle's own ops, in f32 on every device: the reference for other methods.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use candle_s2o::{Attention, HeadWork, PrefillCall};
 
 use super::{Method, Timed, timed_exact};
 
-/// Scores that are held at a time.
+/// Number of scores in memory at a time.
 const SCORES: usize = 1 << 26;
 
-/// Attention as it is written down, by matmul and softmax. It knows of no work: it is always dense.
+/// Attention as defined, with matmul and softmax. It is always dense and reports no work.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sdpa;
 
@@ -31,7 +31,7 @@ impl Sdpa {
             let rows = rows_at_a_time.min(q_len - start);
             let first = k_len - q_len + start;
             let visible = first + rows;
-            // The query heads of a group are rows of one matrix: no KV head is repeated.
+            // The query heads of a group are rows of one matrix, so no KV head is repeated.
             let queries = heads_first(&q.narrow(1, start, rows)?)?;
             let queries = queries.reshape((batch, num_kv_heads, group_size * rows, head_dim))?;
             let scores = queries.matmul(&keys.narrow(2, 0, visible)?.t()?.contiguous()?)?;
@@ -67,8 +67,8 @@ impl Method for Sdpa {
     }
 }
 
-/// `(rows, visible)`: 0 for keys up to a query's own position, the first of which is `first`, and minus infinity
-/// beyond.
+/// `(rows, visible)`: 0 for the keys up to a query's own position, minus infinity for later keys. `first` is the
+/// position of the first query.
 fn causal_mask(first: usize, rows: usize, visible: usize, device: &Device) -> Result<Tensor> {
     let positions = Tensor::arange(first as u32, (first + rows) as u32, device)?.unsqueeze(1)?;
     let keys = Tensor::arange(0u32, visible as u32, device)?.unsqueeze(0)?;

@@ -1,4 +1,4 @@
-//! [`MethodSpec`]: a method and its options as one writes them on a command line.
+//! [`MethodSpec`]: a method and its options, as written on a command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,9 +9,8 @@ use super::options::Options;
 use super::{Method, table};
 use crate::error::{EvalError, Result};
 
-/// A method with options, written `name` or `name:option=value:option=value`, such as `s2o:tau=0.05:segment=1024`. A
-/// text that parses names a method that exists; its options are checked by [`MethodSpec::build`]. A value cannot hold a
-/// colon.
+/// A method with options, written `name` or `name:option=value:option=value`, such as `s2o:tau=0.05:segment=1024`.
+/// Parsing checks that the method exists; [`MethodSpec::build`] checks the options. A value cannot contain a colon.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct MethodSpec {
@@ -20,7 +19,7 @@ pub struct MethodSpec {
 }
 
 impl MethodSpec {
-    /// The name, as in the table.
+    /// The name in the table.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -30,7 +29,7 @@ impl MethodSpec {
         self.options.iter().rev().find(|(name, _)| name == option).map(|(_, value)| value.as_str())
     }
 
-    /// The same method with one option set, in place of what it was.
+    /// The same method with one option set or replaced.
     pub fn with(mut self, option: &str, value: impl ToString) -> Self {
         self.options.retain(|(name, _)| name != option);
         self.options.push((option.to_owned(), value.to_string()));
@@ -40,7 +39,7 @@ impl MethodSpec {
     /// Makes the method.
     ///
     /// # Errors
-    /// [`EvalError::WrongInput`] for an option that the method lacks, or a value that it cannot have.
+    /// [`EvalError::MethodOption`] for an option that the method lacks or a value that it refuses.
     pub fn build(&self) -> Result<Box<dyn Method>> {
         let mut options = Options::new(&self.name, &self.options);
         let method = table::find(&self.name)?.make(&mut options)?;
@@ -136,7 +135,7 @@ mod tests {
         let rule = "s2o: stop-rule: expected `all` or `mean` or `sum`, got \"median\"";
         assert_eq!(build("s2o:stop-rule=median"), rule);
         let both = build("s2o:tau=0.1:layers=tuned.json");
-        assert!(both.contains("expected none beside layers"), "{both}");
+        assert!(both.contains("expected none together with layers"), "{both}");
         assert!(
             build("s2o:layers=no-such-file").contains("s2o: no-such-file: "),
             "{}",

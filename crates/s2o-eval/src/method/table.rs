@@ -11,14 +11,14 @@ use s2o_baselines::{
 use super::{Method, Options};
 use crate::error::{EvalError, Result};
 
-/// A method that can be named.
+/// A row of the table.
 #[derive(Debug)]
 pub struct MethodRow {
-    /// As in `--methods`.
+    /// The name, as in `--methods`.
     pub name: &'static str,
-    /// One line.
+    /// A description on one line.
     pub summary: &'static str,
-    /// What trades error for density.
+    /// The option that trades error for density.
     pub knob: Option<Knob>,
     make: fn(&mut Options) -> Result<Box<dyn Method>>,
 }
@@ -28,17 +28,17 @@ pub struct MethodRow {
 pub struct Knob {
     /// Its name.
     pub option: &'static str,
-    /// Values from dense to sparse, the published one among them.
+    /// Values from dense to sparse, including the published value.
     pub sweep: &'static [f64],
-    /// The option whose file sets it by layer or head, where there is such: there is nothing to sweep then.
+    /// The option for a file that sets the knob by layer or head, if the method has one. Then nothing is swept.
     pub file: Option<&'static str>,
 }
 
 impl MethodRow {
-    /// Names of the options that the method takes.
+    /// Names of the method's options.
     pub fn options(&self) -> Vec<&'static str> {
         let mut options = Options::new(self.name, &[]);
-        // Making it asks for each of them; whether it can be made does not matter.
+        // The constructor reads every option. Its result does not matter here.
         let _ = self.make(&mut options);
         options.known()
     }
@@ -73,7 +73,7 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "mean-pooling",
-        summary: "blocks by the products of their means, until they hold 0.9",
+        summary: "blocks in the order of the products of their means, until they hold 0.9 of the mass",
         knob: Some(THRESHOLD),
         make: |options| {
             let threshold = options.number("threshold")?.unwrap_or(0.9);
@@ -82,7 +82,7 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "pbs",
-        summary: "PBS-Attn: keys permuted in segments of 256, then blocks by their means",
+        summary: "PBS-Attn: keys permuted in segments of 256, then blocks chosen by their means",
         knob: Some(THRESHOLD),
         make: |options| pbs(PbsScore::MeanPooled, options),
     },
@@ -94,7 +94,7 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "xattention",
-        summary: "XAttention: blocks by their antidiagonals, stride 16, until they hold 0.9",
+        summary: "XAttention: blocks in the order of their antidiagonals, stride 16, until they hold 0.9 of the mass",
         knob: Some(THRESHOLD),
         make: |options| {
             let stride = options.count("stride")?.unwrap_or(16);
@@ -116,7 +116,7 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "minference",
-        summary: "MInference: each head's best of the published patterns, searched on the first prompt, or from config",
+        summary: "MInference: the best published pattern of each head, searched on the first prompt or from config",
         knob: Some(Knob {
             option: "budget",
             sweep: &[2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125],
@@ -138,7 +138,7 @@ pub static ALL: &[MethodRow] = &[
     },
     MethodRow {
         name: "spargeattn",
-        summary: "SpargeAttn: blocks by means that stand for their tokens, others whole; untuned or by config",
+        summary: "SpargeAttn: blocks chosen by their means, dissimilar blocks always; untuned or with config",
         knob: Some(Knob { option: "tau", file: Some(CONFIG), ..THRESHOLD }),
         make: |options| {
             let (tau, theta) = (options.number("tau")?, options.number("theta")?);
@@ -168,20 +168,20 @@ pub static ALL: &[MethodRow] = &[
     },
 ];
 
-/// The name of exact attention, which other methods are compared with.
+/// The name of exact attention, the reference for other methods.
 pub const DENSE: &str = "dense";
 
 /// The option that names a file of settings by layer and head.
 const CONFIG: &str = "config";
 
-/// The share of the estimated mass that the chosen blocks hold.
+/// Share of the estimated mass that the chosen blocks must hold.
 const THRESHOLD: Knob =
     Knob { option: "threshold", sweep: &[0.999, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], file: None };
 
 /// The method of this name.
 ///
 /// # Errors
-/// [`EvalError::UnknownMethod`] names those that exist.
+/// [`EvalError::UnknownMethod`] with the existing names.
 pub fn find(name: &str) -> Result<&'static MethodRow> {
     ALL.iter().find(|row| row.name == name).ok_or_else(|| {
         let expected = ALL.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
@@ -189,7 +189,7 @@ pub fn find(name: &str) -> Result<&'static MethodRow> {
     })
 }
 
-/// A selector with the executor, its refusal in the method's name.
+/// The block-sparse executor with a selector; an error of the selector names the method.
 fn blocks<S: BlockSelector + 'static>(
     selector: std::result::Result<S, BaselineError>,
     options: &mut Options,
@@ -199,12 +199,12 @@ fn blocks<S: BlockSelector + 'static>(
     Ok(Box::new(BlockSparse::new(selector).dense_below(dense_below)))
 }
 
-/// The file of settings by layer and head, if one is given: beside none of the options that it sets.
+/// The file of settings by layer and head, if one is given. It excludes the options that it sets.
 fn config(options: &mut Options, set_by_it: &[(&str, bool)]) -> Result<Option<PathBuf>> {
     let file = options.take(CONFIG, "a file of settings by layer and head")?;
     match set_by_it.iter().find(|(_, given)| *given) {
         Some((option, _)) if file.is_some() => {
-            Err(options.refuse(&format!("{option}: expected none beside {CONFIG}, which sets it")))
+            Err(options.refuse(&format!("{option}: expected none together with {CONFIG}, which sets it")))
         }
         _ => Ok(file),
     }
@@ -229,7 +229,7 @@ fn s2o(preset: Preset, options: &mut Options) -> Result<Box<dyn Method>> {
     let layers: Option<PathBuf> = options.take("layers", "a file of settings by layer")?;
     let s2o = match layers {
         Some(_) if options.text("tau").is_some() => {
-            return Err(options.refuse(&"tau: expected none beside layers, which sets it"));
+            return Err(options.refuse(&"tau: expected none together with layers, which sets it"));
         }
         Some(file) => LayerSettings::load(file).and_then(|settings| S2o::with_layers(config, &settings)),
         None => Ok(S2o::new(config)),

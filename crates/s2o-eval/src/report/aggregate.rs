@@ -1,4 +1,4 @@
-//! [`Row`]: the outcomes of one task, length and method, added up.
+//! [`Row`]: the combined outcomes of one task, length and method.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::metrics::median;
 use crate::run::{Outcome, SampleResult, Setting};
 use crate::tasks::RULER;
 
-/// The task of the rows that hold RULER's mean over its tasks.
+/// The task name of rows that hold RULER's mean over its tasks.
 pub const RULER_AVERAGE: &str = "ruler average";
 
 /// One line of the table.
@@ -22,42 +22,42 @@ pub struct Row {
     pub task: String,
     /// A group of its samples, or empty for all of them.
     pub group: String,
-    /// The length in tokens that was asked for.
+    /// The requested length in tokens.
     pub context_tokens: usize,
-    /// The method as it was asked for.
+    /// The method as requested.
     pub method: String,
-    /// Tokens per prefill chunk as they were asked for.
+    /// The requested tokens per prefill chunk.
     pub chunk: String,
     /// The number of samples.
     pub items: usize,
-    /// Mean score; none for perplexity.
+    /// Mean score; `None` for perplexity.
     pub score: Option<f64>,
-    /// Lower end of the score's 95 % interval; none for a mean over tasks.
+    /// Lower end of the score's 95 % interval; `None` for a mean over tasks.
     pub score_low: Option<f64>,
-    /// Upper end.
+    /// Upper end of the interval.
     pub score_high: Option<f64>,
     /// Mean density.
     pub density: f64,
-    /// Median time of the prefill.
+    /// Median time of the prefill, in seconds.
     pub prefill_seconds: f64,
-    /// Samples answered otherwise than with the run's first chunk size; none where there is one size.
+    /// Number of samples whose answer differs from that with the first chunk size; `None` if there is only one size.
     pub changed_by_chunks: Option<usize>,
-    /// Of passages.
+    /// Perplexity of passages.
     pub perplexity: Option<f64>,
-    /// Share of the passages' positions whose likeliest token is that of the method `dense`, where it was run.
+    /// Share of the passages' positions whose likeliest token is that of the method `dense`, if it was run.
     pub top1_agreement: Option<f64>,
     /// The model's name.
     pub model: String,
     /// Its precision.
     pub dtype: String,
-    /// Where it ran.
+    /// `cpu` or `cuda`.
     pub device: String,
     /// The chat template.
     pub template: String,
 }
 
-/// Adds up outcomes. Models, tasks, methods and chunks keep the order in which they first occur; lengths ascend. Groups
-/// follow their task, and [`RULER_AVERAGE`] follows where there are two or more of RULER's tasks.
+/// Combines outcomes into rows. Models, tasks, methods and chunks keep the order of their first occurrence; lengths
+/// ascend. Groups follow their task, and [`RULER_AVERAGE`] follows if there are two or more of RULER's tasks.
 pub fn rows(outcomes: &[Outcome]) -> Vec<Row> {
     let chunks = ByChunk::new(outcomes);
     let dense = dense_predictions(outcomes);
@@ -74,7 +74,7 @@ pub fn rows(outcomes: &[Outcome]) -> Vec<Row> {
     rows
 }
 
-/// Writes rows as CSV.
+/// Writes rows to a CSV file.
 ///
 /// # Errors
 /// [`EvalError::Write`].
@@ -85,7 +85,7 @@ pub fn write_csv(path: &Path, rows: &[Row]) -> Result<()> {
     writer.flush().map_err(|source| EvalError::Write { path: path.to_owned(), source })
 }
 
-/// The order of rows, most significant first.
+/// Sort order of rows, most significant field first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct SortKey {
     setting: usize,
@@ -96,7 +96,7 @@ struct SortKey {
     chunk: usize,
 }
 
-/// What occurred, in the order in which it did.
+/// Distinct values in the order of their first occurrence.
 #[derive(Default)]
 struct Order<'o> {
     settings: Vec<Setting>,
@@ -130,10 +130,9 @@ fn without_chunk(outcome: &Outcome) -> Setting {
     Setting { chunk: String::new(), ..outcome.key.setting.clone() }
 }
 
-/// What a sample's prediction with the first chunk size is found by.
+/// Key of a sample's prediction with the first chunk size: sample, method, setting without chunk.
 type Sampled<'o> = (&'o str, &'o str, Setting);
 
-/// Predictions with the first chunk size.
 struct ByChunk<'o> {
     first: &'o str,
     are_several: bool,
@@ -149,7 +148,7 @@ impl<'o> ByChunk<'o> {
         Self { first, are_several, predictions }
     }
 
-    /// None where there is nothing to compare.
+    /// `None` if there is nothing to compare.
     fn changed(&self, cell: &[&'o Outcome]) -> Option<usize> {
         let changed = |outcome: &&&'o Outcome| match (prediction(outcome), self.predictions.get(&sampled(outcome))) {
             (Some(now), Some(first)) => now.trim() != first.trim(),
@@ -172,7 +171,7 @@ fn prediction(outcome: &Outcome) -> Option<&str> {
     }
 }
 
-/// The likeliest tokens of exact attention, by passage and setting.
+/// Likeliest tokens of exact attention, by passage and setting.
 fn dense_predictions(outcomes: &[Outcome]) -> HashMap<(&str, &Setting), &[u32]> {
     let dense = outcomes.iter().filter(|outcome| outcome.key.method == DENSE);
     dense
@@ -224,7 +223,7 @@ fn row<'o>(group: &str, cell: &[&'o Outcome], chunks: &ByChunk<'o>, dense: &Hash
     }
 }
 
-/// RULER's own mean: every task counts the same, however many items it has.
+/// RULER's mean: every task has the same weight, whatever its number of items.
 fn ruler_averages(rows: &[Row]) -> Vec<Row> {
     let is_ruler = |task: &str| task.starts_with("ruler/") || RULER.contains(&task);
     let mut columns: Vec<Vec<&Row>> = Vec::new();
@@ -237,7 +236,7 @@ fn ruler_averages(rows: &[Row]) -> Vec<Row> {
     columns.iter().filter(|column| column.len() > 1).map(|column| average(column)).collect()
 }
 
-/// Whether two rows differ by their task alone.
+/// Whether two rows differ only in their task.
 fn is_same_but_task(a: &Row, b: &Row) -> bool {
     fn key(row: &Row) -> (usize, bool, [&str; 6]) {
         let setting = [&row.model, &row.dtype, &row.device, &row.template, &row.method, &row.chunk];

@@ -1,4 +1,4 @@
-//! [`Column`]: the cells that tables of rows have, in Markdown and on a terminal.
+//! [`Column`]: the columns of tables of rows, in Markdown and on a terminal.
 
 use super::aggregate::Row;
 
@@ -7,7 +7,7 @@ use super::aggregate::Row;
 pub struct Column {
     /// Its name.
     pub name: &'static str,
-    /// The cell of a row; empty where the row has no such number.
+    /// The cell of a row; empty if the row lacks the value.
     pub cell: fn(&Row) -> String,
 }
 
@@ -25,11 +25,11 @@ const TOP1_AGREES: Column = Column { name: "top-1 agrees", cell: |row| decimals(
 /// Mean density.
 pub(super) const DENSITY: Column = Column { name: "density", cell: |row| decimals(Some(row.density)) };
 
-/// The number of answers that differ from those with the first chunk size.
+/// Number of answers that differ from those with the first chunk size.
 pub const CHANGED: Column =
     Column { name: "changed", cell: |row| row.changed_by_chunks.map(|count| count.to_string()).unwrap_or_default() };
 
-/// The columns that tell rows apart: task, length and method, and model and chunk size where there are several.
+/// The columns that identify a row: task, length and method; model and chunk size if there are several.
 pub fn naming_columns(rows: &[&Row]) -> Vec<Column> {
     let are_several = |column: &Column| rows.iter().any(|row| (column.cell)(row) != (column.cell)(rows[0]));
     let mut columns = vec![TASK, CONTEXT];
@@ -49,12 +49,12 @@ pub fn perplexity_columns() -> [Column; 3] {
     [PERPLEXITY, DENSITY, TOP1_AGREES]
 }
 
-/// The columns of a table of passages of one model.
+/// The columns of a table of one model's passages.
 pub(super) fn passage_columns() -> Vec<Column> {
     [Column { name: "text", ..TASK }, CONTEXT, METHOD, CHUNK].into_iter().chain(perplexity_columns()).collect()
 }
 
-/// Accuracy in percent, with its 95 % interval where there is one.
+/// Accuracy in percent, with its 95 % interval if the row has one.
 pub fn accuracy(row: &Row) -> String {
     match ((ACCURACY.cell)(row), interval(row)) {
         (accuracy, interval) if interval.is_empty() => accuracy,

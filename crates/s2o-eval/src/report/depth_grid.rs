@@ -1,21 +1,21 @@
-//! [`DepthGrid`]: scores by the depth of what is asked for and the length of the prompt.
+//! [`DepthGrid`]: scores by the depth of the requested fact and the length of the prompt.
 
 use crate::run::{Outcome, Setting};
 
-/// Mean scores of one task and method by depth and length: the needle-in-a-haystack picture.
+/// Mean scores of one task and method by depth and length, as in needle-in-a-haystack pictures.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DepthGrid {
     /// The task.
     pub task: String,
-    /// The method as it was asked for.
+    /// The method as requested.
     pub method: String,
     /// Model, template and chunk.
     pub setting: Setting,
-    /// Lengths in tokens, ascending: the columns.
+    /// Lengths in tokens, ascending; the columns.
     pub lengths: Vec<usize>,
-    /// Depths from 0 to 1, ascending: the rows.
+    /// Depths from 0 to 1, ascending; the rows.
     pub depths: Vec<f64>,
-    /// By depth, then length; none where nothing was run.
+    /// Scores by depth, then length; `None` where nothing was run.
     pub scores: Vec<Vec<Option<f64>>>,
 }
 
@@ -26,7 +26,7 @@ impl DepthGrid {
     }
 }
 
-/// The grids of all tasks whose outcomes have a depth, in the order in which they first occur.
+/// The grids of all tasks whose outcomes have a depth, in the order of their first occurrence.
 pub fn depth_grids(outcomes: &[Outcome]) -> Vec<DepthGrid> {
     let mut grids: Vec<(&Outcome, Vec<Cell>)> = Vec::new();
     for outcome in outcomes {

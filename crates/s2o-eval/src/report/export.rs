@@ -7,25 +7,25 @@ use serde::{Deserialize, Serialize};
 use crate::run::{Outcome, SampleResult};
 use crate::tasks::Item;
 
-/// A needle's result, as the pictures of needles in haystacks are drawn from.
+/// A needle's result, in the format of needle-in-a-haystack plot scripts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NiahResult {
-    /// The length in tokens that was asked for.
+    /// The requested length in tokens.
     pub context_length: usize,
-    /// Where the needle is: 0 at the start, 100 at the end.
+    /// Depth of the needle: 0 at the start, 100 at the end.
     pub depth_percent: f64,
-    /// What the model generated.
+    /// The generated text.
     pub response: String,
-    /// What was asked for.
+    /// The right answer.
     pub answer: String,
-    /// Whether it came.
+    /// Whether the answer was found.
     pub correct: bool,
-    /// What the item was made from.
+    /// The seed of the item.
     pub seed: Option<u64>,
 }
 
 impl NiahResult {
-    /// None for an outcome without a depth.
+    /// `None` for an outcome without a depth.
     pub fn of(outcome: &Outcome) -> Option<Self> {
         let SampleResult::Answer { prediction, references, score } = &outcome.result else { return None };
         Some(Self {
@@ -44,22 +44,22 @@ impl NiahResult {
 pub struct RulerPrediction {
     /// The item's number.
     pub index: u64,
-    /// What the model generated.
+    /// The generated text.
     pub pred: String,
     /// The prompt, without chat template.
     pub input: String,
     /// The right answers.
     pub outputs: Vec<String>,
-    /// Empty here.
+    /// Always empty.
     pub others: BTreeMap<String, String>,
-    /// -1: nothing was cut.
+    /// Always -1, which means that nothing was cut.
     pub truncation: i64,
     /// Tokens of the prompt, chat template included.
     pub length: usize,
 }
 
 impl RulerPrediction {
-    /// The outcome of `item`; none for a passage's.
+    /// The line for the outcome of `item`; `None` for a passage.
     pub fn of(outcome: &Outcome, item: &Item) -> Option<Self> {
         let SampleResult::Answer { prediction, references, .. } = &outcome.result else { return None };
         Some(Self {

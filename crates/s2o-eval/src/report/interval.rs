@@ -1,10 +1,10 @@
-//! How sure a share of so few samples is.
+//! Confidence interval of a mean over few samples.
 
 /// The quantile of the normal distribution for 95 %.
 const Z: f64 = 1.959_963_984_540_054;
 
-/// The Wilson 95 % interval of a mean of `count` scores from 0 to 1. It is made for scores of 0 and 1; scores between
-/// vary less, so that for them it is too wide rather than too narrow.
+/// The Wilson 95 % interval of a mean of `count` scores from 0 to 1. It assumes scores of 0 and 1. Scores between
+/// these vary less, so the interval is rather too wide than too narrow.
 pub fn wilson(mean: f64, count: usize) -> (f64, f64) {
     if count == 0 {
         return (0.0, 1.0);

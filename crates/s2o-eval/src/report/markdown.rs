@@ -1,4 +1,4 @@
-//! The tables as Markdown, methods beside each other.
+//! The tables as Markdown, with methods side by side.
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
@@ -8,8 +8,8 @@ use super::columns::{CHANGED, DENSITY, accuracy, passage_columns};
 use super::depth_grid::{DepthGrid, depth_grids};
 use crate::run::Outcome;
 
-/// All tables of `outcomes`: accuracy and density by task and length, means over tasks by length, groups, what chunks
-/// change, perplexity, and depth by length where every cell was run.
+/// All tables of `outcomes`: accuracy and density by task and length, means over tasks by length, groups, changes by
+/// chunk size, perplexity, and depth by length if every cell was run.
 pub fn markdown(outcomes: &[Outcome]) -> String {
     let rows = rows(outcomes);
     let mut text = String::new();
@@ -38,7 +38,7 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// The rows of each model, precision, device and chat template.
+/// The rows, split by model, precision, device and chat template.
 pub fn rows_of_models(rows: &[Row]) -> Vec<Vec<&Row>> {
     let setting = |row: &Row| [&row.model, &row.dtype, &row.device, &row.template].map(String::clone);
     let mut models: Vec<Vec<&Row>> = Vec::new();
@@ -58,7 +58,7 @@ fn pivot(text: &mut String, title: &str, rows: &[&Row], cell: impl Fn(&Row) -> S
     }
 }
 
-/// Task, group and length down, methods and chunks across. There is a row at least.
+/// Task, group and length as rows, methods and chunks as columns. `rows` must not be empty.
 pub fn pivot_table(rows: &[&Row], cell: impl Fn(&Row) -> String) -> String {
     let columns = variants(rows);
     let has_groups = rows.iter().any(|row| !row.group.is_empty());
@@ -83,7 +83,7 @@ pub fn pivot_table(rows: &[&Row], cell: impl Fn(&Row) -> String) -> String {
     let lines = lines.into_iter().map(|(row, items, cells)| {
         let mut line = vec![row.task.clone()];
         line.extend(has_groups.then(|| row.group.clone()));
-        // An interrupted run has more of one method than of the next.
+        // An interrupted run may have more samples of one method than of the next.
         let items = match items.start() == items.end() {
             true => items.end().to_string(),
             false => format!("{} to {}", items.start(), items.end()),
@@ -95,7 +95,7 @@ pub fn pivot_table(rows: &[&Row], cell: impl Fn(&Row) -> String) -> String {
     table(&header, lines)
 }
 
-/// Methods down, lengths across: accuracy and density, each task counting the same.
+/// Methods as rows, lengths as columns: accuracy and density, with the same weight for each task.
 fn by_length(text: &mut String, rows: &[&Row]) {
     let rows: Vec<&Row> = rows.iter().copied().filter(|row| row.task != RULER_AVERAGE).collect();
     let mut lengths: Vec<usize> = rows.iter().map(|row| row.context_tokens).collect();
@@ -146,7 +146,7 @@ fn depth_table(text: &mut String, grid: &DepthGrid) {
     text.push_str(&table(&header, lines));
 }
 
-/// A method with a chunk size; the size is named where there are several.
+/// A method with a chunk size, which is named if there are several sizes.
 struct Variant {
     method: String,
     chunk: String,

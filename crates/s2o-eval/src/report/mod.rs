@@ -1,7 +1,7 @@
 //! Tables of outcomes: accuracy and density by task, length and method.
 //!
-//! [`rows`] adds up, [`write_csv`] and [`markdown`] write; [`depth_grids`] has scores by depth and length. The exports
-//! are the files that the scripts of other projects read: [`NiahResult`] and [`RulerPrediction`].
+//! [`rows`] combines outcomes, [`write_csv`] and [`markdown`] write tables, and [`depth_grids`] has scores by depth and
+//! length. [`NiahResult`] and [`RulerPrediction`] are the file formats of other projects' scripts.
 
 mod aggregate;
 mod columns;

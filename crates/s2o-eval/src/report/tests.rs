@@ -1,4 +1,4 @@
-//! Tables of outcomes made by hand.
+//! Tables of hand-made outcomes.
 
 use tempfile::TempDir;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::run::{Key, Outcome, SampleResult, Setting};
 use crate::tasks::ChatTemplate;
 
-/// Of a model that there is not.
+/// The setting of a model that does not exist.
 pub(crate) fn setting(chunk: &str) -> Setting {
     Setting {
         model: "m".into(),
@@ -17,7 +17,7 @@ pub(crate) fn setting(chunk: &str) -> Setting {
     }
 }
 
-/// Of item `index` of `task`: right if `prediction` is `yes`.
+/// The outcome of item `index` of `task`: right if `prediction` is `yes`.
 fn answer(task: &str, length: usize, index: u64, method: &str, chunk: &str, prediction: &str) -> Outcome {
     Outcome {
         key: Key { sample: format!("{task}-{length}-{index}"), method: method.into(), setting: setting(chunk) },
@@ -61,7 +61,7 @@ fn rows_add_up_by_task_length_and_method() {
     let sparse = &rows[2];
     assert!((sparse.score.unwrap() - 2.0 / 3.0).abs() < 1e-12 && (sparse.density - 0.5).abs() < 1e-12);
     assert_eq!((sparse.prefill_seconds, sparse.changed_by_chunks), (2.0, None));
-    // Wilson, 2 of 3.
+    // Wilson interval of 2 out of 3.
     assert!((sparse.score_low.unwrap() - 0.2077).abs() < 1e-4 && (sparse.score_high.unwrap() - 0.9385).abs() < 1e-4);
     assert_eq!((sparse.perplexity, sparse.top1_agreement), (None, None));
 }

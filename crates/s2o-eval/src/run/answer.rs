@@ -9,11 +9,8 @@ use crate::error::Result;
 use crate::score::Scorer;
 use crate::tasks::Item;
 
-/// Prefills `tokens`, then generates until the model ends, `item.max_new_tokens` are there, or the score can no longer
-/// change. The time is the prefill's.
-///
-/// # Errors
-/// As [`s2o_models::Decoder::prefill`] and [`s2o_models::Decoder::decode`].
+/// Prefills `tokens`, then generates until the model ends its turn, `item.max_new_tokens` are generated, or the score
+/// can no longer change. The time is that of the prefill.
 pub(super) fn answer(
     model: &LoadedModel,
     tokens: &[u32],
@@ -42,7 +39,7 @@ pub(super) fn answer(
     Ok((text, prefill))
 }
 
-/// The length of the prediction after which nothing counts, once it is reached.
+/// Length of the part of the prediction that counts, once it is complete.
 fn decided_at(scorer: Scorer, prediction: &str) -> Option<usize> {
     match scorer {
         Scorer::FirstSentence => prediction.find('.').map(|stop| stop + 1),

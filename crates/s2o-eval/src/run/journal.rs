@@ -1,4 +1,4 @@
-//! [`Journal`]: the outcomes of a run in a file that survives its interruption.
+//! [`Journal`]: the outcomes of a run in a file that survives an interruption.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -10,12 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::outcome::{Key, Outcome};
 use crate::error::{EvalError, Result};
 
-/// The version of the lines. It goes up when outcomes of before no longer compare with those of now.
+/// Version of the format. It increases when older outcomes can no longer be compared with new ones.
 pub const FORMAT_VERSION: u32 = 1;
 
 const FORMAT: &str = "s2o-eval outcomes";
 
-/// The first line.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     format: String,
@@ -28,8 +27,8 @@ impl Header {
     }
 }
 
-/// Outcomes, one JSON object a line after a line with the format's version. Each is on its way to the disk before the
-/// next sample begins. The file is locked while the journal lives.
+/// Outcomes, one JSON object per line after a line with the format's version. Each outcome is written before the next
+/// sample begins. The file is locked while the journal exists.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
@@ -39,11 +38,11 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal at `path`, or begins one. The rest of a line that a killed run left unfinished is cut off.
+    /// Opens or creates the journal at `path`. A line that a killed run left unfinished is cut off.
     ///
     /// # Errors
-    /// [`EvalError::OtherRun`] for a file of another format or version, or one that another process writes to;
-    /// [`EvalError::MalformedLine`] for a whole line that is no outcome; [`EvalError::Io`] and [`EvalError::Write`].
+    /// [`EvalError::OtherRun`] for a file of another format or version, or if another process writes to it;
+    /// [`EvalError::MalformedLine`] for an invalid complete line; [`EvalError::Io`] and [`EvalError::Write`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let mut journal = Self::locked(path.as_ref())?;
         let mut text = String::new();
@@ -60,7 +59,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Begins a journal at `path`; one that is there is lost.
+    /// Creates a journal at `path` and overwrites an existing one.
     ///
     /// # Errors
     /// [`EvalError::OtherRun`] while another process writes to it; [`EvalError::Write`].
@@ -76,7 +75,7 @@ impl Journal {
         &self.path
     }
 
-    /// All outcomes, in the order in which they came.
+    /// All outcomes, oldest first.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
@@ -100,7 +99,7 @@ impl Journal {
     fn locked(path: &Path) -> Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = file.map_err(|source| EvalError::Write { path: path.to_owned(), source })?;
-        // Two runs would do the same samples twice. Where a file system has no locks, that is up to the user.
+        // Two runs would compute the same samples. On a file system without locks the user must prevent this.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             return Err(EvalError::OtherRun {
                 path: path.to_owned(),
@@ -125,7 +124,7 @@ impl Journal {
     }
 }
 
-/// The outcomes of a journal's file, which a run may be writing to.
+/// Reads the outcomes in a journal's file. A run may be writing to it.
 ///
 /// # Errors
 /// As [`Journal::open`].
@@ -135,7 +134,7 @@ pub fn read_outcomes(path: impl AsRef<Path>) -> Result<Vec<Outcome>> {
     Ok(parse(path, &text)?.outcomes)
 }
 
-/// The lines that have their end.
+/// The complete lines.
 struct Whole {
     outcomes: Vec<Outcome>,
     bytes: usize,
@@ -157,8 +156,7 @@ fn parse(path: &Path, text: &str) -> Result<Whole> {
     Ok(Whole { outcomes: lines.map(outcome).collect::<Result<_>>()?, bytes })
 }
 
-/// An unfinished first line may be the beginning of a header, but of nothing else: what is no journal is not
-/// overwritten.
+/// An unfinished first line may be the beginning of a header but nothing else, so that other files are not overwritten.
 fn check_header(path: &Path, line: &str, finished: bool) -> Result<()> {
     let current = serde_json::to_string(&Header::current()).unwrap_or_default();
     if line == current || (!finished && current.starts_with(line)) {
@@ -166,7 +164,7 @@ fn check_header(path: &Path, line: &str, finished: bool) -> Result<()> {
     }
     let got = match serde_json::from_str::<Header>(line) {
         Ok(header) if header.format == FORMAT => format!("version {}", header.version),
-        _ => "a file that is no journal".to_owned(),
+        _ => "a file that is not a journal".to_owned(),
     };
     let expected = format!("{FORMAT} of version {FORMAT_VERSION}");
     Err(EvalError::OtherRun { path: path.to_owned(), expected, got })

@@ -1,9 +1,8 @@
-//! Samples, put to a model with every method, and what came out.
+//! Runs of samples through a model with every method, and their outcomes.
 //!
 //! A [`Sample`] is an item or a passage; a [`Grid`] makes samples of the generated tasks. [`Runner::run`] takes each
-//! sample through all methods before the next one, so that what is there after an interruption compares methods on the
-//! same samples. A [`Journal`] keeps every [`Outcome`] as soon as it is there, and a run that opens it again does only
-//! what it lacks.
+//! sample through all methods before the next sample, so that the outcomes of an interrupted run compare methods on the
+//! same samples. A [`Journal`] stores every [`Outcome`] at once, and a run that opens it again computes only the rest.
 //!
 //! ```no_run
 //! use s2o_eval::run::{Grid, Journal, Runner};

@@ -1,10 +1,10 @@
-//! [`Outcome`]: what one method made of one sample.
+//! [`Outcome`]: the result of one method on one sample.
 
 use serde::{Deserialize, Serialize};
 
 use crate::tasks::ChatTemplate;
 
-/// What a run varies beside samples and methods.
+/// The parameters of a run besides samples and methods.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Setting {
     /// The model's name.
@@ -13,31 +13,31 @@ pub struct Setting {
     pub dtype: String,
     /// `cpu` or `cuda`.
     pub device: String,
-    /// What went around the prompts.
+    /// The chat template.
     pub template: ChatTemplate,
-    /// Tokens per prefill chunk as they were asked for: a number, `whole` or `auto`.
+    /// The requested tokens per prefill chunk: a number, `whole` or `auto`.
     pub chunk: String,
 }
 
-/// What tells outcomes apart: a run has one for each.
+/// The key of an outcome. A run has one outcome for each key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Key {
     /// The sample's id.
     pub sample: String,
-    /// The method as it was asked for. A text, so that a table of a method that has gone can still be made.
+    /// The method as requested. It is text, so that outcomes of a removed method can still be tabulated.
     pub method: String,
-    /// Everything else.
+    /// All other parameters.
     #[serde(flatten)]
     pub setting: Setting,
 }
 
-/// What one method made of one sample.
+/// The result of one method on one sample.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Sample, method and setting.
     #[serde(flatten)]
     pub key: Key,
-    /// A digest of a sample that was read from a file, so that another file under the same name is noticed.
+    /// Digest of a sample that was read from a file, so that another file under the same name is detected.
     #[serde(default)]
     pub digest: Option<String>,
     /// The task's name.
@@ -45,9 +45,9 @@ pub struct Outcome {
     /// As [`crate::tasks::Item::groups`].
     #[serde(default)]
     pub groups: Vec<String>,
-    /// The length in tokens that was asked for.
+    /// The requested length in tokens.
     pub context_tokens: usize,
-    /// Where the fact asked for is, if it is at one place.
+    /// Depth of the requested fact, if it is at one place.
     pub depth: Option<f64>,
     /// As [`crate::tasks::Item::index`].
     pub index: u64,
@@ -57,29 +57,29 @@ pub struct Outcome {
     pub prompt_tokens: usize,
     /// Share of the causal tiles that were computed, over all layers.
     pub density: f64,
-    /// The same of each layer.
+    /// Density of each layer.
     pub layer_density: Vec<f64>,
-    /// Wall time of the prefill.
+    /// Wall time of the prefill, in seconds.
     pub prefill_seconds: f64,
-    /// What came out.
+    /// The answer or the perplexity.
     #[serde(flatten)]
     pub result: SampleResult,
 }
 
-/// What comes out of a sample.
+/// The result of a sample.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum SampleResult {
-    /// Of an item.
+    /// The result of an item.
     Answer {
-        /// What the model generated.
+        /// The generated text.
         prediction: String,
         /// The right answers.
         references: Vec<String>,
-        /// From 0 to 1, by the item's scorer.
+        /// Score from 0 to 1, by the item's scorer.
         score: f64,
     },
-    /// Of a passage.
+    /// The result of a passage.
     Perplexity {
         /// Mean negative log-likelihood of the tokens, in nats.
         loss: f64,
@@ -89,7 +89,7 @@ pub enum SampleResult {
 }
 
 impl Outcome {
-    /// The score; none for a passage.
+    /// The score; `None` for a passage.
     pub fn score(&self) -> Option<f64> {
         match self.result {
             SampleResult::Answer { score, .. } => Some(score),

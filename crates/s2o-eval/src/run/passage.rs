@@ -1,4 +1,4 @@
-//! [`Passage`]: a text whose perplexity is taken.
+//! [`Passage`]: a text whose perplexity is measured.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use s2o_models::{KvCache, LoadedModel, PrefillOptions, passkey};
 use super::outcome::SampleResult;
 use crate::error::{EvalError, Result};
 
-/// The beginning of a text, read whole, and the tokens at its end that the model has to predict.
+/// The beginning of a text, and the number of tokens at its end that the model has to predict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Passage {
-    /// What the text is called in tables.
+    /// Name of the text in tables.
     pub name: String,
     /// The text.
     pub text: Arc<str>,
-    /// Tokens of the text, from its beginning.
+    /// Number of tokens from the beginning of the text.
     pub context_tokens: usize,
-    /// Tokens at the end whose perplexity counts.
+    /// Number of tokens at the end whose perplexity is measured.
     pub last: usize,
 }
 
@@ -32,15 +32,15 @@ impl Passage {
         Ok(Self { name: "perplexity".to_owned(), text: passkey::haystack()?.into(), context_tokens, last })
     }
 
-    /// Names it among the samples of a run.
+    /// Identifies the passage among the samples of a run.
     pub fn id(&self) -> String {
         format!("{}-{}-last{}", self.name, self.context_tokens, self.last)
     }
 
-    /// As many tokens as asked for.
+    /// The first `context_tokens` tokens of the text.
     ///
     /// # Errors
-    /// [`EvalError::WrongInput`] for a text that is shorter, or for `last` outside `1..context_tokens`.
+    /// [`EvalError::WrongInput`] if the text is shorter, or if `last` is outside `1..context_tokens`.
     pub(super) fn encode(&self, model: &LoadedModel) -> Result<Vec<u32>> {
         let Self { context_tokens, last, .. } = *self;
         if !(1..context_tokens).contains(&last) {
@@ -63,11 +63,11 @@ impl Passage {
     }
 }
 
-/// Prefills all tokens but the last and compares the logits of the `last` positions with what follows them. The time
-/// is the prefill's.
+/// Prefills all tokens except the last and compares the logits of the `last` positions with the tokens after them. The
+/// time is that of the prefill.
 ///
 /// # Errors
-/// As [`s2o_models::Decoder::prefill`]; [`EvalError::WrongInput`] when the model says something that is no probability.
+/// As [`s2o_models::Decoder::prefill`]; [`EvalError::WrongInput`] if the loss is not finite.
 pub(super) fn perplexity(
     model: &LoadedModel,
     tokens: &[u32],

@@ -1,4 +1,4 @@
-//! [`Runner`]: samples times methods on one model.
+//! [`Runner`]: runs samples with several methods on one model.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,13 +15,13 @@ use crate::error::{EvalError, Result};
 use crate::method::{self, Method, MethodSpec};
 use crate::tasks::{ChatTemplate, Item};
 
-/// Bounds what template and answer add to the length of a generated prompt, in tokens.
+/// Upper bound of the tokens that template and answer add to a generated prompt.
 const ROOM_FOR_ANSWER: usize = 256;
 
-/// Above the shortest prompt of every task, in tokens.
+/// A length in tokens above the shortest prompt of every task.
 const SHORT: usize = 4096;
 
-/// A model, and the methods and chunks that every sample goes through.
+/// A model, and the methods and chunk sizes that every sample is run with.
 #[derive(Debug)]
 pub struct Runner<'m> {
     model: &'m LoadedModel,
@@ -30,27 +30,27 @@ pub struct Runner<'m> {
     chunks: Vec<Chunk>,
 }
 
-/// One sample, one method, one chunk size.
+/// One sample with one method and one chunk size.
 #[derive(Debug)]
 pub struct Trial<'s> {
     /// The sample.
     pub sample: &'s Sample,
-    /// What its outcome will be found by.
+    /// The key of its outcome.
     pub key: Key,
     method: usize,
     chunk: Chunk,
 }
 
-/// What happens during a run.
+/// An event of a run.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A trial begins.
+    /// A trial starts.
     Started(&'a Trial<'a>),
     /// Its outcome is in the journal.
     Finished(&'a Outcome),
 }
 
-/// A sample in tokens, and a cache that has room for it.
+/// A tokenized sample and a cache with room for it.
 struct Prepared<'s> {
     content: Content<'s>,
     tokens: Vec<u32>,
@@ -63,7 +63,7 @@ enum Content<'s> {
 }
 
 impl<'m> Runner<'m> {
-    /// Without methods as yet; prompts are taken whole.
+    /// A runner without methods that takes prompts whole.
     ///
     /// # Errors
     /// [`EvalError::WrongInput`] for synthetic weights, whose answers mean nothing, and for a tokenizer that lacks the
@@ -80,7 +80,7 @@ impl<'m> Runner<'m> {
         Ok(Self { model, template, methods: Vec::new(), chunks: vec![Chunk::Whole] })
     }
 
-    /// Adds methods of the table; one that is there already is not added again.
+    /// Adds methods of the table. A method that was already added is skipped.
     ///
     /// # Errors
     /// As [`MethodSpec::build`].
@@ -91,7 +91,7 @@ impl<'m> Runner<'m> {
         Ok(self)
     }
 
-    /// Adds a method of any kind under a name; one of the same name is kept.
+    /// Adds a method under a name. An earlier method of the same name is kept.
     #[must_use]
     pub fn method(mut self, name: impl Into<String>, method: Box<dyn Method>) -> Self {
         let name = name.into();
@@ -108,11 +108,10 @@ impl<'m> Runner<'m> {
         self
     }
 
-    /// The trials that the journal lacks, in the order in which they are run: all methods and chunks of a sample before
-    /// the next one.
+    /// The trials that the journal lacks, in running order: for each sample all methods and chunk sizes.
     ///
     /// # Errors
-    /// [`EvalError::OtherRun`] when the journal's outcome of a sample is of another content.
+    /// [`EvalError::OtherRun`] if the journal's outcome of a sample has a different digest.
     pub fn pending<'s>(&self, samples: &'s [Sample], journal: &Journal) -> Result<Vec<Trial<'s>>> {
         let known: HashMap<&str, &Outcome> =
             journal.outcomes().iter().map(|outcome| (outcome.key.sample.as_str(), outcome)).collect();
@@ -143,11 +142,11 @@ impl<'m> Runner<'m> {
         Ok(trials)
     }
 
-    /// Runs trials of [`Runner::pending`] and adds their outcomes to the journal. Lengths that a task or the model
-    /// cannot have are found before the first sample is run.
+    /// Runs trials of [`Runner::pending`] and adds their outcomes to the journal. Lengths that a task or the model does
+    /// not support are detected before the first sample is run.
     ///
     /// # Errors
-    /// Those of items, the model, methods and the journal. The outcomes until then stay.
+    /// Errors of items, the model, methods and the journal. Earlier outcomes stay in the journal.
     pub fn run(&self, trials: &[Trial], journal: &mut Journal, on_event: &mut dyn FnMut(Event)) -> Result<()> {
         self.check_lengths(trials)?;
         for trials in trials.chunk_by(|a, b| a.key.sample == b.key.sample) {
@@ -184,7 +183,7 @@ impl<'m> Runner<'m> {
 
     fn encode<'s>(&self, sample: &'s Sample) -> Result<(Content<'s>, Vec<u32>)> {
         let max_positions = self.model.config().max_positions;
-        // No text is made that cannot be read.
+        // Avoids making a text that the model cannot read.
         if sample.context_tokens() > max_positions {
             let (expected, got) = (max_positions, sample.context_tokens());
             return Err(ModelError::ContextTooLong { expected, got }.into());
@@ -216,7 +215,7 @@ impl<'m> Runner<'m> {
         let Prepared { content, tokens, cache } = prepared;
         let method = self.methods[trial.method].1.as_ref();
         cache.reset();
-        // With the cache in place, so that all methods run over the same chunks.
+        // The chunk size is chosen after the cache is allocated, so that all methods use the same chunks.
         let chunk = self.model.decoder.chunk_tokens(trial.chunk, 1)?;
         let (result, prefill) = match &content {
             Content::Item(item) => {
@@ -270,13 +269,13 @@ impl Content<'_> {
         }
     }
 
-    /// Positions that prompt and answer need; the last new token is never fed back.
+    /// Positions for prompt and answer. The last new token is not fed back.
     fn room(&self, prompt: usize) -> usize {
         prompt + self.item().map_or(0, |item| item.max_new_tokens.saturating_sub(1))
     }
 }
 
-/// Over all layers, and of each. A layer that the method knows nothing of was dense; all layers have the same tiles.
+/// Joint density of all layers, and density of each. A layer without work was dense; all layers have the same tiles.
 fn densities(work: &BTreeMap<usize, Vec<HeadWork>>, num_layers: usize) -> (f64, Vec<f64>) {
     let of_layer = |layer| work.get(&layer).map_or(1.0, method::density);
     let layers: Vec<f64> = (0..num_layers).map(of_layer).collect();

@@ -1,4 +1,4 @@
-//! [`Sample`]: one thing to run; and [`Grid`], which makes samples of tasks by length, depth and number.
+//! [`Sample`]: one prompt to run; and [`Grid`], which makes samples of tasks by length, depth and number.
 
 use std::borrow::Cow;
 
@@ -9,24 +9,24 @@ use crate::error::{EvalError, Result};
 use crate::load::{self, NEEDLE_7M};
 use crate::tasks::{self, Item, ItemSpec, RULER, Task};
 
-/// One thing to run.
+/// One prompt to run.
 #[derive(Debug, Clone)]
 pub enum Sample {
-    /// An item that is made when its turn comes: all prompts of a long run would not fit into memory.
+    /// An item that is made when it is run, because all prompts of a long run would not fit into memory.
     Generated {
-        /// How it is made.
+        /// The task that makes it.
         task: &'static Task,
-        /// Which one.
+        /// Parameters of the item.
         spec: ItemSpec,
     },
-    /// An item that is there, read from a file.
+    /// An item that was read from a file.
     Given(Item),
-    /// A text whose perplexity is taken.
+    /// A text whose perplexity is measured.
     Passage(Passage),
 }
 
 impl Sample {
-    /// Names it. The same sample has the same id in every run.
+    /// Identifies the sample. The same sample has the same id in every run.
     pub fn id(&self) -> Cow<'_, str> {
         match self {
             Self::Generated { task, spec } => task.item_id(spec).into(),
@@ -44,7 +44,7 @@ impl Sample {
         }
     }
 
-    /// The length in tokens that was asked for.
+    /// The requested length in tokens.
     pub fn context_tokens(&self) -> usize {
         match self {
             Self::Generated { spec, .. } => spec.num_tokens,
@@ -53,7 +53,7 @@ impl Sample {
         }
     }
 
-    /// The item, made if it has to be; none for a passage.
+    /// The item, generated if necessary; `None` for a passage.
     ///
     /// # Errors
     /// As [`Task::generate`].
@@ -65,7 +65,7 @@ impl Sample {
         }
     }
 
-    /// Stands for the content of what was read from a file; what is generated follows from its id.
+    /// Digest of a sample that was read from a file. A generated item follows from its id and has none.
     pub(super) fn digest(&self) -> Option<String> {
         let texts: Vec<&str> = match self {
             Self::Generated { .. } => return None,
@@ -75,7 +75,7 @@ impl Sample {
             }
             Self::Passage(passage) => vec![&passage.text],
         };
-        // FNV-1a, because it is the same on every machine and in every release. No text holds the byte 0xff.
+        // FNV-1a is the same on every machine and in every release. No text contains the byte 0xff.
         let bytes = texts.iter().flat_map(|text| text.bytes().chain([0xff]));
         let hash = bytes
             .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
@@ -86,9 +86,9 @@ impl Sample {
 /// Several tasks under one name.
 #[derive(Debug)]
 pub struct Group {
-    /// What they are asked for by.
+    /// The name on the command line.
     pub name: &'static str,
-    /// One line.
+    /// A description on one line.
     pub summary: &'static str,
     tasks: fn() -> Vec<&'static str>,
 }
@@ -111,8 +111,7 @@ pub static GROUPS: &[Group] = &[
     Group { name: "all", summary: "every generated task", tasks: || tasks::ALL.iter().map(|task| task.name).collect() },
 ];
 
-/// Tasks by name, groups replaced by what is in them, each once. `needle-7m` are the recorded prompts
-/// ([`load::needle_7m`]).
+/// Task names with groups expanded, each name once. `needle-7m` stands for the recorded prompts ([`load::needle_7m`]).
 ///
 /// # Errors
 /// [`EvalError::UnknownTask`].
@@ -138,16 +137,16 @@ fn unknown(name: &str) -> EvalError {
     EvalError::unknown_task(groups.chain([NEEDLE_7M]).chain(tasks::ALL.iter().map(|task| task.name)), name)
 }
 
-/// Lengths, depths and numbers of items to make of tasks.
+/// Lengths, depths and number of items to make for each task.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
     /// Prompt lengths in tokens.
     pub lengths: Vec<usize>,
-    /// Depths, for tasks whose answer is at one place; the seed chooses one for each item if there are none.
+    /// Depths, for tasks whose answer is at one place. If empty, the seed chooses a depth for each item.
     pub depths: Vec<f64>,
     /// Items of each task, length and depth.
     pub items: u64,
-    /// What words, numbers and places follow from.
+    /// Seed of words, numbers and places.
     pub seed: u64,
 }
 
@@ -159,8 +158,8 @@ impl Default for Grid {
 }
 
 impl Grid {
-    /// The samples of tasks by name ([`task_names`]), task by task and shorter prompts first. Of the recorded prompts
-    /// it takes those of its lengths.
+    /// The samples of tasks by name ([`task_names`]), task by task with shorter prompts first. Includes only those
+    /// recorded prompts that have one of the lengths.
     ///
     /// # Errors
     /// [`EvalError::UnknownTask`]; as [`load::needle_7m`].
@@ -213,7 +212,7 @@ mod tests {
         assert_eq!(task_names(["all"]).unwrap().len(), tasks::ALL.len());
         let error = task_names(["niha"]).unwrap_err().to_string();
         assert!(
-            error.starts_with("`niha` is no task: expected one of ruler, keyed, all, needle-7m, niah, "),
+            error.starts_with("`niha` is not a task: expected one of ruler, keyed, all, needle-7m, niah, "),
             "{error}"
         );
     }
@@ -224,7 +223,7 @@ mod tests {
         let passkeys = ids(&grid, &["passkey"]);
         assert_eq!(passkeys.len(), 8);
         assert_eq!((&*passkeys[0], &*passkeys[7]), ("passkey-1024-d0-i0-s7", "passkey-2048-d0.5-i1-s7"));
-        // Words at many places have no depth.
+        // Words at several places have no depth.
         assert_eq!(
             ids(&grid, &["keyed_4"]),
             ["keyed_4-1024-i0-s7", "keyed_4-1024-i1-s7", "keyed_4-2048-i0-s7", "keyed_4-2048-i1-s7"]

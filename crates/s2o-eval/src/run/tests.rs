@@ -1,4 +1,4 @@
-//! Runs of needle-7m on short prompts: what is run, what is run again, and what is refused.
+//! Runs of needle-7m on short prompts: computed trials, repeated trials and errors.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,12 +28,12 @@ fn runner() -> Runner<'static> {
     Runner::new(&MODEL, ChatTemplate::None).unwrap()
 }
 
-/// Rows without times.
+/// The rows without times.
 fn timeless(journal: &Journal) -> Vec<Row> {
     rows(journal.outcomes()).into_iter().map(|row| Row { prefill_seconds: 0.0, ..row }).collect()
 }
 
-/// Runs and says what was run, as `sample method`.
+/// Runs the samples and returns the finished trials as `sample method`.
 fn run(runner: &Runner, samples: &[Sample], journal: &mut Journal) -> (crate::Result<()>, Vec<String>) {
     let mut started = Vec::new();
     let trials = runner.pending(samples, journal);
@@ -47,7 +47,7 @@ fn run(runner: &Runner, samples: &[Sample], journal: &mut Journal) -> (crate::Re
     (result, started)
 }
 
-/// Exact attention that fails after so many prompts.
+/// Exact attention that fails after a number of prompts.
 #[derive(Debug)]
 struct Fails {
     calls_left: AtomicUsize,
@@ -96,7 +96,7 @@ fn an_interrupted_run_goes_on_where_it_stopped() {
     assert_eq!(journal.outcomes().len(), 5);
     drop(journal);
 
-    // Killed while it wrote the fifth line.
+    // The run was killed while it wrote the fifth line.
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, &text[..text.len() - 40]).unwrap();
     assert_eq!(read_outcomes(&path).unwrap().len(), 4);
@@ -180,12 +180,12 @@ fn other_journals_are_refused() {
     let header = format!("{{\"format\":\"s2o-eval outcomes\",\"version\":{FORMAT_VERSION}}}");
     let newer = refused(&format!("{}\n", header.replace(&FORMAT_VERSION.to_string(), "99")));
     assert!(newer.ends_with("expected s2o-eval outcomes of version 1, got version 99"), "{newer}");
-    assert!(refused("my shopping list").ends_with("got a file that is no journal"));
-    assert!(refused("{\"a\": 1}\n").ends_with("got a file that is no journal"));
+    assert!(refused("my shopping list").ends_with("got a file that is not a journal"));
+    assert!(refused("{\"a\": 1}\n").ends_with("got a file that is not a journal"));
     let broken = refused(&format!("{header}\n{{\"sample\":1}}\n"));
     assert!(broken.contains("line 2: expected an outcome, got"), "{broken}");
 
-    // A run that was killed at once.
+    // The run was killed at its start.
     fs::write(&path, &header[..7]).unwrap();
     let journal = Journal::open(&path).unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), format!("{header}\n"));

@@ -1,4 +1,4 @@
-//! InfiniteBench's rules for answers that are right or wrong.
+//! InfiniteBench's rules for right and wrong answers.
 
 use std::sync::LazyLock;
 
@@ -8,30 +8,30 @@ const CHOICES: [char; 4] = ['A', 'B', 'C', 'D'];
 
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"[0-9]+(\.[0-9]+)?").unwrap());
 
-/// A letter that is a word of its own. Code debugging has up to ten options.
+/// A letter that stands alone. Code debugging has up to ten options.
 static LONE_LETTER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\b[A-J]\b").unwrap());
 
-/// Whether the first run of digits is a reference: pass keys and numbers.
+/// Whether the first run of digits equals a reference. For pass keys and numbers.
 pub fn first_integer(prediction: &str, references: &[String]) -> bool {
     let first = prediction.split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty());
     first.is_some_and(|digits| references.iter().any(|reference| reference == digits))
 }
 
-/// Whether a reference is a word of the prediction once punctuation is white space.
+/// Whether a reference is a word of the prediction. Punctuation counts as white space.
 pub fn key_value(prediction: &str, references: &[String]) -> bool {
     let spaced = spaced(prediction, "\n:\"'.,?!{}");
     spaced.split_whitespace().any(|word| references.iter().any(|reference| reference == word))
 }
 
-/// Whether a reference is a word of the prediction, both in upper case, once punctuation is white space.
+/// Whether a reference is a word of the prediction, both in upper case. Punctuation counts as white space.
 pub fn dialogue(prediction: &str, references: &[String]) -> bool {
     let spaced = spaced(prediction, "\n:\"'.,?!{}").to_uppercase();
     spaced.split_whitespace().any(|word| references.iter().any(|reference| reference.to_uppercase() == word))
 }
 
 /// Whether the prediction chooses a reference, which may be the letter or the option's text. The choice is the first
-/// character if that is A, B, C or D; else what follows `answer is:`, `answer:`, `answer is` or `option is`; else the
-/// first of these letters that stands alone.
+/// character if it is A, B, C or D; otherwise the text after `answer is:`, `answer:`, `answer is` or `option is`;
+/// otherwise the first of these letters that stands alone.
 pub fn book_choice(prediction: &str, references: &[String]) -> bool {
     let prediction = prediction.trim();
     let is_reference = |letter: char| references.iter().any(|reference| reference.chars().eq([letter]));
@@ -48,7 +48,7 @@ pub fn book_choice(prediction: &str, references: &[String]) -> bool {
 }
 
 /// Whether the prediction names a reference: the function with the bug, or its letter. The first of the letters A to J
-/// that stands alone decides if it is right; else what follows `answer is:`, `is:` or `answer:` does.
+/// that stands alone decides if it is right. Otherwise the text after `answer is:`, `is:` or `answer:` decides.
 pub fn code_debug(prediction: &str, references: &[String]) -> bool {
     let lone = LONE_LETTER.find(prediction);
     if lone.is_some_and(|letter| references.iter().any(|reference| reference == letter.as_str())) {
@@ -61,7 +61,7 @@ pub fn code_debug(prediction: &str, references: &[String]) -> bool {
     after_first_prefix(&text, &["answer is:", "is:", "answer:"]).is_some_and(|rest| starts_with_any(rest, references))
 }
 
-/// Whether the last word, once punctuation is white space, is the integer of a reference.
+/// Whether the last word equals the integer of a reference. Punctuation counts as white space.
 pub fn code_run(prediction: &str, references: &[String]) -> bool {
     let spaced = spaced(prediction, "\n.`'\":");
     let last = spaced.split_whitespace().next_back().and_then(|word| word.parse::<i64>().ok());
@@ -79,7 +79,7 @@ fn spaced(text: &str, punctuation: &str) -> String {
     text.chars().map(|c| if punctuation.contains(c) { ' ' } else { c }).collect()
 }
 
-/// What follows the first of `prefixes` that occurs, and one character more, as the benchmark counts it.
+/// The text after the first of `prefixes` that occurs and after one more character, as in the benchmark.
 fn after_first_prefix<'a>(text: &'a str, prefixes: &[&str]) -> Option<&'a str> {
     let (_, rest) = prefixes.iter().find_map(|prefix| text.split_once(prefix))?;
     let mut characters = rest.chars();
@@ -130,7 +130,7 @@ mod tests {
         let right = ["B", "B. Paris", " B", "The answer is: B", "the answer is B.", "Best option is Paris", "I say B"];
         let wrong = ["A", "C. B", "The answer is: C or B", "answer is", "Either A or B", "paris", "Barely"];
         check(book_choice, &["Paris", "B"], &right, &wrong[..6]);
-        // The first character decides, even inside a word: that is the benchmark's rule.
+        // The first character decides, even inside a word, as in the benchmark.
         check(book_choice, &["Paris", "B"], &["Barely"], &[]);
     }
 

@@ -1,4 +1,4 @@
-//! LongBench v2: the letter in the sentence that the prompt asks for.
+//! LongBench v2's score: the letter in the sentence that the prompt asks for.
 
 use std::sync::LazyLock;
 
@@ -8,8 +8,8 @@ static PATTERNS: LazyLock<[Regex; 2]> = LazyLock::new(|| {
     [r"The correct answer is \(([A-D])\)", r"The correct answer is ([A-D])"].map(|pattern| Regex::new(pattern).unwrap())
 });
 
-/// The letter that the prediction chooses: after `The correct answer is`, in parentheses anywhere or else without them.
-/// Asterisks are ignored. `None` when there is no such sentence, which counts as wrong.
+/// The letter that the prediction chooses after `The correct answer is`: in parentheses if the sentence occurs so,
+/// otherwise without them. Asterisks are ignored. `None` if the sentence is missing, which counts as wrong.
 pub fn choice(prediction: &str) -> Option<char> {
     let prediction = prediction.replace('*', "");
     let found = PATTERNS.iter().find_map(|pattern| pattern.captures(&prediction))?;

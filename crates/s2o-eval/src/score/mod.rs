@@ -1,6 +1,6 @@
-//! Scores of predictions, by the rules of the benchmarks that the tasks come from.
+//! Scores of predictions, by the rules of the benchmarks.
 //!
-//! Every score is from 0 to 1. RULER and InfiniteBench report percent: a published 87.5 is a mean of 0.875 here.
+//! Every score is from 0 to 1. RULER and InfiniteBench report percent: a published 87.5 corresponds to a mean of 0.875.
 //!
 //! ```
 //! use s2o_eval::score::{ruler, token_f1};
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use overlap::{character_f1, token_f1};
 pub use rouge::rouge_lsum;
 
-/// The rule by which an item is scored. Its name in files is in snake case.
+/// The rule that scores an item. Its name in files is in snake case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -61,7 +61,7 @@ pub enum Scorer {
 }
 
 impl Scorer {
-    /// The score of `prediction` where `references` are right, from 0 to 1. An empty prediction has 0.
+    /// The score of `prediction` for the right answers `references`, from 0 to 1. An empty prediction scores 0.
     pub fn score(self, prediction: &str, references: &[String]) -> f64 {
         let best = |score: fn(&str, &str) -> f64| {
             references.iter().map(|reference| score(prediction, reference)).fold(0.0, f64::max)
@@ -93,12 +93,12 @@ impl fmt::Display for Scorer {
     }
 }
 
-/// Whether a reference stands anywhere in the prediction, letter by letter.
+/// Whether a reference occurs anywhere in the prediction, with the same case.
 pub fn substring(prediction: &str, references: &[String]) -> bool {
     references.iter().any(|reference| !reference.is_empty() && prediction.contains(reference.as_str()))
 }
 
-/// Whether the prediction up to its first full stop is a reference, spaces around it aside.
+/// Whether the prediction up to its first full stop, without surrounding spaces, is a reference.
 pub fn first_sentence(prediction: &str, references: &[String]) -> bool {
     let answer = s2o_models::passkey::answer(prediction);
     !answer.is_empty() && references.iter().any(|reference| reference == answer)

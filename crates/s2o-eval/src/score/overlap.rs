@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Punctuation that Chinese text uses besides ASCII's.
+/// Chinese punctuation in addition to ASCII's.
 const CHINESE_PUNCTUATION: &str = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏";
 
-/// F1 of the words that both texts hold, without case, punctuation and the articles a, an, the.
+/// F1 of the words that both texts share, without case, punctuation and the articles a, an, the.
 pub fn token_f1(prediction: &str, reference: &str) -> f64 {
     let (prediction, reference) = (unpunctuated(prediction, ""), unpunctuated(reference, ""));
     let words = |text: &str| -> Vec<String> {
@@ -16,7 +16,7 @@ pub fn token_f1(prediction: &str, reference: &str) -> f64 {
     f1(&words(&prediction), &words(&reference))
 }
 
-/// F1 of the characters that both texts hold, without case, punctuation (ASCII's and Chinese) and white space.
+/// F1 of the characters that both texts share, without case, punctuation (ASCII and Chinese) and white space.
 pub fn character_f1(prediction: &str, reference: &str) -> f64 {
     let characters = |text: &str| -> Vec<char> {
         unpunctuated(text, CHINESE_PUNCTUATION).chars().filter(|c| !c.is_whitespace()).collect()
@@ -28,7 +28,7 @@ fn unpunctuated(text: &str, more: &str) -> String {
     text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation() && !more.contains(*c)).collect()
 }
 
-/// Each occurrence counts once.
+/// F1 of the items; each occurrence counts once.
 fn f1<T: Hash + Eq>(prediction: &[T], reference: &[T]) -> f64 {
     let mut left: HashMap<&T, usize> = HashMap::new();
     reference.iter().for_each(|token| *left.entry(token).or_default() += 1);
@@ -42,7 +42,7 @@ fn f1<T: Hash + Eq>(prediction: &[T], reference: &[T]) -> f64 {
     f_measure(common, prediction.len(), reference.len())
 }
 
-/// The harmonic mean of precision and recall. 0 when nothing is common.
+/// The harmonic mean of precision and recall; 0 if nothing is common.
 pub(super) fn f_measure(common: usize, predicted: usize, referenced: usize) -> f64 {
     if common == 0 { 0.0 } else { 2.0 * common as f64 / (predicted + referenced) as f64 }
 }

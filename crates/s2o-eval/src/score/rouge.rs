@@ -1,12 +1,12 @@
-//! ROUGE-Lsum: how much of a reference summary a prediction retells in the same order, sentence by sentence.
+//! ROUGE-Lsum: overlap of a prediction and a reference summary in the same order, sentence by sentence.
 
 use std::collections::HashMap;
 
 use super::overlap::f_measure;
 
-/// F-measure of the summary-level longest common subsequences. Lines are the sentences, words are runs of ASCII letters
-/// and digits without case, and no word is stemmed. For each reference line, the words that are in a longest common
-/// subsequence with any predicted line count, each at most as often as both texts hold it.
+/// F-measure of the summary-level longest common subsequences. Lines are the sentences. Words are runs of ASCII letters
+/// and digits without case and without stemming. For each reference line, the words in a longest common subsequence
+/// with any predicted line count, each at most as often as both texts contain it.
 pub fn rouge_lsum(prediction: &str, reference: &str) -> f64 {
     let (prediction, reference) = (prediction.to_lowercase(), reference.to_lowercase());
     let (predicted, referenced) = (sentences(&prediction), sentences(&reference));
@@ -40,9 +40,8 @@ fn counts<'a>(sentences: &[Vec<&'a str>]) -> HashMap<&'a str, usize> {
     counts
 }
 
-/// Marks the words of `sentence` that are in one longest common subsequence with `other`. Where there are several of
-/// that length, the last word of `sentence` that the other does not need is dropped first, as the reference program
-/// does.
+/// Marks the words of `sentence` that are in one longest common subsequence with `other`. If there are several of that
+/// length, the last word of `sentence` that the other does not need is dropped first, as in the reference program.
 fn mark_common(sentence: &[&str], other: &[&str], matched: &mut [bool]) {
     let width = other.len() + 1;
     let mut lengths = vec![0_u32; (sentence.len() + 1) * width];
@@ -82,7 +81,7 @@ mod tests {
     fn order_counts_within_a_line() {
         // The common subsequence is "police the gunman" with 3 of 4 words on both sides.
         assert!(close(rouge_lsum("Police kill the gunman.", "police killed the gunman"), 0.75));
-        // Here it is "the gunman" only.
+        // Here the common subsequence is only "the gunman".
         assert!(close(rouge_lsum("the gunman kill police", "police killed the gunman"), 0.5));
     }
 

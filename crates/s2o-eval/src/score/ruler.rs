@@ -1,8 +1,8 @@
-//! RULER's two rules. Both look for references as substrings, whatever the case.
+//! RULER's two rules. Both search for references as substrings and ignore case.
 //!
-//! RULER multiplies their mean by 100; here a score is from 0 to 1.
+//! RULER multiplies their mean by 100; a score in this crate is from 0 to 1.
 
-/// Control characters become line ends, then white space around the text goes.
+/// Replaces control characters by line ends, then trims white space.
 fn cleaned(prediction: &str) -> String {
     let text: String = prediction.chars().map(|c| if c <= '\x1f' { '\n' } else { c }).collect();
     text.trim().to_lowercase()
@@ -12,14 +12,14 @@ fn holds(cleaned: &str, reference: &str) -> bool {
     !reference.is_empty() && cleaned.contains(&reference.to_lowercase())
 }
 
-/// The share of the references that the prediction holds: needles, variables, words. 0 without references.
+/// Share of the references that occur in the prediction; 0 without references. For needles, variables and words.
 pub fn string_match_all(prediction: &str, references: &[String]) -> f64 {
     let prediction = cleaned(prediction);
     let found = references.iter().filter(|reference| holds(&prediction, reference)).count();
     if found == 0 { 0.0 } else { found as f64 / references.len() as f64 }
 }
 
-/// 1 when the prediction holds any of the references, otherwise 0: question answering.
+/// 1 if any reference occurs in the prediction, otherwise 0. For question answering.
 pub fn string_match_part(prediction: &str, references: &[String]) -> f64 {
     let prediction = cleaned(prediction);
     if references.iter().any(|reference| holds(&prediction, reference)) { 1.0 } else { 0.0 }

@@ -1,4 +1,4 @@
-//! [`ChatTemplate`]: what an instruction-tuned model wants around a prompt.
+//! [`ChatTemplate`]: the text that an instruction-tuned model needs around a prompt.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,21 +9,21 @@ use tokenizers::Tokenizer;
 use super::Item;
 use crate::error::{EvalError, Result};
 
-/// What goes around an item's prompt. The answer prefix follows it, as the beginning of the model's own turn.
+/// Text around an item's prompt. The answer prefix follows it as the beginning of the model's own turn.
 ///
-/// Most disagreements about published scores come from a wrong template: print [`ChatTemplate::pattern`] with results.
+/// Most differences between published scores come from a wrong template: print [`ChatTemplate::pattern`] with results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum ChatTemplate {
-    /// Prompt and answer prefix as they are, for base models.
+    /// Prompt and answer prefix without a template, for base models.
     #[default]
     None,
     /// Llama 3, 3.1 and 3.2 Instruct, without a system turn.
     Llama3,
     /// ChatML: Qwen2.5 and others, without a system turn.
     ChatMl,
-    /// Qwen3 with thinking switched off: ChatML and an empty thought, which leaves the token budget to the answer.
+    /// Qwen3 without thinking: ChatML and an empty thought, which leaves the token budget to the answer.
     Qwen3,
 }
 
@@ -31,8 +31,8 @@ impl ChatTemplate {
     /// Every template.
     pub const ALL: [Self; 4] = [Self::None, Self::Llama3, Self::ChatMl, Self::Qwen3];
 
-    /// The template of a model, told by the token that ends its turns: base models have the same tokens, but do not
-    /// end with them. `eos_ids` are the tokens that end a generation.
+    /// The template of a model, identified by the token that ends its turns. Base models have the same tokens, but do
+    /// not end with them. `eos_ids` are the tokens that end a generation.
     pub fn of_model(tokenizer: &Tokenizer, eos_ids: &[u32]) -> Self {
         let ends_with = |token| tokenizer.token_to_id(token).is_some_and(|id| eos_ids.contains(&id));
         match () {
@@ -43,10 +43,10 @@ impl ChatTemplate {
         }
     }
 
-    /// Refuses a tokenizer that would cut the template's own tokens into letters.
+    /// Refuses a tokenizer that would split the template's special tokens.
     ///
     /// # Errors
-    /// [`EvalError::WrongInput`] names the token that it lacks.
+    /// [`EvalError::WrongInput`] with the token that the tokenizer lacks.
     pub fn check(self, tokenizer: &Tokenizer) -> Result<()> {
         let needed: &[&str] = match self {
             Self::None => &[],
@@ -64,7 +64,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Its name on command lines.
+    /// The name on command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -74,7 +74,7 @@ impl ChatTemplate {
         }
     }
 
-    /// The whole template with `{prompt}` and `{answer_prefix}` in their places, to be shown.
+    /// The whole template for display, with `{prompt}` and `{answer_prefix}` in their places.
     pub fn pattern(self) -> String {
         self.wrap("{prompt}", "{answer_prefix}")
     }
@@ -84,7 +84,7 @@ impl ChatTemplate {
         self.wrap(&item.prompt, &item.answer_prefix)
     }
 
-    /// The tokens that the model reads. The tokenizer puts its own special tokens in front only where the template has
+    /// The tokens that the model reads. The tokenizer adds its own special tokens in front only if the template has
     /// none, so that no text begins twice.
     ///
     /// # Errors

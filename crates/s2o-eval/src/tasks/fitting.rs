@@ -1,16 +1,16 @@
-//! Finds the longest prompt that is not longer than asked for.
+//! Search for the longest prompt within a given length.
 
 use tokenizers::Tokenizer;
 
 use crate::error::{EvalError, Result};
 
-/// The search ends early this close below the wanted length, in tokens.
+/// The search ends if it is this close below the wanted length, in tokens.
 const CLOSE: usize = 16;
 
-/// Interpolation needs few rounds; beyond these the interval is halved, which ends for sure.
+/// Interpolation needs few rounds. After this many, the interval is halved, which always ends.
 const ROUNDS_OF_INTERPOLATION: usize = 12;
 
-/// More units than this many per wanted token means that the tokenizer makes nothing of the text.
+/// More units than this per wanted token mean that the tokenizer makes no tokens of the text.
 const MAX_UNITS_PER_TOKEN: usize = 64;
 
 /// The parts of an item that depend on its length.
@@ -21,7 +21,7 @@ pub(super) struct Draft {
     pub(super) references: Vec<String>,
 }
 
-/// A prompt size: how many units of filling it has, and how many tokens that made.
+/// A prompt size: its units of filling, and its tokens.
 #[derive(Clone, Copy)]
 struct Size {
     units: usize,
@@ -29,11 +29,11 @@ struct Size {
 }
 
 /// Calls `build` with growing amounts of filling (bytes, lines, documents: any unit whose tokens add up about linearly)
-/// and returns the longest draft found of at most `wanted` tokens, special tokens and answer prefix included. It is at
-/// most one unit or 16 tokens shorter than the longest there is.
+/// and returns the longest draft found with at most `wanted` tokens, special tokens and answer prefix included. It is
+/// at most one unit or 16 tokens shorter than the longest possible draft.
 ///
 /// # Errors
-/// [`EvalError::ContextTooShort`] when the draft without filling is too long; [`EvalError::Tokenizer`].
+/// [`EvalError::ContextTooShort`] if the draft without filling is too long; [`EvalError::Tokenizer`].
 pub(super) fn fit(task: &str, tokenizer: &Tokenizer, wanted: usize, build: impl Fn(usize) -> Draft) -> Result<Draft> {
     let mut best = build(0);
     let mut fits = Size { units: 0, tokens: count_tokens(tokenizer, &best)? };

@@ -1,4 +1,4 @@
-//! The text that facts are hidden in, and how they are hidden.
+//! The text around hidden facts, and the places of the facts.
 
 use std::sync::OnceLock;
 
@@ -13,13 +13,10 @@ use crate::error::Result;
 pub(super) const NOISE: &str =
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
 
-/// RULER hides needles at this many evenly spaced depths.
+/// Number of evenly spaced depths at which RULER hides needles.
 const NUM_DEPTHS: usize = 40;
 
 /// The embedded English text.
-///
-/// # Errors
-/// As [`passkey::haystack`].
 pub(super) fn english() -> Result<&'static str> {
     static TEXT: OnceLock<String> = OnceLock::new();
     match TEXT.get() {
@@ -31,7 +28,7 @@ pub(super) fn english() -> Result<&'static str> {
     }
 }
 
-/// English text without end, from a line that the random numbers choose.
+/// Endless English text that begins at one of the text's lines.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Essay {
     text: &'static str,
@@ -39,8 +36,7 @@ pub(super) struct Essay {
 }
 
 impl Essay {
-    /// # Errors
-    /// As [`english`].
+    /// From a random line.
     pub(super) fn from_somewhere(random: &mut ChaCha8Rng) -> Result<Self> {
         let text = english()?;
         let place = random.random_range(0..text.len());
@@ -48,10 +44,7 @@ impl Essay {
         Ok(Self { text, start: line_end.map_or(0, |line_end| place + line_end + 1) })
     }
 
-    /// From the line that `place` chooses, the same for the same `place`.
-    ///
-    /// # Errors
-    /// As [`english`].
+    /// From a line that depends only on `place`.
     pub(super) fn from_line(place: u64) -> Result<Self> {
         let text = english()?;
         let starts: Vec<usize> = text.match_indices('\n').map(|(end, _)| end + 1).collect();
@@ -59,7 +52,7 @@ impl Essay {
         Ok(Self { text, start })
     }
 
-    /// At most `count` bytes; ends between words. Beyond the text's end it starts again.
+    /// At most `count` bytes, cut between words. After the text's end it starts again.
     pub(super) fn first_bytes(self, count: usize) -> String {
         let (before, after) = self.text.split_at(self.start);
         let mut essay = String::with_capacity(count);
@@ -81,7 +74,7 @@ pub(super) fn noise(count: usize) -> String {
     vec![NOISE; count].join("\n")
 }
 
-/// `count` different depths out of RULER's forty, in random order. `first`, if given, takes the first one's place.
+/// `count` different depths of RULER's forty, in random order. `first`, if given, replaces the first one.
 pub(super) fn depths(random: &mut ChaCha8Rng, count: usize, first: Option<f64>) -> Vec<f64> {
     let mut depths: Vec<f64> = index::sample(random, NUM_DEPTHS, count.min(NUM_DEPTHS))
         .iter()
@@ -93,8 +86,8 @@ pub(super) fn depths(random: &mut ChaCha8Rng, count: usize, first: Option<f64>) 
     depths
 }
 
-/// `body` with each needle on a line of its own, at the end of the sentence or line nearest to its depth. Needles of
-/// the same place keep their order.
+/// `body` with each needle on its own line, at the end of the sentence or line nearest to its depth. Needles at the
+/// same place keep their order.
 pub(super) fn hide<'a>(body: &str, needles: impl IntoIterator<Item = (f64, &'a str)>) -> String {
     let place = |depth: f64| nearest_sentence_end(body, (body.len() as f64 * depth) as usize);
     let mut placed: Vec<(usize, &str)> = needles.into_iter().map(|(depth, line)| (place(depth), line)).collect();
@@ -111,7 +104,7 @@ pub(super) fn hide<'a>(body: &str, needles: impl IntoIterator<Item = (f64, &'a s
     text
 }
 
-/// The index among `len` lines before which a line at `depth` goes.
+/// Index of the line, among `len` lines, before which a line at `depth` is inserted.
 pub(super) fn place_among(len: usize, depth: f64) -> usize {
     ((len as f64 * depth).round() as usize).min(len)
 }

@@ -12,41 +12,41 @@ use crate::score::Scorer;
 /// One question to a model, made by a generator of [`super::ALL`] or read by [`crate::load`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Item {
-    /// Names the item: task, length, depth or index, and seed. The same item has the same id in every run.
+    /// Identifies the item: task, length, depth or index, and seed. The same item has the same id in every run.
     pub id: String,
     /// The task's name.
     pub task: String,
-    /// Tells items of the same task and length apart: counted from 0, or the number in the file.
+    /// Distinguishes items of the same task and length: counted from 0, or the number in the file.
     #[serde(default)]
     pub index: u64,
-    /// What it was made from; `None` for an item from a file.
+    /// The seed that it was made from; `None` for an item from a file.
     #[serde(default)]
     pub seed: Option<u64>,
-    /// What goes inside a chat template's user turn: instruction, context and question.
+    /// The user turn of a chat template: instruction, context and question.
     pub prompt: String,
-    /// How the answer begins. It follows the chat template, so that the model only completes it; may be empty.
+    /// Beginning of the answer, after the chat template, so that the model only completes it. May be empty.
     pub answer_prefix: String,
-    /// The right answers. How several are combined is the scorer's matter.
+    /// The right answers. The scorer decides how several are combined.
     pub references: Vec<String>,
     /// The choices of a multiple-choice question in the order A, B, C, ...; empty otherwise.
     #[serde(default)]
     pub options: Vec<String>,
-    /// How many tokens the benchmark lets the model generate.
+    /// Number of tokens that the benchmark lets the model generate.
     pub max_new_tokens: usize,
-    /// How a prediction is scored.
+    /// The rule that scores a prediction.
     pub scorer: Scorer,
-    /// The length in tokens that was asked for. Prompt and answer prefix together have at most that many.
+    /// The requested length in tokens, an upper bound for prompt and answer prefix together.
     pub context_tokens: usize,
-    /// Where the fact asked for is: 0 at the context's start, 1 at its end. `None` where there is no one place.
+    /// Depth of the requested fact: 0 at the context's start, 1 at its end. `None` if it is not at one place.
     pub depth: Option<f64>,
-    /// Groups whose mean is reported besides the total: difficulty and length for LongBench v2.
+    /// Groups whose mean is reported in addition to the total: difficulty and length for LongBench v2.
     #[serde(default)]
     pub groups: Vec<String>,
-    /// Where the item comes from.
+    /// Origin of the item.
     pub provenance: Origin,
 }
 
-/// Where an item comes from.
+/// Origin of an item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -71,7 +71,7 @@ impl Item {
         self.scorer.score(prediction, &self.references)
     }
 
-    /// The parts that every generated item has; the rest keeps its defaults.
+    /// An item with the parts that every generated item has and defaults for the rest.
     pub(super) fn generated(task: &str, spec: &ItemSpec, draft: Draft, max_new_tokens: usize, scorer: Scorer) -> Self {
         Self {
             id: spec.id(task),

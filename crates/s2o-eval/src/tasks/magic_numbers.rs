@@ -1,8 +1,8 @@
-//! Special magic numbers in a haystack: the needle task by depth and length, and RULER's eight.
+//! Special magic numbers in a haystack: the needle task by depth and length, and RULER's eight needle tasks.
 
 use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
-// One of the trained prefaces of needle-7m, and RULER's own.
+// One of the prefaces that needle-7m was trained with, and RULER's own.
 use s2o_models::passkey::HEADER;
 use tokenizers::Tokenizer;
 
@@ -44,10 +44,7 @@ const CITIES: &[&str] = &[
     "Zurich",
 ];
 
-/// One number of one city in an essay, found wherever it stands in the answer.
-///
-/// # Errors
-/// As [`super::Task::generate`].
+/// One number of one city in an essay. The answer may contain it anywhere.
 pub(super) fn of_city(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let city = CITIES.choose(&mut random).copied().unwrap_or_default();
@@ -66,32 +63,32 @@ pub(super) fn of_city(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec
     Ok(Item::generated(name, spec, draft, 32, Scorer::Substring).at_depth(depth))
 }
 
-/// What RULER's needle tasks differ in.
+/// The parameters of RULER's needle tasks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Needles {
     pub(super) filling: Filling,
     pub(super) key: Key,
     pub(super) value: Value,
-    /// Keys that are hidden besides those of the filling.
+    /// Number of hidden keys, in addition to those of the filling.
     pub(super) keys: usize,
-    /// Values of each key.
+    /// Number of values per key.
     pub(super) values: usize,
-    /// Keys that are asked for: the first ones.
+    /// Number of keys in the question, from the first on.
     pub(super) asked: usize,
 }
 
-/// What needles are hidden in.
+/// The text around the needles.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Filling {
     /// English text.
     Essay,
-    /// The same few sentences again and again.
+    /// A few sentences, repeated.
     Noise,
     /// Other needles.
     Needles,
 }
 
-/// What a key looks like.
+/// The form of a key.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Key {
     Word,
@@ -99,7 +96,6 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// Key number `index` of an item.
     fn draw(self, words: &Words, index: usize, random: &mut ChaCha8Rng) -> String {
         match self {
             Self::Word => words.get(index),
@@ -108,7 +104,7 @@ impl Key {
     }
 }
 
-/// What a value looks like.
+/// The form of a value.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Value {
     Number,
@@ -131,10 +127,7 @@ impl Value {
     }
 }
 
-/// A RULER needle task. The words are RULER's; where one value is asked for they are those that needle-7m knows.
-///
-/// # Errors
-/// As [`super::Task::generate`].
+/// A RULER needle task in RULER's words. needle-7m was trained with the words for one value.
 pub(super) fn of_words(name: &'static str, needles: Needles, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let words = Words::shuffled(&mut random)?;
@@ -177,7 +170,7 @@ pub(super) fn of_words(name: &'static str, needles: Needles, tokenizer: &Tokeniz
         }
     })?;
     let item = Item::generated(name, spec, draft, 128, Scorer::StringMatchAll);
-    // With several values asked for there is no one depth to report.
+    // Several requested values have no single depth.
     Ok(if item.references.len() == 1 { item.at_depth(depths[0]) } else { item })
 }
 

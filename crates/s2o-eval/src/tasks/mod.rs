@@ -11,10 +11,9 @@
 //! # }
 //! ```
 //!
-//! The tasks of RULER (Apache-2.0) follow the wording of its prompts, its answer prefixes, token budgets and scorers,
-//! so that results can be compared with published ones; what RULER downloads is made here instead. The essay is the
-//! text of [`s2o_models::passkey::haystack`], and the documents of `qa_1` and `qa_2` are facts about people who do not
-//! exist.
+//! RULER's tasks (Apache-2.0) use the wording of its prompts, its answer prefixes, token budgets and scorers, so that
+//! results can be compared with published ones. The texts that RULER downloads are made here instead: the essay is the
+//! text of [`s2o_models::passkey::haystack`], and the documents of `qa_1` and `qa_2` are facts about invented people.
 //!
 //! needle-7m was trained to find one value: it can answer `niah`, `niah_single_*`, `niah_multikey_1`,
 //! `niah_multikey_2`, `passkey`, `keyed_*` and `number_retrieval`. The other tasks need a larger model.
@@ -43,24 +42,24 @@ pub use item::{Item, Origin};
 use crate::error::{EvalError, Result};
 use magic_numbers::{Filling, Key, Needles, Value};
 
-/// A generated prompt has at most this many tokens less than asked for.
+/// A generated prompt is at most this many tokens shorter than requested.
 pub const SLACK: usize = 128;
 
-/// The longest prompt that is made, in tokens. Names and words are distinct up to there.
+/// Length of the longest supported prompt, in tokens. Names and words are distinct up to this length.
 pub const MAX_TOKENS: usize = 1 << 22;
 
-/// Which item of a task to make.
+/// Parameters of one item of a task.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct ItemSpec {
-    /// Tokens that prompt and answer prefix may have together, special tokens of the tokenizer included. A chat
-    /// template and the answer come on top.
+    /// Maximum number of tokens of prompt and answer prefix together, special tokens of the tokenizer included. A chat
+    /// template and the answer need additional tokens.
     pub num_tokens: usize,
-    /// Where the fact asked for is: 0 at the context's start, 1 at its end. `None` lets the seed decide.
+    /// Depth of the requested fact: 0 at the context's start, 1 at its end. `None` lets the seed choose.
     pub depth: Option<f64>,
-    /// Tells items of the same length, depth and seed apart.
+    /// Distinguishes items of the same length, depth and seed.
     pub index: u64,
-    /// Words, numbers and places follow from seed and index alone.
+    /// Words, numbers and places depend only on seed and index.
     pub seed: u64,
 }
 
@@ -70,12 +69,12 @@ impl ItemSpec {
         Self { num_tokens, depth: None, index: 0, seed }
     }
 
-    /// At this depth.
+    /// Sets the depth.
     pub fn depth(self, depth: f64) -> Self {
         Self { depth: Some(depth), ..self }
     }
 
-    /// Another item of the same length, depth and seed.
+    /// Selects another item of the same length, depth and seed.
     pub fn index(self, index: u64) -> Self {
         Self { index, ..self }
     }
@@ -92,15 +91,15 @@ impl ItemSpec {
     }
 }
 
-/// Makes one item; the name is the task's.
+/// Makes one item of the task with the given name.
 type Generator = fn(&'static str, &Tokenizer, &ItemSpec) -> Result<Item>;
 
-/// A task: a name and how its items are made.
+/// A task: its name and the generator of its items.
 #[derive(Clone, Copy)]
 pub struct Task {
-    /// What it is asked for by.
+    /// The name on the command line.
     pub name: &'static str,
-    /// What it asks of a model, in one line.
+    /// A description on one line.
     pub summary: &'static str,
     /// Whether the answer is at one place, so that [`ItemSpec::depth`] may choose it.
     pub takes_depth: bool,
@@ -114,16 +113,16 @@ impl fmt::Debug for Task {
 }
 
 impl Task {
-    /// The id that the item of `spec` has, without making it.
+    /// The id of the item of `spec`, without making the item.
     pub fn item_id(&self, spec: &ItemSpec) -> String {
         spec.id(self.name)
     }
 
-    /// The item of `spec`. The same for the same arguments, on every machine. Prompt and answer prefix have at most
-    /// `spec.num_tokens` tokens, and no more than [`SLACK`] less.
+    /// The item of `spec`: the same for the same arguments on every machine. Prompt and answer prefix have at most
+    /// `spec.num_tokens` tokens, and at most [`SLACK`] tokens less.
     ///
     /// # Errors
-    /// [`EvalError::ContextTooShort`] when question and needles alone are longer; [`EvalError::WrongInput`] for a depth
+    /// [`EvalError::ContextTooShort`] if question and needles alone are longer; [`EvalError::WrongInput`] for a depth
     /// outside `0..=1`, a depth that the task does not take, or more than [`MAX_TOKENS`]; [`EvalError::Tokenizer`].
     pub fn generate(&self, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
         let wrong = |what, expected: &str, got| Err(EvalError::WrongInput { what, expected: expected.to_owned(), got });
@@ -154,11 +153,11 @@ const fn spread(name: &'static str, summary: &'static str, generator: Generator)
     Task { name, summary, takes_depth: false, generator }
 }
 
-/// One needle with a number in an essay: what the other forms of RULER's needle tasks differ from.
+/// One needle with a number in an essay. RULER's other needle tasks are variants of it.
 const ONE_NUMBER: Needles =
     Needles { filling: Filling::Essay, key: Key::Word, value: Value::Number, keys: 1, values: 1, asked: 1 };
 
-/// Every task: a needle in a haystack by depth and length, RULER's thirteen, the demo model's own two kinds, and
+/// Every task: a needle in a haystack by depth and length, RULER's thirteen, two kinds from needle-7m's training, and
 /// InfiniteBench's two retrievals.
 pub static ALL: &[Task] = &[
     at_depth("niah", "the number of a city, hidden in an essay", magic_numbers::of_city),
@@ -221,7 +220,7 @@ pub const RULER: [&str; 13] = [
 /// The task of this name.
 ///
 /// # Errors
-/// [`EvalError::UnknownTask`] with the names that exist.
+/// [`EvalError::UnknownTask`] with the existing names.
 pub fn find(name: &str) -> Result<&'static Task> {
     let task = ALL.iter().find(|task| task.name == name);
     task.ok_or_else(|| EvalError::unknown_task(ALL.iter().map(|task| task.name), name))

@@ -1,8 +1,8 @@
-//! Prompts in needle-7m's own words: lines hidden in English text, and the question for one of them.
+//! Prompts in needle-7m's own words: lines hidden in English text, and a question about one of them.
 //!
 //! [`build`] and [`build_keyed`] make the same prompt for the same arguments on every machine. The haystack is the text
-//! of [`s2o_models::passkey::haystack`] from a line that the seed chooses; beyond its length (about 1.2 million
-//! characters) it starts again.
+//! of [`s2o_models::passkey::haystack`] from a line that the seed chooses. After its end (about 1.2 million characters)
+//! it starts again.
 
 use rand::RngExt;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -19,20 +19,20 @@ use crate::score::Scorer;
 const NAME: &str = "passkey";
 const QUESTION: &str = "What is the pass key? The pass key is";
 
-/// A built prompt has less than this many tokens less than asked for.
+/// A built prompt is less than this many tokens shorter than requested.
 const SLACK: usize = 64;
 
-/// Seven digits and a few words around them, with room for tokenizers that cut otherwise.
+/// Seven digits and a few words around them, with room for tokenizers that split them into more tokens.
 const MAX_NEW_TOKENS: usize = 24;
 
 /// A built prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PasskeyPrompt {
-    /// The whole prompt: header, haystack with the needles on lines of their own, question.
+    /// The whole prompt: header, haystack with the needles on their own lines, question.
     pub text: String,
-    /// Its tokens, special tokens included.
+    /// Token ids of the text, special tokens included.
     pub tokens: Vec<u32>,
-    /// The seven digits that answer it.
+    /// The seven digits of the answer.
     pub answer: String,
 }
 
@@ -40,7 +40,7 @@ pub struct PasskeyPrompt {
 /// (0 right after the header, 1 right before the question).
 ///
 /// # Errors
-/// [`EvalError::ContextTooShort`] when header, needle and question alone are longer; [`EvalError::WrongInput`] for a
+/// [`EvalError::ContextTooShort`] if header, needle and question alone are longer; [`EvalError::WrongInput`] for a
 /// depth outside `0..=1`; [`EvalError::Tokenizer`].
 pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) -> Result<PasskeyPrompt> {
     if !(0.0..=1.0).contains(&depth) {
@@ -54,12 +54,12 @@ pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) ->
     fitted(tokenizer, num_tokens, essay, &[(depth, needle)], QUESTION, answer)
 }
 
-/// Builds a prompt that hides `keys` needles of one form (a word and its number, each at a place of its own) and asks
-/// for one of them. Its length is that of [`build`]; `seed` chooses words, numbers, places and which is asked for.
+/// Builds a prompt that hides `keys` needles of one form (a word and its number, each at its own place) and asks for
+/// one of them. Its length is that of [`build`]. `seed` chooses words, numbers, places and the requested word.
 ///
 /// # Errors
-/// [`EvalError::ContextTooShort`] when header, needles and question alone are longer; [`EvalError::WrongInput`] for no
-/// keys, or for more than the haystack has words; [`EvalError::Tokenizer`].
+/// [`EvalError::ContextTooShort`] if header, needles and question alone are longer; [`EvalError::WrongInput`] if `keys`
+/// is 0 or more than the haystack's words; [`EvalError::Tokenizer`].
 pub fn build_keyed(tokenizer: &Tokenizer, num_tokens: usize, keys: usize, seed: u64) -> Result<PasskeyPrompt> {
     let mut words: Vec<&str> = english()?
         .split(|c: char| !c.is_ascii_alphanumeric())
@@ -88,17 +88,16 @@ pub fn build_keyed(tokenizer: &Tokenizer, num_tokens: usize, keys: usize, seed: 
     fitted(tokenizer, num_tokens, essay, &needles, &question, numbers[asked].clone())
 }
 
-/// Below `bound`, by the remainder: its bias is below `bound / 2^64`.
+/// A number below `bound`, as a remainder: its bias is below `bound / 2^64`.
 fn below(random: &mut SplitMix64, bound: usize) -> usize {
     (random.next_u64() % bound as u64) as usize
 }
 
-/// Seven digits.
 fn number(random: &mut SplitMix64) -> String {
     (1_000_000 + below(random, 9_000_000)).to_string()
 }
 
-/// A prompt of at most `num_tokens` tokens, and less than [`SLACK`] shorter.
+/// A prompt of at most `num_tokens` tokens, and less than [`SLACK`] tokens shorter.
 fn fitted(
     tokenizer: &Tokenizer,
     num_tokens: usize,
@@ -118,7 +117,7 @@ fn fitted(
     if around > num_tokens {
         return Err(EvalError::ContextTooShort { task: NAME.to_owned(), expected: around, got: num_tokens });
     }
-    // Tokens are not additive where texts meet, so the haystack's length is corrected until the whole prompt fits.
+    // Token counts do not add up where texts meet, so the haystack's length is corrected until the whole prompt fits.
     let mut wanted = num_tokens - around;
     for _ in 0..16 {
         let text = text(&first_tokens(essay, tokenizer, wanted)?);
@@ -152,22 +151,17 @@ fn first_tokens(essay: Essay, tokenizer: &Tokenizer, count: usize) -> Result<Str
     }
 }
 
-/// # Errors
-/// As [`super::Task::generate`].
 pub(super) fn unkeyed(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let depth = depths(&mut random, 1, spec.depth)[0];
     Ok(item(name, spec, build(tokenizer, spec.num_tokens, depth, random.random()))?.at_depth(depth))
 }
 
-/// # Errors
-/// As [`super::Task::generate`].
 pub(super) fn keyed<const KEYS: usize>(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     item(name, spec, build_keyed(tokenizer, spec.num_tokens, KEYS, spec.random().random()))
 }
 
-/// Scored as InfiniteBench scores pass keys and numbers: a method that finds the digits and words the sentence
-/// otherwise has found them.
+/// Scored as InfiniteBench scores pass keys and numbers: the right digits in a different sentence count.
 fn item(name: &'static str, spec: &ItemSpec, prompt: Result<PasskeyPrompt>) -> Result<Item> {
     let PasskeyPrompt { mut text, answer, .. } = prompt.map_err(|error| match error {
         EvalError::ContextTooShort { expected, got, .. } => {
@@ -175,7 +169,7 @@ fn item(name: &'static str, spec: &ItemSpec, prompt: Result<PasskeyPrompt>) -> R
         }
         other => other,
     })?;
-    // The question is followed by the beginning of its answer.
+    // The beginning of the answer follows the question.
     let answer_prefix = text.split_off(text.rfind('?').map_or(text.len(), |mark| mark + 1));
     let draft = Draft { prompt: text, answer_prefix, references: vec![answer] };
     Ok(Item::generated(name, spec, draft, MAX_NEW_TOKENS, Scorer::FirstInteger))

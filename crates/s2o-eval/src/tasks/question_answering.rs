@@ -1,4 +1,4 @@
-//! RULER's question answering over many documents, which state facts about people and towns that do not exist.
+//! RULER's question answering over many documents, which state facts about invented people and towns.
 
 use rand::RngExt;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -54,11 +54,11 @@ impl Facts {
     }
 
     fn person(self, index: usize) -> String {
-        // The given name follows from the index, so that the question can name a person without the document.
+        // The given name depends only on the index, so that the question can name a person without the document.
         format!("{} {}", GIVEN_NAMES[index % GIVEN_NAMES.len()], self.surname(index))
     }
 
-    /// Person `index` and where they were born.
+    /// The document of person `index` and their place of birth.
     fn biography(self, index: usize, random: &mut ChaCha8Rng) -> String {
         let (person, town) = (self.person(index), self.town(index));
         let trade = TRADES.choose(random).copied().unwrap_or_default();
@@ -66,7 +66,7 @@ impl Facts {
         format!("{person}\n{person} was born in the town of {town} in {year} and became a {trade} there.")
     }
 
-    /// Town `index` and its river.
+    /// The document of town `index` and its river.
     fn gazetteer(self, index: usize, random: &mut ChaCha8Rng) -> String {
         let (town, river) = (self.town(index), self.river(index));
         let goods = GOODS.choose(random).copied().unwrap_or_default();
@@ -74,10 +74,7 @@ impl Facts {
     }
 }
 
-/// In which town somebody was born: one document says it.
-///
-/// # Errors
-/// As [`super::Task::generate`].
+/// The town in which a person was born, which one document states.
 pub(super) fn one_hop(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let facts = Facts { names: Names::new(&mut random) };
@@ -92,10 +89,7 @@ pub(super) fn one_hop(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec
     Ok(Item::generated(name, spec, draft, 32, Scorer::StringMatchPart).at_depth(depth))
 }
 
-/// On which river the town lies where somebody was born: one document names the town, another one its river.
-///
-/// # Errors
-/// As [`super::Task::generate`].
+/// The river of the town in which a person was born: one document names the town, another one its river.
 pub(super) fn two_hops(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let facts = Facts { names: Names::new(&mut random) };

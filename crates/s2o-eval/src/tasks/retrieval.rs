@@ -10,10 +10,7 @@ use super::{Item, ItemSpec};
 use crate::error::Result;
 use crate::score::Scorer;
 
-/// Ten digits in repeated sentences; the first integer of the answer must be them.
-///
-/// # Errors
-/// As [`super::Task::generate`].
+/// Ten digits in repeated sentences. The first integer of the answer must equal them.
 pub(super) fn number(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let digits = digits(&mut random, 10);
@@ -33,10 +30,7 @@ pub(super) fn number(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec)
     Ok(Item::generated(name, spec, draft, 12, Scorer::FirstInteger).at_depth(depth))
 }
 
-/// A JSON object of UUIDs; the value of one key must be a word of the answer.
-///
-/// # Errors
-/// As [`super::Task::generate`].
+/// A JSON object of UUIDs. The value of one key must be a word of the answer.
 pub(super) fn key_value(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let (key, value) = (uuid(&mut random), uuid(&mut random));

@@ -1,4 +1,4 @@
-//! What every task of the table must hold.
+//! Properties of every task in the table.
 
 use std::collections::HashSet;
 
@@ -57,7 +57,7 @@ fn needles_are_where_they_should_be() {
             let item = task.generate(tokenizer_for_tests(), &ItemSpec::new(4096, 9).depth(depth)).unwrap();
             assert_eq!(item.depth, Some(depth), "{}", task.name);
             let at = item.prompt.find(&item.references[0]).unwrap() as f64 / item.prompt.len() as f64;
-            // Instruction, question and the needle's own length shift it.
+            // Instruction, question and the needle's own length shift the depth.
             assert!((at - depth).abs() < 0.08, "{} at {at} instead of {depth}", task.name);
         }
     }
@@ -100,7 +100,7 @@ fn names_are_unique_and_found() {
     assert!(ALL.iter().all(|task| find(task.name).unwrap().name == task.name && !task.summary.is_empty()));
     let error = find("niah_single_4").unwrap_err();
     assert!(
-        error.to_string().starts_with("`niah_single_4` is no task: expected one of niah, niah_single_1, "),
+        error.to_string().starts_with("`niah_single_4` is not a task: expected one of niah, niah_single_1, "),
         "{error}"
     );
 }

@@ -10,13 +10,13 @@ use super::{Item, ItemSpec};
 use crate::error::Result;
 use crate::score::Scorer;
 
-/// One variable gets the value, four more get it from the one before.
+/// The first variable gets the value. Each of the other four gets it from the variable before.
 const NUM_VARIABLES: usize = 5;
 
 /// Lines of noise in the worked example.
 const EXAMPLE_LINES: usize = 5;
 
-/// A chain of assignments and where its lines go.
+/// A chain of assignments and the depths of its lines.
 struct Chain {
     names: Vec<String>,
     value: String,
@@ -55,8 +55,6 @@ impl Chain {
     }
 }
 
-/// # Errors
-/// As [`super::Task::generate`].
 pub(super) fn generate(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let alphabet: Vec<u8> = (b'A'..=b'Z').collect();

@@ -1,4 +1,4 @@
-//! Words, numbers and names that tasks are made of. Within one item they are all different.
+//! Words, numbers and names for tasks. Within one item they are all different.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -16,8 +16,6 @@ use crate::error::Result;
 pub(super) struct Words(Vec<&'static str>);
 
 impl Words {
-    /// # Errors
-    /// As [`english`].
     pub(super) fn shuffled(random: &mut ChaCha8Rng) -> Result<Self> {
         static WORDS: OnceLock<Vec<&'static str>> = OnceLock::new();
         let text = english()?;
@@ -26,7 +24,7 @@ impl Words {
         Ok(Self(words))
     }
 
-    /// Word number `index`. When the words run out, pairs of them with a hyphen follow.
+    /// Word number `index`. After the last word, hyphenated pairs of words follow.
     pub(super) fn get(&self, index: usize) -> String {
         let count = self.0.len();
         match index.checked_sub(count) {
@@ -36,7 +34,7 @@ impl Words {
     }
 }
 
-/// Lower-case words of five to nine letters, the same that needle-7m's keys are drawn from.
+/// Lower-case words of five to nine letters, as in needle-7m's keys.
 fn distinct_words(text: &str) -> Vec<&str> {
     let mut words: Vec<&str> = text
         .split(|c: char| !c.is_ascii_alphanumeric())
@@ -47,7 +45,7 @@ fn distinct_words(text: &str) -> Vec<&str> {
     words
 }
 
-/// `count` different values of `draw`.
+/// `count` distinct values of `draw`.
 pub(super) fn distinct<T: Hash + Eq + Clone>(count: usize, mut draw: impl FnMut() -> T) -> Vec<T> {
     let (mut seen, mut values) = (HashSet::with_capacity(count), Vec::with_capacity(count));
     while values.len() < count {
@@ -71,12 +69,12 @@ pub(super) fn uuid(random: &mut ChaCha8Rng) -> String {
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
-/// `count` letters out of `alphabet`.
+/// `count` random letters of `alphabet`.
 pub(super) fn letters(random: &mut ChaCha8Rng, alphabet: &[u8], count: usize) -> String {
     (0..count).map(|_| char::from(alphabet[random.random_range(0..alphabet.len())])).collect()
 }
 
-/// Made-up proper names of six letters. No two have the same index, and none is part of another.
+/// Invented proper names of six letters. Different indices have different names, and no name is part of another.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Names {
     offset: usize,
@@ -87,7 +85,7 @@ const VOWELS: &[u8] = b"aeiou";
 const NUM_SYLLABLES: usize = CONSONANTS.len() * VOWELS.len();
 const NUM_NAMES: usize = NUM_SYLLABLES.pow(3);
 
-/// Shares no factor with the number of names, so that indices reach each name once.
+/// Has no common factor with the number of names, so that the indices reach each name once.
 const STRIDE: usize = 100_003;
 
 impl Names {

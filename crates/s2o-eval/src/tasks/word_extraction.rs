@@ -14,28 +14,25 @@ use crate::score::Scorer;
 
 const NUM_COMMON: usize = 10;
 
-/// How often common and other words stand in the list.
+/// Number of occurrences of common and of other words in the list.
 #[derive(Clone, Copy)]
 struct Frequencies {
     common: usize,
     other: usize,
 }
 
-/// RULER's.
+/// RULER's frequencies.
 const LONG: Frequencies = Frequencies { common: 30, other: 3 };
 
-/// Three hundred entries leave no room for other words in a short prompt.
+/// Three hundred entries of common words leave no room for other words in a short prompt.
 const SHORT: Frequencies = Frequencies { common: 10, other: 1 };
 const SHORT_BELOW: usize = 4096;
 
-/// The worked example's.
+/// Frequencies in the worked example.
 const EXAMPLE: Frequencies = Frequencies { common: 3, other: 1 };
 const EXAMPLE_OTHERS: usize = 10;
 
-/// A numbered list in which ten words are common, after a short worked example.
-///
-/// # Errors
-/// As [`super::Task::generate`].
+/// A numbered list with ten common words, after a short worked example.
 pub(super) fn common_words(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let words = Words::shuffled(&mut random)?;
@@ -69,7 +66,7 @@ fn list_prompt(list: &str) -> String {
     )
 }
 
-/// `1. word 2. word ...`, each word as often as it should be, in random order.
+/// `1. word 2. word ...` in random order, each word with its frequency.
 fn numbered(common: &[String], others: &[String], frequencies: Frequencies, random: &mut ChaCha8Rng) -> String {
     let repeat =
         |words: &'_ [String], times| words.iter().cycle().take(words.len() * times).cloned().collect::<Vec<_>>();
@@ -85,24 +82,21 @@ fn numbered_once<'a>(words: impl Iterator<Item = &'a String>) -> String {
 
 const NUM_FREQUENT: usize = 3;
 
-/// The most frequent entry of all, which is to be ignored.
+/// The most frequent entry, which the model has to ignore.
 const DOTS: &str = "....";
 
-/// Exponent of the Zipf distribution, and the sum over all ranks that makes shares of it.
+/// Exponent of the Zipf distribution, and the sum over all ranks that normalizes it.
 const ZIPF_EXPONENT: i32 = 2;
 const ZIPF_SUM: f64 = std::f64::consts::PI * std::f64::consts::PI / 6.0;
 
-/// From this many entries on, the first five ranks have different frequencies.
+/// With at least this many entries, the first five ranks have different frequencies.
 const MIN_ENTRIES: usize = 100;
 
 /// Coded words whose frequencies follow Zipf's law.
-///
-/// # Errors
-/// As [`super::Task::generate`].
 pub(super) fn frequent_words(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let random = spec.random();
     let draft = fit(name, tokenizer, spec.num_tokens, |more| {
-        // Words are drawn rank by rank from the same start, so that the answer does not change with the length.
+        // Words are drawn rank by rank from the same random state, so that the answer does not depend on the length.
         let mut random = random.clone();
         let mut seen = HashSet::new();
         let mut words = vec![DOTS.to_owned()];

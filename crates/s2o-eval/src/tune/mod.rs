@@ -1,10 +1,10 @@
-//! Settings for every layer of a model, from prompts of the user's: thresholds of S2O here, and what published methods
-//! have by layer and head in [`tune_spargeattn`] and [`search_minference`].
+//! Settings for every layer of a model, from the user's prompts: thresholds of S2O in this module, and the settings of
+//! published methods by layer and head in [`tune_spargeattn`] and [`search_minference`].
 //!
-//! [`Tuner`] is an attention method: it answers exactly, and beside that runs S2O with every threshold of a grid on
-//! what the layer is given. So one dense prefill of each prompt measures all layers, and no tensors are kept. What
-//! holds for a threshold is measured for that very threshold, on the exact inputs of each layer; nothing is
-//! interpolated, and error and density need not be monotone in it.
+//! [`Tuner`] is an attention method. It returns the exact output and also runs S2O with every threshold of a grid on
+//! the inputs of the layer. Thus one dense prefill of each prompt measures all layers, and no tensors are kept. Each
+//! threshold is measured itself, on the exact inputs of each layer. Nothing is interpolated, and error and density need
+//! not be monotone in the threshold.
 
 mod published;
 
@@ -21,15 +21,15 @@ use crate::metrics::ErrorSums;
 
 pub use published::{SearchedMInference, TunedSparge, search_minference, tune_spargeattn};
 
-/// The thresholds that are tried, unless others are given.
+/// The default thresholds to try.
 pub const TAUS: [f32; 14] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5];
 
-/// Dense attention that measures what S2O would make of it.
+/// Dense attention that measures S2O on the same inputs.
 #[derive(Debug)]
 pub struct Tuner {
-    /// One for each threshold.
+    /// One configuration for each threshold.
     configs: Vec<S2oConfig>,
-    /// By layer, for each threshold.
+    /// Measurements by layer, one for each threshold.
     layers: Mutex<BTreeMap<usize, Vec<Trial>>>,
 }
 
@@ -40,12 +40,12 @@ struct Trial {
     work: HeadWork,
 }
 
-/// What was found for a layer.
+/// The tuned setting of a layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TunedLayer {
     /// The layer.
     pub layer: usize,
-    /// Its threshold; nothing if it stays dense.
+    /// The threshold; `None` if the layer stays dense.
     pub tau: Option<f32>,
     /// Share of the causal tiles that are computed, over all prompts.
     pub density: f64,
@@ -54,7 +54,7 @@ pub struct TunedLayer {
 }
 
 impl TunedLayer {
-    /// As settings have it.
+    /// The layer's entry in the settings.
     pub fn setting(&self) -> LayerSetting {
         self.tau.map_or(LayerSetting::Dense, LayerSetting::Tau)
     }
@@ -73,14 +73,14 @@ impl Tuner {
         Ok(Self { configs, layers: Mutex::default() })
     }
 
-    /// For each layer the sparsest of the thresholds whose relative L1 error over all that was seen is at most `bound`;
-    /// dense where none is, or none skips anything.
+    /// For each layer the sparsest threshold whose relative L1 error over all prompts is at most `bound`. The layer is
+    /// dense if there is no such threshold, or if none skips anything.
     ///
     /// # Errors
-    /// [`EvalError::WrongInput`] for a bound that is no number from 0 on.
+    /// [`EvalError::WrongInput`] if `bound` is negative or not finite.
     pub fn choose(&self, bound: f64) -> Result<Vec<TunedLayer>> {
         if !(bound >= 0.0 && bound.is_finite()) {
-            let (what, expected) = ("bound on the relative L1 error", "a number from 0 on".to_owned());
+            let (what, expected) = ("bound on the relative L1 error", "a number of at least 0".to_owned());
             return Err(EvalError::WrongInput { what, expected, got: bound.to_string() });
         }
         let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +92,7 @@ impl Tuner {
                 density: trial.work.density(),
                 rel_l1: trial.errors.errors().rel_l1,
             });
-            // A larger bound only adds candidates, so it is never less sparse.
+            // A larger bound only adds candidates, so the result is never less sparse.
             tuned.filter(|trial| trial.rel_l1 <= bound).fold(dense, |best, trial| {
                 let sparser = trial.density < best.density;
                 let nearer = trial.density == best.density && trial.rel_l1 < best.rel_l1;
@@ -164,7 +164,7 @@ mod tests {
         tuner
     }
 
-    /// Error and density of settings over the prompts of a layer, computed anew.
+    /// Error and density of settings over the prompts of a layer, measured again.
     fn measured(settings: &LayerSettings, prompts: &[LayerTensors], layer: usize) -> (f64, f64) {
         let s2o = S2o::with_layers(base(), settings).unwrap().with_stats();
         let (mut sums, mut work) = (ErrorSums::default(), Vec::new());

@@ -1,4 +1,4 @@
-//! Settings of published methods that have them by layer and head.
+//! Settings of published methods by layer and head.
 
 use std::collections::BTreeMap;
 
@@ -14,51 +14,51 @@ use crate::error::Result;
 use crate::method::density;
 use crate::metrics::ErrorSums;
 
-/// What SpargeAttn's tuner found for a layer, and how that does on what it was found on.
+/// SpargeAttn's tuned settings of a layer, and their density and error on the tuning prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TunedSparge {
     /// The layer.
     pub layer: usize,
-    /// Mean of the heads' `tau`, 1 for those that compute everything.
+    /// Mean of the heads' `tau`, which is 1 for dense heads.
     pub mean_tau: f64,
-    /// Mean of the heads' `theta`, of those that skip anything; nothing if none does.
+    /// Mean of the `theta` of the heads that skip anything; `None` if none does.
     pub mean_theta: Option<f64>,
-    /// Heads that compute everything.
+    /// Number of heads that compute everything.
     pub dense_heads: usize,
-    /// `lambda`; nothing if no values are left out.
+    /// `lambda`; `None` if no values are left out.
     pub lambda: Option<f32>,
     /// Share of the causal tiles that are computed, over all prompts.
     pub density: f64,
     /// Relative L1 error over all heads and prompts.
     pub rel_l1: f64,
-    /// The greatest relative L1 error of a head on a prompt: what the bounds are about.
+    /// Largest relative L1 error of a head on a prompt. The bounds apply to it.
     pub head_rel_l1: f64,
 }
 
-/// What MInference's search found for a layer, and how that does on what it was found on.
+/// MInference's search result for a layer, and its density and error on the prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SearchedMInference {
     /// The layer.
     pub layer: usize,
-    /// Heads that attend to the first keys and the last.
+    /// Number of heads that attend to the first keys and the last keys.
     pub a_shape: usize,
-    /// Heads that attend to single keys and distances.
+    /// Number of heads that attend to single keys and distances.
     pub vertical_slash: usize,
-    /// Heads that attend to blocks.
+    /// Number of heads that attend to blocks.
     pub block_sparse: usize,
     /// Share of the causal tiles that are computed, over all prompts.
     pub density: f64,
     /// Relative L1 error over all heads and prompts.
     pub rel_l1: f64,
-    /// The greatest relative L1 error of a head on a prompt.
+    /// Largest relative L1 error of a head on a prompt.
     pub head_rel_l1: f64,
 }
 
-/// SpargeAttn's settings for the layers of `prompts`, each with how it does there; a layer may be among them once for
-/// each prompt. `progress` gets the layers done and the layers in all.
+/// SpargeAttn's settings for the layers of `prompts`, each with its density and error on the prompts. A layer may occur
+/// once for each prompt. `progress` gets the number of layers done and of all layers.
 ///
 /// # Errors
-/// If the tensors of a layer do not fit each other, or differ in their heads.
+/// If the shapes of a layer's tensors do not match, or if prompts differ in their heads.
 pub fn tune_spargeattn(
     prompts: &[LayerTensors],
     bounds: SpargeBounds,
@@ -86,11 +86,11 @@ pub fn tune_spargeattn(
     Ok((config, rows))
 }
 
-/// The patterns that `method` finds for the layers of `prompts`, each with how it does there; a layer may be among them
-/// once for each prompt. `progress` gets the layers done and the layers in all.
+/// The patterns that `method` finds for the layers of `prompts`, each with its density and error on the prompts. A
+/// layer may occur once for each prompt. `progress` gets the number of layers done and of all layers.
 ///
 /// # Errors
-/// If the tensors of a layer do not fit each other, or differ in their heads.
+/// If the shapes of a layer's tensors do not match, or if prompts differ in their heads.
 pub fn search_minference(
     prompts: &[LayerTensors],
     method: &MInference,
@@ -137,7 +137,7 @@ fn by_layer<R>(
     rows.collect()
 }
 
-/// How a selector does on calls of a layer.
+/// Density and errors of a selector on the calls of a layer.
 struct Measured {
     density: f64,
     rel_l1: f64,
