@@ -1,4 +1,4 @@
-//! The ops as a Candle user meets them: layouts, dtypes, errors, gradients, the seam.
+//! The ops as a Candle user calls them: layouts, dtypes, errors, gradients, the trait `Attention`.
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{
@@ -14,7 +14,7 @@ fn random(dims: (usize, usize, usize, usize)) -> Tensor {
     Tensor::randn(0f32, 1.0, dims, &Device::Cpu).unwrap()
 }
 
-/// Options under which short random tensors are sparse.
+/// Options with which short random tensors are sparse.
 fn sparse() -> S2oConfig {
     S2oConfig::builder()
         .segment_len(SegmentLen::Fixed(128))
@@ -27,7 +27,7 @@ fn sparse() -> S2oConfig {
         .unwrap()
 }
 
-/// Attention from Candle's own matmul and softmax, bottom-right causal or full.
+/// Attention with Candle's own matmul and softmax, bottom-right causal or full.
 fn by_matmul(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Tensor {
     let group = q.dim(2).unwrap() / k.dim(2).unwrap();
     let heads_first = |t: &Tensor| t.transpose(1, 2).unwrap().contiguous().unwrap();
@@ -166,7 +166,7 @@ fn a_ranking_alone_is_that_of_the_call() {
     assert_eq!(max_difference(&given, &op.apply(&q, &k, &v).unwrap()), 0.0);
 }
 
-/// Both entry points refuse alike.
+/// Checks that both entry points refuse with the same error.
 fn refused(q: &Tensor, k: &Tensor, v: &Tensor) -> [AttnError; 2] {
     [s2o_attn(q, k, v, SCALE, &sparse()).unwrap_err(), dense_attn(q, k, v, SCALE, Mask::Causal).unwrap_err()]
 }
@@ -330,11 +330,11 @@ fn a_mask_of_blocks_is_its_lists() {
         let selection = BlockSelection::from(BlockLists::new(lists.map(|list| list.iter().copied())));
         block_sparse_attn(&q, &k, &v, SCALE, seen, selection).unwrap().0
     };
-    // What lies beyond the diagonal is left out.
+    // Blocks beyond the diagonal are left out.
     assert_eq!(max_difference(&by_mask(Mask::Causal), &by_lists([&[0], &[1, 2], &[1], &[]], Mask::Causal)), 0.0);
     assert_eq!(max_difference(&by_mask(Mask::Full), &by_lists([&[0, 2], &[1, 2], &[1], &[]], Mask::Full)), 0.0);
 
-    // The first head has the keys 3 and 130, the second 200 of them, of which there is room for 128.
+    // The first head has the keys 3 and 130, the second has 200 keys, of which 128 fit.
     let chosen = (0..384u32).map(|key| u8::from(key == 3 || key == 130));
     let chosen: Vec<u8> = chosen.chain((0..384u32).map(|key| u8::from(key < 200))).collect();
     let keys = Tensor::from_vec(chosen, (1, 2, 384), &Device::Cpu).unwrap();

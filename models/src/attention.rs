@@ -1,5 +1,5 @@
-//! Self-attention of one layer: projections, optional q/k norm, rotation, cache, and then either the plugged prefill
-//! method or dense decoding.
+//! Self-attention of one layer: projections, optional q/k norm, rotation, cache, and the given prefill method or
+//! decoding.
 
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, VarBuilder};
@@ -12,16 +12,16 @@ use crate::fused::{self, Heads, QkNorm, Rotation, StackedLinear};
 use crate::kv_cache::KvCache;
 use crate::layers::{load_linear, load_tensor};
 
-/// How a forward pass attends.
+/// The attention of a forward pass.
 #[derive(Clone, Copy)]
 pub(crate) enum Phase<'a> {
-    /// A prompt chunk, through the seam.
+    /// A prompt chunk, with attention by `method`.
     Prefill {
         method: &'a dyn Attention,
-        /// Tokens of the whole prompt, those in the cache before it included.
+        /// Tokens of the whole prompt, including those already in the cache.
         prompt_len: usize,
     },
-    /// One token, dense.
+    /// One token, with dense attention.
     Decode,
 }
 
@@ -59,7 +59,7 @@ impl SelfAttention {
         })
     }
 
-    /// Counted from 0.
+    /// Index of the layer, from 0.
     pub(crate) fn layer(&self) -> usize {
         self.layer
     }
@@ -68,7 +68,7 @@ impl SelfAttention {
     pub(crate) fn forward(&self, x: Tensor, rotation: &Rotation, cache: &mut KvCache, phase: Phase) -> Result<Tensor> {
         let (batch, len, _) = x.dims3()?;
         let qkv = self.qkv.forward(&x)?;
-        // Not needed while attention has its workspace.
+        // Frees memory for the workspace of attention.
         drop(x);
         let norm = self.qk_norm.as_ref().map(|(q, k)| QkNorm { q, k, eps: self.norm_eps });
         let q = fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache.end_of(self.layer))?;

@@ -1,4 +1,4 @@
-//! [`Chunk`]: how many tokens of a prompt go through the layers together.
+//! [`Chunk`]: the number of prompt tokens that go through the layers together.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,15 +8,15 @@ use candle_core::DType;
 use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 
-/// Tokens of a prompt that go through all layers together. It bounds the activations, whatever the prompt's length.
+/// Number of prompt tokens that go through all layers together. It bounds the activations for any prompt length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Chunk {
     /// The whole prompt.
     #[default]
     Whole,
-    /// What the device's free memory has room for, a multiple of 2048 from 2048 to 16384; 8192 on a CPU.
+    /// As many as the free memory of the device allows, a multiple of 2048 from 2048 to 16384; 8192 on a CPU.
     Auto,
-    /// As many as said.
+    /// This many tokens.
     Tokens(usize),
 }
 
@@ -33,7 +33,7 @@ impl From<Option<usize>> for Chunk {
     }
 }
 
-/// A string that is no [`Chunk`].
+/// The error for a string that is not a [`Chunk`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownChunk(String);
 
@@ -67,17 +67,17 @@ impl FromStr for Chunk {
     }
 }
 
-/// Whole S2O segments: a chunk that ends inside one has its last queries ranked apart from the segment's others.
+/// Chunks are whole S2O segments: the queries of a segment that a chunk cuts are ranked in two parts.
 const STEP: usize = 2048;
-/// Matrix products of this height are as fast as they get.
+/// Largest chunk: larger matrix products are not faster per row.
 const MOST: usize = 16384;
 const ON_CPU: usize = 8192;
-/// For the attention method's workspace and what the libraries allocate.
+/// Bytes for the workspace of attention and the allocations of libraries.
 const RESERVE: u64 = 3 << 29;
 
 impl Chunk {
-    /// The chunk's tokens per sequence on a device that has `memory` (`None`: a CPU), cache and weights allocated;
-    /// `None` for the whole prompt.
+    /// The chunk's tokens per sequence on a device that has `memory` (`None`: a CPU) after the allocation of cache and
+    /// weights; `None` for the whole prompt.
     pub(crate) fn tokens(
         self,
         config: &DecoderConfig,
@@ -90,7 +90,7 @@ impl Chunk {
             (Self::Tokens(tokens), _) => Some(tokens),
             (Self::Auto, None) => Some(ON_CPU),
             (Self::Auto, Some(memory)) => {
-                // Half of what is free: pools hand memory out in pieces that seldom fit to the byte.
+                // Half of the free memory, because the pieces that pools allocate rarely fit exactly.
                 let room = memory.free.saturating_sub(RESERVE) / 2;
                 let tokens = room / (activation_bytes(config, dtype) * batch.max(1) as u64);
                 let tokens = usize::try_from(tokens).unwrap_or(MOST) / STEP * STEP;
@@ -100,9 +100,8 @@ impl Chunk {
     }
 }
 
-/// Bytes that a token of a chunk holds at most while it passes through a layer: in the MLP gate, up and their product,
-/// in attention q, k, v, the rotated q and the output; besides, the residual stream before and after a sum, its norm
-/// and the addend.
+/// Most bytes per token of a chunk inside a layer: gate, up and their product in the MLP, or q, k, v, the rotated q and
+/// the output in attention; in addition the residual stream before and after a sum, its norm and the addend.
 pub(crate) fn activation_bytes(config: &DecoderConfig, dtype: DType) -> u64 {
     let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
     let inner = (3 * config.intermediate_size).max(3 * q + 2 * kv);

@@ -8,9 +8,9 @@ use {
     candle_s2o::{Mask, dense_attn},
 };
 
-/// Dense attention of one query per sequence: `q` `(batch, 1, num_heads, head_dim)` against `k` and `v`
-/// `(batch, k_len, num_kv_heads, head_dim)`, views of a cache for instance; returns the shape of `q`. No KV head is
-/// repeated in memory, and on a GPU (bf16 or f16, head_dim 64 or 128) the cache is read in place.
+/// Dense attention of one query per sequence: `q` `(batch, 1, num_heads, head_dim)` against `k` and `v` `(batch, k_len,
+/// num_kv_heads, head_dim)`, for example views of a cache. Returns the shape of `q`. No KV head is repeated in memory,
+/// and on a GPU (bf16 or f16, head_dim 64 or 128) the cache is read in place.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.
@@ -23,8 +23,8 @@ pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Re
         if k.dim(1)? < group {
             return Ok(dense_attn(q, k, v, softmax_scale, Mask::Causal)?);
         }
-        // A group's heads as if they were positions of which each sees all keys, so that the cache is read once for a
-        // group; and the groups as a batch, so that the output is in place as it comes.
+        // The heads of a group act as positions that see all keys, so the cache is read once per group. The groups act
+        // as a batch, so the output needs no reordering.
         let groups = |x: Tensor| x.transpose(0, 1)?.unsqueeze(2);
         let of_sequence = |b: usize| {
             let q = q.get(b)?.reshape((num_kv_heads, group, 1, head_dim))?;
@@ -42,9 +42,8 @@ pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Re
     // stride only, and (sequence, head) needs two.
     for b in 0..batch {
         let (q, k, v) = (q.get(b)?, k.get(b)?.transpose(0, 1)?, v.get(b)?.transpose(0, 1)?);
-        // cuBLAS through Candle takes no row stride other than the row length; the CPU takes any, so it need not copy
-        // the cache. There K q^T is up to twice as fast as q K^T, since the long side is then the row side of the
-        // product.
+        // cuBLAS through Candle needs the row length as row stride; the CPU accepts any stride, so the cache is not
+        // copied there. On the CPU, K q^T is up to twice as fast as q K^T, since its long side is the row side.
         let (scores, v) = if k.device().is_cpu() {
             (k.matmul(&q.t()?)?.t()?.contiguous()?, v)
         } else {

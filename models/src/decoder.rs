@@ -1,4 +1,4 @@
-//! The one decoder: its weights, the forward pass, and dense decoding token by token.
+//! The decoder: its weights, the forward pass, and dense decoding token by token.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Embedding, Linear, Module, VarBuilder};
@@ -13,7 +13,7 @@ use crate::layers::{Norm, load_linear, load_tensor};
 use crate::mlp::Mlp;
 use crate::rope::Rope;
 
-/// Called with the tokens done and the tokens in all.
+/// Called with the number of tokens (or layers) done and their total.
 pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
 
 /// A Llama or Qwen3 decoder.
@@ -31,15 +31,15 @@ pub struct Decoder {
 
 impl Decoder {
     /// Builds the decoder from weights under Hugging Face names, in the dtype and on the device of `vb`. `progress`
-    /// hears about each layer.
+    /// runs after each layer.
     ///
     /// # Errors
     /// [`ModelError::MissingTensor`], [`ModelError::WrongShape`], [`ModelError::UnsupportedFeature`] (a dtype other
-    /// than f32, bf16 and f16), [`ModelError::OutOfMemory`], or what reading a tensor failed with.
+    /// than f32, bf16 and f16), [`ModelError::OutOfMemory`], or the error of reading a tensor.
     ///
-    /// On a GPU memory that is released stays with this process ([`DeviceMemory::keep_released`]), and the projections
-    /// that share an input are joined in new tensors, one layer at a time: a `vb` that reads files adds one layer's
-    /// weights to the peak, one that holds tensors on the GPU all of them.
+    /// On a GPU, released memory stays with this process ([`DeviceMemory::keep_released`]), and the projections that
+    /// share an input are joined in new tensors, one layer at a time. This adds the weights of one layer to the peak if
+    /// `vb` reads files, and those of all layers if `vb` holds tensors on the GPU.
     pub fn load(config: &DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
         let config = config.clone().checked("DecoderConfig")?;
         if !matches!(vb.dtype(), DType::F32 | DType::BF16 | DType::F16) {
@@ -49,7 +49,7 @@ impl Decoder {
                 got: format!("{:?}", vb.dtype()),
             });
         }
-        // Activations come and go with every layer, and every decoded token makes the host wait.
+        // Activations are freed after every layer, and every decoded token makes the host wait.
         DeviceMemory::keep_released(vb.device())?;
         let need = Need {
             what: "holding the weights",
@@ -98,7 +98,7 @@ impl Decoder {
         self.dtype
     }
 
-    /// Where the weights are and the work is done.
+    /// The device of the weights and of the computation.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -111,8 +111,7 @@ impl Decoder {
         KvCache::new(&self.config, batch, capacity, self.dtype, &self.device)
     }
 
-    /// Runs one token per sequence, `(batch, 1)` u32, with dense attention and returns logits `(batch, vocab_size)`,
-    /// f32.
+    /// Runs one token per sequence, `(batch, 1)` u32, with dense attention; returns f32 logits `(batch, vocab_size)`.
     ///
     /// # Errors
     /// As [`Self::prefill`]; [`ModelError::WrongInput`] for more than one token per sequence.
@@ -142,7 +141,7 @@ impl Decoder {
         Need { what: "computing logits", bytes: (rows * bytes) as u64, way_out: "take fewer positions or sequences" }
     }
 
-    /// All layers over tokens `(batch, len)`; returns the normed hidden states of positions `from..`, if any.
+    /// Runs all layers over tokens `(batch, len)`; returns the normalised hidden states of positions `from..`, if any.
     pub(crate) fn forward(
         &self,
         tokens: &Tensor,
@@ -153,7 +152,7 @@ impl Decoder {
         let (_, len) = tokens.dims2()?;
         let rotation = self.rope.rows(cache.len(), len)?;
         let mut x = self.embedding.forward(&tokens.contiguous()?)?;
-        // What a layer adds to the residual stream is added by the next one's norm, in the same pass.
+        // The norm of the next layer adds the output of a layer to the residual stream, in the same pass.
         let mut delta = None;
         for layer in &self.layers {
             let (sum, mixed) = layer.forward(x, delta, &rotation, cache, phase)?;
@@ -168,7 +167,7 @@ impl Decoder {
         Ok(Some(normed))
     }
 
-    /// Batch and length of `(batch, len)` tokens that fit the model and the cache.
+    /// Checks that tokens `(batch, len)` fit the model and the cache; returns batch and length.
     pub(crate) fn check_tokens(&self, tokens: &Tensor, cache: &KvCache) -> Result<(usize, usize)> {
         let &[batch, len] = tokens.dims() else {
             return Err(ModelError::WrongInput {
@@ -199,8 +198,8 @@ impl Decoder {
             return Err(ModelError::ContextTooLong { expected: self.config.max_positions, got });
         }
         cache.check_room(len)?;
-        // On a GPU an id outside the embedding would read foreign memory in silence. The ids are few enough to look at
-        // here, and Candle's reductions would first have to be compiled by the driver.
+        // On a GPU an id outside the embedding would silently read other memory. The check runs on the host, because
+        // the ids are few and the driver would first have to compile Candle's reductions.
         let largest = tokens.flatten_all()?.to_vec1::<u32>()?.into_iter().max().unwrap_or(0);
         if largest as usize >= self.config.vocab_size {
             return Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got: largest });
@@ -228,8 +227,8 @@ impl Layer {
         })
     }
 
-    /// Adds `delta` of the layer before to the residual stream `x` and returns it after attention, with what the MLP
-    /// adds.
+    /// Adds `delta` of the previous layer to the residual stream `x`. Returns the stream after attention, and the
+    /// output of the MLP that is still to be added.
     fn forward(
         &self,
         x: Tensor,

@@ -1,4 +1,4 @@
-//! [`gpu`]: a GPU by its number, or a typed error that says why there is none.
+//! [`gpu`]: a GPU by its number, or a typed error with the reason.
 
 use candle_core::{Device, Error};
 
@@ -7,14 +7,13 @@ use crate::error::{ModelError, Result};
 /// GPU number `ordinal` of this machine.
 ///
 /// # Errors
-/// [`ModelError::NoGpu`] if this build is not for GPUs (feature `cuda`), or the driver has no GPU of this number or
-/// does not work.
+/// [`ModelError::NoGpu`] if this build lacks the feature `cuda`, or the driver fails or has no such GPU.
 pub fn gpu(ordinal: usize) -> Result<Device> {
     Device::new_cuda(ordinal).map_err(|error| no_gpu(ordinal, &error))
 }
 
 fn no_gpu(ordinal: usize, error: &Error) -> ModelError {
-    // Its first line: backtraces are not for users.
+    // Only the first line: users do not need the backtrace.
     let words = error.to_string().lines().next().unwrap_or_default().to_owned();
     let way_out = match words.as_str() {
         _ if cfg!(not(feature = "cuda")) => "build with the feature `cuda`",

@@ -1,19 +1,18 @@
-//! [`DeviceMemory`]: how much memory a GPU has left, and whether an error says that it has too little.
+//! [`DeviceMemory`]: the free memory of a GPU, and the detection of out-of-memory errors.
 
 use candle_core::{Device, Error, Result};
 
 /// Memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// What allocations through Candle can still get: what the driver has left, and what its pools hold unused.
+    /// Memory that Candle can still allocate: free in the driver, or unused in its pools.
     pub free: u64,
-    /// All of it.
+    /// All memory of the GPU.
     pub total: u64,
 }
 
 impl DeviceMemory {
-    /// Asks the driver; `None` for a device that is not an NVIDIA GPU. Does not wait for work under way, whose memory
-    /// counts as used.
+    /// Asks the driver; `None` unless this is an NVIDIA GPU. Does not wait: memory of running work counts as used.
     ///
     /// # Errors
     /// If the driver fails.
@@ -27,9 +26,8 @@ impl DeviceMemory {
         Ok(None)
     }
 
-    /// Lets the allocations of this process on a GPU keep memory that is released, for the next ones; else the driver
-    /// takes it back whenever the host waits, and what comes next waits until it is mapped again. Other processes see
-    /// it as used. Nothing on a device that is not an NVIDIA GPU.
+    /// Sets the release threshold of Candle's pool on a GPU to unlimited, so freed memory is reused instead of being
+    /// returned at each synchronisation. Other processes see it as used. Does nothing on other devices.
     ///
     /// # Errors
     /// If the driver fails.
@@ -45,7 +43,7 @@ impl DeviceMemory {
 
 /// Whether an error of Candle, of the attention ops or of a matrix product means that a GPU has no memory left.
 pub fn is_out_of_memory(error: &Error) -> bool {
-    // Candle keeps of an error from elsewhere only its words.
+    // Candle keeps only the text of a foreign error.
     let words = error.to_string();
     ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"].iter().any(|name| words.contains(name))
 }

@@ -1,4 +1,4 @@
-//! The one error type of this crate: every variant says what was expected and what was found.
+//! The only error type of this crate. Every variant says what was expected and what was found.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use thiserror::Error;
 
 use crate::device_memory::{DeviceMemory, is_out_of_memory};
 
-/// What can go wrong while a model is found, loaded or run.
+/// An error while a model is found, loaded or run.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// A model source string is none of the accepted forms.
     #[error(
-        "`{got}` is no model source: expected `needle-7m`, a directory, a file ending in .gguf, or a hub id \
+        "`{got}` is not a model source: expected `needle-7m`, a directory, a file ending in .gguf, or a hub id \
          `org/name[@revision]`"
     )]
     InvalidSource {
@@ -35,7 +35,7 @@ pub enum ModelError {
     MissingFile {
         /// Where the file was expected.
         path: PathBuf,
-        /// What to do about it, starting with `: `, or empty.
+        /// Advice, starting with `: `, or empty.
         hint: String,
     },
     /// Reading a file failed.
@@ -51,18 +51,18 @@ pub enum ModelError {
     InvalidConfig {
         /// File or metadata key.
         origin: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
-    /// The model is of an architecture that this decoder does not compute.
+    /// The decoder does not support the architecture of the model.
     #[error("architecture `{got}` is not supported: expected {expected}")]
     UnsupportedArchitecture {
         /// The accepted architectures.
         expected: &'static str,
-        /// The one found.
+        /// The architecture found.
         got: String,
     },
-    /// The architecture is known but asks for something this decoder would compute wrongly.
+    /// The architecture is supported, but the model has a feature that this decoder would compute wrongly.
     #[error("{feature} is not supported: expected {expected}, got {got}")]
     UnsupportedFeature {
         /// The configuration entry.
@@ -72,21 +72,21 @@ pub enum ModelError {
         /// The value found.
         got: String,
     },
-    /// A weight file is truncated or is no weight file.
+    /// A weight file is truncated or is not a weight file.
     #[error("{} is not a valid weight file: {reason}", path.display())]
     InvalidWeights {
         /// The file.
         path: PathBuf,
-        /// What the reader said.
+        /// The reader's error.
         reason: String,
     },
-    /// The weights lack a tensor that the configuration asks for.
+    /// The weights lack a tensor that the configuration requires.
     #[error("tensor `{name}` is missing from the weights")]
     MissingTensor {
         /// Its Hugging Face or GGUF name.
         name: String,
     },
-    /// A weight tensor has not the shape that the configuration asks for.
+    /// A weight tensor does not have the shape that the configuration requires.
     #[error("tensor `{name}` has shape {got:?}, expected {expected:?}")]
     WrongShape {
         /// Its name.
@@ -99,34 +99,34 @@ pub enum ModelError {
     /// The tokenizer cannot be built or cannot encode or decode.
     #[error("tokenizer: {reason}")]
     Tokenizer {
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// A prompt without tokens.
     #[error("the prompt is empty: expected at least one token")]
     EmptyPrompt,
-    /// A prompt tensor of a wrong rank, or a batch that is not the cache's.
+    /// An invalid input, such as a prompt tensor of a wrong rank or a batch that is not the cache's.
     #[error("{what}: expected {expected}, got {got}")]
     WrongInput {
-        /// What was looked at.
+        /// The checked property.
         what: &'static str,
-        /// What it should be.
+        /// The expected value.
         expected: String,
-        /// What it is.
+        /// The value found.
         got: String,
     },
     /// A prefill chunk of zero tokens.
     #[error("a prefill chunk must hold at least one token, got 0")]
     EmptyChunk,
-    /// More positions were asked for than the model has.
-    #[error("the model has {expected} positions, but {got} are asked for")]
+    /// More positions are needed than the model has.
+    #[error("the model has {expected} positions, but {got} are needed")]
     ContextTooLong {
         /// The model's maximum.
         expected: usize,
         /// Positions needed.
         got: usize,
     },
-    /// More tokens were asked for than the KV cache was made for.
+    /// More positions are needed than the KV cache has.
     #[error("the KV cache holds {expected} positions, but {got} are needed")]
     CacheFull {
         /// Its capacity.
@@ -134,31 +134,31 @@ pub enum ModelError {
         /// Positions needed.
         got: usize,
     },
-    /// There is no such GPU, or no driver for it.
+    /// The GPU does not exist, or its driver is missing or does not work.
     #[error("GPU {ordinal} cannot be used: {reason}; {way_out}")]
     NoGpu {
         /// Its number.
         ordinal: usize,
-        /// What the driver said.
+        /// The driver's error.
         reason: String,
-        /// What to do about it.
+        /// Advice to the user.
         way_out: &'static str,
     },
-    /// A GPU has not enough memory left.
+    /// A GPU does not have enough free memory.
     #[error(
         "{what} needs about {} MB, but the GPU has {} MB free of {} MB: {way_out}",
         asked / 1_000_000, free / 1_000_000, total / 1_000_000
     )]
     OutOfMemory {
-        /// What the memory is for.
+        /// The purpose of the memory.
         what: &'static str,
-        /// Bytes that it takes, about.
+        /// Approximate number of bytes needed.
         asked: u64,
         /// Bytes free.
         free: u64,
         /// Bytes that the GPU has.
         total: u64,
-        /// What to do about it.
+        /// Advice to the user.
         way_out: &'static str,
     },
     /// A token id outside the vocabulary.
@@ -171,20 +171,20 @@ pub enum ModelError {
     },
     /// The hub refuses to hand out the repository (401 or 403).
     #[error(
-        "{} is gated, private or not there (HTTP {status}): accept the licence at {}/{} and set HF_TOKEN or run \
+        "{} is gated, private or does not exist (HTTP {status}): accept the licence at {}/{} and set HF_TOKEN or run \
          `hf auth login`",
         at.id, at.endpoint, at.id
     )]
     Gated {
-        /// What was asked for.
+        /// The requested file.
         at: Box<HubFile>,
         /// 401 or 403.
         status: u16,
     },
     /// The hub has no such file, revision or repository (404).
-    #[error("there is no {at} (HTTP 404): check the id and the revision")]
+    #[error("{at} does not exist (HTTP 404): check the id and the revision")]
     HubFileNotFound {
-        /// What was asked for.
+        /// The requested file.
         at: Box<HubFile>,
     },
     /// The hub cannot be reached and the file is not in the local cache.
@@ -194,22 +194,22 @@ pub enum ModelError {
         cache.display()
     )]
     Offline {
-        /// What was asked for.
+        /// The requested file.
         at: Box<HubFile>,
         /// The cache that was searched.
         cache: PathBuf,
-        /// What the network said.
+        /// The network's error.
         reason: String,
     },
-    /// Any other answer of the hub.
+    /// Any other failure of a request to the hub.
     #[error("cannot fetch {at}: {reason}")]
     Hub {
-        /// What was asked for.
+        /// The requested file.
         at: Box<HubFile>,
-        /// What the hub said.
+        /// The failure.
         reason: String,
     },
-    /// An error of Candle, or of the attention method behind the seam.
+    /// An error of Candle or of the attention method.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
@@ -237,7 +237,7 @@ impl fmt::Display for HubFile {
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;
 
 impl ModelError {
-    /// Turns a Candle error met while tensor `name` was read into its typed form.
+    /// Converts a Candle error from reading tensor `name` to its typed form.
     pub(crate) fn from_tensor_read(name: &str, error: candle_core::Error) -> Self {
         match innermost(&error) {
             candle_core::Error::CannotFindTensor { path } => Self::MissingTensor { name: path.clone() },
@@ -257,14 +257,14 @@ impl ModelError {
     }
 }
 
-/// Memory that is about to be asked for, to say so if there is too little.
+/// Memory that is about to be allocated, for the error if there is too little.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
-    /// What it is for.
+    /// Its purpose.
     pub(crate) what: &'static str,
-    /// About how much.
+    /// Approximate number of bytes.
     pub(crate) bytes: u64,
-    /// What to do if that is too much.
+    /// Advice if there is too little memory.
     pub(crate) way_out: &'static str,
 }
 
@@ -274,7 +274,7 @@ impl Need {
         ModelError::OutOfMemory { what: self.what, asked: self.bytes, free, total, way_out: self.way_out }
     }
 
-    /// Turns the error of a device that ran out of memory into its typed form.
+    /// Converts the error of a device that ran out of memory to its typed form.
     pub(crate) fn check<T>(self, result: Result<T>, device: &Device) -> Result<T> {
         match result {
             Err(ModelError::Candle(error)) if is_out_of_memory(&error) => {

@@ -13,72 +13,20 @@ use crate::prefill::PrefillOptions;
 use crate::sampling::Sampler;
 use crate::text_stream::TextStream;
 
-/// How tokens are chosen and when to stop. The names and defaults are those of Candle's examples, but for the
-/// temperature: greedy unless asked otherwise.
-#[derive(Debug, Clone, PartialEq)]
-pub struct GenerationOptions {
-    /// Tokens at most.
-    pub max_new_tokens: usize,
-    /// `None` or 0 takes the likeliest token.
-    pub temperature: Option<f64>,
-    /// Sample among the `k` likeliest only.
-    pub top_k: Option<usize>,
-    /// Sample among the likeliest that together reach this probability.
-    pub top_p: Option<f64>,
-    /// Seed of the sampler.
-    pub seed: u64,
-    /// Penalty on tokens that occurred lately; 1 is none.
-    pub repeat_penalty: f32,
-    /// How far back "lately" reaches.
-    pub repeat_last_n: usize,
-}
-
-impl Default for GenerationOptions {
-    fn default() -> Self {
-        Self {
-            max_new_tokens: 128,
-            temperature: None,
-            top_k: None,
-            top_p: None,
-            seed: 299_792_458,
-            repeat_penalty: 1.0,
-            repeat_last_n: 64,
-        }
-    }
-}
-
-impl GenerationOptions {
-    /// Refuses what no sampler can follow, before it turns into something else in silence.
-    fn check(&self) -> Result<()> {
-        let refuse = |what, expected: &str, got: String| {
-            Err(ModelError::WrongInput { what, expected: expected.to_owned(), got })
-        };
-        match (self.temperature, self.top_k, self.top_p) {
-            (Some(t), ..) if !(t.is_finite() && t >= 0.0) => {
-                refuse("temperature", "a finite number >= 0", t.to_string())
-            }
-            (_, Some(0), _) => refuse("top_k", "at least 1", "0".to_owned()),
-            (.., Some(p)) if !(p > 0.0 && p <= 1.0) => refuse("top_p", "a number in (0, 1]", p.to_string()),
-            _ if !(self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0) => {
-                refuse("repeat_penalty", "a finite number > 0", self.repeat_penalty.to_string())
-            }
-            _ => Ok(()),
-        }
-    }
-}
+pub use crate::sampling::GenerationOptions;
 
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// The model emitted an end token.
     Eos,
-    /// `max_new_tokens` are there.
+    /// `max_new_tokens` tokens were generated.
     Length,
 }
 
 /// An iterator over generated tokens of one sequence. End tokens are not yielded.
 ///
-/// A token is decoded only when the next one is asked for, so the last one costs no forward pass.
+/// A token is decoded only when the next token is requested, so the last token needs no forward pass.
 pub struct TokenStream<'m> {
     decoder: &'m Decoder,
     cache: &'m mut KvCache,
@@ -94,11 +42,11 @@ pub struct TokenStream<'m> {
 }
 
 impl<'m> TokenStream<'m> {
-    /// Goes on from a prefill: `logits` `(1, vocab_size)` are those of the prompt's last position, `cache` holds the
-    /// prompt, and `prompt` is only looked at for the repeat penalty.
+    /// Continues a prefill: `logits` `(1, vocab_size)` are those of the prompt's last position, `cache` holds the
+    /// prompt, and `prompt` serves only for the repeat penalty.
     ///
     /// # Errors
-    /// [`ModelError::WrongInput`] for a batch other than 1, or options that no sampler can follow.
+    /// [`ModelError::WrongInput`] for a batch other than 1 or invalid options.
     pub fn new(
         decoder: &'m Decoder,
         cache: &'m mut KvCache,
@@ -171,28 +119,28 @@ impl Iterator for TokenStream<'_> {
     }
 }
 
-/// What [`LoadedModel::generate`] made, and how long it took.
+/// Output and times of [`LoadedModel::generate`].
 #[derive(Debug, Clone)]
 pub struct Generated {
     /// The new tokens, end token excluded.
     pub tokens: Vec<u32>,
     /// Their text.
     pub text: String,
-    /// Why it ended.
+    /// Why the generation ended.
     pub stop: StopReason,
     /// Wall time of the prefill.
     pub prefill_time: Duration,
-    /// Wall time of everything after it.
+    /// Wall time after the prefill.
     pub decode_time: Duration,
 }
 
 impl LoadedModel {
-    /// Prefills `prompt` with `method` behind what `cache` holds, then generates. `on_text` gets text as it becomes
-    /// whole.
+    /// Prefills `prompt` with `method` after the contents of `cache`, then generates. `on_text` gets the text piece
+    /// by piece.
     ///
     /// # Errors
     /// As [`Decoder::prefill`] and [`Decoder::decode`]; [`ModelError::CacheFull`] and [`ModelError::ContextTooLong`]
-    /// come before any work when prompt and new tokens together do not fit.
+    /// come before any work if prompt and new tokens together do not fit.
     pub fn generate(
         &self,
         prompt: &[u32],

@@ -9,8 +9,8 @@ use crate::fused::LayerCache;
 
 /// A KV cache for a fixed batch and a fixed number of positions.
 ///
-/// Keys and values of a layer are `(batch, capacity, num_kv_heads, head_dim)`: the layout in which attention reads
-/// them, so a chunk is one copy into place and a view of the first positions costs nothing. It is not `Clone`, because
+/// Keys and values of a layer are `(batch, capacity, num_kv_heads, head_dim)`, the layout in which attention reads
+/// them, so a chunk is one copy into place and a view of the first positions needs no copy. It is not `Clone`, because
 /// clones would share the memory that prefill writes.
 #[derive(Debug)]
 pub struct KvCache {
@@ -24,8 +24,8 @@ impl KvCache {
     /// Allocates a cache of `capacity` positions for `batch` sequences.
     ///
     /// # Errors
-    /// [`ModelError::ContextTooLong`] when the model has fewer positions, [`ModelError::OutOfMemory`] when a GPU has
-    /// too little memory left.
+    /// [`ModelError::ContextTooLong`] if the model has fewer positions, [`ModelError::OutOfMemory`] if a GPU has too
+    /// little free memory.
     pub fn new(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
         if capacity > config.max_positions {
             return Err(ModelError::ContextTooLong { expected: config.max_positions, got: capacity });
@@ -44,7 +44,7 @@ impl KvCache {
             bytes: elements.into_iter().fold(dtype.size_in_bytes() as u64, |n, m| n.saturating_mul(m as u64)),
             way_out: "take a shorter prompt, a smaller batch, or bf16 or f16 instead of f32",
         };
-        // Before the layers that fit are allocated for nothing.
+        // Checked before any layer is allocated.
         if let Some(memory) = DeviceMemory::of(device)?.filter(|memory| memory.free < need.bytes) {
             return Err(need.unmet(memory));
         }
@@ -53,7 +53,7 @@ impl KvCache {
         Ok(Self { layers: need.check(layers, device)?, batch, capacity, len: 0 })
     }
 
-    /// Positions that are filled.
+    /// Number of filled positions.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -63,23 +63,22 @@ impl KvCache {
         self.len == 0
     }
 
-    /// Positions that it can hold.
+    /// Number of positions that the cache can hold.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Sequences that it holds.
+    /// Number of sequences.
     pub fn batch(&self) -> usize {
         self.batch
     }
 
-    /// Forgets everything; the memory stays.
+    /// Empties the cache; the memory stays allocated.
     pub fn reset(&mut self) {
         self.len = 0;
     }
 
-    /// Keeps the first `len` positions, so that a common prefix need not be computed again. Longer than the current
-    /// length keeps all.
+    /// Keeps the first `len` positions (all if there are fewer), so that a common prefix is not computed again.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -87,7 +86,7 @@ impl KvCache {
     /// The filled keys and values of a layer, each a view `(batch, len, num_kv_heads, head_dim)`.
     ///
     /// # Errors
-    /// [`ModelError::WrongInput`] when there is no such layer.
+    /// [`ModelError::WrongInput`] if the layer does not exist.
     pub fn layer(&self, layer: usize) -> Result<(Tensor, Tensor)> {
         let (k, v) = self.layers.get(layer).ok_or_else(|| ModelError::WrongInput {
             what: "layer of the KV cache",
@@ -97,7 +96,7 @@ impl KvCache {
         Ok((k.narrow(1, 0, self.len)?, v.narrow(1, 0, self.len)?))
     }
 
-    /// Refuses `count` more positions when they do not fit.
+    /// Refuses `count` more positions if they do not fit.
     pub(crate) fn check_room(&self, count: usize) -> Result<()> {
         let got = self.len.saturating_add(count);
         if got > self.capacity {
@@ -106,14 +105,14 @@ impl KvCache {
         Ok(())
     }
 
-    /// A layer's memory, for new keys and values to be written behind the filled ones. The length changes only with
+    /// A layer's memory, where new keys and values are written after the filled positions. The length changes only with
     /// [`Self::advance`], after the last layer.
     pub(crate) fn end_of(&mut self, layer: usize) -> LayerCache<'_> {
         let (k, v) = &self.layers[layer];
         LayerCache { k, v, start: self.len }
     }
 
-    /// The keys and values of a layer as views that include `count` which were written and not yet counted.
+    /// Views of a layer's keys and values, including `count` positions that were written and are not yet counted.
     pub(crate) fn with_new(&self, layer: usize, count: usize) -> Result<(Tensor, Tensor)> {
         let (k, v) = &self.layers[layer];
         Ok((k.narrow(1, 0, self.len + count)?, v.narrow(1, 0, self.len + count)?))

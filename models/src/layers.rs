@@ -1,4 +1,4 @@
-//! Linear layers and norms from weights, with typed errors for what is missing or misshapen.
+//! Linear layers and norms from weights, with typed errors for missing tensors and wrong shapes.
 
 use candle_core::Tensor;
 use candle_nn::{Linear, VarBuilder};
@@ -28,7 +28,7 @@ impl Norm {
         Ok(Self { weight: load_tensor(&[size], "weight", vb)?, eps })
     }
 
-    /// `x` with what the layer before left to add, and that normalised.
+    /// The sum of `x` and `delta` of the previous layer, and its norm.
     pub(crate) fn forward(&self, x: Tensor, delta: Option<Tensor>) -> Result<(Tensor, Tensor)> {
         match delta {
             Some(delta) => Ok(fused::add_rms_norm(x, &delta, &self.weight, self.eps)?),

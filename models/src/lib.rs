@@ -1,9 +1,9 @@
 //! One Candle decoder for Llama 2, 3, 3.1, 3.2 and Qwen3 whose prefill attention is an argument.
 //!
-//! Candle's own models decide in the source, or by a build flag, which attention they run, keep caches that are copied
-//! on every step, and lack the long-context RoPE scalings. [`Decoder::prefill`] takes the attention as an argument
-//! ([`candle_s2o::Attention`]), so that dense and sparse methods run on the same weights in the same process; it names
-//! no method. Decoding stays dense.
+//! Candle's own models fix their attention in the source or with a build flag, copy their caches on every step, and
+//! lack the long-context RoPE scalings. [`Decoder::prefill`] takes the attention as an argument
+//! ([`candle_s2o::Attention`]), so that dense and sparse methods run on the same weights in the same process. Decoding
+//! is dense.
 //!
 //! Models come from files, from the Hugging Face hub (feature `hub`, on by default), or from this library itself
 //! ([`ModelSource`]).

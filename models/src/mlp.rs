@@ -8,9 +8,9 @@ use crate::error::Result;
 use crate::fused::{self, StackedLinear};
 use crate::layers::load_linear;
 
-/// Elements of one intermediate that are held at a time on a CPU (three such tensors live at once).
+/// Elements of one intermediate tensor on a CPU (three such tensors exist at once).
 const ELEMENTS_ON_CPU: usize = 1 << 24;
-/// Rows that are held at a time elsewhere: large matrix products need thousands.
+/// Rows per slice on other devices: large matrix products need thousands.
 const ROWS_ON_GPU: usize = 16384;
 
 #[derive(Debug)]
@@ -31,14 +31,14 @@ impl Mlp {
         })
     }
 
-    /// In slices, because a whole prompt's intermediate is several times the residual stream.
+    /// Works in slices, because a whole prompt's intermediate is several times the residual stream.
     pub(crate) fn forward(&self, x: Tensor) -> Result<Tensor> {
         let (batch, len, hidden) = x.dims3()?;
         let rows = batch * len;
         let x = x.reshape((rows, hidden))?;
         let slice = |start: usize| -> Result<Tensor> {
             let gate_up = self.gate_up.forward(&x.narrow(0, start, self.rows_at_a_time.min(rows - start))?)?;
-            // It consumes gate and up, so that they are gone before the product with `down`.
+            // `silu_mul` consumes gate and up, so they are freed before the product with `down`.
             Ok(self.down.forward(&fused::silu_mul(gate_up)?)?)
         };
         let out = if rows <= self.rows_at_a_time {

@@ -16,10 +16,10 @@ pub struct LoadedModel {
     pub decoder: Decoder,
     /// Text to tokens and back.
     pub tokenizer: Tokenizer,
-    /// Tokens that end a generation; sorted, each once.
+    /// Tokens that end a generation, sorted and unique.
     pub eos_ids: Vec<u32>,
-    /// Whether the weights are made up ([`crate::weights::synthetic`]): the model can be timed, but its output means
-    /// nothing.
+    /// Whether the weights are synthetic ([`crate::weights::synthetic`]): the model can be timed, but its output has
+    /// no meaning.
     pub is_synthetic: bool,
 }
 
@@ -27,14 +27,14 @@ impl LoadedModel {
     /// Puts the parts together.
     ///
     /// # Errors
-    /// [`ModelError::InvalidConfig`] when the tokenizer has entries that the embedding lacks and could produce them.
+    /// [`ModelError::InvalidConfig`] if the tokenizer can produce ids that the embedding lacks.
     pub fn new(name: String, decoder: Decoder, tokenizer: Tokenizer, mut eos_ids: Vec<u32>) -> Result<Self> {
         eos_ids.sort_unstable();
         eos_ids.dedup();
         let vocab_size = decoder.config().vocab_size;
         let largest = tokenizer.get_vocab(false).into_values().max().unwrap_or(0);
         if largest as usize >= vocab_size {
-            let reason = format!("the tokenizer has token id {largest}, but the embedding only {vocab_size} rows");
+            let reason = format!("the tokenizer has token id {largest}, but the embedding has only {vocab_size} rows");
             return Err(ModelError::config(name, reason));
         }
         Ok(Self { name, decoder, tokenizer, eos_ids, is_synthetic: false })
@@ -45,7 +45,7 @@ impl LoadedModel {
         self.decoder.config()
     }
 
-    /// Parameters, a tied head counted once.
+    /// Number of parameters; a tied head counts once.
     pub fn num_parameters(&self) -> usize {
         self.config().num_parameters()
     }

@@ -1,12 +1,12 @@
-//! The recorded passkey prompts of needle-7m: a needle hidden in real text, and the question for it. Prompts of other
-//! lengths are made by `s2o_eval::tasks::passkey`.
+//! The recorded passkey prompts of needle-7m: a needle hidden in real text, and the question for it.
+//! `s2o_eval::tasks::passkey` makes prompts of other lengths.
 
 use serde::Deserialize;
 
 use crate::error::{ModelError, Result};
 use crate::weights::PASSKEY_JSONL;
 
-/// The line that every prompt begins with.
+/// The first line of every prompt.
 pub const HEADER: &str = "Some special magic numbers are hidden within the following text. Make sure to memorize it. I will \
                           quiz you about the numbers afterwards.\n";
 
@@ -15,20 +15,20 @@ pub const HEADER: &str = "Some special magic numbers are hidden within the follo
 pub struct PasskeyRecord {
     /// The whole prompt, question included.
     pub input: String,
-    /// The digits that must come out.
+    /// The expected digits.
     pub answer: String,
     /// `passkey`, `single-key` or `multi-key-4`.
     pub kind: String,
     /// Length in tokens of `needle-7m`'s tokenizer.
     pub tokens: usize,
-    /// Where the needle is, 0 at the start and 1 at the end.
+    /// Position of the needle: 0 at the start, 1 at the end.
     pub depth: f64,
 }
 
 /// The embedded prompts: 20 near 4K and 10 near 32K tokens of `needle-7m`.
 ///
 /// # Errors
-/// [`ModelError::InvalidConfig`] when the embedded file is damaged.
+/// [`ModelError::InvalidConfig`] if the embedded file is damaged.
 pub fn records() -> Result<Vec<PasskeyRecord>> {
     PASSKEY_JSONL
         .lines()
@@ -41,17 +41,17 @@ pub fn answer(generated: &str) -> &str {
     generated.split('.').next().unwrap_or_default().trim()
 }
 
-/// Whether a continuation answers right by `needle-7m`'s rule: the text up to the first `.`, trimmed, is the answer.
+/// Whether a continuation is right by `needle-7m`'s rule: the text up to the first `.`, trimmed, is the answer.
 pub fn answers_exactly(generated: &str, answer: &str) -> bool {
     self::answer(generated) == answer
 }
 
-/// Whether a continuation holds the answer anywhere: the rule for models with words of their own.
+/// Whether a continuation contains the answer anywhere: the rule for models that answer in sentences.
 pub fn answers(generated: &str, answer: &str) -> bool {
     generated.contains(answer)
 }
 
-/// All embedded prompts' text without header, needles and question: about 1.2 million characters of English.
+/// The text of all embedded prompts without header, needles and question: about 1.2 million characters of English.
 ///
 /// # Errors
 /// As [`records`].

@@ -1,4 +1,4 @@
-//! Prefill: a prompt chunk by chunk through the layers, with a method behind the [`Attention`] seam.
+//! Prefill: runs a prompt through the layers chunk by chunk, with any [`Attention`].
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::kv_cache::KvCache;
 
-/// How [`Decoder::prefill`] walks a prompt.
+/// Options of [`Decoder::prefill`].
 #[derive(Default)]
 pub struct PrefillOptions<'a> {
     chunk: Chunk,
@@ -36,22 +36,22 @@ impl<'a> PrefillOptions<'a> {
         Self::default()
     }
 
-    /// Tokens per chunk: bounds the activations, whatever the prompt's length. A number, [`Chunk::Auto`], or `None` to
-    /// take the prompt whole.
+    /// Tokens per chunk, which bounds the activations for any prompt length: a number, [`Chunk::Auto`], or `None` for
+    /// the whole prompt.
     #[must_use]
     pub fn chunk(mut self, chunk: impl Into<Chunk>) -> Self {
         self.chunk = chunk.into();
         self
     }
 
-    /// How many of the last positions need logits: 1 to generate, more for perplexity. At most the prompt's length.
+    /// Number of last positions that need logits: 1 to generate, more for perplexity. At most the prompt's length.
     #[must_use]
     pub fn num_logits(mut self, positions: usize) -> Self {
         self.num_logits = Some(positions);
         self
     }
 
-    /// Called after each chunk with the tokens done and the tokens in all.
+    /// Sets a callback, called after each chunk with the tokens done and the total.
     #[must_use]
     pub fn on_progress(mut self, progress: &'a mut Progress<'a>) -> Self {
         self.progress = Some(progress);
@@ -59,7 +59,7 @@ impl<'a> PrefillOptions<'a> {
     }
 }
 
-/// What a prefill leaves beside the filled cache.
+/// The output of a prefill, in addition to the filled cache.
 #[derive(Debug, Clone)]
 pub struct PrefillOutput {
     /// Logits of the last positions, `(batch, num_logits, vocab_size)`, f32.
@@ -69,10 +69,10 @@ pub struct PrefillOutput {
 }
 
 impl PrefillOutput {
-    /// Logits of the last position, `(batch, vocab_size)`, f32: what the first generated token is sampled from.
+    /// Logits of the last position, `(batch, vocab_size)`, f32, from which the first generated token is sampled.
     ///
     /// # Errors
-    /// [`ModelError::WrongInput`] when the prefill was asked for no logits.
+    /// [`ModelError::WrongInput`] if the prefill computed no logits.
     pub fn last_logits(&self) -> Result<Tensor> {
         match self.logits.dim(1)? {
             0 => Err(ModelError::WrongInput {
@@ -86,23 +86,24 @@ impl PrefillOutput {
 }
 
 impl Decoder {
-    /// Tokens per sequence of `batch` that a chunk would have now, with caches allocated; `None` for the whole prompt.
+    /// Current number of tokens per sequence of a chunk of `batch` sequences; `None` for the whole prompt. It depends
+    /// on the free memory, so allocate the cache first.
     ///
     /// # Errors
-    /// If the driver does not say how much memory is free.
+    /// If the driver cannot tell the free memory.
     pub fn chunk_tokens(&self, chunk: Chunk, batch: usize) -> Result<Option<usize>> {
         Ok(chunk.tokens(self.config(), self.dtype(), batch, DeviceMemory::of(self.device())?))
     }
 
-    /// Runs prompt tokens `(batch, len)` u32 behind what the cache holds, chunk by chunk, with `method` as attention.
+    /// Runs prompt tokens `(batch, len)` u32 after the contents of the cache, chunk by chunk, with `method`.
     ///
-    /// Only chunk-sized activations live at a time; the output head runs only on the positions whose logits are asked
-    /// for. On an error the cache is as long as before.
+    /// Only the activations of one chunk exist at a time, and the output head runs only on the positions whose logits
+    /// are requested. After an error the cache has its previous length.
     ///
     /// # Errors
     /// [`ModelError::EmptyPrompt`], [`ModelError::EmptyChunk`], [`ModelError::TokenOutOfRange`],
     /// [`ModelError::ContextTooLong`] (the model), [`ModelError::CacheFull`] (the cache), [`ModelError::WrongInput`]
-    /// (rank or batch), [`ModelError::OutOfMemory`], and what `method` fails with.
+    /// (rank or batch), [`ModelError::OutOfMemory`], and the errors of `method`.
     pub fn prefill(
         &self,
         tokens: &Tensor,
@@ -158,7 +159,7 @@ impl Decoder {
                 report(start + count, len);
             }
         }
-        // The last chunk always yields hidden states, because at least one position is asked for.
+        // The last chunk always yields hidden states, because at least one position is requested.
         let hidden = last_hidden.ok_or(ModelError::EmptyPrompt)?;
         let hidden = hidden.narrow(1, hidden.dim(1)? - 1, 1)?.squeeze(1)?.to_dtype(DType::F32)?;
         let logits = match logits.len() {

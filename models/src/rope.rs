@@ -1,6 +1,6 @@
 //! Rotary position embedding: inverse frequencies with their scalings.
 //!
-//! Half-split (NeoX) rotation as in Hugging Face models: entry `i` of a head turns with entry `i + head_dim / 2`.
+//! Half-split (NeoX) rotation as in Hugging Face models: entries `i` and `i + head_dim / 2` of a head rotate together.
 
 use std::f64::consts::PI;
 
@@ -15,7 +15,7 @@ use crate::fused::{Rotary, Rotation};
 pub struct RopeConfig {
     /// Base of the geometric series of frequencies.
     pub theta: f64,
-    /// What is done to that series for long contexts.
+    /// Change of that series for long contexts.
     pub scaling: RopeScaling,
 }
 
@@ -26,10 +26,10 @@ pub enum RopeScaling {
     None,
     /// `linear`: every frequency divided by `factor`.
     Linear {
-        /// How many times longer the context becomes.
+        /// Factor by which the context becomes longer.
         factor: f64,
     },
-    /// `llama3`: low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1 and 3.2).
+    /// `llama3`: low frequencies divided by `factor`, high ones kept, with a ramp between (Llama 3.1 and 3.2).
     Llama3 {
         /// Divisor of the low frequencies.
         factor: f64,
@@ -37,12 +37,12 @@ pub enum RopeScaling {
         low_freq_factor: f64,
         /// Wavelengths below `original_max_positions / high_freq_factor` are kept.
         high_freq_factor: f64,
-        /// Context length of the first training.
+        /// Context length of the original training.
         original_max_positions: usize,
     },
     /// `yarn` (arXiv 2309.00071): a ramp over dimensions, and cos and sin scaled by `attention_factor`.
     Yarn {
-        /// How many times longer the context becomes.
+        /// Factor by which the context becomes longer.
         factor: f64,
         /// Factor on cos and sin, hence its square on the attention scores.
         attention_factor: f64,
@@ -52,10 +52,10 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Whether the ramp starts and ends on whole dimensions.
         truncate: bool,
-        /// Context length of the first training.
+        /// Context length of the original training.
         original_max_positions: usize,
     },
-    /// A divisor for each frequency, as GGUF files carry in `rope_freqs.weight`.
+    /// A divisor for each frequency, as in `rope_freqs.weight` of GGUF files.
     Divisors(Vec<f32>),
 }
 
@@ -70,7 +70,7 @@ impl RopeScaling {
         let original = || match value.get("original_max_position_embeddings") {
             None | Some(Value::Null) => Ok(max_positions),
             Some(length) => length.as_u64().filter(|n| *n > 0).map(|n| n as usize).ok_or_else(|| {
-                ModelError::config(origin, "rope_scaling.original_max_position_embeddings is no positive integer")
+                ModelError::config(origin, "rope_scaling.original_max_position_embeddings is not a positive integer")
             }),
         };
         match kind {
@@ -109,7 +109,7 @@ impl RopeScaling {
         }
     }
 
-    /// The context that YaRN reaches. Qwen3's configurations keep the short `max_position_embeddings` beside it.
+    /// The context that YaRN reaches. Qwen3's configurations also have the short `max_position_embeddings`.
     pub(crate) fn extended_positions(&self) -> usize {
         match self {
             Self::Yarn { factor, original_max_positions, .. } => (*original_max_positions as f64 * factor) as usize,
@@ -179,7 +179,7 @@ impl RopeConfig {
                     .collect()
             }
             RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_max_positions, .. } => {
-                // The dimension whose frequency turns `rotations` times within the original context.
+                // The dimension whose frequency rotates `rotations` times within the original context.
                 let dimension = |rotations: f64| {
                     let positions = *original_max_positions as f64;
                     head_dim as f64 * (positions / (rotations * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
@@ -199,7 +199,7 @@ impl RopeConfig {
         scaled.into_iter().map(|freq| freq as f32).collect()
     }
 
-    /// The factor on cos and sin: 1 but for YaRN.
+    /// The factor on cos and sin: 1 except for YaRN.
     pub fn attention_factor(&self) -> f64 {
         match self.scaling {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,

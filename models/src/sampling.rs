@@ -1,7 +1,7 @@
 //! The choice of the next token from its logits: repeat penalty, temperature, top-k and top-p.
 //!
-//! The tokens are those of `candle_transformers::generation::LogitsProcessor` for the same seed, which
-//! `tests/models/sampling.rs` checks: a dependency on candle-transformers costs minutes of compile time.
+//! Equal seeds give the tokens of `candle_transformers::generation::LogitsProcessor`, which `tests/models/sampling.rs`
+//! checks. A dependency on candle-transformers would cost minutes of compile time.
 
 use std::collections::HashSet;
 
@@ -12,16 +12,69 @@ use rand::distr::Distribution;
 use rand::distr::weighted::WeightedIndex;
 use rand::rngs::StdRng;
 
-use crate::error::Result;
-use crate::generation::GenerationOptions;
+use crate::error::{ModelError, Result};
 
-/// Below this temperature the likeliest token is taken.
+/// Below this temperature the most likely token is taken.
 const MIN_TEMPERATURE: f64 = 1e-7;
 
-/// Chooses tokens one after the other, with one random state.
+/// Options for the choice of tokens and the end of a generation. Names and defaults are those of Candle's examples,
+/// except the temperature: the default is greedy.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerationOptions {
+    /// Largest number of new tokens.
+    pub max_new_tokens: usize,
+    /// `None` or 0 takes the most likely token.
+    pub temperature: Option<f64>,
+    /// Samples only among the `k` most likely tokens.
+    pub top_k: Option<usize>,
+    /// Samples among the most likely tokens that together reach this probability.
+    pub top_p: Option<f64>,
+    /// Seed of the sampler.
+    pub seed: u64,
+    /// Penalty on recent tokens; 1 is none.
+    pub repeat_penalty: f32,
+    /// Number of recent tokens that are penalised.
+    pub repeat_last_n: usize,
+}
+
+impl Default for GenerationOptions {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 128,
+            temperature: None,
+            top_k: None,
+            top_p: None,
+            seed: 299_792_458,
+            repeat_penalty: 1.0,
+            repeat_last_n: 64,
+        }
+    }
+}
+
+impl GenerationOptions {
+    /// Refuses invalid options, which would otherwise silently act as others.
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |what, expected: &str, got: String| {
+            Err(ModelError::WrongInput { what, expected: expected.to_owned(), got })
+        };
+        match (self.temperature, self.top_k, self.top_p) {
+            (Some(t), ..) if !(t.is_finite() && t >= 0.0) => {
+                refuse("temperature", "a finite number >= 0", t.to_string())
+            }
+            (_, Some(0), _) => refuse("top_k", "at least 1", "0".to_owned()),
+            (.., Some(p)) if !(p > 0.0 && p <= 1.0) => refuse("top_p", "a number in (0, 1]", p.to_string()),
+            _ if !(self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0) => {
+                refuse("repeat_penalty", "a finite number > 0", self.repeat_penalty.to_string())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Chooses tokens one by one, with one random state.
 pub(crate) struct Sampler {
     rng: StdRng,
-    /// `None`: the likeliest token.
+    /// `None`: the most likely token.
     temperature: Option<f64>,
     top_k: Option<usize>,
     top_p: Option<f32>,
@@ -29,7 +82,7 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// `options` are checked.
+    /// `options` must be valid.
     pub(crate) fn new(options: &GenerationOptions) -> Self {
         Self {
             rng: StdRng::seed_from_u64(options.seed),
@@ -40,7 +93,7 @@ impl Sampler {
         }
     }
 
-    /// The next token by its logits `(vocab_size,)`, those of the `recent` tokens penalised.
+    /// Samples the next token from logits `(vocab_size,)`, after the penalty on the `recent` tokens.
     pub(crate) fn sample(&mut self, logits: &Tensor, recent: &[u32]) -> Result<u32> {
         let logits = self.penalise(logits.to_dtype(DType::F32)?, recent)?;
         let Some(temperature) = self.temperature else {
@@ -60,7 +113,7 @@ impl Sampler {
         Ok(tokens[choice.sample(&mut self.rng)] as u32)
     }
 
-    /// Each of the `recent` tokens gets a smaller logit, however often it occurs among them.
+    /// Lowers the logit of each `recent` token once, however often it occurs.
     fn penalise(&self, logits: Tensor, recent: &[u32]) -> Result<Tensor> {
         if self.repeat_penalty == 1.0 {
             return Ok(logits);
@@ -75,7 +128,7 @@ impl Sampler {
     }
 }
 
-/// Sets all weights to 0 but the largest ones, the fewest whose sum reaches `p`.
+/// Keeps the fewest largest weights whose sum reaches `p`; sets the others to 0.
 fn keep_top_p(weights: &mut [f32], p: f32) {
     let mut descending: Vec<usize> = (0..weights.len()).collect();
     descending.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));

@@ -4,14 +4,14 @@ use tokenizers::Tokenizer;
 
 use crate::error::{ModelError, Result};
 
-/// Turns tokens into text as they come. Text is held back while it ends within a character.
+/// Turns tokens into text as they arrive. Text that ends inside a character is held back.
 #[derive(Debug)]
 pub struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
     tokens: Vec<u32>,
-    /// Tokens before this are out of sight: later text does not depend on them.
+    /// Later text does not depend on the tokens before this.
     context_start: usize,
-    /// Tokens before this have their text out.
+    /// The text of the tokens before this has been returned.
     shown: usize,
 }
 
@@ -21,7 +21,7 @@ impl<'t> TextStream<'t> {
         Self { tokenizer, tokens: Vec::new(), context_start: 0, shown: 0 }
     }
 
-    /// Adds a token and returns the text that is now whole, possibly none.
+    /// Adds a token and returns the text that is now complete, possibly empty.
     ///
     /// # Errors
     /// [`ModelError::Tokenizer`].
@@ -30,7 +30,7 @@ impl<'t> TextStream<'t> {
         self.advance(false)
     }
 
-    /// Returns what was held back, a broken character at the very end as U+FFFD.
+    /// Returns the text held back; an incomplete character at the end becomes U+FFFD.
     ///
     /// # Errors
     /// [`ModelError::Tokenizer`].
@@ -38,7 +38,8 @@ impl<'t> TextStream<'t> {
         self.advance(true)
     }
 
-    /// Decodes from the last shown piece on, because a piece's text (a leading space, say) depends on the one before.
+    /// Decodes from the last shown piece on, because the text of a piece (its leading space) depends on the piece
+    /// before.
     fn advance(&mut self, all: bool) -> Result<String> {
         let decode = |tokens: &[u32]| self.tokenizer.decode(tokens, true).map_err(ModelError::tokenizer);
         let before = decode(&self.tokens[self.context_start..self.shown])?;

@@ -5,7 +5,7 @@ use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, Mask,
 
 use crate::random::{inputs, tensors};
 
-/// One call; what it selects follows from its numbers.
+/// One call; its numbers determine the selection.
 #[derive(Debug, Clone)]
 struct Case {
     shape: AttnShape,
@@ -139,7 +139,7 @@ proptest! {
         let largest = want.iter().fold(1e-3f64, |max, x| max.max(x.abs()));
         let error = out.iter().zip(&want).map(|(&got, want)| (f64::from(got) - want).abs()).fold(0.0, f64::max);
         let same_skips = skipped.iter().zip(&want_skipped).all(|(got, want)| (got - want).abs() < 1e-9);
-        // A strip whose score lies at the threshold within rounding may go either way, and then weighs e^threshold.
+        // A strip whose score is within rounding of the threshold may be kept or skipped, and then weighs e^threshold.
         prop_assert!(same_skips || case.selection.value_threshold.is_some());
         prop_assert!(out.iter().all(|x| x.is_finite()));
         prop_assert!(error < 2e-5 * largest || !same_skips, "error {error:e} of {largest}");

@@ -1,4 +1,4 @@
-//! The fast CPU path, stage by stage. Each stage gets the reference's results of the stage before.
+//! The fast CPU path, stage by stage. Each stage gets the reference's results of the previous stage.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -42,7 +42,7 @@ fn vector_cases() -> impl Iterator<Item = (String, Case)> {
     })
 }
 
-/// Valid permutations whose scores, in f64, descend within f32 rounding of the largest score.
+/// Checks that permutations are valid and that their f64 scores descend within f32 rounding of the largest score.
 fn check_ranking(case: &Case) {
     let plan = Plan::new(&case.config, &case.shape, case.prompt_len).unwrap();
     let ranking = cpu::rank(&case.inputs(), &case.config, case.prompt_len).unwrap();
@@ -79,7 +79,7 @@ fn check_descending(perm: &Permutation, scores: &[f64], from: usize) {
     }
 }
 
-/// (relative error, density difference, query tiles that stopped elsewhere) against the reference.
+/// (relative error, density difference, query tiles that stopped at another tile) against the reference.
 fn against_reference(case: &Case, ranking: Option<&Ranking>) -> (f64, f64, usize) {
     let (want, want_stats) =
         reference::attention(&case.shape, case.qkv(), case.scale(), &case.config, case.prompt_len, ranking).unwrap();
@@ -110,7 +110,7 @@ fn against_reference(case: &Case, ranking: Option<&Ranking>) -> (f64, f64, usize
     (relative_l2(&out, &want), (stats.density() - want_stats.density()).abs(), moved)
 }
 
-/// Whether a gain anywhere is so near its threshold that f32 may decide otherwise.
+/// Whether any gain is so near its threshold that f32 may decide otherwise.
 fn near_tie(case: &Case, ranking: &Ranking) -> bool {
     let visits = |factor: f32| {
         let nudged = case.with(|config| config.tau(case.config.tau() * factor));
@@ -169,7 +169,7 @@ proptest! {
     #[test]
     fn end_to_end(case in cases()) {
         let (error, density, moved) = against_reference(&case, None);
-        // A near-tie in the ranking or at the threshold may move a tile, and with it the output; rarely.
+        // A near-tie in the ranking or at the threshold may rarely move a tile, and with it the output.
         prop_assume!(moved == 0);
         prop_assert!(error <= 1e-4, "output differs by {:e}", error);
         prop_assert!(density <= 0.01);
@@ -191,7 +191,7 @@ proptest! {
     }
 }
 
-/// Half inputs give what their f32 copies give, up to the rounding of the output.
+/// Half inputs give the results of their f32 copies, up to the rounding of the output.
 fn check_half<T: Element>(case: &Case, rounding: f32) -> Result<(), TestCaseError> {
     let narrow = |wide: &[f32]| {
         let mut half = vec![T::default(); wide.len()];

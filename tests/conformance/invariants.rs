@@ -1,4 +1,4 @@
-//! What must hold for every input, whatever the reference says.
+//! Properties that must hold for every input, independent of the reference.
 
 use proptest::prelude::*;
 use s2o_core::cpu::{self, Inputs, Strided};
@@ -25,7 +25,7 @@ fn dense(case: &Case) -> Vec<f32> {
     out
 }
 
-/// Every order turned round.
+/// Every order reversed.
 fn reversed(mut ranking: Ranking) -> Ranking {
     for order in ranking.iter_mut().flatten() {
         let turn = |perm: &Permutation| Permutation::new(perm.as_slice().iter().rev().copied().collect()).unwrap();
@@ -54,7 +54,7 @@ proptest! {
     fn a_larger_tau_never_visits_more(case in cases(), factor in 1.0..4.0f32) {
         let ranking = cpu::rank(&case.inputs(), &case.config, case.prompt_len).unwrap();
         let larger = case.with(|config| config.tau((case.config.tau() * factor).min(0.99)));
-        // From one order, up to its stop a tile's gains do not depend on tau.
+        // With one order, the gains of a tile up to its stop do not depend on tau.
         let ((_, few), (_, many)) = (run_ranked(&larger, &ranking), run_ranked(&case, &ranking));
         for (few, many) in few.heads.iter().zip(&many.heads) {
             for (few, many) in few.tiles.iter().zip(&many.tiles) {
@@ -151,7 +151,7 @@ fn short_prompts_take_the_dense_path() {
     cpu::dense(&inputs, Mask::Causal, &mut want);
     assert_eq!(out, want);
     assert_eq!(stats.density(), 1.0);
-    // What counts is the prompt, not the chunk.
+    // The length of the prompt counts, not that of the chunk.
     assert!(cpu::attention(&inputs, &config, 701, &mut out).unwrap().density() < 1.0);
 }
 
@@ -238,7 +238,7 @@ fn a_cap_below_one_segment_is_refused() {
         let stats = cpu::attention(&inputs, &config.workspace_cap(cap).build().unwrap(), 512, &mut out)?;
         Ok::<_, S2oError>((out, stats))
     };
-    // One head of the last segment; the two heads of a group are ranked apart if they must be.
+    // One head of the last segment; the two heads of a group are ranked separately if necessary.
     let one_head = 20 * 384;
     let error = run(one_head - 1).unwrap_err();
     assert_eq!(error, S2oError::WorkspaceTooSmall { expected: 7680, got: 7679, prefix_len: 384 });
@@ -248,7 +248,7 @@ fn a_cap_below_one_segment_is_refused() {
 
 #[test]
 fn queries_in_the_dense_tail_alone_need_no_ranking() {
-    // As when a prompt ends a few tokens behind a long cache: not even one order would fit.
+    // As if a prompt ended a few tokens after a long cache: not even one order would fit.
     let shape = AttnShape::new([1, 100, 2, 8], [3000, 1]).unwrap();
     let [q, k, v] = tensors(&shape, 2, 3.0);
     let config = S2oConfig::builder().workspace_cap(1).build().unwrap();
@@ -261,7 +261,7 @@ fn queries_in_the_dense_tail_alone_need_no_ranking() {
 
 #[test]
 fn the_dense_tail_reaches_into_the_chunk_before() {
-    // A last chunk shorter than the tail: the chunk before must know.
+    // The last chunk is shorter than the tail, so the tail begins in the chunk before.
     let whole = AttnShape::new([1, 3001, 1, 16], [3001, 1]).unwrap();
     let [q, k, v] = tensors(&whole, 9, 6.0);
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).tau(0.9).build().unwrap();

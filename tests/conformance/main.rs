@@ -1,4 +1,4 @@
-//! Every stage against an independent program's vectors, and the fast path against our own reference.
+//! Tests of every stage against an independent program's vectors, and of the fast path against our own reference.
 
 mod blocks;
 mod cpu;

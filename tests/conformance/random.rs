@@ -16,7 +16,7 @@ pub struct Case {
     pub v: Vec<f32>,
 }
 
-/// Without the tensors, which would fill the screen.
+/// Prints no tensors, which would fill the screen.
 impl std::fmt::Debug for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?} {:?} {:?}", self.shape, self.config, self.prompt_len)
@@ -54,13 +54,13 @@ pub fn inputs<'a, T: Element>(shape: &AttnShape, q: &'a [T], k: &'a [T], v: &'a 
     .unwrap()
 }
 
-/// Tensors of a shape; `sharpness` scales the queries, and with it how peaked attention is.
+/// Tensors of a shape. `sharpness` scales the queries, and thus makes attention more peaked.
 pub fn tensors(shape: &AttnShape, seed: u64, sharpness: f32) -> [Vec<f32>; 3] {
     let q_len = shape.batch() * shape.q_len() * shape.num_heads() * shape.head_dim();
     let k_len = shape.batch() * shape.k_len() * shape.num_kv_heads() * shape.head_dim();
     let q = noise(q_len, seed).into_iter().map(|x| x * sharpness).collect();
     let mut k = noise(k_len, seed + 1);
-    // A common direction, and some keys far along it: ranked attention finds these early.
+    // A common direction, and some keys far along it, which ranked attention finds early.
     for (t, key) in k.chunks_exact_mut(shape.head_dim()).enumerate() {
         let lift = if t % 17 == 0 { 2.0 } else { 1.0 };
         key.iter_mut().for_each(|x| *x *= 2.0 * lift);

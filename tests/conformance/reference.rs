@@ -6,7 +6,7 @@ use s2o_testkit::relative_l2;
 
 use crate::vectors::load_all;
 
-/// The vectors are stored as f32, which alone costs up to 6e-8.
+/// The vectors are stored as f32, whose rounding alone is up to 6e-8.
 const ROUNDING: f64 = 1e-7;
 
 #[test]

@@ -11,7 +11,7 @@ pub struct Header {
     segment: usize,
     tile_q: usize,
     tile_k: usize,
-    /// The vectors carry the paper's name.
+    /// The vectors use the paper's name.
     #[serde(rename = "kv_offset")]
     q_offset: usize,
     runs: Vec<Run>,
@@ -27,7 +27,7 @@ pub struct Run {
     second_cumulant: f32,
     front_sink: usize,
     dense_tail: usize,
-    /// Over the heads in the file.
+    /// Density over the heads in the file.
     pub density: f64,
 }
 

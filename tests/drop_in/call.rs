@@ -1,4 +1,4 @@
-//! One call of candle-flash-attn's interface, which both crates can be asked to compute.
+//! One call of candle-flash-attn's interface, which both crates can compute.
 
 use candle_core::{Result, Tensor};
 
@@ -28,7 +28,7 @@ pub struct Lengths {
     pub max_k: usize,
 }
 
-/// Where the tokens of paged keys and values are.
+/// The places of the tokens of paged keys and values.
 #[derive(Debug, Clone)]
 pub struct Pages {
     pub table: Tensor,
@@ -36,7 +36,7 @@ pub struct Pages {
     pub page_len: usize,
 }
 
-/// Tensors and arguments; each function takes those that it knows.
+/// Tensors and arguments; each function takes those that it supports.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub function: Function,
@@ -54,7 +54,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Neither window nor slopes nor cap.
+    /// A call without window, slopes or cap.
     pub fn new(function: Function, [q, k, v]: [Tensor; 3], scale: f32, causal: bool) -> Self {
         let right = causal.then_some(0);
         Self {
@@ -142,13 +142,13 @@ implementation!(ours, s2o_flash_attn);
 #[cfg(feature = "flash-attn")]
 implementation!(original, candle_flash_attn);
 
-/// The call by candle-flash-attn's own kernels, in a build that has them.
+/// The call with candle-flash-attn's own kernels, in a build that has them.
 #[cfg(feature = "flash-attn")]
 pub fn by_original(call: &Call) -> Option<Result<Tensor>> {
     Some(original(call))
 }
 
-/// Nothing: this build has no candle-flash-attn.
+/// Returns nothing: this build has no candle-flash-attn.
 #[cfg(not(feature = "flash-attn"))]
 pub fn by_original(_: &Call) -> Option<Result<Tensor>> {
     None

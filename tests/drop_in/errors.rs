@@ -1,4 +1,4 @@
-//! What the GPU does not take says so, and says what it takes.
+//! Errors of calls that the GPU does not support, which say what it supports.
 
 use candle_core::{DType, Device, Tensor};
 use s2o_flash_attn::flash_attn;

@@ -1,4 +1,4 @@
-//! Tensors of one length, in the shapes of the original's tests and in those of models.
+//! Tensors of one length, in the shapes of the original's tests and of models.
 
 use candle_core::{DType, Tensor};
 

@@ -1,15 +1,15 @@
-//! The drop-in on a GPU: every function of s2o-flash-attn against its own CPU path, which the crate's tests hold against
-//! f64, and against the original's kernels where the build has them (feature flash-attn). It needs a GPU and fails
-//! without one.
+//! Tests of the drop-in on a GPU: every function of s2o-flash-attn against its own CPU path, which the crate's tests
+//! compare with f64, and against the original's kernels if the build has them (feature flash-attn). They fail without a
+//! GPU.
 //!
 //! ```text
 //! cargo test --release --features cuda,flash-attn --test drop_in
 //! cargo test --release --features cuda,flash-attn --test drop_in -- varlen bf16  # names that contain one of the words
 //! ```
 //!
-//! `--original bf16-64,bf16-128` compares with the original for these kernels only, for a build of it that has no more:
-//! its dtype, the head dim of its kernel (32, 64, 96, 128 and so on; 64, 128, 256 or 512 and `-paged` for pages).
-//! A main of its own, as in tests/cuda: the binary can be carried to a machine that has a GPU and no Rust.
+//! `--original bf16-64,bf16-128` compares with the original for these kernels only, for a build of it with fewer
+//! kernels. A kernel is named by dtype and head dim (32, 64, 96, 128 and so on; 64, 128, 256 or 512 and `-paged` for
+//! pages). The main function is our own, as in tests/cuda, so the binary runs on a machine without Rust.
 
 mod call;
 mod errors;
@@ -25,12 +25,12 @@ use call::{Call, by_original, ours};
 use candle_core::{DType, Device, Tensor};
 use s2o_flash_attn::s2o::{Policy, set_policy};
 
-/// What a call on the GPU must do.
+/// The expected result of a call on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// The right numbers.
+    /// The numbers of the CPU path.
     Numbers,
-    /// Refuse, in an error with these words.
+    /// An error that contains these words.
     Refusal(&'static str),
 }
 
@@ -39,7 +39,7 @@ pub struct Runner {
     /// The GPU.
     pub device: Device,
     words: Vec<String>,
-    /// Kernels of the original that this build has; all unless said.
+    /// Kernels of the original that this build has; `None` for all.
     kernels: Option<Vec<String>>,
     against_original: usize,
     passed: usize,
@@ -78,7 +78,7 @@ impl Runner {
         });
     }
 
-    /// What the GPU refuses is compared too, by the CPU path: the original must mean the same.
+    /// A refused call is also compared, on the CPU path: it must mean the same in the original.
     fn check_original(&mut self, call: &Call, exact: &Tensor) {
         if self.kernels.as_ref().is_some_and(|kernels| !kernels.contains(&kernel(call))) {
             return;
@@ -122,7 +122,7 @@ fn on_cpu(call: &Call) -> Call {
     call
 }
 
-/// Within the rounding of 16-bit weights and outputs.
+/// Checks that two results differ at most by the rounding of 16-bit weights and outputs.
 pub fn near(what: &str, got: &Tensor, exact: &Tensor) {
     let tolerance = if got.dtype() == DType::F16 { 3e-3 } else { 1.5e-2 };
     assert_eq!(got.dims(), exact.dims(), "{what}: shape");

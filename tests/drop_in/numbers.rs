@@ -1,4 +1,4 @@
-//! Tensors whose numbers depend on a seed alone.
+//! Tensors whose numbers depend only on a seed.
 
 use candle_core::{DType, Device, Tensor};
 

@@ -1,4 +1,4 @@
-//! Long causal calls by the policy: what the op computes, counted.
+//! Long causal calls under the policy: compares them with the op, and counts them.
 
 use candle_core::{DType, Tensor};
 use candle_s2o::{S2oConfig, SegmentLen, s2o_attn};

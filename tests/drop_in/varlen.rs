@@ -8,7 +8,7 @@ use crate::{Expect, Runner};
 
 const PAGE_LEN: usize = 32;
 
-/// Lengths of the queries and of the keys of each sequence, and heads.
+/// Lengths of the queries and keys of each sequence, and heads.
 struct Sequences {
     q: &'static [usize],
     k: &'static [usize],

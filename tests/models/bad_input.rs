@@ -1,4 +1,4 @@
-//! Every bad input is a typed error that carries what was expected and what was found.
+//! Every bad input gives a typed error with the expected value and the value found.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;

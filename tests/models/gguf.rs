@@ -1,4 +1,4 @@
-//! GGUF files written here against the same weights read from safetensors.
+//! Compares GGUF files written here with the same weights read from safetensors.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,7 +13,7 @@ use serde_json::{Value as Json, json};
 
 use crate::fixtures::*;
 
-/// How llama.cpp's conversion orders the rows of a Llama head (`LlamaModel.permute`).
+/// The order of the rows of a Llama head in llama.cpp's conversion (`LlamaModel.permute`).
 fn permute(weight: &Tensor, num_heads: usize) -> Tensor {
     let (rows, columns) = weight.dims2().unwrap();
     let heads = weight.reshape((num_heads, 2, rows / num_heads / 2, columns)).unwrap();

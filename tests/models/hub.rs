@@ -1,4 +1,4 @@
-//! The hub client against a small HTTP server: no test of ours may depend on the real hub.
+//! The hub client against a small HTTP server: no test may depend on the real hub.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,8 +11,8 @@ use crate::fixtures::*;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Serves `org/*` as the hub does: a range request answered with size, etag and commit; large files by a redirect to
-/// another path, as to the hub's storage. `org/gated` and `org/private` answer 403 and 401.
+/// Serves `org/*` as the hub does: answers a range request with size, etag and commit, and redirects large files to
+/// another path, as the hub does to its storage. `org/gated` and `org/private` answer 403 and 401.
 pub(crate) struct Server {
     pub(crate) address: String,
     requests: Arc<Mutex<Vec<String>>>,
@@ -77,7 +77,7 @@ fn serve(stream: TcpStream, files: &Path, own: &str, log: &Mutex<Vec<String>>) {
         "HTTP/1.1 {status}\r\nX-Repo-Commit: {COMMIT}\r\n{extra}Content-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    // A client that hangs up early is its own business.
+    // A client may disconnect early.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn load(source: &str, options: &LoadOptions) -> Result<LoadedModel, M
     source.parse::<ModelSource>().unwrap().load(options, None)
 }
 
-/// An address where nobody listens.
+/// An address without a server.
 pub(crate) fn closed() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("http://{}", listener.local_addr().unwrap())

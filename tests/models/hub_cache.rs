@@ -130,7 +130,7 @@ fn a_missing_shard_is_named() {
     let error = load("org/tiny", &options).unwrap_err();
     assert!(matches!(&error, ModelError::Offline { at, .. } if at.file == SHARD), "{error}");
 
-    // The same files as a directory of the user's own.
+    // The same files as a user's directory.
     let error = load(mirror.snapshot(FIRST).to_str().unwrap(), &options).unwrap_err();
     assert!(matches!(&error, ModelError::MissingFile { path, .. } if path.ends_with(SHARD)), "{error}");
     assert!(error.to_string().contains("names it as a shard"), "{error}");

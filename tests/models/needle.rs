@@ -1,4 +1,4 @@
-//! The embedded model: equal to Candle's qwen3, and it finds what it is made to find.
+//! The embedded model equals Candle's qwen3 and finds the needles that it was trained to find.
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
@@ -133,7 +133,7 @@ fn built_prompts_have_the_wanted_length_and_depth() {
     let again = |seed| tasks::passkey::build(&model.tokenizer, 600, 0.5, seed).unwrap();
     assert_eq!(again(1), again(1));
     assert_ne!(again(1).answer, again(2).answer);
-    // A tokenizer of another kind, with many more tokens for the same text.
+    // Another kind of tokenizer, with many more tokens for the same text.
     let tiny = tiny_tokenizer();
     let prompt = tasks::passkey::build(&tiny, 5000, 0.5, 0).unwrap();
     assert!(prompt.tokens.len() <= 5000 && prompt.tokens.len() > 4936);

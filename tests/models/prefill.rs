@@ -89,7 +89,7 @@ fn a_kept_prefix_is_not_computed_again() {
     let whole = decoder.prefill(&prompt, &mut cache, &Dense, PrefillOptions::new()).unwrap();
     cache.truncate(25);
     assert_eq!((cache.len(), cache.is_empty()), (25, false));
-    // Another end, then the first one again: nothing of the other may remain.
+    // Another end, then the first end again: nothing of the other may remain.
     let other = tokens(1, 90, 288).narrow(1, 60, 30).unwrap();
     decoder.prefill(&other, &mut cache, &Dense, PrefillOptions::new()).unwrap();
     cache.truncate(25);
@@ -130,7 +130,7 @@ fn the_seam_sees_each_layer_and_the_prompts_length() {
     let expected = calls(&[(8, 8), (8, 16), (4, 20)], 20);
     assert_eq!(*noting.0.lock().unwrap(), expected);
     assert_eq!(reports, [(8, 20), (16, 20), (20, 20)]);
-    // Behind a cached prefix the prompt is longer than what is fed.
+    // After a cached prefix, the prompt is longer than the input.
     let behind = Noting::default();
     decoder.prefill(&tokens(1, 9, 288), &mut cache, &behind, PrefillOptions::new().chunk(8)).unwrap();
     assert_eq!(*behind.0.lock().unwrap(), calls(&[(8, 28), (1, 29)], 29));
@@ -201,7 +201,7 @@ fn the_stream_is_greedy_decoding_and_stops() {
     assert_eq!((greedy.len(), stop), (6, Some(StopReason::Length)));
     assert_eq!(cached, 12 + 5, "the last token needs no forward pass");
 
-    // By hand: prefill the growing text, take the likeliest token.
+    // By hand: prefill the growing text, take the most likely token.
     let mut all = ids.clone();
     for token in &greedy {
         let mut cache = decoder.new_cache(1, 64).unwrap();

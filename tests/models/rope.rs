@@ -1,4 +1,4 @@
-//! RoPE scalings against Hugging Face's definitions, and the rotation itself as the seam sees it.
+//! RoPE scalings against Hugging Face's definitions, and the rotation in the q that attention gets.
 
 use std::f64::consts::PI;
 use std::sync::Mutex;
@@ -124,7 +124,7 @@ fn first_head(json: &Value, len: usize) -> Vec<Vec<f32>> {
 
 #[test]
 fn positions_turn_half_split_pairs() {
-    // The same token everywhere, so layer 0's q differ by their rotation alone.
+    // The same token everywhere, so layer 0's q differ only by their rotation.
     let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
     for json in [qwen3_json(), with(qwen3_json(), json!({"rope_scaling": yarn})), llama_json()] {
         let config = config(&json);

@@ -35,7 +35,7 @@ fn s2o_keeps_the_perplexity() {
         (-picked.mean_all().unwrap().to_scalar::<f32>().unwrap()).exp()
     };
     let dense = perplexity(&Dense);
-    // Without the dense tail, which would cover a part of what is measured.
+    // Without the dense tail, which would cover part of the measured text.
     let s2o = S2o::new(S2oConfig::builder().dense_tail(0).build().unwrap()).with_stats();
     let sparse = perplexity(&s2o);
     let density = AttnStats::joint_density(s2o.take_stats().values());
@@ -81,7 +81,7 @@ fn completes_a_sentence() {
     assert!(out.text.contains("Paris"), "{:?}", out.text);
 }
 
-/// Candle multiplies the quantised weights with quantised activations, so its logits are only near.
+/// Candle multiplies the quantised weights with quantised activations, so its logits agree only approximately.
 fn same_as_candles_quantised_llama(model: &LoadedModel, path: &Path, prompt: &[u32]) {
     let tokens = model.prompt(prompt).unwrap();
     let mut cache = model.decoder.new_cache(1, prompt.len()).unwrap();

@@ -42,7 +42,7 @@ fn density(json: &Value, profile: Profile, len: usize) -> (f64, Vec<f64>) {
 
 #[test]
 fn candles_llama_takes_the_same_weights() {
-    // Candle's Llama knows no head_dim of its own.
+    // Candle's Llama derives head_dim from the other sizes.
     let json = with(json(), json!({"num_attention_heads": 8, "hidden_size": 512, "vocab_size": 288}));
     let config = config(&json);
     for profile in [Profile::default(), Profile::Random] {
@@ -82,7 +82,7 @@ fn a_tensor_depends_on_seed_and_name_alone() {
         if let &[rows, columns] = shape.as_slice() {
             assert_ne!(&read(&other, tensor), values, "{name} with another seed");
             let zeros = values.iter().filter(|value| **value == 0.0).count();
-            // The reserved channels, which o_proj and down_proj leave alone and the projections mostly do not read.
+            // The reserved channels: o_proj and down_proj do not write them, and projections mostly do not read them.
             assert!(zeros <= 3 * rows.max(columns), "{name}: {zeros} zeros of {}", values.len());
         }
     }
@@ -125,7 +125,7 @@ fn presets_are_the_models() {
         assert_eq!((config.num_parameters(), config.num_layers), (parameters, layers), "{shape:?}");
         assert_eq!((config.num_heads, config.num_kv_heads, config.head_dim), (32, 8, 128));
         assert_eq!(config.max_positions, 131_072);
-        // Nothing is made before it is asked for.
+        // Nothing is made before it is requested.
         let vb = synthetic::var_builder(&config, Profile::default(), 0, DType::BF16, &Device::Cpu).unwrap();
         let k = vb.get((1024, 4096), "model.layers.31.self_attn.k_proj.weight").unwrap();
         assert_eq!(k.dtype(), DType::BF16);

@@ -1,4 +1,4 @@
-//! Blocks of queries and keys scored by their antidiagonals, as XAttention does.
+//! Antidiagonal scores of blocks of queries and keys, as in XAttention.
 
 use std::ops::Range;
 
@@ -13,24 +13,25 @@ use crate::error::BaselineError;
 use crate::softmax::masked_softmax;
 use crate::stride_order::StrideOrder;
 
-/// The published stride.
+/// The stride of the publication.
 pub(crate) const STRIDE: usize = 16;
 
-/// Elements of the largest tensor on a GPU, 1 GiB of 16 bits.
+/// Most elements of a tensor on a GPU: 1 GiB of 16-bit elements.
 const MAX_ELEMENTS_ON_GPU: usize = 1 << 29;
-/// Parts that the query blocks are taken in on a GPU: each meets only the keys that its last one sees, so that this
-/// many multiply about half of all pairs.
+/// Number of parts into which query blocks are split on a GPU. A part is multiplied only with the keys that its last
+/// block sees, so all parts together compute about half of all pairs.
 const PARTS_ON_GPU: usize = 16;
-/// Smallest number of query blocks of such a part: fewer rows do not fill a GPU.
+/// Fewest query blocks per part: fewer rows do not fill a GPU.
 const MIN_BLOCKS_ON_GPU: usize = 32;
 
-/// What the antidiagonals of each key block weigh for each query block: `(batch, num_heads, query_blocks, key_blocks)`
-/// of f32, blocks of 128.
+/// Antidiagonal scores of key blocks for query blocks, both of 128: `(batch, num_heads, query_blocks, key_blocks)` of
+/// f32.
 ///
 /// Queries and keys are cut into strides of `stride` tokens, a divisor of 128, at multiples of the absolute position. A
-/// query stride meets a key stride on their antidiagonal: its last query the first key, and so on. The mean of these
-/// products times `scale`, by softmax over the key strides up to the query's own, is the weight of the pair, and a
-/// block the sum of its pairs. Tokens that are not there are zeros, and query strides without a query weigh nothing.
+/// query stride is compared with a key stride along their antidiagonal: its last query with the first key, and so on.
+/// The mean of these products times `scale` is the logit of the pair, its softmax over the key strides up to the
+/// query's own is the weight of the pair, and the score of a block is the sum of the weights of its pairs. Missing
+/// tokens are zeros. Query strides without a query have weight 0.
 ///
 /// # Errors
 /// If the stride does not divide 128, the shapes do not fit, or Candle fails.
@@ -40,7 +41,7 @@ pub fn antidiagonal_scores(q: &Tensor, k: &Tensor, stride: usize, scale: f32) ->
     antidiagonals.scores(q, k, |query_stride| query_stride + 1)
 }
 
-/// A stride that cuts blocks evenly.
+/// Returns `stride` if it divides 128.
 pub(crate) fn checked_stride(method: &'static str, stride: usize) -> Result<usize, BaselineError> {
     if stride > 0 && BLOCK_Q.is_multiple_of(stride) {
         Ok(stride)
@@ -49,7 +50,7 @@ pub(crate) fn checked_stride(method: &'static str, stride: usize) -> Result<usiz
     }
 }
 
-/// How a call is scored.
+/// Settings for the scores of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Antidiagonals {
     pub(crate) stride: usize,
@@ -59,7 +60,7 @@ pub(crate) struct Antidiagonals {
 }
 
 impl Antidiagonals {
-    /// As [`antidiagonal_scores`], where the query stride `n` sees the first `visible(n)` key strides.
+    /// As [`antidiagonal_scores`], but query stride `n` sees the first `visible(n)` key strides.
     pub(crate) fn scores(
         &self,
         q: &Tensor,
@@ -71,7 +72,7 @@ impl Antidiagonals {
         let group = heads / kv_heads;
         let blocks = self.offset / BLOCK_Q..(self.offset + q_len).div_ceil(BLOCK_Q);
         let per_block = BLOCK_Q / self.stride;
-        // Pairs of strides for each query block and KV head.
+        // Pairs of strides per query block and KV head.
         let pairs = group * per_block * per_block * k_len.div_ceil(BLOCK_Q);
         let (heads_at_once, blocks_at_once) = if q.device().is_cuda() {
             let heads = (MAX_ELEMENTS_ON_GPU / (k_len * dim)).clamp(1, kv_heads);
@@ -101,8 +102,8 @@ impl Antidiagonals {
         Ok(Tensor::stack(&sequences, 0)?)
     }
 
-    /// The scores of the query blocks `blocks`, `(heads, blocks, key_blocks)`: `q` `(q_len, heads, head_dim)`, `keys`
-    /// `(kv_heads, key_strides, stride * head_dim)`.
+    /// Scores `(heads, blocks, key_blocks)` of the query blocks `blocks`, from `q` `(q_len, heads, head_dim)` and
+    /// `keys` `(kv_heads, key_strides, stride * head_dim)`.
     fn rows(
         &self,
         q: &Tensor,
@@ -128,9 +129,9 @@ impl Antidiagonals {
 
         let (start, stop) = (offset.max(blocks.start * BLOCK_Q), end.min(blocks.end * BLOCK_Q));
         let missing = [start - blocks.start * BLOCK_Q, blocks.end * BLOCK_Q - stop];
-        // The last query of a stride meets the first key.
+        // The last query of a stride is multiplied with the first key.
         let queries = self.strides(&q.narrow(0, start - offset, stop - start)?, missing, StrideOrder::Backward)?;
-        // The query heads of a group are rows of one matrix: no KV head is repeated.
+        // The query heads of a group are rows of one matrix, so no KV head is repeated.
         let queries = queries.reshape((kv_heads, heads / kv_heads * rows.len(), width))?;
         let products = queries.matmul(&keys.narrow(1, 0, columns)?.transpose(1, 2)?)?;
         let products = products.reshape((heads, rows.len(), columns))?;
@@ -148,9 +149,9 @@ impl Antidiagonals {
         Ok(scores.pad_with_zeros(2, 0, key_blocks - columns / per_block)?)
     }
 
-    /// The tokens of each stride one after the other, in `order`: `x` `(len, heads, head_dim)`, with zeros before and
-    /// after it, becomes `(heads, strides, stride * head_dim)`; in their own type on a GPU, as the published code
-    /// multiplies them, in f32 on the CPU.
+    /// Joins the tokens of each stride in `order`: `x` `(len, heads, head_dim)`, padded with zeros at both ends,
+    /// becomes `(heads, strides, stride * head_dim)`. It keeps its dtype on a GPU, as in the published code; otherwise
+    /// it becomes f32.
     fn strides(&self, x: &Tensor, missing: [usize; 2], order: StrideOrder) -> Result<Tensor, BaselineError> {
         #[cfg(feature = "cuda")]
         if cuda::supports_copies(x) {

@@ -1,4 +1,4 @@
-//! [`BlockSparse`]: a selector behind the seam, with the work it caused.
+//! [`BlockSparse`]: an [`Attention`] made of a selector, which counts its work.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,22 @@ use crate::error::BaselineError;
 use crate::mask::Keys;
 use crate::selector::{BlockSelector, Selection};
 
-/// Attention by the blocks that a selector picks.
+/// Attention to the key blocks that a selector picks.
 #[derive(Debug)]
 pub struct BlockSparse<S> {
     selector: S,
     dense_below: usize,
-    /// Of each head.
+    /// One entry per head.
     work: ChunkLedger<Vec<HeadWork>>,
 }
 
 impl<S: BlockSelector> BlockSparse<S> {
-    /// Selects at every length.
+    /// Selects blocks for prompts of every length.
     pub fn new(selector: S) -> Self {
         Self { selector, dense_below: 0, work: ChunkLedger::default() }
     }
 
-    /// Prompts shorter than `tokens` attend densely.
+    /// Uses dense attention for prompts shorter than `tokens`.
     pub fn dense_below(mut self, tokens: usize) -> Self {
         self.dense_below = tokens;
         self
@@ -37,8 +37,8 @@ impl<S: BlockSelector> BlockSparse<S> {
         &self.selector
     }
 
-    /// The executor alone: attention of a call to what [`BlockSelector::select`] gave for it, and the tiles computed by
-    /// head (`b * num_heads + h`).
+    /// Runs only the executor on `selection`, which [`BlockSelector::select`] made for this call. Returns the output
+    /// and the tiles computed by head (`b * num_heads + h`).
     ///
     /// # Errors
     /// If the selection does not fit the call.
@@ -62,8 +62,8 @@ impl<S: BlockSelector> BlockSparse<S> {
         }
     }
 
-    /// Takes the work of the last prompt by layer, of each head (`b * num_heads + h`). Chunks that follow each other
-    /// are added up; a call that does not go on where the one before ended begins anew.
+    /// Takes the work of the last prompt by layer and head (`b * num_heads + h`). Consecutive chunks are added up; a
+    /// call that does not continue where the previous call ended starts a new count.
     pub fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
         self.work.take()
     }
@@ -99,7 +99,7 @@ impl<S: BlockSelector> Attention for BlockSparse<S> {
     }
 }
 
-/// The checked sizes of a call.
+/// The sizes of a call, checked.
 pub(crate) fn shape_of(q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<AttnShape, BaselineError> {
     let dims = |tensor: &Tensor| tensor.dims4().map(|(b, s, h, d)| [b, s, h, d]);
     Ok(AttnShape::of(dims(q)?, dims(k)?, dims(v)?)?)

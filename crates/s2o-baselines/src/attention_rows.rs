@@ -1,4 +1,4 @@
-//! The true attention of a few queries, from which methods guess what the others look at.
+//! Exact attention of a few queries, from which methods estimate the attention of the others.
 
 use std::ops::Range;
 
@@ -9,9 +9,9 @@ use crate::MAX_INTERMEDIATE;
 use crate::error::BaselineError;
 use crate::softmax::masked_softmax;
 
-/// Softmax attention of the queries `rows` of a call, ascending, to all keys that they see. `reduce` gets it for a
-/// bounded number of heads at a time, `(heads, rows, k_len)` of f32, with the heads' numbers (`b * num_heads + h`), and
-/// returns what is kept of it, `(heads, ..)`; the results are those of all heads behind each other.
+/// Softmax attention of the queries `rows` (ascending) of a call to all keys that they see. `reduce` is called with a
+/// bounded number of heads at a time: their numbers (`b * num_heads + h`) and their attention `(heads, rows, k_len)` of
+/// f32. It returns the tensors to keep, `(heads, ..)`, which are concatenated over all heads.
 pub(crate) fn attention_rows<const N: usize>(
     [q, k]: [&Tensor; 2],
     shape: &AttnShape,
@@ -28,7 +28,7 @@ pub(crate) fn attention_rows<const N: usize>(
 
     let group = shape.num_heads() / shape.num_kv_heads();
     let heads_at_once = (MAX_INTERMEDIATE / (rows.len() * k_len)).max(1);
-    // Of few rows the keys themselves are the largest.
+    // With few rows, the keys in f32 are the largest tensor.
     let kv_heads_at_once = (heads_at_once / group).min(MAX_INTERMEDIATE / (k_len * shape.head_dim())).max(1);
     let mut parts: [Vec<Tensor>; N] = std::array::from_fn(|_| Vec::new());
     for batch in 0..shape.batch() {
@@ -36,7 +36,7 @@ pub(crate) fn attention_rows<const N: usize>(
         for kv_head in (0..shape.num_kv_heads()).step_by(kv_heads_at_once) {
             let kv_heads = kv_heads_at_once.min(shape.num_kv_heads() - kv_head);
             let keys = k.narrow(1, kv_head, kv_heads)?.to_dtype(DType::F32)?.permute((1, 2, 0))?.contiguous()?;
-            // Several KV heads take all their query heads; those of one KV head may come in turns.
+            // Several KV heads are taken with all their query heads; the query heads of a single KV head may be split.
             let step = if kv_heads == 1 { heads_at_once.min(group) } else { kv_heads * group };
             let end = (kv_head + kv_heads) * group;
             for head in (kv_head * group..end).step_by(step) {
@@ -57,7 +57,7 @@ pub(crate) fn attention_rows<const N: usize>(
     Ok(whole.try_into().expect("one tensor for each kept"))
 }
 
-/// The ascending `rows` of dimension 1. Candle's index_select would want the whole of `x` contiguous.
+/// Selects the ascending `rows` of dimension 1. Candle's index_select would need all of `x` to be contiguous.
 fn take_rows(x: &Tensor, rows: &[u32]) -> Result<Tensor, BaselineError> {
     let runs = rows.chunk_by(|a, b| a + 1 == *b);
     let runs: Vec<Tensor> = runs.map(|run| x.narrow(1, run[0] as usize, run.len())).collect::<Result<_, _>>()?;

@@ -1,4 +1,4 @@
-//! Key blocks that each query block sees, and those of them that it always takes.
+//! Key blocks that each query block sees, and key blocks that it always takes.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use candle_s2o::{AttnShape, BLOCK_Q, Mask, query_blocks};
 
 use crate::error::BaselineError;
 
-/// Key blocks of a query block: a range, and the first ones.
+/// Key blocks of a query block: the first `sink` blocks, and a range.
 pub(crate) struct Bands {
     /// The first `sink` key blocks.
     pub(crate) sink: usize,
@@ -20,13 +20,13 @@ impl From<Range<usize>> for Bands {
     }
 }
 
-/// The first block and the one on the diagonal, both of [`BLOCK_Q`] keys: several methods always take them.
+/// The first block and the diagonal block, both of [`BLOCK_Q`] keys, which several methods always take.
 pub(crate) fn first_and_own(query_block: usize) -> Bands {
     Bands { sink: 1, window: query_block..query_block + 1 }
 }
 
 /// `[seen, sink, from, to]` for each query block, `(query_blocks, 4)` of u32: only key blocks `0..seen` may be chosen;
-/// `0..sink` and `from..to` always are. `of_block` gives them for a query block, counted on absolute positions.
+/// `0..sink` and `from..to` always are. `of_block` gives them for a query block, numbered by absolute position.
 pub(crate) fn query_bounds(
     shape: &AttnShape,
     device: &Device,
@@ -41,35 +41,34 @@ pub(crate) fn query_bounds(
     Ok(Tensor::from_vec(rows, sizes, device)?)
 }
 
-/// The bounds of [`crate::causal_blocks`], which always take nothing.
+/// The bounds of [`crate::causal_blocks`], without blocks that are always taken.
 pub(crate) fn causal_bounds(shape: &AttnShape, block_k: usize, device: &Device) -> Result<Tensor, BaselineError> {
     query_bounds(shape, device, |query_block| (seen_blocks(query_block, block_k), (0..0).into()))
 }
 
-/// Key blocks that begin no later than a query block ends.
+/// Number of key blocks that start before a query block ends.
 pub(crate) fn seen_blocks(query_block: usize, block_k: usize) -> usize {
     ((query_block + 1) * BLOCK_Q).div_ceil(block_k)
 }
 
-/// From bounds `(.., 4)`, `(.., columns)` of u8: 1 where seen.
+/// From bounds `(.., 4)`, a mask `(.., columns)` of u8: 1 if the column is seen.
 pub(crate) fn seen(bounds: &Tensor, columns: usize) -> Result<Tensor, BaselineError> {
     below(bounds, 0, columns)
 }
 
-/// From bounds `(.., 4)`, `(.., columns)` of u8: 1 where always taken, seen or not.
+/// From bounds `(.., 4)`, a mask `(.., columns)` of u8: 1 if the column is always taken, seen or not.
 pub(crate) fn always_taken(bounds: &Tensor, columns: usize) -> Result<Tensor, BaselineError> {
     let window = below(bounds, 3, columns)?.gt(&below(bounds, 2, columns)?)?;
     Ok(below(bounds, 1, columns)?.maximum(&window)?)
 }
 
-/// Where the number of a column is below one of the bounds.
+/// A mask that is 1 if the column number is below the bound `which`.
 fn below(bounds: &Tensor, which: usize, columns: usize) -> Result<Tensor, BaselineError> {
     let bound = bounds.narrow(D::Minus1, which, 1)?.contiguous()?;
     Ok(Tensor::arange(0, columns as u32, bounds.device())?.broadcast_lt(&bound)?)
 }
 
-/// `(query_blocks, key_blocks)` of u8: 1 in the bands of each query block, counted on absolute positions as the key
-/// blocks are.
+/// `(query_blocks, key_blocks)` of u8: 1 in the bands of each query block. Both are numbered by absolute position.
 pub(crate) fn bands(
     shape: &AttnShape,
     block_k: usize,

@@ -1,4 +1,4 @@
-//! Configurations as files of JSON.
+//! Configurations in JSON files.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::BaselineError;
 
-/// Reads a configuration; `expected` says which.
+/// Reads a configuration; `expected` describes it in errors.
 pub(crate) fn load<C: DeserializeOwned>(path: &Path, expected: &'static str) -> Result<C, BaselineError> {
     let text = fs::read_to_string(path).map_err(|source| BaselineError::Read { path: path.to_owned(), source })?;
     serde_json::from_str(&text).map_err(|error| {

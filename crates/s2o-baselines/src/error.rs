@@ -14,7 +14,7 @@ pub enum BaselineError {
     Option {
         /// Name of the method.
         method: &'static str,
-        /// Which option.
+        /// The option.
         option: &'static str,
         /// Its range.
         expected: &'static str,
@@ -26,7 +26,7 @@ pub enum BaselineError {
     HeadCount {
         /// Name of the method.
         method: &'static str,
-        /// Which layer.
+        /// The layer.
         layer: usize,
         /// Query heads of the call.
         expected: usize,
@@ -54,9 +54,9 @@ pub enum BaselineError {
     ConfigFile {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// The expected content.
         expected: &'static str,
-        /// What is wrong with it.
+        /// The parser's error.
         got: String,
     },
     /// The sizes of the tensors do not fit each other.
@@ -65,7 +65,7 @@ pub enum BaselineError {
     /// A selection does not fit its call.
     #[error(transparent)]
     Blocks(#[from] BlockError),
-    /// The executor refused.
+    /// The executor refused the call.
     #[error(transparent)]
     Attn(#[from] AttnError),
     /// A GPU refused a selection or failed.
@@ -98,7 +98,7 @@ impl BaselineError {
     }
 }
 
-/// The share of the scores' sum that a choice must reach, if it is one.
+/// Returns `threshold` if it is a share of the scores' sum that a choice can reach: above 0, up to 1.
 pub(crate) fn checked_threshold(method: &'static str, threshold: f64) -> Result<f64, BaselineError> {
     if threshold > 0.0 && threshold <= 1.0 {
         Ok(threshold)

@@ -1,4 +1,4 @@
-//! FlexPrefill: each head takes the pattern that its last queries tell.
+//! FlexPrefill: the attention of the last queries decides the pattern of each head.
 
 use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
@@ -15,29 +15,28 @@ use crate::top_k::top_k;
 
 const NAME: &str = "flexprefill";
 
-/// Lifts an attention mass, 1 at most, above all others.
+/// Added to an attention mass (at most 1), lifts it above all others.
 const FORCED: f32 = 2.0;
 
 /// FlexPrefill ("FlexPrefill: A Context-Aware Sparse Attention Mechanism for Efficient Long-Sequence Inference",
 /// arXiv 2502.20766).
 ///
-/// The last 128 queries of the call attend truly. Summed over key blocks, their mean attention is compared with the
+/// The exact attention of the call's last 128 queries, averaged and summed over key blocks, is compared with the
 /// estimate from their mean and the mean key of each block. If the square root of the Jensen-Shannon divergence
-/// (natural logarithm) of the two is below `tau`, pooling can be trusted for that head:
+/// (natural logarithm) of the two is below `tau`, the head is query-aware, otherwise vertical-slash:
 ///
-/// - **query-aware**: the softmax of mean queries and mean keys over the causal blocks, all rows together: entries in
-///   descending order until they hold the share `gamma` of all;
-/// - **vertical-slash** otherwise: the number of single keys, in descending order of what the last queries give them,
-///   that hold the share `gamma`, and likewise of single distances. As many keys or distances as fill whole blocks, and
-///   one block more, become the blocks of 128 keys, or of 128 distances, with the greatest sums.
+/// - **query-aware**: takes the softmax of mean queries and mean keys over the causal blocks. Over all rows together,
+///   the greatest entries are chosen until they hold the share `gamma` of the total;
+/// - **vertical-slash**: counts the single keys, in descending order of the attention from the last queries, that hold
+///   the share `gamma`. The count in whole blocks plus 1 is the number of blocks of 128 keys, those with the greatest
+///   sums, to take. Distances are chosen in the same way.
 ///
-/// Every head takes at least `min_budget` tokens of verticals and as many of slashes, query-aware heads exactly that
-/// many beside their own blocks; the first key block and the diagonal are the first of them.
+/// Every head takes at least `min_budget` tokens of verticals and as many of slashes, starting with the first key block
+/// and the diagonal. Query-aware heads take exactly that many in addition to their own blocks.
 ///
-/// Published and here by default: `gamma` 0.9, `tau` 0.1, `min_budget` 1024, blocks of 128. From the publication
-/// differ: distances are grouped from the diagonal on also where the prompt ends inside a block; a chunk of a prompt is
-/// taken with its own last 128 queries; and a `gamma` of 1 selects everything, blocks whose attention is zero in f32
-/// too.
+/// Defaults, as published: `gamma` 0.9, `tau` 0.1, `min_budget` 1024, blocks of 128. Differences from the publication:
+/// distances are grouped from the diagonal on also if the prompt ends inside a block; a chunk of a prompt uses its own
+/// last 128 queries; a `gamma` of 1 selects everything, including blocks whose attention is zero in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FlexPrefill {
     gamma: f64,
@@ -45,12 +44,12 @@ pub struct FlexPrefill {
     min_budget: usize,
 }
 
-/// What [`FlexPrefill`] does in a head.
+/// The pattern of a head in [`FlexPrefill`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlexPattern {
-    /// Blocks by mean queries and mean keys.
+    /// Blocks chosen by mean queries and mean keys.
     QueryAware,
-    /// Keys and distances by the attention of the last queries.
+    /// Keys and distances chosen by the attention of the last queries.
     VerticalSlash,
 }
 
@@ -61,7 +60,7 @@ impl Default for FlexPrefill {
 }
 
 impl FlexPrefill {
-    /// The share of attention to hold.
+    /// The share of attention that the choice must hold.
     ///
     /// # Errors
     /// [`BaselineError::Option`] outside (0, 1].
@@ -72,7 +71,7 @@ impl FlexPrefill {
         Err(BaselineError::option(NAME, "gamma", "above 0, up to 1", gamma))
     }
 
-    /// Heads whose distance is below are query-aware: none at 0, all at 1.
+    /// Heads whose divergence (its square root) is below `tau` are query-aware: none at 0, all at 1.
     ///
     /// # Errors
     /// [`BaselineError::Option`] outside [0, 1].
@@ -83,13 +82,12 @@ impl FlexPrefill {
         Err(BaselineError::option(NAME, "tau", "0 to 1", tau))
     }
 
-    /// Tokens of verticals and of slashes that every head takes at least, in whole blocks; one block of each in any
-    /// case.
+    /// Fewest tokens of verticals and of slashes per head, rounded up to whole blocks and to at least one block.
     pub fn min_budget(self, tokens: usize) -> Self {
         Self { min_budget: tokens, ..self }
     }
 
-    /// Which pattern each head (`b * num_heads + h`) of a call takes. Read back from the device; for reports.
+    /// The pattern of each head (`b * num_heads + h`) of a call, read back from the device; for reports.
     ///
     /// # Errors
     /// If the shapes do not fit, or Candle fails.
@@ -102,7 +100,7 @@ impl FlexPrefill {
         Ok(query_aware.into_iter().map(pattern).collect())
     }
 
-    /// `(batch, num_heads, 1)` of u8, from the attention of the last queries to each block.
+    /// 1 for query-aware heads, `(batch, num_heads, 1)` of u8, from the attention of the last queries to each block.
     fn query_aware(
         &self,
         attention: &Tensor,
@@ -115,7 +113,7 @@ impl FlexPrefill {
         let scores = grouped_products(&query, &block_means(k, 0, BLOCK_Q)?)?;
         let estimate = candle_nn::ops::softmax(&(scores * f64::from(scale))?, D::Minus1)?.squeeze(2)?;
         let middle = ((attention + &estimate)? * 0.5)?;
-        // Zeros times the logarithm of the least normal number are the zeros that they should be.
+        // With this minimum, x log x is 0 at x = 0, not NaN.
         let log = |x: &Tensor| x.maximum(f64::from(f32::MIN_POSITIVE))?.log();
         let divergence = |x: &Tensor| (x * (log(x)? - log(&middle)?)?)?.sum_keepdim(D::Minus1);
         let divergence = ((divergence(attention)? + divergence(&estimate)?)? * 0.5)?;
@@ -153,7 +151,7 @@ impl BlockSelector for FlexPrefill {
         let slashes = chosen(&last.slashes, &block_sums(&last.slashes)?)?;
         let mask = BlockMask::new(&vertical_slash_mask(&verticals, &slashes, &shape)?, &shape, BLOCK_Q)?;
         let pooled = block_scores(q, k, &shape, scale)?;
-        // All rows of a head are one.
+        // The choice is over all rows of a head together.
         let forced = mask.tensor().flatten_from(2)?;
         let choice = RowChoice { forced: Some(&forced), enabled: Some(&query_aware), ..RowChoice::default() };
         let mask = choice.choose(&pooled.flatten_from(2)?, Select::TopP(&[self.gamma]))?.reshape(pooled.shape())?;

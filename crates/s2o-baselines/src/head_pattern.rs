@@ -1,4 +1,4 @@
-//! What MInference does in a head, and the file that says it for a model.
+//! [`HeadPattern`]: the pattern of a head in MInference, and the file that holds those of a model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,29 +15,29 @@ const CONTENT: &str = "patterns of MInference by layer and head";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "pattern", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum HeadPattern {
-    /// The first keys of the prompt and the last of every query, in whole blocks.
+    /// The first keys of the prompt and the last keys of every query, in whole blocks.
     AShape {
-        /// First keys.
+        /// Number of first keys.
         sink: usize,
-        /// Last keys, that of the query included.
+        /// Number of last keys, the query's own included.
         window: usize,
     },
     /// Keys and distances to which the last 64 queries attend most.
     VerticalSlash {
-        /// Keys, 30 at least: the first 30 are always among them.
+        /// Number of keys, at least 30: the first 30 are always among them.
         verticals: usize,
-        /// Distances, 100 at least: the least 100 are always among them.
+        /// Number of distances, at least 100: the smallest 100 are always among them.
         slashes: usize,
     },
-    /// The key blocks of every query block with the greatest products of mean query and mean key.
+    /// For every query block, the key blocks with the greatest products of mean query and mean key.
     BlockSparse {
-        /// Blocks of 128 keys.
+        /// Number of blocks of 128 keys.
         blocks: usize,
     },
 }
 
 impl HeadPattern {
-    /// The published search space, in which all cost about as much in the publication's kernels. Its 100 blocks of 64
+    /// The published search space, with about equal cost of all in the publication's kernels. Its 100 blocks of 64
     /// keys are 50 of 128 here.
     pub const PUBLISHED: [Self; 6] = [
         Self::AShape { sink: 1024, window: 4096 },
@@ -48,7 +48,7 @@ impl HeadPattern {
         Self::BlockSparse { blocks: 50 },
     ];
 
-    /// The pattern with all its sizes times `factor`, 1 at least each.
+    /// The pattern with all sizes multiplied by `factor`, each at least 1.
     pub fn scaled(self, factor: f64) -> Self {
         let scaled = |size: usize| ((size as f64 * factor).round() as usize).max(1);
         match self {
@@ -60,7 +60,7 @@ impl HeadPattern {
         }
     }
 
-    /// Up to this many keys every query attends to all before it, so that the pattern tells nothing about a head.
+    /// The number of keys up to which the pattern is dense attention and says nothing about a head.
     pub fn dense_up_to(self) -> usize {
         match self {
             Self::AShape { sink, window } => sink.saturating_add(window),
@@ -78,7 +78,7 @@ impl HeadPattern {
     }
 }
 
-/// The patterns of a model's heads, as found by a search; (de)serializable. The file is JSON:
+/// The patterns of a model's heads, as a search finds them. The file is JSON:
 ///
 /// ```json
 /// { "layers": { "0": [{ "pattern": "vertical-slash", "verticals": 500, "slashes": 1500 }] } }
@@ -86,16 +86,15 @@ impl HeadPattern {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MInferenceConfig {
-    /// By layer, of every query head.
+    /// The patterns of all query heads, by layer.
     pub layers: BTreeMap<usize, Vec<HeadPattern>>,
 }
 
 impl MInferenceConfig {
-    /// Reads a file. Whether its sizes are in range is for [`MInference::from_config`](crate::MInference::from_config)
-    /// to say.
+    /// Reads a file. [`MInference::from_config`](crate::MInference::from_config) checks its sizes.
     ///
     /// # Errors
-    /// If it cannot be read or holds something else; unknown fields are refused.
+    /// If the file cannot be read or holds something else; unknown fields are refused.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, BaselineError> {
         config_file::load(path.as_ref(), CONTENT)
     }

@@ -10,16 +10,16 @@ use crate::cuda::{self, last_query_scores};
 use crate::error::BaselineError;
 use crate::selector::Reordered;
 
-/// The keys of whole segments, those that have later ones behind them, by descending attention that they get.
+/// An order of the keys inside each segment by descending attention. Only segments with later keys are reordered.
 #[derive(Debug)]
 pub(crate) struct KeyOrder {
-    /// `(batch, heads, before)` of u32: positions, for each KV head or each query head.
+    /// Positions `(batch, heads, before)` of u32, for each KV head or each query head.
     positions: Tensor,
 }
 
 impl KeyOrder {
-    /// Orders by `attention`, `(batch, heads, k_len)`, inside segments of `segment` keys, a multiple of 128. Of equal
-    /// keys the lower comes first on the CPU; on a GPU any.
+    /// Orders by `attention` `(batch, heads, k_len)` inside segments of `segment` keys, a multiple of 128. Of equal
+    /// keys the lower comes first on the CPU; on a GPU their order is undefined.
     pub(crate) fn descending(attention: &Tensor, segment: usize) -> Result<Self, BaselineError> {
         let (batch, heads, k_len) = attention.dims3()?;
         let segments = (k_len - 1) / segment;
@@ -40,14 +40,14 @@ impl KeyOrder {
         self.positions
     }
 
-    /// Which reordered block holds the first key: `(batch, heads, 1, blocks)` of u8.
+    /// 1 for the reordered block that holds the first key: `(batch, heads, 1, blocks)` of u8.
     pub(crate) fn first_key_block(&self) -> Result<Tensor, BaselineError> {
         let (batch, heads, len) = self.positions.dims3()?;
         let first = self.positions.eq(0u32)?.reshape((batch, heads, len / BLOCK_Q, BLOCK_Q))?;
         Ok(first.max(3)?.unsqueeze(2)?)
     }
 
-    /// Keys and values in this order, and behind them as they were.
+    /// Keys and values in this order, followed by all of them in their original order.
     pub(crate) fn apply(&self, k: &Tensor, v: &Tensor) -> Result<Reordered, BaselineError> {
         #[cfg(feature = "cuda")]
         if cuda::supports_copies(k) && k.dtype() == v.dtype() {
@@ -59,7 +59,7 @@ impl KeyOrder {
         let device = k.device();
         let natural = Tensor::arange(0, k_len as u32, device)?.broadcast_as((batch, heads, k_len))?;
         let positions = Tensor::cat(&[&self.positions, &natural.contiguous()?], 2)?.transpose(1, 2)?;
-        // Rows of the matrix of all keys, whose order is (batch, position, head).
+        // Row numbers in the matrix of all keys, which is ordered by (batch, position, head).
         let kv_head = Tensor::from_iter((0..heads as u32).map(|head| head * kv_heads as u32 / heads as u32), device)?;
         let sequence = Tensor::from_iter((0..batch).map(|sequence| (sequence * k_len * kv_heads) as u32), device)?;
         let rows = (positions.contiguous()? * kv_heads as f64)?;
@@ -73,8 +73,7 @@ impl KeyOrder {
     }
 }
 
-/// The causal attention that each key gets from the last 128 queries of a call, their mean: `(batch, num_heads, k_len)`
-/// of f32.
+/// Mean causal attention of each key from the last 128 queries of a call: `(batch, num_heads, k_len)` of f32.
 pub(crate) fn attention_of_last_block(
     q: &Tensor,
     k: &Tensor,

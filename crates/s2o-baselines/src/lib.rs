@@ -1,12 +1,12 @@
-//! Published sparse prefill methods, to compare S2O with.
+//! Published sparse prefill methods for comparison with S2O.
 //!
-//! A method is one file and one [`BlockSelector`]: from the queries and keys of a call it picks key blocks for every
-//! query block. [`BlockSparse`] makes an [`candle_s2o::Attention`] of it; one executor
-//! ([`candle_s2o::block_sparse_attn`]) computes them all, and one rule counts their density.
+//! Each method is one file and one [`BlockSelector`], which picks key blocks for every query block from the queries and
+//! keys of a call. [`BlockSparse`] turns it into a [`candle_s2o::Attention`]. One executor
+//! ([`candle_s2o::block_sparse_attn`]) computes all methods, and one rule counts their density.
 //!
-//! Selectors are written in Candle's tensor operations, so they run where the tensors are, all heads at once; on CUDA
-//! what reads whole tensors (means of blocks, the attention of the last queries, antidiagonals, reordered keys) and the
-//! choices from rows of scores are kernels. The choice itself stays there too ([`Keys`]).
+//! Selectors use Candle's tensor operations on all heads at once, on the device of the tensors. On CUDA, kernels do the
+//! steps that read whole tensors (block means, attention of the last queries, antidiagonals, reordered keys) and the
+//! choices from rows of scores. The choice stays on the device too ([`Keys`]).
 
 mod antidiagonal;
 mod attention;
@@ -58,5 +58,5 @@ pub use top_cdf::top_cdf;
 pub use tuning_call::TuningCall;
 pub use xattention::XAttention;
 
-/// Elements of the largest tensor on the way to a choice, 128 MiB of f32: what is larger is computed in parts.
+/// Most elements of an intermediate tensor, 128 MiB of f32. Larger ones are computed in parts.
 const MAX_INTERMEDIATE: usize = 1 << 25;

@@ -1,4 +1,4 @@
-//! [`BlockMask`]: a choice of blocks as a tensor, where the selectors compute it.
+//! [`BlockMask`]: a choice of blocks as a tensor on the device of the call.
 
 use candle_core::{D, DType, Device, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, BlockLists, BlockSelection, HeadWork, KeyColumns};
@@ -7,8 +7,8 @@ use crate::bounds::{bands, causal_bounds, seen};
 use crate::error::BaselineError;
 use crate::pooling::block_sums;
 
-/// Which key blocks each query block attends to: `(batch, num_heads, query_blocks, key_blocks)` of u8, not 0 where it
-/// does. Query blocks are those of [`candle_s2o::query_blocks`], key blocks of `block_k` keys from the first key on.
+/// The key blocks that each query block attends to: `(batch, num_heads, query_blocks, key_blocks)` of u8, not 0 if it
+/// does. Query blocks are those of [`candle_s2o::query_blocks`]; key blocks have `block_k` keys.
 #[derive(Debug, Clone)]
 pub struct BlockMask {
     mask: Tensor,
@@ -17,8 +17,7 @@ pub struct BlockMask {
 }
 
 impl BlockMask {
-    /// Blocks beyond the diagonal are taken out of `mask`, so a selector need not look at it. `shape` is that of the
-    /// call.
+    /// Makes a mask for a call of `shape`. Clears the blocks of `mask` beyond the diagonal, so selectors can ignore it.
     ///
     /// # Errors
     /// If Candle fails; the sizes are checked when the mask is used.
@@ -28,12 +27,12 @@ impl BlockMask {
         Ok(Self { mask, block_k, columns: None })
     }
 
-    /// Also these single keys.
+    /// Adds single keys.
     pub fn with_columns(self, columns: KeyColumns) -> Self {
         Self { columns: Some(columns), ..self }
     }
 
-    /// A mask with nothing beyond the diagonal.
+    /// A mask that is already 0 beyond the diagonal.
     pub(crate) fn within_diagonal(mask: Tensor, block_k: usize) -> Self {
         Self { mask, block_k, columns: None }
     }
@@ -43,12 +42,12 @@ impl BlockMask {
         &self.mask
     }
 
-    /// The single keys beside the blocks.
+    /// The single keys in addition to the blocks.
     pub fn columns(&self) -> Option<&KeyColumns> {
         self.columns.as_ref()
     }
 
-    /// What an executor takes: the mask itself on a GPU that knows blocks of its size, lists otherwise.
+    /// The form that an executor takes: the mask itself on a GPU if `block_k` is 128, lists otherwise.
     ///
     /// # Errors
     /// As [`BlockMask::lists`].
@@ -59,17 +58,16 @@ impl BlockMask {
         Ok(Keys::Mask(self))
     }
 
-    /// The work of a causal call of `shape`, which fits the mask, by head (`b * num_heads + h`), as
-    /// [`candle_s2o::BlockSelection::work`] counts it. One number a head is read back.
+    /// The work by head (`b * num_heads + h`) of a causal call of `shape`, which fits the mask, counted as in
+    /// [`candle_s2o::BlockSelection::work`]. Reads back one number per head.
     ///
     /// # Errors
     /// If Candle fails.
     pub fn work(&self, shape: &AttnShape) -> Result<Vec<HeadWork>, BaselineError> {
-        // In f32 a row's count is exact, and so is a head's below 2^24 blocks.
-        // Row by row: a GPU gives each sum one block of threads.
+        // Counts in f32 are exact below 2^24 blocks. Rows come first: a GPU uses one thread block per sum.
         let mut tiles = (self.mask.to_dtype(DType::F32)?.sum(3)?.sum(2)? * (self.block_k as f64 / BLOCK_Q as f64))?;
         if let Some(columns) = &self.columns {
-            // Which of more keys than are taken lie where, only the lists know.
+            // If a head has too many keys, only the lists tell which of them are taken.
             let most = columns.keys.to_dtype(DType::F32)?.sum(2)?.flatten_all()?.to_vec1::<f32>()?;
             if most.iter().any(|&keys| keys as usize > columns.capacity(shape.k_len())) {
                 return Ok(self.lists()?.work(shape));
@@ -84,8 +82,8 @@ impl BlockMask {
             .collect())
     }
 
-    /// The tiles that the columns of a causal call fill, `(batch, num_heads)`: those of a query block are the keys
-    /// before its first query that are in none of its key blocks.
+    /// The number of tiles that the columns of a causal call fill, `(batch, num_heads)`. The columns of a query block
+    /// are the keys before its first query that are in none of its key blocks.
     fn column_tiles(&self, shape: &AttnShape, columns: &KeyColumns) -> Result<Tensor, BaselineError> {
         let outside = self.mask.eq(0u8)?.to_dtype(DType::F32)?;
         let chosen = columns.keys.to_dtype(DType::F32)?;
@@ -102,10 +100,10 @@ impl BlockMask {
         Ok((seen / BLOCK_Q as f64)?.ceil()?.sum(2)?)
     }
 
-    /// The choice as lists. The masks are read back from their device, once.
+    /// The choice as lists, read back from the device once.
     ///
     /// # Errors
-    /// If Candle fails, or `block_k` is no block size.
+    /// If Candle fails, or `block_k` is not a supported block size.
     pub fn lists(&self) -> Result<BlockSelection, BaselineError> {
         let mask = self.mask.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
         let key_blocks = self.mask.dim(3)?;
@@ -116,17 +114,17 @@ impl BlockMask {
     }
 }
 
-/// The keys that each query block attends to, in the form in which the executor of their device wants them.
+/// The keys that each query block attends to, in the form that the executor of their device takes.
 #[derive(Debug, Clone)]
 pub enum Keys {
-    /// On the host: [`candle_s2o::block_sparse_attn`].
+    /// Lists on the host, for [`candle_s2o::block_sparse_attn`].
     Lists(BlockSelection),
-    /// Where the tensors are: [`candle_s2o::block_mask_attn`].
+    /// A mask on the device of the tensors, for [`candle_s2o::block_mask_attn`].
     Mask(BlockMask),
 }
 
 impl Keys {
-    /// The lists; those of a mask are read back from its device.
+    /// The keys as lists. A mask is read back from its device.
     ///
     /// # Errors
     /// If Candle fails.
@@ -138,8 +136,8 @@ impl Keys {
     }
 }
 
-/// `(query_blocks, key_blocks)` of u8: 1 for the key blocks that begin no later than the query block ends, as positions
-/// of whole blocks.
+/// `(query_blocks, key_blocks)` of u8: 1 for the key blocks that start before the query block ends, both at absolute
+/// positions and as whole blocks.
 ///
 /// # Errors
 /// If Candle fails.

@@ -1,4 +1,4 @@
-//! Mean pooling: the simplest choice of blocks that looks at queries and keys.
+//! Mean pooling: the simplest selector that uses queries and keys.
 
 use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, PrefillCall};
@@ -13,13 +13,13 @@ use crate::selector::{BlockSelector, Selection};
 
 const NAME: &str = "mean-pooling";
 
-/// Blocks of 128 scored by their means: P = softmax(scale * <mean query, mean key>) over the causal key blocks, and for
-/// each query block the key blocks in descending P until their sum reaches the threshold. The first block and the one
-/// on the diagonal are always taken, whatever else is.
+/// Scores blocks of 128 by their means: P = softmax(scale * <mean query, mean key>) over the causal key blocks. Each
+/// query block takes the key blocks in descending P until their sum reaches the threshold, and always the first block
+/// and the diagonal block in addition.
 ///
-/// The selection that PBS-Attn ("Sparser Block-Sparse Attention via Token Permutation", arXiv 2510.21270) and others
-/// begin with, and a baseline of its evaluation. The published code fills a ragged last block with zeros, so its mean
-/// is shorter; here it is the mean of the tokens that there are.
+/// PBS-Attn ("Sparser Block-Sparse Attention via Token Permutation", arXiv 2510.21270) and others start from this
+/// selection, and the evaluation of PBS-Attn has it as a baseline. The published code fills a ragged last block with
+/// zeros, so its mean is shorter; here it is the mean of the tokens present.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeanPooling {
     threshold: f64,

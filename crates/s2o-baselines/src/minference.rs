@@ -18,33 +18,33 @@ use crate::top_k::top_k;
 use crate::tuning_call::TuningCall;
 
 const NAME: &str = "minference";
-/// Queries that verticals and slashes are guessed from.
+/// Number of last queries from which verticals and slashes are estimated.
 const LAST_QUERIES: usize = 64;
-/// First keys that are always verticals.
+/// Number of first keys that are always verticals.
 const FIRST_KEYS: usize = 30;
 /// Distances below this one are always slashes.
 const MIN_DISTANCES: usize = 100;
-/// Captured mass of candidates that differs by less is equal: such differences are rounding.
+/// Captured masses that differ by less count as equal: such differences are rounding.
 const TIE: f32 = 1e-5;
-/// Queries whose attention the search measures.
+/// Number of queries whose attention the search measures.
 const SAMPLED_QUERIES: usize = 64;
 
 /// MInference ("MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse Attention",
 /// arXiv 2407.02490).
 ///
-/// Every head has a [`HeadPattern`], found once. A-shape is fixed; for vertical-slash the last 64 queries of the call
-/// attend truly, and the keys and distances that get most are taken; block-sparse takes the key blocks of greatest
-/// products of means for each query block. Every query block attends to its diagonal block.
+/// Every head has a [`HeadPattern`], found once. A-shape is fixed. Vertical-slash takes the keys and distances that
+/// receive most of the exact attention of the call's last 64 queries. Block-sparse takes, for each query block, the key
+/// blocks with the greatest products of means. Every query block attends to its diagonal block.
 ///
-/// The search is the publication's: candidates of about equal cost ([`HeadPattern::PUBLISHED`] by default), and each
-/// head takes the one that captures most softmax mass. It is made on a layer's first call with enough keys
-/// ([`MInference::search_from`]), over 64 queries spread over the call, where the publication searches offline with the
+/// The search follows the publication: of candidates of about equal cost ([`HeadPattern::PUBLISHED`] by default), each
+/// head takes the candidate that captures most softmax mass. The search runs on a layer's first call with enough keys
+/// ([`MInference::search_from`]), over 64 queries spread over the call; the publication searches offline with the
 /// output of whole prompts. The result is kept, and can be saved ([`MInference::config`]) and loaded
-/// ([`MInference::from_config`]). [`MInference::search`] makes it ahead, on several prompts.
+/// ([`MInference::from_config`]). [`MInference::search`] searches in advance, on several prompts.
 ///
-/// Further deviations: blocks are of 128 keys and lie on the grid, so a slash that is no multiple of 128 touches two
-/// blocks for each query block where the publication's kernel moves its 64 keys along. Scattered slashes cost more here
-/// for that, and the candidates are less equal.
+/// Further deviations: blocks have 128 keys and lie on the grid, so a slash that is not a multiple of 128 touches two
+/// blocks per query block; the publication's kernel moves its 64 keys along. Scattered slashes therefore cost more
+/// here, and the costs of the candidates differ more.
 #[derive(Debug)]
 pub struct MInference {
     candidates: Vec<HeadPattern>,
@@ -59,7 +59,7 @@ impl Default for MInference {
 }
 
 impl MInference {
-    /// The patterns of a configuration; layers that it does not name are searched.
+    /// Uses the patterns of a configuration. Layers that it does not name are searched.
     ///
     /// # Errors
     /// [`BaselineError::Option`] for a size of 0.
@@ -68,10 +68,10 @@ impl MInference {
         Ok(Self { config: Mutex::new(config), ..Self::default() })
     }
 
-    /// What the search chooses from; of equally good ones the first.
+    /// Sets the candidates of the search. Of equally good candidates it takes the first.
     ///
     /// # Errors
-    /// [`BaselineError::Option`] for none, or a size of 0.
+    /// [`BaselineError::Option`] for an empty list or a size of 0.
     pub fn candidates(self, candidates: impl IntoIterator<Item = HeadPattern>) -> Result<Self, BaselineError> {
         let candidates = candidates.into_iter().map(HeadPattern::check).collect::<Result<Vec<_>, _>>()?;
         if candidates.is_empty() {
@@ -80,19 +80,19 @@ impl MInference {
         Ok(Self { candidates, ..self })
     }
 
-    /// A search on a call with fewer keys (8192 by default) holds for that call only: where every candidate sees nearly
-    /// everything, it tells nothing about a head.
+    /// A search on a call with fewer keys (8192 by default) holds for that call only: if every candidate sees nearly
+    /// everything, the search says nothing about a head.
     pub fn search_from(self, k_len: usize) -> Self {
         Self { search_from: k_len, ..self }
     }
 
-    /// The patterns for the layers of `calls`, several of which may be of one layer: for each head the candidate that
-    /// captures most on the mean of the calls. They are returned, not kept.
+    /// Searches patterns for the layers of `calls`, several of which may be of one layer: for each head the candidate
+    /// that captures most in the mean over the calls. The patterns are returned, not kept.
     ///
     /// # Errors
-    /// [`BaselineError::HeadCount`] if calls of a layer differ in their heads; or if a call is refused.
+    /// [`BaselineError::HeadCount`] if calls of a layer differ in their heads, or the error of a refused call.
     pub fn search(&self, calls: &[TuningCall]) -> Result<MInferenceConfig, BaselineError> {
-        // By layer, of each call.
+        // By layer, one tensor per call.
         let mut captured: BTreeMap<usize, Vec<Tensor>> = BTreeMap::new();
         for TuningCall { call, q, k, v } in calls {
             let estimate = Estimate::new(q, k, shape_of(q, k, v)?, call.softmax_scale)?;
@@ -111,7 +111,7 @@ impl MInference {
         Ok(MInferenceConfig { layers: captured.into_iter().map(found).collect::<Result<_, BaselineError>>()? })
     }
 
-    /// The patterns in force: those given and those found so far.
+    /// The current patterns: those given and those found so far.
     pub fn config(&self) -> MInferenceConfig {
         self.kept().clone()
     }
@@ -153,7 +153,7 @@ impl BlockSelector for MInference {
     }
 }
 
-/// What the patterns are filled in from.
+/// Estimates from which the keys of a pattern are chosen.
 struct Estimate<'a> {
     q: &'a Tensor,
     k: &'a Tensor,
@@ -175,7 +175,7 @@ struct Choice {
 impl<'a> Estimate<'a> {
     fn new(q: &'a Tensor, k: &'a Tensor, shape: AttnShape, scale: f32) -> Result<Self, BaselineError> {
         let mut last = LastQueries::of(q, k, &shape, scale, LAST_QUERIES)?;
-        // Above all masses, of which a row holds 1.
+        // A lift of 2 is above all masses, because a row sums to 1.
         let lift = |mass: &Tensor, first: usize| -> Result<Tensor, BaselineError> {
             let first = first.min(shape.k_len());
             let lift = Tensor::full(2f32, first, q.device())?.pad_with_zeros(0, 0, shape.k_len() - first)?;
@@ -187,7 +187,7 @@ impl<'a> Estimate<'a> {
         Ok(Self { q, k, shape, scale, last, pooled })
     }
 
-    /// The keys of all heads, `patterns[h]` in head h.
+    /// The keys of all heads, with `patterns[h]` in head `h`.
     fn choose(&self, patterns: &[HeadPattern]) -> Result<Choice, BaselineError> {
         let (batch, heads, rows, key_blocks) = self.pooled.dims4()?;
         let device = self.q.device();
@@ -205,10 +205,10 @@ impl<'a> Estimate<'a> {
         let sink = by_head(&|pattern| if let HeadPattern::AShape { sink, .. } = pattern { sink } else { 0 })?;
         let window = by_head(&|pattern| if let HeadPattern::AShape { window, .. } = pattern { window } else { 1 })?;
 
-        // Where fewer keys than that get any attention, the others are equal, and on a GPU all of them would be chosen.
+        // If fewer keys than that have any attention, the others are equal, and a GPU would choose all of them.
         let columns = (top_k(&self.last.verticals, &verticals)? * self.last.verticals.gt(0f32)?)?;
         let distances = blocks_of_distances(&top_k(&self.last.slashes, &slashes)?)?;
-        // Block by block, the first key and the least distance that it holds; the diagonal block holds distance 0.
+        // The first key of each block and the least distance that it holds; the diagonal block holds distance 0.
         let starts = Tensor::arange(0u32, key_blocks as u32, device)?.to_dtype(DType::F32)?;
         let starts = (starts * BLOCK_Q as f64)?.reshape((1, 1, key_blocks))?;
         let sink = starts.broadcast_lt(&sink)?;
@@ -221,8 +221,8 @@ impl<'a> Estimate<'a> {
         Ok(Choice { blocks, columns: has_columns.then_some(columns) })
     }
 
-    /// How much of the attention of sampled queries each candidate captures, `(heads, candidates)`, on the mean of the
-    /// batch.
+    /// Share of the attention of sampled queries that each candidate captures, a mean over the batch: `(heads,
+    /// candidates)`.
     fn captured(&self, candidates: &[HeadPattern]) -> Result<Tensor, BaselineError> {
         let (shape, device) = (&self.shape, self.q.device());
         let (heads, q_len) = (shape.num_heads(), shape.q_len());
@@ -232,7 +232,7 @@ impl<'a> Estimate<'a> {
         let blocks_of_rows: Vec<u32> =
             rows.iter().map(|&row| ((offset + row as usize) / BLOCK_Q - offset / BLOCK_Q) as u32).collect();
         let blocks_of_rows = Tensor::new(blocks_of_rows, device)?;
-        // What lies beyond the diagonal has no attention.
+        // Keys beyond the diagonal have no attention.
         let mut choices = Vec::with_capacity(candidates.len());
         for &candidate in candidates {
             let Choice { blocks, columns } = self.choose(&vec![candidate; heads])?;
@@ -258,7 +258,7 @@ impl<'a> Estimate<'a> {
     }
 }
 
-/// Single keys that a head with this pattern takes.
+/// Number of single keys that a head with this pattern takes.
 fn verticals_of(pattern: HeadPattern) -> usize {
     match pattern {
         HeadPattern::VerticalSlash { verticals, .. } => verticals.max(FIRST_KEYS),
@@ -266,7 +266,7 @@ fn verticals_of(pattern: HeadPattern) -> usize {
     }
 }
 
-/// For each head the candidate that captures most, of equally good ones the first.
+/// For each head the candidate that captures most; of equally good candidates the first.
 fn best_of(candidates: &[HeadPattern], captured: &Tensor) -> Result<Vec<HeadPattern>, BaselineError> {
     let best = captured.to_vec2::<f32>()?.into_iter().map(|captured| {
         let better = |best, i| if captured[i] > captured[best] + TIE { i } else { best };

@@ -1,4 +1,4 @@
-//! PBS-Attn: keys permuted inside segments, so that the important ones share blocks.
+//! PBS-Attn: keys permuted inside segments, so that important keys share blocks.
 
 use std::ops::Range;
 
@@ -17,13 +17,13 @@ use crate::selector::{BlockSelector, Reordered, Selection};
 
 const NAME: &str = "pbs";
 
-/// How the blocks of reordered keys are scored.
+/// The score of the blocks of reordered keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PbsScore {
-    /// By the means of queries and keys, as published.
+    /// Means of queries and keys, as published.
     #[default]
     MeanPooled,
-    /// By antidiagonals of stride 16, as [`crate::XAttention`] scores.
+    /// Antidiagonals of stride 16, as in [`crate::XAttention`].
     Antidiagonal,
 }
 
@@ -31,17 +31,17 @@ pub enum PbsScore {
 /// 2510.21270).
 ///
 /// The keys of each segment, with their values, are reordered by descending s, the mean of softmax(scale * <query,
-/// key>) over the last 128 queries of the call. Over the blocks of 128 of the reordered keys of all segments before the
-/// query block's own, P = softmax(scale * <mean query, mean key>), and the blocks are taken in descending P until their
-/// sum reaches the threshold. The block that holds the first key and the query block's own segment are always taken,
-/// and do not count. Queries keep their order.
+/// key>) over the last 128 queries of the call. The reordered keys of all segments before the query block's own form
+/// blocks of 128, with P = softmax(scale * <mean query, mean key>) over them. The query block takes these blocks in
+/// descending P until their sum reaches the threshold. The block that holds the first key and the query block's own
+/// segment are always taken, and do not count. Queries keep their order.
 ///
-/// Which keys an early query sees thus depends on queries behind it, as published; it never sees a later key.
+/// As published, the keys that an early query sees depend on later queries; it never sees a later key.
 ///
-/// What differs from the published code: s is causal and a softmax over all keys, not without a mask over those of
+/// Differences from the published code: s is a causal softmax over all keys, not an unmasked softmax over the keys of
 /// whole segments. A query's own segment keeps its order, which changes no output and saves the blocks beyond the
-/// diagonal. A ragged last query block is the mean of the tokens that it has. KV heads are not repeated for scoring,
-/// and chunks of a prompt (fewer queries than keys) work.
+/// diagonal. A ragged last query block is the mean of the tokens present. KV heads are not repeated for scoring, and
+/// chunks of a prompt (fewer queries than keys) are supported.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pbs {
     segment: usize,
@@ -51,10 +51,10 @@ pub struct Pbs {
 }
 
 impl Pbs {
-    /// Keys that are reordered among themselves.
+    /// Keys per segment.
     ///
     /// # Errors
-    /// [`BaselineError::Option`] unless it is a multiple of 128 up to 8192, as long as Candle sorts on a GPU.
+    /// [`BaselineError::Option`] unless it is a multiple of 128 up to 8192, the most that Candle sorts on a GPU.
     pub fn segment(self, segment: usize) -> Result<Self, BaselineError> {
         if segment == 0 || !segment.is_multiple_of(BLOCK_Q) || segment > 8192 {
             return Err(BaselineError::option(NAME, "segment", "a multiple of 128 up to 8192", segment));
@@ -70,20 +70,20 @@ impl Pbs {
         Ok(Self { threshold: checked_threshold(NAME, threshold)?, ..self })
     }
 
-    /// How blocks are scored.
+    /// The score of the blocks.
     pub fn score(self, score: PbsScore) -> Self {
         Self { score, ..self }
     }
 
-    /// One order for all query heads of a KV head, by the mean of their s, so that keys and values are copied for each
-    /// KV head only. Published is an order for each query head.
+    /// Uses one order for all query heads of a KV head, by the mean of their s, so that keys and values are copied only
+    /// once per KV head. The publication has an order for each query head.
     pub fn shared_order(self, shared_order: bool) -> Self {
         Self { shared_order, ..self }
     }
 
     /// The order of the keys before the last segment of a call, as positions: `(batch, heads, keys)` of u32, for each
     /// query head or, if shared, each KV head. The block numbers of a selection count along it, then along the call's
-    /// own keys.
+    /// keys.
     ///
     /// # Errors
     /// If the tensors do not fit each other, or Candle fails.
@@ -100,7 +100,7 @@ impl Pbs {
         KeyOrder::descending(&attention, self.segment)
     }
 
-    /// Which reordered blocks each query block takes: `(batch, num_heads, query_blocks, blocks)`.
+    /// The reordered blocks that each query block takes: `(batch, num_heads, query_blocks, blocks)`.
     fn reordered_blocks(
         &self,
         call: &PrefillCall,
@@ -136,7 +136,7 @@ impl Pbs {
     }
 }
 
-/// The key blocks of the segment that a query block lies in, up to it.
+/// The key blocks of a query block's segment, up to its own.
 fn own_segment(query_block: usize, segment: usize) -> Range<usize> {
     let blocks = segment / BLOCK_Q;
     let first = query_block / blocks * blocks;

@@ -1,4 +1,4 @@
-//! Blocks of queries and keys stood for by their means, as several methods score them.
+//! Means of blocks of queries and keys, and the scores that several methods compute from them.
 
 use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q};
@@ -10,9 +10,9 @@ use crate::cuda;
 use crate::error::BaselineError;
 use crate::softmax::softmax_of_seen;
 
-/// Means over blocks of `block` tokens, cut at multiples of the absolute position: `x` `(batch, len, heads, head_dim)`,
-/// its first token at position `offset`, becomes `(batch, heads, blocks, head_dim)` of f32. Ragged blocks are means of
-/// the tokens that they have.
+/// Means over blocks of `block` tokens of `x` `(batch, len, heads, head_dim)`: `(batch, heads, blocks, head_dim)` of
+/// f32. The first token is at position `offset`, and blocks start at positions that are multiples of `block`. The mean
+/// of a ragged block is over the tokens present.
 ///
 /// # Errors
 /// If `block` is 0 or Candle fails.
@@ -24,8 +24,8 @@ pub fn block_means(x: &Tensor, offset: usize, block: usize) -> Result<Tensor, Ba
     by_blocks(x, offset, block, |tokens| Ok(tokens.mean(3)?))
 }
 
-/// [`block_means`], `(batch, heads, blocks, head_dim)`, and the self-similarity of the blocks, the mean cosine of all
-/// pairs of their tokens: `(batch, heads, blocks)`. `centre` `(batch, heads, head_dim)` is taken off every token first.
+/// [`block_means`] and the self-similarity of the blocks, the mean cosine of all pairs of their tokens: `(batch, heads,
+/// blocks)`. `centre` `(batch, heads, head_dim)` is first subtracted from every token.
 pub(crate) fn self_similar_blocks(
     x: &Tensor,
     offset: usize,
@@ -41,14 +41,14 @@ pub(crate) fn self_similar_blocks(
     }
     let (batch, _, heads, dim) = x.dims4()?;
     let centre = centre.map(|centre| centre.reshape((batch, heads, 1, 1, dim))).transpose()?;
-    // Behind the mean, the self-similarity of the block as one more element: the tokens are read once.
+    // The self-similarity follows the mean as one more element, so the tokens are read once.
     let pooled = by_blocks(x, offset, block, |tokens| {
         let tokens = match &centre {
             Some(centre) => tokens.broadcast_sub(centre)?,
             None => tokens.clone(),
         };
         let norm = tokens.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(f64::from(f32::MIN_POSITIVE))?;
-        // The mean of all products is the square of the mean.
+        // The mean of the products of all pairs is the square of the mean.
         let self_similarity = tokens.broadcast_div(&norm)?.mean(3)?.sqr()?.sum_keepdim(D::Minus1)?;
         Ok(Tensor::cat(&[tokens.mean(3)?, self_similarity], 3)?)
     })?;
@@ -57,12 +57,12 @@ pub(crate) fn self_similar_blocks(
 
 /// The mean of all tokens of `x` `(batch, len, heads, head_dim)`: `(batch, heads, head_dim)` of f32.
 pub(crate) fn mean_token(x: &Tensor) -> Result<Tensor, BaselineError> {
-    /// By the means of as many tokens: a few blocks of threads for each multiprocessor at 32K.
+    /// Tokens per partial mean, which makes a few thread blocks per multiprocessor at 32K tokens.
     const BLOCK: usize = 512;
     let (batch, len, heads, _) = x.dims4()?;
     let means = block_means(x, 0, BLOCK)?;
     let blocks = means.dim(2)?;
-    // Made where it is needed when all blocks weigh the same: an upload would cost a GPU as much as the rest.
+    // Made on the device if all blocks weigh the same: an upload would take a GPU as long as the rest.
     let shares = if len.is_multiple_of(BLOCK) {
         Tensor::full((1.0 / blocks as f64) as f32, (batch, heads, 1, blocks), x.device())?
     } else {
@@ -72,8 +72,8 @@ pub(crate) fn mean_token(x: &Tensor) -> Result<Tensor, BaselineError> {
     Ok(shares.matmul(&means)?.squeeze(2)?)
 }
 
-/// [`block_means`] with `reduce` in place of the mean: from `(batch, heads, blocks, tokens, head_dim)` of f32 to
-/// `(batch, heads, blocks, ..)`. It is called for a bounded number of tokens at a time, and for a ragged block alone.
+/// [`block_means`] with `reduce` instead of the mean: from `(batch, heads, blocks, tokens, head_dim)` of f32 to
+/// `(batch, heads, blocks, ..)`. It is called for a bounded number of tokens, and for a ragged block alone.
 fn by_blocks(
     x: &Tensor,
     offset: usize,
@@ -106,8 +106,8 @@ fn by_blocks(
     Ok(Tensor::cat(&parts, 2)?)
 }
 
-/// Softmax over the key blocks of `scale * <mean query, mean key>`, the blocks beyond the diagonal hidden:
-/// `(batch, num_heads, query_blocks, key_blocks)` of f32, key blocks of 128 keys.
+/// Softmax of `scale * <mean query, mean key>` over the causal key blocks, 0 beyond the diagonal: `(batch, num_heads,
+/// query_blocks, key_blocks)` of f32, key blocks of 128 keys.
 ///
 /// # Errors
 /// If Candle fails.
@@ -121,15 +121,14 @@ pub fn block_scores(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32) -> Re
     softmax_of_seen(&products, scale, Some(&seen(&bounds, shape.k_len().div_ceil(BLOCK_Q))?))
 }
 
-/// `<mean query, mean key>` of blocks of 128, the first query at position `offset`: `(batch, num_heads, query_blocks,
+/// `<mean query, mean key>` of blocks of 128, the first query at `offset`: `(batch, num_heads, query_blocks,
 /// key_blocks)` of f32.
 pub(crate) fn block_products(q: &Tensor, k: &Tensor, offset: usize) -> Result<Tensor, BaselineError> {
     grouped_products(&block_means(q, offset, BLOCK_Q)?, &block_means(k, 0, BLOCK_Q)?)
 }
 
 /// `<query, key>` of `queries` `(batch, num_heads, rows, head_dim)` and `keys` `(batch, num_kv_heads, columns,
-/// head_dim)`: `(batch, num_heads, rows, columns)`. The query heads of a group are rows of one matrix: no KV head is
-/// repeated.
+/// head_dim)`: `(batch, num_heads, rows, columns)`. The query heads of a group are rows of one matrix.
 pub(crate) fn grouped_products(queries: &Tensor, keys: &Tensor) -> Result<Tensor, BaselineError> {
     let (batch, heads, rows, dim) = queries.dims4()?;
     let (_, kv_heads, columns, _) = keys.dims4()?;
@@ -138,12 +137,12 @@ pub(crate) fn grouped_products(queries: &Tensor, keys: &Tensor) -> Result<Tensor
     Ok(products.reshape((batch, heads, rows, columns))?)
 }
 
-/// Sums over blocks of the last dimension, the last block as far as it goes.
+/// Sums over blocks of 128 in the last dimension. The last block may be shorter.
 pub(crate) fn block_sums(x: &Tensor) -> Result<Tensor, BaselineError> {
     Ok(in_blocks(x)?.sum(D::Minus1)?)
 }
 
-/// The last dimension cut into blocks, filled up with zeros.
+/// Splits the last dimension into blocks of 128, filled up with zeros.
 pub(crate) fn in_blocks(x: &Tensor) -> Result<Tensor, BaselineError> {
     let len = x.dim(D::Minus1)?;
     let blocks = len.div_ceil(BLOCK_Q);

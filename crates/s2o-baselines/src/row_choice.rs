@@ -9,43 +9,42 @@ use crate::cuda;
 use crate::error::BaselineError;
 use crate::softmax::softmax_of_seen;
 
-/// How much of each row is chosen.
+/// The amount that is chosen from each row.
 #[derive(Debug, Clone, Copy)]
 pub enum Select<'a> {
-    /// The greatest entries until they hold a share of the row's sum, the one that reaches it included. There is one
-    /// share for each of equal groups of consecutive rows. Zeros are not chosen; a share of 1 or more chooses all that
-    /// is seen.
+    /// The greatest entries until they hold a share of the row's sum, including the entry that reaches it. Equal groups
+    /// of consecutive rows have one share each. Zeros are not chosen; a share of at least 1 chooses all seen entries.
     TopP(&'a [f64]),
-    /// The greatest entries. Their number is f32, of the shape of the scores with a last dimension of 1.
+    /// The greatest entries; their number per row is f32, of the shape of the scores with a last dimension of 1.
     TopK(&'a Tensor),
 }
 
-/// How entries are chosen from every row (last dimension) of scores. On CUDA all of it is one kernel. Tensors are
-/// broadcast to the leading dimensions of the scores, of which they have consecutive ones.
+/// A rule that chooses entries from every row (last dimension) of scores. On CUDA it is one kernel for rows of up to
+/// 8192 entries. The tensors have consecutive leading dimensions of the scores and are broadcast to the others.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RowChoice<'a> {
-    /// The choice is made from the softmax of the scores times this factor.
+    /// If given, the choice is made from the softmax of the scores times this factor.
     pub softmax: Option<f32>,
-    /// `[seen, sink, from, to]` in the last dimension, u32: only columns `0..seen` may be chosen; of them `0..sink` and
-    /// `from..to` always are.
+    /// `[seen, sink, from, to]` in the last dimension, u32: only columns `0..seen` may be chosen; of these, `0..sink`
+    /// and `from..to` always are.
     pub bounds: Option<&'a Tensor>,
-    /// u8, for every column: where 0, an entry has no part in softmax, sum or count, and is chosen if it is seen.
+    /// u8, for every column: a zero entry has no part in softmax, sum or count, and is chosen if it is seen.
     pub scored: Option<&'a Tensor>,
-    /// u8, for every column: where not 0, an entry is chosen if it is seen.
+    /// u8, for every column: a nonzero entry is chosen if it is seen.
     pub forced: Option<&'a Tensor>,
-    /// Entries that `bounds` or `forced` choose count first. Otherwise they are chosen besides the choice.
+    /// If true, entries that `bounds` or `forced` choose count first; otherwise they are chosen in addition.
     pub forced_count_first: bool,
-    /// u8, 1 in the last dimension: where not 0, all entries that the row sees are chosen.
+    /// u8, last dimension 1: a nonzero row chooses all entries that it sees.
     pub select_all: Option<&'a Tensor>,
-    /// u8, 1 in the last dimension: where 0, only forced entries of the row are chosen.
+    /// u8, last dimension 1: a zero row chooses only its forced entries.
     pub enabled: Option<&'a Tensor>,
-    /// Columns 2i and 2i + 1 become one of the mask, chosen if either is.
+    /// If true, columns 2i and 2i + 1 become one column of the mask, chosen if either is.
     pub merge_pairs: bool,
 }
 
 impl RowChoice<'_> {
-    /// Chooses from `scores`, non-negative unless there is a softmax: a mask of u8, 1 where an entry is chosen. Of
-    /// equal entries the lower index comes first on the CPU; on a GPU equal entries are chosen together.
+    /// Chooses from `scores`, which are non-negative unless there is a softmax, and returns a mask of u8: 1 if an entry
+    /// is chosen. Of equal entries the lower index comes first on the CPU; on a GPU equal entries are chosen together.
     ///
     /// # Errors
     /// If the tensors do not fit each other, [`BaselineError::Option`] if shares are not for equal groups of rows, or
@@ -105,7 +104,7 @@ impl RowChoice<'_> {
     }
 }
 
-/// Adds to the entries `first` of each row the greatest of the others, until the row has what `select` says.
+/// Adds to the entries `first` of each row the greatest other entries, until the row holds the amount of `select`.
 fn in_descending_order(scores: &Tensor, first: &Tensor, select: Select<'_>) -> Result<Tensor, BaselineError> {
     let row_len = scores.dim(D::Minus1)?;
     let values = scores.flatten_all()?.to_vec1::<f32>()?;
@@ -139,7 +138,7 @@ fn in_descending_order(scores: &Tensor, first: &Tensor, select: Select<'_>) -> R
     Ok(Tensor::from_vec(mask, scores.shape(), scores.device())?)
 }
 
-/// From `(.., columns)` to `(.., columns / 2)`, rounded up.
+/// Merges pairs of columns: from `(.., columns)` to `(.., columns / 2)`, rounded up.
 fn either_of_pairs(mask: &Tensor) -> Result<Tensor, BaselineError> {
     let columns = mask.dim(D::Minus1)?;
     let mut sizes = mask.dims().to_vec();
@@ -203,7 +202,7 @@ mod tests {
         let scored = tensor(&[1u8, 1, 0, 1, 1]);
         let choice =
             RowChoice { softmax: Some(2.0), bounds: Some(&bounds), scored: Some(&scored), ..RowChoice::default() };
-        // Of what is left the second holds e^4 / (e^2 + e^4 + e^2), that is 0.79.
+        // Of the entries that count, the second holds e^4 / (e^2 + e^4 + e^2), that is 0.79.
         let chosen = choice.choose(&scores, Select::TopP(&[0.75])).unwrap();
         assert_eq!(chosen.to_vec2::<u8>().unwrap(), [[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]]);
         let pairs = RowChoice { merge_pairs: true, ..choice }.choose(&scores, Select::TopP(&[0.75])).unwrap();

@@ -1,4 +1,4 @@
-//! [`BlockSelector`]: what a sparse method has to say.
+//! [`BlockSelector`]: the interface of a sparse method.
 
 use std::fmt::Debug;
 
@@ -15,29 +15,29 @@ pub trait BlockSelector: Debug + Send + Sync {
     /// Short stable name, as printed in tables.
     fn name(&self) -> &str;
 
-    /// Selects for one causal call: layouts and conventions are those of [`candle_s2o::Attention::prefill`], query
+    /// Selects keys for one causal call. Layouts and conventions are those of [`candle_s2o::Attention::prefill`], query
     /// blocks those of [`candle_s2o::query_blocks`], cut at multiples of 128 of the absolute position.
     ///
     /// # Errors
-    /// On shapes or devices that the method does not support.
+    /// If the method does not support the shapes or devices.
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError>;
 }
 
-/// What a method selected.
+/// The keys that a method selected.
 #[derive(Debug, Clone)]
 pub struct Selection {
-    /// The keys, as an executor takes them.
+    /// The keys, in the form that an executor takes.
     pub keys: Keys,
-    /// Keys and values in an order of the method's own, to which the block numbers refer then.
+    /// If present, the block numbers refer to these reordered keys and values.
     pub reordered: Option<Reordered>,
 }
 
-/// Keys and values laid out anew: `before` tokens in an order of the method's, a multiple of 128, and after them the
-/// call's own keys as they are. To queries of the call all of the former lie in the past, so a method that lists only
-/// blocks there whose keys a query block sees in full stays causal.
+/// Reordered keys and values: `before` tokens (a multiple of 128) in the method's own order, then the call's own keys
+/// unchanged. The executor treats the first `before` tokens as earlier than all queries, so a method that lists only
+/// those of their blocks that a query block sees in full stays causal.
 #[derive(Debug, Clone)]
 pub struct Reordered {
-    /// `(batch, before + k_len, heads, head_dim)`, for as many heads as the order has: KV heads or query heads.
+    /// `(batch, before + k_len, heads, head_dim)`, with an order for each KV head or each query head.
     pub k: Tensor,
     /// As `k`.
     pub v: Tensor,

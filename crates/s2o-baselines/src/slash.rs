@@ -1,4 +1,4 @@
-//! Verticals and slashes: keys that many queries look at, and distances that many queries look back.
+//! Verticals and slashes: keys, and distances from query back to key, that receive attention from many queries.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use crate::cuda::last_query_scores;
 use crate::error::BaselineError;
 use crate::pooling::in_blocks;
 
-/// How the last queries of a call share out their attention, each `(batch, num_heads, k_len)` of f32 with sum 1
-/// (slashes that leave the matrix at the left lose what lies beyond).
+/// Mean attention of the last queries of a call, each `(batch, num_heads, k_len)` of f32 with sum 1. A slash that
+/// leaves the matrix at the left lacks the part beyond it.
 pub(crate) struct LastQueries {
     /// By key.
     pub verticals: Tensor,
@@ -21,7 +21,7 @@ pub(crate) struct LastQueries {
 }
 
 impl LastQueries {
-    /// From the last `count` queries of the call, or as many as it has.
+    /// From the last `count` queries of the call, or from all if it has fewer.
     pub fn of(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32, count: usize) -> Result<Self, BaselineError> {
         #[cfg(feature = "cuda")]
         if last_query_scores::supports(q, k, count) {
@@ -40,14 +40,14 @@ impl LastQueries {
 /// Sums over the diagonals of `(heads, rows, k_len)`, whose rows are the last positions: `(heads, k_len)` by distance.
 fn diagonal_sums(attention: &Tensor) -> Result<Tensor, BaselineError> {
     let (heads, rows, k_len) = attention.dims3()?;
-    // Read with rows one longer than they are, each row begins one column further to the left.
+    // Reshaped to rows one entry longer, each row starts one column further to the left.
     let skewed = attention.pad_with_zeros(2, rows, 0)?.reshape((heads, rows * (k_len + rows)))?;
     let skewed = skewed.pad_with_zeros(1, 0, rows)?.reshape((heads, rows, k_len + rows + 1))?;
     Ok(skewed.sum(1)?.narrow(1, 1, k_len)?.contiguous()?.flip(&[1])?)
 }
 
-/// The distances in blocks between a query block and the key blocks that a chosen distance in tokens touches: from
-/// `(.., k_len)` to `(.., key_blocks)`, u8 both. A distance that is no multiple of the block touches two.
+/// Converts chosen distances in tokens `(.., k_len)` to distances in blocks `(.., key_blocks)` between a query block
+/// and the key blocks that they touch; both are u8. A distance that is not a multiple of the block touches two.
 pub(crate) fn blocks_of_distances(distances: &Tensor) -> Result<Tensor, BaselineError> {
     let distances = in_blocks(&distances.to_dtype(DType::F32)?)?;
     let near = distances.sum(D::Minus1)?;
@@ -57,8 +57,9 @@ pub(crate) fn blocks_of_distances(distances: &Tensor) -> Result<Tensor, Baseline
     Ok((near + far)?.gt(0f32)?)
 }
 
-/// The mask `(batch, num_heads, query_blocks, key_blocks)` of key blocks that every query block attends to and
-/// distances in blocks, both `(batch, num_heads, key_blocks)`; all u8. What lies beyond the diagonal is left undefined.
+/// The mask `(batch, num_heads, query_blocks, key_blocks)` of `verticals` (key blocks for every query block) and
+/// `slashes` (distances in blocks); both are `(batch, num_heads, key_blocks)`, all u8. It is undefined beyond the
+/// diagonal.
 pub(crate) fn vertical_slash_mask(
     verticals: &Tensor,
     slashes: &Tensor,

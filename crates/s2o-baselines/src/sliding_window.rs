@@ -1,4 +1,4 @@
-//! Sliding window and sink: what every method that looks at the keys must beat.
+//! Sliding window and sink: a fixed choice, the baseline for methods that look at the keys.
 
 use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, PrefillCall};
@@ -9,7 +9,7 @@ use crate::error::BaselineError;
 use crate::mask::BlockMask;
 use crate::selector::{BlockSelector, Selection};
 
-/// The last keys of every query and the first of the prompt, in whole blocks of 128.
+/// The last keys of every query and the first keys of the prompt, in whole blocks of 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlidingWindow {
     window: usize,
@@ -17,7 +17,7 @@ pub struct SlidingWindow {
 }
 
 impl SlidingWindow {
-    /// Each query sees at least its last `window` keys, itself included, and the first `sink` of the prompt.
+    /// Each query sees at least its last `window` keys, itself included, and the first `sink` keys of the prompt.
     ///
     /// # Errors
     /// [`BaselineError::Option`] for a window of 0.

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::error::BaselineError;
 
-/// [`masked_softmax`] of the scores times `scale`, of all of them without a mask.
+/// [`masked_softmax`] of the scores times `scale`; without a mask, of all entries.
 pub(crate) fn softmax_of_seen(scores: &Tensor, scale: f32, seen: Option<&Tensor>) -> Result<Tensor, BaselineError> {
     let scores = (scores * f64::from(scale))?;
     match seen {
@@ -13,8 +13,8 @@ pub(crate) fn softmax_of_seen(scores: &Tensor, scale: f32, seen: Option<&Tensor>
     }
 }
 
-/// Softmax over the last dimension where `mask`, broadcast over the leading dimensions, is not 0; zeros elsewhere, also
-/// in rows whose mask is 0 throughout.
+/// Softmax over the entries of the last dimension whose `mask`, broadcast over the leading dimensions, is not 0. The
+/// other entries are 0, also in rows whose mask is all 0.
 pub(crate) fn masked_softmax(scores: &Tensor, mask: &Tensor) -> Result<Tensor, BaselineError> {
     let shape = scores.shape();
     let mask = mask.broadcast_as(shape)?;

@@ -1,4 +1,4 @@
-//! SpargeAttn: pooled attention where pooling can be trusted, everything where it cannot.
+//! SpargeAttn: pooled attention between self-similar blocks, full attention for the others.
 
 use candle_core::Tensor;
 use candle_s2o::{AttnShape, BLOCK_Q, BlockSelection, PrefillCall};
@@ -12,28 +12,28 @@ use crate::row_choice::{RowChoice, Select};
 use crate::selector::{BlockSelector, Selection};
 use crate::sparge_config::{NAME, SpargeConfig, SpargeHead, SpargeLayer, check_lambda};
 
-/// Keys in a key block, where the executor takes such.
+/// Keys per key block, if the executor supports this size.
 const BLOCK_K: usize = 64;
 
 /// SpargeAttn ("SpargeAttention: Accurate and Training-free Sparse Attention Accelerating Any Model Inference",
 /// arXiv 2502.18137).
 ///
-/// Query blocks of 128 and key blocks of 64 are stood for by their means. A block is self-similar if the mean cosine
-/// between its tokens, each with itself included, is `theta` at least. Over the self-similar key blocks a query block
-/// takes the softmax of the products of means, and of it the greatest entries until they hold the share `tau`. Query
-/// blocks that are not self-similar take every key block, and key blocks that are not are taken by every query block;
-/// so are the first key block and those on the diagonal. For all this the mean key of the call is subtracted from the
-/// keys, which changes no softmax, but how alike the keys of a block are.
+/// Query blocks of 128 and key blocks of 64 are represented by their means. A block is self-similar if the mean cosine
+/// between its tokens, each with itself included, is at least `theta`. A query block takes the softmax of the products
+/// of means over the self-similar key blocks, and chooses the greatest entries until they hold the share `tau`. Query
+/// blocks that are not self-similar take every key block. Every query block also takes the key blocks that are not
+/// self-similar, the first key block and those on the diagonal. The mean key of the call is first subtracted from the
+/// keys, which changes no softmax, but changes the similarity of the keys of a block.
 ///
-/// Within the blocks taken, values are left out for 32 queries at a time whose scores all lie more than `-lambda` below
+/// In the blocks taken, values are skipped for 32 queries at a time if all their scores lie more than `-lambda` below
 /// their running maxima ([`BlockSelection::value_threshold`]).
 ///
-/// Defaults are those of the published function: `tau` 0.98, `theta` 0.6, `lambda` -50. The method is meant to be tuned
-/// for each head: [`Sparge::tune`].
+/// The defaults are those of the published function: `tau` 0.98, `theta` 0.6, `lambda` -50. The method is meant to be
+/// tuned for each head: [`Sparge::tune`].
 ///
 /// Deviations: the attention is not quantized. The similarity is the mean cosine, as in the published code; the paper
-/// divides by the greatest product instead. `lambda` is one for all heads of a layer. On CUDA the executor takes key
-/// blocks of 128, of which one is taken if either half is, and leaves out no values.
+/// divides by the greatest product instead. All heads of a layer share one `lambda`. On CUDA the executor takes key
+/// blocks of 128, each of which is taken if either half is, and skips no values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sparge {
     head: SpargeHead,
@@ -54,7 +54,7 @@ impl Default for Sparge {
 }
 
 impl Sparge {
-    /// The settings of a configuration; layers that it does not name have the defaults.
+    /// Uses the settings of a configuration. Layers that it does not name have the defaults.
     ///
     /// # Errors
     /// [`BaselineError::Option`] for a value out of its range.
@@ -63,7 +63,7 @@ impl Sparge {
         Ok(Self { config, ..Self::default() })
     }
 
-    /// The share of pooled attention to take, in layers without a configuration; everything at 1.
+    /// The share of pooled attention to take, in layers without a configuration; 1 takes everything.
     ///
     /// # Errors
     /// [`BaselineError::Option`] outside (0, 1].
@@ -72,7 +72,7 @@ impl Sparge {
         Ok(Self { head, ..self })
     }
 
-    /// The least self-similarity, in layers without a configuration.
+    /// The least self-similarity of a block, in layers without a configuration.
     ///
     /// # Errors
     /// [`BaselineError::Option`] outside [-1, 1].
@@ -81,7 +81,8 @@ impl Sparge {
         Ok(Self { head, ..self })
     }
 
-    /// How far below the maximum values are left out, in nats, in layers without a configuration; `None`: nowhere.
+    /// Values are skipped if the scores are this far below the maximum (in nats, negative), in layers without a
+    /// configuration. `None` skips none.
     ///
     /// # Errors
     /// [`BaselineError::Option`] unless negative.
@@ -90,7 +91,7 @@ impl Sparge {
         Ok(Self { lambda, ..self })
     }
 
-    /// Key blocks of 128 on every device, as the CUDA executor takes them.
+    /// Uses key blocks of 128 on every device, as the CUDA executor does.
     pub fn whole_key_blocks(self) -> Self {
         Self { block_k: BLOCK_Q, ..self }
     }
@@ -130,14 +131,14 @@ impl BlockSelector for Sparge {
     }
 }
 
-/// What a choice is made from, whatever the settings.
+/// Inputs of a choice that do not depend on the settings.
 struct PooledCall<'a> {
     shape: &'a AttnShape,
-    /// Of the means, `(batch, num_heads, query_blocks, key_blocks)`.
+    /// Products of the means, `(batch, num_heads, query_blocks, key_blocks)`.
     products: Tensor,
     /// Self-similarity of the query blocks, `(batch, num_heads, query_blocks, 1)`.
     query_similarity: Tensor,
-    /// And of the key blocks, `(batch, num_heads, 1, key_blocks)`.
+    /// Self-similarity of the key blocks, `(batch, num_heads, 1, key_blocks)`.
     key_similarity: Tensor,
 }
 
@@ -157,7 +158,7 @@ impl<'a> PooledCall<'a> {
         })
     }
 
-    /// The key blocks that the query blocks take, of those that they see; key blocks of 64, or in pairs.
+    /// The key blocks that the query blocks take, of those that they see: blocks of 64, or of 128 if `merge_pairs`.
     fn choose(&self, heads: &[SpargeHead], scale: f32, merge_pairs: bool) -> Result<Tensor, BaselineError> {
         let thetas: Vec<f32> = heads.iter().map(|head| head.theta as f32).collect();
         let thetas = Tensor::new(thetas, self.products.device())?.reshape((1, heads.len(), 1, 1))?;

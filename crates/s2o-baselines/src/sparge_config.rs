@@ -13,7 +13,7 @@ pub(crate) const NAME: &str = "spargeattn";
 
 const CONTENT: &str = "settings of SpargeAttn by layer and head";
 
-/// Settings of a model, as a tuner finds them; (de)serializable. The file is JSON:
+/// Settings of a model, as a tuner finds them. The file is JSON:
 ///
 /// ```json
 /// { "layers": { "0": { "heads": [{ "tau": 0.9, "theta": 0.5 }, { "tau": 1.0, "theta": 0.0 }], "lambda": -10.0 } } }
@@ -21,7 +21,7 @@ const CONTENT: &str = "settings of SpargeAttn by layer and head";
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpargeConfig {
-    /// By layer.
+    /// The settings of each layer.
     pub layers: BTreeMap<usize, SpargeLayer>,
 }
 
@@ -29,9 +29,9 @@ pub struct SpargeConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpargeLayer {
-    /// Of every query head.
+    /// The settings of every query head.
     pub heads: Vec<SpargeHead>,
-    /// Values are left out where the scores are this far below the maximum (in nats, negative); `None`: nowhere.
+    /// Values are skipped if the scores are this far below the maximum (in nats, negative). `None` skips none.
     pub lambda: Option<f32>,
 }
 
@@ -39,9 +39,9 @@ pub struct SpargeLayer {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpargeHead {
-    /// The share of pooled attention to take; everything at 1.
+    /// The share of pooled attention to take; 1 takes everything.
     pub tau: f64,
-    /// Blocks whose tokens are less alike are always computed.
+    /// Blocks with a smaller self-similarity are always computed.
     pub theta: f64,
 }
 
@@ -58,10 +58,10 @@ impl SpargeHead {
 }
 
 impl SpargeConfig {
-    /// Reads a file. Whether its values are in range is for [`Sparge::from_config`](crate::Sparge::from_config) to say.
+    /// Reads a file. [`Sparge::from_config`](crate::Sparge::from_config) checks its values.
     ///
     /// # Errors
-    /// If it cannot be read or holds something else; unknown fields are refused.
+    /// If the file cannot be read or holds something else; unknown fields are refused.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, BaselineError> {
         config_file::load(path.as_ref(), CONTENT)
     }

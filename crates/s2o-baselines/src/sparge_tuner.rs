@@ -1,4 +1,4 @@
-//! The search for SpargeAttn's settings: as sparse as an error bound allows.
+//! The search for the sparsest settings of SpargeAttn within an error bound.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::sparge::Sparge;
 use crate::sparge_config::{NAME, SpargeConfig, SpargeHead, SpargeLayer};
 use crate::tuning_call::TuningCall;
 
-/// Shares from the densest on. At 1 everything is computed, so that some setting always keeps the bound.
+/// Shares, densest first. At 1 everything is computed, so some setting always keeps the bound.
 const TAUS: [f64; 10] = [1.0, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3];
 const THETAS: [f64; 5] = [0.9, 0.7, 0.5, 0.3, 0.0];
-/// From the most cautious on.
+/// The most cautious first.
 const LAMBDAS: [f32; 8] = [-30.0, -20.0, -15.0, -12.0, -10.0, -8.0, -6.0, -4.0];
 
 /// Bounds on the relative L1 error of a head's output, `sum |out - dense| / sum |dense|`.
@@ -33,7 +33,7 @@ impl Default for SpargeBounds {
 }
 
 impl SpargeBounds {
-    /// `l1` for the choice of blocks, `l2` once values are left out too.
+    /// `l1` bounds the choice of blocks, `l2` the choice of blocks and the skipped values together.
     ///
     /// # Errors
     /// [`BaselineError::Option`] unless `0 < l1 <= l2`.
@@ -47,25 +47,25 @@ impl SpargeBounds {
         Ok(Self { l1, l2 })
     }
 
-    /// For the choice of blocks.
+    /// Bound for the choice of blocks.
     pub fn l1(self) -> f64 {
         self.l1
     }
 
-    /// For blocks and values left out together.
+    /// Bound for skipped blocks and values together.
     pub fn l2(self) -> f64 {
         self.l2
     }
 }
 
 impl Sparge {
-    /// Settings for the layers of `calls`, several of which may be of one layer: for each head the `tau` and `theta` of
-    /// least mean density whose error stays within `l1` on every call, and then for each layer the `lambda` that leaves
-    /// out most with every head within `l2`. Every setting of a grid is tried, so this takes about 60 times the
-    /// attention of the calls. On CUDA, which leaves out no values, there is no `lambda`.
+    /// Finds settings for the layers of `calls`, several of which may be of one layer. Each head gets the `tau` and
+    /// `theta` of least mean density whose error stays within `l1` on every call. Each layer then gets the `lambda`
+    /// that skips most with every head within `l2`. Every setting of a grid is tried, so this takes about 60 times the
+    /// attention of the calls. CUDA skips no values, so no `lambda` is tuned there.
     ///
     /// # Errors
-    /// [`BaselineError::HeadCount`] if calls of a layer differ in their heads; or if a call is refused.
+    /// [`BaselineError::HeadCount`] if calls of a layer differ in their heads, or the error of a refused call.
     pub fn tune(calls: &[TuningCall], bounds: SpargeBounds) -> Result<SpargeConfig, BaselineError> {
         let mut layers: BTreeMap<usize, Vec<&TuningCall>> = BTreeMap::new();
         for call in calls {
@@ -76,11 +76,11 @@ impl Sparge {
     }
 }
 
-/// How a setting did on the calls of a layer, by head.
+/// Results of a setting on the calls of a layer, by head.
 struct Outcome {
-    /// The greatest of any call and sequence.
+    /// The greatest error of any call and sequence.
     error: Vec<f64>,
-    /// Summed over calls and sequences.
+    /// The density, summed over calls and sequences.
     density: Vec<f64>,
 }
 
@@ -112,7 +112,7 @@ fn tune_layer(layer: usize, calls: &[&TuningCall], bounds: SpargeBounds) -> Resu
     if calls[0].q.device().is_cpu() {
         for lambda in LAMBDAS {
             let lambda = SpargeLayer { lambda: Some(lambda), ..best.clone() };
-            // Not broken off at the first failure: errors need not grow with what is left out.
+            // No break at the first failure: errors need not grow with the number of skipped values.
             if measure(&lambda)?.error.iter().all(|&error| error <= bounds.l2) {
                 best = lambda;
             }
@@ -144,7 +144,7 @@ fn measure(
     Ok(outcome)
 }
 
-/// Sum of magnitudes, by head (`b * num_heads + h`).
+/// Sum of absolute values, by head (`b * num_heads + h`).
 fn magnitude(x: &Tensor) -> Result<Vec<f64>, BaselineError> {
     let by_query = x.abs()?.sum(3)?.to_dtype(DType::F64)?;
     Ok(by_query.sum(1)?.flatten_all()?.to_vec1()?)

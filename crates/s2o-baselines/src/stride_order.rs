@@ -3,7 +3,7 @@
 /// Order of the tokens inside a stride.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StrideOrder {
-    /// By position.
+    /// Ascending position.
     Forward,
     /// The last token first.
     Backward,

@@ -1,14 +1,14 @@
-//! The fewest entries whose sum reaches a share: how most methods turn scores into a choice.
+//! The fewest entries whose sum reaches a share: the rule by which most methods choose from scores.
 
 use candle_core::Tensor;
 
 use crate::error::BaselineError;
 use crate::row_choice::{RowChoice, Select};
 
-/// For every row (last dimension) of `scores`, non-negative: the entries in descending order until their sum reaches
-/// `share` of the row's, the one that reaches it included. 1 for the chosen ones in a u8 mask of the same shape. Of
-/// equal entries the lower index comes first on the CPU; on a GPU equal entries are chosen together. A row of zeros
-/// chooses nothing; `share` 1 or more chooses every entry, also those that underflowed to 0.
+/// Chooses, from every row (last dimension) of non-negative `scores`, the entries in descending order until their sum
+/// reaches `share` of the row's sum, including the entry that reaches it. Returns a u8 mask of the same shape, 1 for
+/// chosen entries. Of equal entries the lower index comes first on the CPU; on a GPU equal entries are chosen together.
+/// A row of zeros chooses nothing; a `share` of 1 or more chooses every entry, also those that underflowed to 0.
 ///
 /// # Errors
 /// If Candle fails.

@@ -1,13 +1,13 @@
-//! The greatest entries of a row, a given number of them.
+//! A given number of the greatest entries of a row.
 
 use candle_core::Tensor;
 
 use crate::error::BaselineError;
 use crate::row_choice::{RowChoice, Select};
 
-/// For every row (last dimension) of `scores`, non-negative f32: its greatest entries, as many as `counts` says (f32,
-/// of the same shape with a last dimension of 1). 1 for the chosen ones in a u8 mask. Of equal entries the lower index
-/// comes first on the CPU; on a GPU equal entries are chosen together.
+/// Chooses the greatest entries of every row (last dimension) of `scores`, non-negative f32. `counts` is their number
+/// per row (f32, of the same shape with a last dimension of 1). Returns a u8 mask, 1 for chosen entries. Of equal
+/// entries the lower index comes first on the CPU; on a GPU equal entries are chosen together.
 pub(crate) fn top_k(scores: &Tensor, counts: &Tensor) -> Result<Tensor, BaselineError> {
     RowChoice::default().choose(scores, Select::TopK(counts))
 }

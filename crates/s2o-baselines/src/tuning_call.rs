@@ -1,4 +1,4 @@
-//! [`TuningCall`]: what settings are found on.
+//! [`TuningCall`]: the input of a search for settings.
 
 use candle_core::Tensor;
 use candle_s2o::PrefillCall;

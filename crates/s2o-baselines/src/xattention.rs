@@ -13,12 +13,12 @@ use crate::selector::{BlockSelector, Selection};
 
 const NAME: &str = "xattention";
 
-/// XAttention ("XAttention: Block Sparse Attention with Antidiagonal Scoring", arXiv 2503.16428): key blocks of 128 in
-/// descending [`antidiagonal_scores`] until their sum reaches the threshold's share of the row. As in the published
-/// code the first block and the one on the diagonal are always taken, and what they score counts first.
+/// XAttention ("XAttention: Block Sparse Attention with Antidiagonal Scoring", arXiv 2503.16428): takes key blocks of
+/// 128 in descending [`antidiagonal_scores`] until their sum reaches the threshold's share of the row. As in the
+/// published code, the first block and the diagonal block are always taken, and their scores count first.
 ///
-/// Left out: thresholds by head, which the paper finds for one model by a search, and the published code's other orders
-/// of the queries in a stride.
+/// Not implemented: thresholds by head, which the paper finds for one model with a search, and the published code's
+/// other orders of the queries in a stride.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct XAttention {
     stride: usize,
@@ -26,7 +26,7 @@ pub struct XAttention {
 }
 
 impl XAttention {
-    /// Every `stride`-th antidiagonal is summed up; the cost of scoring falls with it.
+    /// Sums every `stride`-th antidiagonal. A greater stride costs less.
     ///
     /// # Errors
     /// [`BaselineError::Option`] unless it divides 128.

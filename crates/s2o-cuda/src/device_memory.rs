@@ -1,4 +1,4 @@
-//! The memory pool that Candle's own allocations on a GPU come from.
+//! The memory pool of Candle's own allocations on a GPU.
 
 use std::ptr;
 
@@ -8,8 +8,7 @@ use cudarc::driver::sys;
 use crate::error::{CudaError, Doing};
 use crate::memory::keep;
 
-/// Bytes that Candle's allocations on this device can still get (free in the driver, or unused in its pool), and all
-/// bytes of the device.
+/// `[free, total]` bytes of the device. Free is memory that is free in the driver or unused in Candle's pool.
 ///
 /// # Errors
 /// If the driver fails.
@@ -31,7 +30,7 @@ pub fn free_and_total(device: &CudaDevice) -> Result<[u64; 2], CudaError> {
     Ok([free as u64 + unused, total as u64])
 }
 
-/// Lets the pool of Candle's allocations on this device keep the memory that they release.
+/// Sets the release threshold of the pool of Candle's allocations to unlimited, so freed memory is reused.
 ///
 /// # Errors
 /// If the driver fails.

@@ -5,8 +5,8 @@ use cudarc::driver::DriverError;
 use s2o_kernels::{Arch, UnknownArch};
 use thiserror::Error;
 
-/// Why a call on a GPU was refused or failed. What the kernels do not cover the CPU path does:
-/// `to_device(&Device::Cpu)` is the way there.
+/// Why a call on a GPU was refused or failed. The CPU path covers calls that the kernels do not: move the tensors with
+/// `to_device(&Device::Cpu)`.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -38,7 +38,7 @@ pub enum CudaError {
         /// The refused scale.
         got: f32,
     },
-    /// A segment's queries do not fit in shared memory to be ordered.
+    /// The queries of a segment do not fit in shared memory, where they are ordered.
     #[error("segment_len: expected at most {max} with q_perm on this GPU, got {got}")]
     PermutedSegment {
         /// The longest that fits.
@@ -49,7 +49,7 @@ pub enum CudaError {
     /// The kernels count in 32 bits.
     #[error("{name}: expected at most {max} on CUDA, got {got}; split the batch or the heads over several calls")]
     TooLarge {
-        /// What there is too much of.
+        /// The quantity that is too large.
         name: &'static str,
         /// Largest supported number.
         max: usize,
@@ -64,10 +64,10 @@ pub enum CudaError {
         /// Its minor number.
         minor: i32,
     },
-    /// The environment names no build of the kernels.
+    /// `S2O_CUDA_ARCH` names no build of the kernels.
     #[error("S2O_CUDA_ARCH: {0}")]
     UnknownArch(UnknownArch),
-    /// The environment names a build that this GPU does not run.
+    /// `S2O_CUDA_ARCH` names a build that this GPU cannot run.
     #[error("S2O_CUDA_ARCH={arch}: expected a build for compute capability {major}.{minor}")]
     ArchMismatch {
         /// The named build.
@@ -88,7 +88,7 @@ pub enum CudaError {
         module: &'static str,
         /// As the driver reports it: 13000 is 13.0.
         driver_version: i32,
-        /// What the driver said.
+        /// The driver's error.
         source: DriverError,
     },
     /// A kernel is not in this build.
@@ -102,15 +102,15 @@ pub enum CudaError {
     /// A stream that records a CUDA graph cannot be waited for.
     #[error("{doing} needs the host to wait for the GPU, but the stream is capturing a graph; {instead}")]
     Capturing {
-        /// What was to be done.
+        /// The refused operation.
         doing: &'static str,
-        /// What to do about it.
+        /// Advice to the user.
         instead: &'static str,
     },
-    /// The kernels lack what the CPU path has.
+    /// An option that only the CPU path supports.
     #[error("block selection: expected no {what} on CUDA; the CPU path takes them")]
     CpuOnly {
-        /// What was given.
+        /// The refused option.
         what: &'static str,
     },
     /// A size or a count does not fit the call.
@@ -123,15 +123,15 @@ pub enum CudaError {
         /// The refused size.
         got: usize,
     },
-    /// Kernels take tensors on one GPU.
+    /// A tensor is not on the GPU.
     #[error("expected all tensors on one GPU, got one elsewhere")]
     NotOnGpu,
     /// The driver failed.
     #[error("{doing}: {source:?}")]
     Driver {
-        /// What was being done.
+        /// The failed operation.
         doing: &'static str,
-        /// What the driver said.
+        /// The driver's error.
         source: DriverError,
     },
     /// Candle failed.
@@ -148,7 +148,7 @@ impl From<CudaError> for candle_core::Error {
     }
 }
 
-/// Adds to a failure of the driver what was being done.
+/// Adds the failed operation to an error of the driver.
 pub(crate) trait Doing<T> {
     fn doing(self, doing: &'static str) -> Result<T, CudaError>;
 }
@@ -159,7 +159,7 @@ impl<T> Doing<T> for Result<T, DriverError> {
     }
 }
 
-/// A size as the 32-bit number that kernels count with.
+/// Converts a size to the 32-bit number that kernels count with.
 ///
 /// # Errors
 /// [`CudaError::TooLarge`]

@@ -1,4 +1,4 @@
-//! [`Launcher`]: the one way to launch a kernel.
+//! [`Launcher`]: the only way to launch a kernel.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -18,13 +18,13 @@ use crate::operand::View;
 use crate::stopwatch::Stopwatch;
 use crate::tensor_map::TensorMap;
 
-/// Kernels that do not depend on the head size are the same function for every size.
+/// The head size to name for kernels that do not depend on it.
 pub const ANY_HEAD_DIM: HeadDim = HeadDim::D128;
 
 /// Most blocks of a grid in y or z.
 const MAX_GRID_YZ: usize = 65535;
 
-/// Blocks of a launch.
+/// Thread blocks of a launch.
 #[derive(Debug, Clone, Copy)]
 pub enum Grid {
     /// Blocks that take items from a counter: as many as the GPU holds at once, or fewer if there are fewer items.
@@ -39,13 +39,13 @@ pub enum Grid {
     },
     /// This many blocks in x, y and z.
     Blocks([usize; 3]),
-    /// As [`Grid::Blocks`], for a kernel that leaves its threads or its dynamic shared memory to the launch.
+    /// As [`Grid::Blocks`], for a kernel whose threads or dynamic shared memory are chosen at the launch.
     Shaped {
         /// Blocks in x, y and z.
         blocks: [usize; 3],
-        /// Threads of a block, unless the kernel has a fixed number.
+        /// Threads per block, or `None` for the kernel's fixed number.
         threads: Option<usize>,
-        /// Bytes of dynamic shared memory, unless the kernel has a fixed size.
+        /// Bytes of dynamic shared memory, or `None` for the kernel's fixed size.
         shared_bytes: Option<usize>,
     },
 }
@@ -79,7 +79,7 @@ impl Launcher {
         Self::new(tensor.device().as_cuda_device()?)
     }
 
-    /// The same launcher, its launches timed.
+    /// The same launcher, with its launches timed.
     pub fn timed(&self, stopwatch: &Arc<Stopwatch>) -> Self {
         Self { stopwatch: Some(Arc::clone(stopwatch)), ..self.clone() }
     }
@@ -89,7 +89,7 @@ impl Launcher {
         &self.stream
     }
 
-    /// Multiprocessors of the GPU.
+    /// Number of multiprocessors of the GPU.
     pub fn multiprocessors(&self) -> usize {
         self.library.multiprocessors
     }
@@ -97,7 +97,7 @@ impl Launcher {
     /// Scratch memory for these regions, allocated in stream order.
     ///
     /// # Errors
-    /// If the driver fails, for want of memory for instance.
+    /// If the driver fails, for example when memory runs out.
     pub fn allocate(&self, regions: &Regions) -> Result<Scratch, CudaError> {
         self.library.pool.allocate(&self.stream, regions)
     }
@@ -105,27 +105,27 @@ impl Launcher {
     /// Memory for a tensor of `shape`. Its elements are arbitrary until a kernel has written them.
     ///
     /// # Errors
-    /// If the driver fails, for want of memory for instance.
+    /// If the driver fails, for example when memory runs out.
     pub fn uninit<T: CudaDType + DeviceRepr>(&self, shape: &Shape) -> Result<CudaSlice<T>, CudaError> {
         // SAFETY: the caller launches a kernel that writes every element.
         Ok(unsafe { self.device.alloc::<T>(shape.elem_count()) }?)
     }
 
-    /// Zeros.
+    /// Memory for `len` elements, set to zero.
     ///
     /// # Errors
-    /// If the driver fails, for want of memory for instance.
+    /// If the driver fails, for example when memory runs out.
     pub fn zeros<T: CudaDType + DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
         Ok(self.device.alloc_zeros::<T>(len)?)
     }
 
-    /// The tensor of a slice that a kernel has written.
+    /// Makes a tensor of a slice that a kernel has written.
     pub fn tensor<T: CudaDType>(&self, slice: CudaSlice<T>, shape: Shape) -> Tensor {
         let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, self.device.clone()));
         Tensor::from_storage(storage, shape, BackpropOp::none(), false)
     }
 
-    /// Largest dynamic shared memory in bytes that a launch of the kernel may ask for. Loads the kernel.
+    /// Largest dynamic shared memory in bytes that a launch of the kernel may request. Loads the kernel.
     ///
     /// # Errors
     /// As [`Launcher::launch`].
@@ -133,7 +133,7 @@ impl Launcher {
         Ok(self.library.entry(function, &self.stream)?.shared_limit)
     }
 
-    /// Refuses to wait for the stream while it captures a graph: `doing` needs that, and `instead` is the advice.
+    /// Fails while the stream captures a graph: `doing` would need to wait for the stream, `instead` is the advice.
     ///
     /// # Errors
     /// [`CudaError::Capturing`]
@@ -141,7 +141,7 @@ impl Launcher {
         refuse_capture(&self.stream, doing, instead)
     }
 
-    /// Enqueues a kernel; nothing if the grid has no blocks. The first launch of a kernel loads it.
+    /// Enqueues a kernel, unless the grid has no blocks. The first launch of a kernel loads it.
     ///
     /// # Errors
     /// If the grid is too large, the kernel cannot be loaded, or the driver fails.
@@ -154,14 +154,14 @@ impl Launcher {
         unsafe { self.launch_on(function, [], params, grid) }
     }
 
-    /// [`Launcher::launch`] for a kernel that reads `views` through tensor maps (TMA) where its build wants them.
+    /// [`Launcher::launch`] for a kernel that reads `views` through tensor maps (TMA) if its build uses them.
     ///
     /// # Errors
     /// As [`Launcher::launch`].
     ///
     /// # Safety
-    /// As [`Launcher::launch`]; `views` must be those whose tensor maps the kernel takes, of its element type, and
-    /// their memory valid until the kernel has run.
+    /// As [`Launcher::launch`]; `views` must be those whose tensor maps the kernel takes, of its element type, with
+    /// memory that is valid until the kernel has run.
     pub unsafe fn launch_on<P: Params, const N: usize>(
         &self,
         function: Function,
@@ -201,8 +201,8 @@ impl Launcher {
         let mut arguments: Vec<*mut c_void> = maps.iter().map(|map| ptr::from_ref(map) as *mut c_void).collect();
         arguments.push(ptr::from_ref(params) as *mut c_void);
         let mut launch = || {
-            // SAFETY: the driver copies the arguments before it returns: the tensor maps that the kernel asks for, and
-            // then its parameters. That they are the right ones is the caller's promise.
+            // SAFETY: the driver copies the arguments before it returns: the tensor maps that the kernel takes, then
+            // its parameters. The caller guarantees that they fit the kernel.
             unsafe {
                 result::launch_kernel(
                     entry.function.cu_function(),

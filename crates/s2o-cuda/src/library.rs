@@ -1,4 +1,4 @@
-//! [`Library`]: the kernels of one GPU, loaded when they are first asked for and kept for the life of the process.
+//! [`Library`]: the kernels of one GPU, loaded on first use and kept for the life of the process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +10,10 @@ use s2o_kernels::{Arch, Code, Function, LaunchInfo, Module, modules};
 use crate::error::{CudaError, Doing};
 use crate::memory::{Pool, refuse_capture};
 
-/// Overrides which build of the kernels is loaded: `sm80` or `sm90a`.
+/// Environment variable that selects the build of the kernels: `sm80` or `sm90a`.
 const ARCH_VARIABLE: &str = "S2O_CUDA_ARCH";
 
-/// The kernels of one GPU, and what else is kept for it.
+/// The kernels and the scratch memory pool of one GPU.
 #[derive(Debug)]
 pub(crate) struct Library {
     pub(crate) arch: Arch,
@@ -34,12 +34,12 @@ struct Loaded {
 pub(crate) struct Entry {
     pub(crate) function: CudaFunction,
     pub(crate) info: LaunchInfo,
-    /// Most dynamic shared memory that a launch may ask for.
+    /// Largest dynamic shared memory of a launch, in bytes.
     pub(crate) shared_limit: usize,
 }
 
-/// By context and build. Candle devices of one GPU share its primary context, and so this. A context is kept alive by
-/// its library, so no other can come to have its address.
+/// Libraries by context and build. Candle devices of one GPU share its primary context, and thus its library. A library
+/// keeps its context alive, so no other context can get the same address.
 static LIBRARIES: Mutex<Vec<(usize, Arc<Library>)>> = Mutex::new(Vec::new());
 
 impl Library {
@@ -77,7 +77,7 @@ impl Library {
         Ok(library)
     }
 
-    /// A kernel, loaded if it is not yet.
+    /// Returns a kernel, loaded on first use.
     pub(crate) fn entry(&self, function: Function, stream: &Arc<CudaStream>) -> Result<Entry, CudaError> {
         let function = function.or_fallback(self.arch);
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,7 +115,7 @@ impl Library {
     }
 }
 
-/// Looks a kernel up, reads how it wants to be launched, and allows it its shared memory.
+/// Looks up a kernel, reads its launch info, and allows it its shared memory.
 fn entry_of(module: &Arc<CudaModule>, function: Function, stream: &Arc<CudaStream>) -> Result<Entry, CudaError> {
     let kernel = module.load_function(&function.to_string()).doing("looking a kernel up")?;
     let symbol = module.get_global(&function.launch_symbol(), stream).doing("looking up how to launch a kernel")?;

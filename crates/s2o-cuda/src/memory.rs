@@ -1,9 +1,8 @@
-//! Scratch memory: a pool of our own for each GPU, one allocation for each call.
+//! Scratch memory: one pool per GPU, one allocation per call.
 //!
 //! Allocation and release are ordered on the call's stream, so calls on several streams or threads never share memory
-//! that is in use, and nothing waits. The pool keeps what calls release, so that the next call finds it; it grows to
-//! what the largest calls that ran together needed. While a stream captures a CUDA graph, the memory becomes the
-//! graph's.
+//! that is in use, and nothing waits. The pool keeps released memory for the next call; it grows to the need of the
+//! largest concurrent calls. Memory that is allocated while a stream captures a CUDA graph belongs to the graph.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -13,14 +12,13 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, 
 
 use crate::error::{CudaError, Doing};
 
-/// Every region begins at a multiple of this: enough for any element type and vector access.
+/// Alignment of every region in bytes: enough for any element type and vector access.
 const ALIGN: usize = 256;
 
-/// Memory that the pool keeps when nobody uses it: several times the default workspace. More goes back to the driver
-/// when the host next waits for the GPU.
+/// Bytes that the unused pool keeps when the host waits for the GPU: several times the default workspace.
 const KEPT_BYTES: u64 = 1 << 30;
 
-/// Memory that one GPU keeps for scratch, if its driver has memory pools.
+/// The scratch memory pool of one GPU, if its driver has memory pools.
 #[derive(Debug)]
 pub(crate) struct Pool(Option<sys::CUmemoryPool>);
 
@@ -30,7 +28,7 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// A pool that keeps what is released. It is never destroyed: its library lives as long as the process.
+    /// A pool that keeps released memory. It is never destroyed: its library lives as long as the process.
     pub(crate) fn new(context: &CudaContext) -> Result<Self, CudaError> {
         if !context.has_async_alloc() {
             return Ok(Self(None));
@@ -55,7 +53,7 @@ impl Pool {
         Ok(Self(Some(pool)))
     }
 
-    /// Memory for the regions of `layout` until the scratch is dropped, and for what was enqueued by then.
+    /// Memory for the regions of `layout`, valid until the scratch is dropped and for all work enqueued by then.
     pub(crate) fn allocate(&self, stream: &Arc<CudaStream>, layout: &Regions) -> Result<Scratch, CudaError> {
         const DOING: &str = "allocating scratch memory";
         let bytes = layout.bytes.max(ALIGN);
@@ -75,7 +73,7 @@ impl Pool {
     }
 }
 
-/// Lets a pool keep `bytes` when the host waits for the GPU, those in use included.
+/// Sets the bytes that a pool keeps when the host waits for the GPU, including those in use.
 pub(crate) fn keep(pool: sys::CUmemoryPool, mut bytes: u64) -> Result<(), CudaError> {
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     // SAFETY: this attribute is a 64-bit number.
@@ -92,7 +90,7 @@ pub(crate) fn refuse_capture(stream: &CudaStream, doing: &'static str, instead: 
     }
 }
 
-/// The regions of one allocation, added up.
+/// The layout of the regions of one allocation.
 #[derive(Debug, Default)]
 pub struct Regions {
     bytes: usize,
@@ -116,7 +114,7 @@ impl<T> Clone for Region<T> {
 impl<T> Copy for Region<T> {}
 
 impl Regions {
-    /// Room for `len` elements.
+    /// Adds a region of `len` elements.
     pub fn add<T>(&mut self, len: usize) -> Region<T> {
         let offset = self.bytes;
         self.bytes = (offset + len * size_of::<T>()).next_multiple_of(ALIGN);
@@ -147,7 +145,7 @@ impl Scratch {
     fn base(&self) -> sys::CUdeviceptr {
         match &self.memory {
             Memory::Pooled(address) => *address,
-            // The scratch memory is not Candle's: its events say nothing that the stream's order does not.
+            // The scratch memory is not Candle's; the order of the stream makes its events unnecessary.
             Memory::Plain(slice) => slice.device_ptr(slice.stream()).0,
         }
     }
@@ -165,8 +163,7 @@ impl Scratch {
     /// Copies from the host into the beginning of a region.
     ///
     /// # Errors
-    /// If the data do not fit, or the stream captures a graph, which would keep the address of the data and not the
-    /// data.
+    /// If the data do not fit, or the stream captures a graph, which would keep the address of the data, not the data.
     pub fn upload<T: Copy>(&self, region: Region<T>, data: &[T]) -> Result<(), CudaError> {
         if data.len() > region.len {
             let expected = format!("at most {} elements", region.len);
@@ -174,7 +171,7 @@ impl Scratch {
         }
         let address = self.inside(region)?;
         refuse_capture(&self.stream, "copying lists to the GPU", "make this call outside the capture")?;
-        // SAFETY: the region holds the data. It is pageable memory, which the driver has copied when the call returns.
+        // SAFETY: the region has room for the data. The driver has copied pageable memory when the call returns.
         unsafe { result::memcpy_htod_async(address, data, self.stream.cu_stream()) }.doing("copying to the GPU")
     }
 
@@ -189,8 +186,7 @@ impl Scratch {
             .doing("zeroing scratch memory")
     }
 
-    /// Copies a region to the host, and waits for it. The GPU must have written the region, and every bit pattern must
-    /// be a `T`.
+    /// Copies a region to the host and waits. The GPU must have written it, and every bit pattern must be a valid `T`.
     ///
     /// # Errors
     /// If the stream captures a graph, or the driver fails.
@@ -209,7 +205,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Memory::Pooled(address) = &self.memory {
-            // SAFETY: allocated on this stream and not released before. An error is kept for whoever asks the context.
+            // SAFETY: allocated on this stream and not released before. The context keeps an error for its next check.
             let released = unsafe { result::free_async(*address, self.stream.cu_stream()) };
             self.stream.context().record_err(released);
         }

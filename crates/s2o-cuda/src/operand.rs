@@ -1,5 +1,5 @@
-//! Tensors as the kernels take them: an address, and for (batch, length, heads, head_dim) three strides, or a
-//! contiguous copy where a layout does not allow that.
+//! Tensors in the form that kernels take: an address, and three strides for (batch, length, heads, head_dim). A tensor
+//! whose layout does not allow that is copied.
 
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::CudaDType;
@@ -13,7 +13,7 @@ use crate::error::CudaError;
 
 /// Element types of the kernels.
 pub trait Element: CudaDType + DeviceRepr + 'static {
-    /// Its name in the kernels.
+    /// The kernels' name of the type.
     const DTYPE: Dtype;
 }
 
@@ -25,14 +25,14 @@ impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
 }
 
-/// A tensor (batch, length, heads, head_dim) in device memory, its heads contiguous.
+/// A tensor (batch, length, heads, head_dim) in device memory, with contiguous heads.
 #[derive(Debug, Clone, Copy)]
 pub struct View {
-    /// Where its first element is.
+    /// Address of the first element.
     pub address: sys::CUdeviceptr,
     /// Batch, length, heads and head_dim.
     pub dims: [usize; 4],
-    /// In elements.
+    /// Strides in elements.
     pub strides: Strides,
 }
 
@@ -46,8 +46,8 @@ pub enum Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    /// Copies the operand, of 4 dimensions, if its heads are not contiguous, or begin where no 16-byte access may, or
-    /// if one element stands for several (an expanded dimension): the loads of the kernels do not take these.
+    /// Copies an operand of 4 dimensions if the loads of the kernels do not support its layout: heads that are not
+    /// contiguous or do not start at multiples of 16 bytes, or an expanded dimension.
     ///
     /// # Errors
     /// If the copy fails.
@@ -61,7 +61,7 @@ impl<'a> Operand<'a> {
         Ok(Self::Copied(copy, Layout::contiguous(layout.shape())))
     }
 
-    /// Its view, and a guard that ends the stream's use of it when dropped.
+    /// The operand's view, and a guard that ends the stream's use of it when dropped.
     ///
     /// # Errors
     /// If the operand has elements of another type.
@@ -79,11 +79,11 @@ impl View {
     /// The view of a tensor whose storage begins at `base`.
     ///
     /// # Errors
-    /// If the layout has not 4 dimensions.
+    /// If the layout does not have 4 dimensions.
     pub fn new<T>(base: sys::CUdeviceptr, layout: &Layout) -> Result<Self, CudaError> {
         let dims: [usize; 4] = layout.shape().dims4()?.into();
         let stride = |i: usize| {
-            // A dimension of one may have any stride; this one every user of it takes.
+            // A dimension of size 1 may have any stride; this value suits every kernel.
             let stride = if dims[i] == 1 { dims[3] } else { layout.stride()[i] };
             stride as i64
         };
@@ -94,7 +94,7 @@ impl View {
         })
     }
 
-    /// The same tensor from a row on.
+    /// The same tensor from row `first` on.
     pub fn rows_from(self, first: usize, element_bytes: usize) -> Self {
         let [batch, len, heads, head_dim] = self.dims;
         let address = self.address + (first as u64) * (self.strides.seq as u64) * element_bytes as u64;
@@ -102,10 +102,10 @@ impl View {
     }
 }
 
-/// Elements of 16 bits that a 16-byte access takes.
+/// 16-bit elements in a 16-byte access.
 const VECTOR: usize = 8;
 
-/// Whether the kernels' 16-byte accesses take a layout of 4 dimensions and elements of 16 bits in place.
+/// Whether 16-byte accesses can read a tensor of 16-bit elements with this layout of 4 dimensions in place.
 pub fn is_vectorized(layout: &Layout) -> bool {
     let (dims, strides) = (layout.dims(), layout.stride());
     // Allocations are aligned far beyond 16 bytes, so the offset decides.
@@ -132,8 +132,7 @@ pub fn cuda_storage(storage: &Storage) -> Result<&CudaStorage, CudaError> {
 /// the stream's use of it when dropped.
 ///
 /// # Errors
-/// If the tensor is not on a GPU, not contiguous, begins at an offset that is not a multiple of 8 elements, or has
-/// elements of another type.
+/// If the tensor is not on a GPU, not contiguous, not at a multiple of 8 elements, or has another element type.
 pub fn address<'a, T: CudaDType + DeviceRepr + 'static>(
     storage: &'a Storage,
     layout: &Layout,

@@ -10,14 +10,14 @@ use crate::error::{CudaError, Doing};
 /// Time that the GPU spent in one kernel of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KernelTime {
-    /// The kernel, as docs/kernels.md names it.
+    /// Name of the kernel, as in docs/kernels.md.
     pub kernel: &'static str,
-    /// From its start to its end, in milliseconds.
+    /// Time from its start to its end, in milliseconds.
     pub ms: f64,
 }
 
 impl KernelTime {
-    /// Whether the kernel belongs to the ranking, Algorithm 1, and not to attention.
+    /// Whether the kernel belongs to the ranking (Algorithm 1), not to attention.
     pub fn ranks(&self) -> bool {
         matches!(self.kernel, "moments" | "scores" | "sort" | "key_guide" | "query_order")
     }

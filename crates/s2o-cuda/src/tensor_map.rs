@@ -1,4 +1,4 @@
-//! TMA descriptors: how the sm_90a kernels read whole tiles of a tensor.
+//! TMA descriptors, with which the sm_90a kernels read whole tiles of a tensor.
 
 use std::mem::MaybeUninit;
 
@@ -8,16 +8,15 @@ use s2o_kernels::{Dtype, TILE_K};
 use crate::error::{CudaError, Doing};
 use crate::operand::View;
 
-/// A descriptor, passed to a kernel by value. Its alignment differs between toolkits, and is the binding's.
+/// A descriptor, passed to a kernel by value. Its alignment differs between toolkits, so the binding's type is used.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TensorMap(sys::CUtensorMap);
 
 impl TensorMap {
-    /// Describes `view` in boxes of 128 rows of one head, swizzled as wgmma reads them. Rows beyond the tensor read as
-    /// zeros.
+    /// Describes `view` in boxes of 128 rows of one head, swizzled as wgmma reads them. Rows beyond it are zeros.
     pub(crate) fn new(view: &View, dtype: Dtype) -> Result<Self, CudaError> {
-        /// Elements in the 128 bytes that a row of the box has.
+        /// Elements in the 128 bytes of a box row.
         const BOX_COLUMNS: u32 = 64;
         const ELEMENT_BYTES: u64 = 2;
         let [batch, len, heads, head_dim] = view.dims.map(|dim| dim as u64);

@@ -58,7 +58,7 @@ mod tests {
 
     use super::*;
 
-    /// Of the file that the training wrote.
+    /// Hash of the file that the training wrote.
     const SHA256: &str = "5b8fd1f5b68638b30d2fe4cde4b122dd8ca60f0b0e30549e629471c125e077aa";
 
     #[test]

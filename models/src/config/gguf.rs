@@ -9,7 +9,7 @@ use crate::rope::{RopeConfig, RopeScaling, yarn_scale};
 /// Typed access to the metadata of one architecture.
 pub(crate) struct GgufMetadata<'a> {
     pub(crate) content: &'a Content,
-    /// `general.architecture`, the first part of its keys.
+    /// `general.architecture`, the prefix of its keys.
     pub(crate) architecture: &'a str,
     /// Names the file in errors.
     pub(crate) origin: &'a str,
@@ -29,7 +29,7 @@ impl GgufMetadata<'_> {
     }
 
     fn missing(&self, key: &str) -> ModelError {
-        ModelError::config(self.origin, format!("{}.{key} is missing or no number", self.architecture))
+        ModelError::config(self.origin, format!("{}.{key} is missing or not a number", self.architecture))
     }
 
     fn size(&self, key: &str) -> Result<usize> {

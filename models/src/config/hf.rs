@@ -7,9 +7,9 @@ use super::{Architecture, DecoderConfig};
 use crate::error::{ModelError, Result};
 use crate::rope::{RopeConfig, RopeScaling};
 
-/// Base frequency of a configuration that does not say.
+/// Default of the base frequency.
 const DEFAULT_THETA: f64 = 10_000.0;
-/// Head width of a Qwen3 configuration that does not say; it is not `hidden_size / num_attention_heads`.
+/// Default head width of Qwen3, which is not `hidden_size / num_attention_heads`.
 const QWEN3_HEAD_DIM: usize = 128;
 
 impl DecoderConfig {
@@ -42,7 +42,7 @@ struct HfConfig {
     rms_norm_eps: f64,
     rope_theta: Option<f64>,
     rope_scaling: Option<Value>,
-    /// Where transformers 5 keeps both `rope_theta` and the scaling.
+    /// Holds both `rope_theta` and the scaling in transformers 5.
     rope_parameters: Option<Value>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
@@ -85,7 +85,7 @@ impl HfConfig {
         })
     }
 
-    /// The attention is not limited to a window, or the model is refused.
+    /// Refuses models whose attention is limited to a window.
     fn check_window(&self, architecture: Architecture) -> Result<()> {
         let (feature, expected, got) = match (architecture, self.sliding_window) {
             // Published configurations carry a `sliding_window` that this flag switches off.
@@ -100,7 +100,7 @@ impl HfConfig {
         Err(ModelError::UnsupportedFeature { feature, expected, got })
     }
 
-    /// The MLP's activation is SiLU or the model is refused.
+    /// Refuses models whose MLP activation is not SiLU.
     fn check_activation(&self) -> Result<()> {
         match self.hidden_act.as_deref() {
             None | Some("silu" | "swish") => Ok(()),
@@ -110,7 +110,7 @@ impl HfConfig {
         }
     }
 
-    /// Base frequency and scaling, from the old and the new place; and the longest context they allow.
+    /// Base frequency and scaling, from the old or the new entries, and the longest context that they allow.
     fn rope(&self, origin: &str) -> Result<(RopeConfig, usize)> {
         let parameters = self.rope_parameters.as_ref();
         let theta = parameters

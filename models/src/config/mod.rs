@@ -1,4 +1,4 @@
-//! [`DecoderConfig`]: everything the decoder needs to know about a model, whatever file said it.
+//! [`DecoderConfig`]: the shape and constants of a decoder, read from any supported file format.
 
 use crate::error::{ModelError, Result};
 use crate::rope::RopeConfig;
@@ -8,17 +8,17 @@ mod hf;
 
 pub(crate) use gguf::GgufMetadata;
 
-/// The architectures that the one decoder computes.
+/// The architectures that the decoder supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama 2, 3, 3.1, 3.2 and what shares their layout (SmolLM2).
+    /// Llama 2, 3, 3.1, 3.2 and models with the same layout (SmolLM2).
     Llama,
     /// Qwen3, dense.
     Qwen3,
 }
 
 impl Architecture {
-    /// By the name in `architectures` or `model_type` of a `config.json`, or in the metadata of a GGUF file.
+    /// Looks up the name in `architectures` or `model_type` of a `config.json`, or in the metadata of a GGUF file.
     fn named(name: &str) -> Result<Self> {
         match name {
             "LlamaForCausalLM" | "llama" => Ok(Self::Llama),
@@ -31,11 +31,11 @@ impl Architecture {
     }
 }
 
-/// Shape and constants of a decoder, made from a `config.json` ([`DecoderConfig::from_json`]) or from GGUF metadata;
-/// nothing behind it asks for the architecture again.
+/// Shape and constants of a decoder, made from a `config.json` ([`DecoderConfig::from_json`]) or from GGUF metadata.
+/// The forward pass depends on these values only.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
-    /// Where the configuration came from.
+    /// The architecture that the configuration names.
     pub architecture: Architecture,
     /// Entries of the vocabulary, rows of the embedding.
     pub vocab_size: usize,
@@ -68,12 +68,12 @@ pub struct DecoderConfig {
 }
 
 impl DecoderConfig {
-    /// Parameters of the model, a tied head counted once.
+    /// Number of parameters; a tied head counts once.
     pub fn num_parameters(&self) -> usize {
         self.tensor_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
-    /// Every weight tensor: its Hugging Face name and shape.
+    /// Hugging Face name and shape of every weight tensor.
     pub fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
         let (q_size, kv_size) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
@@ -115,7 +115,7 @@ impl DecoderConfig {
         shapes
     }
 
-    /// Refuses sizes that no model can have, before anything is allocated from them.
+    /// Refuses impossible sizes before anything is allocated from them.
     pub(crate) fn checked(self, origin: &str) -> Result<Self> {
         let sizes = [
             ("vocab_size", self.vocab_size),
@@ -134,7 +134,7 @@ impl DecoderConfig {
             return Err(ModelError::config(origin, format!("{name} is {size}, more than any model has")));
         }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            let reason = format!("{} query heads are no multiple of {} KV heads", self.num_heads, self.num_kv_heads);
+            let reason = format!("{} query heads are not a multiple of {} KV heads", self.num_heads, self.num_kv_heads);
             return Err(ModelError::config(origin, reason));
         }
         if !self.head_dim.is_multiple_of(2) {

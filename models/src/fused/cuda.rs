@@ -1,4 +1,4 @@
-//! Launches of the decoder's kernels. The callers check shapes; this module checks what only the kernels ask for.
+//! Launches of the decoder's kernels. The callers check shapes; this module checks the other needs of the kernels.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -15,7 +15,7 @@ use super::heads::{Heads, QkNorm};
 
 type Result<T> = std::result::Result<T, CudaError>;
 
-/// `x + delta` (if there is a delta) and the RMS norm of that. Inputs contiguous, `x` and `delta` of one shape.
+/// `x + delta` (if there is a delta) and its RMS norm. Inputs are contiguous, `x` and `delta` of one shape.
 pub(super) fn rms_norm(
     x: &Tensor,
     delta: Option<&Tensor>,
@@ -55,7 +55,7 @@ fn norm<T: Element>(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f3
         let function = Function::new(Kernel::RmsNorm, T::DTYPE, ANY_HEAD_DIM);
         let threads = Some(decoder::norm_threads(width));
         let grid = Grid::Shaped { blocks: [rows, 1, 1], threads, shared_bytes: None };
-        // SAFETY: a block for each row of contiguous tensors of equal shape, all held until the launch is enqueued.
+        // SAFETY: one thread block per row of contiguous tensors of equal shape, all held until the launch is enqueued.
         unsafe { launcher.launch(function, &params, grid) }?;
     }
     let wrap = |slice| launcher.tensor(slice, x.shape().clone());
@@ -85,7 +85,7 @@ fn silu<T: Element>(gate_up: &Tensor) -> Result<Tensor> {
         let (out, _out) = out.device_ptr_mut(stream);
         let params = SiluParams { gate_up: gate_up as *const c_void, out: out as *mut c_void, width: width as i64 };
         let function = Function::new(Kernel::SiluMul, T::DTYPE, ANY_HEAD_DIM);
-        // SAFETY: blocks for each row of contiguous tensors, both held until the launch is enqueued.
+        // SAFETY: the grid covers every row of contiguous tensors, both held until the launch is enqueued.
         unsafe { launcher.launch(function, &params, Grid::Blocks([rows, decoder::silu_blocks(width), 1])) }?;
     }
     Ok(launcher.tensor(out, shape))
@@ -112,13 +112,13 @@ pub(super) fn rotation_table(inverse_frequencies: &Tensor, factor: f64, start: u
             half: to_i32("frequencies", half)?,
         };
         let function = Function::new(Kernel::RotationTable, Dtype::Bf16, ANY_HEAD_DIM);
-        // SAFETY: a thread for each entry, both tensors held until the launch is enqueued.
+        // SAFETY: one thread per entry; both tensors are held until the launch is enqueued.
         unsafe { launcher.launch(function, &params, Grid::Blocks([decoder::table_blocks(len * half), 1, 1])) }?;
     }
     Ok(launcher.tensor(table, shape))
 }
 
-/// Normalises and rotates q and k of contiguous `qkv` `(batch, len, ..)`, puts k and v into rows `start..` of the
+/// Normalises and rotates q and k of contiguous `qkv` `(batch, len, ..)`, writes k and v into rows `start..` of the
 /// caches, and returns q.
 pub(super) fn rotate(
     qkv: &Tensor,
@@ -148,7 +148,7 @@ fn turn<T: Element>(
     let Heads { num_heads, num_kv_heads, head_dim } = heads;
     let shape = Shape::from((batch, len, num_heads, head_dim));
     let mut q_out = launcher.uninit::<T>(&shape)?;
-    // The kernel's name for the size; the caller knows that there is one.
+    // The caller has checked that the kernels support this size.
     let size = HeadDim::new(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
     let mut enqueue = |k: View, v: View| {
         let (qkv, table) = (qkv.storage_and_layout(), table.storage_and_layout());
@@ -178,8 +178,8 @@ fn turn<T: Element>(
         let function = Function::new(Kernel::Rotate, T::DTYPE, size);
         let threads = Some(decoder::rotate_threads(num_heads + 2 * num_kv_heads, head_dim));
         let grid = Grid::Shaped { blocks: [batch * len, 1, 1], threads, shared_bytes: None };
-        // SAFETY: a block for each position; the caches have room for `len` rows from `start` on (the caller checked),
-        // and everything is held until the launch is enqueued.
+        // SAFETY: one thread block per position; the caches have room for `len` rows from `start` on (the caller
+        // checked), and everything is held until the launch is enqueued.
         unsafe { launcher.launch(function, &params, grid) }
     };
     written::<T>(k_cache, stream, |k| {
@@ -189,7 +189,7 @@ fn turn<T: Element>(
     Ok(launcher.tensor(q_out, shape))
 }
 
-/// Lets `write` enqueue what writes into a tensor. Candle hands mutable storage to in-place ops alone.
+/// Lets `write` enqueue work that writes into a tensor. Candle gives mutable storage only to in-place ops.
 fn written<T: Element>(tensor: &Tensor, stream: &CudaStream, write: impl FnOnce(View) -> Result<()>) -> Result<()> {
     if !is_vectorized(tensor.layout()) {
         let message = format!("expected a cache of contiguous heads aligned to 16 bytes, got {:?}", tensor.layout());

@@ -16,9 +16,9 @@ pub struct Heads {
 /// RMS norms of every query and key head, before the rotation (Qwen3).
 #[derive(Debug, Clone, Copy)]
 pub struct QkNorm<'a> {
-    /// `(head_dim)`
+    /// Weight of the query norm, `(head_dim)`.
     pub q: &'a Tensor,
-    /// `(head_dim)`
+    /// Weight of the key norm, `(head_dim)`.
     pub k: &'a Tensor,
     /// Added to the mean square.
     pub eps: f64,

@@ -24,8 +24,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     ops::rms_norm(&x.contiguous()?, weight, eps as f32)
 }
 
-/// The residual stream after `delta` and its RMS norm: `x + delta`, and [`rms_norm`] of that as it is rounded. `delta`
-/// is of the shape and dtype of `x`.
+/// The residual stream `x + delta`, and [`rms_norm`] of the rounded sum. `delta` has the shape and dtype of `x`.
 ///
 /// # Errors
 /// If shapes, dtypes or devices differ.
@@ -43,7 +42,7 @@ pub fn add_rms_norm(x: Tensor, delta: &Tensor, weight: &Tensor, eps: f64) -> Res
     Ok((sum, normed))
 }
 
-/// Whether the kernel takes these tensors, which are then of fitting shapes.
+/// Whether the kernel supports these tensors. If it does, their shapes are checked.
 #[cfg(feature = "cuda")]
 fn norm_on_gpu(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor) -> Result<bool> {
     let width = x.dim(D::Minus1)?;

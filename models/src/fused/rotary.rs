@@ -14,8 +14,8 @@ use super::{
     support::{same_kind, supports, supports_head_dim},
 };
 
-/// Rotary embedding of heads: half-split (NeoX), so entry `i` turns with entry `i + head_dim / 2` by the position times
-/// inverse frequency `i`.
+/// Half-split (NeoX) rotary embedding of heads: entries `i` and `i + head_dim / 2` rotate together, by the position
+/// times inverse frequency `i`.
 #[derive(Debug)]
 pub struct Rotary {
     inverse_frequencies: Vec<f32>,
@@ -32,11 +32,11 @@ pub struct Rotation {
 }
 
 impl Rotary {
-    /// `head_dim / 2` inverse frequencies, and the factor on cos and sin (1, but for YaRN), for heads of `dtype` on
-    /// `device`.
+    /// Takes `head_dim / 2` inverse frequencies and the factor on cos and sin (1 except for YaRN), for heads of
+    /// `dtype` on `device`.
     ///
     /// # Errors
-    /// Candle's, when memory is short.
+    /// Candle's error if memory runs out.
     pub fn new(inverse_frequencies: Vec<f32>, factor: f64, dtype: DType, device: &Device) -> Result<Self> {
         let on_device = Tensor::from_slice(&inverse_frequencies, inverse_frequencies.len(), device)?;
         Ok(Self { inverse_frequencies, on_device, factor, dtype })
@@ -46,7 +46,7 @@ impl Rotary {
     /// frequency: rounded to f32 it would be 0.03 rad off at position 500K.
     ///
     /// # Errors
-    /// Candle's, when memory is short.
+    /// Candle's error if memory runs out.
     pub fn rows(&self, start: usize, len: usize) -> Result<Rotation> {
         let device = self.on_device.device();
         #[cfg(feature = "cuda")]
@@ -75,14 +75,14 @@ impl Rotary {
 pub struct LayerCache<'a> {
     /// Keys.
     pub k: &'a Tensor,
-    /// Values, in memory of their own.
+    /// Values, in separate memory.
     pub v: &'a Tensor,
-    /// Where the new positions go; those before are left alone.
+    /// First new position; earlier positions are not changed.
     pub start: usize,
 }
 
 /// From the stacked outputs q `(batch, len, num_heads * head_dim)`, k and v `(batch, len, num_kv_heads * head_dim)`:
-/// normalises q and k per head if `norm` is there, rotates both by `rotation` (of `len` positions), writes k and v into
+/// normalises q and k per head if `norm` is given, rotates both by `rotation` (of `len` positions), writes k and v into
 /// rows `start .. start + len` of the cache, and returns q, contiguous `(batch, len, num_heads, head_dim)`.
 ///
 /// # Errors
@@ -124,7 +124,7 @@ pub fn rotate_into_cache(
     Ok(q)
 }
 
-/// What the kernel takes on trust.
+/// Checks the requirements of the kernel, which has no checks.
 #[cfg(feature = "cuda")]
 fn check_rotation(
     qkv: &Tensor,
@@ -159,7 +159,7 @@ fn check_rotation(
         }
     }
     let [q_norm, k_norm] = norms.map_or([None; 2], |norms| norms.map(Some));
-    // Both sides are locked for writing while the others are read: shared memory would lock for good.
+    // Both sides are locked for writing while the others are read, so shared memory would deadlock.
     let memory = |tensor: &Tensor| std::ptr::from_ref(&*tensor.storage_and_layout().0).addr();
     let mut others = [Some(cache.k), Some(qkv), Some(table), q_norm, k_norm].into_iter().flatten();
     if others.any(|other| memory(other) == memory(cache.v)) || memory(qkv) == memory(cache.k) {

@@ -7,18 +7,18 @@ use super::support::supports;
 #[cfg(feature = "cuda")]
 use super::{cuda, support::supports_silu_width};
 
-/// Linear layers on one input: one matrix product on a GPU, where the weights lie one above the other. On a CPU they
-/// stay apart, because what follows there wants outputs that are contiguous.
+/// Linear layers on one input. On a GPU their weights are stacked, and one matrix product computes all outputs. On a
+/// CPU they stay separate, because the next steps need contiguous outputs.
 #[derive(Debug, Clone)]
 pub struct StackedLinear {
-    /// One for all, or one each.
+    /// One layer for all outputs, or one layer per output.
     layers: Vec<Linear>,
     sizes: Vec<usize>,
 }
 
 impl StackedLinear {
-    /// Takes layers `(size, size_in)` of one input; either all have a bias or none has. Where the weights are joined,
-    /// both copies are held until this returns.
+    /// Takes layers `(size, size_in)` of one input; all or none of them have a bias. If the weights are joined, both
+    /// copies are held until this returns.
     ///
     /// # Errors
     /// If there are no layers, only some have a bias, or their input sizes, dtypes or devices differ.
@@ -41,14 +41,14 @@ impl StackedLinear {
     /// The outputs of all layers for `x` `(.., size_in)`.
     ///
     /// # Errors
-    /// As the matrix product.
+    /// Those of the matrix product.
     pub fn forward(&self, x: &Tensor) -> Result<Stacked> {
         let outputs = self.layers.iter().map(|layer| layer.forward(x)).collect::<Result<_>>()?;
         Ok(Stacked { outputs, sizes: self.sizes.clone() })
     }
 }
 
-/// What [`StackedLinear`] computes: the outputs of its layers, side by side or apart.
+/// The outputs of the layers of a [`StackedLinear`], joined or separate.
 #[derive(Debug, Clone)]
 pub struct Stacked {
     outputs: Vec<Tensor>,
@@ -56,7 +56,7 @@ pub struct Stacked {
 }
 
 impl Stacked {
-    /// Outputs that are one tensor `(.., sum of sizes)`.
+    /// Wraps outputs that are one tensor `(.., sum of sizes)`.
     ///
     /// # Errors
     /// If the sizes do not add up to the last dimension.
@@ -70,7 +70,7 @@ impl Stacked {
     /// Each output, contiguous: `(.., size)`.
     ///
     /// # Errors
-    /// Candle's, when memory is short.
+    /// Candle's error if memory runs out.
     pub fn into_parts(self) -> Result<Vec<Tensor>> {
         if self.outputs.len() == self.sizes.len() {
             return Ok(self.outputs);
@@ -91,7 +91,7 @@ impl Stacked {
         bail!("expected {count} stacked outputs, got {}", self.sizes.len())
     }
 
-    /// The one tensor that holds all outputs, if it is where the kernels are.
+    /// The tensor that holds all outputs, if they are joined and the kernels support it.
     #[cfg(feature = "cuda")]
     pub(super) fn on_gpu(&self) -> Option<&Tensor> {
         match self.outputs.as_slice() {

@@ -1,4 +1,4 @@
-//! Tensors that the kernels of a GPU support. Others go through the Candle ops.
+//! Checks for tensors that the CUDA kernels support. Candle ops compute the others.
 
 use candle_core::{DType, Device};
 #[cfg(feature = "cuda")]
@@ -6,7 +6,7 @@ use candle_core::{Result, Tensor, bail};
 #[cfg(feature = "cuda")]
 use s2o_kernels::{HeadDim, decoder};
 
-/// Whether the kernels are in this build and support elements of this type on this device.
+/// Whether this build has the kernels, and they support this dtype and device.
 pub(crate) fn supports(device: &Device, dtype: DType) -> bool {
     cfg!(feature = "cuda") && device.is_cuda() && matches!(dtype, DType::BF16 | DType::F16)
 }

@@ -43,7 +43,7 @@ pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<P
     Ok(Parts { config, vb: VarBuilder::from_tensors(tensors, dtype, &options.device), tokenizer, eos_ids })
 }
 
-/// Every tensor must end within the file; otherwise a cut-off download would only show after minutes of loading.
+/// Checks that every tensor ends within the file. A truncated download would otherwise fail after minutes.
 fn check_length(content: &Content, file_len: u64) -> Result<(), String> {
     for (name, info) in &content.tensor_infos {
         let blocks = info.shape.elem_count().div_ceil(info.ggml_dtype.block_size());
@@ -74,7 +74,7 @@ impl Source<'_> {
         let architecture = match self.content.metadata.get("general.architecture").map(Value::to_string) {
             Some(Ok(name)) => name.clone(),
             _ => {
-                return Err(ModelError::config(origin, "general.architecture is missing or no string"));
+                return Err(ModelError::config(origin, "general.architecture is missing or not a string"));
             }
         };
         let content = &self.content;
@@ -108,7 +108,7 @@ impl Source<'_> {
 }
 
 /// Undoes the row order of llama.cpp's conversion, which interleaves the two halves of each Llama head (its rotation
-/// turns neighbours). Qwen3 files keep the half-split order.
+/// pairs neighbours). Qwen3 files keep the half-split order.
 fn half_split(tensor: &Tensor, num_heads: usize) -> Result<Tensor> {
     let rows = tensor.dim(0)?;
     let half = rows / num_heads / 2;

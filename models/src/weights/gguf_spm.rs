@@ -1,7 +1,7 @@
-//! SentencePiece vocabularies in GGUF files (`tokenizer.ggml.model` = `llama`, as of Llama 2): pieces with scores.
+//! SentencePiece vocabularies in GGUF files (`tokenizer.ggml.model` = `llama`, as in Llama 2): pieces with scores.
 //!
-//! The rule is to join, again and again, the neighbours whose union has the best score. That is byte-pair encoding with
-//! the merges in the order of their scores, and bytes for what no piece covers.
+//! The rule repeatedly joins the neighbours whose union has the best score. This is byte-pair encoding with the merges
+//! in the order of their scores, and bytes for text that no piece covers.
 
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
@@ -14,7 +14,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use crate::error::{ModelError, Result};
 
-/// What SentencePiece writes for a space.
+/// SentencePiece's character for a space.
 const SPACE: char = '▁';
 
 const UNKNOWN: i64 = 2;
@@ -29,7 +29,7 @@ pub(super) struct Piece {
     pub(super) kind: i64,
 }
 
-/// Builds the tokenizer, without the special tokens around a text. `space_prefix`: a text starts with a space.
+/// Builds the tokenizer, without special tokens around a text. If `space_prefix`, a space is put before each text.
 pub(super) fn build(pieces: &[Piece], space_prefix: bool) -> Result<Tokenizer> {
     let vocab: Vocab = pieces.iter().zip(0..).map(|(piece, id)| (piece.text.clone(), id)).collect();
     let mut bpe =
@@ -63,7 +63,7 @@ pub(super) fn build(pieces: &[Piece], space_prefix: bool) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// Every way to join two pieces into a third, best score first; where scores tie, in the order of the vocabulary.
+/// Every way to join two pieces into a third, best score first, equal scores in the order of the vocabulary.
 fn merges(pieces: &[Piece], vocab: &Vocab) -> Merges {
     let mut by_score: Vec<&Piece> = pieces.iter().filter(|piece| piece.kind == 1).collect();
     by_score.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -113,7 +113,7 @@ mod tests {
         let tokenizer = tokenizer(true);
         // "▁h" (0) comes before "he" (-1), so "hell" never forms; "ll" (-2) comes before "lo" (-6).
         assert_eq!(pieces_of(&tokenizer, "hello"), ["▁h", "e", "ll", "o"]);
-        // Inside a word nothing takes the h away: he, ll, hell.
+        // Inside a word no other piece takes the h: he, ll, hell.
         assert_eq!(pieces_of(&tokenizer, "ohello"), ["▁", "o", "hell", "o"]);
         assert_eq!(pieces_of(&tokenizer, "wor wor"), ["▁", "wor", "▁", "wor"]);
     }

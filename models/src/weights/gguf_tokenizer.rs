@@ -1,8 +1,8 @@
 //! The tokenizer inside a GGUF file.
 //!
-//! Candle reads vocabulary and merges; but it knows few pre-tokenizers by their GGUF names (`llama-bpe` and `smollm`
-//! fall back to GPT-2's with a space put in front of the text), takes user-defined tokens for special ones, and adds
-//! no `bos` where llama.cpp does by default. Those parts are set here.
+//! Candle reads vocabulary and merges. But it supports few pre-tokenizers by their GGUF names (`llama-bpe` and `smollm`
+//! fall back to GPT-2's with a space before the text), treats user-defined tokens as special, and adds no `bos` where
+//! llama.cpp does by default. This module sets those parts.
 
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
@@ -31,10 +31,10 @@ const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const USER_DEFINED: i64 = 4;
 const NORMAL: u32 = 1;
 
-/// End-of-turn and end-of-text tokens that llama.cpp also stops at, beside the one in the metadata.
+/// End-of-turn and end-of-text tokens at which llama.cpp stops in addition to that in the metadata.
 const END_TOKENS: [&str; 6] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>", "<|end|>"];
 
-/// What differs between byte-level BPE tokenizers beyond the vocabulary.
+/// Properties of a byte-level BPE tokenizer besides its vocabulary.
 struct Flavour {
     pre_tokenizer: PreTokenizerWrapper,
     normalizer: Option<NormalizerWrapper>,
@@ -116,7 +116,7 @@ fn pieces(content: &Content) -> Result<Vec<Piece>> {
     for (name, got) in [("scores", scores.len()), ("token_type", kinds.len())] {
         if got != texts.len() {
             return Err(ModelError::tokenizer(format!(
-                "tokenizer.ggml.{name}: expected {} entries as there are tokens, got {got}",
+                "tokenizer.ggml.{name}: expected {} entries, one per token, got {got}",
                 texts.len()
             )));
         }
@@ -135,8 +135,8 @@ pub(super) fn eos_ids(content: &Content) -> Vec<u32> {
     named.chain(listed).collect()
 }
 
-/// Marks user-defined tokens (such as Qwen3's `<think>`) as normal and returns them: they are matched whole, but they
-/// are text.
+/// Marks user-defined tokens (such as Qwen3's `<think>`) as normal and returns them: they are text that is matched
+/// whole.
 fn take_user_defined(content: &mut Content) -> Vec<String> {
     let all: Vec<String> = tokens(content).map(str::to_owned).collect();
     let Some(Value::Array(types)) = content.metadata.get_mut(TOKEN_TYPE) else {
@@ -156,7 +156,7 @@ fn take_user_defined(content: &mut Content) -> Vec<String> {
     taken
 }
 
-/// `bos` in front and `eos` behind, as the metadata asks.
+/// Adds `bos` before and `eos` after a text, if the metadata says so.
 fn special_tokens_around(
     content: &Content,
     tokenizer: &Tokenizer,

@@ -1,4 +1,4 @@
-//! The Hugging Face hub: names of repositories, and the settings that Python's tools read too.
+//! The Hugging Face hub: names of repositories, and the settings shared with Python's tools.
 
 use std::env;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 const DEFAULT_REVISION: &str = "main";
 
-/// Where the hub and its cache are, and who asks.
+/// Addresses of the hub and its cache, and the access token.
 #[derive(Clone)]
 pub struct HubOptions {
     /// Address of the hub or of a mirror.
@@ -22,7 +22,7 @@ pub struct HubOptions {
 
 impl fmt::Debug for HubOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The token is a secret: logs learn only whether there is one.
+        // The token is a secret: logs show only whether it is set.
         f.debug_struct("HubOptions")
             .field("endpoint", &self.endpoint)
             .field("cache", &self.cache)
@@ -33,7 +33,7 @@ impl fmt::Debug for HubOptions {
 }
 
 impl HubOptions {
-    /// As Python's `huggingface_hub`: `HF_ENDPOINT`; `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or in
+    /// Reads the variables of Python's `huggingface_hub`: `HF_ENDPOINT`; `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or in
     /// `~/.cache/huggingface`; the token from `HF_TOKEN`, or the file `HF_TOKEN_PATH`, or `token` in that home;
     /// `HF_HUB_OFFLINE`.
     pub fn from_env() -> Self {
@@ -58,7 +58,7 @@ impl HubOptions {
     }
 }
 
-/// `org/name[@revision]`, or nothing.
+/// Parses `org/name[@revision]`.
 pub(super) fn parse_id(source: &str) -> Option<(String, String)> {
     let (id, revision) = source.split_once('@').unwrap_or((source, DEFAULT_REVISION));
     let (org, name) = id.split_once('/')?;

@@ -1,5 +1,4 @@
-//! Downloads from the Hugging Face hub through `hf-hub`: files land in the cache that Python's tools share, and errors
-//! say what to do.
+//! Downloads from the Hugging Face hub with `hf-hub`, into the cache that Python's tools share.
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +10,11 @@ use super::safetensors::{CONFIG, GENERATION_CONFIG, INDEX, SINGLE, TOKENIZER, sh
 use super::{LoadOptions, read_text};
 use crate::error::{HubFile, ModelError, Result};
 
-/// Further attempts after a download broke off; they resume where it stopped.
+/// Further attempts after an interrupted download; they resume where it stopped.
 const RETRIES: usize = 3;
 
-/// Brings the files of a repository into the cache and returns their directory. What is there already is not asked for
-/// again, and a complete cache makes no request at all.
+/// Downloads the files of a repository into the cache and returns their directory. Files that are already present are
+/// not requested again, and a complete cache makes no request at all.
 pub(super) fn fetch(id: &str, revision: &str, options: &LoadOptions) -> Result<PathBuf> {
     let repository = Repository::new(id, revision, &options.hub)?;
     if let Some(directory) = repository.complete(options)? {
@@ -33,7 +32,7 @@ pub(super) fn fetch(id: &str, revision: &str, options: &LoadOptions) -> Result<P
         Some(index) => Some(index),
         None => match repository.get(SINGLE) {
             Ok(_) => None,
-            // A sharded repository has an index instead; when it has neither, the plain name is the one to report.
+            // A sharded repository has an index instead; if it has neither, the plain name is reported.
             Err(missing @ ModelError::HubFileNotFound { .. }) => Some(repository.get(INDEX).map_err(|_| missing)?),
             Err(error) => return Err(error),
         },
@@ -85,8 +84,8 @@ impl<'a> Repository<'a> {
         self.cache.get(file).or_else(by_hash)
     }
 
-    /// The directory, if it has all that loading needs. `generation_config.json` does not count, because not every
-    /// repository has one; it is asked for before the weights, so where these are it has been asked for.
+    /// The directory, if it has everything that loading needs. `generation_config.json` does not count, because not
+    /// every repository has one; it is requested before the weights, so if these are present it has been requested.
     fn complete(&self, options: &LoadOptions) -> Result<Option<PathBuf>> {
         let Some(config) = self.cached(CONFIG) else { return Ok(None) };
         let has_tokenizer = options.tokenizer.is_some() || self.cached(TOKENIZER).is_some();
@@ -110,7 +109,7 @@ impl<'a> Repository<'a> {
         self.api.repo(self.repo.clone()).download(file).map_err(|error| self.explain(file, error))
     }
 
-    /// What a failure means for the user.
+    /// Converts a failed request to a typed error.
     fn explain(&self, file: &str, error: ApiError) -> ModelError {
         match error {
             ApiError::TooManyRetries(last) => self.explain(file, *last),

@@ -1,4 +1,4 @@
-//! Where models come from: the embedded one, a directory, a GGUF file, or the hub; and made-up weights.
+//! Sources of models: the embedded model, a directory, a GGUF file, the hub, or synthetic weights.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -31,11 +31,11 @@ pub(crate) use needle::PASSKEY_JSONL;
 #[cfg(test)]
 pub(crate) use needle::tokenizer as needle_tokenizer;
 
-/// The name under which the embedded model is asked for.
+/// Name of the embedded model.
 pub const NEEDLE_7M: &str = "needle-7m";
 
-/// A place to load a model from. Parses from a string: `needle-7m`, a directory, a path that ends in `.gguf`, or
-/// `org/name[@revision]`. An existing directory wins over a hub id of the same form.
+/// A source of a model. Parses from a string: `needle-7m`, a directory, a path that ends in `.gguf`, or
+/// `org/name[@revision]`. An existing directory has priority over a hub id of the same form.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelSource {
     /// The 7M-parameter Qwen3 retrieval model inside this library.
@@ -51,7 +51,7 @@ pub enum ModelSource {
         /// Branch, tag or commit.
         revision: String,
     },
-    /// Made-up weights in a real model's shape, for timing. No string parses to this: nobody gets it by mistake.
+    /// Synthetic weights in a real model's shape, for timing. No string parses to this, so it is never used by mistake.
     Synthetic(Synthetic),
 }
 
@@ -73,23 +73,23 @@ impl FromStr for ModelSource {
             return Ok(Self::Hub { id, revision });
         }
         if source.starts_with(['.', '/', '~']) || source.contains(std::path::MAIN_SEPARATOR) {
-            // Looks like a path, so that loading reports the missing file rather than a strange source.
+            // Looks like a path, so loading reports a missing file instead of an invalid source.
             return Ok(Self::Directory(path.to_owned()));
         }
         Err(ModelError::InvalidSource { got: source.to_owned() })
     }
 }
 
-/// How to load a model.
+/// Options for loading a model.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
-    /// Where weights and work go.
+    /// The device of weights and computation.
     pub device: Device,
     /// Dtype of weights, activations and cache: f32, bf16 or f16. `None` is f32 on a CPU and bf16 elsewhere.
     pub dtype: Option<DType>,
     /// A `tokenizer.json` to use instead of the model's own.
     pub tokenizer: Option<PathBuf>,
-    /// Where the hub and its cache are.
+    /// Hub, cache and access token.
     pub hub: HubOptions,
 }
 
@@ -115,11 +115,11 @@ impl LoadOptions {
 }
 
 impl ModelSource {
-    /// Loads weights, tokenizer and configuration. `progress` hears about each layer; downloads draw their own bars on
-    /// stderr when that is a terminal.
+    /// Loads weights, tokenizer and configuration. `progress` is called after each layer; downloads draw their own bars
+    /// on stderr if it is a terminal.
     ///
     /// # Errors
-    /// Whatever [`ModelError`] describes: missing, truncated or unsupported files, a hub that refuses or is away.
+    /// Any [`ModelError`]: missing, truncated or unsupported files, a hub that refuses or cannot be reached.
     pub fn load(&self, options: &LoadOptions, progress: Option<&mut Progress>) -> Result<LoadedModel> {
         let dtype = options.dtype()?;
         let parts = match self {
@@ -162,7 +162,7 @@ fn fetch(id: &str, _: &str, _: &LoadOptions) -> Result<PathBuf> {
     })
 }
 
-/// What each kind of source yields before the decoder is built.
+/// The parts of a model before the decoder is built.
 struct Parts {
     config: DecoderConfig,
     vb: VarBuilder<'static>,
@@ -170,7 +170,7 @@ struct Parts {
     eos_ids: Vec<u32>,
 }
 
-/// Reads a text file that must be there.
+/// Reads a text file that must exist.
 fn read_text(path: &Path, hint: &str) -> Result<String> {
     std::fs::read_to_string(path).map_err(|error| io_error(path, hint, error))
 }

@@ -1,4 +1,4 @@
-//! The embedded model: it needs no file, no network and no licence question, so everything runs from anywhere.
+//! The embedded model, which needs no file, no network and no accepted licence.
 
 use std::str::FromStr;
 

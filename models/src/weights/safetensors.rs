@@ -1,8 +1,8 @@
-//! A directory in the Hugging Face layout, its weights mapped into memory.
+//! A directory in the Hugging Face layout, with its weights mapped into memory.
 //!
-//! A tensor goes from the map to the device in one copy. Where the file's dtype is another than the asked-for, it is
-//! converted there, on the device. (Candle makes one more copy on the host for tensors that do not lie at a multiple of
-//! their element size, which no current writer produces.)
+//! A tensor goes from the map to the device in one copy, and is converted there if the file has another dtype. (Candle
+//! makes one more copy on the host for tensors not at a multiple of their element size, which no current writer
+//! produces.)
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// File names in a `model.safetensors.index.json`, sorted, each once.
+/// File names in a `model.safetensors.index.json`, sorted and unique.
 pub(super) fn shard_names(json: &str, origin: &str) -> Result<Vec<String>> {
     #[derive(Deserialize)]
     struct Index {
@@ -79,14 +79,14 @@ pub(super) fn shard_names(json: &str, origin: &str) -> Result<Vec<String>> {
     }
     let index: Index = serde_json::from_str(json).map_err(|e| ModelError::config(origin, e))?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
-    // An index comes from elsewhere: it must not lead out of the directory.
+    // An index is not trusted: it must not lead out of the directory.
     if let Some(bad) = names.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
-        return Err(ModelError::config(origin, format!("shard `{bad}` is no plain file name")));
+        return Err(ModelError::config(origin, format!("shard `{bad}` is not a plain file name")));
     }
     Ok(names.into_iter().collect())
 }
 
-/// Reads a weight file's header, which also proves that the file is as long as the header says.
+/// Reads a weight file's header, which also checks that the file is as long as the header says.
 fn check(path: &Path) -> Result<()> {
     std::fs::File::open(path).map_err(|error| io_error(path, "", error))?;
     // SAFETY: the map is read once here and dropped; see `open`.

@@ -1,4 +1,4 @@
-//! Launch of the kernel that pools blocks of tokens.
+//! Means and self-similarity of blocks of tokens: the launch of the `block_pool` kernel.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -12,24 +12,26 @@ use s2o_kernels::{Function, HeadDim, Kernel};
 
 use super::{aligned, shape_mismatch};
 
-/// Blocks of tokens, each represented by one vector.
+/// Mean and self-similarity of each block of tokens.
 #[derive(Debug, Clone)]
 pub struct PooledBlocks {
-    /// Their means: `(batch, heads, blocks, head_dim)` of f32.
+    /// Mean token of each block: `(batch, heads, blocks, head_dim)` of f32.
     pub means: Tensor,
-    /// Their self-similarity, the mean cosine of all pairs of tokens, each with itself included: `(batch, heads,
-    /// blocks)` of f32.
+    /// Mean cosine over all pairs of tokens of a block, each token with itself included: `(batch, heads, blocks)` of
+    /// f32. `None` if not requested.
     pub self_similarity: Option<Tensor>,
 }
 
-/// Means over blocks of `block` tokens, cut at multiples of the absolute position: `x` `(batch, len, heads, head_dim)`
-/// of bf16 or f16 on a GPU, its first token at position `offset`. Ragged blocks are means of the tokens that they have.
-/// `self_similarity` asks for that of each block. `centre`, `(batch, heads, head_dim)` of f32, is taken off every token
-/// first, for the means too. Every token is read once, in place where heads are contiguous and begin at multiples of 16
-/// bytes.
+/// Computes the mean, and if `self_similarity` is true the self-similarity, of each block of `block` tokens. Reads
+/// every token once, in place if heads are contiguous and start at multiples of 16 bytes.
+///
+/// - `x`: `(batch, len, heads, head_dim)`, bf16 or f16 on a GPU, head_dim 64 or 128.
+/// - `offset`: position of the first token. Blocks start at positions that are multiples of `block`, so the first and
+///   last block may be ragged; their mean is over the tokens present.
+/// - `centre`: `(batch, heads, head_dim)` of f32, subtracted from every token first.
 ///
 /// # Errors
-/// If the tensors are not such, `block` is 0, or the GPU fails.
+/// If a shape, dtype or device does not fit, `x` has no tokens, `block` is 0, or the GPU fails.
 pub fn block_pool(
     x: &Tensor,
     offset: usize,
@@ -66,7 +68,7 @@ fn typed<T: Element>(
         let (name, expected) = ("position of the last token", format!("below {}", i64::MAX));
         return Err(CudaError::Size { name, expected, got: offset });
     };
-    // Larger ones cut nothing more.
+    // Any size from `end` on gives a single block.
     let block = block.min(end);
     let blocks = end.div_ceil(block) - offset / block;
     let launcher = Launcher::of(x)?;
@@ -95,7 +97,7 @@ fn typed<T: Element>(
             blocks: to_i32("blocks", blocks)?,
         };
         let function = Function::new(Kernel::BlockPool, T::DTYPE, size);
-        // SAFETY: a block for each block of tokens of each head; all tensors are held until the launch is enqueued.
+        // SAFETY: one thread block per block of tokens and head; all tensors are held until the launch is enqueued.
         unsafe { launcher.launch(function, &params, Grid::Blocks([batch * heads * blocks, 1, 1])) }?;
     }
     let [of_means, of_similarity] = shapes;

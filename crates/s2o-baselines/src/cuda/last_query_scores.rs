@@ -1,4 +1,4 @@
-//! Attention of the last queries of a call, summed by key and by distance.
+//! Attention of a call's last queries, summed by key and by distance from query back to key.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -16,33 +16,34 @@ use super::supports_heads;
 /// Largest number of queries whose attention is summed.
 pub const MAX_LAST_QUERIES: usize = 128;
 
-/// Keys of a tile, and distances of a block.
+/// Keys per tile, and distances per block of distances.
 const TILE: usize = 64;
-/// Smallest number of tiles of a block of threads, which computes two more besides.
+/// Fewest tiles per thread block, which computes up to two more tiles in addition.
 const MIN_TILES: usize = 16;
-/// Blocks of threads for each multiprocessor, which holds two at a time: enough that all end at about the same time.
+/// Thread blocks per multiprocessor, which runs two at a time: with 8, all multiprocessors end at about the same time.
 const BLOCKS_PER_SM: usize = 8;
 
-/// Whether the kernels support these tensors and number of queries.
+/// Whether the kernels support these tensors and this number of queries.
 pub(crate) fn supports(q: &Tensor, k: &Tensor, count: usize) -> bool {
     let counts = 1..=MAX_LAST_QUERIES;
     supports_heads(q) && supports_heads(k) && q.dtype() == k.dtype() && counts.contains(&count)
 }
 
-/// Attention that each key gets from the last `count` queries of a causal call, or as many as it has, on their mean:
-/// `(batch, num_heads, k_len)` of f32 with sum 1. `q` `(batch, q_len, num_heads, head_dim)`, `k` `(batch, k_len,
-/// num_kv_heads, head_dim)`, bf16 or f16 on one GPU, head_dim 64 or 128, any strides; the queries are the last of the
-/// positions. Sums are in f32 and do not depend on an order of arrival.
+/// Mean attention that each key receives from the last `count` queries of a causal call, or from all if there are
+/// fewer: `(batch, num_heads, k_len)` of f32 with sum 1 per head. Sums are in f32, in a fixed order.
+///
+/// - `q`: `(batch, q_len, num_heads, head_dim)`; the queries have the last positions.
+/// - `k`: `(batch, k_len, num_kv_heads, head_dim)`. Both are bf16 or f16 on one GPU, head_dim 64 or 128, any strides.
 ///
 /// # Errors
-/// If the tensors do not fit, see [`AttnError`]; [`CudaError::Size`] unless `count` is 1 to [`MAX_LAST_QUERIES`].
+/// See [`AttnError`] if the tensors do not fit; [`CudaError::Size`] unless `count` is 1 to [`MAX_LAST_QUERIES`].
 pub fn by_key(q: &Tensor, k: &Tensor, softmax_scale: f32, count: usize) -> Result<Tensor, AttnError> {
     let [by_key] = scores(q, k, softmax_scale, count)?;
     Ok(by_key)
 }
 
-/// [`by_key`], and the same attention by the distance from query back to key, of the same shape. Distances that not all
-/// of the queries have are sums over those that do, divided by all.
+/// Returns [`by_key`] and the same attention by distance from query back to key, of the same shape. A distance that
+/// only some of the queries have is summed over these and divided by the number of all.
 ///
 /// # Errors
 /// As [`by_key`].
@@ -66,7 +67,7 @@ fn scores<const N: usize>(q: &Tensor, k: &Tensor, softmax_scale: f32, count: usi
     }
 }
 
-/// The sizes of a call whose tensors fit each other.
+/// Checks that the tensors fit each other and returns the sizes of the call.
 fn checked(q: &Tensor, k: &Tensor, softmax_scale: f32) -> Result<AttnShape, AttnError> {
     let dims = |name, x: &Tensor| {
         <[usize; 4]>::try_from(x.dims()).map_err(|_| AttnError::Rank { name, got: x.dims().to_vec() })
@@ -86,7 +87,7 @@ fn checked(q: &Tensor, k: &Tensor, softmax_scale: f32) -> Result<AttnShape, Attn
     Ok(shape)
 }
 
-/// `last`: the queries to add up.
+/// Runs the kernels for the queries `last`.
 fn typed<T: Element, const N: usize>(
     last: &Tensor,
     k: &Tensor,
@@ -104,7 +105,7 @@ fn typed<T: Element, const N: usize>(
     let chunks = (launcher.multiprocessors() * BLOCKS_PER_SM).div_ceil(heads);
     let tiles_per_chunk = tiles.div_ceil(chunks).max(MIN_TILES);
     let state_chunks = tiles.div_ceil(tiles_per_chunk);
-    // One block of distances beyond the tiles at both ends.
+    // One more block of distances at each end of the tiles.
     let share_chunks = (tiles + 2).div_ceil(tiles_per_chunk);
     let out_shape = Shape::from((shape.batch(), shape.num_heads(), shape.k_len()));
     let per_state = size_of::<RowState>() / size_of::<f32>();
@@ -137,8 +138,8 @@ fn typed<T: Element, const N: usize>(
         };
         for (kernel, chunks) in [(Kernel::LastQueryStates, state_chunks), (Kernel::LastQueryScores, share_chunks)] {
             let function = Function::new(kernel, T::DTYPE, head_dim);
-            // SAFETY: both take these parameters; the views are of the shape's sizes, there is a state for each chunk,
-            // and everything is held until the launches are enqueued.
+            // SAFETY: both kernels take these parameters; the views have the sizes of the shape, each chunk has a
+            // state, and everything is held until the launches are enqueued.
             unsafe { launcher.launch(function, &params, Grid::Blocks([heads, chunks, 1])) }?;
         }
     }

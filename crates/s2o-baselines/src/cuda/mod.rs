@@ -1,5 +1,4 @@
-//! Kernels of an NVIDIA GPU (feature `cuda`) for the selectors. The selectors use them by themselves, for tensors that
-//! the kernels support.
+//! CUDA kernels of the selectors (feature `cuda`). A selector automatically uses them for tensors that they support.
 
 mod block_pool;
 pub mod last_query_scores;
@@ -20,23 +19,24 @@ use candle_core::{DType, Tensor};
 use s2o_cuda::CudaError;
 use s2o_kernels::{HeadDim, decoder};
 
-/// Whether the kernels support the elements of a tensor: bf16 or f16 on a GPU.
+/// Whether the kernels support the dtype (bf16 or f16) and the device (a GPU) of a tensor.
 pub(crate) fn supports(x: &Tensor) -> bool {
     x.device().is_cuda() && matches!(x.dtype(), DType::BF16 | DType::F16)
 }
 
-/// Whether the kernels that copy heads, the last dimension, support a tensor.
+/// Whether the kernels that copy heads support a tensor, whose last dimension is head_dim.
 pub(crate) fn supports_copies(x: &Tensor) -> bool {
     supports(x) && x.dims().last().is_some_and(|dim| dim.is_multiple_of(decoder::VECTOR))
 }
 
-/// Whether the kernels that compute with heads, the last of 4 dimensions, support a tensor.
+/// Whether the kernels that compute with heads support a tensor, whose last of 4 dimensions is head_dim.
 pub(crate) fn supports_heads(x: &Tensor) -> bool {
     let head_dim = x.dims4().ok().and_then(|(_, _, _, head_dim)| HeadDim::new(head_dim));
     supports(x) && head_dim.is_some() && x.elem_count() > 0
 }
 
-/// The tensor, or a copy whose offset suits the kernels' accesses, if it has this dtype and is on the device of `like`.
+/// Returns `x`, or a contiguous copy if the kernels cannot access its layout in place. Fails unless `x` has the dtype
+/// `expected` and is on the device of `like`.
 fn aligned(x: &Tensor, like: &Tensor, expected: DType) -> Result<Tensor, CudaError> {
     if x.dtype() != expected {
         let msg = "operand of a selection";
@@ -50,7 +50,7 @@ fn aligned(x: &Tensor, like: &Tensor, expected: DType) -> Result<Tensor, CudaErr
     Ok(if in_place { x.clone() } else { x.force_contiguous()? })
 }
 
-/// The error for operands of shapes that do not fit each other.
+/// The error for operands whose shapes do not fit each other.
 fn shape_mismatch(lhs: &Tensor, rhs: &Tensor, op: &'static str) -> CudaError {
     let (lhs, rhs) = (lhs.shape().clone(), rhs.shape().clone());
     candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op }.bt().into()

@@ -1,4 +1,4 @@
-//! Launch of the kernel that lays keys and values out anew.
+//! Copies of keys and values in another order: the launch of the `reorder` kernel.
 
 use std::ffi::c_void;
 
@@ -11,16 +11,18 @@ use s2o_kernels::{Dtype, Function, Kernel, decoder};
 
 use super::shape_mismatch;
 
-/// Rows of the outputs that a block of threads writes.
+/// Output rows per thread block.
 const ROWS: usize = 8;
 
-/// Keys and values in the order of `positions`, followed by all of them in their own order: each `(batch, before +
-/// k_len, heads, head_dim)`, contiguous. `k` and `v` `(batch, k_len, num_kv_heads, head_dim)`, bf16 or f16 on one GPU,
-/// any strides, head_dim a multiple of 8; `positions` `(batch, heads, before)` of u32, heads a multiple of
-/// num_kv_heads, whose runs of equal length take the same KV head. A position beyond the keys selects the last one.
+/// Copies keys and values in the order of `positions`, followed by all of them in their original order. Each result is
+/// `(batch, before + k_len, heads, head_dim)`, contiguous.
+///
+/// - `k`, `v`: `(batch, k_len, num_kv_heads, head_dim)`, bf16 or f16 on one GPU, any strides, head_dim a multiple of 8.
+/// - `positions`: `(batch, heads, before)` of u32. Every `heads / num_kv_heads` consecutive heads read one KV head. A
+///   position beyond the keys selects the last key.
 ///
 /// # Errors
-/// If the tensors are not such, or the GPU fails.
+/// If a shape, dtype or device does not fit, or the GPU fails.
 pub fn reorder_keys(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tensor; 2], CudaError> {
     let (batch, k_len, kv_heads, head_dim) = k.dims4()?;
     let (order_batch, heads, _) = positions.dims3()?;
@@ -90,8 +92,7 @@ fn typed<T: Element>(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tens
             head_dim: to_i32("head_dim", head_dim)?,
         };
         let function = Function::new(Kernel::Reorder, Dtype::Bf16, ANY_HEAD_DIM);
-        // SAFETY: a block for each few rows of the outputs; the kernel reads no key beyond k_len, and everything is
-        // held until the launch is enqueued.
+        // SAFETY: the grid covers all output rows, no key beyond k_len is read, and all is held until the enqueue.
         unsafe { launcher.launch(function, &params, Grid::Blocks([out_len.div_ceil(ROWS), batch, 1])) }?;
     }
     Ok([k_out, v_out].map(|slice| launcher.tensor(slice, shape.clone())))

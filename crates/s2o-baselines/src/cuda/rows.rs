@@ -1,4 +1,4 @@
-//! Launches of the kernels that choose from rows of scores.
+//! Softmax of rows of scores and choices from them: the launches of the row kernels.
 
 use std::ffi::c_void;
 use std::ops::Deref;
@@ -13,10 +13,10 @@ use s2o_kernels::{Dtype, Function, Kernel, selection};
 use super::{aligned, shape_mismatch};
 use crate::row_choice::{RowChoice, Select};
 
-/// Long rows that are chosen from at a time: their intermediate results take 75 MB then.
+/// Long rows per launch: their intermediate results take 75 MB.
 const LONG_ROWS: usize = 4096;
 
-/// [`RowChoice::choose`] for scores of f32 on a GPU, of any row length up to 2^30. Equal entries are chosen together.
+/// [`RowChoice::choose`] for f32 scores on a GPU, in rows of up to 2^30 entries. Equal entries are chosen together.
 pub(crate) fn choose(choice: &RowChoice<'_>, scores: &Tensor, select: Select<'_>) -> Result<Tensor, CudaError> {
     let rows = Rows::of(scores)?;
     let mut dims = scores.dims().to_vec();
@@ -71,7 +71,7 @@ pub(crate) fn choose(choice: &RowChoice<'_>, scores: &Tensor, select: Select<'_>
         };
         if !is_long {
             let grid = Grid::Blocks([selection::row_blocks(rows.rows, rows.row_len), 1, 1]);
-            // SAFETY: threads for each row of tensors that fit them, held until the launch is enqueued.
+            // SAFETY: the grid covers the rows; the tensors fit them and are held until the launch is enqueued.
             return unsafe { launcher.launch(function(Kernel::RowChoice), &params, grid) };
         }
         for first in (0..rows.rows).step_by(LONG_ROWS) {
@@ -80,7 +80,7 @@ pub(crate) fn choose(choice: &RowChoice<'_>, scores: &Tensor, select: Select<'_>
             for pass in 0..selection::LONG_PASSES {
                 let params =
                     RowParams { first_row: to_i32("rows", first)?, rows: to_i32("rows", count)?, pass, ..params };
-                // SAFETY: as above, with a threshold for each row, and every pass after the one before.
+                // SAFETY: as above; each row has a threshold, and the passes run in order.
                 unsafe { launcher.launch(function(Kernel::RowChoiceLong), &params, grid) }?;
             }
         }
@@ -89,11 +89,11 @@ pub(crate) fn choose(choice: &RowChoice<'_>, scores: &Tensor, select: Select<'_>
     Ok(launcher.tensor(mask, shape))
 }
 
-/// Softmax over every row (last dimension) of `scores`, f32 on a GPU, times `scale`. `bounds` as in [`RowChoice`]:
-/// zeros where a row does not see its columns, also in rows that see none.
+/// Softmax over every row (last dimension) of `scale * scores`, f32 on a GPU. `bounds` is as in [`RowChoice`]: entries
+/// that a row does not see become 0, and a row that sees none becomes all zeros.
 ///
 /// # Errors
-/// If the tensors are not such, or the GPU fails.
+/// If a shape, dtype or device does not fit, a row has more than 2^30 entries, or the GPU fails.
 pub fn row_softmax(scores: &Tensor, scale: f32, bounds: Option<&Tensor>) -> Result<Tensor, CudaError> {
     let rows = Rows::of(scores)?;
     if rows.rows == 0 {
@@ -110,18 +110,18 @@ fn softmax(scores: &Tensor, rows: &Rows, operands: Operands, scale: f32) -> Resu
         let (weights, _weights) = weights.device_ptr_mut(launcher.stream());
         let params = RowParams { weights: weights as *mut f32, softmax: 1, scale, ..params };
         let grid = Grid::Blocks([selection::row_blocks(rows.rows, rows.row_len), 1, 1]);
-        // SAFETY: threads for each row of tensors that fit them, held until the launch is enqueued.
+        // SAFETY: the grid covers the rows; the tensors fit them and are held until the launch is enqueued.
         unsafe { launcher.launch(function(Kernel::RowSoftmax), &params, grid) }
     })?;
     Ok(launcher.tensor(weights, scores.shape().clone()))
 }
 
-/// The row kernels depend neither on elements nor on heads.
+/// The row kernels do not depend on element types or head sizes.
 fn function(kernel: Kernel) -> Function {
     Function::new(kernel, Dtype::Bf16, ANY_HEAD_DIM)
 }
 
-/// A tensor of which each row has an entry.
+/// A tensor that holds one entry per row, and the index that finds it.
 #[derive(Clone)]
 struct Operand {
     tensor: Tensor,
@@ -139,9 +139,9 @@ struct Operands {
     enabled: Option<Operand>,
 }
 
-/// The rows of a tensor.
+/// Sizes of the rows of a tensor.
 struct Rows {
-    /// Without the last dimension.
+    /// Dimensions without the last.
     dims: Vec<usize>,
     rows: usize,
     row_len: usize,
@@ -182,7 +182,7 @@ impl Rows {
         }
     }
 
-    /// The shares of the rows' sums that need not be chosen.
+    /// For each group of rows, the share of a row's sum that need not be chosen.
     fn left_out(&self, scores: &Tensor, shares: &[f64]) -> Result<Operand, CudaError> {
         if shares.is_empty() || !self.rows.is_multiple_of(shares.len()) {
             let expected = format!("shares for equal groups of {} rows", self.rows);
@@ -195,7 +195,8 @@ impl Rows {
     }
 }
 
-/// Which entry of an operand of `dims` a row has, where the rows are of `rows`, both without the last dimension.
+/// The entry of an operand of `dims` that each row of `rows` uses, both without the last dimension. `None` unless the
+/// operand has consecutive dimensions of the rows.
 fn row_index(dims: &[usize], rows: &[usize]) -> Option<RowIndex> {
     if dims.len() > rows.len() {
         return None;
@@ -225,7 +226,7 @@ fn address_of<'a>(
     }
 }
 
-/// Runs `launch` with the parameters without the outputs, while the operands are held.
+/// Runs `launch` with all parameters but the outputs and modes, while the operands are held.
 fn with_params(
     launcher: &Launcher,
     scores: &Tensor,
@@ -278,7 +279,7 @@ fn with_params(
     })
 }
 
-/// The index of one entry for all rows.
+/// Index with which all rows use the first entry.
 const FIRST: RowIndex = RowIndex { each: 1, count: 1 };
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Launches of the kernels around the products of strides: their operands, and what blocks of them weigh.
+//! Kernels of the antidiagonal scores: one makes the operands of the stride products, one sums their softmax by blocks.
 
 use std::ffi::c_void;
 
@@ -13,15 +13,15 @@ use s2o_kernels::{Dtype, Function, Kernel, decoder};
 use super::{aligned, shape_mismatch};
 use crate::stride_order::StrideOrder;
 
-/// Tokens and zeros that a block of threads copies.
+/// Tokens, including padding zeros, that one thread block copies.
 const SLOTS: usize = 64;
 
-/// The tokens of each stride one after the other, by head: `x` `(len, heads, head_dim)` with `before` rows of zeros
-/// before it and `after` after it, in all a multiple of `stride`, becomes `(heads, strides, stride * head_dim)`, the
-/// tokens of each stride in `order`. bf16 or f16 on a GPU, any strides in memory, head_dim a multiple of 8.
+/// Pads `x` with `before` zero tokens in front and `after` at the end, and joins the tokens of each stride of `stride`
+/// tokens in `order`: `(heads, strides, stride * head_dim)`. The padded length must be a multiple of `stride`. `x` is
+/// `(len, heads, head_dim)`, bf16 or f16 on a GPU, any strides in memory, head_dim a multiple of 8.
 ///
 /// # Errors
-/// If the tensor is not such, [`CudaError::Size`] for its sizes, or the GPU fails.
+/// [`CudaError::Size`] or [`CudaError::DType`] if the tensor does not fit; or if the GPU fails.
 pub fn token_strides(
     x: &Tensor,
     stride: usize,
@@ -77,20 +77,22 @@ fn cut<T: Element>(
             head_dim: to_i32("head_dim", head_dim)?,
         };
         let function = Function::new(Kernel::Strides, Dtype::Bf16, ANY_HEAD_DIM);
-        // SAFETY: a block for each few slots of each head; both tensors are held until the launch is enqueued.
+        // SAFETY: the grid covers all slots of all heads; both tensors are held until the launch is enqueued.
         unsafe { launcher.launch(function, &params, Grid::Blocks([heads, slots.div_ceil(SLOTS), 1])) }?;
     }
     Ok(launcher.tensor(out, shape))
 }
 
-/// Weights of blocks of key strides for blocks of query strides: for each row of `products` `(heads, rows, columns)`,
-/// bf16 or f16 on a GPU, the softmax of `scale` times its first `limits[row]` entries, of a row without any zeros, and
-/// of these the sums over `per_block` rows and `per_block` columns: `(heads, rows / per_block, key_blocks)` of f32,
-/// zeros beyond the columns. `limits` is `(rows)` of u32; `per_block` is a power of two up to 128 that divides rows and
-/// columns.
+/// Softmax mass of each block of key strides in each block of query strides: `(heads, rows / per_block, key_blocks)` of
+/// f32. Computes, for each row of `products`, the softmax of `scale` times its first `limits[row]` entries (zeros if
+/// the limit is 0), and sums it over blocks of `per_block` rows and columns. Key blocks beyond the columns are 0.
+///
+/// - `products`: `(heads, rows, columns)`, bf16 or f16 on a GPU.
+/// - `limits`: `(rows)` of u32.
+/// - `per_block`: a power of two up to 128 that divides rows and columns.
 ///
 /// # Errors
-/// If the tensors are not such, [`CudaError::Size`] for their sizes, or the GPU fails.
+/// If a shape, dtype or device does not fit, [`CudaError::Size`] for other sizes, or the GPU fails.
 pub fn stride_shares(
     products: &Tensor,
     limits: &Tensor,
@@ -150,7 +152,7 @@ fn share<T: Element>(
         let (products, _products) = address::<T>(&products.0, products.1, stream)?;
         let (limits, _limits) = address::<u32>(&limits.0, limits.1, stream)?;
         let (out, _out) = out.device_ptr_mut(stream);
-        // The kernel counts a step beyond the last column, and blocks in entries.
+        // The kernel counts one step beyond the last column, and key blocks in entries.
         check_i32("columns", (key_blocks + 256) * per_block)?;
         let params = StrideSharesParams {
             products: products as *const c_void,
@@ -163,8 +165,8 @@ fn share<T: Element>(
             scale,
         };
         let function = Function::new(Kernel::StrideShares, T::DTYPE, ANY_HEAD_DIM);
-        // SAFETY: a block for each entry of (rows / per_block, heads); all tensors are contiguous, of the sizes given,
-        // and held until the launch is enqueued.
+        // SAFETY: one thread block per entry of (rows / per_block, heads); all tensors are contiguous, have the given
+        // sizes, and are held until the launch is enqueued.
         unsafe { launcher.launch(function, &params, Grid::Blocks([rows / per_block, heads, 1])) }?;
     }
     Ok(launcher.tensor(out, shape))

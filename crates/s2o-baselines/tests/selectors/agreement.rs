@@ -1,7 +1,7 @@
-//! What the tests of the methods share: definitions in f64, one head at a time, and the comparison with a selection.
+//! Shared parts of the tests: definitions in f64, one head at a time, and the comparison with a selection.
 //!
-//! A selector computes scores in f32, so a choice by cut may differ from that in f64 where scores lie within rounding of
-//! the cut. A plain re-implementation therefore says of every entry whether it MUST be chosen, or MAY be.
+//! A selector computes scores in f32, so its choice may differ from the f64 choice for scores within rounding of the
+//! threshold. A plain re-implementation therefore says of every entry whether it MUST be chosen or MAY be.
 
 use candle_core::{DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, Mask, PrefillCall, dense_attn, query_blocks};
@@ -13,7 +13,7 @@ use crate::plain::{Call, ascending, head, lists};
 const TIE: f64 = 2e-4;
 /// Rounding of a sum of scores, relative to their total.
 const SUM: f64 = 2e-5;
-/// Scores below are zero in f32.
+/// Scores below this are zero in f32.
 const ZERO: f64 = 1e-30;
 
 /// A call and its tensors.
@@ -90,7 +90,7 @@ impl Bracket {
         let total = sums[sorted.len()];
         let decided = scores.iter().map(|&score| {
             let (above, tied) = ranks(&sorted, score);
-            // Chosen at all events if those before it, its ties among them, do not reach the share.
+            // Always chosen if the entries before it, including its ties, do not reach the share.
             (sums[tied] - score < (share - SUM) * total, sums[above] < (share + SUM) * total)
         });
         let (must, may) = decided.unzip();
@@ -109,7 +109,7 @@ impl Bracket {
         Self { must, may }
     }
 
-    /// How many entries it takes to reach the share, at least and at most.
+    /// The least and greatest number of entries that reach the share.
     pub fn count_to(scores: &[f64], share: f64) -> (usize, usize) {
         let total: f64 = scores.iter().sum();
         let sorted = descending(scores);
@@ -134,7 +134,7 @@ fn descending(scores: &[f64]) -> Vec<f64> {
     sorted
 }
 
-/// How many entries are greater than a score beyond doubt, and how many are not less beyond doubt.
+/// The number of entries that are certainly greater than a score, and of those that are not certainly less.
 fn ranks(descending: &[f64], score: f64) -> (usize, usize) {
     let above = descending.partition_point(|&other| other > score * (1.0 + TIE));
     let tied = descending.partition_point(|&other| other >= score * (1.0 - TIE));
@@ -176,7 +176,7 @@ impl PlainHead {
         (keys, distances)
     }
 
-    /// The query blocks: number on absolute positions, and rows.
+    /// The query blocks: number by absolute position, and rows.
     pub fn query_blocks(&self) -> Vec<(usize, Vec<usize>)> {
         let mut blocks: Vec<(usize, Vec<usize>)> = Vec::new();
         for row in 0..self.q.len() {
@@ -189,7 +189,7 @@ impl PlainHead {
         blocks
     }
 
-    /// For each query block the softmax over key blocks of 128 of the products of means.
+    /// For each query block, the softmax over key blocks of 128 of the products of means.
     pub fn pooled(&self) -> Vec<Vec<f64>> {
         let keys: Vec<Vec<f64>> = self.k.chunks(BLOCK_Q).map(mean).collect();
         let pooled = self.query_blocks().into_iter().map(|(block, rows)| {
@@ -224,8 +224,8 @@ pub fn block_sums(x: &[f64]) -> Vec<f64> {
     x.chunks(BLOCK_Q).map(|block| block.iter().sum()).collect()
 }
 
-/// Compares the lists of a head with what `expected` says of (query block, key block): (must, may). Returns the number of
-/// undecided entries.
+/// Compares the lists of a head with `expected`, which gives (must, may) for (query block, key block). Returns the
+/// number of undecided entries.
 pub fn assert_blocks(
     inputs: &Inputs,
     selection: &Selection,
@@ -251,7 +251,7 @@ pub fn assert_blocks(
     undecided
 }
 
-/// Nothing is left out, and the output is that of dense attention.
+/// Checks that nothing is left out, and that the output is that of dense attention.
 pub fn assert_dense<S: BlockSelector>(inputs: &Inputs, selector: S) {
     let [q, k, v] = &inputs.tensors;
     let selection = inputs.select(&selector);
@@ -268,8 +268,7 @@ pub fn greatest_difference(a: &Tensor, b: &Tensor) -> f32 {
     (a - b).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar().unwrap()
 }
 
-/// Queries see nothing of later keys: with those exchanged, the outputs before stay as they are. And the layout in
-/// memory does not matter.
+/// Checks that other later keys do not change the outputs before them, and that the layout in memory does not matter.
 pub fn assert_causal<S: BlockSelector>(inputs: &Inputs, selector: &S) {
     let [q, k, v] = &inputs.tensors;
     let selection = inputs.select(selector);

@@ -23,7 +23,7 @@ impl Settings {
     }
 }
 
-/// Square root of the Jensen-Shannon divergence of the last queries' attention to blocks and its estimate.
+/// Square root of the Jensen-Shannon divergence between the last queries' attention to blocks and its estimate.
 fn distance(head: &PlainHead) -> f64 {
     let truth = block_sums(&head.last_queries(BLOCK_Q).0);
     let query = mean(&head.q[head.q.len().saturating_sub(BLOCK_Q)..]);
@@ -36,7 +36,7 @@ fn distance(head: &PlainHead) -> f64 {
     ((divergence(&truth, &estimate) + divergence(&estimate, &truth)) / 2.0).max(0.0).sqrt()
 }
 
-/// Returns the undecided blocks, and all of them.
+/// Returns the numbers of undecided blocks and of all blocks.
 fn compare(inputs: &Inputs, settings: Settings) -> (usize, usize) {
     let selector = settings.selector();
     let selection = inputs.select(&selector);

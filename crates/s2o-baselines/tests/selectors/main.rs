@@ -1,4 +1,4 @@
-//! Each selector against a plain re-implementation, and what holds for all of them.
+//! Tests of each selector against a plain re-implementation, and of the properties that all selectors share.
 
 mod agreement;
 mod flexprefill;

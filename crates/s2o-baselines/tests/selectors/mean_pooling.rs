@@ -56,7 +56,7 @@ proptest! {
 
 #[test]
 fn means_taken_in_parts_are_those_of_the_whole() {
-    // More than one part can hold.
+    // This is more than one part can hold.
     let (len, heads, dim) = (40_000, 8, 128);
     let x = Tensor::rand(-1f32, 1.0, (1, len, heads, dim), &Device::Cpu).unwrap();
     let whole = block_means(&x, 60, BLOCK_Q).unwrap();

@@ -21,7 +21,7 @@ fn pattern() -> impl Strategy<Value = HeadPattern> {
     ]
 }
 
-/// Returns the undecided blocks and columns, and all of them.
+/// Returns the numbers of undecided and of all blocks and columns.
 fn compare(inputs: &Inputs, patterns: &[HeadPattern]) -> (usize, usize) {
     let selection = inputs.select(&fixed(patterns));
     let first = inputs.shape.q_offset() / BLOCK_Q;
@@ -33,7 +33,7 @@ fn compare(inputs: &Inputs, patterns: &[HeadPattern]) -> (usize, usize) {
         undecided += match patterns[at.1] {
             HeadPattern::AShape { sink, window } => {
                 assert_blocks(inputs, &selection, number, |row, key_block| {
-                    // Position by position: what any query of the whole block sees.
+                    // Position by position: the keys that any query of the whole block sees.
                     let seen = ((first + row) * BLOCK_Q..(first + row + 1) * BLOCK_Q).any(|position| {
                         (key_block * BLOCK_Q..(key_block + 1) * BLOCK_Q)
                             .any(|key| key <= position && (key < sink || key + window > position))
@@ -49,7 +49,7 @@ fn compare(inputs: &Inputs, patterns: &[HeadPattern]) -> (usize, usize) {
                 let counts = (verticals.max(30), slashes.max(100));
                 columns = Bracket::top_k(&keys, (counts.0, counts.0));
                 let distances = Bracket::top_k(&distances, (counts.1, counts.1));
-                // The query at `position` sees the key at this distance, if there is one.
+                // The query at `position` sees the key at this distance, if the key exists.
                 let touches = |chosen: &[bool], row: usize, key_block: usize| {
                     let (queries, keys) = ((first + row) * BLOCK_Q, key_block * BLOCK_Q);
                     let reach = (queries + BLOCK_Q - keys).min(k_len);
@@ -132,7 +132,7 @@ proptest! {
             prop_assert!(candidates.contains(&config.layers[&0][number]));
             prop_assert!(captured(&inputs, &found, number) > best - 1e-4);
         }
-        // What was found is kept, and selects the same.
+        // The patterns found are kept, and select the same.
         let again = [inputs.select(&method), inputs.select(&MInference::from_config(config).unwrap())];
         prop_assert!(again.iter().all(|selection| lists(selection) == lists(&found)));
     }
@@ -231,7 +231,7 @@ fn a_pattern_is_dense_up_to_its_size() {
         assert_eq!(pattern.dense_up_to(), inputs.shape.k_len());
         let [density, ..] = smollm2::measure(&fixed(&[pattern]));
         assert_eq!(density, 1.0, "{pattern:?}");
-        // Half of all distances, scattered, touch every block still.
+        // Half of all distances, scattered, still touch every block.
         let [density, ..] = smollm2::measure(&fixed(&[pattern.scaled(0.05)]));
         assert!(density < 1.0, "{pattern:?}: {density}");
     }

@@ -11,7 +11,7 @@ use crate::plain_cdf::{
 };
 use crate::xattention::block_row;
 
-/// What is compared: the selector does not show its options.
+/// The options to compare: the selector does not show its own.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     pub segment: usize,
@@ -42,7 +42,7 @@ fn options() -> impl Strategy<Value = Options> {
     })
 }
 
-/// Values that say where they come from.
+/// Values that show their origin.
 fn positions_as_values(k: &Tensor) -> Tensor {
     let (batch, k_len, heads, dim) = k.dims4().unwrap();
     let positions = Tensor::arange(0f32, k_len as f32, &Device::Cpu).unwrap().reshape((1, k_len, 1, 1)).unwrap();
@@ -73,7 +73,7 @@ fn attention_of_last_block(queries: &[Vec<f64>], keys: &[Vec<f64>], scale: f64) 
     mean(&rows)
 }
 
-/// The order is by segments, descending in s; keys whose s rounding cannot tell apart in any order.
+/// Checks that the order is by segment, descending in s. Keys whose s differ only by rounding may have any order.
 fn assert_ordered(layout: &[usize], s: &[f64], segment: usize) {
     for (first, keys) in layout.chunks(segment).enumerate().map(|(i, keys)| (i * segment, keys)) {
         let mut all = keys.to_vec();
@@ -81,7 +81,7 @@ fn assert_ordered(layout: &[usize], s: &[f64], segment: usize) {
         assert!(all.iter().copied().eq(first..first + segment));
         for pair in keys.windows(2) {
             let (before, behind) = (s[pair[0]], s[pair[1]]);
-            // f32 ends at 1e-38.
+            // The smallest normal f32 is about 1e-38.
             let tied = before - behind >= -ROUNDING * behind.abs() - 1e-37;
             assert!(tied, "{pair:?}: {before} before {behind}");
         }
@@ -102,7 +102,7 @@ pub fn compare(call: &PrefillCall, [q, k, _]: &[Tensor; 3], options: Options) ->
         let (queries, keys) = (head(q, batch, q_head), head(k, batch, shape.kv_head(q_head)));
         let layout = layout(&selection, &shape, batch, q_head);
         let before = layout.len() - shape.k_len();
-        // All whole segments but the last queries' own.
+        // All whole segments except the last queries' own.
         assert_eq!(before, (shape.k_len() - 1) / options.segment * options.segment);
         assert!(layout[before..].iter().copied().eq(0..shape.k_len()));
         let ordering_heads = if options.shared_order {
@@ -159,7 +159,7 @@ proptest! {
         assert_takes_half_precision(options.method(), &call.prefill(), &call.tensors());
     }
 
-    /// With the order and the lists held, what lies behind a query never changes its output.
+    /// With a fixed order and fixed lists, later tokens never change the output of a query.
     #[test]
     fn later_keys_and_values_are_not_seen(call in calls(), options in options(), at in 0.0..1.0f64) {
         let [q, k, v] = call.tensors();
@@ -183,7 +183,7 @@ proptest! {
 
 #[test]
 fn long_prompts_in_parts() {
-    // The attention of the last queries is more than one part can hold, even of one head.
+    // The attention of the last queries is more than one part can hold, even for one head.
     let call = Call { shape: AttnShape::new([1, 150, 4, 16], [140_000, 2]).unwrap(), seed: 7 };
     let options = Options::published(PbsScore::MeanPooled);
     compare(&call.prefill(), &call.tensors(), options).assert_decided();

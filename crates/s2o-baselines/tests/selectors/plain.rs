@@ -1,4 +1,4 @@
-//! What the tests' plain re-implementations share: random calls, one head at a time in f64.
+//! Shared parts of the tests' plain re-implementations: random calls, one head at a time in f64.
 
 use candle_core::{Device, Tensor};
 use candle_s2o::{AttnShape, BlockSelection, PrefillCall};
@@ -29,7 +29,7 @@ prop_compose! {
 }
 
 impl Call {
-    /// q, k, v with a few keys that all queries look at, and locality.
+    /// q, k, v with locality and a few keys that all queries attend to.
     pub fn tensors(&self) -> [Tensor; 3] {
         let shape = &self.shape;
         let dim = shape.head_dim();
@@ -76,7 +76,7 @@ pub fn head(x: &Tensor, batch: usize, head: usize) -> Vec<Vec<f64>> {
     rows.into_iter().map(|row| row.into_iter().map(f64::from).collect()).collect()
 }
 
-/// What a method selected on the CPU.
+/// The selection of a method on the CPU.
 pub fn lists(selection: &Selection) -> &BlockSelection {
     match &selection.keys {
         Keys::Lists(lists) => lists,

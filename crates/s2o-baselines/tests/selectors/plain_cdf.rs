@@ -1,4 +1,4 @@
-//! The choice by cumulative scores in f64, what holds for every method that makes it, and where rounding leaves it open.
+//! The choice by cumulative scores in f64, properties of every method that makes it, and the effect of rounding.
 
 use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, AttnShape, Mask, PrefillCall, dense_attn};
@@ -6,11 +6,11 @@ use s2o_baselines::{BlockSelector, BlockSparse, Selection};
 
 use crate::plain::{ascending, lists};
 
-/// Scores in f32 are off by about this much of themselves: a logit of 100 by 1e-5.
+/// Relative error of scores in f32, about: 1e-5 for a logit of 100.
 pub const ROUNDING: f64 = 2e-4;
 
-/// Whether each block is among the fewest that reach `share` of the scores' sum, those of `kept` counted first. None where
-/// rounding decides: the sum of the blocks above it, and of those that equal it, is within rounding of the share.
+/// Whether each block is among the fewest that reach `share` of the scores' sum, those of `kept` counted first. `None`
+/// if rounding decides: the sum of the blocks above it, and of those that equal it, is within rounding of the share.
 pub fn choice(scores: &[f64], kept: &[bool], share: f64) -> Vec<Option<bool>> {
     let total: f64 = scores.iter().sum();
     let (wanted, rounding) = (share * total, ROUNDING * total);
@@ -32,7 +32,7 @@ pub fn choice(scores: &[f64], kept: &[bool], share: f64) -> Vec<Option<bool>> {
     (0..scores.len()).map(decide).collect()
 }
 
-/// Softmax of the logits that are given, 0 elsewhere.
+/// Softmax of the given logits, 0 for the others.
 pub fn softmax(logits: &[Option<f64>]) -> Vec<f64> {
     let max = logits.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = logits.iter().map(|logit| logit.map_or(0.0, |logit| (logit - max).exp())).collect();
@@ -56,7 +56,7 @@ pub fn mean<'a>(rows: impl IntoIterator<Item = &'a Vec<f64>>) -> Vec<f64> {
     sum.iter().map(|x| x / count).collect()
 }
 
-/// How many blocks were compared, and in how many of them rounding decided.
+/// The number of blocks compared, and of those that rounding decided.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Compared {
     pub blocks: usize,
@@ -64,7 +64,7 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// The list names what `plain` chooses, among the blocks that `plain` speaks of; None is free.
+    /// Checks that the list has the blocks that `plain` chooses, among the blocks of `plain`; `None` may be either.
     pub fn list(&mut self, selection: &Selection, list: usize, plain: &[Option<bool>]) {
         let named = ascending(selection, list);
         assert!(named.iter().all(|&block| block < plain.len()), "list {list}: {named:?} of {}", plain.len());
@@ -78,13 +78,13 @@ impl Compared {
         }
     }
 
-    /// Rounding decides seldom, else the comparison says nothing.
+    /// Checks that rounding rarely decides; otherwise the comparison would say nothing.
     pub fn assert_decided(&self) {
         assert!(self.open * 200 <= self.blocks + 1000, "{self:?}");
     }
 }
 
-/// A method that leaves nothing out is dense attention.
+/// Checks that a method that leaves nothing out is dense attention.
 pub fn assert_dense(method: impl BlockSelector, call: &PrefillCall, [q, k, v]: &[Tensor; 3]) {
     let method = BlockSparse::new(method);
     let out = method.prefill(call, q, k, v).unwrap();
@@ -94,7 +94,7 @@ pub fn assert_dense(method: impl BlockSelector, call: &PrefillCall, [q, k, v]: &
     assert!(method.take_work()[&call.layer].iter().all(|head| head.density() == 1.0));
 }
 
-/// Half precision: the choice is that of the same numbers in f32, and the attention runs.
+/// Half precision: checks that the choice is that of the same numbers in f32, and that the attention runs.
 pub fn assert_takes_half_precision(method: impl BlockSelector, call: &PrefillCall, tensors: &[Tensor; 3]) {
     let method = BlockSparse::new(method);
     for dtype in [DType::BF16, DType::F16] {

@@ -1,4 +1,4 @@
-//! The selectors on post-RoPE tensors of a trained model, and on the project's other vectors.
+//! Tests of the selectors on post-RoPE tensors of a trained model, and on the project's other vectors.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! The sliding window and sink, and with it the frame that all selectors share.
+//! Tests of the sliding window and sink, and of the code that all selectors share.
 
 use candle_core::{Device, Tensor};
 use candle_s2o::{Attention, BLOCK_Q, Mask, PrefillCall, dense_attn, query_blocks};
@@ -18,7 +18,7 @@ proptest! {
         let cut: Vec<_> = query_blocks(shape, Mask::Causal).collect();
         for list in 0..shape.batch() * shape.num_heads() * cut.len() {
             let first = (shape.q_offset() + cut[list % cut.len()].start) / BLOCK_Q * BLOCK_Q;
-            // Position by position: what any query of the whole block sees.
+            // Position by position: the keys that any query of the whole block sees.
             let mut seen: Vec<usize> = (first..first + BLOCK_Q)
                 .flat_map(|position| (position.saturating_sub(window - 1)..=position).chain(0..sink.min(position + 1)))
                 .map(|key| key / BLOCK_Q)
@@ -58,7 +58,7 @@ fn chunks_add_up_and_prompts_begin_anew() {
     let error =
         (Tensor::cat(&parts, 1).unwrap() - whole).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap();
     assert!(error.to_scalar::<f32>().unwrap() < 1e-5);
-    // The query block 640..768 is cut by the chunks, and counts in both.
+    // The chunks cut the query block 640..768, so it counts in both.
     let parts_work = method.take_work();
     assert_eq!(parts_work[&2][0].visited, whole_work[&2][0].visited + 3.0);
     prefill(0, 1000);

@@ -17,7 +17,7 @@ fn tensors() -> [Tensor; 3] {
     ["q", "k", "v"].map(|name| file[name].unsqueeze(0).unwrap())
 }
 
-/// The whole prompt, and chunks that begin on a block, inside one, and with the last query.
+/// The whole prompt, and chunks that begin at a block, inside a block, and with the last query.
 pub fn calls() -> Vec<Inputs> {
     let [q, k, v] = tensors();
     let part = |start: usize, end: usize| {

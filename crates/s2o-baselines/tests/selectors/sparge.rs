@@ -24,7 +24,7 @@ fn similarity(rows: &[Vec<f64>]) -> f64 {
     sum / (rows.len() * rows.len()) as f64
 }
 
-/// What must and may be chosen, of each query block and key block; `None` if a similarity is too close to theta to say.
+/// (must, may) for each query block and key block; `None` if a similarity is too close to theta to decide.
 fn expected(head: &PlainHead, tau: f64, theta: f64) -> Option<Vec<Bracket>> {
     let mean_key = mean(&head.k);
     let keys: Vec<Vec<f64>> =
@@ -58,7 +58,7 @@ fn expected(head: &PlainHead, tau: f64, theta: f64) -> Option<Vec<Bracket>> {
     rows.collect()
 }
 
-/// Returns the undecided blocks, and all of them.
+/// Returns the numbers of undecided blocks and of all blocks.
 fn compare(inputs: &Inputs, tau: f64, theta: f64) -> (usize, usize) {
     let selection = inputs.select(&Sparge::default().tau(tau).unwrap().theta(theta).unwrap());
     let (plain, mut undecided, mut all) = (inputs.in_f32(), 0, 0);
@@ -116,7 +116,7 @@ fn real_tensors() {
             }
         }
     }
-    // No block of this head is as alike as the default asks for.
+    // No block of this head is as self-similar as the default requires.
     let [density, _, l1] = smollm2::measure(&Sparge::default());
     assert!(density == 1.0 && l1 < 1e-5, "{density} {l1}");
     let [density, _, l1] = smollm2::measure(&Sparge::default().tau(0.9).unwrap().theta(0.1).unwrap());
@@ -128,7 +128,7 @@ fn tuning_calls() -> Vec<TuningCall> {
     [0, 3, 3].into_iter().zip(smollm2::calls()).map(|(layer, inputs)| tuning_call(layer, &inputs)).collect()
 }
 
-/// Three heads over one KV head: as it is, flatter and more peaked.
+/// Three heads over one KV head: unchanged, flatter and more peaked.
 fn tuning_call(layer: usize, inputs: &Inputs) -> TuningCall {
     let [q, k, v] = inputs.tensors.clone();
     let q = Tensor::cat(&[q.clone(), (&q * 0.3).unwrap(), (&q * 2.0).unwrap()], 2).unwrap();

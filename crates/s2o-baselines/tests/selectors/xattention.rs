@@ -8,7 +8,7 @@ use s2o_baselines::{BlockSelector, XAttention, antidiagonal_scores};
 use crate::plain::{calls, head, lists};
 use crate::plain_cdf::{Compared, assert_dense, assert_takes_half_precision, choice, dot, shape_of, softmax};
 
-/// The scores of the query block of rows `rows`, by key block: pair by pair of strides, `visible` key strides each.
+/// Scores by key block of the query block of rows `rows`, one pair of strides at a time; each sees `visible` strides.
 pub fn block_row(
     queries: &[Vec<f64>],
     keys: &[Vec<f64>],
@@ -21,7 +21,7 @@ pub fn block_row(
     for query_stride in positions.start / stride..positions.end.div_ceil(stride) {
         let logits: Vec<_> = (0..visible(query_stride))
             .map(|key_stride| {
-                // Over the antidiagonal of the pair: indices inside the strides that add up to stride - 1.
+                // The antidiagonal of the pair: indices inside the strides that add up to stride - 1.
                 let products = (0..stride).map(|i| {
                     let (query, key) = (query_stride * stride + stride - 1 - i, key_stride * stride + i);
                     let query = query.checked_sub(offset).and_then(|row| queries.get(row));
@@ -92,7 +92,7 @@ proptest! {
 
 #[test]
 fn scores_taken_in_parts_are_those_of_the_whole() {
-    // Stride 1: more pairs than one part can hold, even of one head.
+    // Stride 1: more pairs than one part can hold, even for one head.
     let (offset, q_len) = (400, 6000);
     let rand = |len: usize, heads: usize| Tensor::rand(-2f32, 2.0, (1, len, heads, 8), &Device::Cpu).unwrap();
     let (q, k) = (rand(q_len, 2), rand(offset + q_len, 2));

@@ -1,21 +1,20 @@
-//! What makes the attention of `calibrated` weights look trained: a few hidden channels that no layer changes, and the
-//! directions of q and k that read them.
+//! The structure that makes the attention of `calibrated` weights look trained: a few hidden channels that no layer
+//! changes, and the directions of q and k that read them.
 //!
 //! Channel [`CONSTANT`] is the same for every token, [`IMPORTANCE`] is drawn for each token id from an exponential
-//! distribution, [`FIRST`] is there for id 0 alone. The rows of `o_proj` and `down_proj` that would write to them are
-//! zero, so that every layer reads what the embedding wrote, and the rest of the residual stream is random content.
-//! The rotary pairs of a head are shared out (fast ones first):
+//! distribution, and [`FIRST`] is 0 except for id 0. The rows of `o_proj` and `down_proj` that would write to them are
+//! zero, so every layer reads what the embedding wrote. The rest of the residual stream is random content. The rotary
+//! pairs of a head have four roles (fast pairs first):
 //!
 //! - local: q and k carry the same constant, so a key at distance d scores `A / n * sum_i cos(freq_i * d)`, which falls
 //!   about linearly in `log d` to zero at [`REACH`]: attention falls as a power of the distance;
 //! - middle: random content only, which is noise on the scores;
-//! - ballast: one pair that is large in q and absent from k. It gives all heads of a layer the same |q|, because the
-//!   q norm of Qwen3 would undo their differences;
-//! - low: pairs that turn by less than a radian over the whole context. Even ones carry the importance (every query
-//!   sees the same strong keys: vertical stripes, whose mass falls as a power of their rank), odd ones the sink.
+//! - ballast: one pair that is large in q and absent from k. It gives all heads of a layer the same |q|, because the q
+//!   norm of Qwen3 would otherwise remove their differences;
+//! - low: pairs that turn by less than a radian over the whole context. Even pairs carry the importance (every query
+//!   sees the same strong keys: vertical stripes, whose mass falls as a power of their rank), odd pairs the sink.
 //!
-//! What the four do to a head is told by its [`Head`], in nats; docs/synthetic.md has the measurements behind the
-//! constants.
+//! [`Head`] holds the strengths of the four in a head, in nats. docs/synthetic.md has the measurements.
 
 use std::ops::Range;
 
@@ -34,16 +33,16 @@ const CONSTANT_SHARE: f64 = 0.125;
 /// Size of an importance of 1, in the same unit. The largest among 150 thousand ids is about 12.
 const IMPORTANCE_SHARE: f64 = 0.01;
 
-/// Part by which the layers together raise the stream's mean square, which was 1. Small, so that the reserved channels
-/// are of about the same size everywhere.
+/// Increase of the stream's mean square, initially 1, over all layers together. It is small, so that the reserved
+/// channels have about the same size everywhere.
 const GROWTH: f64 = 0.5;
 /// Mean square of `silu(gate) * up` for independent standard normal `gate` and `up`.
 const GATED_MEAN_SQUARE: f64 = 0.355;
 
-/// Distance at which the local bump is over.
+/// Distance at which the local bump ends.
 const REACH: f64 = 2048.0;
-/// Norms in k of the local constant, of the importance at 1, and of the sink. The latter two are small, and large in q,
-/// because a k norm would shrink an important key's other parts otherwise.
+/// Norms in k of the local constant, of the importance at 1, and of the sink. The last two are small in k and large in
+/// q; otherwise a k norm would shrink an important key's other parts.
 const K_LOCAL: f64 = 8.0;
 const K_IMPORTANCE: f64 = 0.25;
 const K_SINK: f64 = 4.0;
@@ -79,7 +78,7 @@ pub(super) struct Anatomy {
 }
 
 impl Anatomy {
-    /// The smallest head whose pairs can be shared out.
+    /// The smallest head that has pairs for all roles.
     pub(super) const MIN_HEAD_DIM: usize = 16;
 
     pub(super) fn new(config: &DecoderConfig, focus: f64, seed: u64) -> Self {
@@ -112,7 +111,7 @@ impl Anatomy {
             let importance = -random.unit().ln();
             let mut row = [0.0; RESERVED];
             row[CONSTANT] = (CONSTANT_SHARE * norm) as f32;
-            // The first token's strength is its own matter.
+            // The first token has a channel of its own.
             row[IMPORTANCE] = if id == 0 { 0.0 } else { (IMPORTANCE_SHARE * norm * importance) as f32 };
             row[FIRST] = if id == 0 { (CONSTANT_SHARE * norm) as f32 } else { 0.0 };
             row
@@ -177,32 +176,32 @@ impl Anatomy {
         }
     }
 
-    /// The one value of a q norm's weight: what the norm would divide by.
+    /// The value of a q norm's weight: the divisor of the norm.
     pub(super) fn q_norm(&self, layer: usize) -> f32 {
         (self.largest_q_square(&self.heads(layer)) / self.head_dim as f64).sqrt() as f32
     }
 
-    /// The one value of a k norm's weight.
+    /// The value of a k norm's weight.
     pub(super) fn k_norm(&self) -> f32 {
         let quiet = 2 * (self.low.len() + 1);
         let content = (self.head_dim - quiet) as f64 * K_CONTENT.powi(2) + quiet as f64 * K_QUIET.powi(2);
         ((K_LOCAL.powi(2) + content) / self.head_dim as f64).sqrt() as f32
     }
 
-    /// Standard deviation of `o_proj`, relative to `1 / sqrt(fan_in)`: half of the growth at most, when a head attends
-    /// to a single key.
+    /// Standard deviation of `o_proj`, relative to `1 / sqrt(fan_in)`: at most half of the growth, for attention to one
+    /// key.
     pub(super) fn o_proj(&self) -> f64 {
         (GROWTH / 2.0 / self.num_layers as f64).sqrt()
     }
 
-    /// The same of `down_proj`: the other half.
+    /// The same for `down_proj`: the other half.
     pub(super) fn down_proj(&self) -> f64 {
         (GROWTH / 2.0 / (GATED_MEAN_SQUARE * self.num_layers as f64)).sqrt()
     }
 
     fn heads(&self, layer: usize) -> Vec<Head> {
         // Multiples of the golden ratio cover the kinds evenly from the first heads on: with independent draws the
-        // density of a model of few heads would be that of its luck.
+        // density of a model with few heads would depend on chance.
         const GOLDEN: f64 = 0.618_033_988_749_894_9;
         let start = self.random(u64::MAX - 1).unit();
         let mut random = self.random(2 * layer as u64);
@@ -219,7 +218,7 @@ impl Anatomy {
     }
 
     fn random(&self, stream: u64) -> SplitMix64 {
-        // One step scatters the sum: neighbouring streams have nothing in common.
+        // One step scatters the sum, so neighbouring streams have nothing in common.
         SplitMix64::new(SplitMix64::new(self.seed ^ 0xa11a_70e1).next_u64().wrapping_add(stream))
     }
 
@@ -233,7 +232,7 @@ impl Anatomy {
         self.low.clone().partition(|pair| pair.is_multiple_of(2))
     }
 
-    /// What a weight must be for the normalised constant channel to yield 1.
+    /// The weight with which the normalised constant channel yields 1.
     fn per_constant(&self, layer: usize) -> f64 {
         let mean_square = 1.0 + GROWTH * layer as f64 / self.num_layers as f64;
         (mean_square + CONSTANT_SHARE.powi(2)).sqrt() / (CONSTANT_SHARE * self.hidden.sqrt())
@@ -273,7 +272,7 @@ mod tests {
     use crate::weights::synthetic::Shape;
     use crate::weights::synthetic::head::KINDS;
 
-    /// The score of a key `distance` tokens back, of what q reads in the constant and k in `channel`, both normalised.
+    /// The score of a key `distance` tokens back, from the constant in q and `channel` in k, both normalised.
     fn score(
         anatomy: &Anatomy,
         config: &DecoderConfig,

@@ -1,4 +1,4 @@
-//! Makes each tensor on the device when it is asked for.
+//! Makes each tensor on the device when it is requested.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -16,13 +16,12 @@ use crate::random::SplitMix64;
 /// Numbers of one tensor that share a generator on a CPU.
 const BLOCK: usize = 1 << 16;
 
-/// Weights that exist only once they are asked for. A tensor depends on seed, name and device, not on what was asked
-/// for before.
+/// Weights that are made on request. A tensor depends on seed, name and device, not on earlier requests.
 #[derive(Debug)]
 pub(super) struct Generator {
     seed: u64,
     shapes: HashMap<String, Vec<usize>>,
-    /// None for plain random weights.
+    /// `None` for plain random weights.
     anatomy: Option<Anatomy>,
 }
 
@@ -92,7 +91,7 @@ impl Generator {
             for (number, part) in values.chunks_mut(share * BLOCK).enumerate() {
                 scope.spawn(move || {
                     for (block, values) in part.chunks_mut(BLOCK).enumerate() {
-                        // Streams of one generator that start apart, wherever a thread's part begins.
+                        // The stream depends on the block, not on where a thread's part begins.
                         let mut random = SplitMix64::new(block_seed(seed, number * share + block));
                         values.fill_with(|| random.normal() * deviation as f32);
                     }

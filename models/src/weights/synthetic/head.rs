@@ -1,8 +1,8 @@
-//! [`Head`]: where a query head of `calibrated` weights looks, drawn from the kinds that trained models have.
+//! [`Head`]: the attention of a query head of `calibrated` weights, drawn from the kinds that trained models have.
 
 use crate::random::SplitMix64;
 
-/// A kind of head: its part of all heads, and the ranges from which a [`Head`] of it is drawn.
+/// A kind of head: its share of all heads, and the ranges from which a [`Head`] of it is drawn.
 pub(super) struct Kind {
     pub(super) share: f64,
     pub(super) local: [f64; 2],
@@ -11,14 +11,14 @@ pub(super) struct Kind {
     noise: [f64; 2],
 }
 
-/// Many heads of a trained model look hardly farther than the window, some look everywhere, and the rest do both.
+/// Many heads of a trained model attend little beyond the window, some attend everywhere, and the rest do both.
 pub(super) const KINDS: [Kind; 3] = [
     Kind { share: 0.44, local: [12.0, 18.0], stripes: [0.3, 0.8], sink: [6.0, 16.0], noise: [0.5, 1.1] },
     Kind { share: 0.35, local: [6.0, 12.0], stripes: [0.4, 0.9], sink: [6.0, 16.0], noise: [0.6, 1.3] },
     Kind { share: 0.21, local: [0.0, 5.0], stripes: [0.1, 0.6], sink: [4.0, 9.0], noise: [1.0, 2.0] },
 ];
 
-/// What one query head attends to, in nats of the attention score.
+/// The strengths of a query head's attention, in nats of the attention score.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Head {
     /// Height of the local bump at distance 0.

@@ -1,9 +1,9 @@
-//! Made-up weights of any shape from a seed: for tests, and for timing where a model's real weights are not at hand.
+//! Synthetic weights of any shape from a seed, for tests and for timing without a model's real weights.
 //!
-//! Time and memory of a model are those of its shape, whatever the weights say, but for one thing: how much of
-//! attention a sparse method computes depends on where the model attends. [`Profile::Calibrated`] weights therefore
-//! attend as trained models were measured to (sink, vertical stripes, locality; `docs/synthetic.md`). The output of
-//! such a model means nothing, and its name says that it is synthetic.
+//! Time and memory of a model depend only on its shape, with one exception: the share of attention that a sparse method
+//! computes depends on where the model attends. [`Profile::Calibrated`] weights therefore attend as measured on trained
+//! models (sink, vertical stripes, locality; `docs/synthetic.md`). The output of such a model has no meaning, and its
+//! name says that it is synthetic.
 //!
 //! The same weights go into this crate's decoder and into Candle's own models:
 //!
@@ -51,21 +51,21 @@ use generator::Generator;
 /// The first token of every synthetic prompt; calibrated weights have their sink there.
 pub const FIRST_TOKEN: u32 = 0;
 
-/// What the weights make attention do.
+/// The attention that the weights cause.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Profile {
     /// Sinks, vertical stripes and locality as measured on trained models.
     Calibrated {
-        /// Factor on the scores of all three, 0 to [`Self::MAX_FOCUS`]: 1 is calibrated, 0 leaves noise alone, more is
+        /// Factor on the scores of all three, 0 to [`Self::MAX_FOCUS`]: 1 is calibrated, 0 leaves only noise, larger is
         /// more concentrated and sparser.
         focus: f64,
     },
-    /// Independent normal weights: attention is nearly uniform, as in no trained model.
+    /// Independent normal weights: attention is nearly uniform, unlike in any trained model.
     Random,
 }
 
 impl Profile {
-    /// The largest focus: beyond it attention is one-hot anyway.
+    /// The largest focus, beyond which attention is one-hot.
     pub const MAX_FOCUS: f64 = 4.0;
 
     fn check(self, config: &DecoderConfig) -> Result<()> {
@@ -119,10 +119,10 @@ impl FromStr for Shape {
 }
 
 impl Shape {
-    /// The `config.json`, from which Candle's own models make their configuration too.
+    /// The `config.json`, which Candle's own models can also read.
     ///
     /// # Errors
-    /// [`ModelError::MissingFile`] and [`ModelError::Io`] of a [`Self::Config`].
+    /// [`ModelError::MissingFile`] and [`ModelError::Io`] for a [`Self::Config`].
     pub fn json(&self) -> Result<Cow<'static, str>> {
         Ok(match self {
             Self::Llama31_8b => Cow::Borrowed(include_str!("../../../presets/llama-3.1-8b.json")),
@@ -148,12 +148,12 @@ impl Shape {
     }
 }
 
-/// A synthetic model: its shape, what its weights are like, and their seed.
+/// A synthetic model: its shape, the profile of its weights, and their seed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Synthetic {
     /// Sizes and constants.
     pub shape: Shape,
-    /// What its weights make attention do.
+    /// The attention that its weights cause.
     pub profile: Profile,
     /// The same seed gives the same weights on the same kind of device.
     pub seed: u64,
@@ -186,8 +186,8 @@ impl Synthetic {
 }
 
 /// Weights for every tensor of `config` under their Hugging Face names and in their layout, of `dtype` (f32, bf16 or
-/// f16) and on `device`. Each is made there when it is asked for (in f32, then rounded), so loading takes no host
-/// memory and no more than one tensor beyond the model; asking twice gives equal tensors in separate memory.
+/// f16) and on `device`. Each is made there on request (in f32, then rounded), so loading takes no host memory and at
+/// most one tensor beyond the model. Two requests give equal tensors in separate memory.
 ///
 /// The same seed gives the same weights on the same kind of device; a GPU's generator is set for each tensor
 /// ([`Device::set_seed`]) and differs from the CPU's.
@@ -206,8 +206,7 @@ pub fn var_builder(
     Ok(VarBuilder::from_backend(Box::new(Generator::new(config, profile, seed)), dtype, device.clone()))
 }
 
-/// `len` token ids: [`FIRST_TOKEN`], then random ones of the vocabulary. Every token counts as text; there is no end
-/// token.
+/// `len` token ids: [`FIRST_TOKEN`], then random ids of the vocabulary. Every token is text; no end token exists.
 pub fn prompt(vocab_size: usize, len: usize, seed: u64) -> Vec<u32> {
     let mut random = SplitMix64::new(seed);
     let others = vocab_size.saturating_sub(1) as u64;
@@ -215,10 +214,10 @@ pub fn prompt(vocab_size: usize, len: usize, seed: u64) -> Vec<u32> {
     std::iter::once(FIRST_TOKEN).chain(ids).take(len).collect()
 }
 
-/// The language of a synthetic model is the numbers of its tokens: `0 17 4711`.
+/// A text of a synthetic model consists of the numbers of its tokens: `0 17 4711`.
 fn tokenizer(vocab_size: usize) -> Result<Tokenizer> {
     let vocab = (0..vocab_size as u32).map(|id| (id.to_string(), id)).collect();
-    // The unknown token is none of the vocabulary, so that a word fails instead of becoming a number in silence.
+    // The unknown token is not in the vocabulary, so that a word fails instead of silently becoming a number.
     let model = WordLevel::builder().vocab(vocab).unk_token("no number".to_owned());
     let mut tokenizer = Tokenizer::new(model.build().map_err(ModelError::tokenizer)?);
     tokenizer.with_pre_tokenizer(Some(WhitespaceSplit));
@@ -240,7 +239,7 @@ fn tokenizer(vocab_size: usize) -> Result<Tokenizer> {
 /// are near 1 and biases near 0.
 ///
 /// # Errors
-/// Candle's, when memory is short.
+/// Candle's error if memory runs out.
 pub fn weights(config: &DecoderConfig, seed: u64, device: &Device) -> Result<HashMap<String, Tensor>> {
     let mut random = SplitMix64::new(seed);
     config
