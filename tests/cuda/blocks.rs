@@ -12,7 +12,7 @@ use crate::problem::{Memory, Problem, Sizes};
 
 const BLOCK: usize = 128;
 
-/// A list for each query block: some of the key blocks, at times none.
+/// A list for each query block: some of the key blocks, sometimes none.
 fn lists(problem: &Problem, seen: Mask) -> Vec<Vec<usize>> {
     let shape = &problem.shape;
     let offset = if seen.is_causal() { shape.q_offset() } else { 0 };
@@ -22,7 +22,7 @@ fn lists(problem: &Problem, seen: Mask) -> Vec<Vec<usize>> {
         .flat_map(|head| {
             (first..end).map(move |tile| {
                 let end = if seen.is_causal() { tile + 1 } else { key_blocks };
-                // Every fifth list leaves out the diagonal, every seventh is empty.
+                // Every fifth list omits the diagonal block, every seventh list is empty.
                 let all = 0..end;
                 all.filter(|block| {
                     let i = head * 11 + tile * 3 + block * 7;
@@ -49,7 +49,7 @@ fn keys(problem: &Problem, lists: &[Vec<usize>], seen: Mask, at: Row) -> Vec<u32
     list.iter().flat_map(|&block| block * BLOCK..((block + 1) * BLOCK).min(end)).map(|key| key as u32).collect()
 }
 
-/// Some keys of each head as a choice, none of the second, and those that are taken of it.
+/// A choice of some keys of each head except the second, and the keys that the call uses.
 fn columns(problem: &Problem, at_most: usize) -> (KeyColumns, Vec<Vec<u32>>) {
     let shape = &problem.shape;
     let heads = shape.batch() * shape.num_heads();
@@ -57,7 +57,7 @@ fn columns(problem: &Problem, at_most: usize) -> (KeyColumns, Vec<Vec<u32>>) {
     let keys: Vec<u8> =
         (0..heads * shape.k_len()).map(|i| u8::from(chosen(i / shape.k_len(), i % shape.k_len())) * 5).collect();
     let keys = Tensor::from_vec(keys, (shape.batch(), shape.num_heads(), shape.k_len()), &Device::Cpu).unwrap();
-    // Behind another one: the view begins at an odd place.
+    // The view begins after another mask, at an unaligned address.
     let keys = Tensor::cat(&[&keys.narrow(0, 0, 1).unwrap(), &keys], 0).unwrap();
     let keys = keys.to_device(problem.on_gpu[0].device()).unwrap().narrow(0, 1, shape.batch()).unwrap();
     let columns = KeyColumns { keys, at_most };
@@ -68,7 +68,7 @@ fn columns(problem: &Problem, at_most: usize) -> (KeyColumns, Vec<Vec<u32>>) {
     (columns, (0..heads).map(taken).collect())
 }
 
-/// The lists as a mask. Beyond the diagonal it names blocks too: they are to be left out.
+/// The lists as a mask. The mask also has blocks beyond the diagonal, which the call must ignore.
 fn mask(problem: &Problem, lists: &[Vec<usize>], seen: Mask) -> Tensor {
     let shape = &problem.shape;
     let key_blocks = shape.k_len().div_ceil(BLOCK);

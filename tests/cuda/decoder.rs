@@ -1,4 +1,4 @@
-//! Whole decoders: on the GPU in 16 bits against the CPU in f32, in chunks against whole.
+//! Whole decoders: on the GPU in 16 bits against the CPU in f32, and chunked against whole prompts.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -49,7 +49,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Asserts that logits agree to a part of the largest.
+/// Asserts that logits differ by less than `part` of the largest.
 fn assert_near(what: &str, got: &Tensor, want: &Tensor, part: f32) {
     assert_eq!(got.dims(), want.dims(), "{what}");
     let (got, want) = (values(got), values(want));
@@ -155,7 +155,7 @@ fn needle(device: &Device) {
     }
 }
 
-/// Dense attention by Candle's matrix products, for f32 on a GPU.
+/// Dense attention with Candle's matrix products, for f32 on a GPU.
 #[derive(Debug)]
 struct Plain;
 

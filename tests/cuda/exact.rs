@@ -1,11 +1,11 @@
-//! Exact attention of single rows over given keys, by brute force, and how far an output is from it.
+//! Exact attention of single rows to given keys by brute force, and the error of an output.
 
 use candle_core::{DType, Tensor};
 use rayon::prelude::*;
 
 use crate::problem::Problem;
 
-/// Multiplications that one case may spend on its reference; beyond, rows are sampled.
+/// Maximum number of multiplications for the reference of one case. Above it, rows are sampled.
 const WORK: usize = 4_000_000_000;
 
 /// One row of the output.
@@ -38,7 +38,7 @@ fn attend(problem: &Problem, at: Row, keys: &[u32]) -> Vec<f32> {
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
-    // Eight chains: the compiler does not reorder a sum by itself.
+    // Eight independent sums: the compiler does not reorder floating-point additions.
     let mut sums = [0.0f32; 8];
     for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
         sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
@@ -46,13 +46,13 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// The rows to check: all of them, or as many as `WORK` allows, spread evenly over heads and length, the last included.
+/// The rows to check: all rows, or as many as `WORK` allows, spread evenly over heads and length and with the last row.
 pub fn rows(problem: &Problem) -> Vec<Row> {
     let shape = &problem.shape;
     let all = shape.batch() * shape.num_heads() * shape.q_len();
     let affordable = (WORK / (2 * shape.k_len() * shape.head_dim())).max(1);
     let step = all.div_ceil(affordable);
-    // Coprime with the sizes in use, so that every head and every place in a tile has its turn.
+    // Coprime with the sizes in use, so that every head and every position in a tile is checked.
     let step = if step > 1 { step | 1 } else { 1 };
     (0..all)
         .step_by(step)
@@ -64,8 +64,8 @@ pub fn rows(problem: &Problem) -> Vec<Row> {
         .collect()
 }
 
-/// Compares `out` with attention to the keys that `keys` names for each row. `keys` may offer several lists (where it is
-/// open which one was meant); the nearest counts.
+/// Compares `out` with attention to the keys that `keys` returns for each row. `keys` may return several lists if more
+/// than one result is correct; the nearest result counts.
 pub fn check(problem: &Problem, out: &Tensor, keys: impl Fn(Row) -> Vec<Vec<u32>> + Sync) {
     let shape = &problem.shape;
     assert_eq!(out.dims(), [shape.batch(), shape.q_len(), shape.num_heads(), shape.head_dim()]);
@@ -93,7 +93,7 @@ pub fn check(problem: &Problem, out: &Tensor, keys: impl Fn(Row) -> Vec<Vec<u32>
     assert!(error < tolerance && worst < worst_tolerance, "relative error {error:.2e}, of the worst row {worst:.2e}");
 }
 
-/// All bits of a tensor.
+/// The bits of all elements as f32.
 pub fn bits(tensor: &Tensor) -> Vec<u32> {
     let wide: Vec<f32> = tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
     wide.into_iter().map(f32::to_bits).collect()

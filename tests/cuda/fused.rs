@@ -1,4 +1,4 @@
-//! The decoder's kernels against their CPU twins in f32, on the same 16-bit numbers.
+//! The decoder's kernels against their CPU implementations in f32, on the same 16-bit numbers.
 
 use candle_core::{DType, Device, Tensor};
 use s2o_models::fused::{
@@ -10,7 +10,7 @@ use s2o_testkit::{noise, relative_l2};
 use crate::Runner;
 use crate::exact::bits;
 
-/// Numbers of `dims` as both sides have them: on the GPU in 16 bits, on the CPU the same in f32.
+/// The same numbers on the GPU in 16 bits and on the CPU in f32.
 fn pair(device: &Device, dims: &[usize], dtype: DType, seed: u64, scale: f32) -> (Tensor, Tensor) {
     let numbers: Vec<f32> = noise(dims.iter().product(), seed).into_iter().map(|x| x * scale).collect();
     let narrow = Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
@@ -21,18 +21,18 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Half a unit in the last place of `dtype`, and what sums in f32 may differ by beside numbers of the size `magnitude`.
+/// Allows half a unit in the last place of the dtype, and the rounding of f32 sums of numbers up to about `magnitude`.
 fn assert_rounded(what: &str, got: &Tensor, want: &Tensor, magnitude: f32) {
     assert_eq!(got.dims(), want.dims(), "{what}");
     let half_unit = if got.dtype() == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
     for (i, (got, want)) in values(got).into_iter().zip(values(want)).enumerate() {
-        // Below that f16 is subnormal, its steps fixed.
+        // The last term covers subnormal f16 numbers, whose steps are fixed.
         let tolerance = 1.002 * half_unit * want.abs() + 4e-6 * magnitude + 3e-8;
         assert!((got - want).abs() <= tolerance, "{what}, element {i}: got {got}, expected {want} within {tolerance}");
     }
 }
 
-/// Fills and releases memory of `elements`, for outputs to be put there: what is never written then shows.
+/// Fills memory of `elements` with NaN and releases it, so that outputs reuse it and unwritten elements stay NaN.
 fn poison(device: &Device, elements: &[usize], dtype: DType) {
     let filled: Vec<Tensor> =
         elements.iter().map(|&count| Tensor::full(f32::NAN, count, device).unwrap().to_dtype(dtype).unwrap()).collect();
@@ -46,14 +46,14 @@ pub fn cases(runner: &mut Runner) {
         rotations(runner, dtype);
         decoding(runner, dtype);
     }
-    runner.case("fused sizes that the kernels do not know", |runner| unknown_sizes(&runner.device));
+    runner.case("fused sizes that the kernels do not support", |runner| unknown_sizes(&runner.device));
     runner.case("fused misfits are refused", |runner| misfits(&runner.device));
     runner.case("fused memory of the device", |runner| {
         let before = DeviceMemory::of(&runner.device).unwrap().unwrap();
         assert!(before.free > 0 && before.free <= before.total, "{before:?}");
         let held = Tensor::zeros(1 << 28, DType::F32, &runner.device).unwrap();
         let after = DeviceMemory::of(&runner.device).unwrap().unwrap();
-        // Pools round up, and another process may come and go.
+        // Pools round up, and other processes may use the GPU.
         assert!(before.free - after.free.min(before.free) >= 1 << 29, "{before:?}, then {after:?}");
         drop(held);
     });
@@ -107,7 +107,7 @@ fn gates(runner: &mut Runner, dtype: DType) {
     for (rows, width) in [(1, 8), (2, 768), (1000, 1000), (5, 8200), (300, 14336), (1, 14336)] {
         runner.case(&format!("fused silu {rows} x {width} {dtype:?}"), |runner| {
             let device = &runner.device;
-            // From where the sigmoid is flat to where exp overflows.
+            // The range includes a flat sigmoid and an overflowing exp.
             let (joined, joined_cpu) = pair(device, &[rows, 2 * width], dtype, 6, 200.0);
             poison(device, &[rows * width], dtype);
             let stacked = |tensor| Stacked::joined(tensor, &[width, width]).unwrap();
@@ -188,7 +188,7 @@ fn decoding(runner: &mut Runner, dtype: DType) {
         runner.case(&name, |runner| {
             let device = &runner.device;
             let (q, q_cpu) = pair(device, &[batch, 1, num_heads, head_dim], dtype, 10, 8.0);
-            // Views of longer caches, as a decoder has them.
+            // Views of longer caches, as in a decoder.
             let side = |seed| {
                 let (cache, cache_cpu) = pair(device, &[batch, k_len + 7, num_kv_heads, head_dim], dtype, seed, 2.0);
                 (cache.narrow(1, 0, k_len).unwrap(), cache_cpu.narrow(1, 0, k_len).unwrap())
@@ -206,7 +206,7 @@ fn decoding(runner: &mut Runner, dtype: DType) {
     }
 }
 
-/// f32, odd widths and other head sizes take Candle's ops.
+/// f32, odd widths and other head sizes use Candle's ops.
 fn unknown_sizes(device: &Device) {
     for (dtype, head_dim, width) in [(DType::F32, 128, 256), (DType::BF16, 96, 100), (DType::F16, 32, 12)] {
         let both = [device, &Device::Cpu].map(|device| {

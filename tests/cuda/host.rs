@@ -1,4 +1,4 @@
-//! What the host side promises: typed errors, streams, threads, CUDA graphs.
+//! Guarantees of the host code: typed errors, streams, threads, CUDA graphs.
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::CudaError;
@@ -26,7 +26,7 @@ fn problem(device: &Device, len: usize) -> Problem {
 pub fn cases(runner: &mut Runner) {
     runner.case("host errors are typed", |runner| errors(&runner.device));
     runner.case("host threads do not disturb each other", |runner| threads(&runner.device));
-    runner.case("host a device with a stream of its own", |runner| {
+    runner.case("host a device with its own stream", |runner| {
         let own = Device::new_cuda_with_stream(0).unwrap();
         let (there, here) = (problem(&own, 2000), problem(&runner.device, 2000));
         let ranking = cpu::rank(&here.inputs(), &config(), 2000).unwrap();

@@ -6,8 +6,8 @@
 //! S2O_CUDA_ARCH=sm80 cargo test --release --features cuda --test cuda
 //! ```
 //!
-//! A main of its own: the cases share one GPU and run one after the other, and the binary can be carried to a machine
-//! that has a GPU and no Rust.
+//! The test has its own main function: the cases share one GPU and run sequentially, and the binary can be copied to a
+//! machine with a GPU and without Rust.
 
 mod blocks;
 mod decoder;
@@ -32,11 +32,11 @@ use std::time::Instant;
 use candle_core::Device;
 use cudarc::driver::CudaContext;
 
-/// Runs cases and counts.
+/// Runs the cases and counts the results.
 pub struct Runner {
     /// The GPU.
     pub device: Device,
-    /// Whether the default rule decides one tile late, as the kernels made for sm_90a do.
+    /// Whether the default rule decides one tile late, as in the kernels for sm_90a.
     pub stops_late: bool,
     words: Vec<String>,
     passed: usize,
@@ -44,7 +44,7 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// One case: passes unless it panics.
+    /// Runs one case, which passes unless it panics.
     pub fn case(&mut self, name: &str, case: impl FnOnce(&Self)) {
         if !self.words.is_empty() && !self.words.iter().any(|word| name.contains(word.as_str())) {
             return;
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         }
     };
     let context = CudaContext::new(0).expect("the device has a context");
-    let capability = context.compute_capability().expect("every GPU has one");
+    let capability = context.compute_capability().expect("every GPU has a compute capability");
     let arch = std::env::var("S2O_CUDA_ARCH").ok();
     let stops_late = capability == (9, 0) && arch.as_deref().is_none_or(|arch| arch == "sm90a");
     println!("{} {capability:?}, {}", context.name().unwrap_or_default(), arch.as_deref().unwrap_or("its own build"));

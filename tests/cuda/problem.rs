@@ -1,11 +1,11 @@
-//! Tensors on both sides: the host has the numbers that the GPU has, after rounding to 16 bits.
+//! The same tensors on the host and the GPU: the host has the numbers after rounding to 16 bits.
 
 use candle_core::{DType, Device, Tensor};
 use s2o_core::AttnShape;
 use s2o_core::cpu::{Inputs, Strided};
 pub use s2o_testkit::noise;
 
-/// How q, k and v lie in device memory.
+/// Layout of q, k and v in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
     Contiguous,
@@ -13,9 +13,9 @@ pub enum Memory {
     HeadsFirst,
     /// Views into longer and wider tensors, at offsets that are multiples of 16 bytes.
     Narrowed,
-    /// A head_dim that is not innermost: has to be copied.
+    /// A head_dim that is not innermost: must be copied.
     DimFirst,
-    /// At an offset of 8 bytes: has to be copied.
+    /// At an offset of 8 bytes: must be copied.
     Unaligned,
 }
 
@@ -32,7 +32,7 @@ pub struct Problem {
     pub on_gpu: [Tensor; 3],
 }
 
-/// Sizes in few letters.
+/// Sizes of a problem.
 pub struct Sizes {
     pub batch: usize,
     pub heads: [usize; 2],
@@ -42,7 +42,7 @@ pub struct Sizes {
 }
 
 impl Problem {
-    /// Seeded tensors; `sharpness` scales the queries, and with it how peaked attention is.
+    /// Seeded tensors. `sharpness` scales the queries: a larger value makes attention more peaked.
     pub fn new(device: &Device, sizes: Sizes, dtype: DType, memory: Memory, sharpness: f32) -> Self {
         let Sizes { batch, heads: [num_heads, num_kv_heads], q_len, k_len, head_dim } = sizes;
         let q_dims = [batch, q_len, num_heads, head_dim];
@@ -51,7 +51,7 @@ impl Problem {
         let seed = (q_len * 31 + k_len) as u64;
         let q = noise(q_dims.iter().product(), seed).into_iter().map(|x| x * sharpness).collect();
         let mut k = noise(k_dims.iter().product(), seed + 1);
-        // Some keys are far out: a ranking finds them early, and attention is peaked.
+        // Some keys are larger: a ranking places them early, and attention is peaked.
         for (row, key) in k.chunks_exact_mut(head_dim).enumerate() {
             let lift = if (row / num_kv_heads) % 17 == 0 { 4.0 } else { 2.0 };
             key.iter_mut().for_each(|x| *x *= lift);
@@ -78,8 +78,8 @@ impl Problem {
         Inputs::new(strided("q", q, q_dims), strided("k", k, k_dims), strided("v", v, k_dims), self.scale).unwrap()
     }
 
-    /// Fills memory of the output's size with NaN and releases it, for the output to be put there: rows that are never
-    /// written then show.
+    /// Fills memory of the output's size with NaN and releases it, so that the output reuses it and unwritten rows stay
+    /// NaN.
     pub fn poison(&self) {
         let elements = self.host[0].len();
         Tensor::full(f32::NAN, elements, self.on_gpu[0].device()).unwrap().to_dtype(self.dtype).unwrap();

@@ -1,4 +1,4 @@
-//! Algorithm 1: the GPU's orders against exact scores, and what follows from them.
+//! Algorithm 1: the GPU's orders against exact scores, and attention with these orders.
 
 use candle_core::{DType, Tensor};
 use candle_s2o::{KeyScore, Permutation, Ranking, S2oConfig, S2oConfigBuilder, S2oOp, SegmentLen};
@@ -21,8 +21,8 @@ fn rank(problem: &Problem, config: &S2oConfig, prompt_len: usize) -> Ranking {
     S2oOp::new(problem.scale, config.clone()).with_prompt_len(prompt_len).rank(q, k).unwrap()
 }
 
-/// Later places have no better scores than earlier ones, within the resolution of the sort: a share of the spread of the
-/// scores that grows for outliers.
+/// Scores must not increase along the order, within the resolution of the sort: a fraction of the standard deviation
+/// that grows for outliers.
 fn check_descending(perm: &Permutation, scores: &[f64], from: usize) {
     let ordered: Vec<f64> = perm.as_slice()[from.min(perm.len())..].iter().map(|&i| scores[i as usize]).collect();
     let mean = ordered.iter().sum::<f64>() / ordered.len().max(1) as f64;
@@ -94,7 +94,7 @@ pub fn cases(runner: &mut Runner) {
         let tight = roomy.to_builder().workspace_cap(400 << 10).build().unwrap();
         assert!(rank(&problem, &roomy, 6000) == rank(&problem, &tight, 6000), "groups change the orders");
     });
-    runner.case("ranking of what is not finite", not_finite);
+    runner.case("ranking of non-finite values", not_finite);
     runner.case("ranking of 128K, last chunk", |runner| {
         let config = S2oConfig::default();
         let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 3000, k_len: 131_072, head_dim: 128 };
@@ -105,7 +105,7 @@ pub fn cases(runner: &mut Runner) {
     });
 }
 
-/// Ranking and attention in one call equal ranking, then attention; and skip as much as the CPU path does.
+/// One call gives the same result as ranking followed by attention, and skips as much as the CPU path.
 fn end_to_end(runner: &Runner, problem: &Problem, config: &S2oConfig, prompt_len: usize, ranking: &Ranking) {
     let op_without = || S2oOp::new(problem.scale, config.clone()).with_prompt_len(prompt_len);
     let [q, k, v] = &problem.on_gpu;
@@ -149,7 +149,7 @@ fn not_finite(runner: &Runner) {
             if segment.start > poisoned {
                 assert_eq!(first(&got.kv_perm), [0, 1, 2, 3, poisoned as u32], "head {head}, {segment:?}");
             }
-            // The query that is not finite does not spoil its segment's order.
+            // The non-finite query has little influence on its segment's order.
             let same = got.kv_perm.as_slice().iter().zip(want.kv_perm.as_slice()).take(64).filter(|(a, b)| a == b);
             assert!(segment.start == 0 || same.count() > 40, "head {head}, {segment:?}");
         }

@@ -1,5 +1,5 @@
-//! What methods choose keys by, kernel by kernel against plain loops on the host: the attention of the last queries,
-//! keys in another order, and antidiagonals.
+//! The scoring kernels of the selectors against plain loops on the host: attention of the last queries, reordered keys,
+//! strides. Antidiagonals are compared with the CPU path.
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::CudaError;
@@ -11,7 +11,7 @@ use s2o_baselines::cuda::{StrideOrder, reorder_keys, stride_shares, token_stride
 use crate::Runner;
 use crate::problem::{Memory, Problem, Sizes, noise};
 
-/// Fills and releases memory of `elements` of f32, for outputs to be put there: what is never written then shows.
+/// Fills memory of `elements` f32 with NaN and releases it, so that outputs reuse it and unwritten elements stay NaN.
 fn poison(device: &Device, elements: usize) {
     Tensor::full(f32::NAN, elements, device).unwrap();
 }
@@ -72,7 +72,7 @@ fn last_query_cases(runner: &mut Runner) {
         (1, [2, 1], 1, 1, 64, DType::BF16, Memory::Contiguous, 64),
         (1, [2, 1], 1, 64, 128, DType::F16, Memory::Contiguous, 128),
         (1, [1, 1], 65, 65, 64, DType::F16, Memory::Contiguous, 65),
-        // Several parts of the keys.
+        // The kernel splits the keys.
         (1, [2, 1], 200, 20_000, 128, DType::BF16, Memory::Contiguous, 128),
         (1, [8, 4], 9000, 9000, 64, DType::BF16, Memory::HeadsFirst, 17),
     ] {
@@ -134,7 +134,7 @@ fn order_cases(runner: &mut Runner) {
             }
         });
     }
-    runner.case("selection keys of positions that are not there", |runner| {
+    runner.case("selection keys of positions that do not exist", |runner| {
         let sizes = Sizes { batch: 1, heads: [1, 1], q_len: 1, k_len: 10, head_dim: 64 };
         let problem = Problem::new(&runner.device, sizes, DType::F16, Memory::Contiguous, 1.0);
         let [_, k, v] = &problem.on_gpu;
@@ -222,9 +222,9 @@ fn antidiagonal_cases(runner: &mut Runner) {
         (1, [2, 1], 517, 517, 64, DType::BF16, Memory::DimFirst, 32),
         (1, [2, 1], 200, 333, 64, DType::F16, Memory::Contiguous, 128),
         (1, [2, 1], 200, 200, 40, DType::F16, Memory::Unaligned, 16),
-        // Parts of the queries.
+        // The queries are processed in parts.
         (1, [2, 1], 9000, 9000, 64, DType::BF16, Memory::Contiguous, 16),
-        // Left to Candle.
+        // Candle's ops compute f32.
         (1, [2, 1], 300, 500, 64, DType::F32, Memory::HeadsFirst, 16),
     ] {
         let name = format!("selection antidiagonals {q_len} of {k_len} D{head_dim} {dtype:?} {memory:?} by {stride}");

@@ -1,4 +1,4 @@
-//! The kernels that selectors choose their blocks by, against plain loops in f64.
+//! The kernels with which selectors choose blocks, against plain loops in f64.
 
 use candle_core::{DType, Device, Tensor};
 use s2o_baselines::cuda::{block_pool, row_softmax};
@@ -11,7 +11,7 @@ fn f64s(x: &Tensor) -> Vec<f64> {
     x.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f64::from).collect()
 }
 
-/// Means and self-similarity of the keys of a problem, in blocks of `block` from position `offset` on.
+/// Checks means and self-similarity of a problem's keys, in blocks of `block` keys from position `offset` on.
 fn pooled(problem: &Problem, offset: usize, block: usize, centred: bool) {
     let (on_cpu, on_gpu) = (&problem.on_cpu[1], &problem.on_gpu[1]);
     let (batch, len, heads, dim) = on_cpu.dims4().unwrap();
@@ -51,7 +51,7 @@ fn pooled(problem: &Problem, offset: usize, block: usize, centred: bool) {
     }
 }
 
-/// Rows of a choice and what is known of them, with everything on the host.
+/// Rows of a choice with all operands, on the host.
 struct Rows {
     rows: usize,
     row_len: usize,
@@ -63,7 +63,7 @@ struct Rows {
     enabled: Vec<u8>,
 }
 
-/// Which of them are used.
+/// The operands and options in use.
 #[derive(Debug, Clone, Copy, Default)]
 struct Given {
     softmax: bool,
@@ -77,11 +77,11 @@ struct Given {
 }
 
 const SCALE: f32 = 1.3;
-/// Sums of f32 are this far off.
+/// Relative error of f32 sums.
 const ROUNDING: f64 = 1e-5;
 
 impl Rows {
-    /// Spread like a softmax, with zeros and equal entries.
+    /// Scores with the spread of a softmax, with zeros and equal entries.
     fn new(rows: usize, row_len: usize) -> Self {
         let draws = |len: usize, seed: u64| noise(len, seed + row_len as u64).into_iter().map(|x| x + 0.5);
         let few = |len: usize, seed: u64, limit: f32| draws(len, seed).map(|x| u8::from(x < limit)).collect();
@@ -106,7 +106,7 @@ impl Rows {
         }
     }
 
-    /// The scores as the softmax takes them.
+    /// The scores as input of the softmax.
     fn logits(&self) -> Vec<f32> {
         self.scores.iter().map(|x| x.max(1e-3).ln()).collect()
     }
@@ -129,7 +129,7 @@ impl Rows {
         !given.enabled || self.enabled[row] != 0
     }
 
-    /// What the entries of a row weigh, 0 where hidden.
+    /// Weights of the entries of a row, 0 if hidden.
     fn weights(&self, row: usize, given: Given) -> Vec<f64> {
         let of_row = row * self.row_len..(row + 1) * self.row_len;
         let scored = |column: usize| self.scores_entry(row, column, given);
@@ -145,7 +145,7 @@ impl Rows {
         weights.into_iter().map(|x| if sum > 0.0 { x / sum } else { 0.0 }).collect()
     }
 
-    /// What must and what may be chosen of a row, in whole or in pairs.
+    /// For each entry or pair of a row: whether it must be chosen, and whether it may be chosen.
     fn expected(&self, row: usize, given: Given, wanted: f64, counts: bool, everything: bool) -> Vec<(bool, bool)> {
         let weights = self.weights(row, given);
         let weigh = |i: usize| if counts { 1.0 } else { weights[i] };
@@ -162,7 +162,7 @@ impl Rows {
         // Equal entries, up to rounding, are chosen together.
         let equal = |a: &usize, b: &usize| weights[*b] >= weights[*a] * (1.0 - ROUNDING);
         for ties in order.chunk_by(equal).filter(|ties| enabled && (counts || weights[ties[0]] > 0.0)) {
-            // Of those that are equal but for rounding the last may be left out.
+            // If entries are equal only up to rounding, the last of them may be omitted.
             let before_last = match ties {
                 [first, .., last] if weights[*first] != weights[*last] => {
                     ties[1..].iter().map(|&i| weigh(i)).sum::<f64>()
@@ -204,7 +204,7 @@ impl Rows {
             let mask = choice.choose(&scores, select).unwrap().to_vec2::<u8>().unwrap();
             let width = if given.merge_pairs { row_len.div_ceil(2) } else { row_len };
             assert!(mask.len() == rows && mask.iter().all(|row| row.len() == width), "{given:?}");
-            // In memory that held something else.
+            // The second run reuses memory with other contents.
             drop(Tensor::full(7u8, (rows, width), device).unwrap());
             let again = choice.choose(&scores, select).unwrap().to_vec2::<u8>().unwrap();
             assert!(again == mask, "{given:?}: two runs choose differently");
@@ -242,7 +242,7 @@ impl Rows {
     }
 }
 
-/// Operands are given to rows by their leading dimensions.
+/// Operands are broadcast to rows by their leading dimensions.
 fn broadcast(device: &Device) {
     let dims = (2, 3, 40, 130);
     let scores = Tensor::from_vec(noise(2 * 3 * 40 * 130, 3), dims, device).unwrap();
@@ -282,7 +282,7 @@ fn broadcast(device: &Device) {
     let apart = by_row.choose(&scores.reshape((240, 130)).unwrap(), Select::TopP(&shares)).unwrap();
     let flat = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<u8>().unwrap();
     assert_eq!(flat(&together), flat(&apart));
-    // A view that begins at an odd place is copied.
+    // A view with an unaligned address is copied.
     let narrowed = scores.flatten_to(2).unwrap().narrow(0, 1, 239).unwrap();
     let by_row = RowChoice { softmax: Some(20.0), ..RowChoice::default() };
     let all = by_row.choose(&scores.flatten_to(2).unwrap(), Select::TopP(&[0.7])).unwrap();
@@ -293,7 +293,7 @@ fn broadcast(device: &Device) {
     assert!(by_row.choose(&scores, Select::TopP(&[0.7; 7])).is_err());
 }
 
-/// More long rows than are chosen from at a time.
+/// More long rows than one launch processes.
 fn many_long_rows(device: &Device) {
     let (rows, row_len) = (4100, 8193);
     let scores = Tensor::from_vec(noise(rows * row_len, 5), (rows, row_len), device).unwrap().abs().unwrap();

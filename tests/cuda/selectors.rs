@@ -1,4 +1,4 @@
-//! The published methods choose on the GPU as they do on the CPU, and attend to what they chose.
+//! The published methods choose the same blocks on the GPU as on the CPU, and attend to the chosen blocks.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use s2o_baselines::{
 use crate::Runner;
 use crate::problem::{Memory, Problem, Sizes};
 
-/// Share of the blocks that may be chosen on one side alone: sums in another order, and equal scores.
+/// Share of the blocks that may be chosen on only one device: the order of sums differs, and scores may be equal.
 const TIES: f64 = 0.01;
-/// The same where the GPU multiplies in 16 bits, and the CPU in 32.
+/// The same share if the GPU multiplies in 16 bits and the CPU in 32 bits.
 const ROUNDED: f64 = 0.1;
 
 fn same_blocks(name: &str, [on_cpu, on_gpu]: [&BlockSelection; 2], allowed: f64) {
@@ -38,8 +38,8 @@ fn same_blocks(name: &str, [on_cpu, on_gpu]: [&BlockSelection; 2], allowed: f64)
     assert!(alone as f64 <= allowed * chosen as f64, "{name}: {alone} of {chosen} blocks and keys on one side alone");
 }
 
-/// `selector` on both sides, and the output of the GPU against the CPU's for the choice of the GPU. The choices are
-/// compared if `allowed` says how far they may differ.
+/// Runs `selector` on both devices and compares the GPU's output with the CPU's output for the GPU's choice. `allowed`
+/// is the share by which the choices may differ; `None` does not compare them.
 fn agree<S: BlockSelector>(selector: S, problem: &Problem, allowed: Option<f64>) {
     let shape = &problem.shape;
     let call = PrefillCall { layer: 0, softmax_scale: problem.scale, prompt_len: shape.k_len() };
@@ -68,7 +68,7 @@ fn agree<S: BlockSelector>(selector: S, problem: &Problem, allowed: Option<f64>)
     assert!(error < 1e-2, "{name}: the output is {error} away");
 }
 
-/// Every pattern in a head of its own.
+/// One head for each pattern.
 fn minference() -> MInference {
     let heads = vec![
         HeadPattern::AShape { sink: 128, window: 512 },
@@ -89,7 +89,7 @@ pub fn cases(runner: &mut Runner) {
             agree(FlexPrefill::default(), &problem, Some(TIES));
             agree(SlidingWindow::new(700, 128).unwrap(), &problem, Some(TIES));
             agree(minference(), &problem, Some(TIES));
-            // Keys that weigh the same have no order, and with other keys a block is another block.
+            // The order of keys with equal weights is undefined, so blocks may have other keys.
             agree(Pbs::default(), &problem, None);
             agree(Pbs::default().score(PbsScore::Antidiagonal), &problem, None);
             // On the CPU its blocks have 64 keys.

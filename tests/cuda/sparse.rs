@@ -67,7 +67,7 @@ pub fn check_output(
     check(problem, out, |at: Row| {
         let head = at.batch * shape.num_heads() + at.head;
         let position = (shape.q_offset() + at.row) as u32;
-        // The dense tail, and calls that are dense whole.
+        // The dense tail, and calls that use the dense path.
         let Some((s, tile)) = visits[head][at.row] else { return vec![(0..=position).collect()] };
         let segment = &plan.segments[s];
         let with = |kept: usize| {
@@ -77,14 +77,14 @@ pub fn check_output(
         };
         match tile.visited {
             visited if discards && visited > 0 && visited < tile.prefix_tiles => vec![with(visited - 1)],
-            // Whether the last tile triggered does not show in the count.
+            // The count does not show whether the last tile triggered.
             visited if discards && visited > 0 => vec![with(visited - 1), with(visited)],
             visited => vec![with(visited)],
         }
     });
 }
 
-/// Prefix tiles that the GPU visits where the CPU path visited those of `tile`.
+/// Number of prefix tiles that the GPU visits if the CPU path visited those of `tile`.
 pub fn expected_visits(runner: &Runner, config: &S2oConfig, tile: &TileStats) -> usize {
     let late = runner.stops_late
         && config.stop_rule() == StopRule::AllRows
@@ -95,7 +95,7 @@ pub fn expected_visits(runner: &Runner, config: &S2oConfig, tile: &TileStats) ->
     (tile.visited + usize::from(late && !tile.dense_tail)).min(tile.prefix_tiles)
 }
 
-/// The visits are those of the CPU path, one later where the rule decides late, except where rounding decides.
+/// The visits are those of the CPU path, plus one tile if the rule decides late. Rounding may change a few visits.
 fn check_visits(
     runner: &Runner,
     problem: &Problem,

@@ -1,22 +1,22 @@
-//! The seam between models and attention methods: a model calls [`Attention::prefill`] and names no method.
+//! The interface between models and attention methods: a model calls [`Attention::prefill`] of any method.
 
 use std::fmt::Debug;
 
 use candle_core::{Result, Tensor};
 
-/// What a model tells an attention method about one call, beside the tensors.
+/// Parameters of one attention call in addition to its tensors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillCall {
     /// Decoder layer, counted from 0.
     pub layer: usize,
     /// Factor on `q . k` before the softmax, usually `1 / sqrt(head_dim)`.
     pub softmax_scale: f32,
-    /// Tokens in the whole prompt, those in the cache before it included; the call whose keys reach it is the prompt's
-    /// last chunk. S2O's segment length and dense tail go by it, so that chunks are cut as the whole would be.
+    /// Length of the whole prompt in tokens, including those in the cache. The call whose keys reach it is the last
+    /// chunk. S2O's segment length and dense tail depend on it, so chunks are cut like the whole prompt.
     pub prompt_len: usize,
 }
 
-/// Causal prefill attention as a plug.
+/// A causal prefill attention method.
 ///
 /// Implementations are shared by all layers of a model and may be called from several threads.
 pub trait Attention: Debug + Send + Sync {
@@ -31,6 +31,6 @@ pub trait Attention: Debug + Send + Sync {
     /// a multiple of `num_kv_heads`; query head `h` reads KV head `h / (num_heads / num_kv_heads)`.
     ///
     /// # Errors
-    /// On shapes, dtypes or devices that the method does not support.
+    /// If the method does not support the shapes, dtypes or devices.
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor>;
 }

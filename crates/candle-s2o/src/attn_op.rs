@@ -1,7 +1,7 @@
-//! What every attention op shares: one check of its operands, its computation, and its place in Candle's graph.
+//! Code that all attention ops share: the operand check, the dispatch to a backend, and the node in Candle's graph.
 //!
-//! A call goes one way: the op ([`crate::ops`]), [`apply`] or [`report`] here, the adapter of the backend
-//! ([`crate::cpu`], [`crate::cuda`]), and the code that computes.
+//! A call passes through the op ([`crate::ops`]), [`apply`] or [`report`] in this file, the backend's adapter
+//! ([`crate::cpu`], [`crate::cuda`]) and the computation, in this order.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,13 +11,13 @@ use s2o_core::{AttnShape, S2oError};
 
 use crate::error::AttnError;
 
-/// An attention op, as all backends see it.
+/// An attention op, independent of the backend.
 pub(crate) trait AttnOp {
-    /// Its name in Candle's graph.
+    /// Name of the op in Candle's graph.
     const NAME: &'static str;
-    /// Whether it has an output of the size of `q`.
+    /// Whether the op has an output in the shape of `q`.
     const HAS_OUTPUT: bool = true;
-    /// What a call returns besides its output.
+    /// Result of a call in addition to its output.
     type Report;
 
     /// Factor on `q . k` before the softmax.
@@ -26,7 +26,7 @@ pub(crate) trait AttnOp {
 
 /// An op on the backend whose storage is `S`.
 pub(crate) trait Compute<S: BackendStorage>: AttnOp {
-    /// The output, contiguous in the shape of `q`, if the op has one, and the report.
+    /// Returns the output (contiguous, in the shape of `q`) if the op has one, and the report.
     fn compute(&self, qkv: &Qkv<'_, S>) -> Result<(Option<S>, Self::Report), AttnError>;
 }
 
@@ -44,12 +44,12 @@ pub(crate) struct Qkv<'a, S> {
     pub(crate) dtype: DType,
     /// Finite.
     pub(crate) softmax_scale: f32,
-    /// `q`, `k` and `v`, each of 4 dimensions and of `dtype`, in any layout.
+    /// `q`, `k` and `v`, each with 4 dimensions and dtype `dtype`, in any layout.
     pub(crate) operands: [(&'a S, &'a Layout); 3],
 }
 
 impl<'a, S: BackendStorage> Qkv<'a, S> {
-    /// The only check of shapes, dtypes and the scale; a backend adds its own limits.
+    /// Checks shapes, dtypes and the scale, for all backends. A backend then checks its own limits.
     pub(crate) fn new(operands: [(&'a S, &'a Layout); 3], softmax_scale: f32) -> Result<Self, AttnError> {
         let dtype = operands[0].0.dtype();
         let mut dims = [[0; 4]; 3];
@@ -72,8 +72,8 @@ impl<'a, S: BackendStorage> Qkv<'a, S> {
     }
 }
 
-/// Computes an op on tensors. The output is in Candle's graph, so that `backward` through it is an error and not
-/// silence.
+/// Computes an op on tensors. The output is a node of Candle's graph, so `backward` through it is an error instead of
+/// silently losing gradients.
 pub(crate) fn apply<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     op: &K,
     q: &Tensor,
@@ -122,7 +122,7 @@ fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     }
 }
 
-/// Computes an op that Candle applies itself: the error has its words, not its type.
+/// Computes an op that Candle applies. The error keeps the message of the [`AttnError`] but not its type.
 pub(crate) fn forward<K: Compute<S>, S: BackendStorage>(
     op: &K,
     operands: [(&S, &Layout); 3],
@@ -134,7 +134,7 @@ pub(crate) fn forward<K: Compute<S>, S: BackendStorage>(
     }
 }
 
-/// An output that has been computed, for Candle to put into its graph.
+/// An already computed output. Applying it as an op adds it to Candle's graph.
 struct Output {
     name: &'static str,
     storage: Mutex<Option<Storage>>,

@@ -1,4 +1,4 @@
-//! [`break_even`]: the prompt length from which sparse attention pays.
+//! [`break_even`]: the prompt length from which S2O is faster than dense attention.
 
 use candle_core::Device;
 use s2o_core::S2oConfig;
@@ -6,8 +6,7 @@ use s2o_core::S2oConfig;
 /// Measured on an H200 (docs/kernels.md).
 pub(crate) const GPU_BREAK_EVEN: usize = 8192;
 
-/// Prompt length in tokens from which S2O is faster than dense attention on a device. [`DenseBelow::Auto`] stands for
-/// it.
+/// Prompt length in tokens from which S2O is faster than dense attention on a device ([`DenseBelow::Auto`]).
 ///
 /// [`DenseBelow::Auto`]: crate::DenseBelow::Auto
 pub fn break_even(device: &Device) -> usize {

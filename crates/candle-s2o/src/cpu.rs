@@ -1,5 +1,5 @@
-//! The ops on the CPU: from Candle's storage to the plain Rust path, in place: strides and offsets are followed,
-//! nothing is copied.
+//! The ops on the CPU. The plain Rust path reads `q`, `k` and `v` in Candle's storage with their strides and offsets,
+//! without copies.
 
 use candle_core::{CpuStorage, DType, Layout, WithDType};
 use s2o_core::cpu::{self, Element, Inputs, Strided};
@@ -9,7 +9,7 @@ use crate::attn_op::{AttnOp, Compute, Qkv};
 use crate::error::AttnError;
 use crate::ops::{BlockOp, DenseOp, KeyColumns, MaskOp, RankOp, S2oOp};
 
-/// An op for any element type of the CPU path.
+/// An op on the CPU, for every element type of the CPU path.
 trait CpuOp: AttnOp {
     /// Computes into `out`, which is empty for an op without an output.
     fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Self::Report, AttnError>;

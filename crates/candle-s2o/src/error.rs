@@ -1,15 +1,14 @@
-//! [`AttnError`]: why an attention call on tensors was refused.
+//! [`AttnError`]: the error of an attention call on tensors.
 
 use candle_core::{DType, DeviceLocation};
 use s2o_core::S2oError;
 use thiserror::Error;
 
-/// Why an attention call on tensors was refused. Converts into [`candle_core::Error`], so that `?` works in Candle
-/// code.
+/// The error of an attention call on tensors. It converts into [`candle_core::Error`], so `?` works in Candle code.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AttnError {
-    /// Tensors must be (batch, length, heads, head_dim).
+    /// Tensors must have 4 dimensions: (batch, length, heads, head_dim).
     #[error("{name}: expected 4 dimensions (batch, length, heads, head_dim), got {got:?}")]
     Rank {
         /// `q`, `k` or `v`.
@@ -35,7 +34,7 @@ pub enum AttnError {
         /// Its dtype.
         got: DType,
     },
-    /// A mask of blocks or of single keys is of bytes.
+    /// A mask of blocks or of single keys must have dtype U8.
     #[error("{name}: expected dtype U8, got {got:?}")]
     MaskDType {
         /// `mask` or `columns`.
@@ -51,7 +50,7 @@ pub enum AttnError {
         /// Its device.
         got: &'static str,
     },
-    /// `k` and `v` must be on the device of `q`: made with the same `Device` value or a clone of it.
+    /// `k`, `v` and masks must be on the device of `q`: created with the same `Device` value or a clone of it.
     #[error("{name}: expected the device of q ({expected:?}) or a clone of it, got {got:?}")]
     DeviceMismatch {
         /// `k`, `v`, or a mask of blocks or keys.
@@ -61,21 +60,21 @@ pub enum AttnError {
         /// Its device.
         got: DeviceLocation,
     },
-    /// What only a GPU does was asked of another device.
+    /// Only a GPU supports the operation.
     #[cfg(feature = "cuda")]
     #[error("{what}: expected tensors on a CUDA device, got the CPU")]
     GpuOnly {
-        /// What was asked for.
+        /// The operation.
         what: &'static str,
     },
-    /// The GPU refused the call or failed.
+    /// The GPU backend does not support the call, or a CUDA function failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(s2o_cuda::CudaError),
     /// The sizes, the options or the workspace do not fit.
     #[error(transparent)]
     S2o(#[from] S2oError),
-    /// Candle failed.
+    /// Candle returned an error.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }

@@ -1,4 +1,4 @@
-//! [`LayerSettings`]: what tuning found for each layer of a model, and the file that holds it.
+//! [`LayerSettings`]: the tuned setting of each layer of a model, and its file format.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,27 +7,27 @@ use s2o_core::{ConfigError, S2oConfig};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// How one layer attends.
+/// Attention setting of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerSetting {
-    /// Exactly, at every length.
+    /// Exact attention at every length.
     Dense,
-    /// By S2O with this threshold.
+    /// S2O with this threshold.
     Tau(f32),
 }
 
-/// What settings were tuned on.
+/// Model, prompts and error bound of a tuning run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TunedOn {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// Tokens of each prompt.
+    /// Length of each prompt in tokens.
     pub prompt_tokens: Vec<usize>,
     /// Bound on the relative L1 error of each layer's output.
     pub max_rel_l1: f64,
-    /// The S2O options beside `tau`, in words: the thresholds mean little under others.
+    /// The other S2O options, as text. The thresholds apply to these options.
     pub options: String,
 }
 
@@ -46,7 +46,7 @@ pub struct LayerSettings {
     layers: Vec<LayerSetting>,
 }
 
-/// The file as it is written.
+/// Contents of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
@@ -55,7 +55,7 @@ struct Document {
     layers: Vec<LayerSetting>,
 }
 
-/// Why settings by layer were refused.
+/// Error of settings by layer.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum LayerSettingsError {
@@ -67,15 +67,15 @@ pub enum LayerSettingsError {
         /// The operating system's reason.
         reason: String,
     },
-    /// The file holds something else.
+    /// The file does not contain settings by layer.
     #[error("{}: expected settings by layer (version {}), got {reason}", path.display(), LayerSettings::VERSION)]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// The file is of another version of the format.
+    /// The file has another version of the format.
     #[error("{}: expected version {}, got version {got}", path.display(), LayerSettings::VERSION)]
     Version {
         /// The file.
@@ -89,9 +89,9 @@ pub enum LayerSettingsError {
     /// A threshold is outside its range.
     #[error("settings of layer {layer}: {source}")]
     Config {
-        /// Which layer.
+        /// The layer.
         layer: usize,
-        /// What is wrong with it.
+        /// The reason.
         source: ConfigError,
     },
     /// The model has another number of layers.
@@ -116,10 +116,10 @@ impl LayerSettings {
     /// The version of the file format.
     pub const VERSION: u64 = 1;
 
-    /// Settings for as many layers as there are elements.
+    /// Creates the settings of a model with one layer for each element of `layers`.
     ///
     /// # Errors
-    /// For no layers, or a threshold outside `[0, 1)`.
+    /// If `layers` is empty or a threshold is outside `[0, 1)`.
     pub fn new(tuned_on: TunedOn, layers: Vec<LayerSetting>) -> Result<Self, LayerSettingsError> {
         if layers.is_empty() {
             return Err(LayerSettingsError::Empty);
@@ -133,13 +133,13 @@ impl LayerSettings {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, is of another version, or holds something else; unknown fields are refused.
+    /// If the file cannot be read, has another version, or has missing, unknown or invalid fields.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, LayerSettingsError> {
         let path = path.as_ref();
         let text = fs::read_to_string(path).map_err(|error| io(path, &error))?;
         let malformed = |reason: String| LayerSettingsError::Malformed { path: path.to_owned(), reason };
         let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
-        // Before the rest: what other versions hold is not for this one to judge.
+        // The version is checked first because other versions may have other fields.
         match value.get("version") {
             Some(version) if version.as_u64() == Some(Self::VERSION) => {}
             Some(version) => {
@@ -154,7 +154,7 @@ impl LayerSettings {
     /// Writes a file that [`LayerSettings::load`] reads.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), LayerSettingsError> {
         let path = path.as_ref();
         let (tuned_on, layers) = (self.tuned_on.clone(), self.layers.clone());
@@ -164,20 +164,20 @@ impl LayerSettings {
         fs::write(path, text + "\n").map_err(|error| io(path, &error))
     }
 
-    /// What they were tuned on.
+    /// Model, prompts and error bound of the tuning run.
     pub fn tuned_on(&self) -> &TunedOn {
         &self.tuned_on
     }
 
-    /// By layer.
+    /// The setting of each layer.
     pub fn layers(&self) -> &[LayerSetting] {
         &self.layers
     }
 
-    /// Refuses a model with another number of layers.
+    /// Checks that the model has `num_layers` settings.
     ///
     /// # Errors
-    /// [`LayerSettingsError::LayerCount`].
+    /// [`LayerSettingsError::LayerCount`] if the numbers differ.
     pub fn check(&self, num_layers: usize) -> Result<(), LayerSettingsError> {
         match self.layers.len() {
             got if got == num_layers => Ok(()),
@@ -185,7 +185,7 @@ impl LayerSettings {
         }
     }
 
-    /// `base` with what the settings say about `layer`.
+    /// Returns `base` with the setting of `layer`.
     ///
     /// # Errors
     /// [`LayerSettingsError::Layer`] for a layer without settings.
@@ -197,7 +197,7 @@ impl LayerSettings {
 }
 
 impl LayerSetting {
-    /// `base` with this setting.
+    /// Returns `base` with this setting.
     ///
     /// # Errors
     /// [`ConfigError::Tau`] for a threshold outside `[0, 1)`.

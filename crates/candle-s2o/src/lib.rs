@@ -1,14 +1,12 @@
 //! S2O sparse attention (early stopping via online permutation, arXiv 2602.22575) for Candle.
 //!
-//! [`s2o_attn`] is one call on tensors, in the layout of `candle-flash-attn`; [`dense_attn`] is the exact attention to
-//! compare it with. Models take either through the [`Attention`] seam: [`S2o`] or [`Dense`]. [`LayerSettings`] are what
-//! tuning on a model found for its layers.
+//! [`s2o_attn`] computes one call on tensors, in the layout of `candle-flash-attn`. [`dense_attn`] computes exact
+//! attention for comparison. Models use either method through the [`Attention`] trait: [`S2o`] or [`Dense`].
+//! [`LayerSettings`] hold the tuned setting of each layer of a model.
 //!
-//! [`S2oOp`] is the same attention as a Candle op, for `q.apply_op3(&k, &v, op)`; the crate `s2o-models` has the
-//! decoder around it.
+//! [`S2oOp`] is the same attention as a Candle op, for `q.apply_op3(&k, &v, op)`. The crate `s2o-models` has a decoder.
 //!
-//! Tensors may be on the CPU or, with the feature `cuda`, on an NVIDIA GPU; what then holds is said in the module
-//! `cuda`.
+//! Tensors may be on the CPU or, with the feature `cuda` (see the module `cuda`), on an NVIDIA GPU.
 
 mod attention;
 mod attn_op;

@@ -1,4 +1,4 @@
-//! The methods of this crate behind the seam: [`Dense`] and [`S2o`].
+//! The [`Attention`] methods of this crate: [`Dense`] and [`S2o`].
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ impl Attention for Dense {
     }
 }
 
-/// S2O, with options that may differ from layer to layer, and on demand the statistics of what it did.
+/// S2O with options that may differ between layers, and with optional statistics.
 ///
 /// ```
 /// use candle_s2o::{S2o, S2oConfig};
@@ -35,23 +35,23 @@ impl Attention for Dense {
 pub struct S2o {
     config: S2oConfig,
     layers: BTreeMap<usize, S2oConfig>,
-    /// Layers that settings were given for: a call for another is an error.
+    /// Number of layers with settings. A call for a later layer is an error.
     num_layers: Option<usize>,
     collects_stats: bool,
     stats: ChunkLedger<AttnStats>,
 }
 
 impl S2o {
-    /// The same options in every layer.
+    /// Uses the same options in every layer.
     pub fn new(config: S2oConfig) -> Self {
         Self { config, layers: BTreeMap::new(), num_layers: None, collects_stats: false, stats: ChunkLedger::default() }
     }
 
-    /// The options of `config` with what tuning found for each layer. A call for a layer beyond the settings is an
-    /// error; that a model has fewer layers is for [`LayerSettings::check`] to say.
+    /// Uses `config` with the tuned setting of each layer. A call for a layer beyond the settings is an error.
+    /// [`LayerSettings::check`] also detects a model with fewer layers.
     ///
     /// # Errors
-    /// If the settings do not go with the options.
+    /// If a setting does not fit the options.
     pub fn with_layers(config: S2oConfig, settings: &LayerSettings) -> std::result::Result<Self, LayerSettingsError> {
         let num_layers = settings.layers().len();
         let layers = (0..num_layers).map(|layer| Ok((layer, settings.config(layer, &config)?)));
@@ -59,13 +59,13 @@ impl S2o {
         Ok(Self { layers, num_layers: Some(num_layers), ..Self::new(config) })
     }
 
-    /// Options of one layer.
+    /// Sets the options of one layer.
     pub fn layer_config(mut self, layer: usize, config: S2oConfig) -> Self {
         self.layers.insert(layer, config);
         self
     }
 
-    /// Threshold of one layer, its other options unchanged.
+    /// Sets the threshold of one layer and keeps its other options.
     ///
     /// # Errors
     /// [`ConfigError::Tau`] if `tau` is outside `[0, 1)`.
@@ -74,11 +74,11 @@ impl S2o {
         Ok(self.layer_config(layer, config))
     }
 
-    /// Layers that attend densely.
+    /// Uses dense attention in the given layers.
     pub fn skip_layers(self, layers: impl IntoIterator<Item = usize>) -> Self {
         layers.into_iter().fold(self, |this, layer| {
             let dense = this.config_of(layer).to_builder().dense_below(usize::MAX).build();
-            this.layer_config(layer, dense.expect("the dense threshold is free"))
+            this.layer_config(layer, dense.expect("every dense threshold is valid"))
         })
     }
 
@@ -88,15 +88,15 @@ impl S2o {
         self
     }
 
-    /// Options in force for a layer.
+    /// Returns the options of a layer.
     pub fn config_of(&self, layer: usize) -> &S2oConfig {
         self.layers.get(&layer).unwrap_or(&self.config)
     }
 
-    /// Refuses a layer that the settings by layer say nothing about.
+    /// Checks that a layer has settings. Without settings by layer every layer is valid.
     ///
     /// # Errors
-    /// [`LayerSettingsError::Layer`].
+    /// [`LayerSettingsError::Layer`] for a layer without settings.
     pub fn check_layer(&self, layer: usize) -> std::result::Result<(), LayerSettingsError> {
         match self.num_layers {
             Some(num_layers) if layer >= num_layers => Err(LayerSettingsError::Layer { num_layers, got: layer }),
@@ -104,9 +104,9 @@ impl S2o {
         }
     }
 
-    /// Takes the statistics of the last prompt, by layer; none without [`S2o::with_stats`]. Chunks that follow each
-    /// other are joined; a call that does not go on where the one before ended begins anew, so what is held does not
-    /// grow from prompt to prompt.
+    /// Removes and returns the statistics of the last prompt by layer. Without [`S2o::with_stats`] the map is empty.
+    /// Consecutive chunks are joined. A call that does not begin where the previous call ended begins a new prompt, so
+    /// memory use does not grow from prompt to prompt.
     pub fn take_stats(&self) -> BTreeMap<usize, AttnStats> {
         self.stats.take()
     }

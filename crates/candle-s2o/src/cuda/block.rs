@@ -1,4 +1,4 @@
-//! Attention on blocks: what block-sparse methods select, computed by the engine of the others.
+//! Attention to blocks that block-sparse methods select, with the engine of the other ops.
 
 use candle_core::Tensor;
 use s2o_core::{BLOCK_Q, BlockSelection, Mask, S2oError};
@@ -25,11 +25,11 @@ impl CudaOp for MaskOp {
     }
 }
 
-/// What the kernel reads, in scratch memory.
+/// Lists that the kernel reads, in scratch memory.
 struct Lists {
     next_item: Region<i32>,
     key_blocks: Region<i32>,
-    /// Where each list begins and ends.
+    /// Begin and end of each list.
     ranges: Region<i64>,
     scratch: Scratch,
 }
@@ -53,11 +53,11 @@ impl Lists {
         })
     }
 
-    /// Attention to the lists, which fit the call.
+    /// Attention to the lists, which must fit the call.
     fn attend(&self, call: &Call, mask: Mask) -> Result<(), CudaError> {
         let params = self.params(call, mask)?;
-        // SAFETY: BlockParams are what the kernel takes; the lists name blocks of the call only, and the scratch memory
-        // is released on this stream after the launch.
+        // SAFETY: the kernel takes BlockParams. The lists name only blocks of the call, and the scratch memory is
+        // released on this stream after the launch.
         unsafe { call.launch(Kernel::Block, &params, Grid::Persistent { items: self.ranges.len / 2 }) }
     }
 }
@@ -100,8 +100,8 @@ fn launch_mask(call: &Call, mask: Mask, blocks: &Tensor, columns: Option<&KeyCol
         first_tile: to_i32("query blocks", offset / BLOCK_Q)?,
         causal: i32::from(mask.is_causal()),
     };
-    // SAFETY: BlockListParams are what the kernel takes; the mask has an entry for each that it reads and is held until
-    // the launch is enqueued, and the lists have room for all of them.
+    // SAFETY: the kernel takes BlockListParams. The mask has every entry that the kernel reads and is held until the
+    // launch is enqueued, and the lists have room for all blocks.
     unsafe { call.launch(Kernel::BlockLists, &params, Grid::Warps { rows: num_lists }) }?;
     let Some(columns) = columns else { return lists.attend(call, mask) };
 
@@ -126,9 +126,8 @@ fn launch_mask(call: &Call, mask: Mask, blocks: &Tensor, columns: Option<&KeyCol
         num_lists: params.num_lists,
         q_offset: to_i32("k_len", offset)?,
     };
-    // SAFETY: ColumnListParams are what both kernels take; both masks have an entry for each that they read and are
-    // held until the launches are enqueued, and the kernels leave out the keys of a head for which its lists have no
-    // room.
+    // SAFETY: both kernels take ColumnListParams. The masks have every entry that the kernels read and are held until
+    // the launches are enqueued. The kernels drop keys of a head that do not fit its lists.
     unsafe {
         call.launch(Kernel::HeadColumns, &list_params, Grid::Blocks([batch * heads, 1, 1]))?;
         call.launch(Kernel::ColumnLists, &list_params, Grid::Warps { rows: num_lists })?;
@@ -139,6 +138,6 @@ fn launch_mask(call: &Call, mask: Mask, blocks: &Tensor, columns: Option<&KeyCol
         column_counts: list_params.column_counts,
         column_stride: list_params.column_stride,
     };
-    // SAFETY: as for the blocks alone; the columns are keys of the call, and released on this stream after the launch.
+    // SAFETY: as for the blocks alone. The columns are keys of the call, released on this stream after the launch.
     unsafe { call.launch(Kernel::BlockColumns, &params, Grid::Persistent { items: num_lists }) }
 }

@@ -1,4 +1,4 @@
-//! [`Call`]: one attention call on its way to the GPU.
+//! [`Call`]: one attention call on the GPU.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use s2o_kernels::{Dtype, Function, HeadDim, Kernel};
 use crate::attn_op::{AttnOp, Compute, Qkv};
 use crate::error::AttnError;
 
-/// Keys and values that should stay in L2 while their queries walk over them.
+/// Bytes of keys and values that should stay in L2 while their queries read them.
 const L2_BYTES: usize = 32 << 20;
-/// Bytes of an element, of both types.
+/// Bytes of an f16 or bf16 element.
 const ELEMENT_BYTES: usize = mem::size_of::<f16>();
 
 /// An op on a GPU.
@@ -79,7 +79,7 @@ fn typed<T: Element, K: CudaOp>(
 }
 
 impl Call {
-    /// The same call, its launches timed.
+    /// The same call with timed launches.
     pub(super) fn timed(&self, stopwatch: &Arc<Stopwatch>) -> Self {
         Self { launcher: self.launcher.timed(stopwatch), ..self.clone() }
     }
@@ -113,7 +113,7 @@ impl Call {
         })
     }
 
-    /// The call for the queries from `first` on alone; causal, they still are the last of the positions.
+    /// The call with only the queries from `first` on. With a causal mask they are still the last positions.
     pub(super) fn rows_from(&self, first: usize) -> Self {
         let shape = self.shape;
         let q_dims = [shape.batch(), shape.q_len() - first, shape.num_heads(), shape.head_dim()];
@@ -135,10 +135,10 @@ impl Call {
     /// Enqueues a kernel.
     ///
     /// # Safety
-    /// `params` must be what the kernel takes, and every address in it must hold what params.cuh says until the kernel
-    /// has run.
+    /// `params` must be the type that the kernel takes. Every address in it must point to the data described in
+    /// params.cuh until the kernel has run.
     pub(super) unsafe fn launch<P: Params>(&self, kernel: Kernel, params: &P, grid: Grid) -> Result<(), CudaError> {
-        // SAFETY: the kernels that take tensor maps take those of q, k and v. The rest is the caller's promise.
+        // SAFETY: kernels that take tensor maps take those of q, k and v. The caller guarantees the rest.
         unsafe { self.launcher.launch_on(self.function(kernel), [self.q, self.k, self.v], params, grid) }
     }
 }

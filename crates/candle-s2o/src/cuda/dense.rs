@@ -1,4 +1,4 @@
-//! Dense attention: one launch, or split over the keys where there are too few query tiles to fill the GPU.
+//! Dense attention in one launch, or split over the keys if there are too few query tiles to fill the GPU.
 
 use candle_core::Tensor;
 use s2o_core::Mask;
@@ -11,9 +11,9 @@ use crate::attn_op::apply;
 use crate::error::AttnError;
 use crate::ops::DenseOp;
 
-/// A part of a split should not be shorter: its result has to be written and read again.
+/// Minimum length of a part in key tiles: the result of each part must be written and read again.
 const MIN_TILES_PER_SPLIT: usize = 4;
-/// Parts for each multiprocessor: more than one, so that they even out.
+/// Parts per multiprocessor: more than one to balance the load.
 const SPLITS_PER_SM: usize = 2;
 
 impl CudaOp for DenseOp {
@@ -22,8 +22,8 @@ impl CudaOp for DenseOp {
     }
 }
 
-/// [`dense_attn`](crate::dense_attn) with its keys cut into `splits` parts, for the tests of the split kernels: calls
-/// choose a number of parts by themselves.
+/// [`dense_attn`](crate::dense_attn) with the keys cut into `splits` parts, for tests of the split kernels. Other calls
+/// choose the number of parts automatically.
 ///
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`].
@@ -62,11 +62,11 @@ fn whole(call: &Call, mask: Mask) -> Result<(), CudaError> {
     // Causal tiles are cut on absolute positions.
     let first = if mask.is_causal() { shape.q_offset() % TILE_Q } else { 0 };
     let items = (first + shape.q_len()).div_ceil(TILE_Q) * shape.batch() * shape.num_heads();
-    // SAFETY: AttnParams are what the dense kernel takes; tensors and counter outlive the launch on this stream.
+    // SAFETY: the dense kernel takes AttnParams. Tensors and counter outlive the launch on this stream.
     unsafe { call.launch(Kernel::Dense, &params, Grid::Persistent { items }) }
 }
 
-/// Cuts the keys into `splits` parts, or fewer if there are not as many key tiles, and joins the results.
+/// Cuts the keys into `splits` parts, or fewer if there are fewer key tiles, and joins the results.
 fn split(call: &Call, mask: Mask, first_row: usize, splits: usize) -> Result<(), CudaError> {
     let shape = &call.shape;
     let heads = shape.batch() * shape.num_heads();
@@ -90,8 +90,8 @@ fn split(call: &Call, mask: Mask, first_row: usize, splits: usize) -> Result<(),
         tiles_per_split: to_i32("tiles per split", tiles_per_split)?,
         head_dim: to_i32("head_dim", shape.head_dim())?,
     };
-    // SAFETY: SplitParams are what both kernels take. The partial results have room for every item, and the scratch
-    // memory is released on this stream after both.
+    // SAFETY: both kernels take SplitParams. The partial results have room for every item, and the scratch memory is
+    // released on this stream after both.
     unsafe {
         call.launch(Kernel::Split, &params, Grid::Persistent { items })?;
         call.launch(Kernel::Merge, &params, Grid::Warps { rows: rows * heads })

@@ -13,14 +13,14 @@ use super::timed::Timed;
 use crate::attn_op::{AttnOp, apply};
 use crate::error::AttnError;
 
-/// Attention of every query to ALL keys, each head's in the order `kv_perm[b * num_heads + h]`, and the time of the
-/// kernel: the ladder of the paper's Tables 4-6 without causality. Shapes and dtypes as in
-/// [`dense_attn`](crate::dense_attn), k_len a multiple of 128. Tiles of 128 queries stop early by `tau` as S2O's do; 0
-/// never stops.
+/// Attention of every query to ALL keys in the order `kv_perm[b * num_heads + h]` of its head, and the time of the
+/// kernel: the ladder of the paper's Tables 4-6 without causality. Shapes and dtypes are those of
+/// [`dense_attn`](crate::dense_attn), and k_len must be a multiple of 128. Tiles of 128 queries stop early at `tau` as
+/// in S2O. 0 never stops.
 ///
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`]; [`CudaError::Size`](super::CudaError::Size) if k_len or the orders do
-/// not.
+/// not fit.
 pub fn gather_attn_timed(
     q: &Tensor,
     k: &Tensor,
@@ -32,7 +32,7 @@ pub fn gather_attn_timed(
     apply(&Timed(LadderOp { softmax_scale, kv_perm, tau }), q, k, v)
 }
 
-/// Attention of every query to all keys in the order of its head, until `tau` ends it.
+/// Attention of every query to all keys in the order of its head, until `tau` stops it.
 #[derive(Debug)]
 struct LadderOp<'a> {
     softmax_scale: f32,
@@ -63,7 +63,7 @@ fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError
         return refuse("k_len", format!("a multiple of {TILE_K}"), k_len);
     }
     if orders.len() != heads {
-        return refuse("orders", format!("{heads}, one a head"), orders.len());
+        return refuse("orders", format!("{heads}, one per head"), orders.len());
     }
     if let Some(order) = orders.iter().find(|order| order.len() != k_len) {
         return refuse("keys of an order", k_len.to_string(), order.len());
@@ -93,7 +93,7 @@ fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError
     };
     let kernel = if tau == 0.0 { Kernel::LadderFull } else { Kernel::Ladder };
     let items = shape.q_len().div_ceil(TILE_Q) * heads;
-    // SAFETY: S2oParams are what both kernels take. There is an order of all keys for every head, each a
-    // permutation, and the scratch memory is released on this stream after the launch.
+    // SAFETY: both kernels take S2oParams. Every head has an order of all keys, which is a permutation, and the scratch
+    // memory is released on this stream after the launch.
     unsafe { call.launch(kernel, &params, Grid::Persistent { items }) }
 }

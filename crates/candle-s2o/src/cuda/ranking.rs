@@ -11,7 +11,7 @@ use s2o_kernels::ranking::{self, SCORE_BLOCK, SCORE_ROWS, SortShape, query_order
 use super::call::Call;
 use super::segment_group::SegmentGroup;
 
-/// Scratch memory of the ranking, for any of the groups it was made for.
+/// Scratch memory of the ranking, large enough for each group.
 pub(super) struct Ranker {
     coefficients: Region<u16>,
     partial_moments: Region<f32>,
@@ -21,7 +21,7 @@ pub(super) struct Ranker {
     key_guide: Region<f32>,
 }
 
-/// Where the orders go.
+/// Destination of the orders.
 #[derive(Clone, Copy)]
 pub(super) struct Orders {
     pub(super) kv_perm: *mut i32,
@@ -49,7 +49,7 @@ impl Ranker {
         }
     }
 
-    /// To be called once before the first group: the kernels leave the counters as they find them.
+    /// Zeroes the counters. Must be called once before the first group; the kernels restore the counters.
     pub(super) fn prepare(&self, scratch: &Scratch) -> Result<(), CudaError> {
         scratch.zero(self.arrivals)
     }
@@ -105,8 +105,8 @@ impl Ranker {
             },
         };
         let [batch, heads, kv_heads] = [shape.batch(), shape.num_heads(), shape.num_kv_heads()];
-        // SAFETY: RankingParams are what these kernels take; the regions have room for the largest group, and the
-        // scratch memory is released on this stream after the launches.
+        // SAFETY: these kernels take RankingParams. The regions have room for the largest group, and the scratch memory
+        // is released on this stream after the launches.
         unsafe {
             if orders.q_perm.is_some() {
                 let shared_bytes = query_order_shared_bytes(plan.segment_len);

@@ -1,5 +1,5 @@
-//! S2O: groups of segments whose key orders fit the workspace are ranked, then attended, from the last to the first;
-//! the dense tail follows.
+//! S2O on the GPU. Groups of segments whose key orders fit the workspace are ranked and then attended, from the last
+//! group to the first. The dense tail follows.
 
 use std::ptr;
 
@@ -27,7 +27,7 @@ impl CudaOp for S2oOp {
             call.launcher.refuse_capture("reading statistics", "ask for none in the capture")?;
         }
         let plan = Plan::with_break_even(config, shape, self.prompt_len(shape), GPU_BREAK_EVEN)?;
-        // The last chunk of a prompt may lie in the dense tail whole.
+        // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             dense::launch(call, Mask::Causal, 0, None)?;
             return Ok(wants_stats.then(|| plan.stats_of_visits(shape, config, |_, _, _| 0)));
@@ -80,7 +80,7 @@ struct Launch<'a> {
     tiles_visited: Option<Region<i32>>,
 }
 
-/// Where the orders come from.
+/// Source of the orders.
 enum OrderSource<'a> {
     /// Algorithm 1.
     Ranked(Ranker),
@@ -106,7 +106,7 @@ impl<'a> Launch<'a> {
         let heads = shape.batch() * shape.num_heads();
         let groups = groups(&plan.segments, heads, config.workspace_cap())?;
         let mut regions = Regions::default();
-        // One for each group, and one for the windows.
+        // One counter for each group, and one for the windows.
         let counters = regions.add(groups.len() + 1);
         let kv_perm = regions.add(heads * groups.iter().map(|group| group.keys).max().unwrap_or(0));
         let permuted = config.q_perm().then(|| Permuted {
@@ -143,7 +143,7 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    /// Enqueues what puts the orders of a group into scratch memory.
+    /// Enqueues the kernels or copies that write the orders of a group to scratch memory.
     fn order(&self, group: &SegmentGroup) -> Result<(), CudaError> {
         let Self { call, config, plan, scratch, .. } = self;
         match &self.orders {
@@ -162,7 +162,7 @@ impl<'a> Launch<'a> {
     fn rank_only(&self) -> Result<Ranking, AttnError> {
         let Self { call, plan, scratch, .. } = self;
         let shape = &call.shape;
-        // Segments that lie in the dense tail whole need no order; theirs is the natural one.
+        // Segments entirely in the dense tail need no order and get the natural order.
         let natural = |segment: &Segment| SegmentOrder {
             q_perm: Permutation::identity(segment.rows.len()),
             kv_perm: Permutation::identity(segment.start),
@@ -192,7 +192,7 @@ impl<'a> Launch<'a> {
         Ok(ranking)
     }
 
-    /// The kernel that walks over the prefixes.
+    /// The kernel that computes the prefixes.
     fn kernel(&self) -> Kernel {
         let plain = self.config.stop_rule() == StopRule::AllRows
             && self.config.gain_frame() == GainFrame::NewMax
@@ -230,8 +230,8 @@ impl<'a> Launch<'a> {
             discard: i32::from(config.triggering_tile() == TriggeringTile::Discard),
         };
         let items = segments * (plan.segment_len / TILE_Q) * heads;
-        // SAFETY: S2oParams are what these kernels take. Orders, states and counts have room for every head, segment
-        // and row, and the scratch memory is released on this stream after the launch.
+        // SAFETY: these kernels take S2oParams. Orders, states and counts have room for every head, segment and row,
+        // and the scratch memory is released on this stream after the launch.
         unsafe { call.launch(kernel, &params, Grid::Persistent { items }) }
     }
 
@@ -254,7 +254,7 @@ impl<'a> Launch<'a> {
         self.scratch.upload(region, &rows)
     }
 
-    /// Waits for the GPU and reads what it counted.
+    /// Waits for the GPU and reads its counts.
     fn stats(&self) -> Result<AttnStats, CudaError> {
         let region = self.tiles_visited.expect("statistics were asked for");
         let counts = self.scratch.download(region)?;
@@ -266,7 +266,7 @@ impl<'a> Launch<'a> {
             if segment.start == 0 {
                 return 0;
             }
-            // The single pass counts the window's tiles too; where the chunk begins inside a segment, so do its tiles.
+            // The single pass also counts window tiles. Tiles are counted from the segment's start.
             let (tile, window_tiles) = if config.q_perm() {
                 (tile, 0)
             } else {
@@ -278,7 +278,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// The permutation that the GPU found, its indices counted from `base`; a wrong one is an error, not a panic.
+/// The GPU's permutation, with indices counted from `base`. An invalid permutation is an error, not a panic.
 fn permutation(indices: &[i32], base: usize) -> Result<Permutation, S2oError> {
     Ok(Permutation::new(indices.iter().map(|&index| (index as u32).wrapping_sub(base as u32)).collect())?)
 }

@@ -3,17 +3,17 @@
 use s2o_core::{S2oError, Segment};
 use s2o_kernels::ranking::SCORE_BLOCK;
 
-/// Bytes that the order of `keys` keys takes for one head: an index and a score each, and the ranges of the scores.
+/// Bytes of the order of `keys` keys for one head: an index and a score per key, and the ranges of the scores.
 pub(super) fn order_bytes(keys: usize) -> usize {
     keys * (size_of::<i32>() + size_of::<u16>()) + keys / SCORE_BLOCK * size_of::<[f32; 2]>()
 }
 
-/// Segments that are ranked and attended together: numbers into `plan.segments`.
+/// Segments that are ranked and attended together: indices into `plan.segments`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SegmentGroup {
     pub(super) first: usize,
     pub(super) end: usize,
-    /// Length of their orders, for one head.
+    /// Length in keys of the orders of all segments, for one head.
     pub(super) keys: usize,
 }
 

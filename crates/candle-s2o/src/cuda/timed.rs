@@ -1,4 +1,4 @@
-//! Ops whose kernels are timed one by one.
+//! Ops whose kernels are timed individually.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use crate::error::AttnError;
 use crate::ops::{DenseOp, S2oOp};
 
 impl S2oOp {
-    /// [`S2oOp::apply`] on a GPU, and the time of each kernel in the order of their launches. The host waits for them.
+    /// [`S2oOp::apply`] on a GPU with the time of each kernel in launch order. The host waits for the kernels.
     ///
     /// # Errors
-    /// As [`S2oOp::apply`]; [`AttnError::GpuOnly`] for tensors on the CPU.
+    /// The same as [`S2oOp::apply`], or [`AttnError::GpuOnly`] for tensors on the CPU.
     pub fn apply_timed(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
         apply(&Timed(self), q, k, v)
     }
 }
 
-/// [`dense_attn`](crate::dense_attn) on a GPU, and the time of its kernels. The host waits for them.
+/// [`dense_attn`](crate::dense_attn) on a GPU with the time of each kernel. The host waits for the kernels.
 ///
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`]; [`AttnError::GpuOnly`] for tensors on the CPU.
@@ -35,7 +35,7 @@ pub fn dense_attn_timed(
     apply(&Timed(DenseOp { softmax_scale, mask, splits: None }), q, k, v)
 }
 
-/// An op whose report is the times of its kernels.
+/// An op that reports the times of its kernels.
 #[derive(Debug)]
 pub(super) struct Timed<K>(pub(super) K);
 

@@ -1,4 +1,4 @@
-//! Attention to the key blocks that a method has selected, on every backend.
+//! Attention to the key blocks that a method selected, on every backend.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockSelection, Mask, S2oError, q
 use crate::attn_op::{AttnOp, apply};
 use crate::error::AttnError;
 
-/// Attention of each query block to what `selection` names: shapes and dtypes as in
-/// [`dense_attn`](crate::dense_attn). This is the executor for block-sparse methods, which only select. Queries that
-/// see nothing get zeros. On a GPU key blocks are of 128 keys, and there are neither columns nor a value threshold.
+/// Attention of each query block to the keys in `selection`, with the shapes and dtypes of
+/// [`dense_attn`](crate::dense_attn). Block-sparse methods only select; this function computes. Queries without a key
+/// get zeros. A GPU supports only key blocks of 128 keys, without columns or a value threshold.
 ///
-/// Returns the output and, by head (`b * num_heads + h`), the tiles whose values were left out by
-/// [`BlockSelection::value_threshold`].
+/// Returns the output and, for each head (`b * num_heads + h`), the number of tiles whose values
+/// [`BlockSelection::value_threshold`] skipped.
 ///
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`]; [`s2o_core::BlockError`] if the selection does not fit them.
@@ -28,26 +28,26 @@ pub fn block_sparse_attn(
     apply(&BlockOp { softmax_scale, mask, selection: selection.into() }, q, k, v)
 }
 
-/// Single keys that every query block of a head sees beside its blocks, as [`BlockSelection::columns`] has them.
+/// Single keys that every query block of a head sees in addition to its blocks, like [`BlockSelection::columns`].
 #[derive(Debug, Clone)]
 pub struct KeyColumns {
-    /// `(batch, num_heads, k_len)` of u8 on the device of `q`: not 0 where a key is chosen.
+    /// U8 tensor `(batch, num_heads, k_len)` on the device of `q`. Nonzero entries choose keys.
     pub keys: Tensor,
-    /// Upper bound on the keys of a head, rounded up to a multiple of 128 (`usize::MAX`: all); the keys at the highest
-    /// positions are dropped. On a GPU costs 4 bytes for each of them and each query block of every head.
+    /// Upper bound on the keys of a head, rounded up to a multiple of 128 (`usize::MAX`: all keys). Excess keys, at the
+    /// highest positions, are dropped. A GPU needs 4 bytes for each of these keys and each query block of every head.
     pub at_most: usize,
 }
 
 impl KeyColumns {
-    /// Keys of a head that are taken at most, of `k_len`: a multiple of 128.
+    /// Maximum number of keys per head for `k_len` keys, a multiple of 128.
     pub fn capacity(&self, k_len: usize) -> usize {
         self.at_most.clamp(1, k_len.max(1)).next_multiple_of(BLOCK_Q)
     }
 
-    /// What is taken of each head (`b * num_heads + h`), ascending. Read back from the device.
+    /// Chosen keys of each head (`b * num_heads + h`) in ascending order, read back from the device.
     ///
     /// # Errors
-    /// If `keys` is no mask of three dimensions, or Candle fails.
+    /// If `keys` is not a mask of three dimensions, or Candle fails.
     pub fn lists(&self) -> candle_core::Result<Vec<Vec<u32>>> {
         let (_, _, k_len) = self.keys.dims3()?;
         let chosen = self.keys.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
@@ -59,10 +59,10 @@ impl KeyColumns {
     }
 }
 
-/// [`block_sparse_attn`] to the blocks of a tensor, `blocks` `(batch, num_heads, query_blocks, key_blocks)` of u8 on
-/// the device of `q`: not 0 where a query block of [`query_blocks`] attends to a block of 128 keys. Blocks beyond the
-/// diagonal are left out if `mask` is causal. With `columns`, and then causal, to single keys too. On a GPU the masks
-/// become lists there; the host waits for nothing.
+/// [`block_sparse_attn`] to the blocks of a tensor. `blocks` is a U8 tensor `(batch, num_heads, query_blocks,
+/// key_blocks)` on the device of `q`: if an entry is nonzero, a query block of [`query_blocks`] attends to a block of
+/// 128 keys. If `mask` is causal, blocks beyond the diagonal are ignored. `columns` adds single keys and requires a
+/// causal `mask`. On a GPU a kernel converts the masks to lists, and the host does not wait.
 ///
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`]; [`s2o_core::BlockError::Mask`] or [`s2o_core::BlockError::ColumnMask`]
@@ -117,12 +117,12 @@ pub(crate) struct MaskOp {
     pub(crate) mask: Mask,
     /// Contiguous u8.
     pub(crate) blocks: Tensor,
-    /// Likewise.
+    /// Its `keys` are contiguous u8.
     pub(crate) columns: Option<KeyColumns>,
 }
 
 impl MaskOp {
-    /// Whether the masks fit.
+    /// Checks the dimensions of the masks.
     pub(crate) fn check(&self, shape: &AttnShape) -> Result<(), AttnError> {
         let query_blocks = query_blocks(shape, self.mask).len();
         let expected = [shape.batch(), shape.num_heads(), query_blocks, shape.k_len().div_ceil(BLOCK_Q)];

@@ -6,8 +6,8 @@ use s2o_core::Mask;
 use crate::attn_op::{AttnOp, apply};
 use crate::error::AttnError;
 
-/// Exact attention by the same engine, shapes and dtypes as in [`s2o_attn`](crate::s2o_attn). Under
-/// [`Mask::Causal`] queries are the last `q_len` positions. Gradients are not supported.
+/// Exact attention with the engine, shapes and dtypes of [`s2o_attn`](crate::s2o_attn). Under [`Mask::Causal`] the
+/// queries are the last `q_len` positions. Gradients are not supported.
 ///
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`].
@@ -15,12 +15,12 @@ pub fn dense_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, mask: 
     Ok(apply(&DenseOp { softmax_scale, mask, splits: None }, q, k, v)?.0)
 }
 
-/// Dense attention, by the engine that S2O uses for its windows.
+/// Dense attention with the engine that S2O uses for its windows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DenseOp {
     pub(crate) softmax_scale: f32,
     pub(crate) mask: Mask,
-    /// Parts of the keys that a GPU computes apart and then joins; `None`: as many as fill it.
+    /// Number of parts of the keys that a GPU computes separately and then joins. `None`: enough parts to fill the GPU.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU computes all keys at once"))]
     pub(crate) splits: Option<usize>,
 }

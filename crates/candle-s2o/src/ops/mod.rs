@@ -1,4 +1,4 @@
-//! The ops: what they compute and how they are called. The backends have their computation.
+//! The ops and their public functions. The backends implement the computation.
 
 mod block;
 mod dense;

@@ -8,11 +8,11 @@ use crate::attn_op::{AttnOp, report};
 use crate::error::AttnError;
 
 impl S2oOp {
-    /// Algorithm 1 alone, on the device of the tensors: the orders of every head (`b * num_heads + h`) and segment. On
-    /// a GPU the host waits for them.
+    /// Runs only Algorithm 1 on the device of the tensors: returns the orders of every head (`b * num_heads + h`) and
+    /// segment. On a GPU the host waits for the orders.
     ///
     /// # Errors
-    /// As [`S2oOp::apply`].
+    /// The same as [`S2oOp::apply`].
     pub fn rank(self, q: &Tensor, k: &Tensor) -> Result<Ranking, AttnError> {
         // The ranking does not read the values.
         report(&RankOp(self), q, k, k)

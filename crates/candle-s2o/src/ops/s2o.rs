@@ -11,12 +11,12 @@ use crate::error::AttnError;
 /// S2O sparse causal attention for prefill. Layout and causal convention are those of `candle-flash-attn`.
 ///
 /// `q` is (batch, q_len, num_heads, head_dim), `k` and `v` are (batch, k_len, num_kv_heads, head_dim), all on one
-/// device. On the CPU f32, f16 or bf16 and a `head_dim` that is a multiple of 8 up to 256; on a GPU (feature `cuda`)
-/// f16 or bf16 and 64 or 128. Accumulation is f32. Queries are the last `q_len` of the `k_len` positions, and the
-/// prompt ends with them. Returns (batch, q_len, num_heads, head_dim) in the dtype of `q`.
+/// device. The CPU supports f32, f16 and bf16 and a `head_dim` that is a multiple of 8 up to 256. A GPU (feature
+/// `cuda`) supports f16 and bf16 and a `head_dim` of 64 or 128. Accumulation is in f32. Queries are the last `q_len` of
+/// the `k_len` positions, and the prompt ends with them. The output has the shape and dtype of `q`.
 ///
-/// Memory besides the output: [`S2oConfig::workspace_cap`] for the key orders; on the CPU about 2 MiB per thread at the
-/// default tiles, a byte per output row, and the statistics (72 bytes per query tile and head).
+/// Memory besides the output: at most [`S2oConfig::workspace_cap`] for the key orders. The CPU also needs about 2 MiB
+/// per thread at the default tiles, one byte per output row, and 72 bytes of statistics per query tile and head.
 ///
 /// # Errors
 /// If the tensors or options do not fit, see [`AttnError`].
@@ -40,10 +40,10 @@ pub fn s2o_attn(
     S2oOp::new(softmax_scale, config.clone()).apply(q, k, v)
 }
 
-/// [`s2o_attn`], and what was computed and skipped per head. On a GPU the host waits for them.
+/// [`s2o_attn`] with statistics of the computed and skipped work per head. On a GPU the host waits for them.
 ///
 /// # Errors
-/// As [`s2o_attn`].
+/// The same as [`s2o_attn`].
 pub fn s2o_attn_with_stats(
     q: &Tensor,
     k: &Tensor,
@@ -55,31 +55,31 @@ pub fn s2o_attn_with_stats(
 }
 
 /// S2O attention as a Candle op on `q` (batch, q_len, num_heads, head_dim) and `k`, `v` (batch, k_len, num_kv_heads,
-/// head_dim), in any layout. Most callers want [`s2o_attn`].
+/// head_dim), in any layout. Most callers should use [`s2o_attn`].
 #[derive(Debug, Clone)]
 pub struct S2oOp {
     pub(crate) config: S2oConfig,
     pub(crate) softmax_scale: f32,
     prompt_len: Option<usize>,
-    /// Orders to take instead of those of Algorithm 1.
+    /// Orders to use instead of running Algorithm 1.
     pub(crate) ranking: Option<Arc<Ranking>>,
-    /// Makes the host wait for a GPU.
+    /// If set, the host waits for a GPU.
     pub(crate) wants_stats: bool,
 }
 
 impl S2oOp {
-    /// An op for a prompt that ends with the call's last query.
+    /// Creates an op for a prompt that ends with the call's last query.
     pub fn new(softmax_scale: f32, config: S2oConfig) -> Self {
         Self { config, softmax_scale, prompt_len: None, ranking: None, wants_stats: false }
     }
 
-    /// Makes the call a chunk of a prompt of `prompt_len` tokens, its keys from the prompt's beginning.
+    /// Makes the call a chunk of a prompt of `prompt_len` tokens. The call's keys begin at the start of the prompt.
     pub fn with_prompt_len(mut self, prompt_len: usize) -> Self {
         self.prompt_len = Some(prompt_len);
         self
     }
 
-    /// Takes the orders of keys and queries from the caller instead of Algorithm 1.
+    /// Uses the caller's orders of keys and queries instead of running Algorithm 1.
     pub fn with_ranking(mut self, ranking: impl Into<Arc<Ranking>>) -> Self {
         self.ranking = Some(ranking.into());
         self
@@ -93,17 +93,17 @@ impl S2oOp {
         Ok(apply(&self, q, k, v)?.0)
     }
 
-    /// [`S2oOp::apply`], and what was computed and skipped per head. On a GPU the host waits for them.
+    /// [`S2oOp::apply`] with statistics of the computed and skipped work per head. On a GPU the host waits for them.
     ///
     /// # Errors
-    /// As [`S2oOp::apply`].
+    /// The same as [`S2oOp::apply`].
     pub fn apply_with_stats(mut self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
         self.wants_stats = true;
         let (out, stats) = apply(&self, q, k, v)?;
-        Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass left no statistics"))?))
+        Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass returned no statistics"))?))
     }
 
-    /// Tokens of the prompt that a call of `shape` belongs to.
+    /// Length in tokens of the prompt that a call of `shape` belongs to.
     pub(crate) fn prompt_len(&self, shape: &AttnShape) -> usize {
         self.prompt_len.unwrap_or(shape.k_len())
     }
@@ -111,7 +111,7 @@ impl S2oOp {
 
 impl AttnOp for S2oOp {
     const NAME: &'static str = "s2o-attention";
-    /// Always there on the CPU; on a GPU if asked for.
+    /// Always present on the CPU, on a GPU only on request.
     type Report = Option<AttnStats>;
 
     fn softmax_scale(&self) -> f32 {
@@ -119,8 +119,8 @@ impl AttnOp for S2oOp {
     }
 }
 
-/// For callers that let Candle apply the op: `q.apply_op3(&k, &v, op)` is [`S2oOp::apply`], but an error comes back as
-/// [`candle_core::Error`], with the words of the [`AttnError`] and not its type.
+/// For callers that let Candle apply the op: `q.apply_op3(&k, &v, op)` is the same as [`S2oOp::apply`], but returns a
+/// [`candle_core::Error`] with the message of the [`AttnError`] and not its type.
 impl CustomOp3 for S2oOp {
     fn name(&self) -> &'static str {
         <Self as AttnOp>::NAME
