@@ -4,14 +4,14 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use s2o_core::cpu::{self, Element};
 use s2o_core::reference::{self, Head};
-use s2o_core::{Permutation, Plan, Ranking};
+use s2o_core::{Permutation, Plan, Ranking, S2oConfig};
 use s2o_testkit::relative_l2;
 
 use crate::random::{Case, cases, inputs};
 use crate::vectors::load_all;
 
 fn reference_ranking(case: &Case) -> Ranking {
-    let plan = Plan::new(&case.config, &case.shape, case.prompt_len).unwrap();
+    let plan = Plan::new(&case.config, &case.shape, case.prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
     heads(case).map(|head| reference::rank_all(&head, &plan, &case.config)).collect()
 }
 
@@ -44,7 +44,7 @@ fn vector_cases() -> impl Iterator<Item = (String, Case)> {
 
 /// Checks that permutations are valid and that their f64 scores descend within f32 rounding of the largest score.
 fn check_ranking(case: &Case) {
-    let plan = Plan::new(&case.config, &case.shape, case.prompt_len).unwrap();
+    let plan = Plan::new(&case.config, &case.shape, case.prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
     let ranking = cpu::rank(&case.inputs(), &case.config, case.prompt_len).unwrap();
     for (head, orders) in heads(case).zip(&ranking) {
         for (segment, order) in plan.segments.iter().zip(orders) {

@@ -1,7 +1,7 @@
 //! The f64 reference equals the independent program.
 
 use s2o_core::reference::{self, Head};
-use s2o_core::{Plan, SegmentOrder};
+use s2o_core::{Plan, S2oConfig, SegmentOrder};
 use s2o_testkit::relative_l2;
 
 use crate::vectors::load_all;
@@ -13,7 +13,7 @@ const ROUNDING: f64 = 1e-7;
 fn orders_are_the_same() {
     for vectors in load_all() {
         let config = vectors.config(&vectors.runs()[0]);
-        let plan = Plan::new(&config, &vectors.shape, vectors.prompt_len()).unwrap();
+        let plan = Plan::new(&config, &vectors.shape, vectors.prompt_len(), S2oConfig::CPU_BREAK_EVEN).unwrap();
         let head = Head::new(&vectors.shape, vectors.qkv(), vectors.shape.default_softmax_scale(), 0, 0);
         for (s, order) in reference::rank_all(&head, &plan, &config).iter().enumerate() {
             let SegmentOrder { q_perm, kv_perm, .. } = order;

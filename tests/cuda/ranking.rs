@@ -38,7 +38,7 @@ fn check_descending(perm: &Permutation, scores: &[f64], from: usize) {
 
 fn check_ranking(problem: &Problem, config: &S2oConfig, prompt_len: usize, ranking: &Ranking) {
     let shape = &problem.shape;
-    let plan = Plan::new(config, shape, prompt_len).unwrap();
+    let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
     plan.check_ranking(shape, ranking).unwrap();
     let qkv = problem.host.each_ref().map(Vec::as_slice);
     ranking.par_iter().enumerate().for_each(|(head, orders)| {
@@ -141,7 +141,7 @@ fn not_finite(runner: &Runner) {
     let config = config(|builder| builder.front_sink(4));
     let got = rank(&problem, &config, 2000);
     let want = cpu::rank(&problem.inputs(), &config, 2000).unwrap();
-    let plan = Plan::new(&config, &problem.shape, 2000).unwrap();
+    let plan = Plan::new(&config, &problem.shape, 2000, S2oConfig::CPU_BREAK_EVEN).unwrap();
     for (head, (got, want)) in got.iter().zip(&want).enumerate() {
         for (segment, (got, want)) in plan.segments.iter().zip(got.iter().zip(want)) {
             let first = |order: &Permutation| order.as_slice().iter().take(5).copied().collect::<Vec<_>>();

@@ -38,7 +38,7 @@ pub fn check_output(
     out: &Tensor,
 ) {
     let shape = &problem.shape;
-    let plan = Plan::new(config, shape, prompt_len).unwrap();
+    let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
     // For each head: segment, place in the tile's order, and visits, by row.
     let discards = config.triggering_tile() == TriggeringTile::Discard && config.tau() > 0.0;
     let visits: Vec<Vec<Option<(usize, TileStats)>>> = (stats.heads.iter().zip(ranking))

@@ -1,15 +1,15 @@
-//! Code that all attention ops share: the operand check, the dispatch to a backend, and the node in Candle's graph.
+//! Code that all attention ops share: the operand check and the dispatch to a backend.
 //!
 //! A call passes through the op ([`crate::ops`]), [`apply`] or [`report`] in this file, the backend's adapter
-//! ([`crate::cpu`], [`crate::cuda`]) and the computation, in this order.
-
-use std::sync::{Mutex, PoisonError};
+//! ([`crate::cpu`], [`crate::cuda`]) and the computation, in this order. Its output becomes a node of Candle's graph
+//! ([`crate::graph_node`]).
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, DType, Layout, Shape, Storage, Tensor, bail};
 use s2o_core::{AttnShape, S2oError};
 
 use crate::error::AttnError;
+use crate::graph_node;
 
 /// An attention op, independent of the backend.
 pub(crate) trait AttnOp {
@@ -19,9 +19,6 @@ pub(crate) trait AttnOp {
     const HAS_OUTPUT: bool = true;
     /// Result of a call in addition to its output.
     type Report;
-
-    /// Factor on `q . k` before the softmax.
-    fn softmax_scale(&self) -> f32;
 }
 
 /// An op on the backend whose storage is `S`.
@@ -72,34 +69,29 @@ impl<'a, S: BackendStorage> Qkv<'a, S> {
     }
 }
 
-/// Computes an op on tensors. The output is a node of Candle's graph, so `backward` through it is an error instead of
-/// silently losing gradients.
+/// Computes an op on tensors, with `softmax_scale` as the factor on `q . k` before the softmax.
 pub(crate) fn apply<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     op: &K,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    softmax_scale: f32,
+    [q, k, v]: [&Tensor; 3],
 ) -> Result<(Tensor, K::Report), AttnError> {
-    let (output, report) = compute(op, q, k, v)?;
-    let output = Output { name: K::NAME, storage: Mutex::new(output) };
-    Ok((q.apply_op3(k, v, output)?, report))
+    let (output, report) = compute(op, softmax_scale, [q, k, v])?;
+    Ok((graph_node::attach(K::NAME, output, [q, k, v])?, report))
 }
 
 /// Computes an op that has no output.
 pub(crate) fn report<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     op: &K,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    softmax_scale: f32,
+    qkv: [&Tensor; 3],
 ) -> Result<K::Report, AttnError> {
-    Ok(compute(op, q, k, v)?.1)
+    Ok(compute(op, softmax_scale, qkv)?.1)
 }
 
 fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     op: &K,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    scale: f32,
+    [q, k, v]: [&Tensor; 3],
 ) -> Result<(Option<Storage>, K::Report), AttnError> {
     for (name, tensor) in [("k", k), ("v", v)] {
         if !tensor.device().same_device(q.device()) {
@@ -108,7 +100,6 @@ fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
         }
     }
     let [(q, q_layout), (k, k_layout), (v, v_layout)] = [q, k, v].map(Tensor::storage_and_layout);
-    let scale = op.softmax_scale();
     match (&*q, &*k, &*v) {
         (Storage::Cpu(q), Storage::Cpu(k), Storage::Cpu(v)) => {
             let (output, report) = op.compute(&Qkv::new([(q, q_layout), (k, k_layout), (v, v_layout)], scale)?)?;
@@ -125,59 +116,12 @@ fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
 /// Computes an op that Candle applies. The error keeps the message of the [`AttnError`] but not its type.
 pub(crate) fn forward<K: Compute<S>, S: BackendStorage>(
     op: &K,
+    softmax_scale: f32,
     operands: [(&S, &Layout); 3],
 ) -> candle_core::Result<(S, Shape)> {
-    let qkv = Qkv::new(operands, op.softmax_scale())?;
+    let qkv = Qkv::new(operands, softmax_scale)?;
     match op.compute(&qkv)? {
         (Some(output), _) => Ok((output, operands[0].1.shape().clone())),
         (None, _) => bail!("{}: expected an output, got none", K::NAME),
-    }
-}
-
-/// An already computed output. Applying it as an op adds it to Candle's graph.
-struct Output {
-    name: &'static str,
-    storage: Mutex<Option<Storage>>,
-}
-
-impl Output {
-    fn take(&self) -> Option<Storage> {
-        self.storage.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-impl CustomOp3 for Output {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        q_layout: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        match self.take() {
-            Some(Storage::Cpu(output)) => Ok((output, q_layout.shape().clone())),
-            _ => bail!("{}: expected an output on the CPU, got none", self.name),
-        }
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        q_layout: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        match self.take() {
-            Some(Storage::Cuda(output)) => Ok((output, q_layout.shape().clone())),
-            _ => bail!("{}: expected an output on the GPU, got none", self.name),
-        }
     }
 }

@@ -52,7 +52,7 @@ fn strided<'a, T: Element + WithDType>(
 
 impl CpuOp for S2oOp {
     fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Option<AttnStats>, AttnError> {
-        let prompt_len = self.prompt_len(inputs.shape());
+        let prompt_len = self.prompt_len.unwrap_or(inputs.shape().k_len());
         let stats = match &self.ranking {
             Some(ranking) => cpu::attention_with_ranking(inputs, &self.config, prompt_len, ranking, out)?,
             None => cpu::attention(inputs, &self.config, prompt_len, out)?,
@@ -63,7 +63,7 @@ impl CpuOp for S2oOp {
 
 impl CpuOp for RankOp {
     fn run<T: Element>(&self, inputs: &Inputs<'_, T>, _: &mut [T]) -> Result<Ranking, AttnError> {
-        Ok(cpu::rank(inputs, &self.0.config, self.0.prompt_len(inputs.shape()))?)
+        Ok(cpu::rank(inputs, &self.0.config, self.0.prompt_len.unwrap_or(inputs.shape().k_len()))?)
     }
 }
 

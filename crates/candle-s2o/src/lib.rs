@@ -16,6 +16,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod graph_node;
 mod layer_settings;
 mod methods;
 mod ops;

@@ -21,23 +21,11 @@ pub struct Plan {
 impl Plan {
     /// Cuts a call into segments. `prompt_len`, the length of the whole prompt in tokens, determines the segment length
     /// and the start of the dense tail, so that all chunks of a prompt are cut in the same way as the whole prompt.
+    /// Prompts shorter than `break_even` are dense under [`DenseBelow::Auto`](crate::DenseBelow::Auto).
     ///
     /// # Errors
     /// [`S2oError::PromptShorterThanKeys`] if the call's keys reach beyond the prompt.
-    pub fn new(config: &S2oConfig, shape: &AttnShape, prompt_len: usize) -> Result<Self, S2oError> {
-        Self::with_break_even(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)
-    }
-
-    /// [`Plan::new`] for a backend on which S2O is faster than dense attention from prompts of `break_even` tokens.
-    ///
-    /// # Errors
-    /// The same as [`Plan::new`].
-    pub fn with_break_even(
-        config: &S2oConfig,
-        shape: &AttnShape,
-        prompt_len: usize,
-        break_even: usize,
-    ) -> Result<Self, S2oError> {
+    pub fn new(config: &S2oConfig, shape: &AttnShape, prompt_len: usize, break_even: usize) -> Result<Self, S2oError> {
         if prompt_len < shape.k_len() {
             return Err(S2oError::PromptShorterThanKeys { k_len: shape.k_len(), got: prompt_len });
         }

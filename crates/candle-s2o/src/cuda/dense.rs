@@ -36,7 +36,7 @@ pub fn dense_attn_split(
     mask: Mask,
     splits: usize,
 ) -> Result<Tensor, AttnError> {
-    Ok(apply(&DenseOp { softmax_scale, mask, splits: Some(splits) }, q, k, v)?.0)
+    Ok(apply(&DenseOp { mask, splits: Some(splits) }, softmax_scale, [q, k, v])?.0)
 }
 
 /// Dense attention of the rows from `first_row` on. `splits` forces a number of parts.

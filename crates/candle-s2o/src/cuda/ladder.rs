@@ -29,13 +29,12 @@ pub fn gather_attn_timed(
     kv_perm: &[Permutation],
     tau: f32,
 ) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
-    apply(&Timed(LadderOp { softmax_scale, kv_perm, tau }), q, k, v)
+    apply(&Timed(LadderOp { kv_perm, tau }), softmax_scale, [q, k, v])
 }
 
 /// Attention of every query to all keys in the order of its head, until `tau` stops it.
 #[derive(Debug)]
 struct LadderOp<'a> {
-    softmax_scale: f32,
     kv_perm: &'a [Permutation],
     tau: f32,
 }
@@ -43,10 +42,6 @@ struct LadderOp<'a> {
 impl AttnOp for LadderOp<'_> {
     const NAME: &'static str = "ladder-attention";
     type Report = ();
-
-    fn softmax_scale(&self) -> f32 {
-        self.softmax_scale
-    }
 }
 
 impl CudaOp for LadderOp<'_> {

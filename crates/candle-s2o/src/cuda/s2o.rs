@@ -26,7 +26,7 @@ impl CudaOp for S2oOp {
         if wants_stats {
             call.launcher.refuse_capture("reading statistics", "ask for none in the capture")?;
         }
-        let plan = Plan::with_break_even(config, shape, self.prompt_len(shape), GPU_BREAK_EVEN)?;
+        let plan = Plan::new(config, shape, self.prompt_len.unwrap_or(shape.k_len()), GPU_BREAK_EVEN)?;
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             dense::launch(call, Mask::Causal, 0, None)?;
@@ -51,7 +51,7 @@ impl CudaOp for RankOp {
         let config = &self.0.config;
         check_tiles(config)?;
         call.launcher.refuse_capture("reading orders", "rank outside the capture")?;
-        let plan = Plan::with_break_even(config, &call.shape, self.0.prompt_len(&call.shape), GPU_BREAK_EVEN)?;
+        let plan = Plan::new(config, &call.shape, self.0.prompt_len.unwrap_or(call.shape.k_len()), GPU_BREAK_EVEN)?;
         Launch::new(call, config, &plan, None, false)?.rank_only()
     }
 }

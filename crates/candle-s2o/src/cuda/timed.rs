@@ -17,7 +17,8 @@ impl S2oOp {
     /// # Errors
     /// The same as [`S2oOp::apply`], or [`AttnError::GpuOnly`] for tensors on the CPU.
     pub fn apply_timed(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
-        apply(&Timed(self), q, k, v)
+        let softmax_scale = self.softmax_scale;
+        apply(&Timed(self), softmax_scale, [q, k, v])
     }
 }
 
@@ -32,7 +33,7 @@ pub fn dense_attn_timed(
     softmax_scale: f32,
     mask: Mask,
 ) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
-    apply(&Timed(DenseOp { softmax_scale, mask, splits: None }), q, k, v)
+    apply(&Timed(DenseOp { mask, splits: None }), softmax_scale, [q, k, v])
 }
 
 /// An op that reports the times of its kernels.
@@ -43,10 +44,6 @@ impl<K: AttnOp> AttnOp for Timed<K> {
     const NAME: &'static str = K::NAME;
     const HAS_OUTPUT: bool = K::HAS_OUTPUT;
     type Report = Vec<KernelTime>;
-
-    fn softmax_scale(&self) -> f32 {
-        self.0.softmax_scale()
-    }
 }
 
 impl<K: AttnOp> Compute<CpuStorage> for Timed<K> {

@@ -25,7 +25,7 @@ pub fn block_sparse_attn(
     mask: Mask,
     selection: impl Into<Arc<BlockSelection>>,
 ) -> Result<(Tensor, Vec<f64>), AttnError> {
-    apply(&BlockOp { softmax_scale, mask, selection: selection.into() }, q, k, v)
+    apply(&BlockOp { mask, selection: selection.into() }, softmax_scale, [q, k, v])
 }
 
 /// Single keys that every query block of a head sees in addition to its blocks, like [`BlockSelection::columns`].
@@ -91,13 +91,12 @@ pub fn block_mask_attn(
         let keys = of_bytes("columns", &columns.keys)?;
         Ok::<_, AttnError>(KeyColumns { keys, ..*columns })
     });
-    let op = MaskOp { softmax_scale, mask, blocks, columns: columns.transpose()? };
-    Ok(apply(&op, q, k, v)?.0)
+    let op = MaskOp { mask, blocks, columns: columns.transpose()? };
+    Ok(apply(&op, softmax_scale, [q, k, v])?.0)
 }
 
 #[derive(Debug)]
 pub(crate) struct BlockOp {
-    softmax_scale: f32,
     pub(crate) mask: Mask,
     pub(crate) selection: Arc<BlockSelection>,
 }
@@ -105,15 +104,10 @@ pub(crate) struct BlockOp {
 impl AttnOp for BlockOp {
     const NAME: &'static str = "block-sparse-attention";
     type Report = Vec<f64>;
-
-    fn softmax_scale(&self) -> f32 {
-        self.softmax_scale
-    }
 }
 
 #[derive(Debug)]
 pub(crate) struct MaskOp {
-    softmax_scale: f32,
     pub(crate) mask: Mask,
     /// Contiguous u8.
     pub(crate) blocks: Tensor,
@@ -146,8 +140,4 @@ impl MaskOp {
 impl AttnOp for MaskOp {
     const NAME: &'static str = "block-mask-attention";
     type Report = ();
-
-    fn softmax_scale(&self) -> f32 {
-        self.softmax_scale
-    }
 }

@@ -12,13 +12,12 @@ use crate::error::AttnError;
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`].
 pub fn dense_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, mask: Mask) -> Result<Tensor, AttnError> {
-    Ok(apply(&DenseOp { softmax_scale, mask, splits: None }, q, k, v)?.0)
+    Ok(apply(&DenseOp { mask, splits: None }, softmax_scale, [q, k, v])?.0)
 }
 
 /// Dense attention with the engine that S2O uses for its windows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DenseOp {
-    pub(crate) softmax_scale: f32,
     pub(crate) mask: Mask,
     /// Number of parts of the keys that a GPU computes separately and then joins. `None`: enough parts to fill the GPU.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU computes all keys at once"))]
@@ -28,8 +27,4 @@ pub(crate) struct DenseOp {
 impl AttnOp for DenseOp {
     const NAME: &'static str = "s2o-dense-attention";
     type Report = ();
-
-    fn softmax_scale(&self) -> f32 {
-        self.softmax_scale
-    }
 }

@@ -15,7 +15,8 @@ impl S2oOp {
     /// The same as [`S2oOp::apply`].
     pub fn rank(self, q: &Tensor, k: &Tensor) -> Result<Ranking, AttnError> {
         // The ranking does not read the values.
-        report(&RankOp(self), q, k, k)
+        let softmax_scale = self.softmax_scale;
+        report(&RankOp(self), softmax_scale, [q, k, k])
     }
 }
 
@@ -27,8 +28,4 @@ impl AttnOp for RankOp {
     const NAME: &'static str = "s2o-ranking";
     const HAS_OUTPUT: bool = false;
     type Report = Ranking;
-
-    fn softmax_scale(&self) -> f32 {
-        self.0.softmax_scale
-    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Shape, Tensor};
-use s2o_core::{AttnShape, AttnStats, Ranking, S2oConfig};
+use s2o_core::{AttnStats, Ranking, S2oConfig};
 
 use crate::attn_op::{AttnOp, apply, forward};
 use crate::error::AttnError;
@@ -60,7 +60,8 @@ pub fn s2o_attn_with_stats(
 pub struct S2oOp {
     pub(crate) config: S2oConfig,
     pub(crate) softmax_scale: f32,
-    prompt_len: Option<usize>,
+    /// Length in tokens of the prompt that a call belongs to, if the call is not all of it.
+    pub(crate) prompt_len: Option<usize>,
     /// Orders to use instead of running Algorithm 1.
     pub(crate) ranking: Option<Arc<Ranking>>,
     /// If set, the host waits for a GPU.
@@ -90,7 +91,7 @@ impl S2oOp {
     /// # Errors
     /// If the tensors or options do not fit, see [`AttnError`].
     pub fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, AttnError> {
-        Ok(apply(&self, q, k, v)?.0)
+        Ok(apply(&self, self.softmax_scale, [q, k, v])?.0)
     }
 
     /// [`S2oOp::apply`] with statistics of the computed and skipped work per head. On a GPU the host waits for them.
@@ -99,13 +100,8 @@ impl S2oOp {
     /// The same as [`S2oOp::apply`].
     pub fn apply_with_stats(mut self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
         self.wants_stats = true;
-        let (out, stats) = apply(&self, q, k, v)?;
+        let (out, stats) = apply(&self, self.softmax_scale, [q, k, v])?;
         Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass returned no statistics"))?))
-    }
-
-    /// Length in tokens of the prompt that a call of `shape` belongs to.
-    pub(crate) fn prompt_len(&self, shape: &AttnShape) -> usize {
-        self.prompt_len.unwrap_or(shape.k_len())
     }
 }
 
@@ -113,10 +109,6 @@ impl AttnOp for S2oOp {
     const NAME: &'static str = "s2o-attention";
     /// Always present on the CPU, on a GPU only on request.
     type Report = Option<AttnStats>;
-
-    fn softmax_scale(&self) -> f32 {
-        self.softmax_scale
-    }
 }
 
 /// For callers that let Candle apply the op: `q.apply_op3(&k, &v, op)` is the same as [`S2oOp::apply`], but returns a
@@ -135,7 +127,7 @@ impl CustomOp3 for S2oOp {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        forward(self, [(q, q_layout), (k, k_layout), (v, v_layout)])
+        forward(self, self.softmax_scale, [(q, q_layout), (k, k_layout), (v, v_layout)])
     }
 
     fn cuda_fwd(
@@ -147,6 +139,6 @@ impl CustomOp3 for S2oOp {
         v: &CudaStorage,
         v_layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        forward(self, [(q, q_layout), (k, k_layout), (v, v_layout)])
+        forward(self, self.softmax_scale, [(q, q_layout), (k, k_layout), (v, v_layout)])
     }
 }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use super::microkernel::OutputRows;
 use super::schedule;
 use super::strided::{Element, Inputs};
@@ -30,17 +32,19 @@ pub fn block_sparse<T: Element>(
     let cut: Vec<_> = query_blocks(&shape, mask).collect();
     let heads = shape.batch() * shape.num_heads();
     let mut out = OutputRows::new(out, shape.head_dim());
-    let skipped = schedule::run(
-        (0..heads * cut.len()).collect(),
-        |&list| std::cmp::Reverse(selection.blocks.list(list).len()),
-        || Workspace::new(shape.head_dim(), BLOCK_Q),
-        |&list, workspace| {
+    let lists = (0..heads * cut.len()).collect();
+    let lists = schedule::in_order(lists, |&list| std::cmp::Reverse(selection.blocks.list(list).len()));
+    let skipped = lists.map_init(
+        || None,
+        |held, list| {
+            let workspace = Workspace::held(held, shape.head_dim(), BLOCK_Q);
             let head = list / cut.len();
             let at = (head / shape.num_heads(), head % shape.num_heads());
             let rows = cut[list % cut.len()].clone();
             (head, run_block(inputs, mask, selection, (list, at), rows, workspace, &out))
         },
     );
+    let skipped: Vec<(usize, f64)> = skipped.collect();
     assert!(out.is_complete());
     let mut by_head = vec![0.0; heads];
     skipped.into_iter().for_each(|(head, tiles)| by_head[head] += tiles);

@@ -3,6 +3,8 @@
 
 use std::cmp::Reverse;
 
+use rayon::prelude::*;
+
 use super::microkernel::OutputRows;
 use super::schedule;
 use super::segment_group::{SegmentGroup, SegmentHeads};
@@ -45,19 +47,24 @@ impl<'a, T: Element> Call<'a, T> {
     {
         let Self { inputs, config, out, .. } = &*self;
         let num_heads = inputs.shape.num_heads();
-        let done = schedule::run(
-            self.runs(group, order),
-            // The tiles of the dense tail come first because they see every key.
-            |run| (run.order.is_some(), Reverse(run.segment.start)),
-            || Workspace::new(inputs.shape.head_dim(), config.tile_k()),
-            |run, workspace| RunStats {
+        // The tiles of the dense tail come first because they see every key.
+        let runs = schedule::in_order(self.runs(group, order), |run| (run.order.is_some(), Reverse(run.segment.start)));
+        let done = runs.map_init(
+            || None,
+            |held, run| RunStats {
                 head: run.batch * num_heads + run.head,
                 segment: run.segment.index,
                 ranked: run.order.is_some(),
                 first_row: run.tiles[0].start,
-                tiles: run.compute(inputs, config, workspace, out),
+                tiles: run.compute(
+                    inputs,
+                    config,
+                    Workspace::held(held, inputs.shape.head_dim(), config.tile_k()),
+                    out,
+                ),
             },
         );
+        let done: Vec<RunStats> = done.collect();
         self.done.extend(done);
     }
 

@@ -1,5 +1,7 @@
 //! Dense attention: the method for short prompts, and the baseline of every comparison.
 
+use rayon::prelude::*;
+
 use super::microkernel::OutputRows;
 use super::pass1::pass1;
 use super::schedule;
@@ -27,11 +29,10 @@ pub fn dense<T: Element>(inputs: &Inputs<'_, T>, mask: Mask, out: &mut [T]) {
         }
     }
     let mut out = OutputRows::new(out, shape.head_dim());
-    schedule::run(
-        runs,
-        |(.., tiles)| std::cmp::Reverse(tiles[0].start),
-        || Workspace::new(shape.head_dim(), TILE),
-        |&(batch, head, tiles), workspace| {
+    schedule::in_order(runs, |(.., tiles)| std::cmp::Reverse(tiles[0].start)).for_each_init(
+        || None,
+        |held, (batch, head, tiles)| {
+            let workspace = Workspace::held(held, shape.head_dim(), TILE);
             pass1(inputs, (batch, head), tiles, 0, mask, TILE, workspace);
             for tile in &workspace.tiles[..tiles.len()] {
                 tile.finish(&out, |row| inputs.output_row(batch, row, head), &mut workspace.rows);

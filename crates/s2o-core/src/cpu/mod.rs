@@ -58,7 +58,7 @@ pub fn attention<T: Element>(
     prompt_len: usize,
     out: &mut [T],
 ) -> Result<AttnStats, S2oError> {
-    let plan = Plan::new(config, &inputs.shape, prompt_len)?;
+    let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
         return Ok(whole_dense(inputs, config, out));
     }
@@ -85,7 +85,7 @@ pub fn attention_with_ranking<T: Element>(
     ranking: &Ranking,
     out: &mut [T],
 ) -> Result<AttnStats, S2oError> {
-    let plan = Plan::new(config, &inputs.shape, prompt_len)?;
+    let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
         return Ok(whole_dense(inputs, config, out));
     }
@@ -104,7 +104,7 @@ pub fn attention_with_ranking<T: Element>(
 /// # Errors
 /// If `prompt_len` does not fit the shape.
 pub fn rank<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, prompt_len: usize) -> Result<Ranking, S2oError> {
-    let plan = Plan::new(config, &inputs.shape, prompt_len)?;
+    let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     let (shape, num_heads) = (inputs.shape, inputs.shape.num_heads());
     let mut ranking = vec![vec![SegmentOrder::default(); plan.segments.len()]; shape.batch() * num_heads];
     let segments = SegmentHeads::all(&shape, &plan);

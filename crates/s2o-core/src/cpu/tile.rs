@@ -219,6 +219,11 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
+    /// The workspace of a worker, created with its first item.
+    pub(super) fn held(held: &mut Option<Self>, head_dim: usize, tile_k: usize) -> &mut Self {
+        held.get_or_insert_with(|| Self::new(head_dim, tile_k))
+    }
+
     pub(super) fn new(head_dim: usize, tile_k: usize) -> Self {
         Self {
             tiles: Vec::new(),

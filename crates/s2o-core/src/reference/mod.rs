@@ -143,7 +143,7 @@ pub fn attention(
     prompt_len: usize,
     ranking: Option<&Ranking>,
 ) -> Result<(Vec<f64>, AttnStats), S2oError> {
-    let plan = Plan::new(config, shape, prompt_len)?;
+    let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if let Some(given) = ranking.filter(|_| !plan.is_dense()) {
         plan.check_ranking(shape, given)?;
     }
