@@ -8,12 +8,12 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::{env, fs, thread};
 
-/// wgmma, TMA and `__grid_constant__` parameters of this size came with it.
+/// The first version with wgmma, TMA and `__grid_constant__` parameters of this size.
 const OLDEST_NVCC: (u32, u32) = (12, 0);
 
-const HOW_TO: &str = "The feature `cuda` needs NVIDIA's compiler: install the CUDA toolkit, and set NVCC to its nvcc or \
-CUDA_HOME to its root if neither PATH nor /usr/local/cuda has it. On Linux, `eval \"$(scripts/cuda-toolkit.sh)\"` in a \
-checkout of candle-s2o brings one that needs no GPU.";
+const HOW_TO: &str = "The feature `cuda` needs NVIDIA's compiler: install the CUDA toolkit, and set NVCC to its nvcc \
+or CUDA_HOME to its root if neither PATH nor /usr/local/cuda has it. On Linux, `eval \"$(scripts/cuda-toolkit.sh)\"` \
+in a checkout of candle-s2o installs a toolkit; this needs no GPU.";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -97,7 +97,7 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(sources)
 }
 
-/// Runs the jobs, as many at a time as cargo allows.
+/// Runs the jobs in parallel, as many at a time as cargo allows.
 fn run(nvcc: &Path, jobs: &[Job]) -> Result<(), String> {
     let workers = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize).min(jobs.len());
     let queue = Mutex::new(jobs.iter().collect::<VecDeque<_>>());
@@ -151,7 +151,7 @@ fn table(jobs: &[Job]) -> Result<String, String> {
     Ok(text)
 }
 
-/// The identifiers that follow `mark` in code: a section for each kernel in a cubin, an entry in PTX.
+/// The identifiers that follow `mark` in code: one section per kernel in a cubin, one entry in PTX.
 fn names_after(code: &[u8], mark: &[u8]) -> Vec<String> {
     let starts = (0..code.len()).filter(|&i| code[i..].starts_with(mark)).map(|i| i + mark.len());
     let mut names: Vec<String> = starts
@@ -166,7 +166,7 @@ fn names_after(code: &[u8], mark: &[u8]) -> Vec<String> {
     names
 }
 
-/// nvcc by NVCC, the toolkit variables, PATH, or where installers put it; checked for its age.
+/// Finds nvcc from NVCC, the toolkit variables, PATH or the default folder, and checks its version.
 fn find_nvcc() -> Result<PathBuf, String> {
     let mut places: Vec<PathBuf> = env::var_os("NVCC").map(PathBuf::from).into_iter().collect();
     let roots = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os);
@@ -190,7 +190,7 @@ fn find_nvcc() -> Result<PathBuf, String> {
     Err(format!("expected nvcc, found none. {HOW_TO}"))
 }
 
-/// From "Cuda compilation tools, release 13.0, V13.0.88".
+/// Parses "Cuda compilation tools, release 13.0, V13.0.88".
 fn parse_version(text: &str) -> Option<(u32, u32)> {
     let release = text.split("release ").nth(1)?;
     let (major, minor) = release.split(',').next()?.trim().split_once('.')?;

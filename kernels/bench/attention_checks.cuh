@@ -5,7 +5,7 @@
 
 #include "problem.cuh"
 
-// The reference's rows, every row_step-th: (batch, rows, heads, D) and (batch, heads, rows).
+// Every row_step-th row of the reference: (batch, rows, heads, D) and (batch, heads, rows).
 struct Expected {
     int rows, row_step;
     Buffer<float> out, lse;
@@ -24,7 +24,7 @@ void expect_dense(const Problem<T, D>& pr, Expected& expected, const uint8_t* bl
     CHECK(cudaGetLastError());
 }
 
-// Relative Frobenius error of the rows that the reference has, NaN counts as failure; lse absolute.
+// Checks the relative Frobenius error of the reference's rows and the absolute error of lse. NaN fails.
 template <typename T, int D>
 void compare(const char* what, Problem<T, D>& pr, const Expected& expected) {
     const Case& c = pr.c;
@@ -65,7 +65,7 @@ void compare(const char* what, Problem<T, D>& pr, const Expected& expected) {
     }
 }
 
-// A second launch gives the same bits.
+// Checks that a second launch gives the same bits.
 template <typename T, int D, class F>
 void check_repeatable(const char* what, Problem<T, D>& pr, F launch) {
     const auto first = fetch(pr.out.data, pr.out.count);
@@ -105,7 +105,7 @@ struct Rule {
 
 inline int64_t decisions = 0, decisions_that_differ = 0;
 
-// Every segment in groups of `group`; the rows from c.q_len - tail on densely, split over the keys.
+// Runs every segment in groups of `group`, and the rows from c.q_len - tail on as dense attention split over the keys.
 template <typename T, int D>
 void check_s2o(const Case& c, int segment_len, float std, Kernel kernel, std::vector<Rule> rules, int tail = 0,
                int group = 1000) {
@@ -121,7 +121,7 @@ void check_s2o(const Case& c, int segment_len, float std, Kernel kernel, std::ve
             pr.p.stop_rule = rule.rule;
             pr.p.literal_frame = rule.literal;
             pr.p.discard = rule.discard;
-            expect_dense(pr, expected);  // first: it also fills in the tail's rows
+            expect_dense(pr, expected);  // first, because it also fills the tail's rows
             expected_visited.fill(0xff);
             auto launch = [&](bool reference_too) {
                 for (int end = pr.call_segment + pr.call_segments; end > pr.call_segment; end -= group) {
@@ -161,14 +161,14 @@ void check_s2o(const Case& c, int segment_len, float std, Kernel kernel, std::ve
                        KERNEL_NAMES[kernel], rule.tau, rule.rule, rule.literal, rule.discard, long(sum), long(want),
                        long(differ), long(counted));
             }
-            // An item that stops elsewhere, within rounding of the threshold, has another result: nothing to compare.
+            // An item that stops elsewhere, within rounding of the threshold, has another result and is not compared.
             if (differ == 0) compare(KERNEL_NAMES[kernel], pr, expected);
             check_repeatable(KERNEL_NAMES[kernel], pr, [&] { launch(false); });
         }
     }
 }
 
-// Rows first_row.. split over the keys, with the lse; the others by the dense kernel.
+// Rows first_row.. are split over the keys, with the lse; the dense kernel computes the other rows.
 template <typename T, int D>
 void check_split(const Case& c, int first_row, int splits) {
     Problem<T, D> pr(c);

@@ -43,7 +43,7 @@ inline void time_ladder(int longest) {
     }
 }
 
-// Every prefix tile is random here, so the vote decides by tau alone: how fast the machinery skips.
+// Every prefix tile is random here, so the vote depends on tau alone. This measures how fast tiles are skipped.
 inline void time_early_stop(int len) {
     Problem<B, 128> pr({1, 32, 8, len, len, true, 0}, 1.f, 2048);
     pr.permute(true);

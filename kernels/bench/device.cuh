@@ -1,4 +1,4 @@
-// What the runners share: checked CUDA calls, device memory, random tensors and medians of times.
+// Shared by the runners: checked CUDA calls, device memory, random tensors and medians of times.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -88,7 +88,7 @@ T median(std::vector<T> x) {
 
 inline void nothing() {}
 
-// The median time of a launch, after some that do not count; `before` comes before each and does not count either.
+// The median time of a launch, after warm-up launches. `before` runs before each launch and is not timed.
 template <class F, class B = void (*)()>
 float median_ms(F launch, int runs, int warm_up = 2, B before = nothing) {
     cudaEvent_t begin, end;

@@ -1,4 +1,4 @@
-// A problem on the device, random or permuted as wanted, and the launches of every kernel on it.
+// A problem on the device with random tensors and orders, and the launches of every kernel on it.
 #pragma once
 #include "../cuda/merge.cu"
 #ifdef S2O_SM80
@@ -19,7 +19,7 @@
 #include "device.cuh"
 #include "reference.cuh"
 
-// How many tiles after the triggering one the kernel `single_pass` still keeps.
+// Number of tiles after the triggering tile that the kernel `single_pass` still keeps.
 #ifdef S2O_SM80
 constexpr int LAG = 0;
 #else
@@ -33,7 +33,7 @@ __global__ void fill_normal(T* x, int64_t n, uint64_t seed, float std) {
     }
 }
 // Row n of a (batch, head): identity, or a pseudo-random permutation of the n*S tokens (multiply and xor-shift rounds
-// are a bijection of the next power of two; values past the end walk on).
+// are a bijection of the next power of two; values past the end are mapped again).
 __global__ void fill_perm(int32_t* perm, int64_t head_stride, int first_segment, int S, bool random) {
     const int n = first_segment + blockIdx.x, head = blockIdx.y, len = n * S;
     if (len == 0) return;
@@ -155,7 +155,6 @@ struct Problem {
     }
     int64_t rows() const { return int64_t(c.batch) * c.heads * c.q_len; }
     int64_t slots() const { return int64_t(c.batch) * c.heads * call_segments * (p.segment_len / s2o::TILE_Q); }
-    // Chooses the segments of the next launches.
     void segments(int first, int count) {
         p.first_segment = first;
         p.num_segments = count;
@@ -166,17 +165,17 @@ struct Problem {
         fill_perm<<<dim3(p.num_segments, c.batch * c.heads), 256>>>(perm.data, p.kv_perm_head_stride, p.first_segment,
                                                                     p.segment_len, random);
     }
-    // One order of all keys a head, in the place of the segments', for at least four segments.
+    // One order of all keys per head, in the memory of the segments' orders; needs at least four segments.
     void permute_all(bool random) {
         fill_perm<<<dim3(1, c.batch * c.heads), 256>>>(perm.data, c.k_len, 1, c.k_len, random);
     }
-    // Every query against every key by that order, not causal; `asks` for a stop that is never true.
+    // Every query against every key in that order, not causal. `asks`: with a stop test that is never true.
     void ladder(bool asks) {
         s2o::S2oParams all = p;
         all.kv_perm_head_stride = c.k_len;
         all.tau = 1e-30f;
 #define LAUNCH_ALL(name) launch_with<name##_traits>(name, name##_launch, all)
-#ifndef S2O_SM80  // one kernel whether it asks or not
+#ifndef S2O_SM80  // one kernel with and without the test
         if (!asks) { S2O_PICK(s2o_ladder_full, LAUNCH_ALL) return; }
 #endif
         S2O_PICK(s2o_ladder, LAUNCH_ALL)
@@ -230,7 +229,7 @@ struct Problem {
 #define LAUNCH_SPLIT(name) launch_with<name##_traits>(name, name##_launch, split)
     void dense() { S2O_PICK(s2o_dense, LAUNCH_ATTN) }
     void single_pass() { S2O_PICK(s2o_single_pass, LAUNCH_S2O) }
-#ifdef S2O_SM80  // one kernel for every rule, and for none
+#ifdef S2O_SM80  // one kernel for every rule, and for no stop
     void single_pass_full() { single_pass(); }
     void single_pass_exact() { single_pass(); }
 #else
@@ -245,7 +244,7 @@ struct Problem {
         const s2o::BlockParams block = {p.attn, key_blocks, ranges};
         S2O_PICK(s2o_block, LAUNCH_BLOCK)
     }
-    // Rows first_row.. in `splits` parts.
+    // Rows first_row.., with the keys in `splits` parts.
     void split(int first_row, int splits) {
         const int key_tiles = (c.k_len + s2o::TILE_K - 1) / s2o::TILE_K;
         const int row_tiles = (c.q_len - first_row + s2o::TILE_Q - 1) / s2o::TILE_Q;

@@ -7,7 +7,7 @@
 
 inline double worst_deviation = 0;
 
-// The fault of one row, or nothing. `deviation`: largest distance of a score from the one at its place in the
+// The fault of one row, or an empty string. `deviation`: largest distance of a score from the score at its place in the
 // sorted order, beyond the products' error, over the row's range.
 inline std::string row_fault(const int32_t* perm, const double* score, const double* error, int length, int sink,
                              double& deviation) {
@@ -103,7 +103,7 @@ void check(const Case& c) {
     }
 }
 
-// q_perm against double products, on the host.
+// Checks q_perm against products in double precision, on the host.
 template <typename T, int D>
 void check_queries(const Case& c) {
     Ranking<T, D> r(c);

@@ -8,7 +8,7 @@
 using s2o::RankingParams;
 
 constexpr int64_t WORKSPACE_LIMIT = 256ll << 20;
-constexpr int SHARED_LIMIT = 227 * 1024 - 2048;  // dynamic; the rest is for the sort's own
+constexpr int SHARED_LIMIT = 227 * 1024 - 2048;  // dynamic; the rest is the sort's static shared memory
 
 enum class Data { Normal, Offset, Tiny, Huge, Skewed, Constant, TwoValued, NotFinite };
 inline const char* name_of(Data data) {
@@ -23,7 +23,7 @@ __global__ void fill(T* x, int64_t n, int D, int heads, uint64_t seed, Data data
         const int64_t token = i / D;
         float v = normal(seed * 0x10000000000ull + i);
         const uint32_t luck = mix(seed * 77 + token);
-        if (!key) v += 0.3f * normal(seed * 31 + i % (D * heads));  // a mean that is not nothing
+        if (!key) v += 0.3f * normal(seed * 31 + i % (D * heads));  // a mean that is not zero
         if (data == Data::NotFinite && luck % 97 == 0) {
             v = luck % 5 < 2 ? NAN : luck % 5 == 2 ? -INFINITY : i % 3 ? v : INFINITY;
         }
@@ -45,7 +45,7 @@ struct Case {
     float c = 0.35f;
     Data data = Data::Normal;
     bool f16 = false, queries = false;
-    int dense_tail = 0, splits = 0, buckets = 0, window = 0, threads = 0, share = 0;  // 0: as the plan says
+    int dense_tail = 0, splits = 0, buckets = 0, window = 0, threads = 0, share = 0;  // 0: the plan's value
     int64_t workspace = WORKSPACE_LIMIT;
 };
 
@@ -66,7 +66,7 @@ struct Group {
     int kv_first, kv_count;  // KV heads
     int64_t keys;            // of a head
 };
-// Bytes of the scores and kv_perm of rows that hold `keys` keys together.
+// Bytes of the scores and kv_perm of rows with `keys` keys in total.
 inline int64_t row_bytes(int64_t keys) { return keys * (4 + 2) + keys / s2o::SCORE_BLOCK * 8; }
 
 inline std::vector<Group> plan_groups(const Case& c) {
@@ -123,7 +123,7 @@ struct Ranking {
         all.first_segment = (c.k_len - c.q_len) / c.segment_len;
         all.num_segments = (c.k_len + c.segment_len - 1) / c.segment_len - all.first_segment;
         const int64_t rows = int64_t(c.batch) * c.heads * all.num_segments;
-        // CTAs for four on each multiprocessor, of 128 rows at least.
+        // Four CTAs per multiprocessor, with at least 128 rows each.
         splits = int(std::max<int64_t>(1, std::min<int64_t>((4 * sms + rows - 1) / rows, c.segment_len / 128)));
         if (c.splits) splits = c.splits;
         int64_t keys = 1;
@@ -203,7 +203,7 @@ struct Ranking {
         const int rows = (g.count * (c.heads / c.kv_heads) + s2o::SCORE_ROWS - 1) / s2o::SCORE_ROWS;
         const int heads = c.batch * g.kv_count;
         if (tiles == 0) return;
-        // Few tiles a CTA while there are few CTAs, else enough to pay for loading its coefficients.
+        // Few tiles per CTA while there are few CTAs, otherwise enough to amortise the load of the coefficients.
         int share = int(std::max<int64_t>(2, std::min<int64_t>(16, int64_t(tiles) * rows * heads / (4 * sms))));
         if (c.share) share = c.share;
         const dim3 grid((tiles + share - 1) / share, rows, heads);

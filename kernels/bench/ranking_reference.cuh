@@ -1,4 +1,4 @@
-// Slow and obviously right: scores in double precision, with which ranking.cu compares.
+// A slow and simple reference for ranking.cu: scores in double precision.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Slow and obviously right: runner.cu compares with it. Shares no code with the engine but the parameter structs.
+// A slow and simple reference for runner.cu. It shares only the parameter structs with the engine.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -22,7 +22,7 @@ __global__ void dense(s2o::AttnParams p, int rows, int row_step, const uint8_t* 
     const bool causal = p.causal;
     const int row = min(r * row_step, q_len - 1), kv = h / (heads / kv_heads);
     const int keys = causal ? k_len - q_len + row + 1 : k_len;
-    // `blocks`: whether key block j of query block i is visited, blocks cut as BlockParams says.
+    // `blocks`: whether key block j of query block i is visited, blocks cut as in BlockParams.
     const int offset = causal ? k_len - q_len : 0, key_blocks = (k_len + s2o::TILE_K - 1) / s2o::TILE_K;
     const int query_blocks = (offset + q_len - 1) / s2o::TILE_Q - offset / s2o::TILE_Q + 1;
     if (blocks) {
@@ -58,7 +58,7 @@ __global__ void dense(s2o::AttnParams p, int rows, int row_step, const uint8_t* 
 
 // One block per (tile of a segment of the call, head, batch), one thread per row: window tiles from the diagonal back,
 // then prefix tiles in kv_perm order. `lag` more tiles are kept after the one that triggers the stop. `permuted`: the
-// rows of a tile are named by q_perm; the window is then visited for every row first, and does not count as visited.
+// rows of a tile are named by q_perm; the window is then visited first, for every row, and is not counted.
 template <typename T, int D>
 __global__ void s2o_attention(s2o::S2oParams p, int lag, bool permuted, float* out, float* lse, int32_t* visited) {
     const s2o::AttnParams& attn = p.attn;

@@ -1,5 +1,4 @@
-// The lists of BlockParams and ColumnParams from masks that a block-sparse method left on the device, for every
-// architecture from sm_80 on.
+// Converts masks that a block-sparse method left on the device to the lists of BlockParams and ColumnParams.
 #include "launch.cuh"
 #include "params.cuh"
 
@@ -7,7 +6,7 @@ namespace s2o {
 
 constexpr int LIST_THREADS = 256;
 
-// A warp for each query block, 32 key blocks at a time from the last one that it sees to the first.
+// One warp per query block takes 32 key blocks at a time, from the last visible block to the first.
 __device__ __forceinline__ void list_blocks(const BlockListParams& p) {
     const int list = blockIdx.x * (LIST_THREADS / 32) + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -28,7 +27,7 @@ __device__ __forceinline__ void list_blocks(const BlockListParams& p) {
     }
 }
 
-// The chosen keys of a head, one block for each head, as many keys at a time as it has threads.
+// Lists the chosen keys of a head: one block per head, one key per thread at a time.
 __device__ __forceinline__ void list_head_columns(const ColumnListParams& p) {
     constexpr int WARPS = LIST_THREADS / 32;
     __shared__ int of_warp[WARPS];
@@ -56,7 +55,7 @@ __device__ __forceinline__ void list_head_columns(const ColumnListParams& p) {
     if (threadIdx.x == 0) p.head_counts[blockIdx.x] = int(min(count, p.column_stride));
 }
 
-// A warp for each query block: the keys of its head that lie before its first query and in none of its key blocks.
+// One warp per query block lists the keys of its head that are before its first query and in none of its key blocks.
 __device__ __forceinline__ void list_columns(const ColumnListParams& p) {
     const int list = blockIdx.x * (LIST_THREADS / 32) + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -76,7 +75,7 @@ __device__ __forceinline__ void list_columns(const ColumnListParams& p) {
         count += __popc(warp);
         if (__all_sync(~0u, key >= first_query)) break;
     }
-    // The kernel loads whole tiles.
+    // Pads the last tile, because the attention kernel loads whole tiles.
     for (int at = count + lane; at < (count + TILE_K - 1) / TILE_K * TILE_K; at += 32) columns[at] = 0;
     if (lane == 0) p.column_counts[list] = count;
 }

@@ -12,7 +12,7 @@ constexpr int POOL_WARPS = POOL_THREADS / 32;
 constexpr int POOL_VECTOR = 8;    // elements of a 16-byte load
 constexpr int POOL_IN_FLIGHT = 4; // loads of a thread before it computes
 
-// The sum over the lanes that differ in the bits from `first_step` to `last_step`; each of them gets it.
+// Sum over the lanes that differ in the bits `first_step` to `last_step`, returned to each of them.
 __device__ __forceinline__ float sum_of_lanes(float x, int first_step, int last_step) {
     for (int step = first_step; step <= last_step; step *= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
@@ -23,7 +23,7 @@ __device__ __forceinline__ void pool_block(const BlockPoolParams& p) {
     constexpr int LANES = D / POOL_VECTOR;         // of a token
     constexpr int TOKENS = POOL_THREADS / LANES;  // at a time
     static_assert(32 % LANES == 0, "a token's lanes are of one warp");
-    // Heads first: tokens lie head by head, and neighbouring blocks then read neighbouring memory.
+    // The head varies fastest: a token's heads are contiguous, so neighbouring blocks read neighbouring memory.
     const int64_t item = blockIdx.x, of_head = item / p.heads;
     const int64_t head = item % p.heads, block = of_head % p.blocks, batch = of_head / p.blocks;
     const int64_t start = (p.offset / p.block + block) * p.block - p.offset;

@@ -1,11 +1,11 @@
-// The decoder's steps between matrix products and attention, for every architecture from sm_80 on.
+// The decoder's steps between matrix products and attention.
 #include "decoder_params.cuh"
 #include "launch.cuh"
 #include "pair.cuh"
 
 namespace s2o {
 
-// Elements that a 16-byte access takes.
+// Elements of a 16-byte access.
 constexpr int VECTOR = 8;
 
 template <typename T>
@@ -31,7 +31,7 @@ __device__ __forceinline__ const uint4* vectors(const void* base, int64_t first)
 
 __device__ __forceinline__ uint4* vectors(void* base, int64_t first) { return static_cast<uint4*>(base) + first; }
 
-constexpr int NORM_THREADS = 1024;  // at most; the launch takes as many as give each about two vectors
+constexpr int NORM_THREADS = 1024;  // at most; the launch gives each thread about two vectors
 constexpr int NORM_VECTORS = 4;     // of a thread, at most
 
 // Sum over the block, in every thread.
@@ -52,7 +52,7 @@ __device__ __forceinline__ void rms_norm(const NormParams& p) {
     const int count = p.width / VECTOR;
     const int64_t row = int64_t(blockIdx.x) * count;
     uint4 x[NORM_VECTORS], delta[NORM_VECTORS];
-    // All loads before all else: a row waits for memory once.
+    // All loads come first, so that a row waits for memory once.
 #pragma unroll
     for (int i = 0; i < NORM_VECTORS; ++i) {
         const int at = threadIdx.x + i * blockDim.x;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void rms_norm(const NormParams& p) {
                 for (int j = 0; j < VECTOR; ++j) wide[j] += more[j];
                 x[i] = narrow<T>(wide);
                 *vectors(p.sum, row + at) = x[i];
-                // The norm is of the residual stream as the next layer will read it.
+                // The norm uses the rounded residual stream, which the next layer reads.
                 widen<T>(x[i], wide);
             }
 #pragma unroll
@@ -127,10 +127,10 @@ __device__ __forceinline__ void silu_mul(const SiluParams& p) {
     }
 }
 
-constexpr int ROTATE_THREADS = 256;  // at most; the launch takes as many as there are lanes in a row's heads
+constexpr int ROTATE_THREADS = 256;  // at most; the launch follows rotate_threads in src/decoder.rs
 constexpr int ROTATE_HEADS = 2;      // of a thread: enough loads in flight at once
 
-// Entries `lane` of a head that is to be normed or not, and turned.
+// Rotates a thread's entries of a head, after the norm if `norm` is not null.
 template <typename T, int D>
 __device__ __forceinline__ void turn(uint4& low, uint4& high, const void* norm, float eps, const float (&cos)[VECTOR],
                                      const float (&sin)[VECTOR]) {
@@ -165,7 +165,7 @@ __device__ __forceinline__ void turn(uint4& low, uint4& high, const void* norm, 
     high = narrow<T>(turned);
 }
 
-// A thread holds 8 entries of a head's first half and the 8 of the second half that they turn with.
+// A thread holds 8 entries of a head's first half and the 8 entries of the second half that they rotate with.
 template <typename T, int D>
 __device__ __forceinline__ void rotate(const RotateParams& p) {
     constexpr int LANES = D / (2 * VECTOR);
@@ -230,7 +230,7 @@ __device__ __forceinline__ void rotation_table(const RotationParams& p) {
 
 }  // namespace s2o
 
-// Threads that the launch decides are 0 in the LaunchInfo.
+// A LaunchInfo with 0 threads leaves their number to the launch.
 #define S2O_DECODER_KERNEL(name, threads, max_threads, min_blocks, params, ...)                                    \
     extern "C" {                                                                                                  \
     __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0};                                              \
@@ -239,7 +239,7 @@ __device__ __forceinline__ void rotation_table(const RotationParams& p) {
     }                                                                                                             \
     }
 
-// Four blocks on a multiprocessor keep the rotation at 64 registers; 0 asks for no number.
+// Four blocks per multiprocessor keep the rotation at 64 registers; 0 sets no minimum.
 #define S2O_DECODER_KERNELS(suffix, T)                                                                             \
     S2O_DECODER_KERNEL(s2o_rms_norm_##suffix, 0, s2o::NORM_THREADS, 0, NormParams, s2o::rms_norm<T>(p))             \
     S2O_DECODER_KERNEL(s2o_silu_mul_##suffix, s2o::SILU_THREADS, s2o::SILU_THREADS, 0, SiluParams,                  \

@@ -1,11 +1,10 @@
-// What a decoder layer does beside its matrix products and attention, one kernel for each step between two of them:
-//   s2o_rms_norm_*        x + delta, and its RMS norm; a block for each row
-//   s2o_silu_mul_*        silu(gate) * up; a block for each row and part of it
-//   s2o_rotate_*          q and k of every position normed (or not) and rotated, k and v put into the cache; a block
-//                         for each position
-//   s2o_rotation_table    cos and sin that s2o_rotate_* turns by; a thread for each
-// All of them are bound by memory: 16-byte accesses, every byte once, sums in f32. Tensors are contiguous unless they
-// have strides here, and begin at multiples of 16 bytes.
+// The steps of a decoder layer between its matrix products and attention, one kernel for each:
+//   s2o_rms_norm_*        x + delta and its RMS norm; one block per row
+//   s2o_silu_mul_*        silu(gate) * up; one block per part of a row
+//   s2o_rotate_*          norms (optionally) and rotates q and k, writes k and v to the cache; one block per position
+//   s2o_rotation_table    cos and sin for s2o_rotate_*; one thread per pair
+// All are bound by memory: 16-byte accesses, every byte once, sums in f32. Tensors are contiguous unless they have
+// strides here, and begin at multiples of 16 bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +15,7 @@ namespace s2o {
 
 struct NormParams {
     const void* x;       // (rows, width)
-    const void* delta;   // as x; or null, and then there is no sum
+    const void* delta;   // as x; or null: `sum` is then not written
     const void* weight;  // (width)
     void* sum;           // as x
     void* out;           // as x
@@ -26,7 +25,7 @@ struct NormParams {
 static_assert(sizeof(NormParams) == 48 && offsetof(NormParams, width) == 40, "mirrored on the host");
 
 struct SiluParams {
-    const void* gate_up;  // (rows, 2 * width): a row's gates and then its ups
+    const void* gate_up;  // (rows, 2 * width): a row's gates, then its ups
     void* out;            // (rows, width)
     int64_t width;        // a multiple of 8
 };
@@ -54,7 +53,7 @@ static_assert(sizeof(RotateParams) == 120 && offsetof(RotateParams, k_strides) =
 struct RotationParams {
     const float* inverse_frequencies;  // (half)
     float* table;                      // (2, len, half): cos and sin
-    double factor;                     // on both
+    double factor;                     // multiplies both
     int64_t start;                     // position of the first row
     int32_t len;
     int32_t half;

@@ -1,10 +1,10 @@
 // Column and diagonal sums of the last queries' attention (MInference's vertical and slash scores): by key, and by the
-// distance from query back to key. For every architecture from sm_80 on. Attention is computed twice and never stored:
-// `last_query_states` finds the softmax state of every query for each chunk of keys; `last_query_scores` joins them,
-// computes the probabilities again and adds them up.
+// distance from query back to key. Attention is computed twice and never stored: `last_query_states` finds the softmax
+// state of every query for each chunk of keys; `last_query_scores` joins the states, computes the probabilities again
+// and sums them.
 //
-// A tile is the 128 rows of all queries and 64 keys. A warp has 16 rows, in registers; keys come through a ring of
-// three tiles. No sum depends on the order in which blocks run.
+// A tile is 128 rows (all queries) by 64 keys. A warp keeps 16 rows in registers; keys go through a ring of 3 tiles.
+// No sum depends on the order in which blocks run.
 #include <cstddef>
 #include <cstdint>
 
@@ -20,8 +20,8 @@ constexpr int KEYS = 64;   // of a tile
 constexpr int WARPS = ROWS / 16;
 constexpr int THREADS = WARPS * 32;
 constexpr int STAGES = 3;
-constexpr int QUARTERS = THREADS / KEYS;  // that the rows are added up in
-// From row to row of the probabilities: pairs that a half warp stores, 4 rows of 8 entries, fall into different banks.
+constexpr int QUARTERS = THREADS / KEYS;  // of the rows, summed separately
+// Row pitch of the probabilities: the pairs that a half warp stores (4 rows of 8 entries) fall into different banks.
 constexpr int PITCH = KEYS + 8;
 
 struct LastQueryParams {
@@ -36,8 +36,8 @@ struct LastQueryParams {
     int32_t num_kv_heads;
     int32_t rows;             // at most ROWS
     int32_t k_len;
-    int32_t tiles_per_chunk;  // tiles of KEYS keys, or blocks of as many distances, of a block of threads
-    int32_t state_chunks;     // blocks of threads that share the keys of a head
+    int32_t tiles_per_chunk;  // tiles of KEYS keys, or blocks of KEYS distances, per thread block
+    int32_t state_chunks;     // thread blocks that share the keys of a head
     float softmax_scale;
 };
 static_assert(sizeof(LastQueryParams) == 120 && offsetof(LastQueryParams, q_strides) == 40 &&
@@ -46,9 +46,9 @@ static_assert(sizeof(LastQueryParams) == 120 && offsetof(LastQueryParams, q_stri
 
 template <int D>
 struct SharedLayout {
-    static constexpr int ROW_BYTES = D * 2;                     // bytes
+    static constexpr int ROW_BYTES = D * 2;
     static constexpr int TILE_BYTES = KEYS * ROW_BYTES;
-    static constexpr int PROBS = STAGES * TILE_BYTES;  // where they begin; before them the queries lie there
+    static constexpr int PROBS = STAGES * TILE_BYTES;  // offset; the queries lie here first
     static constexpr int PROBS_BYTES = ROWS * PITCH * 4;
     static constexpr int PARTS = PROBS + PROBS_BYTES;     // [key or distance][quarter of the rows][KEYS] of f32
     static constexpr int STATES = PARTS + 2 * QUARTERS * KEYS * 4;  // maximum and factor of each row
@@ -56,7 +56,7 @@ struct SharedLayout {
     static_assert(ROWS * ROW_BYTES <= PROBS_BYTES && BYTES <= 99 * 1024);
 };
 
-// What both passes do with a tile of keys: the scaled scores of a warp's 16 rows.
+// The scaled scores of a warp's 16 rows for a tile of keys, used by both passes.
 template <typename T, int D>
 class KeyTiles {
     using Layout = SharedLayout<D>;
@@ -92,7 +92,7 @@ public:
         cp_async_commit();
     }
 
-    // Of a tile that need not exist, into a slot of the ring. One group of copies in any case.
+    // Loads a tile into a slot of the ring. Commits a group of copies even if the tile does not exist.
     __device__ __forceinline__ void load(int tile, int slot) {
         if (tile >= 0 && tile * KEYS < k_len) {
             const int line = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
@@ -116,7 +116,7 @@ public:
         for (int d = 0; d < D / 16; ++d) ldmatrix(queries[d], column_step(address, d));
     }
 
-    // Times log2(e), -inf where a row does not see the key; laid out as in online_softmax.cuh.
+    // Scores times log2(e), -inf for keys that a row does not see, in the layout of online_softmax.cuh.
     __device__ __forceinline__ void scores(float (&s)[KEYS / 2], int tile, int slot) const {
         const int lane = threadIdx.x % 32;
         const uint32_t k = ring + slot * Layout::TILE_BYTES + columns_first<Layout::ROW_BYTES>(lane);
@@ -146,10 +146,10 @@ public:
     }
 };
 
-// Of no terms -inf, against which nothing can be subtracted.
+// The maximum of no terms is -inf, which cannot be subtracted.
 __device__ __forceinline__ float finite_reference(float maximum) { return maximum == -INFINITY ? 0.f : maximum; }
 
-// Grid (batch * num_heads, state_chunks): heads that share keys run side by side.
+// Grid (batch * num_heads, state_chunks): heads that share keys run at the same time.
 template <typename T, int D>
 __device__ __forceinline__ void find_states(const LastQueryParams& p) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -162,7 +162,7 @@ __device__ __forceinline__ void find_states(const LastQueryParams& p) {
     cp_async_wait<STAGES - 1>();
     __syncthreads();
     rows.keep_queries();
-    // Of this thread's keys; the quad's are joined at the end.
+    // Over this thread's keys; joined over the quad at the end.
     float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
     for (int tile = first, slot = 0; tile < end; ++tile) {
         cp_async_wait<STAGES - 2>();
@@ -199,10 +199,9 @@ __device__ __forceinline__ void find_states(const LastQueryParams& p) {
     }
 }
 
-// Distances are cut into blocks of KEYS, counted as tiles are: block m holds the distances between the first of the
-// queries and the keys m * KEYS - o for o in 0..KEYS, so rows of tile m - 1, m and m + 1 have them. Blocks -1 to
-// `tiles` hold them all. A chunk is a range of blocks and of the tiles of the same numbers; two tiles beside it are
-// computed once more.
+// Distances go in blocks of KEYS, numbered as tiles: block m holds the distances between the first query and the
+// keys m * KEYS - o for o in 0..KEYS, to which tiles m - 1, m and m + 1 contribute. Blocks -1 to `tiles` hold all
+// distances. A chunk is a range of blocks and the tiles of the same numbers; it also computes the tile on either side.
 //
 // Grid (batch * num_heads, ceil((tiles + 2) / tiles_per_chunk)).
 template <typename T, int D>
@@ -247,15 +246,15 @@ __device__ __forceinline__ void add_scores(const LastQueryParams& p) {
         factor[r] = state.y;
     }
 
-    // This thread adds up one key and, around the tile's edge, one distance, both over a quarter of the rows.
+    // This thread sums one key and one distance, which wraps around the tile's edge, over a quarter of the rows.
     const int quarter = threadIdx.x / KEYS, place = threadIdx.x % KEYS;
     const int first_row = quarter * (ROWS / QUARTERS);
     const int end_row = min(first_row + ROWS / QUARTERS, p.rows);
-    // Rows before it have the distance `place` of a block further on than the others.
+    // Rows before `turn` contribute to the block after the block to which the other rows contribute.
     const int turn = place + (quarter < QUARTERS / 2 ? 0 : KEYS);
     float carried = 0.f, previous = 0.f;
     const int64_t out = int64_t(head) * p.k_len;
-    // What the tile before added up, by a thread for each key and one for each distance.
+    // Stores the sums of the previous tile, one thread per key and one per distance.
     auto publish = [&](int tile) {
         const bool distance = threadIdx.x >= KEYS;
         if (threadIdx.x >= 2 * KEYS || (distance && !beside)) return;
@@ -300,7 +299,7 @@ __device__ __forceinline__ void add_scores(const LastQueryParams& p) {
             }
         }
         parts[threadIdx.x] = of_key;
-        // The first quarters complete the block of this number, the last ones the one before.
+        // The first two quarters complete the block with this tile's number, the last two the block before it.
         const float complete = carried + after;
         carried = before;
         parts[THREADS + threadIdx.x] = quarter < QUARTERS / 2 ? previous : complete;

@@ -1,5 +1,4 @@
-// What the host must know to launch a kernel, beside its name and parameters: it travels in the module itself, as the
-// symbol `<kernel>_launch`, so that no constant is written twice.
+// Launch settings of a kernel, stored in its module as symbol `<kernel>_launch`, so that the host repeats no constant.
 #pragma once
 #include <cstdint>
 

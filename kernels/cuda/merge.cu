@@ -1,5 +1,4 @@
-// Joins the parts that a split kernel left: one warp a row. Portable. Grid: rows of all heads over the warps of a
-// block.
+// Joins the parts of a split kernel, one warp per row. Grid: ceil(rows of all heads / warps of a block).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -18,7 +17,7 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
     const int64_t index = int64_t(blockIdx.x) * (MERGE_THREADS / 32) + threadIdx.x / 32;
     if (index >= int64_t(rows) * p.attn.batch * p.attn.num_heads) return;
     const int batch_head = int(index / rows), row = int(index - int64_t(batch_head) * rows);
-    // The first split's copy of the row; the others are a tile further each.
+    // The row in the first split; each following split is TILE_Q rows further.
     const int64_t part = (int64_t(batch_head) * tiles + row / TILE_Q) * p.num_splits * TILE_Q + row % TILE_Q;
 
     float row_max = -INFINITY;
@@ -28,7 +27,7 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
     float acc[8] = {}, row_sum = 0.f;  // head_dim / 32 of them are used
     for (int s = 0; s < p.num_splits; ++s) {
         const RowState state = p.partial_state[part + s * TILE_Q];
-        if (state.row_sum == 0.f) continue;  // it saw no key; a part that saw NaN has NaN here
+        if (state.row_sum == 0.f) continue;  // the part saw no key; a part with NaN has NaN here
         const float factor = expf((state.row_max - row_max) * p.attn.softmax_scale);
         row_sum = fmaf(state.row_sum, factor, row_sum);
         const float* out = p.partial_out + (part + s * TILE_Q) * p.head_dim;

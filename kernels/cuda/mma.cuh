@@ -1,7 +1,7 @@
-// Instructions of sm_80, and the shared-memory layout they share: asynchronous copies, matrix loads, matrix products.
+// Asynchronous copies, matrix loads and matrix products of sm_80, and the shared-memory layout that they use.
 //
-// A tile is rows of head_dim 16-bit values; the 16-byte chunk c of row r lies at chunk c ^ (r & 7). So the eight rows
-// of an 8x8 matrix, whether read as they lie or transposed, and the lines that copies write, fall into different banks.
+// A tile is rows of head_dim 16-bit values. The 16-byte chunk c of row r lies at chunk c ^ (r & 7), so that the eight
+// rows of an 8x8 matrix (read directly or transposed) and the lines that copies write fall into different banks.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -13,7 +13,7 @@
 
 namespace s2o {
 
-// The thread's index, read anew: what is derived from it occupies no register until then.
+// Reads the thread's index again, so that values derived from it occupy no register before.
 __device__ __forceinline__ int thread_index() {
     int x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
@@ -22,7 +22,7 @@ __device__ __forceinline__ int thread_index() {
 
 // ---- copies ----
 
-// 16 bytes past L1, or 16 zeros; `src` is then not read.
+// Copies 16 bytes, bypassing L1. If not `exists`, writes zeros and does not read `src`.
 __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(exists ? 16 : 0) : "memory");
 }
@@ -34,7 +34,7 @@ __device__ __forceinline__ void cp_async_wait() {
 
 // ---- matrix loads ----
 
-// Four 8x8 matrices. Volatile: a pure one would be hoisted out of the loops that overwrite what it reads.
+// Loads four 8x8 matrices. Volatile, so that the load is not hoisted out of the loops that overwrite its source.
 __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -48,9 +48,9 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], uint32_t a
                  : "memory");
 }
 
-// Where a lane's row of a 16 x 16 fragment begins, relative to the tile, with the swizzle of the first 16 columns. The
-// order of the four 8x8 matrices puts the registers of an operand side by side: low rows before high ones for queries
-// and, transposed, for values; low columns before high ones for keys.
+// Offset in the tile of a lane's row of a 16 x 16 fragment, with the swizzle of the first 16 columns. The order of the
+// four 8x8 matrices makes the registers of an operand adjacent: low rows before high rows for queries and (transposed)
+// for values, low columns before high columns for keys.
 template <int ROW>
 __device__ __forceinline__ uint32_t rows_first(int lane) {
     return (lane & 15) * ROW + (((lane >> 4) ^ (lane & 7)) << 4);
@@ -59,8 +59,7 @@ template <int ROW>
 __device__ __forceinline__ uint32_t columns_first(int lane) {
     return ((lane & 7) + ((lane >> 4) << 3)) * ROW + (((lane >> 3 & 1) ^ (lane & 7)) << 4);
 }
-// From there to columns 16 i on: the swizzle touches three bits of the chunk, 64 columns; beyond them lies a plain
-// offset.
+// Moves such an address by 16 i columns: the swizzle covers 64 columns, and blocks of 64 are a plain offset apart.
 __device__ __forceinline__ uint32_t column_step(uint32_t address, int i) {
     return (address ^ ((i & 3) << 5)) + (i >> 2) * 128;
 }

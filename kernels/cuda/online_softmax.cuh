@@ -1,7 +1,7 @@
-// Online softmax over a 64-row accumulator fragment: the state (row_max, row_sum) of the two rows a thread holds.
+// Online softmax over a 64-row accumulator fragment: the state (row_max, row_sum) of the two rows of a thread.
 //
 // Fragment layout (wgmma, m64): element i of a thread is row 8*((i>>1)&1) + lane/4 of its warp's 16 rows and column
-// 8*(i>>2) + 2*(lane%4) + (i&1). row_sum stays per thread until `finish`: only row_max needs the quad every tile.
+// 8*(i>>2) + 2*(lane%4) + (i&1). row_sum stays per thread until `finish`; only row_max needs the quad for each tile.
 #pragma once
 #include <cmath>
 
@@ -27,9 +27,9 @@ struct OnlineSoftmax {
     float row_max[2] = {-INFINITY, -INFINITY};
     float row_sum[2] = {0.f, 0.f};
 
-    // Scores in, probabilities (against the new maximum) out. `rescale` is what earlier sums and accumulators take.
-    // `tile_sum` is this thread's share of the tile's mass: the gain of early stopping. Without EMPTY_ROWS every row
-    // must have a finite score in its first tile (its own key, or any key): then no maximum is -inf.
+    // Replaces scores by probabilities relative to the new maximum. `rescale` is the factor for earlier sums and
+    // accumulators. `tile_sum` is this thread's share of the tile's mass, the gain for early stopping. Without
+    // EMPTY_ROWS every row must have a finite score in its first tile, so that no maximum is -inf.
     template <bool EMPTY_ROWS = false, int N>
     __device__ __forceinline__ void update(float (&s)[N], float scale_log2, float (&rescale)[2], float (&tile_sum)[2]) {
         raise_max<EMPTY_ROWS>(s, scale_log2, rescale);
@@ -41,7 +41,7 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void raise_max(const float (&s)[N], float scale_log2, float (&rescale)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            // Two chains per row: one chain would wait on its own latency.
+            // Two chains per row, because one chain would wait for its own latency.
             float m0 = row_max[h], m1 = s[2 * h + 1];
 #pragma unroll
             for (int i = 0; i < N; i += 4) {

@@ -1,6 +1,6 @@
-// One plain struct per kernel, mirrored by `#[repr(C)]` structs on the host side: both sides assert the layouts. All
-// strides are in elements and 64-bit: 1M tokens x heads x head_dim overflows 32 bits. TMA descriptors travel beside
-// them as separate `__grid_constant__` arguments, because their alignment differs between toolkit versions.
+// One plain struct per kernel, mirrored by `#[repr(C)]` structs on the host; both sides assert the layouts. Strides are
+// in elements and 64-bit, because 1M tokens x heads x head_dim overflows 32 bits. TMA descriptors are separate
+// `__grid_constant__` arguments, because their alignment differs between toolkit versions.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,12 @@ struct Strides {
     int64_t head;  // the inner dimension, head_dim, is contiguous
 };
 
-// Offset of the order of segment n from that of `first`: segment m orders the m * segment_len keys before it.
+// Offset of segment n's order from the order of segment `first`: segment m orders the m * segment_len keys before it.
 __host__ __device__ inline int64_t keys_before(int first, int n, int segment_len) {
     return (int64_t(n) * (n - 1) - int64_t(first) * (first - 1)) / 2 * segment_len;
 }
 
-// What every attention kernel needs, and all that the dense one does. Queries are the last q_len of k_len positions.
+// Parameters of every attention kernel; the dense kernel has no others. Queries are the last q_len of k_len positions.
 struct AttnParams {
     const void* q;       // (batch, q_len, num_heads, head_dim)
     const void* k;       // (batch, k_len, num_kv_heads, head_dim)
@@ -39,7 +39,7 @@ struct AttnParams {
     int32_t q_len;
     int32_t k_len;
     int32_t causal;             // 1: a query sees the keys up to its own position; 0: all keys
-    int32_t heads_per_section;  // heads walked together, so that their keys and values stay in L2
+    int32_t heads_per_section;  // heads processed together, so that their keys and values stay in L2
     float softmax_scale;        // factor on q . k before the softmax
 };
 static_assert(sizeof(AttnParams) == 176 && offsetof(AttnParams, q_strides) == 48 && offsetof(AttnParams, batch) == 144,
@@ -47,39 +47,37 @@ static_assert(sizeof(AttnParams) == 176 && offsetof(AttnParams, q_strides) == 48
 
 enum StopRule : int32_t { ALL_ROWS = 0, MEAN_RATIO = 1, SUM_RATIO = 2 };
 
-// Row state that pass 1 hands to pass 2: the accumulator travels normalised in `out`.
+// Row state that pass 1 leaves for pass 2. The accumulator itself is left normalised in `out`.
 struct RowState {
     float row_max;  // of the unscaled scores
     float row_sum;
 };
 
-// S2O on the segments first_segment .. first_segment + num_segments; `attn.causal` is 1. Rows from ranked_rows on are
-// the dense tail's and are left alone.
+// S2O on the segments first_segment .. first_segment + num_segments; `attn.causal` is 1. Rows from ranked_rows on
+// belong to the dense tail and are not touched.
 struct S2oParams {
     AttnParams attn;
-    // Per (batch, head): the orders of segments first_segment.. one after the other, segment n has n * segment_len
-    // keys.
+    // Per (batch, head): the orders of segments first_segment.., concatenated; segment n has n * segment_len keys.
     const int32_t* kv_perm;
     int64_t kv_perm_head_stride;
-    const int32_t* q_perm;   // (batch, num_heads, q_len): slot r of a segment's rows names the row that comes there
+    const int32_t* q_perm;   // (batch, num_heads, q_len): slot r of a segment's rows holds the row placed there
     RowState* state;         // (batch, num_heads, q_len): written by pass 1, read by pass 2
-    int32_t* tiles_visited;  // (batch, num_heads, segments of the call, segment_len / TILE_Q), by pass 2 without the
-                             // window's; or null
+    int32_t* tiles_visited;  // (batch, num_heads, call's segments, segment_len / TILE_Q) or null; pass 2: prefix only
     int32_t segment_len;     // S, a multiple of TILE_Q and TILE_K
-    int32_t first_segment;   // on absolute positions
+    int32_t first_segment;   // counted from position 0
     int32_t num_segments;
-    int32_t ranked_rows;     // of the call
+    int32_t ranked_rows;     // rows of the call before the dense tail
     float tau;               // 0 never stops
     int32_t stop_rule;       // StopRule
-    int32_t literal_frame;   // gain = l' - l across maxima, Algorithm 3 to the letter
-    int32_t discard;         // drop the triggering tile
+    int32_t literal_frame;   // 1: gain = l' - l across maxima, literally as in Algorithm 3
+    int32_t discard;         // 1: drop the triggering tile
 };
 static_assert(sizeof(S2oParams) == 248 && offsetof(S2oParams, kv_perm) == 176 &&
                   offsetof(S2oParams, segment_len) == 216,
               "mirrored on the host");
 
-// Dense attention of rows first_row .. q_len, cut into tiles from first_row, split over the keys: for the dense tail
-// and for calls with too few query tiles to fill the device. A split writes its own softmax state; `merge` joins them.
+// Dense attention of rows first_row .. q_len, in tiles from first_row on, split over the keys: for the dense tail and
+// for calls with too few query tiles to fill the device. Each split writes its own softmax state; `merge` joins them.
 struct SplitParams {
     AttnParams attn;
     float* partial_out;       // (batch, num_heads, row tiles, num_splits, TILE_Q, head_dim), not normalised
@@ -91,48 +89,47 @@ struct SplitParams {
 };
 static_assert(sizeof(SplitParams) == 208 && offsetof(SplitParams, partial_out) == 176, "mirrored on the host");
 
-// Attention on a list of blocks of TILE_Q x TILE_K. Blocks are cut at multiples of the ABSOLUTE position when causal.
-// A query block without key blocks gets zeros, and -inf as its lse.
+// Attention on a list of blocks of TILE_Q x TILE_K. Causal blocks are cut at multiples of the ABSOLUTE position.
+// A query block without key blocks gets zeros and an lse of -inf.
 struct BlockParams {
     AttnParams attn;
-    const int32_t* key_blocks;    // of a query block, in DESCENDING order; causal: none above the diagonal
-    const int64_t* block_ranges;  // (batch * num_heads * query blocks, 2): where a query block's list begins and ends
+    const int32_t* key_blocks;    // each list in DESCENDING order; causal: no block above the diagonal
+    const int64_t* block_ranges;  // (batch * num_heads * query blocks, 2): begin and end of each list
 };
 static_assert(sizeof(BlockParams) == 192 && offsetof(BlockParams, key_blocks) == 176, "mirrored on the host");
 
-// BlockParams and single keys next to them: for each of its lists as many of `columns` as `column_counts` says, keys
-// before the query block's first query, in none of its key blocks. Causal.
+// BlockParams and single keys: list i also has the first column_counts[i] of its `columns`, which are keys before the
+// query block's first query and in none of its key blocks. Causal.
 struct ColumnParams {
     BlockParams block;
-    const int32_t* columns;        // (lists, column_stride), from each count on to the next multiple of TILE_K any keys
+    const int32_t* columns;        // (lists, column_stride), padded with any keys to the next multiple of TILE_K
     const int32_t* column_counts;  // (lists)
     int64_t column_stride;         // a multiple of TILE_K
 };
 static_assert(sizeof(ColumnParams) == 216 && offsetof(ColumnParams, columns) == 192, "mirrored on the host");
 
-// A mask of blocks to the lists of BlockParams; what a query block does not see is left out.
+// Converts a mask of blocks to the lists of BlockParams. Key blocks that a query block does not see are left out.
 struct BlockListParams {
-    const uint8_t* mask;    // (num_lists, mask_blocks): not 0 where a key block is chosen
+    const uint8_t* mask;    // (num_lists, mask_blocks): nonzero for chosen key blocks
     int32_t* key_blocks;    // as many entries as the mask
     int64_t* block_ranges;  // (num_lists, 2)
     int32_t num_lists;      // batch * num_heads * query_blocks
     int32_t query_blocks;
     int32_t mask_blocks;    // key blocks of the call
-    int32_t first_tile;     // of a call's first query block, on absolute positions
+    int32_t first_tile;     // absolute index of the call's first query block
     int32_t causal;
 };
 static_assert(sizeof(BlockListParams) == 48 && offsetof(BlockListParams, num_lists) == 24, "mirrored on the host");
 
-// The chosen keys of each head to the columns of ColumnParams.
+// Converts the chosen keys of each head to the columns of ColumnParams.
 struct ColumnListParams {
-    const uint8_t* keys;     // (heads, k_len): not 0 where a key is chosen
-    const uint8_t* mask;     // (heads, query_blocks, mask_blocks): the key blocks of each query block, whose keys are
-                             // not listed
+    const uint8_t* keys;     // (heads, k_len): nonzero for chosen keys
+    const uint8_t* mask;     // (heads, query_blocks, mask_blocks): keys of these blocks are not listed
     int32_t* head_columns;   // (heads, column_stride): the chosen keys of a head, ascending
     int32_t* head_counts;    // (heads)
     int32_t* columns;        // (heads * query_blocks, column_stride)
     int32_t* column_counts;  // (heads * query_blocks)
-    int64_t column_stride;   // a multiple of TILE_K; further keys of a head are left out
+    int64_t column_stride;   // a multiple of TILE_K; keys of a head beyond it are left out
     int32_t k_len;
     int32_t query_blocks;
     int32_t mask_blocks;

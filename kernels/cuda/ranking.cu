@@ -5,7 +5,7 @@
 #include "ranking_scores.cuh"
 #include "ranking_sort.cuh"
 
-// Shared memory whose size the launch decides is 0 in the LaunchInfo.
+// A LaunchInfo with 0 shared bytes leaves the size to the launch.
 #define S2O_RANKING_KERNEL(name, threads, min_blocks, shared_bytes, ...)                                      \
     extern "C" {                                                                                              \
     __constant__ s2o::LaunchInfo name##_launch = {threads, shared_bytes, 0, 0};                               \

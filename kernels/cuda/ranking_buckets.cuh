@@ -1,9 +1,9 @@
-// From a row of 16-bit scores to buckets in descending order of score.
+// Maps the 16-bit scores of a row to buckets in descending order of score.
 //
-// Bucket 0 holds the front sink, 1 the scores that are not finite, the others the rest: half of them by the score's
-// place between the row's extremes, the other half by u / sqrt(1 + u^2), where u is the score's distance from the
-// row's centre over its spread, both from a sample. The first keeps the resolution at range / (buckets / 2)
-// everywhere, the second fills the buckets evenly when outliers stretch the range.
+// Bucket 0 holds the front sink, bucket 1 the scores that are not finite. The place of any other score is a sum of two
+// maps with half of the buckets each: its place between the row's extremes, and u / sqrt(1 + u^2), where u is its
+// distance from the row's centre over the row's spread, both from a sample. The first map keeps the resolution at
+// range / (buckets / 2) everywhere, the second fills the buckets evenly if outliers stretch the range.
 #pragma once
 #include <cstdint>
 
@@ -13,7 +13,7 @@ namespace s2o {
 
 constexpr int SINK_BUCKET = 0, NOT_FINITE_BUCKET = 1, FIRST_BUCKET = 2;
 
-// What the CTA shares while it fits the map.
+// Shared memory of ScoreRow::fit.
 struct FitShared {
     float2 extremes[32];  // of each warp
     float centre, per_spread;
@@ -35,7 +35,7 @@ __device__ __forceinline__ float middle(const float (&x)[4]) {
     return 0.5f * (greater_of_least + lesser_of_greatest);
 }
 
-// The value with 16 of the warp's others below it.
+// The value with 16 of the warp's other values below it.
 __device__ __forceinline__ float warp_median(float x) {
     const int lane = threadIdx.x % 32;
     int below = 0;
@@ -61,7 +61,7 @@ struct ScoreRow {
     // Buckets of the eight scores of vector `v`.
     __device__ __forceinline__ void buckets_of(uint4 codes, float2 range, int v, uint32_t (&bucket)[8]) const {
         const float factor = fabsf(range.x) * per_spread, offset = (range.y - centre) * per_spread;
-        // Each half takes `share` buckets.
+        // Each map takes `share` buckets.
         const float share = 0.5f * (buckets - FIRST_BUCKET - 2), start = FIRST_BUCKET + 0.5f + 0.5f * share;
         const float slope = -share * per_range * fabsf(range.x);
         const float intercept = fmaf(share * per_range, highest - range.y, start);
@@ -85,8 +85,8 @@ struct ScoreRow {
         }
     }
 
-    // Extremes of the row; centre and spread of a sample of 128 scores, by medians: outliers must not move them. All
-    // threads call it; they meet.
+    // Finds the extremes of the row, and centre and spread of a sample of 128 scores as medians, which outliers do not
+    // move. All threads call it; it contains a barrier.
     __device__ __forceinline__ void fit(FitShared& shared) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
         if (warp == 0) {
@@ -125,8 +125,7 @@ struct ScoreRow {
         centre = shared.centre;
         highest = bounded ? x.y : 0.f;
         per_range = bounded ? 1.f / span : 0.f;
-        // No narrower than a millionth of the range: the map must not overflow. NaN of a sample that is not finite
-        // goes.
+        // At least a millionth of the range, so that the map does not overflow. fminf also drops the NaN of a sample.
         per_spread = fminf(shared.per_spread, 1e6f * per_range);
     }
 };

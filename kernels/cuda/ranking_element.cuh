@@ -1,4 +1,4 @@
-// What the ranking needs to know of an element type: two elements to a 32-bit word.
+// The ranking's operations on an element type, two elements in a 32-bit word.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -23,7 +23,7 @@ struct Packed<__nv_bfloat16> {
     __device__ static __forceinline__ float2 floats(uint32_t word) {
         return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000)};
     }
-    // Not zero if either element is not finite: such a number times zero is NaN.
+    // Nonzero if an element is not finite: such an element times zero is NaN.
     __device__ static __forceinline__ uint32_t not_finite(uint4 x) {
         uint32_t sum = 0;
         const uint32_t words[4] = {x.x, x.y, x.z, x.w};
@@ -58,7 +58,7 @@ struct Packed<__half> {
         for (int i = 0; i < 4; ++i) asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(words[i]), "r"(0u));
         return sum & 0x7fff7fff;
     }
-    // The square of a half overflows a half.
+    // The square of an f16 number may overflow f16.
     __device__ static __forceinline__ uint32_t squares_bf16(uint32_t word) {
         const float2 x = floats(word);
         return pack_bf16(x.x * x.x, x.y * x.y);

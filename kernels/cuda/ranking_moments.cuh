@@ -2,8 +2,8 @@
 //   score(k) = sum_d (scale mean_d) k_d + (c scale^2 var_d) k_d^2
 // The mean part is kept as two 16-bit numbers, high and low; the variance part as one bf16.
 //
-// Sums are of distances from each thread's first row, and partial results merge by their means: the variance survives
-// far from zero. A query that is not finite is left out, so that it does not cost its neighbours their order.
+// Sums are of distances from each thread's first row, and partial results are merged with their means, so that the
+// variance stays accurate far from zero. Queries that are not finite are left out, because they would spoil the order.
 #pragma once
 #include <cstdint>
 
@@ -33,7 +33,7 @@ __device__ void store_coefficients(const RankingParams& p, uint16_t* out, int d,
     float mean = p.softmax_scale * moment.mean;
     float var = p.second_cumulant * p.softmax_scale * p.softmax_scale * (moment.square / fmaxf(moment.count, 1.f));
     if constexpr (Packed<T>::NARROW_RANGE) {
-        // A power of two that puts the largest mean near 1: the low half then stays clear of the smallest halves.
+        // A power of two that puts the largest mean near 1, so that the low part stays above the smallest f16 numbers.
         __shared__ float largest[MOMENT_THREADS / 32];
         float m = d < D ? fabsf(mean) : 0.f;
 #pragma unroll
@@ -52,8 +52,8 @@ __device__ void store_coefficients(const RankingParams& p, uint16_t* out, int d,
     reinterpret_cast<__nv_bfloat16*>(out)[2 * D + d] = __nv_bfloat16(var);
 }
 
-// Grid (num_heads, num_segments, batch * splits), MOMENT_THREADS threads, no dynamic shared memory. With several
-// splits a segment's rows are shared out, and the CTA that arrives last merges the partial results in their order.
+// Grid (num_heads, num_segments, batch * splits), MOMENT_THREADS threads, no dynamic shared memory. Splits share the
+// rows of a segment; the CTA that arrives last merges the partial results in the order of the splits.
 template <typename T, int D>
 __device__ void segment_moments(const RankingParams& p) {
     constexpr int LANES = D / 8, ROWS = MOMENT_THREADS / LANES, WARPS = MOMENT_THREADS / 32;
@@ -76,7 +76,7 @@ __device__ void segment_moments(const RankingParams& p) {
 #pragma unroll
         for (int i = 0; i < MOMENT_ROWS_IN_FLIGHT; ++i) {
             const int row = first + slot + i * ROWS;
-            // A row that does not exist is left out as one that is not finite.
+            // A row that does not exist is marked as not finite and so left out.
             loaded[i] = make_uint4(Packed<T>::NAN_WORD, 0, 0, 0);
             if (row < end) loaded[i] = __ldcs(reinterpret_cast<const uint4*>(q + row * p.q_strides.seq));
         }

@@ -1,10 +1,10 @@
-// Finishing a nearly sorted array of 32-bit keys in shared memory: each key is already inside its bucket, and only
-// the order inside the buckets is left.
+// Completes the sort of 32-bit keys in shared memory: each key is already in its bucket, only the order inside the
+// buckets is left.
 //
 // Sorting blocks of 16, then blocks of 16 shifted by 8, and so on is odd-even transposition of sorted runs of 8: a
 // bucket of m keys lies in at most (m - 2) / 8 + 2 such runs and is in order after as many rounds. A thread sorts its
-// block in registers by a network, and from the second round on merges its two runs. Longer buckets get a bitonic sort
-// of their own first.
+// block in registers with a network, and from the second round on merges its two runs. Longer buckets first go through
+// a bitonic sort.
 #pragma once
 #include <cstdint>
 
@@ -12,7 +12,7 @@ namespace s2o {
 
 constexpr int NETWORK = 16;
 
-// Where entry i lies: neighbouring lanes' 16-byte pieces of their blocks fall into different banks.
+// Place of entry i, such that the 16-byte pieces of neighbouring lanes fall into different banks.
 __device__ __forceinline__ uint32_t spread_banks(uint32_t i) { return i ^ ((i >> 3) & 12); }
 
 __device__ __forceinline__ void order(uint32_t& a, uint32_t& b) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void order(uint32_t& a, uint32_t& b) {
     a = low;
 }
 
-// Batcher's odd-even merge sort, by templates: the entries stay in registers only if every index is a constant.
+// Batcher's odd-even merge sort, as templates: the entries stay in registers only if every index is a constant.
 template <int FIRST, int COUNT, int STEP>
 __device__ __forceinline__ void merge_halves(uint32_t (&x)[NETWORK]) {
     if constexpr (2 * STEP < COUNT) {
@@ -42,14 +42,14 @@ __device__ __forceinline__ void sort_network(uint32_t (&x)[NETWORK]) {
     }
 }
 
-// Sorts `entries[0..count)` whose buckets hold at most `largest`. Entries up to count + 2 * NETWORK must be there and
-// sort last. All threads call it after a barrier; ends with one.
+// Sorts `entries[0..count)`, whose buckets hold at most `largest` entries. Entries up to count + 2 * NETWORK must exist
+// and sort last. All threads call it after a barrier; it ends with a barrier.
 __device__ __forceinline__ void network_rounds(uint32_t* entries, int count, int largest) {
     const int rounds = largest < 2 ? 0 : (largest - 2) / (NETWORK / 2) + 2;
     for (int round = 0; round < rounds; ++round) {
         for (int first = threadIdx.x * NETWORK + round % 2 * (NETWORK / 2); first < count;
              first += blockDim.x * NETWORK) {
-            // Two sorted runs that meet in order need no merging: most, once the short buckets are done.
+            // Two sorted runs that are already in order need no merge: most runs, once the short buckets are done.
             if (round >= 2 &&
                 entries[spread_banks(first + NETWORK / 2 - 1)] <= entries[spread_banks(first + NETWORK / 2)]) continue;
             uint32_t x[NETWORK];
@@ -73,8 +73,8 @@ __device__ __forceinline__ void network_rounds(uint32_t* entries, int count, int
     }
 }
 
-// Bitonic sort of entries[begin .. begin + count) by `threads` threads, this being number `thread`, that `meet` brings
-// together. Every exchange puts the smaller first, so that an array of any length needs no padding.
+// Bitonic sort of entries[begin .. begin + count) by `threads` threads, of which this is number `thread`; `meet` is
+// their barrier. Every exchange puts the smaller entry first, so that no length needs padding.
 template <class Meet>
 __device__ __forceinline__ void bitonic_sort(uint32_t* entries, int begin, int count, int thread, int threads,
                                              Meet meet) {

@@ -1,4 +1,4 @@
-// The query permutation: a segment's queries by their product with the mean of the first segment's keys.
+// The query permutation: sorts a segment's queries by their product with the mean of the first segment's keys.
 #pragma once
 #include <cstdint>
 
@@ -46,7 +46,7 @@ __device__ void key_guide(const RankingParams& p) {
     }
 }
 
-// Ascending keys put larger scores first, scores that are not finite before all, and equal ones by index.
+// Ascending keys put scores that are not finite first, then larger scores first, and equal scores by index.
 __device__ __forceinline__ uint64_t descending_key(float score, uint32_t index) {
     const uint32_t bits = __float_as_uint(fabsf(score) < INFINITY ? score + 0.f : INFINITY);
     return uint64_t(bits >> 31 ? bits : ~bits & 0x7fffffff) << 32 | index;
@@ -82,7 +82,7 @@ __device__ void query_order(const RankingParams& p) {
         if (i < ranked && chunk == 0) keys[i] = descending_key(sum, i);
     }
     __syncthreads();
-    // Bitonic; every exchange puts the smaller first, so that any length needs no padding.
+    // Bitonic sort; every exchange puts the smaller key first, so that no length needs padding.
     for (int size = 2; size < 2 * ranked; size *= 2) {
         for (int stride = size / 2; stride > 0; stride /= 2) {
             const int flip = stride == size / 2 ? size - 1 : stride;

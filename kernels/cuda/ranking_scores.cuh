@@ -1,8 +1,8 @@
 // Scores of the keys before each segment: coefficients (rows) times [K | K*K] (columns) on the tensor cores, coded in
 // 16 bits. Rows are the (segment, head) pairs that share a KV head, so each key is read once for many rows.
 //
-// A warp keeps the coefficients of its 16 rows in registers. The contraction index and the order of keys inside a tile
-// are free, and chosen so that
+// A warp keeps the coefficients of its 16 rows in registers. The order of the contraction index and of the keys in a
+// tile is free, and chosen so that
 //  - a lane's 16-byte load (8 consecutive dimensions) is its share of two m16n8k16 products, for both operands;
 //  - a lane ends with 8 consecutive keys of a row, one 16-byte store.
 //
@@ -28,8 +28,7 @@ constexpr int score_shared_bytes() {
     return SCORE_STAGES * SCORE_BLOCK * D * 2;
 }
 
-// Keys of the tile that lane group `n` (0..7) feeds to product group i: thread t of a quad then owns 8t..8t+7 of each
-// 32.
+// Key of the tile that lane group `n` (0..7) feeds to product group i: thread t of a quad owns 8t..8t+7 of each 32.
 __device__ __forceinline__ int key_of_column(int i, int n) { return 32 * (i / 4) + 8 * (n / 2) + 2 * (i % 4) + n % 2; }
 
 template <int FIRST = 0, int COUNT = 16, class Join>
@@ -38,8 +37,8 @@ __device__ __forceinline__ float join_tree(const float (&x)[16], Join join) {
     else return join(join_tree<FIRST, COUNT / 2>(x, join), join_tree<FIRST + COUNT / 2, COUNT / 2>(x, join));
 }
 
-// Codes of this lane's 16 scores of two rows; a quad holds the whole tile of a row. `codes` is null for a row that is
-// not to be stored, but whole warps call it.
+// Stores the codes of this lane's 16 scores of two rows; a quad holds the whole tile of a row. Whole warps call it;
+// `codes` is null for a row that is not to be stored.
 __device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (&codes)[2], float* const (&ranges)[2],
                                             int lane) {
     float low[2], high[2];
@@ -59,7 +58,7 @@ __device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (
         }
     };
     find_extremes();
-    // The extremes pass NaN over; a sum does not. Should one of finite scores overflow, no harm is done below.
+    // fminf and fmaxf ignore NaN; a sum does not. The result stays correct if a sum of finite scores overflows.
     bool finite[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) finite[r] = fabsf(join_tree(x[r], [](float a, float b) { return a + b; })) < INFINITY;
@@ -91,7 +90,7 @@ __device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (
             out[4] = make_uint4(words[4], words[5], words[6], words[7]);
             if (lane % 4 == 0) {
                 const float factor = spread ? span * (1.f / SCORE_CODE_SPAN) : 0.f;
-                // A negative factor announces codes that are SCORE_NOT_FINITE.
+                // A negative factor says that codes may be SCORE_NOT_FINITE.
                 *reinterpret_cast<float2*>(ranges[r]) =
                     make_float2(finite[r] ? factor : -factor, fmaf(-SCORE_CODE_START, factor, low[r]));
             }
@@ -99,19 +98,19 @@ __device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (
     }
 }
 
-// Grid (shares, ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads): the key tiles of the longest prefix in
-// equal shares, few tiles each while there are few CTAs, else 16 to pay for loading the coefficients. SCORE_THREADS
-// threads, score_shared_bytes<D>() dynamic shared memory.
+// Grid (shares, ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads): equal shares of the key tiles of the
+// longest prefix, with few tiles while there are few CTAs, otherwise 16 to amortise the load of the coefficients.
+// SCORE_THREADS threads, score_shared_bytes<D>() dynamic shared memory.
 template <typename T, int D, bool SECOND>
 __device__ __forceinline__ void key_scores(const RankingParams& p) {
     constexpr int CHUNKS = D / 8;      // of 16 bytes in a key
     constexpr int LOADS = D / 32;      // 16-byte loads of a lane per key or row, two products each
     constexpr int TILE_BYTES = SCORE_BLOCK * D * 2;
-    constexpr int PIECES = SCORE_BLOCK * CHUNKS / SCORE_THREADS;  // that a thread copies of a tile
+    constexpr int PIECES = SCORE_BLOCK * CHUNKS / SCORE_THREADS;  // of a tile, per thread
     extern __shared__ __align__(128) unsigned char shared[];
     const int group = p.num_heads / p.num_kv_heads, rows = p.num_segments * group;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    // Longest prefixes first; in a CTA they go around the warps, so that no scheduler gets all the short ones.
+    // Longest prefixes first. They rotate over the warps of a CTA, so that no scheduler gets all the short prefixes.
     const int cta_row = (gridDim.y - 1 - blockIdx.y) * SCORE_ROWS;
     const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x + blockIdx.z) % SCORE_WARPS * 16;
     const int last_segment = p.first_segment + min(cta_row + SCORE_ROWS - 1, rows - 1) / group;
@@ -122,7 +121,7 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     const int b = blockIdx.z / p.num_kv_heads, kv_head = blockIdx.z % p.num_kv_heads;
     const int first_key = first_tile * SCORE_BLOCK;
 
-    // Odd keys have the halves of each 128-byte line exchanged: two keys' 64-byte pieces then lie in different banks.
+    // Odd keys exchange the halves of each 128-byte line: two keys' 64-byte pieces then lie in different banks.
     auto place = [](int key, int chunk) { return key * (D * 2) + (chunk ^ ((key & 1) << 2)) * 16; };
     // Consecutive pieces of a thread are an even number of keys apart.
     constexpr int KEYS_APART = SCORE_THREADS / CHUNKS;
@@ -146,7 +145,7 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
 #pragma unroll
     for (int i = 0; i < SCORE_STAGES - 1; ++i) load_tile(i);
 
-    // a[part][product]: part 0 and 1 are the mean's high and low half, part 2 the variance.
+    // a[part][product]: parts 0 and 1 are the mean's high and low half, part 2 the variance.
     constexpr int PARTS = SECOND ? 3 : 2;
     uint32_t a[PARTS][2 * LOADS][4];
     int prefix[2];   // of this lane's two rows; 0 for a row that does not exist
@@ -194,8 +193,7 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
                 uint4 keys[AT_ONCE];
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i) {
-                    // The group's keys and the load's chunks are multiples of 2 and 4 apart: exchanged as the first
-                    // ones.
+                    // Groups are an even number of keys apart, loads 4 chunks: the exchange in `read0` holds for all.
                     const int offset = key_of_column(first + i, 0) * (D * 2);
                     keys[i] = *reinterpret_cast<const uint4*>(stage + (read0 ^ (j * 64)) + offset);
                 }

@@ -1,6 +1,6 @@
-// One row of kv_perm from its scores: a counting sort by one CTA, placed in shared memory a window at a time so that
-// the row leaves in coalesced stores however scattered its order is. Inside a bucket tokens ascend, whatever order the
-// atomics took: the result is the same on every run.
+// Sorts one row of scores into kv_perm: a counting sort by one CTA, which places entries in shared memory one window at
+// a time so that stores of the row are coalesced. Tokens ascend inside a bucket, so the order of the atomics does not
+// matter and the result is the same on every run.
 #pragma once
 #include <cstdint>
 
@@ -12,14 +12,14 @@
 namespace s2o {
 
 constexpr int SORT_THREADS = 1024;  // at most
-constexpr int WINDOW_LEAD = 128;    // a window starts this aligned in the row
-constexpr int SPARE_COUNTERS = 32;  // twice: the end of the last bucket, and counters of no bucket
-constexpr int BIG_BUCKET = 98;      // more keys than this: sorted by a warp of their own
-constexpr int HUGE_BUCKET = 512;    // by the CTA
-constexpr int GIANT_BUCKET = 4096;  // found in the row in ascending order instead
+constexpr int WINDOW_LEAD = 128;    // alignment of a window's start in the row
+constexpr int SPARE_COUNTERS = 32;  // twice: for the end of the last bucket, and for keys of other buckets
+constexpr int BIG_BUCKET = 98;      // larger buckets are sorted by one warp
+constexpr int HUGE_BUCKET = 512;    // larger: by the whole CTA
+constexpr int GIANT_BUCKET = 4096;  // larger: not sorted, collected from the row in ascending order
 
-// The windows start at multiples of WINDOW_LEAD, and the network reads 2 * NETWORK past the last entry. The list has
-// room for a window of big buckets.
+// Windows start at multiples of WINDOW_LEAD, the network reads 2 * NETWORK past the last entry, and the list of big
+// buckets has one word per 32 entries.
 __host__ __device__ constexpr int sort_shared_bytes(int buckets, int window) {
     return 4 * (buckets + 2 * SPARE_COUNTERS + WINDOW_LEAD + window + 2 * NETWORK + window / 32);
 }
@@ -33,7 +33,7 @@ struct SortShared {
     int largest, first_giant, big, huge;
 };
 
-// Sum of `value` over the threads before this one, and over all.
+// Sum of `value` over the threads before this thread, and over all threads.
 struct Prefix {
     int before, total;
 };
@@ -52,7 +52,7 @@ __device__ inline Prefix prefix_sum(int value, int* partial) {
     return {__reduce_add_sync(~0u, lane < warp ? others : 0) + sum - value, __reduce_add_sync(~0u, others)};
 }
 
-// Calls f(v, vector v) for this thread's vectors of eight, the next one already loading.
+// Calls f(v, vector v) for this thread's vectors of eight, while the next vectors load.
 template <class F>
 __device__ __forceinline__ void for_each_vector(const uint16_t* row, int length, F f) {
     const uint4* vectors = reinterpret_cast<const uint4*>(row);
@@ -73,7 +73,7 @@ __device__ __forceinline__ uint32_t offset_of(uint4 ids, int i) {
     return i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff;
 }
 
-// A bucket of any size: its tokens, found in ascending order.
+// Writes the tokens of a bucket of any size in ascending order.
 __device__ inline void emit_bucket(const uint16_t* ids, int length, uint32_t bucket, int32_t* out, int* partial) {
     const uint4* vectors = reinterpret_cast<const uint4*>(ids);
     for (int first = 0; first < length / 8; first += blockDim.x) {
@@ -92,7 +92,7 @@ __device__ inline void emit_bucket(const uint16_t* ids, int length, uint32_t buc
     }
 }
 
-// Turns the bucket counts into starts. Returns the largest count. All threads call it after a barrier; they meet.
+// Turns the bucket counts into starts and returns the largest count. All threads call it after a barrier.
 __device__ __forceinline__ int counts_to_starts(uint32_t* counts, int buckets, int length, SortShared& shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = buckets / (4 * int(blockDim.x));
     uint4* mine = reinterpret_cast<uint4*>(counts) + warp * rows * 32 + lane;
@@ -128,7 +128,7 @@ __device__ __forceinline__ int counts_to_starts(uint32_t* counts, int buckets, i
     return shared.largest;
 }
 
-// The last bucket boundary up to `limit` that is at most `reach` entries past that of `first`.
+// The last bucket boundary up to `limit` that is at most `reach` entries past the boundary of `first`.
 __device__ __forceinline__ int last_boundary(const uint32_t* starts, int first, int limit, int reach) {
     const uint32_t most = starts[first] + reach;
     int end = first;
@@ -139,23 +139,23 @@ __device__ __forceinline__ int last_boundary(const uint32_t* starts, int first, 
     return end;
 }
 
-// The buckets first .. end of a window and what its loop over the row needs.
+// The buckets first .. first + width of a window, and the constants of its loop over the row.
 struct Window {
     uint32_t first, width;
     uint32_t per_bucket;  // 2^(bits of a token)
-    int begin;            // in the row, a multiple of WINDOW_LEAD; the window's first entry may be further
-    int spare;            // first of 32 counters for no bucket
+    int begin;            // in the row, a multiple of WINDOW_LEAD; the window's first entry may be later
+    int spare;            // first of 32 counters for keys of other buckets
 
     // Entries are (bucket in the window, token), so that they sort as the row does.
     __device__ __forceinline__ void place(const uint16_t* ids, int length, uint32_t* starts, uint32_t* entries) const {
         const uint32_t counters = smem_address(starts);
-        // Where keys of other buckets count, a bank for each lane: a branch around the atomic costs more.
+        // Keys of other buckets go to a spare counter, one bank per lane: a branch around the atomic costs more.
         const uint32_t elsewhere = counters + 4 * (spare + threadIdx.x % 32);
-        // WINDOW_LEAD is a multiple of the bank pattern: a place in the row is as good as one in the window.
+        // WINDOW_LEAD is a multiple of the bank pattern, so spread_banks can take a place in the row.
         const uint32_t target = smem_address(entries) - 4 * begin;
         for_each_vector(ids, length, [&](int v, uint4 x) {
             uint32_t place[8];
-            // Atomics before stores: the store of one key must not hold back the atomics of the next.
+            // Atomics before stores: the store of one key must not delay the atomics of the next key.
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const uint32_t offset = offset_of(x, i);
@@ -181,9 +181,9 @@ struct Window {
 __device__ __forceinline__ void sort_row(const RankingParams& p) {
     extern __shared__ __align__(128) uint32_t sort_shared[];
     __shared__ SortShared shared;
-    uint32_t* starts = sort_shared;  // counts first; one more than the buckets
+    uint32_t* starts = sort_shared;  // first the counts, then the starts; one more than the buckets
     uint32_t* entries = sort_shared + p.sort_buckets + 2 * SPARE_COUNTERS;
-    // Big buckets from its start, huge ones from its end.
+    // Big buckets are listed from its start, huge buckets from its end.
     uint32_t* list = entries + WINDOW_LEAD + p.sort_window + 2 * NETWORK;
     const int list_room = p.sort_window / 32;
     // Longest rows first.
@@ -260,7 +260,7 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
             __syncthreads();
         }
         network_rounds(entries, count, min(largest, BIG_BUCKET));
-        // Whole vectors, then the row's pieces of vectors that it shares with its neighbours.
+        // Whole vectors, then the row's pieces of the vectors that it shares with neighbouring rows or windows.
         const int inner = (lead + 3) / 4 * 4, outer = count / 4 * 4;
 #pragma unroll 4
         for (int i = inner + 4 * threadIdx.x; i < outer; i += 4 * blockDim.x) {

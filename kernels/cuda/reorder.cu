@@ -1,5 +1,5 @@
-// Keys and values in another order, and the tokens of strides behind each other: copies of whole heads in 16-byte
-// pieces, for every architecture from sm_80 on. The 16-bit elements are not looked at.
+// Keys and values in another order, and the tokens of each stride made contiguous: copies of whole heads in 16-byte
+// pieces, for any 16-bit element type.
 #include <cstddef>
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 namespace s2o {
 
 constexpr int COPY_THREADS = 256;
-constexpr int REORDER_ROWS = 8;  // of a block: a sector of the positions of each head
+constexpr int REORDER_ROWS = 8;  // per block: one memory sector of each head's positions
 
 struct ReorderParams {
     const void* k;              // (batch, k_len, num_kv_heads, head_dim)
@@ -43,7 +43,7 @@ __device__ __forceinline__ void reorder(const ReorderParams& p) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < count; i += COPY_THREADS) {
         const int row = first + i / per_row, head = i % per_row / pieces, piece = i % pieces, kv_head = head / group;
-        // Whatever the order says, nothing beyond the keys is read.
+        // Clamped, so that a wrong position reads nothing beyond the keys.
         const int from = row < p.before ? int(min(__ldg(positions + int64_t(head) * p.before + row), p.k_len - 1u))
                                         : row - p.before;
         auto at = [&](const Strides& strides) {
@@ -56,21 +56,21 @@ __device__ __forceinline__ void reorder(const ReorderParams& p) {
 
 struct StridesParams {
     const void* x;       // (len, num_heads, head_dim)
-    void* out;           // (num_heads, slots, head_dim), zeros where x has no token
+    void* out;           // (num_heads, slots, head_dim), zeros if x has no token
     int64_t seq_stride;  // of x
     int64_t head_stride;
     int32_t num_heads;
     int32_t len;
     int32_t slots;       // a multiple of stride
     int32_t before;      // slots before the first token
-    int32_t stride;      // 0: in order, else backwards in each stride
+    int32_t stride;      // 0: in order; otherwise reversed in each stride
     int32_t head_dim;    // a multiple of 8
 };
 static_assert(sizeof(StridesParams) == 56 && offsetof(StridesParams, num_heads) == 32, "mirrored on the host");
 
 constexpr int STRIDES_SLOTS = 64;  // of a block
 
-// Grid (num_heads, ceil(slots / STRIDES_SLOTS)): the heads of a token side by side, as they lie.
+// Grid (num_heads, ceil(slots / STRIDES_SLOTS)): the heads vary fastest, as in memory.
 __device__ __forceinline__ void strides(const StridesParams& p) {
     const int pieces = p.head_dim / 8, head = blockIdx.x, first = blockIdx.y * STRIDES_SLOTS;
     const int count = min(STRIDES_SLOTS, p.slots - first) * pieces;

@@ -1,6 +1,6 @@
-// Top-p or top-k of rows of scores without sorting them: the greatest entries until their sum or number reaches what is
-// wanted. The threshold is a score, found by bisecting the bits of non-negative floats, which are ordered as integers
-// are; equal entries are chosen together.
+// Top-p or top-k of rows of scores without a sort: the greatest entries until their sum or number reaches the wanted
+// value. The threshold is a score, found by bisecting the bits of non-negative floats, which are ordered like integers.
+// Equal entries are chosen together.
 #include "launch.cuh"
 #include "row_entries.cuh"
 
@@ -10,8 +10,8 @@ __device__ __forceinline__ float weight(const RowParams& p, float x) {
     return x == -INFINITY ? 0.f : p.counts ? 1.f : x;
 }
 
-// The largest score for which all that are not less weigh what is `wanted`, above 0; those of `high`, as bits, do not.
-// Of zeros only a number can be wanted.
+// The largest score such that the entries not below it weigh at least `wanted` > 0. `high` is the bits of a score whose
+// entries weigh less. Zeros can reach `wanted` only if entries are counted.
 template <class Threads, bool COUNTS, int ENTRIES>
 __device__ __forceinline__ float threshold_at(const float (&x)[ENTRIES], float wanted, uint32_t high) {
     uint32_t low = COUNTS ? 0 : 1;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void choose(const RowParams& p, const ScoreRow& row, 
 #pragma unroll
         for (int e = 0; e < ENTRIES; ++e) part[e % ROW_VECTOR] += weight(p, x[e]);
         const float others = sum_of<Threads>(part);
-        // What the forced entries leave to the others.
+        // The weight that remains for entries that are not forced.
         const float wanted = p.counts ? p.counts[row_number] - before
                                       : others - (others + before) * p.left_out[entry_of(p.left_out_of, row_number)];
         const bool enabled = !p.enabled || p.enabled[entry_of(p.enabled_of, row_number)] != 0;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void choose(const RowParams& p, const ScoreRow& row, 
     }
 }
 
-// A warp or a block for each row.
+// One warp or block per row.
 __device__ __forceinline__ void row_choice(const RowParams& p) { S2O_FOR_ENTRIES(choose, p); }
 
 }  // namespace s2o

@@ -1,13 +1,13 @@
-// Rows of scores too long for the registers of a block: one launch per digit of the threshold, which adds the weights
-// of the entries by the value of that digit, and one that writes the mask. Many blocks share a row; weights add up as
-// integers, so their order changes nothing.
+// Top-p or top-k of rows too long for the registers of a block: one launch per digit of the threshold, which sums the
+// weights of the entries by digit value, and one launch that writes the mask. Many blocks share a row. Weights are
+// summed as integers, so their order does not matter.
 #include "launch.cuh"
 #include "row_entries.cuh"
 
 namespace s2o {
 
-constexpr int LONG_CHUNK = 16384;  // entries of a block, as the host knows
-constexpr int BITS_AFTER_FIRST = 20;   // digit
+constexpr int LONG_CHUNK = 16384;  // entries per block; mirrored on the host
+constexpr int BITS_AFTER_FIRST = 20;  // bits below the first digit
 constexpr int BITS_AFTER_SECOND = 10;
 
 // A score is fraction * 2^(exponent - 150).
@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t fraction_of(uint32_t bits) {
     return bits >> 23 == 0 ? bits : (bits & 0x7fffff) | 0x800000;
 }
 
-// Where an entry is counted in this pass, or -1.
+// The bin in which this pass counts an entry, or -1.
 __device__ __forceinline__ int bin_of(int pass, uint32_t bits, bool first, uint32_t leading) {
     if (first) return pass == 0 ? DIGIT_BINS + int(bits >> 23) : -1;
     if (pass == 0) return int(bits >> BITS_AFTER_FIRST);
@@ -29,7 +29,7 @@ __device__ __forceinline__ double weight_of(unsigned long long sum, int exponent
     return counts ? double(sum) : ldexp(double(sum), exponent - 150);
 }
 
-// The sum of `x` of this thread and all after it, of ROW_THREADS.
+// The sum of `x` over this thread and all later threads of the block.
 __device__ __forceinline__ double sum_from_here(double x) {
     __shared__ double sums[2][ROW_THREADS];
     int at = 0;
@@ -46,7 +46,7 @@ __device__ __forceinline__ double sum_from_here(double x) {
     return sums[at][threadIdx.x];
 }
 
-// One more digit of the threshold, by the last block of a row. The caller has put a fence before it.
+// Finds one more digit of the threshold. The last block of a row calls it, after a fence.
 __device__ __forceinline__ void find_digit(const RowParams& p, RowThreshold& state, int row) {
     __shared__ int digit;
     __shared__ double others, forced;
@@ -86,7 +86,7 @@ __device__ __forceinline__ void find_digit(const RowParams& p, RowThreshold& sta
         wanted = __ldcg(&state.wanted);
         above = __ldcg(&state.above);
     }
-    // The largest digit whose entries and those above reach what is wanted.
+    // The largest digit whose entries, with the entries above it, reach `wanted`.
     double before = above + (from_here - own), own_above = 0.;
     int own_digit = -1;
     for (int bin = first + of_thread - 1; bin >= first && own_digit < 0; --bin) {
@@ -105,12 +105,12 @@ __device__ __forceinline__ void find_digit(const RowParams& p, RowThreshold& sta
         state.found = p.pass == 2;
         if (p.pass == 0) state.wanted = wanted;
         if (p.pass == 0 && (!(wanted > 0.) || digit < 0)) {
-            // Enough is forced, or there is not enough.
+            // The forced entries are enough, or all entries together are not.
             state.threshold = wanted > 0. ? 0.f : INFINITY;
             state.found = 1;
         }
     }
-    // Rounded, the parts of a digit may fall short of it: then its lowest entry is the threshold.
+    // Rounding may leave the bins of a digit short of `wanted`: the lowest bin is then the threshold.
     const bool here = digit < 0 ? threadIdx.x == 0 : digit == own_digit;
     if (here) {
         const uint32_t bits = bits_of(max(digit, 0));
@@ -120,10 +120,10 @@ __device__ __forceinline__ void find_digit(const RowParams& p, RowThreshold& sta
     }
 }
 
-// Adds up the entries of a chunk by the values of a digit.
+// Sums the entries of a chunk by digit value.
 __device__ __forceinline__ void add_digits(const RowParams& p, const ScoreRow& row, RowThreshold& state, int row_number,
                                            int begin, int chunks) {
-    // Halves of the 24 bits of a fraction: 16384 of them add up in 32 bits.
+    // Sums of the two 12-bit halves of the fractions: 16384 halves fit in 32 bits.
     __shared__ uint32_t low[DIGIT_BINS + EXPONENT_BINS], high[DIGIT_BINS + EXPONENT_BINS];
     __shared__ bool last;
     const bool counts = p.counts != nullptr;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void add_digits(const RowParams& p, const ScoreRow& r
         const RowVector entries(row, at, true);
 #pragma unroll
         for (int j = 0; j < ROW_VECTOR; ++j) {
-            // Zeros weigh nothing, and are the last to be counted if they are not forced.
+            // Zeros weigh nothing, and zeros that are not forced are counted last.
             const bool first = p.forced_count_first && entries.forced[j], zero = !(entries.score[j] > 0.f);
             if (!entries.scored[j] || (zero && !(first && counts))) continue;
             const uint32_t bits = zero ? 0 : __float_as_uint(entries.score[j]);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void add_digits(const RowParams& p, const ScoreRow& r
     find_digit(p, state, row_number);
 }
 
-// Blocks for each chunk of each row.
+// One block per chunk of each row.
 __device__ __forceinline__ void row_choice_long(const RowParams& p) {
     const int chunks = (p.row_len + LONG_CHUNK - 1) / LONG_CHUNK;
     const int row_number = p.first_row + blockIdx.x / chunks;
@@ -170,7 +170,7 @@ __device__ __forceinline__ void row_choice_long(const RowParams& p) {
         if (row.select_all || (p.pass > 0 && state.found)) return;
         return add_digits(p, row, state, row_number, begin, chunks);
     }
-    // Zeros are chosen by number only.
+    // Zeros are chosen only if entries are counted.
     const float threshold = row.select_all ? INFINITY
                             : p.counts     ? state.threshold
                                            : fmaxf(state.threshold, __uint_as_float(1));

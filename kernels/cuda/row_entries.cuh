@@ -9,10 +9,10 @@ namespace s2o {
 
 constexpr int ROW_THREADS = 128;    // of a block
 constexpr int ROW_VECTOR = 4;       // consecutive entries of a thread
-constexpr int WARP_ENTRIES = 2048;  // a warp keeps rows up to here, a block those above
+constexpr int WARP_ENTRIES = 2048;  // longest row that a warp keeps; a block keeps longer rows
 constexpr int BLOCK_ENTRIES = 8192;
 
-// The threads that a row has. Results are those of every thread, in a fixed order of the same numbers.
+// The threads of a row: a warp or a block. `join` combines in a fixed order and gives every thread the result.
 struct WarpOfRow {
     static constexpr int THREADS = 32;
     static __device__ __forceinline__ int thread() { return threadIdx.x % 32; }
@@ -51,7 +51,7 @@ struct Plus {
     __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
 };
 
-// The sum of four accumulators: additions then need not wait for each other.
+// Sums four accumulators, which are separate so that additions need not wait for each other.
 template <class Threads>
 __device__ __forceinline__ float sum_of(const float (&part)[ROW_VECTOR]) {
     return Threads::join((part[0] + part[1]) + (part[2] + part[3]), Plus());
@@ -67,7 +67,7 @@ struct ScoreRow {
     int len;
     int seen;
     int sink, from, to;
-    bool aligned;  // entries come four at a time
+    bool aligned;  // entries are read four at a time
     bool select_all;
 
     __device__ __forceinline__ ScoreRow(const RowParams& p, int row) {
@@ -88,10 +88,10 @@ struct ScoreRow {
     }
 };
 
-// Keeps the compiler from moving all loads of a row to its beginning, for which there are too few registers.
+// Keeps the compiler from moving all loads of a row to the beginning, which would need too many registers.
 __device__ __forceinline__ void compiler_barrier() { asm volatile("" ::: "memory"); }
 
-constexpr int ROW_IN_FLIGHT = 4;  // vectors of a thread
+constexpr int ROW_IN_FLIGHT = 4;  // vectors that a thread loads at once
 
 // Entries at .. at + 4 of a row.
 struct RowVector {
@@ -127,7 +127,7 @@ struct RowVector {
     }
 };
 
-// Four consecutive values to where a row of `len` has them.
+// Stores four consecutive values from column `at` of a row of `len`.
 template <typename Four, typename T>
 __device__ __forceinline__ void store_four(T* row, int at, int len, const T (&x)[ROW_VECTOR]) {
     if (len % ROW_VECTOR == 0 && at < len) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void store_four(T* row, int at, int len, const T (&x)
     }
 }
 
-// Columns at .. at + 4 of the mask, which may have half as many.
+// Stores the choice for columns at .. at + 4; the mask may have half as many columns.
 __device__ __forceinline__ void store_choice(const RowParams& p, int64_t row, int at,
                                              const uint8_t (&chosen)[ROW_VECTOR]) {
     if (p.merged_columns == 1) {
@@ -160,7 +160,7 @@ __device__ __forceinline__ void store_choice(const RowParams& p, int64_t row, in
     if (at / 2 + 1 < len) out[at / 2 + 1] = high;
 }
 
-// Calls `run` with the threads of a row and the entries that each of them keeps; uniform over those threads.
+// Calls `run` with the threads of a row and the number of entries that each keeps. Uniform over those threads.
 #define S2O_FOR_ENTRIES(run, p)                                                         \
     if ((p).row_len <= s2o::WARP_ENTRIES) {                                             \
         const int row_number = s2o::WarpOfRow::row();                                   \
@@ -175,7 +175,7 @@ __device__ __forceinline__ void store_choice(const RowParams& p, int64_t row, in
     if (row.seen <= 4096) return run<s2o::BlockOfRow, 32>(p, row, row_number);          \
     return run<s2o::BlockOfRow, 64>(p, row, row_number)
 
-// The maximum of all entries of a row, -inf where hidden.
+// The maximum of a row, whose hidden entries are -inf.
 template <class Threads, int ENTRIES>
 __device__ __forceinline__ float max_of(const float (&x)[ENTRIES]) {
     float max = -INFINITY;
@@ -184,7 +184,7 @@ __device__ __forceinline__ float max_of(const float (&x)[ENTRIES]) {
     return Threads::join(max, Larger());
 }
 
-// e^(x - max), and x where that is -inf: hidden entries stay hidden.
+// e^(x - max); -inf stays -inf, so that hidden entries stay hidden.
 __device__ __forceinline__ float exponential(float x, float max) {
     return x == -INFINITY ? x : exp2f((x - max) * LOG2_E);
 }

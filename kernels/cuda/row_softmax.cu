@@ -1,4 +1,4 @@
-// The softmax of rows of which only a part is seen.
+// The softmax of the seen part of each row.
 #include "launch.cuh"
 #include "row_entries.cuh"
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ void softmax(const RowParams& p, const ScoreRow& row,
     }
 }
 
-// Rows that no block keeps are read three times.
+// Rows too long for the registers of a block are read three times.
 __device__ __forceinline__ void long_softmax(const RowParams& p, const ScoreRow& row, int row_number) {
     auto over_row = [&](auto visit) {
         for (int at = threadIdx.x * ROW_VECTOR; at < row.seen; at += ROW_THREADS * ROW_VECTOR) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void long_softmax(const RowParams& p, const ScoreRow&
         for (int j = 0; j < ROW_VECTOR; ++j) x[j] = fmaxf(exponential(x[j], max), 0.f) * scale;
         store_four<float4>(out, at, p.row_len, x);
     });
-    // The vectors from the first one on that holds nothing seen.
+    // Zeros for the vectors after the last seen entry.
     const float nothing[ROW_VECTOR] = {};
     const int first = (row.seen + ROW_VECTOR - 1) / ROW_VECTOR * ROW_VECTOR;
     for (int at = first + threadIdx.x * ROW_VECTOR; at < p.row_len; at += ROW_THREADS * ROW_VECTOR) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void long_softmax(const RowParams& p, const ScoreRow&
     }
 }
 
-// A warp or a block for each row.
+// One warp or block per row.
 __device__ __forceinline__ void row_softmax(const RowParams& p) {
     if (p.row_len > BLOCK_ENTRIES) return long_softmax(p, ScoreRow(p, blockIdx.x), blockIdx.x);
     S2O_FOR_ENTRIES(softmax, p);

@@ -1,9 +1,9 @@
-// Which query tile an item number means, and which key tiles it visits. Persistent CTAs take item numbers from one
+// The query tile of each item number and the key tiles that it visits. Persistent CTAs take item numbers from one
 // counter; low numbers are the longest items, so that the launch ends evenly.
 //
-// Causal query tiles are cut at multiples of TILE_Q of the ABSOLUTE position, not of the query row: then only a tile's
-// own diagonal key tile needs a mask, no row is ever without a key, and no tile straddles a segment. The first tile
-// of a chunk may begin at a negative query row; such rows read as zeros and are not stored.
+// Causal query tiles are cut at multiples of TILE_Q of the ABSOLUTE position, not of the query row. Only a tile's own
+// diagonal key tile then needs a mask, every row has a key, and no tile straddles a segment. The first tile of a chunk
+// may begin at a negative query row; such rows read as zeros and are not stored.
 #pragma once
 #include <cstdint>
 
@@ -15,14 +15,14 @@ struct WorkItem {
     int batch, head, kv_head;
     int q_start;             // row of the call, or slot of q_perm, of the tile's first row; may be negative
     int row_end;             // rows from here on do not belong to the tile
-    int position;            // of the tile's first row; bounds the keys it sees when causal
+    int position;            // of the tile's first row; bounds its visible keys if causal
     int key_tile;            // of step 0
     int steps;               // key tiles to visit, gathered ones included
     int gather_from;         // steps from here on take their rows from kv_perm
     int last_keys;           // keys of the last gathered tile if the schedule has RAGGED_END
-    const int32_t* kv_perm;  // tokens of step gather_from and of those after it
+    const int32_t* kv_perm;  // tokens of steps gather_from and later
     const int32_t* key_blocks;
-    int64_t slot;            // where per-tile results go
+    int64_t slot;            // index of per-tile results
 
     __device__ __forceinline__ int batch_head(const AttnParams& p) const { return batch * p.num_heads + head; }
     __device__ __forceinline__ void set_head(const AttnParams& p, int batch_head) {
@@ -42,7 +42,7 @@ struct TileGrid {
     }
 };
 
-// Sections of heads whose keys and values fit in L2 together; in a section the last tiles first. Returns the tile.
+// Items go by sections of heads whose keys and values fit in L2 together, the last tiles first. Returns the tile.
 __device__ __forceinline__ int decode_sections(const AttnParams& p, const TileGrid& grid, int item, WorkItem& w) {
     const int section_items = p.heads_per_section * grid.count;
     const int section = item / section_items;
@@ -58,7 +58,7 @@ __device__ __forceinline__ int decode_sections(const AttnParams& p, const TileGr
     return tile;
 }
 
-// The attention parameters in the parameters of any kernel.
+// The AttnParams in the parameters of any kernel.
 __device__ __forceinline__ const AttnParams& attn_of(const AttnParams& p) { return p; }
 __device__ __forceinline__ const AttnParams& attn_of(const ColumnParams& p) { return p.block.attn; }
 template <class Params>
@@ -70,10 +70,10 @@ enum class Output {
     NORMALISED,  // attention
     STATEFUL,    // attention, and the row states from which pass 2 resumes
     PARTIAL,     // accumulators and row states, to be merged
-    RESUMED,     // pass 2: joined with what pass 1 left in `out`
+    RESUMED,     // pass 2: joined with the output of pass 1
 };
 
-// The facts about a schedule that the engines are compiled for. Each schedule redefines those in which it differs.
+// Compile-time properties of a schedule. Each schedule redefines those that differ.
 struct Schedule {
     static constexpr Output OUTPUT = Output::NORMALISED;
     static constexpr bool GATHERS_KEYS = false;        // in steps from WorkItem::gather_from on
@@ -83,7 +83,7 @@ struct Schedule {
     static constexpr bool ITEMS_MAY_BE_EMPTY = false;  // an item may have no steps
     static constexpr bool ROWS_MAY_BE_EMPTY = false;   // a row may see no key of a tile; any step may need a mask
 
-    // Descending, so that the diagonal tile, the only one with a mask, comes first.
+    // Descending, so that the diagonal tile, the only tile with a mask, comes first.
     __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
 };
 
@@ -117,7 +117,7 @@ struct BlockSchedule : Schedule {
     }
 };
 
-// The same, and single keys after the blocks.
+// BlockSchedule with single keys after the blocks.
 struct ColumnSchedule : BlockSchedule {
     using Params = ColumnParams;
     static constexpr bool GATHERS_KEYS = true, RAGGED_END = true;
@@ -133,8 +133,8 @@ struct ColumnSchedule : BlockSchedule {
     }
 };
 
-// Every query against every key in the order of kv_perm, not causal: the paper's ladder without causality. There is one
-// order a head, and k_len is a multiple of TILE_K.
+// Every query against every key in the order of kv_perm, not causal: the paper's ladder without causality. A head has
+// one order, and k_len is a multiple of TILE_K.
 struct LadderSchedule : Schedule {
     using Params = S2oParams;
     static constexpr bool GATHERS_KEYS = true, MAY_STOP = true;
@@ -144,7 +144,7 @@ struct LadderSchedule : Schedule {
         const TileGrid grid(p.attn);
         const int tile = decode_sections(p.attn, grid, item, w);
         w.key_tile = 0;
-        w.gather_from = p.first_segment;  // 0, but the compiler must not know: the loop is to be the causal one's
+        w.gather_from = p.first_segment;  // 0, hidden from the compiler to keep the loop of the causal kernel
         w.steps = p.attn.k_len / TILE_K;
         w.kv_perm = p.kv_perm + w.batch_head(p.attn) * p.kv_perm_head_stride;
         w.slot = int64_t(w.batch_head(p.attn)) * grid.count + tile;
@@ -152,7 +152,7 @@ struct LadderSchedule : Schedule {
     }
 };
 
-// One split of one tile of the rows first_row..: all splits but the last have the same length.
+// One split of one tile of rows first_row and later. All splits except the last have the same length.
 struct SplitSchedule : Schedule {
     using Params = SplitParams;
     static constexpr Output OUTPUT = Output::PARTIAL;
@@ -181,15 +181,15 @@ struct SplitSchedule : Schedule {
     }
 };
 
-// S2O: the last segments first (their prefixes are the longest); the tiles of one head and segment together, because
-// they gather the same rows.
+// S2O: the last segments come first, because their prefixes are the longest. The tiles of one head and segment stay
+// together, because they gather the same rows.
 __device__ __forceinline__ void decode_segments(const S2oParams& p, int item, WorkItem& w, int& segment, int& tile) {
     const int tiles = p.segment_len / TILE_Q;
     const int heads = p.attn.batch * p.attn.num_heads;
     const int back = item / (tiles * heads);
     const int in_segment = item - back * tiles * heads;
     segment = p.first_segment + p.num_segments - 1 - back;
-    // The first segment gathers nothing and ends the launch: there strictly the longest first.
+    // The first segment gathers nothing and ends the launch, so its order is strictly longest first.
     const int batch_head = segment == 0 ? in_segment % heads : in_segment / tiles;
     const int back_in_segment = segment == 0 ? in_segment / heads : in_segment - batch_head * tiles;
     w.set_head(p.attn, batch_head);

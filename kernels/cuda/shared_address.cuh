@@ -1,4 +1,4 @@
-// Addresses in shared memory as PTX wants them.
+// Shared-memory addresses in the form that PTX takes.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// What blocks of key strides weigh for blocks of query strides, for every architecture from sm_80 on: a softmax of each
-// row of products, and its sums over squares of rows and columns.
+// Weights of blocks of key strides for blocks of query strides: a softmax of each row of products, summed over square
+// blocks of rows and columns.
 #include <cstddef>
 #include <cstdint>
 
@@ -10,21 +10,21 @@
 namespace s2o {
 
 constexpr int STRIDE_SHARE_THREADS = 256;
-constexpr int STRIDE_SHARE_ROWS = 128;  // of a block of strides, at most
+constexpr int STRIDE_SHARE_ROWS = 128;  // largest block of strides
 
 struct StrideSharesParams {
     const void* products;    // (num_heads, rows, columns)
-    const uint32_t* limits;  // (rows): columns that a row sees, at most `columns`; 0: it weighs nothing
+    const uint32_t* limits;  // (rows): columns that a row sees, at most `columns`; 0: the row adds nothing
     float* out;              // (num_heads, rows / per_block, key_blocks), zeros beyond the columns
     int32_t rows;            // a multiple of per_block
-    int32_t columns;         // likewise
+    int32_t columns;         // a multiple of per_block
     int32_t per_block;       // strides of a block, a power of two up to STRIDE_SHARE_ROWS
     int32_t key_blocks;
     float scale;
 };
 static_assert(sizeof(StrideSharesParams) == 48 && offsetof(StrideSharesParams, rows) == 24, "mirrored on the host");
 
-// The 8 or fewer scaled products from `column` on, the first a multiple of their number, -inf from `limit` on.
+// Reads N scaled products from `column`, a multiple of N. Products from `limit` on are -inf.
 template <typename T, int N>
 __device__ __forceinline__ void stride_scores(float (&x)[N], const T* row, int column, int limit, float scale_log2) {
     if constexpr (N == 8) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ void stride_scores(float (&x)[N], const T* row, int c
     for (int i = 0; i < N; ++i) x[i] = column + i < limit ? x[i] * scale_log2 : -INFINITY;
 }
 
-// N: columns read at once, of which a block has a multiple. Every row is read twice, the second time from L2.
+// N: columns read at once, a divisor of per_block. Every row is read twice, the second time from L2.
 template <typename T, int N>
 __device__ __forceinline__ void stride_shares(const StrideSharesParams& p) {
     __shared__ float references[STRIDE_SHARE_ROWS], factors[STRIDE_SHARE_ROWS];
@@ -64,7 +64,7 @@ __device__ __forceinline__ void stride_shares(const StrideSharesParams& p) {
             float raised = maximum;
 #pragma unroll
             for (int i = 0; i < N; ++i) raised = fmaxf(raised, x[i]);
-            // 16 bits overflow: then the first products may be -inf.
+            // 16-bit products can overflow, so the first products may be -inf.
             const float reference = raised == -INFINITY ? 0.f : raised;
             sum *= exp2_approx(maximum - reference);
             maximum = raised;

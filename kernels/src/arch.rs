@@ -1,4 +1,4 @@
-//! [`Arch`]: which build of the kernels a GPU takes.
+//! [`Arch`]: the build of the kernels for a GPU.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,19 +6,19 @@ use std::str::FromStr;
 /// A build of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arch {
-    /// PTX of compute capability 8.0, which the driver compiles for whatever newer GPU there is.
+    /// PTX of compute capability 8.0, which the driver compiles for the GPU (8.0 or newer).
     Sm80,
-    /// Machine code of compute capability 9.0 (H100, H200): runs there and nowhere else.
+    /// Machine code of compute capability 9.0 (H100, H200). It does not run on any other GPU.
     Sm90a,
 }
 
 impl Arch {
-    /// The best build for a compute capability, if there is one.
+    /// The best build for a compute capability, or `None` below 8.0.
     pub fn for_capability(major: i32, minor: i32) -> Option<Self> {
         [Self::Sm90a, Self::Sm80].into_iter().find(|arch| arch.runs_on(major, minor))
     }
 
-    /// Whether a GPU of this compute capability runs the build.
+    /// Whether a GPU of this compute capability can run the build.
     pub fn runs_on(self, major: i32, minor: i32) -> bool {
         match self {
             Self::Sm80 => major >= 8,
@@ -36,7 +36,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// A name that is no [`Arch`].
+/// Error for a name that is not an [`Arch`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownArch(pub String);
 

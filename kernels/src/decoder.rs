@@ -1,26 +1,26 @@
-//! Sizes that the launches of the decoder's kernels follow from, as `cuda/decoder.cu` has them.
+//! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu`.
 
-/// Elements of one access, and of what every width is a multiple of.
+/// Elements of one 16-byte access. Every width is a multiple of it.
 pub const VECTOR: usize = 8;
-/// Widest row that the norm kernel holds in its registers.
+/// Elements of the widest row that the norm kernel holds in its registers.
 pub const MAX_NORM_WIDTH: usize = 1024 * 4 * VECTOR;
 
-/// Threads of a block of the norm kernel: two vectors for each until there are no more threads.
+/// Threads per block of the norm kernel: one for every two vectors of a row, at most 1024.
 pub fn norm_threads(width: usize) -> usize {
     (width / VECTOR).div_ceil(2).next_multiple_of(32).min(1024)
 }
 
-/// Blocks that share out a row of the `silu_mul` kernel.
+/// Blocks per row of the `silu_mul` kernel.
 pub fn silu_blocks(width: usize) -> usize {
     (width / VECTOR).div_ceil(256 * 4)
 }
 
-/// Threads of a block of the rotation kernel, which takes two heads at a time.
+/// Threads per block of the rotation kernel: enough for half of the heads, at most 256.
 pub fn rotate_threads(heads: usize, head_dim: usize) -> usize {
     (heads.div_ceil(2) * head_dim / (2 * VECTOR)).next_multiple_of(32).min(256)
 }
 
-/// Blocks of the kernel that makes `entries` pairs of cos and sin.
+/// Blocks of the `rotation_table` kernel for `entries` pairs of cos and sin.
 pub fn table_blocks(entries: usize) -> usize {
     entries.div_ceil(256)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::arch::Arch;
 
-/// How many functions a kernel is compiled to.
+/// Number of functions that a kernel is compiled to.
 enum Instances {
     /// One, independent of element type and head size.
     Single,
@@ -25,7 +25,7 @@ macro_rules! kernels {
             /// All kernels.
             pub const ALL: &[Self] = &[$(Self::$kernel),*];
 
-            /// Its part of the names in the compiled code.
+            /// The kernel's part of its names in the compiled code.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$kernel => $name,)*
@@ -54,9 +54,9 @@ kernels! {
     Pass1 = "pass1", PerHeadDim;
     /// The prefix for query tiles in `q_perm` order (Algorithm 3), every stop rule.
     Pass2 = "pass2", PerHeadDim;
-    /// All keys in a given order, not causal, with the stop of [`Self::SinglePass`]. Compiled with the feature `ladder`.
+    /// All keys in a given order, not causal, with the stop of [`Self::SinglePass`]. Needs the feature `ladder`.
     Ladder = "ladder", PerHeadDim;
-    /// The same without a stop.
+    /// [`Self::Ladder`] without a stop.
     LadderFull = "ladder_full", PerHeadDim;
     /// Dense attention of few rows, split over the keys.
     Split = "split", PerHeadDim;
@@ -66,11 +66,11 @@ kernels! {
     Block = "block", PerHeadDim;
     /// Attention on lists of blocks and on single keys after them.
     BlockColumns = "block_columns", PerHeadDim;
-    /// The lists of [`Self::Block`] from a mask.
+    /// Converts a mask to the lists of [`Self::Block`].
     BlockLists = "block_lists", Single;
-    /// The chosen keys of each head, as a list.
+    /// Lists the chosen keys of each head.
     HeadColumns = "head_columns", Single;
-    /// Per query block: the keys of [`Self::HeadColumns`] that its key blocks do not cover.
+    /// Lists, for each query block, the keys of [`Self::HeadColumns`] that its key blocks do not cover.
     ColumnLists = "column_lists", Single;
     /// Mean and variance of each segment's queries: the coefficients of the key scores.
     Moments = "moments", PerHeadDim;
@@ -90,7 +90,7 @@ kernels! {
     Rotate = "rotate", PerHeadDim;
     /// cos and sin for the rotation.
     RotationTable = "rotation_table", Single;
-    /// Softmax states of the last queries, chunk by chunk of the keys.
+    /// Softmax states of the last queries for each chunk of keys.
     LastQueryStates = "last_query_states", PerHeadDim;
     /// Attention of the last queries, summed by key and by distance.
     LastQueryScores = "last_query_scores", PerHeadDim;
@@ -104,19 +104,19 @@ kernels! {
     BlockPool = "block_pool", PerHeadDim;
     /// Top-p or top-k of rows of scores.
     RowChoice = "row_choice", Single;
-    /// The same for long rows.
+    /// [`Self::RowChoice`] for long rows.
     RowChoiceLong = "row_choice_long", Single;
     /// The softmax of rows of scores.
     RowSoftmax = "row_softmax", Single;
 }
 
 impl Kernel {
-    /// Whether a launch says how much dynamic shared memory it needs.
+    /// Whether the amount of dynamic shared memory depends on the launch.
     pub fn sizes_its_shared_memory(self) -> bool {
         matches!(self, Self::Sort | Self::QueryOrder)
     }
 
-    /// Whether this build has its code.
+    /// Whether this build contains the kernel.
     pub fn is_compiled(self) -> bool {
         cfg!(feature = "ladder") || !matches!(self, Self::Ladder | Self::LadderFull)
     }
@@ -141,7 +141,7 @@ pub enum HeadDim {
 }
 
 impl HeadDim {
-    /// The size as a kernel's, if there is one.
+    /// The size, or `None` if no kernel supports it.
     pub fn new(head_dim: usize) -> Option<Self> {
         match head_dim {
             64 => Some(Self::D64),
@@ -150,7 +150,7 @@ impl HeadDim {
         }
     }
 
-    /// As a number.
+    /// The size as a number.
     pub fn get(self) -> usize {
         match self {
             Self::D64 => 64,
@@ -162,16 +162,16 @@ impl HeadDim {
 /// A kernel for one element type and head size. Displays as its name in the compiled code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Function {
-    /// What it does.
+    /// The kernel.
     pub kernel: Kernel,
-    /// On which elements.
+    /// The element type.
     pub dtype: Dtype,
-    /// On which head size.
+    /// The head size.
     pub head_dim: HeadDim,
 }
 
 impl Function {
-    /// Names a function.
+    /// Creates the name of a function.
     pub fn new(kernel: Kernel, dtype: Dtype, head_dim: HeadDim) -> Self {
         Self { kernel, dtype, head_dim }
     }
@@ -181,8 +181,7 @@ impl Function {
         format!("{self}_launch")
     }
 
-    /// The function to launch for it in a build: on sm_80 one kernel implements every stop rule, including never
-    /// stopping.
+    /// The function to launch instead in a build: on sm_80 one kernel implements every stop rule, including none.
     pub fn or_fallback(self, arch: Arch) -> Self {
         match (arch, self.kernel) {
             (Arch::Sm80, Kernel::SinglePassFull | Kernel::SinglePassExact) => {

@@ -1,6 +1,6 @@
-//! The CUDA kernels of candle-s2o as compiled code, and what a host must know to launch them. No Candle, no CUDA
-//! binding, no GPU: `modules` hands out the code (with the feature `cuda`), [`Function`] names a kernel in it,
-//! [`params`] and [`LaunchInfo`] mirror the structs of `cuda/params.cuh` and `cuda/launch.cuh`.
+//! The compiled CUDA kernels of candle-s2o, and the structs and constants that a host needs to launch them. The crate
+//! needs no Candle, CUDA binding or GPU. `modules` returns the code (with the feature `cuda`), [`Function`] names a
+//! kernel in it, [`params`] and [`LaunchInfo`] mirror the structs of `cuda/params.cuh` and `cuda/launch.cuh`.
 
 mod arch;
 pub mod decoder;
@@ -21,15 +21,15 @@ pub const TILE_Q: usize = 128;
 /// Keys of a tile (B_N) in every kernel.
 pub const TILE_K: usize = 128;
 
-/// How a kernel wants to be launched. It travels in its module as the symbol [`Function::launch_symbol`].
+/// Launch settings of a kernel, stored in its module as the symbol [`Function::launch_symbol`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchInfo {
-    /// Threads of a block; 0 for kernels whose number depends on the call, see [`decoder`].
+    /// Threads of a block; 0 if the number depends on the call, see [`decoder`].
     pub threads: i32,
-    /// Dynamic shared memory in bytes; 0 for kernels whose need depends on the call, see [`ranking`].
+    /// Dynamic shared memory in bytes; 0 if the size depends on the call, see [`ranking`].
     pub shared_bytes: i32,
-    /// Blocks of a persistent kernel on one multiprocessor; the grid of others is documented at the kernel.
+    /// Blocks of a persistent kernel on one multiprocessor; the grid of other kernels is documented at the kernel.
     pub blocks_per_sm: i32,
     /// TMA descriptors (queries, keys, values) before the parameters, or 0.
     pub tensor_maps: i32,
@@ -37,7 +37,7 @@ pub struct LaunchInfo {
 const _: () = assert!(size_of::<LaunchInfo>() == 16);
 
 impl LaunchInfo {
-    /// From the bytes of the symbol.
+    /// Decodes the bytes of the symbol.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         let word = |i: usize| i32::from_ne_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]]);
         Self { threads: word(0), shared_bytes: word(1), blocks_per_sm: word(2), tensor_maps: word(3) }

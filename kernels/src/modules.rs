@@ -5,20 +5,20 @@ use crate::arch::Arch;
 /// The code of one source file.
 #[derive(Debug, Clone, Copy)]
 pub struct Module {
-    /// Stem of its file name.
+    /// Stem of the file name.
     pub name: &'static str,
-    /// Kernels in it.
+    /// Names of the kernels in the module.
     pub kernels: &'static [&'static str],
-    /// What to load.
+    /// The code to load.
     pub code: Code,
 }
 
-/// Code in one of the forms a driver loads.
+/// Code in a form that the driver loads.
 #[derive(Debug, Clone, Copy)]
 pub enum Code {
     /// Machine code of one architecture.
     Cubin(&'static [u8]),
-    /// PTX, compiled by the driver when it is loaded.
+    /// PTX, which the driver compiles at load time.
     Ptx(&'static str),
 }
 

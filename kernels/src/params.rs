@@ -1,6 +1,6 @@
-//! Parameters of the kernels, mirrored field by field from the structs of the same names in `cuda/*.cuh` and `cuda/*.cu`,
-//! which document shapes and units; both sides assert the layouts. Strides are in elements, pointers are addresses on the
-//! device.
+//! Parameters of the kernels, mirrored field by field from the structs of the same names in `cuda/*.cuh` and
+//! `cuda/*.cu`, which document shapes and units. Both sides assert the layouts. Strides are in elements, pointers are
+//! device addresses.
 #![expect(missing_docs, reason = "the fields are documented where the kernels read them")]
 
 use std::ffi::c_void;
@@ -8,7 +8,7 @@ use std::ffi::c_void;
 /// Types that a kernel may take by value.
 ///
 /// # Safety
-/// `repr(C)`, plain data, and of the layout that the kernels have under this name.
+/// The type is `repr(C)`, plain data, and has the layout of the kernels' struct of the same name.
 pub unsafe trait Params: Copy {}
 
 /// Strides of a tensor whose innermost dimension is contiguous.
@@ -20,7 +20,7 @@ pub struct Strides {
     pub head: i64,
 }
 
-/// What every attention kernel needs. Queries are the last `q_len` of `k_len` positions.
+/// Parameters of every attention kernel. Queries are the last `q_len` of `k_len` positions.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct AttnParams {
@@ -44,7 +44,7 @@ pub struct AttnParams {
     pub softmax_scale: f32,
 }
 
-/// Row state that pass 1 hands to pass 2.
+/// Row state that pass 1 leaves for pass 2.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RowState {
@@ -52,7 +52,7 @@ pub struct RowState {
     pub row_sum: f32,
 }
 
-/// S2O on the segments `first_segment .. first_segment + num_segments`; rows from `ranked_rows` on are left alone.
+/// S2O on the segments `first_segment .. first_segment + num_segments`. Rows from `ranked_rows` on are not touched.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct S2oParams {
@@ -85,7 +85,7 @@ pub struct SplitParams {
     pub head_dim: i32,
 }
 
-/// Attention on a list of blocks of `TILE_Q` x `TILE_K`, cut at multiples of the absolute position when causal.
+/// Attention on a list of blocks of `TILE_Q` x `TILE_K`, cut at multiples of the absolute position if causal.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct BlockParams {
@@ -94,8 +94,8 @@ pub struct BlockParams {
     pub block_ranges: *const i64,
 }
 
-/// [`BlockParams`] and single keys next to them: for each list as many of `columns` as `column_counts` says, keys before
-/// the query block's first query, in none of its key blocks. Causal.
+/// [`BlockParams`] and single keys: list `i` also has the first `column_counts[i]` of its `columns`, which are keys
+/// before the query block's first query and in none of its key blocks. Causal.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnParams {
@@ -105,7 +105,7 @@ pub struct ColumnParams {
     pub column_stride: i64,
 }
 
-/// A mask of blocks to the lists of [`BlockParams`]; what a query block does not see is left out.
+/// Converts a mask of blocks to the lists of [`BlockParams`]. Key blocks that a query block does not see are left out.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct BlockListParams {
@@ -119,7 +119,7 @@ pub struct BlockListParams {
     pub causal: i32,
 }
 
-/// The chosen keys of each head to the columns of [`ColumnParams`].
+/// Converts the chosen keys of each head to the columns of [`ColumnParams`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnListParams {
@@ -137,7 +137,7 @@ pub struct ColumnListParams {
     pub q_offset: i32,
 }
 
-/// Algorithm 1 on the segments `first_segment .. first_segment + num_segments` of `num_heads` heads from the pointers on
+/// Algorithm 1 on the segments `first_segment .. first_segment + num_segments` of the `num_heads` heads at the pointers
 /// (cuda/ranking_params.cuh).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -174,7 +174,7 @@ pub struct RankingParams {
     pub second_cumulant: f32,
 }
 
-/// Rows of `x`, with `delta` added and without, RMS-normalised (cuda/decoder_params.cuh).
+/// RMS norm of the rows of `x`, after `delta` is added if it is not null (cuda/decoder_params.cuh).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct NormParams {
@@ -196,7 +196,7 @@ pub struct SiluParams {
     pub width: i64,
 }
 
-/// Queries and keys normalised or not and rotated; keys and values put into the cache.
+/// Normalises (optionally) and rotates queries and keys, and writes keys and values to the cache.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct RotateParams {
@@ -249,7 +249,7 @@ layout!(RotateParams: 120, k_strides at 56, len at 104);
 layout!(RotationParams: 40, len at 32);
 const _: () = assert!(size_of::<RowState>() == 8);
 
-// Behind the macro that it uses.
+// After the macro that it uses.
 mod selection;
 
 pub use selection::{

@@ -1,38 +1,38 @@
-//! Sizes that the launches of the ranking kernels follow from, as `cuda/ranking_*.cuh` has them.
+//! Launch sizes of the ranking kernels, equal to those in `cuda/ranking_*.cuh`.
 
-/// Keys that share one pair of numbers for their 16-bit scores.
+/// Keys that share one (factor, offset) pair for their 16-bit scores.
 pub const SCORE_BLOCK: usize = 64;
-/// Rows of scores (a segment as one head sees it) of a block of the scores kernel.
+/// Rows of scores (one per segment and head) of a block of the scores kernel.
 pub const SCORE_ROWS: usize = 64;
 
-/// Blocks that share out the `tiles` key tiles (of [`SCORE_BLOCK`] keys) before the last segment in the scores kernel,
-/// where `others` is the number of its blocks in y and z: few tiles each while there are few blocks, else enough to pay
-/// for loading the coefficients.
+/// Blocks of the scores kernel that share the `tiles` key tiles (of [`SCORE_BLOCK`] keys) before the last segment.
+/// `others` is the number of its blocks in y and z. Blocks take few tiles each while there are few blocks, otherwise
+/// enough to amortise the load of the coefficients.
 pub fn score_blocks(tiles: usize, others: usize, multiprocessors: usize) -> usize {
     tiles.div_ceil((tiles * others / (4 * multiprocessors)).clamp(2, 16))
 }
 
-/// Blocks that share out a segment's queries in the moments kernel, where `items` is the number of segments of all heads.
+/// Blocks of the moments kernel that share a segment's queries. `items` is the number of segments of all heads.
 pub fn moment_splits(items: usize, segment_len: usize, multiprocessors: usize) -> usize {
     (4 * multiprocessors).div_ceil(items).min(segment_len / 128).max(1)
 }
 
-/// How a row of scores is sorted: by counting into buckets, placed in shared memory a window at a time.
+/// Sizes of the counting sort of a row of scores, which is placed in shared memory one window at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SortShape {
-    /// Of a block.
+    /// Threads of a block.
     pub threads: usize,
-    /// A power of two.
+    /// Number of buckets, a power of two.
     pub buckets: usize,
     /// Entries placed at a time, a multiple of 64.
     pub window: usize,
 }
 
 impl SortShape {
-    /// Words beside the buckets and the window, and one more for each 32 of the window.
+    /// Words in addition to the buckets, the window, and one word for each 32 entries of the window.
     const MORE: usize = 64 + 128 + 32;
 
-    /// The largest that fits in `shared_bytes` and rows of `longest` keys have use for.
+    /// The largest shape that fits in `shared_bytes` bytes and that rows of `longest` keys can use.
     pub fn fitting(shared_bytes: usize, longest: usize) -> Self {
         let long = longest > 16384 && shared_bytes >= 128 << 10;
         let (threads, buckets) = if long { (1024, 16384) } else { (512, 8192) };
@@ -40,13 +40,13 @@ impl SortShape {
         Self { threads, buckets, window: room.min(longest.next_multiple_of(64)) / 64 * 64 }
     }
 
-    /// Dynamic shared memory that it takes.
+    /// Dynamic shared memory in bytes.
     pub fn shared_bytes(self) -> usize {
         4 * (self.buckets + self.window + self.window / 32 + Self::MORE)
     }
 }
 
-/// Dynamic shared memory in which the queries of one segment are ordered.
+/// Dynamic shared memory in bytes to order the queries of one segment.
 pub fn query_order_shared_bytes(segment_len: usize) -> usize {
     8 * segment_len
 }

@@ -1,16 +1,16 @@
-//! Sizes that the launches of the selectors' kernels follow from, as `cuda/row_entries.cuh` has them.
+//! Launch sizes of the selectors' kernels, equal to those in `cuda/row_entries.cuh`.
 
 /// Threads of a block of the row kernels.
 pub const ROW_THREADS: usize = 128;
-/// Longest row that a warp keeps in its registers.
+/// Entries of the longest row that a warp keeps in its registers.
 pub const WARP_ENTRIES: usize = 2048;
-/// Longest row that a block keeps; the `row_choice` kernel takes no longer ones.
+/// Entries of the longest row that a block keeps in its registers, and of the longest row of `row_choice`.
 pub const BLOCK_ENTRIES: usize = 8192;
-/// Entries of a long row that a block takes.
+/// Entries of a long row per block.
 pub const LONG_CHUNK: usize = 16384;
-/// Longest row of all.
+/// Entries of the longest supported row.
 pub const MAX_ROW: usize = 1 << 30;
-/// Launches after which a long row is chosen from.
+/// Launches of `row_choice_long` for a long row.
 pub const LONG_PASSES: i32 = 4;
 
 /// Blocks of the `row_choice` and `row_softmax` kernels.

@@ -1,4 +1,4 @@
-// Attention over lists of blocks: what block-sparse methods select.
+// Attention on the lists of blocks that block-sparse methods select.
 #include "instantiate.cuh"
 
 S2O_KERNELS(s2o_block, s2o::BlockSchedule)

@@ -1,8 +1,8 @@
-// The attention engine of sm_80 and everything later: one persistent kernel for dense, block, split and S2O attention.
+// The attention engine for sm_80 and newer: one persistent kernel for dense, block, split and S2O attention.
 //
 // Four warps, 32 query rows each; two blocks share an SM, and one multiplies while the other is in its softmax. Keys
 // and values come in half tiles of 64 (loader.cuh); queries stay in shared memory. A step of the schedule is two visits
-// of a half tile: S = Q K^T, P = exp(S - row_max), acc += P V. The stop decision is the step's, of all its 128 keys.
+// of a half tile: S = Q K^T, P = exp(S - row_max), acc += P V. The stop decision covers all 128 keys of a step.
 #pragma once
 #include "../launch.cuh"
 #include "loader.cuh"
@@ -11,7 +11,7 @@
 
 namespace s2o::sm80 {
 
-// The warp's queries as operands: for head_dim 64 kept in registers, else read again for each half tile.
+// The warp's queries as operands: for head_dim 64 kept in registers, otherwise read again for each half tile.
 template <class X>
 struct Queries {
     static constexpr int STEPS = X::HEAD_DIM / 16;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void scores(float (&s)[2][HALF_K / 2], const Queries<
     }
 }
 
-// acc += P V. The accumulator layout of S is the operand layout of P: packing in pairs was all.
+// acc += P V. The accumulator layout of S is the operand layout of P, so S is only packed in pairs.
 template <class X>
 __device__ __forceinline__ void add_values(float (&acc)[2][X::HEAD_DIM / 2], const uint32_t (&probs)[2][HALF_K / 4],
                                            uint32_t v) {
@@ -97,9 +97,9 @@ __device__ __forceinline__ void load_queries(const typename X::Params& p, const 
     });
 }
 
-// Which keys of a half tile the rows of a warp see.
+// The keys of a half tile that the rows of a warp see.
 struct Visibility {
-    int last_existing, last_causal;  // the latter for the warp's first row; each row sees one more than the one before
+    int last_existing, last_causal;  // last_causal: for the warp's first row; each further row sees one key more
     __device__ __forceinline__ bool all() const { return min(last_existing, last_causal) >= HALF_K - 1; }
     __device__ __forceinline__ bool none() const { return min(last_existing, last_causal + WARP_ROWS - 1) < 0; }
 
@@ -129,7 +129,7 @@ __device__ __forceinline__ void probabilities(OnlineSoftmax (&softmax)[2], float
     }
 }
 
-// Late in a row no maximum rises any more.
+// Late in a row no maximum rises, and the rescale is skipped.
 template <class X>
 __device__ __forceinline__ void rescale_if_needed(float (&acc)[2][X::HEAD_DIM / 2], const float (&rescale)[2][2]) {
     const bool rises = rescale[0][0] != 1.f || rescale[0][1] != 1.f || rescale[1][0] != 1.f || rescale[1][1] != 1.f;
@@ -139,14 +139,14 @@ __device__ __forceinline__ void rescale_if_needed(float (&acc)[2][X::HEAD_DIM / 
     }
 }
 
-// One item. DISCARD: a tile that stops is dropped, so the decision comes before its values. There are no registers to
-// keep the scores of the first half in, so its keys are scored twice. The visits of a gathered step, each with the half
-// tiles that it takes from the ring:
+// Processes one item. DISCARD drops the tile that triggers the stop, so the decision comes before its values. Registers
+// cannot hold the scores of the first half, so its keys are scored twice. The visits of a gathered step, each with the
+// half tiles that it takes from the ring:
 //
 //   keep      | K0: scores; V0: add | K1: scores; V1: add, vote | next step, K0: count the votes
 //   DISCARD   | K0: scores | K1: scores, vote; V1: count the votes, add | K0: scores; V0: add |
 //
-// One function: taking more of the loop out of it changes the machine code (docs/log.md, 34).
+// One function: moving more of the loop out of it changes the machine code (docs/log.md, item 34).
 template <class X, bool DISCARD>
 __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const typename X::Params& p) {
     const AttnParams& attn = attn_of(p);
@@ -183,7 +183,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 
     Queries<X> queries;
     queries.address = smem_address(shared.q()) + warp_row * X::ROW + rows_first<X::ROW>(lane);
-    cp_async_wait<RING_SLOTS - 2>();  // they came with the first keys; a warp loads its own
+    cp_async_wait<RING_SLOTS - 2>();  // queries arrive with the first keys; a warp loads its own
     __syncwarp();
     queries.keep();
 
@@ -253,7 +253,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             break;
         }
     }
-    // An early stop leaves loads on their way, and without a step the queries are.
+    // Loads may still be in flight: after an early stop, or those of the queries if there is no step.
     cp_async_wait<0>();
 
     float row_max[2][2], row_sum[2][2];
@@ -281,8 +281,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     }
 }
 
-// The next item that exists. The first of a block is its index, the others come from the counter, asked one ahead. Not
-// inlined: what its divisions precompute would spill.
+// Finds the next item that exists. A block's first item is its index; the others come from the counter, fetched one
+// ahead. Not inlined, because the values that its divisions precompute would spill.
 template <class X>
 __device__ __noinline__ void take_item(const typename X::Params& p, Control& control) {
     const AttnParams& attn = attn_of(p);
@@ -298,7 +298,7 @@ __device__ __noinline__ void take_item(const typename X::Params& p, Control& con
     advance();
 }
 
-// The body of every kernel; instantiate.cuh gives them their names.
+// The body of every kernel; instantiate.cuh names the kernels.
 template <class X>
 __device__ __forceinline__ void attention(const typename X::Params& p) {
     extern __shared__ __align__(1024) char raw[];

@@ -1,7 +1,7 @@
-// Keys and values on their way: a ring of half tiles filled by cp.async, from consecutive rows or by index.
+// The ring of half tiles of keys and values, filled by cp.async from consecutive rows or by index.
 //
-// The order of the loads is the order of the reads: for each visit of a half tile its keys, then its values. A step of
-// the ring costs one barrier, which also says that the slot about to be filled has been read.
+// Loads come in the order of the reads: for each visit of a half tile its keys, then its values. A step of the ring
+// costs one barrier, after which the slot to be filled next has been read.
 #pragma once
 #include "traits.cuh"
 
@@ -15,14 +15,14 @@ class Loader {
     static constexpr int ROWS = HALF_K / ROWS_APART;            // of a thread
     static constexpr uint32_t RING_BYTES = RING_SLOTS * X::SLOT_BYTES;
 
-    // What lives here lives in registers beside the accumulators: few words, the rest is read from `control`.
+    // These members occupy registers next to the accumulators, so they are few; the rest is read from `control`.
     const Params& p;
     const Control& control;
     uint32_t ring;
     uint32_t read = 0;       // slot, in bytes
     uint32_t next_load = 0;  // 8 * step + 2 * visit + (1 for values)
-    // Of the next load, fetched one load ahead: the thread's first token, or when the kernel gathers one of its tokens
-    // (the threads that copy a row pass their rows' tokens around). k_len when there is nothing left to load.
+    // For the next load, fetched one load ahead: the thread's first token. If the kernel gathers, one of its tokens;
+    // the threads that copy a row exchange their rows' tokens. k_len if nothing is left to load.
     int index;
 
     __device__ __forceinline__ int step() const { return next_load >> 3; }
@@ -47,7 +47,7 @@ class Loader {
         const bool values = next_load & 1;
         const uint64_t row_bytes = (values ? attn.v_strides.seq : attn.k_strides.seq) * 2;
         const char* rows = control.rows[values] + chunk * 16;
-        // ROWS_APART is a multiple of 8: one swizzle for all rows of a thread.
+        // ROWS_APART is a multiple of 8, so that all rows of a thread have the same swizzle.
         const uint32_t dst = ring + slot + line * X::ROW + ((chunk ^ (line & 7)) << 4);
         // Zeros beyond the last key: garbage times a probability of zero may be NaN.
         if constexpr (X::GATHERS_KEYS) {
@@ -82,7 +82,7 @@ public:
     __device__ __forceinline__ void start() {
         for (int i = 0; i < RING_SLOTS - 1; ++i) load(i * X::SLOT_BYTES);
     }
-    // The address of the next half tile, once it is there for every warp.
+    // Waits until every warp can read the next half tile, and returns its address.
     __device__ __forceinline__ uint32_t next() {
         cp_async_wait<RING_SLOTS - 2>();
         __syncthreads();

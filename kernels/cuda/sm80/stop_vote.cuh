@@ -1,7 +1,7 @@
-// The stop decision of a query tile, as crates/s2o-core/src/early_stop.rs, taken before the next key tile.
+// The stop decision of a query tile, as in crates/s2o-core/src/early_stop.rs, taken before the next key tile.
 //
-// Every warp casts a pair of numbers into shared memory; after a barrier that the ring needs anyway every thread adds
-// the pairs up in one order. So all threads of a block decide alike, and two runs too.
+// Every warp writes a pair of numbers to shared memory. After a barrier that the ring needs anyway, every thread adds
+// the pairs in the same order, so that all threads of a block, and two runs, make the same decision.
 #pragma once
 #include "../early_stop.cuh"
 #include "../online_softmax.cuh"
@@ -9,8 +9,8 @@
 
 namespace s2o::sm80 {
 
-// A thread shares four rows, 2m + h, with the three other lanes of its quad. What is needed once a key tile is kept by
-// one lane for all, row lane % 4 by each: one register instead of four, one exponential instead of four.
+// A thread shares four rows, 2m + h, with the three other lanes of its quad. Values needed once per key tile are kept
+// by one lane, row lane % 4 by each lane: one register and one exponential instead of four.
 __device__ __forceinline__ float own_row(float r0, float r1, float r2, float r3) {
     const int thread = thread_index();
     const float low = thread & 1 ? r1 : r0, high = thread & 1 ? r3 : r2;
@@ -24,7 +24,7 @@ __device__ __forceinline__ float own_row_sum(float r0, float r1, float r2, float
     const float high_pair = (odd ? r3 : r2) + __shfl_xor_sync(0xffffffffu, odd ? r2 : r3, 1);
     return (high ? high_pair : low_pair) + __shfl_xor_sync(0xffffffffu, high ? low_pair : high_pair, 2);
 }
-// What the lane of row 2m + h has, to the whole quad.
+// Broadcasts the value of each row's lane, row 2m + h, to the whole quad.
 __device__ __forceinline__ void to_quad(float own, float (&rows)[2][2]) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) rows[r / 2][r % 2] = __shfl_sync(0xffffffffu, own, r, 4);
@@ -34,14 +34,14 @@ __device__ __forceinline__ int own_row_index() {
     return thread / 32 * WARP_ROWS + thread % 4 * 8 + thread % 32 / 4;
 }
 
-// What a key tile does to the own row.
+// The effect of a key tile on the own row.
 struct RowUpdate {
     float new_max;
     float rescale;  // of the mass before the tile
     float tile_sum;
 };
 
-// The own row before the current key tile, whose mass is in OnlineSoftmax::row_sum alone.
+// The own row before the current key tile; the tile's mass is only in OnlineSoftmax::row_sum.
 struct OwnRow {
     float row_max, row_sum;
 

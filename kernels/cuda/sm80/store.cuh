@@ -1,5 +1,5 @@
-// The end of a query tile: from accumulator fragments to rows in global memory, by way of the warp's own query rows in
-// shared memory, which nobody needs any more.
+// Stores accumulator fragments as rows in global memory, through the shared memory of the warp's query rows, which are
+// no longer needed.
 #pragma once
 #include "../online_softmax.cuh"
 #include "../pair.cuh"
@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_partial(const typename X::Params& p, const
     }
 }
 
-// Rows with nothing to attend to are zero.
+// Rows without keys are zero.
 template <class X>
 __device__ __forceinline__ void store_rows(const typename X::Params& p, const WorkItem& w, char* q,
                                            const float (&acc)[2][X::HEAD_DIM / 2], const float (&row_max)[2][2],

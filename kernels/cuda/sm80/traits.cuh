@@ -1,4 +1,4 @@
-// What distinguishes one kernel of the engine from another, and where its tiles lie in shared memory.
+// The compile-time parameters of a kernel of the engine, and its shared-memory layout.
 #pragma once
 #include <cstdint>
 
@@ -10,9 +10,9 @@ namespace s2o::sm80 {
 
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * 32;
-constexpr int WARP_ROWS = TILE_Q / WARPS;  // two m16 fragments: each key fragment loaded then serves two products
-constexpr int HALF_K = TILE_K / 2;         // keys loaded and scored at a time: more would not leave registers for `acc`
-constexpr int RING_SLOTS = 3;              // one read, two on their way
+constexpr int WARP_ROWS = TILE_Q / WARPS;  // two m16 fragments, so that each loaded key fragment serves two products
+constexpr int HALF_K = TILE_K / 2;         // keys loaded and scored at a time; more would leave no registers for `acc`
+constexpr int RING_SLOTS = 3;              // one being read, two in flight
 constexpr int BLOCKS_PER_SM = 2;
 
 template <typename T_, int HEAD_DIM_, class Schedule>
@@ -31,7 +31,7 @@ using StopVote = float2;
 struct Control {
     WorkItem work;
     const char* rows[2];      // keys and values of the item's head
-    int item;                 // the next one
+    int item;                 // the next item
     bool end;                 // no more items
     StopVote votes[WARPS];  // of one key tile; the ring's barriers keep two tiles apart
 };
@@ -40,7 +40,7 @@ template <class X>
 struct SharedLayout {
     static constexpr uint32_t TILES_BYTES = X::Q_BYTES + RING_SLOTS * X::SLOT_BYTES;
     static constexpr uint32_t BYTES = TILES_BYTES + sizeof(Control);
-    // Two blocks with 1024 bytes of the system's each fit in an A100's 164 KiB, one in the 99 KiB of consumer cards.
+    // Two blocks, each with 1024 bytes for the system, fit in the 164 KiB of an A100; one fits in the 99 KiB of others.
     static_assert(BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024 && BYTES <= 99 * 1024);
 
     char* raw;
@@ -49,7 +49,7 @@ struct SharedLayout {
     __device__ __forceinline__ Control& control() const { return *reinterpret_cast<Control*>(raw + TILES_BYTES); }
 };
 
-// The row of the call that row `r` of the tile stands for, or -1.
+// The row of the call at row `r` of the tile, or -1.
 template <class X>
 __device__ __forceinline__ int row_of(const typename X::Params& p, const WorkItem& w, int r) {
     const int slot = w.q_start + r;
@@ -61,8 +61,7 @@ __device__ __forceinline__ int row_of(const typename X::Params& p, const WorkIte
     }
 }
 
-// The keys of a step that does not gather. A permuted tile has none: its engine tests for them like the others because
-// the register allocation of ptxas comes out worse (spills) without that branch.
+// The key tile of a step that does not gather. A permuted tile has no such step, but ptxas spills without this branch.
 template <class X>
 __device__ __forceinline__ int key_tile(const WorkItem& w, int step) {
     if constexpr (X::PERMUTES_QUERIES) {

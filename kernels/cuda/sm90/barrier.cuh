@@ -18,7 +18,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-// Arrives once all earlier cp.async of this thread have landed. `noinc`: the arrival is part of the initial count.
+// Arrives once all earlier cp.async of this thread have completed. `noinc`: the arrival is part of the initial count.
 __device__ __forceinline__ void mbarrier_arrive_cp_async(uint32_t bar) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
     }
 }
 
-// A position in a ring of STAGES buffers. `parity` is that of the "full" barrier; "empty" waits on the opposite one,
+// A position in a ring of STAGES buffers. `parity` is that of the "full" barrier; "empty" waits on the opposite parity,
 // so that the first round of a producer does not wait.
 template <int STAGES>
 struct RingPosition {
@@ -81,11 +81,10 @@ __device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, u
 __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// 16 bytes past L1; L2 fetches the whole 256-byte row with the first piece.
+// Copies 16 bytes, bypassing L1; L2 fetches the whole 256-byte row with the first piece.
 __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
-// Waits for all cp.async of this thread.
 __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Orders this thread's view of ordinary shared-memory writes before its later tensor-core reads.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -1,22 +1,22 @@
 // A consumer warpgroup of engine.cuh: 64 query rows against the item's key tiles.
 //
-// One step of a warpgroup. The other one is half a step apart: in its softmax while this one has the turn.
+// One step of a warpgroup. The other warpgroup is half a step apart: in its softmax while this warpgroup has the turn.
 //
 //   turn         |<------------ own ------------>|<------------------ the other's ------------------>|
 //   tensor cores    | S(i) = Q K(i)^T | acc += P(i-1) V(i-1) |
 //   ALUs                              | mask, row_max        | exp, P(i), vote on tile i, rescale acc |
 //   frees                             ^ K(i)                 ^ V(i-1)
 //
-// A LAGGED stop: the rows vote on tile b in step b and read the votes in step i = b + 2. The stop throws S(i) away,
-// keeps the values of tile i - 1, and frees K(i) unread, with a mark. The producers see it where they wait to load K(i
-// + STAGES); whatever they have loaded beyond is drained when the next item begins.
+// A LAGGED stop: the rows vote on tile b in step b and read the votes in step i = b + 2. The stop discards S(i), keeps
+// the values of tile i - 1, marks K(i) and frees it unread. The producers see the mark when they wait to load
+// K(i + STAGES). Tiles that they have loaded beyond the stop are drained when the next item begins.
 //
 //   step     |         b            |       b + 1          |           i = b + 2           |
 //   issues   | S(b),  P(b-1) V(b-1) | S(b+1),  P(b) V(b)   | S(i),  P(i-1) V(i-1)          |
 //   votes    | casts those on b     | casts those on b + 1 | reads those on b: all below   |
 //   frees    | K(b), V(b-1)         | K(b+1), V(b)         | V(i-1); marks and frees K(i)  |
 //
-// An EXACT stop decides at the end of step b: it marks K(b + 1) and throws no scores away.
+// An EXACT stop decides at the end of step b: it marks K(b + 1) and discards no scores.
 #pragma once
 
 namespace s2o::sm90 {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void issue_values(float (&acc)[X::HEAD_DIM / 2], cons
     wgmma_commit();
 }
 
-// The accumulator layout of S is the operand layout of P: packing in pairs is all.
+// The accumulator layout of S is the operand layout of P, so S is only packed in pairs.
 template <typename T>
 __device__ __forceinline__ void pack_probabilities(const float (&s)[TILE_K / 2], uint32_t (&p)[TILE_K / 4]) {
 #pragma unroll
@@ -64,7 +64,7 @@ __device__ __forceinline__ void hide_beyond(float (&s)[TILE_K / 2], int limit0, 
     }
 }
 
-// Hides what a row must not see of a key tile. `first_key` is the tile's; `position` that of this thread's first row.
+// Hides the keys of a tile that its rows must not see. `position` is that of this thread's first row.
 __device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnParams& p, int first_key, int position) {
     const int column = first_key + 2 * (threadIdx.x % 4);
     const int limit0 = min(p.causal ? position : p.k_len, p.k_len - 1) - column;
@@ -79,22 +79,21 @@ __device__ __forceinline__ void mask_columns(float (&s)[TILE_K / 2], const WorkI
     hide_beyond(s, limit, limit);
 }
 
-// Frees the tiles that an early stop left in a ring. Ends with a position that the compiler sees to be uniform: after a
-// loop that waits it would not, and descriptors would go through a shuffle, in every step.
+// Frees the tiles that an early stop left in a ring. The position is rebuilt at the end: after a loop that waits, the
+// compiler does not know that it is uniform, and would shuffle the descriptors in every step.
 template <int STAGES>
 __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin, const uint64_t* full,
                                       const uint64_t* empty, bool leader) {
     begin = uniform(begin);
     while (pos.count != begin) {
         mbarrier_wait(smem_address(&full[pos.stage]), pos.parity);
-        __syncwarp();  // a lane that has not seen this phase yet would wait for the next but one
+        __syncwarp();  // a lane that has not seen this phase yet would wait for the phase after the next
         if (leader) mbarrier_arrive(smem_address(&empty[pos.stage]));
         pos.advance();
     }
     pos = RingPosition<STAGES>::at(begin);
 }
 
-// The gains of a tile for this thread's rows.
 __device__ __forceinline__ RowGains gains_of(const OutputRows& rows, const OnlineSoftmax& softmax,
                                              const float (&old_sum)[2], const float (&tile_sum)[2],
                                              const float (&rescale)[2], bool literal_frame) {
@@ -107,8 +106,8 @@ __device__ __forceinline__ RowGains gains_of(const OutputRows& rows, const Onlin
     return gains;
 }
 
-// Whether the item ends with this step, by the exact rule; all consumers meet. A discarded tile leaves the mass
-// unchanged.
+// Whether the item ends with this step under the exact rule. Contains a barrier of all consumers. A discarded tile
+// leaves the mass unchanged.
 __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& votes, const OutputRows& rows,
                                               OnlineSoftmax& softmax, const float (&old_sum)[2],
                                               const float (&rescale)[2], const float (&tile_sum)[2], int& slot) {
@@ -138,7 +137,7 @@ __device__ __forceinline__ void mask_step(float (&s)[TILE_K / 2], const AttnPara
     if constexpr (X::RAGGED_END) mask_columns(s, w, i);
 }
 
-// One function: taking a phase of the loop out of it, or into a lambda, changes the machine code (docs/log.md, 34).
+// One function: moving a phase of the loop to a function or lambda changes the machine code (docs/log.md, item 34).
 template <class X>
 __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typename X::Params& p) {
     using T = typename X::T;
@@ -157,10 +156,9 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
     const uint32_t q_desc = uniform(descriptor_k_major(shared.q + wg * 64 * 128));
     auto k_desc = [&] { return uniform(descriptor_k_major(shared.k_tile(k_pos.stage))); };
     auto v_desc = [&] { return uniform(descriptor_n_major(shared.v_tile(v_pos.stage), X::KV_PANEL)); };
-    // wgmma reads through the async proxy what cp.async wrote through the generic one, and PTX wants a proxy fence
-    // between them: a MEMBAR in every step of every consumer, 2-3 % of the time (docs/log.md, 19). The cp.async main
-    // loops of CUTLASS and FlashAttention-3 go without, and so do we: the mbarrier that the copies complete orders them
-    // on this hardware.
+    // wgmma reads through the async proxy, cp.async writes through the generic proxy, and PTX requires a proxy fence in
+    // between: a MEMBAR in every step of every consumer, 2-3 % of the time (docs/log.md, item 19). Like the cp.async
+    // main loops of CUTLASS and FlashAttention-3 we omit it: on this hardware the mbarrier of the copies orders them.
     auto await_k = [&] { mbarrier_wait(smem_address(&control->k_full[k_pos.stage]), k_pos.parity); };
     auto await_v = [&] { mbarrier_wait(smem_address(&control->v_full[v_pos.stage]), v_pos.parity); };
     auto free_k = [&] {
@@ -208,7 +206,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         }
         if constexpr (X::PERMUTES_QUERIES) resume(p, w, rows, softmax);
 
-        // Step 0: elsewhere than in a split the only one with a mask.
+        // Step 0: except in a split, the only step that needs mask_tile.
         await_k();
         wgmma_fence();
         issue_scores<X>(s, q_desc, k_desc());
@@ -243,9 +241,9 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             issue_values<X>(acc, probs, v_tile);
             named_barrier_arrive(other_turn, 2 * WARPGROUP);
             if constexpr (X::STOP == Stop::LAGGED) {
-                // Read after the products are issued, where the latency is hidden. A stop throws the scores of step i
-                // away: half a tile of work for each item that stops, instead of a delay in every step. A warp that
-                // did not vote for the stop need not read.
+                // Read after the products are issued, which hides the latency. A stop discards the scores of step i:
+                // half a tile of work for each item that stops, instead of a delay in every step. A warp that did not
+                // vote for the stop need not read.
                 if ((own_votes & 2) && control->votes.lagged.stops(first_step + i - 2)) {
                     wgmma_wait<0>();
                     pin(s);
@@ -264,8 +262,8 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             old_sum[0] = softmax.row_sum[0];
             old_sum[1] = softmax.row_sum[1];
             softmax.raise_max<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale);
-            // Where the values product is awaited makes 2 to 8 % of a step, and the better place differs with a gather
-            // (docs/log.md, 29 and 30).
+            // The place of the wait for the values product changes a step by 2 to 8 %; the better place differs with a
+            // gather (docs/log.md, items 29 and 30).
             if constexpr (!X::GATHERS_KEYS) {
                 softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
             }
@@ -276,7 +274,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                 for (float& row_max : softmax.row_max) row_max = behind(row_max, acc[0]);
                 softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
             }
-            // Vote, and the accumulator in the new frame.
+            // Vote, and rescale the accumulator to the new maximum.
             bool below = false;
             if constexpr (X::STOP == Stop::LAGGED) {
                 const RowGains gains = gains_of(rows, softmax, old_sum, tile_sum, rescale, false);
@@ -295,7 +293,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
         }
 
-        // The values of the last tile, unless they are in already or discarded.
+        // The values of the last tile, unless they are already added or discarded.
         first_step += w.steps;
         bool values_left = true;
         if constexpr (X::STOP == Stop::LAGGED) values_left = !stopped;
@@ -318,7 +316,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         if constexpr (X::STOP != Stop::NEVER) {
             if (stopped && i < w.steps) {
                 if constexpr (X::STOP == Stop::EXACT) await_k();
-                // Before the keys of step i are freed, unread: see the producer.
+                // Mark the keys of step i before they are freed unread: see the producer.
                 if (threadIdx.x == WARPGROUP) control->stopped[k_pos.stage] = sequence;
                 free_k();
                 free_q();

@@ -39,7 +39,7 @@ struct Traits : Schedule {
     static constexpr int PANELS = HEAD_DIM / 64;
     static constexpr uint32_t Q_PANEL = TILE_Q * 128, KV_PANEL = TILE_K * 128;
     static constexpr uint32_t Q_BYTES = PANELS * Q_PANEL, KV_BYTES = PANELS * KV_PANEL;
-    // 1024 more, to align the tiles.
+    // SHARED_BYTES has 1024 more to align the tiles, and 512 for the control block.
     static constexpr uint32_t TILES_BYTES = Q_BYTES + 2 * STAGES * KV_BYTES;
     static constexpr uint32_t SHARED_BYTES = 1024 + TILES_BYTES + 512;
 };
@@ -48,8 +48,8 @@ template <int STAGES>
 struct ControlBlock {
     uint64_t q_full, q_empty;
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-    // Of this item and the next: written by the producer before q_full. -1 is the end; what lies before the ring
-    // positions of the item's first tiles is stale.
+    // For this item and the next, written by the producer before q_full. Item -1 is the end. Tiles in the ring before
+    // the positions of the item's first tiles are stale.
     int item[2];
     uint32_t k_begin[2], v_begin[2];
     int stopped[STAGES];        // sequence number of the item whose early stop freed the keys of this stage unread
@@ -60,7 +60,7 @@ struct ControlBlock {
 };
 static_assert(sizeof(ControlBlock<3>) <= 512, "what Traits::SHARED_BYTES leaves for it");
 
-// Addresses of everything in shared memory, shared by both roles.
+// Shared-memory addresses, for both roles.
 template <class X>
 struct SharedLayout {
     uint32_t q, k, v;
@@ -84,7 +84,7 @@ struct SharedLayout {
 
 namespace s2o::sm90 {
 
-// The body of every kernel; instantiate.cuh gives them their names.
+// The body of every kernel; instantiate.cuh names the kernels.
 template <class X>
 __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtensorMap& map_k, const CUtensorMap& map_v,
                                           const typename X::Params& p) {

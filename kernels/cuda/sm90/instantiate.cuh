@@ -1,4 +1,4 @@
-// Kernels with plain names for the host to look up, s2o_<name>_<dtype>_<head_dim>, each with its LaunchInfo beside it.
+// Kernels with plain names for the host to look up, s2o_<name>_<dtype>_<head_dim>, each with its LaunchInfo.
 // `<kernel>_traits` holds its types for C++ hosts.
 #pragma once
 

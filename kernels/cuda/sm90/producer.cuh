@@ -1,5 +1,5 @@
-// The producer warpgroup of engine.cuh. Without a gather one thread issues TMA copies; with one all 128 take part, and
-// every tile needs an arrival of each.
+// The producer warpgroup of engine.cuh. Without a gather one thread issues TMA copies. With a gather all 128 threads
+// copy, and every tile needs an arrival from each thread.
 #pragma once
 
 namespace s2o::sm90 {
@@ -14,7 +14,7 @@ __device__ __forceinline__ void tma_load_tile(uint32_t dst, const CUtensorMap& m
     }
 }
 
-// The next item that exists, or -1. The first of a CTA is its block index, the others come from the counter.
+// Finds the next item that exists, or -1. A CTA's first item is its block index; the others come from the counter.
 template <class X>
 struct ItemQueue {
     int num_items, item;
@@ -32,7 +32,7 @@ struct ItemQueue {
     }
 };
 
-// Queries, keys and values of an item by TMA: one thread does it all.
+// Loads queries, keys and values of all items by TMA, from one thread.
 template <class X>
 __device__ __forceinline__ void produce_tiles(const SharedLayout<X>& shared, const CUtensorMap& map_q,
                                               const CUtensorMap& map_k, const CUtensorMap& map_v,
@@ -79,7 +79,7 @@ __device__ __forceinline__ void produce_tiles(const SharedLayout<X>& shared, con
     }
 }
 
-// Window tiles by TMA, prefix tiles (and permuted queries) by index. Ends an item early when the consumers say so.
+// Loads window tiles by TMA and prefix tiles (and permuted queries) by index. Ends an item early if the consumers stop.
 template <class X>
 __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, const CUtensorMap& map_q,
                                                  const CUtensorMap& map_k, const CUtensorMap& map_v,
@@ -105,7 +105,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
             control->k_begin[sequence & 1] = k_pos.count;
             control->v_begin[sequence & 1] = v_pos.count;
             if constexpr (X::PERMUTES_QUERIES) {
-                // Beside the arrivals of all threads' copies: this one releases what was just written.
+                // In addition to the arrivals of all threads' copies: this arrival publishes the control block.
                 mbarrier_arrive(q_full);
             } else {
                 if (item >= 0) {
@@ -126,14 +126,14 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
             if (item < 0) mbarrier_arrive(q_full);
         }
         if (item < 0) {
-            // What an early stop left unread may still be on its way into this block's memory.
+            // Copies that an early stop left unread may still be in flight to this block's memory.
             cp_async_wait_all();
             return;
         }
         X::decode(p, item, w);
         if constexpr (X::PERMUTES_QUERIES) {
             const int64_t head = int64_t(w.batch_head(attn)) * attn.q_len;
-            // Places past the end repeat the last row: nothing of them is stored.
+            // Slots past the end repeat the last row; they are not stored.
             const int row = p.q_perm[head + min(w.q_start + gather.slot, w.row_end - 1)];
             gather.load(shared.q, rows(attn.q, attn.q_strides, w.head), attn.q_strides.seq * sizeof(T), row);
             mbarrier_arrive_cp_async(q_full);
@@ -143,7 +143,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
         const char* v_rows = rows(attn.v, attn.v_strides, w.kv_head);
         const uint32_t k_row_bytes = uint32_t(attn.k_strides.seq * sizeof(T));
         const uint32_t v_row_bytes = uint32_t(attn.v_strides.seq * sizeof(T));
-        // Tokens of this thread's row slot: of the keys of step i, of the values of step i-1, and one step ahead.
+        // Tokens of this thread's row slot: for the keys of step i, the values of step i - 1, and one step ahead.
         int k_index = 0, v_index = 0, next_index = 0;
         if (w.gather_from == 0 && (!X::ITEMS_MAY_BE_EMPTY || w.steps > 0)) next_index = w.kv_perm[gather.slot];
         bool stopped = false;
@@ -154,8 +154,8 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
             if (ahead >= 0 && i + 1 < w.steps) next_index = w.kv_perm[ahead * TILE_K + gather.slot];
             if (i < w.steps) {
                 mbarrier_wait(smem_address(&control->k_empty[k_pos.stage]), k_pos.parity ^ 1);
-                // Consumers that stop before step b free its keys once more, unread, with a mark: the very wait that
-                // this frees is step b + STAGES here. So every thread stops at the same step, without meeting.
+                // Consumers that stop before step b mark its keys and free them unread. This releases the wait of step
+                // b + STAGES here, so that every thread stops at the same step without a barrier.
                 if constexpr (X::STOP != Stop::NEVER) {
                     stopped = *const_cast<volatile int*>(&control->stopped[k_pos.stage]) == sequence;
                 }
@@ -173,7 +173,7 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
                     k_pos.advance();
                 }
             }
-            // Also after a stop: the consumers still want the values of the last step they scored.
+            // Also after a stop: the consumers still need the values of the last step that they scored.
             if (i > 0) {
                 mbarrier_wait(smem_address(&control->v_empty[v_pos.stage]), v_pos.parity ^ 1);
                 const uint32_t full = smem_address(&control->v_full[v_pos.stage]);

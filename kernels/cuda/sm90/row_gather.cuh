@@ -1,8 +1,8 @@
-// Coordinate-scheduled loading: one tile of TILE_K rows named by an index list, copied into the same swizzled panels
-// that TMA fills, by the 128 threads of the producer warpgroup.
+// Coordinate-scheduled loading: the 128 threads of the producer warpgroup copy one tile of TILE_K rows, named by an
+// index list, to the same swizzled panels that TMA fills.
 //
-// Eight lanes copy one 128-byte line of a row. Thread t serves lines t/8, t/8 + 16, ...: their low three bits agree, so
-// its swizzled chunk is one constant and every address is a constant away from the first.
+// Eight lanes copy one 128-byte line of a row. Thread t copies to lines t/8, t/8 + 16, ...: their low three bits are
+// equal, so the thread's swizzled chunk is constant and every address is a constant away from the first.
 #pragma once
 #include <cstdint>
 
@@ -18,7 +18,7 @@ struct RowGather {
     static constexpr int LINES_APART = 16;
     static constexpr int ROWS_PER_THREAD = TILE_K / LINES_APART;
 
-    int slot;             // which row of the tile this thread fetches the index of
+    int slot;             // row of the tile whose index this thread fetches
     uint32_t offset;      // of this thread's chunk of its first line
     uint32_t chunk_bytes; // of the same chunk in the source row
 
@@ -29,7 +29,7 @@ struct RowGather {
         chunk_bytes = chunk * 16;
     }
 
-    // `index`: the token of row `slot`. The eight lanes of a line hold its eight rows and pass them around.
+    // `index`: the token of row `slot`. The eight lanes of a line hold the tokens of its eight rows and exchange them.
     __device__ __forceinline__ void load(uint32_t tile, const char* rows, uint32_t row_bytes, int index) const {
         const int group = (threadIdx.x % 32) & 24;
         const char* base = rows + chunk_bytes;

@@ -1,8 +1,8 @@
 // The stop decision of the sm_90a engine: the eight consumer warps of a query tile vote through shared memory.
 //
-// LAGGED: AllRows, read two steps after it was cast. The barriers that order the two warpgroups anyway (engine.cuh)
-// have then ordered the votes too, so both decide alike without another barrier. It costs one more key tile per query
-// tile. EXACT: any rule and frame, decided before the next step at the cost of a barrier.
+// LAGGED: AllRows, read two steps after the vote. The barriers that order the two warpgroups anyway (engine.cuh) have
+// then ordered the votes too, so both make the same decision without another barrier. It costs one more key tile per
+// query tile. EXACT: any rule and frame, decided before the next step at the cost of a barrier.
 #pragma once
 #include <cstdint>
 
@@ -21,8 +21,8 @@ namespace s2o::sm90 {
 constexpr int VOTE_SLOTS = 8;
 constexpr int VOTING_WARPS = 8;
 
-// Whether all rows of each warp are below. Steps are counted across items, so that the votes of one item need not be
-// read before the next one casts its own.
+// Whether all rows of each warp are below. Steps are counted across items, so that the votes of an item need not be
+// read before the next item votes.
 struct LaggedVotes {
     alignas(8) uint8_t warp[VOTE_SLOTS][VOTING_WARPS];
 
@@ -34,14 +34,14 @@ struct LaggedVotes {
     }
 };
 
-// The gains of a thread's two rows; sums are this thread's part of the row's.
+// The gains of a thread's two rows. All sums are this thread's part of the row's sum.
 struct RowGains {
     Gain row[2];
     bool exists[2];
 };
 
 // AllRows: every row that exists gains less than tau times its mass. Written so that NaN never counts as below. Even
-// lanes of a quad decide for its first row, odd ones for its second: the whole warp has to agree.
+// lanes of a quad decide for its first row, odd lanes for its second, so the whole warp has to agree.
 __device__ __forceinline__ bool rows_below(const RowGains& gains, float tau) {
     const bool odd = threadIdx.x % 2;
     const float d0 = fmaf(tau, gains.row[0].mass, -gains.row[0].gain);
@@ -51,7 +51,7 @@ __device__ __forceinline__ bool rows_below(const RowGains& gains, float tau) {
     return (own > 0.f) | !(odd ? gains.exists[1] : gains.exists[0]);
 }
 
-// A sum over rows that decides under any rule. AllRows: rows that are not below; MeanRatio: gain / mass; SumRatio:
+// A sum over rows that decides under every rule. AllRows: number of rows not below; MeanRatio: gain / mass; SumRatio:
 // gain - tau * mass.
 struct StopVote {
     float sum;
@@ -71,7 +71,7 @@ struct StopVote {
                 vote.rows += 1.f;
             }
         }
-        // One lane of each quad adds the quad's rows.
+        // Sums over one lane of each quad.
 #pragma unroll
         for (int lanes = 4; lanes < 32; lanes *= 2) {
             vote.sum += __shfl_xor_sync(0xffffffffu, vote.sum, lanes);
@@ -81,12 +81,12 @@ struct StopVote {
     }
 };
 
-// One vote per warp. A slot is reused two decisions later, counted across items: every warp has then met the others
-// once more, and so has read the slot.
+// One vote per warp. A slot is reused two decisions later, counted across items: every warp has then passed another
+// barrier, and so has read the slot.
 struct ExactVotes {
     StopVote warp[2][VOTING_WARPS];
 
-    // The same for every thread: a fixed order of the same numbers. Negated comparisons would take NaN for below.
+    // Every thread adds the same numbers in the same order. Negated comparisons would count NaN as below.
     __device__ __forceinline__ bool stops(int slot, int rule, float tau) const {
         float sum = 0.f, rows = 0.f;
         for (int i = 0; i < VOTING_WARPS; ++i) {

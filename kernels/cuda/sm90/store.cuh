@@ -1,4 +1,4 @@
-// Beginning and end of a consumer's item: the softmax state it resumes, and where its result goes.
+// Begin and end of a consumer's item: resumes the softmax state, and stores the result.
 #pragma once
 #include <cstdint>
 
@@ -22,7 +22,7 @@ struct OutputRows {
     }
 };
 
-// Four words of four lanes of a quad, transposed: lane c ends with word c of lanes 0..3. Its own inverse.
+// Transposes the four words of the four lanes of a quad: lane c gets word c of lanes 0..3. Its own inverse.
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int c) {
     uint32_t sent = (c & 1) ? w[0] : w[1];
     uint32_t got = __shfl_xor_sync(0xffffffffu, sent, 1);
@@ -38,8 +38,8 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int c) {
     (c & 2) ? w[1] = got : w[3] = got;
 }
 
-// Row h of this thread's two, times `factor`, plus `window_factor` times what the row holds. A quad owns a row, 2 of
-// each 8 columns per lane; after the transposition each lane writes 16 bytes and the quad 64 in a line.
+// Stores row h of this thread's two: `factor` times `acc`, plus `window_factor` times the row's content. A quad owns a
+// row, 2 of each 8 columns per lane; after the transposition each lane writes 16 bytes and the quad 64 in a line.
 template <typename T, bool COMBINE, int N>
 __device__ __forceinline__ void store_row(const float (&acc)[N], int h, float factor, float window_factor, T* row,
                                           bool exists) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_row(const float (&acc)[N], int h, float fa
     }
 }
 
-// Takes over the row states of pass 1. The sum is shared by the quad: one lane brings it.
+// Resumes from the row states of pass 1. The quad's sums are added later, so one lane takes the whole sum.
 __device__ __forceinline__ void resume(const S2oParams& p, const WorkItem& w, OutputRows& rows,
                                        OnlineSoftmax& softmax) {
     const int64_t head = int64_t(w.batch_head(p.attn)) * p.attn.q_len;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
         const int64_t head = int64_t(w.batch_head(attn)) * attn.q_len;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            // A block list may leave a row without keys: zeros.
+            // Rows are zero if the block list is empty.
             const float inverse = X::ITEMS_MAY_BE_EMPTY && w.steps == 0 ? 0.f : 1.f / softmax.row_sum[h];
             float window_factor = 0.f;
             if constexpr (X::PERMUTES_QUERIES) {

@@ -2,7 +2,7 @@
 //
 // A tile of ROWS x head_dim 16-bit values lies in panels of 64 columns. A panel is ROWS lines of 128 bytes, 1024-byte
 // aligned, with the 128-byte swizzle: the 16-byte chunk c of row r is stored at chunk c ^ (r & 7). Queries, keys and
-// values all lie so; only the descriptors differ.
+// values share this layout; only the descriptors differ.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -15,8 +15,8 @@ namespace s2o::sm90 {
 // ---- descriptors ----
 // address/16 in bits 0-13, leading offset/16 in 16-29, stride offset/16 in 32-45, swizzle in 62-63
 
-// The upper half is the same for all: 8-row groups are 1024 bytes apart, 128-byte swizzle. The lower half travels
-// alone, so that a step along a tile is one 32-bit addition.
+// The upper half is constant: 8-row groups are 1024 bytes apart, 128-byte swizzle. Functions take the lower half only,
+// so that a step along a tile is one 32-bit addition.
 constexpr uint32_t DESCRIPTOR_HIGH = (1u << 30) | (1024 >> 4);
 
 // Rows are M or N, the 128-byte lines run along K. Next 16 columns: +32 bytes inside a panel.
@@ -29,7 +29,7 @@ __device__ __forceinline__ uint32_t descriptor_n_major(uint32_t address, uint32_
 }
 __device__ __forceinline__ constexpr uint32_t descriptor_step(uint32_t bytes) { return bytes >> 4; }
 
-// Tells the compiler that all lanes agree: descriptors then step in uniform registers, which is where wgmma reads them.
+// Tells the compiler that all lanes agree: descriptors then step in uniform registers, from which wgmma reads them.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) {
     uint32_t y;
     asm volatile("shfl.sync.idx.b32 %0, %1, 0, 0x1f, 0xffffffff;" : "=r"(y) : "r"(x));
@@ -50,9 +50,8 @@ __device__ __forceinline__ void pin(float (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
-// x, computed on from here only once `product`, an accumulator that has been waited for, is there: a dependence that
-// ptxas, which moves arithmetic across waits as it likes, cannot see through. No product has the NaN that it is
-// compared with.
+// Returns x, but makes it depend on `product`, an accumulator that has been waited for: ptxas, which otherwise moves
+// arithmetic across waits, cannot use x before the wait. No product equals the NaN that it is compared with.
 __device__ __forceinline__ float behind(float x, float product) {
     float y;
     asm("{\n.reg .pred p;\nsetp.eq.b32 p, %2, 0x7fa00001;\nselp.f32 %0, 0f7fc00000, %1, p;\n}"

@@ -1,4 +1,4 @@
-//! Parameters of the kernels that methods choose keys with (cuda/selection_params.cuh, last_query_scores.cu, reorder.cu,
+//! Parameters of the kernels that choose keys (cuda/selection_params.cuh, last_query_scores.cu, reorder.cu,
 //! stride_shares.cu).
 
 use std::ffi::c_void;
@@ -21,7 +21,7 @@ pub struct BlockPoolParams {
     pub blocks: i32,
 }
 
-/// Row `r` has entry `r / each % count` of an operand that rows share.
+/// Row `r` reads entry `r / each % count` of an operand that rows share.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowIndex {
@@ -60,7 +60,7 @@ pub struct RowParams {
     pub pass: i32,
 }
 
-/// Bytes of the state in which the threshold of a long row is searched, zero before the first launch.
+/// Bytes of the search state for the threshold of a long row. The state must be zero before the first launch.
 pub const ROW_THRESHOLD_BYTES: usize = 18464;
 
 /// Attention of the last queries, by key and by distance.
@@ -83,7 +83,7 @@ pub struct LastQueryParams {
     pub softmax_scale: f32,
 }
 
-/// Keys and values in another order, and after them in their own.
+/// Keys and values in another order, followed by all of them in their own order.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ReorderParams {
@@ -101,7 +101,7 @@ pub struct ReorderParams {
     pub head_dim: i32,
 }
 
-/// The tokens of a sequence by head, with zeros before and behind them.
+/// The tokens of a sequence by head, with zeros before and after them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct StridesParams {
