@@ -50,7 +50,8 @@ pub fn s2o(machine: &Machine, repeats: usize, layers: &[usize], bench: &str, tok
         )?;
         let (density, ratio) = (stats.density(), baseline_ms / ms);
         println!(
-            "{bench} {tokens:6} tokens layer {layer}  S2O {ms:9.1} ms, dense {baseline_ms:9.1} ms: {ratio:5.2}x at density {density:.3}, error {error:.4}, {:.2} of 1/density",
+            "{bench} {tokens:6} tokens layer {layer}  S2O {ms:9.1} ms, dense {baseline_ms:9.1} ms: {ratio:5.2}x \
+             at density {density:.3}, error {error:.4}, {:.2} of 1/density",
             ratio * density
         );
         sums = (sums.0 + ms, sums.1 + baseline_ms, sums.2 + density);

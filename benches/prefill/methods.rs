@@ -72,7 +72,8 @@ impl<'a> Models<'a> {
         #[cfg(not(feature = "flash-attn"))]
         anyhow::ensure!(
             !with_stock,
-            "--methods stock: expected a build with candle-flash-attn, got one without; build with --features cuda,flash-attn"
+            "--methods stock: expected a build with candle-flash-attn, got one without; \
+             build with --features cuda,flash-attn"
         );
         Ok(Self {
             gpu,

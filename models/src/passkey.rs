@@ -7,8 +7,8 @@ use crate::error::{ModelError, Result};
 use crate::weights::PASSKEY_JSONL;
 
 /// The first line of every prompt.
-pub const HEADER: &str = "Some special magic numbers are hidden within the following text. Make sure to memorize it. I will \
-                          quiz you about the numbers afterwards.\n";
+pub const HEADER: &str = "Some special magic numbers are hidden within the following text. Make sure to memorize it. \
+                          I will quiz you about the numbers afterwards.\n";
 
 /// A prompt from the embedded `passkey.jsonl`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

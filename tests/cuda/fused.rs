@@ -130,7 +130,8 @@ fn rotations(runner: &mut Runner, dtype: DType) {
     ] {
         for with_norm in [false, true] {
             let name = format!(
-                "fused rotation {batch} x {len} of {num_heads} + {num_kv_heads} heads D{head_dim} {dtype:?} at {position} norm {with_norm}"
+                "fused rotation {batch} x {len} of {num_heads} + {num_kv_heads} heads D{head_dim} {dtype:?} \
+                 at {position} norm {with_norm}"
             );
             runner.case(&name, |runner| {
                 let device = &runner.device;

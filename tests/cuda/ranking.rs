@@ -71,7 +71,8 @@ pub fn cases(runner: &mut Runner) {
             let segment = [256, 384, 1024][(i + 2 * j) % 3];
             let q_perm = j == 1;
             let name = format!(
-                "ranking {q_len} of {k_len} {heads:?} D{head_dim} {dtype:?} {memory:?} S{segment} {key_score:?} sink {front_sink}"
+                "ranking {q_len} of {k_len} {heads:?} D{head_dim} {dtype:?} {memory:?} S{segment} \
+                 {key_score:?} sink {front_sink}"
             );
             runner.case(&name, |runner| {
                 let config = config(|builder| {

@@ -222,7 +222,8 @@ impl Rows {
                 for (column, (&got, (must, may))) in mask.iter().zip(expected).enumerate() {
                     assert!(
                         got <= 1 && (got != 0 || !must) && (got == 0 || may),
-                        "{given:?}, by count {by_count}: row {row} of {row_len}, column {column}: {got}, not {must} to {may}"
+                        "{given:?}, by count {by_count}: row {row} of {row_len}, column {column}: {got}, \
+                         not {must} to {may}"
                     );
                 }
             }

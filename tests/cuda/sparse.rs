@@ -203,7 +203,8 @@ fn shapes(runner: &mut Runner) {
             let q_perm = (i + j) % 4 == 3;
             let segment = if (i + j) % 2 == 0 { 256 } else { 384 };
             let name = format!(
-                "sparse {q_len} of {k_len} of {prompt_len} {heads:?} D{head_dim} {dtype:?} {memory:?} S{segment} q_perm {q_perm}"
+                "sparse {q_len} of {k_len} of {prompt_len} {heads:?} D{head_dim} {dtype:?} {memory:?} S{segment} \
+                 q_perm {q_perm}"
             );
             runner.case(&name, |runner| {
                 let config = config(|builder| {

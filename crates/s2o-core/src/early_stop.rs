@@ -1,8 +1,8 @@
 //! The stop decision: is the gain of a key tile below `tau` times the mass so far?
 //!
 //! It is one decision for a whole query tile, based on the `(m, l)` of its rows before and after the key tile. The
-//! reference and the CPU path call this code. The CUDA kernels have a `Gain` (kernels/cuda/early_stop.cuh) and, for each
-//! engine, a `StopVote` (stop_vote.cuh) of their own, in f32.
+//! reference and the CPU path call this code. The CUDA kernels implement it in f32: `Gain`
+//! (kernels/cuda/early_stop.cuh) and, for each engine, `StopVote` (stop_vote.cuh).
 
 use crate::config::{GainFrame, S2oConfig, StopRule};
 use crate::online_softmax::RowUpdate;

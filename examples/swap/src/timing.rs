@@ -93,7 +93,8 @@ pub fn run(timing: &Timing, shape: &str, tokens: usize) -> Result<()> {
     let (dense_ms, ms) = (median(dense_times), median(times));
     println!("{tokens} tokens, exact       {dense_ms:10.1} ms to the first token");
     println!(
-        "{tokens} tokens, the policy  {ms:10.1} ms, {:.2}x, density {density:.4}; logits differ by {error:.2e}, {} token",
+        "{tokens} tokens, the policy  {ms:10.1} ms, {:.2}x, density {density:.4}; \
+         logits differ by {error:.2e}, {} token",
         dense_ms / ms,
         if same { "the same" } else { "another" },
     );

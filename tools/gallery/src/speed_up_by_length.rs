@@ -58,8 +58,8 @@ pub fn section(directory: &Path) -> Result<Section> {
         let plot = lines(&curves, "first token, times as fast as stock");
         pictures.push(Picture::new("time-to-first-token-by-length".to_owned(), description, (900, 600), plot)?);
         text.push_str(&format!(
-            "\nTime to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; {}). The error \
-             is that of the logits:\n\n{}",
+            "\nTime to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; {}). The \
+             error is that of the logits:\n\n{}",
             inline(&shapes(&prefill)),
             speed_ups(&curves, "model")
         ));

@@ -11,8 +11,9 @@ use super::tile_run::tiles_per_run;
 use crate::mask::Mask;
 use crate::segment::query_tiles;
 
-/// Exact attention, written to the contiguous `out` (batch, q_len, num_heads, head_dim). Under [`Mask::Causal`] the queries
-/// are the last `q_len` positions of the keys, and each sees the keys up to its own. Otherwise each query sees all keys.
+/// Exact attention, written to the contiguous `out` (batch, q_len, num_heads, head_dim). Under [`Mask::Causal`] the
+/// queries are the last `q_len` positions of the keys, and each sees the keys up to its own. Otherwise each query sees
+/// all keys.
 ///
 /// # Panics
 /// If the length of `out` is not `batch * q_len * num_heads * head_dim`.

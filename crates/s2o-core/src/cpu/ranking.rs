@@ -20,11 +20,6 @@ const SEGMENTS_PER_TASK: usize = 16;
 /// Number of keys scored, or queries averaged, at a time.
 const ROWS_AT_A_TIME: usize = 128;
 
-/// Bytes for ranking one segment for `group_size` heads: two 64-bit sort keys and a 32-bit index per key and head.
-pub(super) fn workspace_bytes(group_size: usize, prefix_len: usize) -> usize {
-    20 * group_size * prefix_len
-}
-
 /// Ranks segments. Returns `orders[i][g]` for `segments[i]` and the `g`-th of its heads.
 pub(super) fn rank<T: Element>(
     inputs: &Inputs<'_, T>,

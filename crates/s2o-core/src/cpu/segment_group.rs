@@ -2,10 +2,14 @@
 
 use std::ops::Range;
 
-use super::ranking::workspace_bytes;
 use crate::error::S2oError;
 use crate::plan::Plan;
 use crate::shape::AttnShape;
+
+/// Bytes for ranking one segment for `group_size` heads: two 64-bit sort keys and a 32-bit index per key and head.
+fn workspace_bytes(group_size: usize, prefix_len: usize) -> usize {
+    20 * group_size * prefix_len
+}
 
 /// One segment with the query heads that are ranked together: all heads of one KV head, or one of them.
 #[derive(Debug, Clone)]
