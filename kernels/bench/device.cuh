@@ -1,4 +1,4 @@
-// Shared by the runners: checked CUDA calls, device memory, random tensors and medians of times.
+// Shared by the runners: checked CUDA calls, device memory and random tensors.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -78,33 +78,4 @@ __device__ inline uint32_t mix(uint64_t x) {
 __device__ inline float normal(uint64_t i) {
     const float u = (mix(2 * i) + 1.f) * 2.3283064e-10f, w = mix(2 * i + 1) * 2.3283064e-10f;
     return sqrtf(-2.f * logf(u)) * cospif(2.f * w);
-}
-
-template <typename T>
-T median(std::vector<T> x) {
-    std::sort(x.begin(), x.end());
-    return x[x.size() / 2];
-}
-
-inline void nothing() {}
-
-// The median time of a launch, after warm-up launches. `before` runs before each launch and is not timed.
-template <class F, class B = void (*)()>
-float median_ms(F launch, int runs, int warm_up = 2, B before = nothing) {
-    cudaEvent_t begin, end;
-    CHECK(cudaEventCreate(&begin));
-    CHECK(cudaEventCreate(&end));
-    for (int i = 0; i < warm_up; ++i) before(), launch();
-    std::vector<float> times(runs);
-    for (float& ms : times) {
-        before();
-        CHECK(cudaEventRecord(begin));
-        launch();
-        CHECK(cudaEventRecord(end));
-        CHECK(cudaEventSynchronize(end));
-        CHECK(cudaEventElapsedTime(&ms, begin, end));
-    }
-    CHECK(cudaEventDestroy(begin));
-    CHECK(cudaEventDestroy(end));
-    return median(times);
 }

@@ -263,8 +263,4 @@ struct Problem {
         else s2o_merge_bf16<<<grid, s2o::MERGE_THREADS>>>(split);
         CHECK(cudaGetLastError());
     }
-    double flops() const {
-        const double pairs = c.causal ? c.q_len * (c.k_len - (c.q_len - 1) / 2.0) : double(c.q_len) * c.k_len;
-        return 4.0 * D * pairs * c.batch * c.heads;
-    }
 };
