@@ -7,7 +7,7 @@ use candle_s2o::{
 };
 
 use crate::Runner;
-use crate::exact::{Row, check};
+use crate::exact::{Row, bits, check};
 use crate::problem::{Memory, Problem, Sizes};
 
 const BLOCK: usize = 128;
@@ -82,11 +82,6 @@ fn mask(problem: &Problem, lists: &[Vec<usize>], seen: Mask) -> Tensor {
     };
     let mask: Vec<u8> = lists.iter().enumerate().flat_map(chosen).collect();
     Tensor::from_vec(mask, (shape.batch(), shape.num_heads(), rows, key_blocks), &Device::Cpu).unwrap()
-}
-
-fn bits(out: &Tensor) -> Vec<u32> {
-    let wide = out.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    wide.into_iter().map(f32::to_bits).collect()
 }
 
 pub fn cases(runner: &mut Runner) {

@@ -95,6 +95,10 @@ pub fn check(problem: &Problem, out: &Tensor, keys: impl Fn(Row) -> Vec<Vec<u32>
 
 /// The bits of all elements as f32.
 pub fn bits(tensor: &Tensor) -> Vec<u32> {
-    let wide: Vec<f32> = tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
-    wide.into_iter().map(f32::to_bits).collect()
+    values(tensor).into_iter().map(f32::to_bits).collect()
+}
+
+/// The elements in f32.
+pub fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }

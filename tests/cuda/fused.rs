@@ -8,17 +8,13 @@ use s2o_models::{DeviceMemory, decode_attn};
 use s2o_testkit::{noise, relative_l2};
 
 use crate::Runner;
-use crate::exact::bits;
+use crate::exact::{bits, values};
 
 /// The same numbers on the GPU in 16 bits and on the CPU in f32.
 fn pair(device: &Device, dims: &[usize], dtype: DType, seed: u64, scale: f32) -> (Tensor, Tensor) {
     let numbers: Vec<f32> = noise(dims.iter().product(), seed).into_iter().map(|x| x * scale).collect();
     let narrow = Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
     (narrow.to_device(device).unwrap(), narrow.to_dtype(DType::F32).unwrap())
-}
-
-fn values(tensor: &Tensor) -> Vec<f32> {
-    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// Allows half a unit in the last place of the dtype, and the rounding of f32 sums of numbers up to about `magnitude`.

@@ -9,15 +9,12 @@ use s2o_baselines::cuda::last_query_scores::{by_key, by_key_and_distance};
 use s2o_baselines::cuda::{StrideOrder, reorder_keys, stride_shares, token_strides};
 
 use crate::Runner;
+use crate::exact::values;
 use crate::problem::{Memory, Problem, Sizes, noise};
 
 /// Fills memory of `elements` f32 with NaN and releases it, so that outputs reuse it and unwritten elements stay NaN.
 fn poison(device: &Device, elements: usize) {
     Tensor::full(f32::NAN, elements, device).unwrap();
-}
-
-fn values(tensor: &Tensor) -> Vec<f32> {
-    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
 fn assert_close(what: &str, got: &[f32], want: &[f64], relative: f64, absolute: f64) {

@@ -192,7 +192,6 @@ pub fn flash_attn_alibi_windowed(
 ///
 /// # Errors
 /// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
-#[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_alibi_windowed_softcap(
     q: &Tensor,
     k: &Tensor,

@@ -223,7 +223,6 @@ fn integers(name: &'static str, tensor: &Tensor) -> std::result::Result<Tensor, 
 ///
 /// # Errors
 /// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
-#[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen(
     q: &Tensor,
     k: &Tensor,
@@ -246,7 +245,6 @@ pub fn flash_attn_varlen(
 ///
 /// # Errors
 /// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
-#[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -272,7 +270,6 @@ pub fn flash_attn_varlen_windowed(
 ///
 /// # Errors
 /// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
-#[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_paged_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -302,7 +299,6 @@ pub fn flash_attn_varlen_paged_windowed(
 ///
 /// # Errors
 /// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
-#[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_alibi(
     q: &Tensor,
     k: &Tensor,
@@ -327,7 +323,6 @@ pub fn flash_attn_varlen_alibi(
 ///
 /// # Errors
 /// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
-#[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_alibi_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -354,7 +349,6 @@ pub fn flash_attn_varlen_alibi_windowed(
 ///
 /// # Errors
 /// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
-#[expect(clippy::too_many_arguments, reason = "the signature of candle-flash-attn")]
 pub fn flash_attn_varlen_alibi_windowed_softcap(
     q: &Tensor,
     k: &Tensor,

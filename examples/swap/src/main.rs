@@ -9,7 +9,6 @@ mod logits;
 #[path = "../../../benches/measure/mod.rs"]
 mod measure;
 mod model;
-mod ours;
 #[path = "../../../benches/prefill/stock.rs"]
 mod stock;
 mod timing;
@@ -43,9 +42,6 @@ struct Args {
     /// Compute on the CPU. The build still needs CUDA, because candle-transformers' feature flash-attn enables it.
     #[arg(long)]
     cpu: bool,
-    /// Also compare the logits with those of our decoder on the same weights
-    #[arg(long)]
-    decoder: bool,
     #[command(flatten)]
     timing: timing::Timing,
 }
@@ -113,9 +109,6 @@ fn main() -> Result<()> {
     println!("\nprefill    dense {dense_time:.3?}, by the policy {sparse_time:.3?} ({ratio:.2}x)");
     println!("logits     largest difference {apart:.3e}");
     println!("dense writes   {dense_text:?}\npolicy writes  {sparse_text:?}");
-    if args.decoder {
-        ours::compare(dir, &device, dtype, &ids, &policy, [&dense, &sparse])?;
-    }
     Ok(())
 }
 

@@ -23,7 +23,7 @@ const CHECKED: usize = 4096;
 #[derive(Debug, Args)]
 pub struct Timing {
     /// Time the model on this shape instead: llama-3.1-8b, qwen3-8b or a config.json
-    #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "prompt_file", "cpu", "decoder"])]
+    #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "prompt_file", "cpu"])]
     pub synthetic: Option<String>,
     /// Kind of weights of --synthetic
     #[arg(long, default_value = "calibrated")]

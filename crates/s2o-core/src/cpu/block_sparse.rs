@@ -5,7 +5,6 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::microkernel::OutputRows;
-use super::schedule;
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::blocks::{BLOCK_Q, BlockSelection, query_blocks};
@@ -32,9 +31,9 @@ pub fn block_sparse<T: Element>(
     let cut: Vec<_> = query_blocks(&shape, mask).collect();
     let heads = shape.batch() * shape.num_heads();
     let mut out = OutputRows::new(out, shape.head_dim());
-    let lists = (0..heads * cut.len()).collect();
-    let lists = schedule::in_order(lists, |&list| std::cmp::Reverse(selection.blocks.list(list).len()));
-    let skipped = lists.map_init(
+    let mut lists: Vec<usize> = (0..heads * cut.len()).collect();
+    lists.sort_by_key(|&list| std::cmp::Reverse(selection.blocks.list(list).len()));
+    let skipped = lists.into_iter().par_bridge().map_init(
         || None,
         |held, list| {
             let workspace = Workspace::held(held, shape.head_dim(), BLOCK_Q);

@@ -6,7 +6,6 @@ use std::cmp::Reverse;
 use rayon::prelude::*;
 
 use super::microkernel::OutputRows;
-use super::schedule;
 use super::segment_group::{SegmentGroup, SegmentHeads};
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
@@ -48,8 +47,9 @@ impl<'a, T: Element> Call<'a, T> {
         let Self { inputs, config, out, .. } = &*self;
         let num_heads = inputs.shape.num_heads();
         // The tiles of the dense tail come first because they see every key.
-        let runs = schedule::in_order(self.runs(group, order), |run| (run.order.is_some(), Reverse(run.segment.start)));
-        let done = runs.map_init(
+        let mut runs = self.runs(group, order);
+        runs.sort_by_key(|run| (run.order.is_some(), Reverse(run.segment.start)));
+        let done = runs.into_iter().par_bridge().map_init(
             || None,
             |held, run| RunStats {
                 head: run.batch * num_heads + run.head,

@@ -4,7 +4,6 @@ use rayon::prelude::*;
 
 use super::microkernel::OutputRows;
 use super::pass1::pass1;
-use super::schedule;
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use super::tile_run::tiles_per_run;
@@ -30,7 +29,8 @@ pub fn dense<T: Element>(inputs: &Inputs<'_, T>, mask: Mask, out: &mut [T]) {
         }
     }
     let mut out = OutputRows::new(out, shape.head_dim());
-    schedule::in_order(runs, |(.., tiles)| std::cmp::Reverse(tiles[0].start)).for_each_init(
+    runs.sort_by_key(|(.., tiles)| std::cmp::Reverse(tiles[0].start));
+    runs.into_iter().par_bridge().for_each_init(
         || None,
         |held, (batch, head, tiles)| {
             let workspace = Workspace::held(held, shape.head_dim(), TILE);

@@ -8,7 +8,7 @@
 //! also holds one byte per output row, and 72 bytes of statistics per query tile and head.
 //!
 //! **Structure of a call.** [`attention`] makes the plan and cuts it into segment groups (`segment_group`). For each
-//! group it ranks the keys (`ranking`) and distributes runs of query tiles (`call`, `schedule`). A run (`tile_run`)
+//! group it ranks the keys (`ranking`) and distributes runs of query tiles (`call`). A run (`tile_run`)
 //! processes its window (`pass1`) and its prefix (`pass2`) one key tile at a time (`tile`), with two matrix products
 //! and a softmax per key tile (`microkernel`, `softmax`).
 //!
@@ -26,7 +26,6 @@ mod moments;
 mod pass1;
 mod pass2;
 mod ranking;
-mod schedule;
 mod segment_group;
 mod softmax;
 mod strided;

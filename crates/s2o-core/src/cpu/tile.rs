@@ -219,7 +219,8 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    /// The workspace of a worker, created with its first item.
+    /// The workspace of a worker, created with its first item, because rayon prepares more workers than it may need.
+    /// Workers take items one at a time, the longest first, so that none starts a long item at the end.
     pub(super) fn held(held: &mut Option<Self>, head_dim: usize, tile_k: usize) -> &mut Self {
         held.get_or_insert_with(|| Self::new(head_dim, tile_k))
     }
