@@ -1,8 +1,8 @@
 //! Launch layer of the CUDA kernels of candle-s2o, on Candle tensors. It loads the compiled kernels of a GPU, allocates
 //! scratch memory in stream order, and enqueues kernels on the stream of a Candle device. It contains no attention.
 //!
-//! A caller makes a [`Launcher`] for a device or tensor, takes the addresses of its tensors ([`Operand`], [`address`])
-//! and scratch memory ([`Launcher::allocate`]), fills in the kernel's parameters and calls [`Launcher::launch`], the
+//! A caller makes a `Launcher` for a device or tensor, takes the addresses of its tensors (`Operand`, `address`)
+//! and scratch memory (`Launcher::allocate`), fills in the kernel's parameters and calls `Launcher::launch`, the
 //! only place that launches a kernel.
 //!
 //! The crate is empty without the feature `cuda`.
