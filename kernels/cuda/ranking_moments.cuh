@@ -77,7 +77,7 @@ __device__ void segment_moments(const RankingParams& p) {
         for (int i = 0; i < MOMENT_ROWS_IN_FLIGHT; ++i) {
             const int row = first + slot + i * ROWS;
             // A row that does not exist is marked as not finite and so left out.
-            loaded[i] = make_uint4(Packed<T>::NAN_WORD, 0, 0, 0);
+            loaded[i] = make_uint4(NAN_WORD, 0, 0, 0);
             if (row < end) loaded[i] = __ldcs(reinterpret_cast<const uint4*>(q + row * p.q_strides.seq));
         }
 #pragma unroll

@@ -11,9 +11,9 @@
 #pragma once
 #include <cstdint>
 
+#include "mma.cuh"
 #include "ranking_element.cuh"
 #include "ranking_params.cuh"
-#include "shared_address.cuh"
 
 namespace s2o {
 
@@ -200,21 +200,20 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j], keys[i].x, keys[i].y);
+                    for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[part][2 * j], keys[i].x, keys[i].y);
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) Packed<T>::mma(sum[i], a[part][2 * j + 1], keys[i].z, keys[i].w);
+                    for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[part][2 * j + 1], keys[i].z, keys[i].w);
                 }
                 if constexpr (SECOND) {
-                    using Square = Packed<__nv_bfloat16>;
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        Square::mma(sum[i], a[2][2 * j], Packed<T>::squares_bf16(keys[i].x),
-                                    Packed<T>::squares_bf16(keys[i].y));
+                        mma<__nv_bfloat16>(sum[i], a[2][2 * j], Packed<T>::squares_bf16(keys[i].x),
+                                           Packed<T>::squares_bf16(keys[i].y));
                     }
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        Square::mma(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(keys[i].z),
-                                    Packed<T>::squares_bf16(keys[i].w));
+                        mma<__nv_bfloat16>(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(keys[i].z),
+                                           Packed<T>::squares_bf16(keys[i].w));
                     }
                 }
             }
