@@ -1,0 +1,67 @@
+"""What a step trains on, as a function of the progress: lengths, shares, rates. Progress goes by the cost of the steps
+that the benchmark of train.py measured, so that all processes know it without talking to each other."""
+import random
+import torch
+from samples import Maker
+
+POSITIONS = 131072
+STAGES = [  # until this progress: tokens per step and GPU, {length: share of the steps}, share of generated tasks,
+    # share of samples with skipped positions
+    (0.04, 65536, {512: 0.5, 1024: 0.5}, 0.55, 0.0),
+    (0.28, 65536, {1024: 0.35, 2048: 0.65}, 0.55, 0.1),
+    (0.50, 131072, {2048: 0.35, 8192: 0.65}, 0.55, 0.3),
+    (0.72, 131072, {2048: 0.25, 8192: 0.35, 32768: 0.4}, 0.55, 0.25),
+    (1.01, 131072, {2048: 0.2, 8192: 0.28, 32768: 0.32, 131072: 0.2}, 0.55, 0.15)]
+FLAT, QUANTISED = 0.4, 0.85                  # the rate is constant until FLAT; weights are quantised from QUANTISED on
+
+
+def cost(length, tokens):
+    """seconds of a step on an H200, if they are not measured"""
+    return tokens * (0.8e-6 + 8e-11 * length)
+
+
+def sizes():
+    """all (length, tokens per step and GPU), the largest first"""
+    return sorted({(n, s[1]) for s in STAGES for n in s[2]}, reverse=True)
+
+
+def stage(progress):
+    return next(s for s in STAGES if progress < s[0])
+
+
+def length(step, progress):
+    shares = stage(progress)[2]
+    return random.Random(step * 7919 + 13).choices(list(shares), list(shares.values()))[0]
+
+
+def rate(progress):
+    return 1.0 if progress < FLAT else max(0.02, 1 - (progress - FLAT) / (1 - FLAT))
+
+
+def walk(step, progress, total, costs):
+    """(step, progress, length) of this and all later steps"""
+    while True:
+        n = length(step, progress)
+        yield step, progress, n
+        progress = min(1.0, progress + costs[n, stage(progress)[1]] / total)
+        step += 1
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """batches; worker w of W makes the steps w, w + W, ..., which is the order in which the loader asks for them"""
+
+    def __init__(self, data, seed, start, maxlen=POSITIONS, tokens=0):
+        self.a = data, seed, start, maxlen, tokens
+
+    def __iter__(self):
+        data, seed, start, maxlen, tokens = self.a
+        info = torch.utils.data.get_worker_info()
+        w, workers = (info.id, info.num_workers) if info else (0, 1)
+        torch.set_num_threads(1)
+        mk = Maker(data, seed * 1009 + start[0] * 31 + w)
+        for i, (step, progress, n) in enumerate(walk(*start)):
+            if i % workers == w:
+                _, N, _, synthetic, skips = stage(progress)
+                n = min(n, maxlen)
+                batch = mk.batch(max(tokens or N, n), n, synthetic, skips, POSITIONS)
+                yield [torch.from_numpy(t) for t in batch] + [progress]
