@@ -68,6 +68,17 @@ impl Problem {
         Self { shape, scale: shape.default_softmax_scale(), dtype, host, on_cpu, on_gpu }
     }
 
+    /// Replaces every number of q, k or v (`which` 0, 1 or 2), contiguous from now on. `change` takes the index and the
+    /// old number.
+    pub fn replace(&mut self, which: usize, change: impl Fn(usize, f32) -> f32) {
+        let data: Vec<f32> = self.host[which].iter().enumerate().map(|(i, &x)| change(i, x)).collect();
+        let exact = Tensor::from_vec(data, self.on_cpu[which].dims(), &Device::Cpu).unwrap();
+        let rounded = exact.to_dtype(self.dtype).unwrap();
+        self.on_gpu[which] = rounded.to_device(self.on_gpu[which].device()).unwrap();
+        self.on_cpu[which] = rounded.to_dtype(DType::F32).unwrap();
+        self.host[which] = self.on_cpu[which].flatten_all().unwrap().to_vec1().unwrap();
+    }
+
     /// The operands for the plain Rust path.
     pub fn inputs(&self) -> Inputs<'_, f32> {
         let shape = &self.shape;

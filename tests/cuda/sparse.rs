@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use candle_s2o::{
-    AttnStats, GainFrame, Ranking, S2oConfig, S2oConfigBuilder, S2oOp, SegmentLen, StopRule, TileStats, TriggeringTile,
+    AttnStats, GainFrame, Permutation, Ranking, S2oConfig, S2oConfigBuilder, S2oOp, SegmentLen, StopRule, TileStats,
+    TriggeringTile,
 };
 use s2o_core::{Plan, cpu};
 
@@ -20,11 +21,25 @@ pub fn op(problem: &Problem, config: &S2oConfig, prompt_len: usize, ranking: &Ra
 /// Runs the op on the GPU and checks its output and its statistics.
 pub fn check_s2o(runner: &Runner, problem: &Problem, config: &S2oConfig, prompt_len: usize) -> (Tensor, AttnStats) {
     let ranking = cpu::rank(&problem.inputs(), config, prompt_len).unwrap();
+    check_ranked(runner, problem, config, prompt_len, &ranking)
+}
+
+/// [`check_s2o`] with given orders. Two runs must give the same bits.
+fn check_ranked(
+    runner: &Runner,
+    problem: &Problem,
+    config: &S2oConfig,
+    prompt_len: usize,
+    ranking: &Ranking,
+) -> (Tensor, AttnStats) {
     let [q, k, v] = &problem.on_gpu;
     problem.poison();
-    let (out, stats) = op(problem, config, prompt_len, &ranking).apply_with_stats(q, k, v).unwrap();
-    check_output(problem, config, prompt_len, &ranking, &stats, &out);
-    check_visits(runner, problem, config, prompt_len, &ranking, &stats);
+    let (out, stats) = op(problem, config, prompt_len, ranking).apply_with_stats(q, k, v).unwrap();
+    check_output(problem, config, prompt_len, ranking, &stats, &out);
+    check_visits(runner, problem, config, prompt_len, ranking, &stats);
+    problem.poison();
+    let again = op(problem, config, prompt_len, ranking).apply(q, k, v).unwrap();
+    assert!(bits(&again) == bits(&out), "two runs differ");
     (out, stats)
 }
 
@@ -146,7 +161,8 @@ pub fn cases(runner: &mut Runner) {
     long(runner);
 }
 
-/// Every rule, frame and treatment of the triggering tile, with and without query permutation.
+/// Every rule, frame and treatment of the triggering tile, with and without query permutation, in ranked and in
+/// scattered orders.
 fn rules(runner: &mut Runner) {
     for (stop_rule, tau) in [(StopRule::AllRows, 0.1), (StopRule::MeanRatio, 0.09), (StopRule::SumRatio, 0.09)] {
         for gain_frame in [GainFrame::NewMax, GainFrame::Literal] {
@@ -161,6 +177,18 @@ fn rules(runner: &mut Runner) {
                         let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 2000, k_len: 2000, head_dim: 128 };
                         let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
                         let (_, stats) = check_s2o(runner, &problem, &config, 2000);
+                        let mut scattered = cpu::rank(&problem.inputs(), &config, 2000).unwrap();
+                        for (head, order) in scattered
+                            .iter_mut()
+                            .enumerate()
+                            .flat_map(|(h, orders)| orders.iter_mut().map(move |order| (h, order)))
+                        {
+                            // 37 and the lengths, multiples of 256, have no common factor.
+                            let len = order.kv_perm.len();
+                            let keys = (0..len).map(|i| ((i * 37 + head * 11) % len) as u32).collect();
+                            order.kv_perm = Permutation::new(keys).unwrap();
+                        }
+                        check_ranked(runner, &problem, &config, 2000, &scattered);
                         if gain_frame == GainFrame::NewMax {
                             assert!(stats.density() < 0.97, "the case should skip: density {}", stats.density());
                         }
