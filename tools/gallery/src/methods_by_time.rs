@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use s2o_eval::report::table;
+use s2o_plot::{Bar, Bars};
 
-use crate::phases;
 use crate::record::{Measurement, newest, of_device, shapes};
 use crate::rows::{Sourced, distinct, missing};
 use crate::section::{Picture, Section, Sources};
@@ -28,10 +28,16 @@ struct Timed<'r> {
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = of_device(directory)?;
     let rows = newest(directory, &rows, "rows of the bench `methods`", |row| row.bench == "methods")?;
-    let wholes = rows.iter().filter(|row| ![SELECTION, ATTENTION].iter().any(|part| row.row.method.ends_with(part)));
+    let wholes = rows.iter().filter(|row| ![SELECTION, ATTENTION].iter().any(|part| row.method.ends_with(part)));
     let timed = wholes.map(|row| timed(row, &rows)).collect::<Result<Vec<_>>>()?;
     let lengths = distinct(timed.iter().map(|timed| timed.tokens));
-    let pictures = lengths.iter().map(|&length| picture(length, &timed)).collect::<Result<_>>()?;
+    let pictures = lengths.iter().map(|&length| {
+        let methods = timed.iter().filter(|timed| timed.tokens == length);
+        let exact = baselines(length, &timed).into_iter().map(|(name, ms)| (name, [0.0, ms]));
+        let bars = methods.map(|timed| (timed.method, [timed.selection, timed.attention])).chain(exact);
+        phases("methods-by-time", length, bars)
+    });
+    let pictures = pictures.collect::<Result<_>>()?;
     let text = format!(
         "Medians in milliseconds ({}); each part and the whole are medians of their own, the selection also as a share \
          of the whole and of the baseline.\n\n{}",
@@ -47,8 +53,8 @@ fn timed<'r>(whole: &'r Sourced<Measurement>, rows: &[&'r Sourced<Measurement>])
     let Measurement { method, q_len, .. } = &whole.row;
     let part = |name: &str| {
         let part = format!("{method}{name}");
-        let row = rows.iter().find(|row| row.row.method == part && row.row.q_len == *q_len);
-        row.map(|row| row.row.ms)
+        let row = rows.iter().find(|row| row.method == part && row.q_len == *q_len);
+        row.map(|row| row.ms)
             .ok_or_else(|| missing(&whole.path, &format!("a row `{part}` at {q_len} tokens beside `{method}`"), "none"))
     };
     let [selection, attention] = [part(SELECTION)?, part(ATTENTION)?];
@@ -68,11 +74,26 @@ fn baselines<'t>(length: usize, timed: &'t [Timed]) -> Vec<(&'t str, f64)> {
     baselines
 }
 
-fn picture(length: usize, timed: &[Timed]) -> Result<Picture> {
-    let methods = timed.iter().filter(|timed| timed.tokens == length);
-    let exact = baselines(length, timed).into_iter().map(|(name, ms)| (name, [0.0, ms]));
-    let bars = methods.map(|timed| (timed.method, [timed.selection, timed.attention])).chain(exact);
-    phases::picture("methods-by-time", length, bars)
+/// A bar for each method at a length, from its name and its milliseconds for selection and attention. The file is named
+/// after `kind` and the length.
+pub fn phases<'m>(
+    kind: &str,
+    length: usize,
+    methods: impl IntoIterator<Item = (&'m str, [f64; 2])>,
+) -> Result<Picture> {
+    let bars: Vec<Bar> =
+        methods.into_iter().map(|(label, parts)| Bar { label: label.to_owned(), parts: parts.to_vec() }).collect();
+    let longest = bars.iter().map(|bar| bar.parts.iter().sum()).fold(0.0, f64::max);
+    let height = 180 + 46 * u32::try_from(bars.len()).unwrap_or(u32::MAX).min(60);
+    let plot = Bars {
+        title: format!("{} tokens", tokens(length)),
+        quantity: "milliseconds".to_owned(),
+        parts: vec!["selection".to_owned(), "attention".to_owned()],
+        bars,
+        decimals: if longest < 10.0 { 2 } else { 1 },
+    };
+    let description = format!("Time for selection and attention of each method at {length} tokens");
+    Picture::new(format!("{kind}-{length}"), description, (1000, height), plot)
 }
 
 fn times(timed: &[Timed]) -> String {

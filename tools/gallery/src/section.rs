@@ -107,19 +107,17 @@ impl Section {
     /// The lines between the markers of a page in the directory `page`.
     pub fn markdown(&self, page: &Path) -> Result<String> {
         let page = absolute(page)?;
-        let directory = absolute(&self.directory)?;
-        let mut text = String::from("\n");
+        let (mut text, mut vectors) = (String::from("\n"), Vec::new());
         for picture in &self.pictures {
-            let png = directory.join(format!("{}.png", picture.name));
-            text.push_str(&format!("![{}]({})\n", inline(&picture.description), link(&page, &png)));
+            let [png, svg] = self.files(picture);
+            text.push_str(&format!("![{}]({})\n", inline(&picture.description), link(&page, &absolute(&png)?)));
+            vectors.push(svg);
         }
         if !self.pictures.is_empty() {
             text.push('\n');
         }
         text.push_str(self.text.trim());
         text.push_str("\n\n");
-        let vectors: Vec<PathBuf> =
-            self.pictures.iter().map(|picture| directory.join(format!("{}.svg", picture.name))).collect();
         text.push_str(&self.sources.markdown(&page, &vectors)?);
         text.push('\n');
         Ok(text)

@@ -4,22 +4,67 @@
 use std::path::Path;
 
 use anyhow::Result;
-use s2o_eval::report::table;
 use s2o_plot::{Axis, Level, Lines, Series};
 
 use crate::record::{Measurement, newest, of_device, shapes};
-use crate::rows::{Sourced, distinct};
+use crate::rows::{Sourced, ascending, distinct};
 use crate::section::{Picture, Section, Sources};
-use crate::text::{inline, share, three_digits, tokens};
+use crate::text::{inline, pivot, share, three_digits, tokens};
 
 /// Baseline of attention alone.
 const FLASH_ATTENTION: &str = "candle-flash-attn 0.11.1";
 /// Baseline of prefills: Candle's own model with that attention.
 const STOCK: &str = "stock, candle-flash-attn 0.11.1";
 
-/// Prefix of the rows' method, and name of the method. The longest matching prefix decides.
-const ATTENTION: [(&str, &str); 3] = [("dense, ", "dense"), ("default, ", "S2O"), ("paper, ", "S2O paper")];
-const PREFILL: [(&str, &str); 3] = [("dense, ", "dense"), ("s2o, ", "S2O"), ("s2o, paper's preset, ", "S2O paper")];
+/// A benchmark of methods against a baseline.
+struct Comparison {
+    bench: &'static str,
+    baseline: &'static str,
+    /// Prefix of the rows' method, and name of the method. The longest matching prefix decides.
+    names: [(&'static str, &'static str); 3],
+    /// What the methods ran on.
+    on: &'static str,
+    /// Name of the picture.
+    picture: &'static str,
+    description: fn() -> String,
+    /// The vertical axis.
+    axis: fn() -> String,
+    /// What the table shows, from the shapes of the rows.
+    intro: fn(&str) -> String,
+}
+
+const COMPARISONS: [Comparison; 2] = [
+    Comparison {
+        bench: "attention gpu",
+        baseline: FLASH_ATTENTION,
+        names: [("dense, ", "dense"), ("default, ", "S2O"), ("paper, ", "S2O paper")],
+        on: "tensors",
+        picture: "speed-up-by-length",
+        description: || format!("Speed-up of attention over {FLASH_ATTENTION} by prompt length"),
+        axis: || format!("times as fast as {FLASH_ATTENTION}"),
+        intro: |shapes| {
+            format!(
+                "Attention alone, times as fast as {FLASH_ATTENTION} ({shapes}). Brackets hold the density and the \
+                 relative L2 distance from exact attention; \"S2O paper\" has the paper's settings."
+            )
+        },
+    },
+    Comparison {
+        bench: "prefill",
+        baseline: STOCK,
+        names: [("dense, ", "dense"), ("s2o, ", "S2O"), ("s2o, paper's preset, ", "S2O paper")],
+        on: "model",
+        picture: "time-to-first-token-by-length",
+        description: || "Time to first token of Candle's model over that of ours, by prompt length".to_owned(),
+        axis: || "first token, times as fast as stock".to_owned(),
+        intro: |shapes| {
+            format!(
+                "Time to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; \
+                 {shapes}). The error is that of the logits:"
+            )
+        },
+    },
+];
 
 /// One method on one kind of tensors or weights.
 struct Curve<'r> {
@@ -31,40 +76,21 @@ struct Curve<'r> {
 
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = of_device(directory)?;
-    let is_of = |bench: &'static str, baseline: &'static str, names: &'static [(&str, &str)]| {
-        move |row: &Measurement| row.bench == bench && row.baseline == baseline && named(names, &row.method).is_some()
-    };
-    let expected = format!("rows of the bench `attention gpu` against {FLASH_ATTENTION}");
-    let attention = newest(directory, &rows, &expected, is_of("attention gpu", FLASH_ATTENTION, &ATTENTION))?;
-    let mut sources = Sources::of(attention.iter().copied());
-    let curves = curves(&attention, &ATTENTION);
-    let description = format!("Speed-up of attention over {FLASH_ATTENTION} by prompt length");
-    let plot = lines(&curves, &format!("times as fast as {FLASH_ATTENTION}"));
-    let mut pictures = vec![Picture::new("speed-up-by-length".to_owned(), description, (900, 600), plot)?];
-    let mut text = format!(
-        "Attention alone, times as fast as {FLASH_ATTENTION} ({}). Brackets hold the density and the relative L2 \
-         distance from exact attention; \"S2O paper\" has the paper's settings.\n\n{}",
-        inline(&shapes(&attention)),
-        speed_ups(&curves, "tensors")
-    );
-
-    // Not every device has timed whole prefills.
-    let picks = is_of("prefill", STOCK, &PREFILL);
-    if rows.iter().any(|row| picks(&row.row)) {
-        let prefill = newest(directory, &rows, "rows of the bench `prefill`", picks)?;
-        sources = sources.and(Sources::of(prefill.iter().copied()));
-        let curves = self::curves(&prefill, &PREFILL);
-        let description = "Time to first token of Candle's model over that of ours, by prompt length".to_owned();
-        let plot = lines(&curves, "first token, times as fast as stock");
-        pictures.push(Picture::new("time-to-first-token-by-length".to_owned(), description, (900, 600), plot)?);
-        text.push_str(&format!(
-            "\nTime to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; {}). The \
-             error is that of the logits:\n\n{}",
-            inline(&shapes(&prefill)),
-            speed_ups(&curves, "model")
-        ));
+    let (mut texts, mut pictures, mut sources) = (Vec::new(), Vec::new(), Sources::default());
+    for Comparison { bench, baseline, names, on, picture, description, axis, intro } in &COMPARISONS {
+        let picks =
+            |row: &Measurement| row.bench == *bench && row.baseline == *baseline && named(names, &row.method).is_some();
+        // Not every device has timed whole prefills.
+        if !texts.is_empty() && !rows.iter().any(|row| picks(row)) {
+            continue;
+        }
+        let rows = newest(directory, &rows, &format!("rows of the bench `{bench}` against {baseline}"), picks)?;
+        sources = sources.and(Sources::of(rows.iter().copied()));
+        let curves = curves(&rows, names);
+        pictures.push(Picture::new((*picture).to_owned(), description(), (900, 600), lines(&curves, &axis()))?);
+        texts.push(format!("{}\n\n{}", intro(&inline(&shapes(&rows))), speed_ups(&curves, on)));
     }
-    Ok(Section { directory: directory.to_owned(), pictures, text, sources })
+    Ok(Section { directory: directory.to_owned(), pictures, text: texts.join("\n"), sources })
 }
 
 /// The name of a method, and the tensors or weights that it ran on.
@@ -74,7 +100,7 @@ fn named<'r>(names: &[(&str, &'static str)], method: &'r str) -> Option<(&'stati
 }
 
 fn curves<'r>(rows: &[&'r Sourced<Measurement>], names: &[(&str, &'static str)]) -> Vec<Curve<'r>> {
-    let name = |row: &&'r Sourced<Measurement>| named(names, &row.row.method);
+    let name = |row: &&'r Sourced<Measurement>| named(names, &row.method);
     let ons = distinct(rows.iter().filter_map(name).map(|(_, on)| on));
     let of = |method: &'static str, on: &'r str| {
         let rows: Vec<_> = rows.iter().copied().filter(|row| name(row) == Some((method, on))).collect();
@@ -97,7 +123,7 @@ impl Curve<'_> {
 }
 
 fn lines(curves: &[Curve], y: &str) -> Lines {
-    let point = |row: &&Sourced<Measurement>| (row.row.q_len as f64, row.row.ratio.unwrap_or(f64::NAN));
+    let point = |row: &&Sourced<Measurement>| (row.q_len as f64, row.ratio.unwrap_or(f64::NAN));
     // A single length would be a point that other points often hide; the table has it.
     let has_line = |curve: &&Curve| curve.rows.len() > 1 || curves.iter().all(|other| other.rows.len() == 1);
     let series = curves.iter().filter(has_line).map(|curve| Series {
@@ -115,22 +141,15 @@ fn lines(curves: &[Curve], y: &str) -> Lines {
 }
 
 fn speed_ups(curves: &[Curve], on: &str) -> String {
-    let mut lengths = distinct(curves.iter().flat_map(|curve| &curve.rows).map(|row| row.row.q_len));
-    lengths.sort_unstable();
-    let cell = |curve: &Curve, length: usize| {
-        let row = curve.rows.iter().find(|row| row.row.q_len == length);
-        let Some((ratio, row)) = row.and_then(|row| Some((row.row.ratio?, &row.row))) else { return "-".to_owned() };
+    let lengths = ascending(curves.iter().flat_map(|curve| &curve.rows).map(|row| row.q_len));
+    let columns: Vec<_> = lengths.into_iter().map(|length| (tokens(length), length)).collect();
+    let lines = curves.iter().map(|curve| (vec![curve.method.to_owned(), curve.on.to_owned()], curve));
+    pivot(&["method", on], &columns, lines, |curve, length| {
+        let row = curve.rows.iter().find(|row| row.q_len == *length)?;
+        let ratio = three_digits(row.ratio?);
         let density = row.density.filter(|density| *density < 0.9995).map(|density| share(density, 3));
         let error = row.error.map(|error| format!("error {}", share(error, 3)));
-        match density.into_iter().chain(error).collect::<Vec<_>>().join(", ") {
-            none if none.is_empty() => three_digits(ratio),
-            both => format!("{} ({both})", three_digits(ratio)),
-        }
-    };
-    let header = ["method", on].map(str::to_owned).into_iter().chain(lengths.iter().map(|&length| tokens(length)));
-    let line = |curve: &Curve| {
-        let place = [curve.method.to_owned(), curve.on.to_owned()];
-        place.into_iter().chain(lengths.iter().map(|&length| cell(curve, length))).collect()
-    };
-    table(&header.collect::<Vec<_>>(), curves.iter().map(line))
+        let both: Vec<String> = density.into_iter().chain(error).collect();
+        Some(if both.is_empty() { ratio } else { format!("{ratio} ({})", both.join(", ")) })
+    })
 }
