@@ -8,7 +8,7 @@ use s2o_eval::experiment::heads::HeadRow;
 use s2o_plot::{Heatmap, Matrix, Scale};
 
 use crate::rows::{Sourced, ascending, distinct, newest_runs, of_experiment};
-use crate::section::{Picture, Section, Sources};
+use crate::section::Section;
 use crate::text::{pivot, share, slug};
 
 pub fn section(directory: &Path) -> Result<Section> {
@@ -16,12 +16,13 @@ pub fn section(directory: &Path) -> Result<Section> {
     let rows = newest_runs(rows, |row| row.method.clone());
     let methods = distinct(rows.iter().map(|row| row.method.as_str()));
     let layers = ascending(rows.iter().map(|row| row.layer));
-    let picture = |method: &&str| {
+    let mut section = Section::new(directory);
+    section.cite(&rows);
+    for method in &methods {
         let name = format!("density-by-head-{}", slug(method));
         let description = format!("Density by layer and head: {method}");
-        Picture::new(name, description, (800, 600), map(method, &layers, &rows)?)
-    };
-    let pictures = methods.iter().map(picture).collect::<Result<_>>()?;
+        section.draw(name, description, (800, 600), map(method, &layers, &rows)?)?;
+    }
 
     let of_layers = layers.iter().map(|&layer| (vec![layer.to_string()], Some(layer)));
     let columns: Vec<_> = methods.iter().map(|&method| (method.to_owned(), method)).collect();
@@ -30,8 +31,8 @@ pub fn section(directory: &Path) -> Result<Section> {
         let (sum, count) = own.fold((0.0, 0), |(sum, count), row| (sum + row.density, count + 1));
         (count > 0).then(|| share(sum / f64::from(count), 3))
     });
-    let text = format!("Mean density over the heads of each layer.\n\n{means}");
-    Ok(Section { directory: directory.to_owned(), pictures, text, sources: Sources::of(&rows) })
+    section.text = format!("Mean density over the heads of each layer.\n\n{means}");
+    Ok(section)
 }
 
 /// Layers as rows, heads as columns.

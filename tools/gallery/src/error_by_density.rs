@@ -7,7 +7,7 @@ use s2o_eval::experiment::matched_density::{MatchedRow, SweepRow, at_densities};
 use s2o_plot::{Axis, Lines, Series};
 
 use crate::rows::{Sourced, ascending, distinct, missing, newest_runs, read};
-use crate::section::{Picture, Section, Sources};
+use crate::section::Section;
 use crate::text::{error, pivot, share, with_unit};
 
 /// Densities to compare at if there is only a sweep.
@@ -15,19 +15,20 @@ const DENSITIES: [f64; 9] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 
 pub fn section(directory: &Path) -> Result<Section> {
     let [matched, sweep] = ["matched-density.csv", "sweep.csv"].map(|name| directory.join(name));
-    let (rows, sources): (Vec<MatchedRow>, Sources) = if matched.exists() {
+    let mut section = Section::new(directory);
+    let rows: Vec<MatchedRow> = if matched.exists() {
         let rows = newest_runs(read::<MatchedRow>(&matched, "method, density, layers, mse, mae, rel_l1")?, |row| {
             row.method.clone()
         });
-        let sources = Sources::of(&rows);
-        (rows.into_iter().map(|row| row.row).collect(), sources)
+        section.cite(&rows);
+        rows.into_iter().map(|row| row.row).collect()
     } else if sweep.exists() {
         let rows = newest_runs(read::<SweepRow>(&sweep, "method, value, layer, density, mse, rel_l1")?, |row| {
             row.method.clone()
         });
-        let sources = Sources::of(&rows);
+        section.cite(&rows);
         let rows: Vec<SweepRow> = rows.into_iter().map(|Sourced { row, .. }| row).collect();
-        (at_densities(&rows, &DENSITIES), sources)
+        at_densities(&rows, &DENSITIES)
     } else {
         let expected = "matched-density.csv or sweep.csv of `evaluate experiment matched-density`";
         bail!(missing(directory, expected, "neither"));
@@ -52,7 +53,7 @@ pub fn section(directory: &Path) -> Result<Section> {
         ..Lines::default()
     };
     let description = "Mean squared error by density, one line for each method".to_owned();
-    let picture = Picture::new("error-by-density".to_owned(), description, (900, 600), plot)?;
+    section.draw("error-by-density".to_owned(), description, (900, 600), plot)?;
 
     let lines = methods.iter().map(|method| (vec![(*method).to_owned()], *method));
     let errors = pivot(&["method"], &with_unit("density", &densities), lines, |method, &density| {
@@ -64,8 +65,8 @@ pub fn section(directory: &Path) -> Result<Section> {
         };
         Some(format!("{}, {}", text(|row| row.mse, error)?, text(|row| row.rel_l1, |value| share(value, 4))?))
     });
-    let text = format!(
+    section.text = format!(
         "Mean squared error and, behind it, relative L1 error; the lowest at each density is bold.\n\n{errors}"
     );
-    Ok(Section { directory: directory.to_owned(), pictures: vec![picture], text, sources })
+    Ok(section)
 }

@@ -14,7 +14,7 @@ use s2o_plot::{Axis, Level, Lines, Series};
 use crate::layers::{Experiment, Group, Key, Setting};
 use crate::methods_by_time::phases;
 use crate::rows::ascending;
-use crate::section::Picture;
+use crate::section::Section;
 use crate::text::{error, pivot, share, slug, three_digits, tokens, with_unit};
 
 pub const TIME_SPLIT: Experiment<TimeRow> = Experiment {
@@ -22,16 +22,11 @@ pub const TIME_SPLIT: Experiment<TimeRow> = Experiment {
     columns: "method, layer, tokens, selection_seconds, attention_seconds, dense_seconds, speed_up, density, mse, rel_l1",
     intro: "Times in milliseconds, means over the layers; speed-up is that over our dense attention.",
     is_by_method: false,
-    key: |row| Key {
-        method: row.method.clone(),
-        setting: format!("`{}`", row.method),
-        layer: row.layer,
-        tokens: row.tokens,
-    },
+    key: |row| Key::new(&row.method, format!("`{}`", row.method), row.layer, row.tokens),
     render: time_split,
 };
 
-fn time_split(group: &Group<TimeRow>) -> Result<(String, Option<Picture>)> {
+fn time_split(group: &Group<TimeRow>, section: &mut Section) -> Result<String> {
     let header = ["method", "selection", "attention", "whole", "density", "MSE", "relative L1", "speed-up"];
     let phases_of = |own: &Setting<TimeRow>| {
         [own.milliseconds(|row| row.selection_seconds), own.milliseconds(|row| row.attention_seconds)]
@@ -59,8 +54,8 @@ fn time_split(group: &Group<TimeRow>) -> Result<(String, Option<Picture>)> {
         cells.map(str::to_owned).to_vec()
     });
     let bars = group.settings.iter().map(|own| (own.row().method.as_str(), phases_of(own)));
-    let picture = phases("time-split", group.tokens, bars.chain(dense.map(|ms| (DENSE, [0.0, ms]))))?;
-    Ok((table(&header, group.settings.iter().map(line).chain(exact)), Some(picture)))
+    phases(section, "time-split", group.tokens, bars.chain(dense.map(|ms| (DENSE, [0.0, ms]))))?;
+    Ok(table(&header, group.settings.iter().map(line).chain(exact)))
 }
 
 pub const MATCHED_SPEED: Experiment<SpeedRow> = Experiment {
@@ -70,14 +65,9 @@ pub const MATCHED_SPEED: Experiment<SpeedRow> = Experiment {
     intro: "Times in milliseconds, means over the layers; the whole has the selection in it, and nothing chooses the \
             random blocks. Ratio is blocks over whole, speed-up dense over whole.",
     is_by_method: true,
-    key: |row| Key {
-        method: row.method.clone(),
-        setting: match row.value {
-            Some(value) => format!("`{}` with {} {value}", row.method, option(&row.method)),
-            None => format!("`{}`", row.method),
-        },
-        layer: row.layer,
-        tokens: row.tokens,
+    key: |row| {
+        let value = row.value.map(|value| format!(" with {} {value}", option(&row.method))).unwrap_or_default();
+        Key::new(&row.method, format!("`{}`{value}", row.method), row.layer, row.tokens)
     },
     render: matched_speed,
 };
@@ -89,7 +79,7 @@ fn option(method: &str) -> &'static str {
     knob.map_or("value", |knob| knob.option)
 }
 
-fn matched_speed(group: &Group<SpeedRow>) -> Result<(String, Option<Picture>)> {
+fn matched_speed(group: &Group<SpeedRow>, section: &mut Section) -> Result<String> {
     let Group { method, tokens: length, .. } = group;
     let mut settings: Vec<&Setting<SpeedRow>> = group.settings.iter().collect();
     settings.sort_by(|a, b| a.mean(|row| row.density).total_cmp(&b.mean(|row| row.density)));
@@ -139,7 +129,8 @@ fn matched_speed(group: &Group<SpeedRow>) -> Result<(String, Option<Picture>)> {
     };
     let name = format!("matched-speed-{}-{length}", slug(method));
     let description = format!("Time by density of {method} and of random blocks at {length} tokens");
-    Ok((table(&header, settings.iter().map(line)), Some(Picture::new(name, description, (900, 560), plot)?)))
+    section.draw(name, description, (900, 560), plot)?;
+    Ok(table(&header, settings.iter().map(line)))
 }
 
 pub const TAU_AND_SEGMENT: Experiment<GridRow> = Experiment {
@@ -149,17 +140,15 @@ pub const TAU_AND_SEGMENT: Experiment<GridRow> = Experiment {
     intro: "Density, relative L1 error and speed-up over our dense attention, for each tau and segment length in \
             tokens; means over the layers.",
     is_by_method: true,
-    key: |row| Key {
-        method: row.method.clone(),
-        setting: format!("`{}` with tau {} and segment {}", row.method, row.tau, row.segment),
-        layer: row.layer,
-        tokens: row.tokens,
+    key: |row| {
+        let setting = format!("`{}` with tau {} and segment {}", row.method, row.tau, row.segment);
+        Key::new(&row.method, setting, row.layer, row.tokens)
     },
     render: tau_and_segment,
 };
 
 /// The picture has the error by density for each segment length; there is none if everything was computed.
-fn tau_and_segment(group: &Group<GridRow>) -> Result<(String, Option<Picture>)> {
+fn tau_and_segment(group: &Group<GridRow>, section: &mut Section) -> Result<String> {
     let Group { method, tokens: length, settings, .. } = group;
     let taus = ascending(settings.iter().map(|own| own.row().tau));
     let segments = ascending(settings.iter().map(|own| own.row().segment));
@@ -181,7 +170,7 @@ fn tau_and_segment(group: &Group<GridRow>) -> Result<(String, Option<Picture>)> 
     };
     let series: Vec<Series> = segments.iter().map(curve).collect();
     if series.iter().all(|series| series.points.is_empty()) {
-        return Ok((table, None));
+        return Ok(table);
     }
     let plot = Lines {
         title: format!("{method}, {} tokens", tokens(*length)),
@@ -193,7 +182,8 @@ fn tau_and_segment(group: &Group<GridRow>) -> Result<(String, Option<Picture>)> 
     let name = format!("tau-and-segment-{}-{length}", slug(method));
     let description =
         format!("Relative L1 error of {method} by density at {length} tokens, one line for each segment length");
-    Ok((table, Some(Picture::new(name, description, (900, 560), plot)?)))
+    section.draw(name, description, (900, 560), plot)?;
+    Ok(table)
 }
 
 pub const COMPONENTS: Experiment<ComponentRow> = Experiment {
@@ -202,17 +192,15 @@ pub const COMPONENTS: Experiment<ComponentRow> = Experiment {
               attention_seconds, dense_seconds, speed_up",
     intro: "Means over the layers; the dense tail in queries, speed-up over our dense attention.",
     is_by_method: false,
-    key: |row| Key {
-        method: row.settings.clone(),
-        setting: format!("`{}` of {} with a dense tail of {}", row.component, row.settings, row.dense_tail),
-        layer: row.layer,
-        tokens: row.tokens,
+    key: |row| {
+        let setting = format!("`{}` of {} with a dense tail of {}", row.component, row.settings, row.dense_tail);
+        Key::new(&row.settings, setting, row.layer, row.tokens)
     },
     render: components,
 };
 
 /// A few numbers need no picture.
-fn components(group: &Group<ComponentRow>) -> Result<(String, Option<Picture>)> {
+fn components(group: &Group<ComponentRow>, _section: &mut Section) -> Result<String> {
     let header = ["settings", "dense tail", "component", "density", "MSE", "relative L1", "speed-up"];
     let line = |own: &Setting<ComponentRow>| {
         let ComponentRow { settings, component, dense_tail, .. } = own.row();
@@ -227,5 +215,5 @@ fn components(group: &Group<ComponentRow>) -> Result<(String, Option<Picture>)> 
             three_digits(own.mean(|row| row.dense_seconds) / seconds),
         ]
     };
-    Ok((table(&header, group.settings.iter().map(line)), None))
+    Ok(table(&header, group.settings.iter().map(line)))
 }

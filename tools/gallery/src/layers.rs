@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde::de::DeserializeOwned;
 
-use crate::rows::{Sourced, ascending, distinct, missing, newest_runs, of_experiment};
-use crate::section::{Picture, Section, Sources};
+use crate::rows::{Sourced, ascending, missing, newest_runs, of_experiment};
+use crate::section::Section;
 use crate::text::inline;
 
 /// A kind of entry that shows means over the layers.
@@ -21,8 +21,8 @@ pub struct Experiment<R> {
     /// Whether each method of a length has a table of its own.
     pub is_by_method: bool,
     pub key: fn(&R) -> Key,
-    /// The table and the picture of a group.
-    pub render: fn(&Group<R>) -> Result<(String, Option<Picture>)>,
+    /// Draws the picture of a group and returns its table.
+    pub render: fn(&Group<R>, &mut Section) -> Result<String>,
 }
 
 /// What distinguishes the rows of an experiment.
@@ -56,6 +56,12 @@ pub struct Group<'r, R> {
     pub settings: Vec<Setting<'r, R>>,
 }
 
+impl Key {
+    pub fn new(method: &str, setting: String, layer: usize, tokens: usize) -> Self {
+        Self { method: method.to_owned(), setting, layer, tokens }
+    }
+}
+
 impl<R: DeserializeOwned> Experiment<R> {
     /// The entry of the newest rows in a directory.
     pub fn section(&self, directory: &Path) -> Result<Section> {
@@ -63,13 +69,14 @@ impl<R: DeserializeOwned> Experiment<R> {
             let Key { method, tokens, .. } = (self.key)(row);
             (tokens, method)
         });
-        let (mut text, mut pictures) = (format!("{}\n", self.intro), Vec::new());
+        let mut section = Section::new(directory);
+        section.cite(&rows);
+        section.text = format!("{}\n", self.intro);
         for group in groups(&rows, self.key, self.is_by_method)? {
-            let (table, picture) = (self.render)(&group)?;
-            text.push_str(&format!("\n{}:\n\n{table}", group.heading));
-            pictures.extend(picture);
+            let table = (self.render)(&group, &mut section)?;
+            section.text.push_str(&format!("\n{}:\n\n{table}", group.heading));
         }
-        Ok(Section { directory: directory.to_owned(), pictures, text, sources: Sources::of(&rows) })
+        Ok(section)
     }
 }
 
@@ -78,11 +85,7 @@ fn groups<R>(rows: &[Sourced<R>], key: fn(&R) -> Key, is_by_method: bool) -> Res
     let mut groups = Vec::new();
     for tokens in ascending(rows.iter().map(|row| key(row).tokens)) {
         let mut settings: Vec<Setting<R>> = Vec::new();
-        for row in rows {
-            let key = key(row);
-            if key.tokens != tokens {
-                continue;
-            }
+        for (row, key) in rows.iter().map(|row| (row, key(row))).filter(|(_, key)| key.tokens == tokens) {
             let place = settings.iter().position(|own| own.key.setting == key.setting).unwrap_or(settings.len());
             let layer = key.layer;
             if place == settings.len() {
@@ -97,15 +100,12 @@ fn groups<R>(rows: &[Sourced<R>], key: fn(&R) -> Key, is_by_method: bool) -> Res
             bail!(missing(&other.any.path, &expected, &other.layers()));
         }
         let heading = format!("{tokens} tokens, {layers}");
-        let first = settings[0].key.method.clone();
-        if !is_by_method {
-            groups.push(Group { heading, method: first, tokens, settings });
-            continue;
-        }
-        for method in distinct(settings.iter().map(|own| own.key.method.clone())) {
-            let (own, others) = settings.into_iter().partition(|own| own.key.method == method);
+        while let Some(Setting { key: Key { method, .. }, .. }) = settings.first() {
+            let method = method.clone();
+            let heading = if is_by_method { format!("{}, {heading}", inline(&method)) } else { heading.clone() };
+            let (own, others) = settings.into_iter().partition(|own| !is_by_method || own.key.method == method);
             settings = others;
-            groups.push(Group { heading: format!("{}, {heading}", inline(&method)), method, tokens, settings: own });
+            groups.push(Group { heading, method, tokens, settings: own });
         }
     }
     Ok(groups)
@@ -144,7 +144,7 @@ mod tests {
     type Row = (&'static str, usize, usize, f64);
 
     fn key(&(name, layer, tokens, _): &Row) -> Key {
-        Key { method: name.to_owned(), setting: format!("`{name}`"), layer, tokens }
+        Key::new(name, format!("`{name}`"), layer, tokens)
     }
 
     fn sourced(rows: &[Row]) -> Vec<Sourced<Row>> {

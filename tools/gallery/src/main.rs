@@ -1,14 +1,10 @@
 //! Makes the pictures and tables of docs/results.md from rows that are in the repository.
 //!
-//! ```text
-//! cargo run --release -p gallery               # writes docs/results.md and its pictures
-//! cargo run --release -p gallery -- --check    # fails if one of them is out of date
-//! ```
-//!
 //! A page is Markdown with pairs of comments, `<!-- gallery: NAME -->` and `<!-- /gallery -->`, each alone on its line.
 //! The lines between them are generated; all others are hand-written and stay. A NAME is a kind and the directory of
-//! its rows, such as `error-by-density needle-7m-8k`. docs/experiments.md lists the kinds. Pictures are PNG and SVG
-//! files next to the rows. Every entry ends with the commit, device, source and command of its rows.
+//! its rows, such as `error-by-density needle-7m-8k`. docs/experiments.md lists the kinds and shows the commands.
+//! Pictures are PNG and SVG files next to the rows. Every entry ends with the commit, device, source and command of its
+//! rows.
 
 mod density_by_head;
 mod error_by_density;

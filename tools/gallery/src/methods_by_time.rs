@@ -8,7 +8,7 @@ use s2o_plot::{Bar, Bars};
 
 use crate::record::{Measurement, newest, of_device, shapes};
 use crate::rows::{Sourced, distinct, missing};
-use crate::section::{Picture, Section, Sources};
+use crate::section::Section;
 use crate::text::{inline, share, three_digits, tokens};
 
 const SELECTION: &str = ", selection";
@@ -31,21 +31,21 @@ pub fn section(directory: &Path) -> Result<Section> {
     let wholes = rows.iter().filter(|row| ![SELECTION, ATTENTION].iter().any(|part| row.method.ends_with(part)));
     let timed = wholes.map(|row| timed(row, &rows)).collect::<Result<Vec<_>>>()?;
     let lengths = distinct(timed.iter().map(|timed| timed.tokens));
-    let pictures = lengths.iter().map(|&length| {
+    let mut section = Section::new(directory);
+    section.cite(rows.iter().copied());
+    for length in lengths {
         let methods = timed.iter().filter(|timed| timed.tokens == length);
         let exact = baselines(length, &timed).into_iter().map(|(name, ms)| (name, [0.0, ms]));
         let bars = methods.map(|timed| (timed.method, [timed.selection, timed.attention])).chain(exact);
-        phases("methods-by-time", length, bars)
-    });
-    let pictures = pictures.collect::<Result<_>>()?;
-    let text = format!(
+        phases(&mut section, "methods-by-time", length, bars)?;
+    }
+    section.text = format!(
         "Medians in milliseconds ({}); each part and the whole are medians of their own, the selection also as a share \
          of the whole and of the baseline.\n\n{}",
         inline(&shapes(&rows)),
         times(&timed)
     );
-    let sources = Sources::of(rows.iter().copied());
-    Ok(Section { directory: directory.to_owned(), pictures, text, sources })
+    Ok(section)
 }
 
 /// A row of a whole method together with the rows of its parts.
@@ -74,13 +74,14 @@ fn baselines<'t>(length: usize, timed: &'t [Timed]) -> Vec<(&'t str, f64)> {
     baselines
 }
 
-/// A bar for each method at a length, from its name and its milliseconds for selection and attention. The file is named
+/// Draws a bar for each method at a length, from its name and its milliseconds for selection and attention. The file is named
 /// after `kind` and the length.
 pub fn phases<'m>(
+    section: &mut Section,
     kind: &str,
     length: usize,
     methods: impl IntoIterator<Item = (&'m str, [f64; 2])>,
-) -> Result<Picture> {
+) -> Result<()> {
     let bars: Vec<Bar> =
         methods.into_iter().map(|(label, parts)| Bar { label: label.to_owned(), parts: parts.to_vec() }).collect();
     let longest = bars.iter().map(|bar| bar.parts.iter().sum()).fold(0.0, f64::max);
@@ -93,7 +94,7 @@ pub fn phases<'m>(
         decimals: if longest < 10.0 { 2 } else { 1 },
     };
     let description = format!("Time for selection and attention of each method at {length} tokens");
-    Picture::new(format!("{kind}-{length}"), description, (1000, height), plot)
+    section.draw(format!("{kind}-{length}"), description, (1000, height), plot)
 }
 
 fn times(timed: &[Timed]) -> String {

@@ -8,7 +8,7 @@ use s2o_plot::{Axis, Level, Lines, Series};
 
 use crate::record::{Measurement, newest, of_device, shapes};
 use crate::rows::{Sourced, ascending, distinct};
-use crate::section::{Picture, Section, Sources};
+use crate::section::Section;
 use crate::text::{inline, pivot, share, three_digits, tokens};
 
 /// Baseline of attention alone.
@@ -16,55 +16,9 @@ const FLASH_ATTENTION: &str = "candle-flash-attn 0.11.1";
 /// Baseline of prefills: Candle's own model with that attention.
 const STOCK: &str = "stock, candle-flash-attn 0.11.1";
 
-/// A benchmark of methods against a baseline.
-struct Comparison {
-    bench: &'static str,
-    baseline: &'static str,
-    /// Prefix of the rows' method, and name of the method. The longest matching prefix decides.
-    names: [(&'static str, &'static str); 3],
-    /// What the methods ran on.
-    on: &'static str,
-    /// Name of the picture.
-    picture: &'static str,
-    description: fn() -> String,
-    /// The vertical axis.
-    axis: fn() -> String,
-    /// What the table shows, from the shapes of the rows.
-    intro: fn(&str) -> String,
-}
-
-const COMPARISONS: [Comparison; 2] = [
-    Comparison {
-        bench: "attention gpu",
-        baseline: FLASH_ATTENTION,
-        names: [("dense, ", "dense"), ("default, ", "S2O"), ("paper, ", "S2O paper")],
-        on: "tensors",
-        picture: "speed-up-by-length",
-        description: || format!("Speed-up of attention over {FLASH_ATTENTION} by prompt length"),
-        axis: || format!("times as fast as {FLASH_ATTENTION}"),
-        intro: |shapes| {
-            format!(
-                "Attention alone, times as fast as {FLASH_ATTENTION} ({shapes}). Brackets hold the density and the \
-                 relative L2 distance from exact attention; \"S2O paper\" has the paper's settings."
-            )
-        },
-    },
-    Comparison {
-        bench: "prefill",
-        baseline: STOCK,
-        names: [("dense, ", "dense"), ("s2o, ", "S2O"), ("s2o, paper's preset, ", "S2O paper")],
-        on: "model",
-        picture: "time-to-first-token-by-length",
-        description: || "Time to first token of Candle's model over that of ours, by prompt length".to_owned(),
-        axis: || "first token, times as fast as stock".to_owned(),
-        intro: |shapes| {
-            format!(
-                "Time to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; \
-                 {shapes}). The error is that of the logits:"
-            )
-        },
-    },
-];
+/// Prefix of the rows' method, and name of the method. The longest matching prefix decides.
+const ATTENTION: [(&str, &str); 3] = [("dense, ", "dense"), ("default, ", "S2O"), ("paper, ", "S2O paper")];
+const PREFILL: [(&str, &str); 3] = [("dense, ", "dense"), ("s2o, ", "S2O"), ("s2o, paper's preset, ", "S2O paper")];
 
 /// One method on one kind of tensors or weights.
 struct Curve<'r> {
@@ -76,21 +30,41 @@ struct Curve<'r> {
 
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = of_device(directory)?;
-    let (mut texts, mut pictures, mut sources) = (Vec::new(), Vec::new(), Sources::default());
-    for Comparison { bench, baseline, names, on, picture, description, axis, intro } in &COMPARISONS {
-        let picks =
-            |row: &Measurement| row.bench == *bench && row.baseline == *baseline && named(names, &row.method).is_some();
-        // Not every device has timed whole prefills.
-        if !texts.is_empty() && !rows.iter().any(|row| picks(row)) {
-            continue;
-        }
-        let rows = newest(directory, &rows, &format!("rows of the bench `{bench}` against {baseline}"), picks)?;
-        sources = sources.and(Sources::of(rows.iter().copied()));
-        let curves = curves(&rows, names);
-        pictures.push(Picture::new((*picture).to_owned(), description(), (900, 600), lines(&curves, &axis()))?);
-        texts.push(format!("{}\n\n{}", intro(&inline(&shapes(&rows))), speed_ups(&curves, on)));
+    let is_of = |bench: &'static str, baseline: &'static str, names: &'static [(&str, &str)]| {
+        move |row: &Measurement| row.bench == bench && row.baseline == baseline && named(names, &row.method).is_some()
+    };
+    let expected = format!("rows of the bench `attention gpu` against {FLASH_ATTENTION}");
+    let attention = newest(directory, &rows, &expected, is_of("attention gpu", FLASH_ATTENTION, &ATTENTION))?;
+    let mut section = Section::new(directory);
+    section.cite(attention.iter().copied());
+    let curves = curves(&attention, &ATTENTION);
+    let description = format!("Speed-up of attention over {FLASH_ATTENTION} by prompt length");
+    let plot = lines(&curves, &format!("times as fast as {FLASH_ATTENTION}"));
+    section.draw("speed-up-by-length".to_owned(), description, (900, 600), plot)?;
+    section.text = format!(
+        "Attention alone, times as fast as {FLASH_ATTENTION} ({}). Brackets hold the density and the relative L2 \
+         distance from exact attention; \"S2O paper\" has the paper's settings.\n\n{}",
+        inline(&shapes(&attention)),
+        speed_ups(&curves, "tensors")
+    );
+
+    // Not every device has timed whole prefills.
+    let picks = is_of("prefill", STOCK, &PREFILL);
+    if rows.iter().any(|row| picks(row)) {
+        let prefill = newest(directory, &rows, "rows of the bench `prefill`", picks)?;
+        section.cite(prefill.iter().copied());
+        let curves = self::curves(&prefill, &PREFILL);
+        let description = "Time to first token of Candle's model over that of ours, by prompt length".to_owned();
+        let plot = lines(&curves, "first token, times as fast as stock");
+        section.draw("time-to-first-token-by-length".to_owned(), description, (900, 600), plot)?;
+        section.text.push_str(&format!(
+            "\nTime to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; {}). The \
+             error is that of the logits:\n\n{}",
+            inline(&shapes(&prefill)),
+            speed_ups(&curves, "model")
+        ));
     }
-    Ok(Section { directory: directory.to_owned(), pictures, text: texts.join("\n"), sources })
+    Ok(section)
 }
 
 /// The name of a method, and the tensors or weights that it ran on.
