@@ -24,12 +24,9 @@ fn error_by_density() -> Lines {
         title: "Error at equal density, 32K tokens".to_owned(),
         x: Axis::linear("density"),
         y: Axis::log10("mean squared error"),
-        series: vec![
-            series("S2O", 1e-4),
-            series("XAttention", 4e-3),
-            series("FlexPrefill", 5e-3),
-            series("sliding window & sink", 3e-2),
-        ],
+        series: [("S2O", 1e-4), ("XAttention", 4e-3), ("FlexPrefill", 5e-3), ("sliding window & sink", 3e-2)]
+            .map(|(label, scale)| series(label, scale))
+            .to_vec(),
         levels: vec![Level { label: "bf16 rounding".to_owned(), y: 2e-6 }],
     }
 }
@@ -140,11 +137,9 @@ fn checked(plot: &dyn Plot, texts: &[&str]) -> Scene {
         let inside = inner.left >= 0.0 && inner.top >= 0.0 && inner.right <= 1200.0 && inner.bottom <= 800.0;
         assert!(inside, "{text} is clipped: {inner:?}");
         for (other, outer) in &labels[..i] {
-            let apart = inner.left >= outer.right
-                || outer.left >= inner.right
-                || inner.top >= outer.bottom
-                || outer.top >= inner.bottom;
-            assert!(apart, "{text} is on {other}: {inner:?} {outer:?}");
+            let is_beside = inner.left >= outer.right || outer.left >= inner.right;
+            let is_apart = is_beside || inner.top >= outer.bottom || outer.top >= inner.bottom;
+            assert!(is_apart, "{text} is on {other}: {inner:?} {outer:?}");
         }
     }
     scene
@@ -260,11 +255,9 @@ fn both_files_hold_the_picture_in_the_size_asked_for() {
                 pixels.pixels().iter().map(|pixel| (pixel.red(), pixel.green(), pixel.blue())).collect();
             assert!(colours.len() > 64, "{text}: {} colours", colours.len());
             let svg = fs::read_to_string(&files.svg).expect("an SVG");
-            assert!(
-                svg.contains(&format!(" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\"")),
-                "{svg}"
-            );
-            assert!(svg.contains(&format!(">{text}</text>\n")) && svg.ends_with("</svg>\n"), "{svg}");
+            let size = format!(" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\"");
+            let holds = svg.contains(&size) && svg.contains(&format!(">{text}</text>\n")) && svg.ends_with("</svg>\n");
+            assert!(holds, "{svg}");
         }
     }
     for (width, height) in [(0, 0), (159, 800), (800, 3001), (u32::MAX, u32::MAX)] {
@@ -390,10 +383,8 @@ fn attention_maps_without_mass_are_refused() {
     let nothing = Matrix::new(2, 2, vec![0.0, f64::NAN, 0.0, 0.0]).expect("a matrix");
     let nothing = AttentionMap { probabilities: nothing, ..attention("") };
     assert_eq!(refused(&one_map(nothing)), "attention map: expected a probability above 0, got none among 4");
-    assert_eq!(
-        refused(&one_map(AttentionMap { keys: 5..5, ..attention("") })),
-        "keys: expected at least one token, got 0"
-    );
+    let no_keys = AttentionMap { keys: 5..5, ..attention("") };
+    assert_eq!(refused(&one_map(no_keys)), "keys: expected at least one token, got 0");
     assert!(refused(&AttentionMaps { columns: 0, ..four_maps() }).starts_with("columns of attention maps: "));
     assert!(refused(&AttentionMaps { maps: Vec::new(), ..four_maps() }).starts_with("attention map: "));
     assert!(refused(&AttentionMaps { floor: Some(0.0), ..four_maps() }).starts_with("floor of the colours: "));
