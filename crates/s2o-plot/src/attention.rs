@@ -1,6 +1,6 @@
 //! [`AttentionMaps`]: a head's softmax mass and the tiles that methods compute, side by side with one colour scale.
 
-use std::ops;
+use std::{ops, slice};
 
 use super::axis::{self, Range, Scale};
 use super::figure::{Plot, PlotError};
@@ -184,6 +184,9 @@ fn colour_range(maps: &[AttentionMap], floor: Option<f64>) -> Result<Range, Plot
 /// A corner as (key, query).
 type Corner = (usize, usize);
 
+/// Largest number of parts between the edges of all tiles. If there are more, each tile gets its own outline.
+const MOST_PARTS: usize = 1 << 24;
+
 /// The line segments of the outline of the union of `tiles`.
 fn outline(tiles: &[Tile]) -> Vec<[Corner; 2]> {
     let tiles = || tiles.iter().filter(|tile| !tile.keys.is_empty() && !tile.queries.is_empty());
@@ -194,6 +197,9 @@ fn outline(tiles: &[Tile]) -> Vec<[Corner; 2]> {
         edges
     };
     let (keys, queries) = (edges(|tile| &tile.keys), edges(|tile| &tile.queries));
+    if keys.len().saturating_mul(queries.len()) > MOST_PARTS {
+        return tiles().flat_map(|tile| outline(slice::from_ref(tile))).collect();
+    }
 
     // Whether each part between edges is covered, with a border of uncovered parts.
     let columns = keys.len() + 1;
@@ -209,16 +215,20 @@ fn outline(tiles: &[Tile]) -> Vec<[Corner; 2]> {
     }
     let covered = |column: usize, row: usize| covered[row * columns + column];
 
+    // The ends of each run of parts between `edges` that are on an outline.
+    let runs_of = |edges: &[usize], is_edge: &dyn Fn(usize) -> bool| -> Vec<[usize; 2]> {
+        let is_edge: Vec<bool> = (1..edges.len()).map(is_edge).collect();
+        let drawn = runs(&is_edge).filter(|(_, is_edge)| **is_edge);
+        drawn.map(|(run, _)| [edges[run.start], edges[run.end]]).collect()
+    };
     let mut outline = Vec::new();
     for (i, &key) in keys.iter().enumerate() {
-        let is_edge: Vec<bool> = (1..queries.len()).map(|row| covered(i, row) != covered(i + 1, row)).collect();
-        let drawn = runs(&is_edge).filter(|(_, is_edge)| **is_edge);
-        outline.extend(drawn.map(|(run, _)| [(key, queries[run.start]), (key, queries[run.end])]));
+        let runs = runs_of(&queries, &|row| covered(i, row) != covered(i + 1, row));
+        outline.extend(runs.into_iter().map(|ends| ends.map(|query| (key, query))));
     }
     for (i, &query) in queries.iter().enumerate() {
-        let is_edge: Vec<bool> = (1..keys.len()).map(|column| covered(column, i) != covered(column, i + 1)).collect();
-        let drawn = runs(&is_edge).filter(|(_, is_edge)| **is_edge);
-        outline.extend(drawn.map(|(run, _)| [(keys[run.start], query), (keys[run.end], query)]));
+        let runs = runs_of(&keys, &|column| covered(column, i) != covered(column, i + 1));
+        outline.extend(runs.into_iter().map(|ends| ends.map(|key| (key, query))));
     }
     outline
 }

@@ -13,7 +13,6 @@ const COLUMNS: &str = "bench, method, q_len, k_len, heads, dtype, density, error
 /// The columns of `benches/record` that the gallery uses.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Measurement {
-    /// The benchmark.
     pub bench: String,
     /// The method and its tensors.
     pub method: String,
