@@ -138,9 +138,10 @@ const TIME: &str = "method,layer,tokens,selection_seconds,attention_seconds,dens
 
 #[test]
 fn dense_attention_is_a_line_of_its_own_unless_it_is_a_method() {
-    let rows = "s2o,0,8190,9,9,9,9,0.9,9,9,old\ns2o,0,8190,0.01,0.09,0.3,3,0.4,0.002,0.02,abc\n\
-        s2o,2,8190,0.03,0.07,0.5,5,0.2,0.004,0.04,abc\ns2o,2,16384,0.03,1.07,5,4.5,0.1,0.004,0.04,abc\n\
-        dense,2,16384,0,5.1,5,0.98,1,0,0,abc\n";
+    // Of a run that was repeated, and of a row that was, the last counts.
+    let rows = "s2o,2,16384,0.03,1.07,5,4.5,0.1,0.004,0.04,abc\ndense,2,16384,0,5.1,5,0.98,1,0,0,abc\n\
+        s2o,0,8190,9,9,9,9,0.9,9,9,old\ns2o,2,8190,8,8,8,8,0.8,8,8,abc\n\
+        s2o,0,8190,0.01,0.09,0.3,3,0.4,0.002,0.02,abc\ns2o,2,8190,0.03,0.07,0.5,5,0.2,0.004,0.04,abc\n";
     let site = Site::new(&[("docs/rows/a/time-split.csv", &format!("{TIME},commit\n{rows}"))]);
     let parts = [
         "\n8190 tokens, layers 0 and 2:\n\n",
@@ -257,7 +258,9 @@ fn needles_are_shown_by_depth_or_from_a_table_alone() {
 
 #[test]
 fn entries_that_cannot_be_made_say_what_was_expected() {
-    let speed = "s2o,0.1,0,99,1,1,1,1,1,1,1\ns2o,0.1,2,99,1,1,1,1,1,1,1\ns2o,0.2,0,99,1,1,1,1,1,1,1\n";
+    let speed = [("0.1", 0), ("0.1", 5), ("0.1", 2), ("0.2", 0), ("0.2", 2)]
+        .map(|(value, layer)| format!("s2o,{value},{layer},99,1,1,1,1,1,1,1\n"))
+        .concat();
     let site = Site::new(&[
         ("docs/rows/a/sweep.csv", "method,density\ns2o,half\n"),
         ("docs/rows/a/heads.csv", "method,layer,head,tokens,density,mse,rel_l1\n"),
@@ -284,8 +287,8 @@ fn entries_that_cannot_be_made_say_what_was_expected() {
         ("density-by-head b", "docs/rows/b: expected heads.csv of `evaluate experiment heads`, got none"),
         (
             "matched-speed a",
-            "docs/rows/a/matched-speed.csv: expected layers 0 and 2 of `s2o` with tau 0.2 at 99 tokens, as of \
-             the first, got layer 0",
+            "docs/rows/a/matched-speed.csv: expected layers 0, 2 and 5 of `s2o` with tau 0.2 at 99 tokens, as of \
+             the first, got layers 0 and 2",
         ),
         ("tau-and-segment a", "line 2: expected the columns method, tau, segment, layer, tokens, density, mse, rel_l1"),
         ("components b", "docs/rows/b: expected components.csv of `evaluate experiment components`, got none"),
