@@ -19,7 +19,8 @@ use crate::text::{error, pivot, share, slug, three_digits, tokens, with_unit};
 
 pub const TIME_SPLIT: Experiment<TimeRow> = Experiment {
     name: "time-split",
-    columns: "method, layer, tokens, selection_seconds, attention_seconds, dense_seconds, speed_up, density, mse, rel_l1",
+    columns: "method, layer, tokens, selection_seconds, attention_seconds, dense_seconds, speed_up, density, \
+              mse, rel_l1",
     intro: "Times in milliseconds, means over the layers; speed-up is that over our dense attention.",
     is_by_method: false,
     key: |row| Key::new(&row.method, format!("`{}`", row.method), row.layer, row.tokens),

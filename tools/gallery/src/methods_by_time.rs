@@ -74,8 +74,8 @@ fn baselines<'t>(length: usize, timed: &'t [Timed]) -> Vec<(&'t str, f64)> {
     baselines
 }
 
-/// Draws a bar for each method at a length, from its name and its milliseconds for selection and attention. The file is named
-/// after `kind` and the length.
+/// Draws a bar for each method at a length, from its name and its milliseconds for selection and attention. The file is
+/// named after `kind` and the length.
 pub fn phases<'m>(
     section: &mut Section,
     kind: &str,
