@@ -1,18 +1,22 @@
 //! [`AttentionMaps`]: a head's softmax mass and the tiles that methods compute, side by side with one colour scale.
 
-use std::ops;
+use std::{ops, slice};
 
-use super::axis;
-use super::cells;
-use super::error::PlotError;
-use super::figure::Plot;
-use super::matrix::Matrix;
-use super::outline;
+use super::axis::{self, Range, Scale};
+use super::figure::{Plot, PlotError};
+use super::heatmap::{ColourBar, Matrix, runs};
 use super::palette::{self, OUTLINE};
-use super::scale::{Range, Scale, token_ticks};
 use super::scene::{Rect, Scene};
-use super::tile::Tile;
 use super::typeface;
+
+/// A rectangle of an attention map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tile {
+    /// Its queries, as rows.
+    pub queries: ops::Range<usize>,
+    /// Its keys, as columns.
+    pub keys: ops::Range<usize>,
+}
 
 /// Attention probabilities on a logarithmic colour scale, the first query at the top.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,30 +61,28 @@ const GRID_TEXT: f64 = 0.85;
 const FLATTEST: f64 = 0.2;
 
 impl Plot for AttentionMaps {
-    fn draw(&self, scene: &mut Scene, mut area: Rect) -> Result<(), PlotError> {
+    fn draw(&self, scene: &mut Scene) -> Result<(), PlotError> {
         if self.columns == 0 {
             return Err(PlotError::wrong("columns of attention maps", "at least 1", 0));
         }
-        let range = colour_range(&self.maps, self.floor)?;
+        let bar = ColourBar { range: colour_range(&self.maps, self.floor)?, label: &self.unit };
         let em = scene.em;
-        scene.heading(&self.title, &mut area, 1.1 * em);
+        let area = scene.heading(&self.title, scene.area(), 1.1 * em);
 
-        let bar = cells::colour_bar_width(scene, &range, area.height(), &self.unit);
+        let bar_width = bar.width(scene, area.height());
         let columns = self.columns.min(self.maps.len());
         let rows = self.maps.len().div_ceil(columns);
         let gap = 0.8 * em;
-        let width = (area.width() - bar - gap * (columns - 1) as f64) / columns as f64;
+        let width = (area.width() - bar_width - gap * (columns - 1) as f64) / columns as f64;
         let height = (area.height() - gap * (rows - 1) as f64) / rows as f64;
         // The union of the areas of all maps.
         let mut all = Rect { left: f64::MAX, top: f64::MAX, right: f64::MIN, bottom: f64::MIN };
+        scene.em = GRID_TEXT * em;
         for (i, map) in self.maps.iter().enumerate() {
             let left = area.left + (i % columns) as f64 * (width + gap);
             let top = area.top + (i / columns) as f64 * (height + gap);
             let place = Rect { left, top, right: left + width, bottom: top + height };
-            scene.em = GRID_TEXT * em;
-            let data = map.draw_map(scene, place, &range);
-            scene.em = em;
-            let data = data?;
+            let data = map.draw(scene, place, &bar.range)?;
             all = Rect {
                 left: all.left.min(data.left),
                 top: all.top.min(data.top),
@@ -88,28 +90,21 @@ impl Plot for AttentionMaps {
                 bottom: all.bottom.max(data.bottom),
             };
         }
-        cells::colour_bar(scene, all, all.right + bar, &range, &self.unit)
+        scene.em = em;
+        bar.draw(scene, all, all.right + bar_width)
     }
 }
 
 impl AttentionMap {
     /// Draws everything except the colour bar and returns the area of the cells.
-    fn draw_map(&self, scene: &mut Scene, mut area: Rect, range: &Range) -> Result<Rect, PlotError> {
+    fn draw(&self, scene: &mut Scene, area: Rect, range: &Range) -> Result<Rect, PlotError> {
         let em = scene.em;
-        scene.heading(&self.title, &mut area, em);
-        let query_ticks = token_ticks(&self.queries, 4);
-        let key_ticks = token_ticks(&self.keys, 4);
-        let left = axis::width_left(scene, &self.query_label, axis::labels(&query_ticks));
-        let last = key_ticks.last().map_or("", |tick| tick.label.as_str());
-        let room = Rect {
-            left: area.left + left,
-            top: area.top + 0.2 * em,
-            // The last label is centred on the edge.
-            right: area.right - 0.5 * typeface::width(last, em),
-            bottom: area.bottom - axis::height_below(scene, &self.key_label),
-        }
-        .check(3.0 * em)?;
-        let data = self.in_proportion(room);
+        let area = scene.heading(&self.title, area, em);
+        let [query_ticks, key_ticks] = [&self.queries, &self.keys].map(|tokens| axis::token_ticks(tokens, 4));
+        // The last label is centred on the edge.
+        let right = key_ticks.last().map_or(0.0, |tick| 0.5 * typeface::width(&tick.label, em));
+        let room = axis::room(scene, area, [&self.query_label, &self.key_label], &query_ticks, [0.2, right]);
+        let data = self.in_proportion(room.check(3.0 * em, 3.0 * em)?);
 
         let is_inside = self.inside();
         let colour = |cell: usize, value: f64| {
@@ -117,21 +112,17 @@ impl AttentionMap {
             let colour = shown.map(palette::gradient);
             if is_inside[cell] { colour } else { colour.map(palette::grey_of) }
         };
-        cells::fill(scene, data, &self.probabilities, colour);
-        let x = |key: usize| {
-            let key = key.clamp(self.keys.start, self.keys.end) - self.keys.start;
-            data.left + data.width() * key as f64 / self.keys.len() as f64
-        };
-        let y = |query: usize| {
-            let query = query.clamp(self.queries.start, self.queries.end) - self.queries.start;
-            data.top + data.height() * query as f64 / self.queries.len() as f64
-        };
+        self.probabilities.draw(scene, data, colour);
         scene.outline(data);
-        for [from, to] in outline::of_union(&self.tiles) {
-            scene.line((x(from.0), y(from.1)), (x(to.0), y(to.1)), OUTLINE, 1.8 * scene.hair());
+        let place = |(key, query): Corner| {
+            let (x, y) = (share(key, &self.keys), share(query, &self.queries));
+            (data.left + data.width() * x, data.top + data.height() * y)
+        };
+        for [from, to] in outline(&self.tiles) {
+            scene.line(place(from), place(to), OUTLINE, 1.8 * scene.hair());
         }
         axis::draw_below(scene, data, &self.key_label, &key_ticks);
-        axis::draw_left(scene, data, data.left - left, &self.query_label, &query_ticks, true);
+        axis::draw_left(scene, data, area.left, &self.query_label, &query_ticks, true);
         Ok(data)
     }
 
@@ -160,12 +151,14 @@ impl AttentionMap {
     }
 }
 
+/// Place of a token in `all` tokens, 0 to 1.
+fn share(token: usize, all: &ops::Range<usize>) -> f64 {
+    (token.clamp(all.start, all.end) - all.start) as f64 / all.len() as f64
+}
+
 /// The cells whose centre is within `tokens`, if `count` cells cover `all` tokens.
 fn cells_within(tokens: &ops::Range<usize>, all: &ops::Range<usize>, count: usize) -> ops::Range<usize> {
-    let first = |token: usize| {
-        let share = (token.clamp(all.start, all.end) - all.start) as f64 / all.len() as f64;
-        (share * count as f64 - 0.5).ceil().max(0.0) as usize
-    };
+    let first = |token: usize| (share(token, all) * count as f64 - 0.5).ceil().max(0.0) as usize;
     let end = first(tokens.end);
     first(tokens.start).min(end)..end
 }
@@ -186,4 +179,88 @@ fn colour_range(maps: &[AttentionMap], floor: Option<f64>) -> Result<Range, Plot
         return Err(PlotError::wrong("attention map", expected, format!("none among {}", values().count())));
     }
     Range::new("floor of the colours", Scale::Log10, floor.unwrap_or(FLOOR * largest), largest)
+}
+
+/// A corner as (key, query).
+type Corner = (usize, usize);
+
+/// Largest number of parts between the edges of all tiles. If there are more, each tile gets its own outline.
+const MOST_PARTS: usize = 1 << 24;
+
+/// The line segments of the outline of the union of `tiles`.
+fn outline(tiles: &[Tile]) -> Vec<[Corner; 2]> {
+    let tiles = || tiles.iter().filter(|tile| !tile.keys.is_empty() && !tile.queries.is_empty());
+    let edges = |side: fn(&Tile) -> &ops::Range<usize>| {
+        let mut edges: Vec<usize> = tiles().map(side).flat_map(|side| [side.start, side.end]).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        edges
+    };
+    let (keys, queries) = (edges(|tile| &tile.keys), edges(|tile| &tile.queries));
+    if keys.len().saturating_mul(queries.len()) > MOST_PARTS {
+        return tiles().flat_map(|tile| outline(slice::from_ref(tile))).collect();
+    }
+
+    // Whether each part between edges is covered, with a border of uncovered parts.
+    let columns = keys.len() + 1;
+    let mut covered = vec![false; columns * (queries.len() + 1)];
+    let parts = |edges: &[usize], side: &ops::Range<usize>| {
+        let part = |edge: usize| edges.partition_point(|other| *other < edge) + 1;
+        part(side.start)..part(side.end)
+    };
+    for tile in tiles() {
+        for row in parts(&queries, &tile.queries) {
+            covered[row * columns..][parts(&keys, &tile.keys)].fill(true);
+        }
+    }
+    let covered = |column: usize, row: usize| covered[row * columns + column];
+
+    // The ends of each run of parts between `edges` that are on an outline.
+    let runs_of = |edges: &[usize], is_edge: &dyn Fn(usize) -> bool| -> Vec<[usize; 2]> {
+        let is_edge: Vec<bool> = (1..edges.len()).map(is_edge).collect();
+        let drawn = runs(&is_edge).filter(|(_, is_edge)| **is_edge);
+        drawn.map(|(run, _)| [edges[run.start], edges[run.end]]).collect()
+    };
+    let mut outline = Vec::new();
+    for (i, &key) in keys.iter().enumerate() {
+        let runs = runs_of(&queries, &|row| covered(i, row) != covered(i + 1, row));
+        outline.extend(runs.into_iter().map(|ends| ends.map(|query| (key, query))));
+    }
+    for (i, &query) in queries.iter().enumerate() {
+        let runs = runs_of(&keys, &|column| covered(column, i) != covered(column, i + 1));
+        outline.extend(runs.into_iter().map(|ends| ends.map(|key| (key, query))));
+    }
+    outline
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tile(keys: ops::Range<usize>, queries: ops::Range<usize>) -> Tile {
+        Tile { queries, keys }
+    }
+
+    #[test]
+    fn what_tiles_share_is_not_outlined() {
+        let mut lines = outline(&[tile(0..4, 0..4), tile(4..8, 0..4), tile(0..4, 4..8)]);
+        lines.sort();
+        let corners = [(0, 0), (0, 8), (4, 4), (4, 8), (8, 0), (8, 4)];
+        let expected = [
+            [corners[0], corners[1]],
+            [corners[0], corners[4]],
+            [corners[1], corners[3]],
+            [corners[2], corners[3]],
+            [corners[2], corners[5]],
+            [corners[4], corners[5]],
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn tiles_apart_have_outlines_of_their_own_and_empty_ones_none() {
+        assert_eq!(outline(&[tile(0..1, 0..1), tile(2..3, 0..1)]).len(), 8);
+        assert!(outline(&[tile(0..0, 0..1)]).is_empty());
+        assert!(outline(&[]).is_empty());
+    }
 }

@@ -1,10 +1,8 @@
 //! [`Bars`]: stacked bars, such as the time of a method split into selection and attention.
 
-use super::axis;
-use super::error::PlotError;
-use super::figure::Plot;
+use super::axis::{self, Range, Scale, number};
+use super::figure::{Plot, PlotError};
 use super::palette::{self, INK};
-use super::scale::{Range, Scale, number};
 use super::scene::{Anchor, Rect, Scene};
 use super::typeface;
 
@@ -32,8 +30,6 @@ pub struct Bars {
     pub decimals: usize,
 }
 
-/// Largest share of the width for the bar labels.
-const LABEL_SHARE: f64 = 0.35;
 /// Size of the numbers in bars, relative to the text.
 const NUMBER_SIZE: f64 = 0.9;
 /// A bar's share of its row.
@@ -42,36 +38,27 @@ const THICKNESS: f64 = 0.66;
 const THICKEST: f64 = 3.0;
 
 impl Plot for Bars {
-    fn draw(&self, scene: &mut Scene, mut area: Rect) -> Result<(), PlotError> {
+    fn draw(&self, scene: &mut Scene) -> Result<(), PlotError> {
         let largest = self.largest_total()?;
         // Bars of length 0 still have an axis.
         let range = Range::new("bar", Scale::Linear, 0.0, if largest > 0.0 { largest } else { 1.0 })?;
         let em = scene.em;
-        scene.heading(&self.title, &mut area, 1.15 * em);
-        self.legend(scene, &mut area);
+        let area = scene.heading(&self.title, scene.area(), 1.15 * em);
+        let area = self.legend(scene, area);
 
-        let room = LABEL_SHARE * area.width();
-        let labels: Vec<String> = self.bars.iter().map(|bar| typeface::fitted(&bar.label, em, room)).collect();
+        let names: Vec<String> = self.bars.iter().map(|bar| bar.label.clone()).collect();
+        let names = axis::centred(&names, em, axis::NAME_SHARE * area.width());
         let totals: Vec<String> = self.bars.iter().map(|bar| number(bar.total(), self.decimals)).collect();
-        let data = Rect {
-            left: area.left + axis::width_left(scene, "", &labels),
-            top: area.top + 0.4 * em,
-            right: area.right - typeface::widest(&totals, em) - 0.6 * em,
-            bottom: area.bottom - axis::height_below(scene, &self.quantity),
-        }
-        .check(3.0 * em)?;
-        let row = data.height() / self.bars.len() as f64;
-        if row < typeface::LINE * em {
-            let expected = typeface::LINE * em * self.bars.len() as f64;
-            return Err(PlotError::NoRoom { direction: "height", expected, got: data.height() });
-        }
+        let sides = [0.4, typeface::widest(&totals, em) + 0.6 * em];
+        let lowest = (typeface::LINE * self.bars.len() as f64).max(3.0);
+        let data = axis::room(scene, area, ["", &self.quantity], &names, sides).check(3.0 * em, lowest * em)?;
 
         let ticks = axis::ticks_along(scene, &range, data.width());
         axis::draw_grid(scene, data, &ticks, true);
-        let half = 0.5 * (THICKNESS * row).min(THICKEST * em);
-        for (i, ((bar, label), total)) in self.bars.iter().zip(labels).zip(totals).enumerate() {
-            let y = data.top + (i as f64 + 0.5) * row;
-            scene.label(label, data.left - 0.55 * em, y, Anchor::End);
+        let half = 0.5 * (THICKNESS * data.height() / self.bars.len() as f64).min(THICKEST * em);
+        for ((bar, name), total) in self.bars.iter().zip(names).zip(totals) {
+            let y = data.top + name.place * data.height();
+            scene.label(&name.label, data.left - axis::TICK_AND_GAP * em, y, Anchor::End);
             let (mut sum, mut left) = (0.0, data.left);
             for (part, value) in bar.parts.iter().enumerate() {
                 sum += value;
@@ -81,11 +68,11 @@ impl Plot for Bars {
                 let (text, small) = (number(*value, self.decimals), NUMBER_SIZE * em);
                 // The total after the bar already gives the number of a bar with one part.
                 if text != total && typeface::width(&text, small) + 0.4 * em < right - left {
-                    scene.label_in(text, (0.5 * (left + right), y), Anchor::Middle, small, palette::text_on(colour));
+                    scene.label_in(&text, (0.5 * (left + right), y), Anchor::Middle, small, palette::text_on(colour));
                 }
                 left = right;
             }
-            scene.label(total, left + 0.4 * em, y, Anchor::Start);
+            scene.label(&total, left + 0.4 * em, y, Anchor::Start);
         }
         scene.line((data.left, data.top), (data.left, data.bottom), INK, scene.hair());
         scene.line((data.left, data.bottom), (data.right, data.bottom), INK, scene.hair());
@@ -112,8 +99,8 @@ impl Bars {
         Ok(largest)
     }
 
-    /// Draws the names of the parts at the top of `area`, in as many lines as needed, and cuts them off `area`.
-    fn legend(&self, scene: &mut Scene, area: &mut Rect) {
+    /// Draws the names of the parts at the top of `area`, in as many lines as needed, and returns the rest of `area`.
+    fn legend(&self, scene: &mut Scene, area: Rect) -> Rect {
         const SAMPLE: f64 = 0.8;
         let em = scene.em;
         let (mut x, mut y) = (area.left, area.top + 0.5 * em);
@@ -126,10 +113,10 @@ impl Bars {
             let half = 0.5 * SAMPLE * em;
             let sample = Rect { left: x, top: y - half, right: x + 2.0 * half, bottom: y + half };
             scene.fill(sample, palette::series(part));
-            scene.label(name, x + (SAMPLE + 0.4) * em, y, Anchor::Start);
+            scene.label(&name, x + (SAMPLE + 0.4) * em, y, Anchor::Start);
             x += width + 1.2 * em;
         }
-        area.top = y + 0.6 * em;
+        Rect { top: y + 0.6 * em, ..area }
     }
 }
 

@@ -1,22 +1,49 @@
 //! [`Figure`]: pictures of one size, written as PNG and as SVG.
 
-use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use super::error::PlotError;
-use super::scene::{Rect, Scene};
-use super::{png, svg};
+use thiserror::Error;
 
-/// Allowed pixels of a side.
-const SIDE: RangeInclusive<u32> = 160..=3000;
+use super::scene::Scene;
+
+/// A reason why a picture cannot be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PlotError {
+    /// The data, the size or the name of a picture is invalid, or labels and margins leave no room for the data.
+    #[error("{what}: expected {expected}, got {got}")]
+    WrongInput {
+        /// The invalid input.
+        what: &'static str,
+        /// The valid values.
+        expected: String,
+        /// The value.
+        got: String,
+    },
+    /// A file or directory cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// The reason of the operating system or of the encoder.
+        source: io::Error,
+    },
+}
+
+impl PlotError {
+    pub(crate) fn wrong(what: &'static str, expected: impl ToString, got: impl ToString) -> Self {
+        Self::WrongInput { what, expected: expected.to_string(), got: got.to_string() }
+    }
+}
 
 /// A picture that a [`Figure`] can write: [`Lines`](super::Lines), [`Heatmap`](super::Heatmap),
 /// [`Bars`](super::Bars) and [`AttentionMaps`](super::AttentionMaps).
 pub trait Plot {
-    /// Draws within `area`.
+    /// Draws everything inside the margin.
     #[doc(hidden)]
-    fn draw(&self, scene: &mut Scene, area: Rect) -> Result<(), PlotError>;
+    fn draw(&self, scene: &mut Scene) -> Result<(), PlotError>;
 }
 
 /// A picture's size. Text scales with it, so that it is legible at half the size too.
@@ -41,6 +68,7 @@ impl Figure {
     /// # Errors
     /// [`PlotError::WrongInput`] if a side is shorter than 160 or longer than 3000 pixels.
     pub fn new(width: u32, height: u32) -> Result<Self, PlotError> {
+        const SIDE: RangeInclusive<u32> = 160..=3000;
         if !SIDE.contains(&width) || !SIDE.contains(&height) {
             let got = format!("{width} x {height}");
             return Err(PlotError::wrong("picture", format!("{SIDE:?} pixels a side"), got));
@@ -58,14 +86,14 @@ impl Figure {
             return Err(PlotError::wrong("picture name", "a file name without its extension", format!("{name:?}")));
         }
         let scene = self.scene(plot)?;
-        let (document, pixels) = (svg::document(&scene), png::encode(&scene)?);
         let cannot = |path: &Path| {
             let path = path.to_owned();
             |source| PlotError::Write { path, source }
         };
-        fs::create_dir_all(directory).map_err(cannot(directory))?;
         let [png, svg] = ["png", "svg"].map(|extension| directory.join(format!("{name}.{extension}")));
-        fs::write(&svg, document).map_err(cannot(&svg))?;
+        let pixels = scene.pixels.encode_png().map_err(io::Error::other).map_err(cannot(&png))?;
+        fs::create_dir_all(directory).map_err(cannot(directory))?;
+        fs::write(&svg, scene.svg).map_err(cannot(&svg))?;
         fs::write(&png, pixels).map_err(cannot(&png))?;
         Ok(Files { png, svg })
     }
@@ -75,13 +103,13 @@ impl Figure {
     /// # Errors
     /// If the plot's data cannot be drawn.
     pub fn svg(&self, plot: &dyn Plot) -> Result<String, PlotError> {
-        Ok(svg::document(&self.scene(plot)?))
+        Ok(self.scene(plot)?.svg)
     }
 
     pub(crate) fn scene(&self, plot: &dyn Plot) -> Result<Scene, PlotError> {
         let mut scene = Scene::new(self.width, self.height);
-        let area = scene.area();
-        plot.draw(&mut scene, area)?;
+        plot.draw(&mut scene)?;
+        scene.svg += "</svg>\n";
         Ok(scene)
     }
 }

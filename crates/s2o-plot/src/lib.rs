@@ -27,31 +27,19 @@
 mod attention;
 mod axis;
 mod bars;
-mod cells;
-mod error;
 mod figure;
 mod heatmap;
 mod lines;
-mod matrix;
-mod outline;
 mod palette;
-mod png;
-mod scale;
 mod scene;
-mod svg;
-mod tile;
 mod typeface;
 
 #[cfg(test)]
 mod tests;
 
-pub use attention::{AttentionMap, AttentionMaps};
-pub use axis::Axis;
+pub use attention::{AttentionMap, AttentionMaps, Tile};
+pub use axis::{Axis, Scale};
 pub use bars::{Bar, Bars};
-pub use error::PlotError;
-pub use figure::{Figure, Files, Plot};
-pub use heatmap::Heatmap;
+pub use figure::{Figure, Files, Plot, PlotError};
+pub use heatmap::{Heatmap, Matrix};
 pub use lines::{Level, Lines, Series};
-pub use matrix::Matrix;
-pub use scale::Scale;
-pub use tile::Tile;

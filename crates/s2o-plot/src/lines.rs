@@ -1,11 +1,9 @@
 //! [`Lines`]: curves over a common axis, such as error against density or speed-up against length.
 
-use super::axis::{self, Axis};
-use super::error::PlotError;
-use super::figure::Plot;
+use super::axis::{self, Axis, Range};
+use super::figure::{Plot, PlotError};
 use super::palette::{self, INK};
-use super::scale::Range;
-use super::scene::{Anchor, Point, Rect, Scene, Shape};
+use super::scene::{Anchor, Point, Scene};
 use super::typeface;
 
 /// One curve.
@@ -51,23 +49,20 @@ const LEGEND_SHARE: f64 = 0.4;
 const MARK_SHAPES: usize = 5;
 
 impl Plot for Lines {
-    fn draw(&self, scene: &mut Scene, mut area: Rect) -> Result<(), PlotError> {
-        let (x_range, y_range) = self.ranges()?;
+    fn draw(&self, scene: &mut Scene) -> Result<(), PlotError> {
+        let [x_range, y_range] = self.ranges()?;
         let em = scene.em;
-        scene.heading(&self.title, &mut area, 1.15 * em);
+        let area = scene.heading(&self.title, scene.area(), 1.15 * em);
 
-        let legend_room = LEGEND_SHARE * area.width() - (SAMPLE + 1.1) * em;
-        let names: Vec<String> = self.names().map(|name| typeface::fitted(name, em, legend_room)).collect();
-        let legend = typeface::widest(&names, em) + (SAMPLE + 1.1) * em;
+        let beside = (SAMPLE + 1.1) * em;
+        let legend_room = LEGEND_SHARE * area.width() - beside;
+        let names = self.series.iter().map(|series| &series.label).chain(self.levels.iter().map(|level| &level.label));
+        let names: Vec<String> = names.map(|name| typeface::fitted(name, em, legend_room)).collect();
         let height = area.height() - axis::height_below(scene, &self.x.label) - 0.5 * em;
         let y_ticks = y_range.ticks(axis::count_for(height, 1.4 * em));
-        let data = Rect {
-            left: area.left + axis::width_left(scene, &self.y.label, axis::labels(&y_ticks)),
-            top: area.top + 0.5 * em,
-            right: area.right - legend,
-            bottom: area.top + 0.5 * em + height,
-        }
-        .check(4.0 * em)?;
+        let sides = [0.5, typeface::widest(&names, em) + beside];
+        let data = axis::room(scene, area, [&self.y.label, &self.x.label], &y_ticks, sides);
+        let data = data.check(4.0 * em, 4.0 * em)?;
         let x_ticks = axis::ticks_along(scene, &x_range, data.width());
         axis::draw_grid(scene, data, &x_ticks, true);
         axis::draw_grid(scene, data, &y_ticks, false);
@@ -75,61 +70,56 @@ impl Plot for Lines {
         axis::draw_below(scene, data, &self.x.label, &x_ticks);
         axis::draw_left(scene, data, area.left, &self.y.label, &y_ticks, false);
 
-        let x = |value: f64| data.left + x_range.place(value) * data.width();
+        let place = |&(x, y): &Point| {
+            (data.left + x_range.place(x) * data.width(), data.bottom - y_range.place(y) * data.height())
+        };
         let y = |value: f64| data.bottom - y_range.place(value) * data.height();
         for level in &self.levels {
             draw_level(scene, data.left, data.right, y(level.y));
         }
+        // Each name stands at the height of the point that is nearest to it.
+        let mut heights = Vec::new();
         for (i, series) in self.series.iter().enumerate() {
             let runs = series.points.split(|point| !self.shows(*point));
             for run in runs.filter(|run| !run.is_empty()) {
-                let run: Vec<Point> = run.iter().map(|point| (x(point.0), y(point.1))).collect();
-                curve(scene, i, run.clone());
+                let run: Vec<Point> = run.iter().map(place).collect();
+                curve(scene, i, &run);
                 // No line shows a single point between two gaps.
                 if series.marks || run.len() == 1 {
                     run.iter().for_each(|point| mark(scene, i, *point));
                 }
             }
-        }
-
-        let mut entries: Vec<(usize, f64)> = Vec::new();
-        for (i, series) in self.series.iter().enumerate() {
             let shown = series.points.iter().filter(|point| self.shows(**point));
-            // The point that is nearest to the legend.
             let last = shown.max_by(|a, b| a.0.total_cmp(&b.0));
-            entries.push((i, last.map_or(data.bottom, |point| y(point.1))));
+            heights.push(last.map_or(data.bottom, |point| place(point).1));
         }
-        entries.extend(self.levels.iter().enumerate().map(|(i, level)| (self.series.len() + i, y(level.y))));
-        let heights: Vec<f64> = entries.iter().map(|entry| entry.1).collect();
+        heights.extend(self.levels.iter().map(|level| y(level.y)));
+
         let places = spread(&heights, typeface::LINE * em, data.top + 0.5 * em, data.bottom - 0.5 * em);
-        for ((entry, _), y) in entries.into_iter().zip(places) {
-            let left = data.right + 0.6 * em;
+        let left = data.right + 0.6 * em;
+        for (entry, (name, y)) in names.iter().zip(places).enumerate() {
             match self.series.get(entry) {
                 Some(series) => {
-                    curve(scene, entry, vec![(left, y), (left + SAMPLE * em, y)]);
+                    curve(scene, entry, &[(left, y), (left + SAMPLE * em, y)]);
                     if series.marks {
                         mark(scene, entry, (left + 0.5 * SAMPLE * em, y));
                     }
                 }
                 None => draw_level(scene, left, left + SAMPLE * em, y),
             }
-            scene.label(names[entry].as_str(), left + (SAMPLE + 0.45) * em, y, Anchor::Start);
+            scene.label(name, left + (SAMPLE + 0.45) * em, y, Anchor::Start);
         }
         Ok(())
     }
 }
 
 impl Lines {
-    fn names(&self) -> impl Iterator<Item = &str> {
-        let levels = self.levels.iter().map(|level| level.label.as_str());
-        self.series.iter().map(|series| series.label.as_str()).chain(levels)
-    }
-
     fn shows(&self, (x, y): Point) -> bool {
         self.x.scale.shows(x) && self.y.scale.shows(y)
     }
 
-    fn ranges(&self) -> Result<(Range, Range), PlotError> {
+    /// The ranges of both axes.
+    fn ranges(&self) -> Result<[Range; 2], PlotError> {
         for level in &self.levels {
             // Refuses a level that the axis cannot show.
             Range::new("level", self.y.scale, level.y, level.y)?;
@@ -137,49 +127,41 @@ impl Lines {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let shown = || points().filter(|point| self.shows(**point));
         let levels = self.levels.iter().map(|level| level.y);
-        let x = Range::around("x", self.x.scale, shown().map(|point| point.0))?;
-        let y = Range::around("y", self.y.scale, shown().map(|point| point.1).chain(levels))?;
-        match (x, y) {
-            (Some(x), Some(y)) => Ok((x.padded(0.03), y.padded(0.05))),
-            _ => {
-                let got = format!("none among {}", points().count());
-                Err(PlotError::wrong("series", "a point that both axes can show", got))
-            }
-        }
+        let x = Range::around(self.x.scale, shown().map(|point| point.0));
+        let y = Range::around(self.y.scale, shown().map(|point| point.1).chain(levels));
+        let ranges = x.zip(y).map(|(x, y)| [x.padded(0.03), y.padded(0.05)]);
+        ranges.ok_or_else(|| {
+            let got = format!("none among {}", points().count());
+            PlotError::wrong("series", "a point that both axes can show", got)
+        })
     }
 }
 
-fn curve(scene: &mut Scene, series: usize, points: Vec<Point>) {
-    let (em, width, colour) = (scene.em, 2.5 * scene.hair(), palette::series(series));
+fn curve(scene: &mut Scene, series: usize, points: &[Point]) {
     let dash = match palette::round(series) {
         0 => None,
-        1 => Some((0.6 * em, 0.3 * em)),
-        _ => Some((0.2 * em, 0.25 * em)),
+        1 => Some((0.6 * scene.em, 0.3 * scene.em)),
+        _ => Some((0.2 * scene.em, 0.25 * scene.em)),
     };
-    scene.shapes.push(Shape::Path { points, colour, width, dash });
+    scene.path(points, palette::series(series), 2.5 * scene.hair(), dash);
 }
 
 fn draw_level(scene: &mut Scene, left: f64, right: f64, y: f64) {
-    let dash = Some((0.5 * scene.em, 0.35 * scene.em));
-    let width = 1.5 * scene.hair();
-    scene.shapes.push(Shape::Path { points: vec![(left, y), (right, y)], colour: INK, width, dash });
+    scene.path(&[(left, y), (right, y)], INK, 1.5 * scene.hair(), Some((0.5 * scene.em, 0.35 * scene.em)));
 }
 
 fn mark(scene: &mut Scene, series: usize, (x, y): Point) {
     let (r, colour) = (0.3 * scene.em, palette::series(series));
     // In units of the radius, x to the right and y downwards.
     let corners: &[Point] = match series % MARK_SHAPES {
-        0 => {
-            scene.shapes.push(Shape::Circle { centre: (x, y), radius: r, colour });
-            return;
-        }
+        0 => return scene.circle((x, y), r, colour),
         1 => &[(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)],
         2 => &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
         3 => &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
         _ => &[(0.0, 1.2), (1.1, -0.8), (-1.1, -0.8)],
     };
-    let corners = corners.iter().map(|(dx, dy)| (x + dx * r, y + dy * r)).collect();
-    scene.shapes.push(Shape::Polygon { corners, colour });
+    let corners: Vec<Point> = corners.iter().map(|(dx, dy)| (x + dx * r, y + dy * r)).collect();
+    scene.polygon(&corners, colour);
 }
 
 /// Places near `wanted` that are at least `gap` apart, between `from` and `to`, in the same order.

@@ -3,61 +3,54 @@
 
 use std::fmt;
 
-/// Red, green and blue.
+/// Red, green and blue, a byte each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Colour(pub u8, pub u8, pub u8);
+pub struct Colour(u32);
+
+impl Colour {
+    fn channels(self) -> [f64; 3] {
+        [16, 8, 0].map(|shift| f64::from(self.0 >> shift & 0xFF))
+    }
+
+    fn of_channels(channels: [f64; 3]) -> Self {
+        Self(channels.into_iter().fold(0, |rest, channel| rest << 8 | channel.round() as u32))
+    }
+}
 
 impl fmt::Display for Colour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{:02X}{:02X}{:02X}", self.0, self.1, self.2)
+        write!(f, "#{:06X}", self.0)
     }
 }
 
 impl From<Colour> for tiny_skia::Color {
-    fn from(Colour(red, green, blue): Colour) -> Self {
+    fn from(colour: Colour) -> Self {
+        let [red, green, blue] = colour.channels().map(|channel| channel as u8);
         Self::from_rgba8(red, green, blue, 255)
     }
 }
 
 /// Text and axes.
-pub const INK: Colour = Colour(32, 32, 32);
+pub const INK: Colour = Colour(0x202020);
 /// Grid lines.
-pub const GRID: Colour = Colour(222, 222, 222);
+pub const GRID: Colour = Colour(0xDEDEDE);
 /// Background.
-pub const PAPER: Colour = Colour(255, 255, 255);
+pub const PAPER: Colour = Colour(0xFFFFFF);
 /// Cells without a value.
-pub const BLANK: Colour = Colour(232, 232, 232);
+pub const BLANK: Colour = Colour(0xE8E8E8);
 /// Outlines on top of the gradient.
-pub const OUTLINE: Colour = Colour(213, 94, 0);
+pub const OUTLINE: Colour = Colour(0xD55E00);
 
-const SERIES: [Colour; 7] = [
-    Colour(0, 114, 178),
-    Colour(213, 94, 0),
-    Colour(0, 158, 115),
-    Colour(204, 121, 167),
-    Colour(230, 159, 0),
-    Colour(86, 180, 233),
-    Colour(0, 0, 0),
-];
+const SERIES: [u32; 7] = [0x0072B2, 0xD55E00, 0x009E73, 0xCC79A7, 0xE69F00, 0x56B4E9, 0x000000];
 
-const GRADIENT: [Colour; 9] = [
-    Colour(255, 255, 217),
-    Colour(237, 248, 177),
-    Colour(199, 233, 180),
-    Colour(127, 205, 187),
-    Colour(65, 182, 196),
-    Colour(29, 145, 192),
-    Colour(34, 94, 168),
-    Colour(37, 52, 148),
-    Colour(8, 29, 88),
-];
+const GRADIENT: [u32; 9] = [0xFFFFD9, 0xEDF8B1, 0xC7E9B4, 0x7FCDBB, 0x41B6C4, 0x1D91C0, 0x225EA8, 0x253494, 0x081D58];
 
 /// Steps of the gradient: few, so that neighbouring cells of an SVG often share a colour.
 const STEPS: f64 = 48.0;
 
 /// The colour of the `i`-th series. Colours repeat after the seventh.
 pub fn series(i: usize) -> Colour {
-    SERIES[i % SERIES.len()]
+    Colour(SERIES[i % SERIES.len()])
 }
 
 /// Number of times that all colours were used before the `i`-th series.
@@ -69,9 +62,8 @@ pub fn round(i: usize) -> usize {
 pub fn gradient(share: f64) -> Colour {
     let share = (share.clamp(0.0, 1.0) * STEPS).round() / STEPS * (GRADIENT.len() - 1) as f64;
     let below = (share as usize).min(GRADIENT.len() - 2);
-    let (Colour(r0, g0, b0), Colour(r1, g1, b1)) = (GRADIENT[below], GRADIENT[below + 1]);
-    let mix = |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * (share - below as f64)).round() as u8;
-    Colour(mix(r0, r1), mix(g0, g1), mix(b0, b1))
+    let [low, high] = [below, below + 1].map(|i| Colour(GRADIENT[i]).channels());
+    Colour::of_channels([0, 1, 2].map(|i| low[i] + (high[i] - low[i]) * (share - below as f64)))
 }
 
 /// Black or white, whichever is easier to read on `ground`.
@@ -81,12 +73,12 @@ pub fn text_on(ground: Colour) -> Colour {
 
 /// The grey that is as dark as `colour`.
 pub fn grey_of(colour: Colour) -> Colour {
-    let grey = luminance(colour).round() as u8;
-    Colour(grey, grey, grey)
+    Colour::of_channels([luminance(colour); 3])
 }
 
-fn luminance(Colour(r, g, b): Colour) -> f64 {
-    0.299 * f64::from(r) + 0.587 * f64::from(g) + 0.114 * f64::from(b)
+fn luminance(colour: Colour) -> f64 {
+    let [red, green, blue] = colour.channels();
+    0.299 * red + 0.587 * green + 0.114 * blue
 }
 
 #[cfg(test)]

@@ -1,39 +1,32 @@
 //! Makes the pictures and tables of docs/results.md from rows that are in the repository.
 //!
-//! ```text
-//! cargo run --release -p gallery               # writes docs/results.md and its pictures
-//! cargo run --release -p gallery -- --check    # fails if one of them is out of date
-//! ```
-//!
 //! A page is Markdown with pairs of comments, `<!-- gallery: NAME -->` and `<!-- /gallery -->`, each alone on its line.
 //! The lines between them are generated; all others are hand-written and stay. A NAME is a kind and the directory of
-//! its rows, such as `error-by-density needle-7m-8k`. docs/experiments.md lists the kinds. Pictures are PNG and SVG
-//! files next to the rows. Every entry ends with the commit, device, source and command of its rows.
+//! its rows, such as `error-by-density needle-7m-8k`. docs/experiments.md lists the kinds and shows the commands.
+//! Pictures are PNG and SVG files next to the rows. Every entry ends with the commit, device, source and command of its
+//! rows.
 
-mod components;
 mod density_by_head;
 mod error_by_density;
+mod experiments;
 mod layers;
-mod matched_speed;
 mod methods_by_time;
 mod niah;
 mod page;
-mod phases;
 mod record;
 mod rows;
 mod section;
 mod speed_up_by_length;
-mod tau_and_segment;
 #[cfg(test)]
 mod tests;
 mod text;
-mod time_split;
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use experiments::{COMPONENTS, MATCHED_SPEED, TAU_AND_SEGMENT, TIME_SPLIT};
 use page::Block;
 use rows::line_error;
 use section::Section;
@@ -59,29 +52,23 @@ struct Gallery {
     check: bool,
 }
 
-/// The directory in which a kind of entry looks for its rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Rows,
-    Record,
-}
-
 struct Kind {
     name: &'static str,
-    source: Source,
+    /// Whether its rows are in the benchmarks' record.
+    is_of_record: bool,
     render: fn(&Path) -> Result<Section>,
 }
 
 const KINDS: [Kind; 9] = [
-    Kind { name: "error-by-density", source: Source::Rows, render: error_by_density::section },
-    Kind { name: "density-by-head", source: Source::Rows, render: density_by_head::section },
-    Kind { name: "time-split", source: Source::Rows, render: time_split::section },
-    Kind { name: "matched-speed", source: Source::Rows, render: matched_speed::section },
-    Kind { name: "tau-and-segment", source: Source::Rows, render: tau_and_segment::section },
-    Kind { name: "components", source: Source::Rows, render: components::section },
-    Kind { name: "niah", source: Source::Rows, render: niah::section },
-    Kind { name: "speed-up-by-length", source: Source::Record, render: speed_up_by_length::section },
-    Kind { name: "methods-by-time", source: Source::Record, render: methods_by_time::section },
+    Kind { name: "error-by-density", is_of_record: false, render: error_by_density::section },
+    Kind { name: "density-by-head", is_of_record: false, render: density_by_head::section },
+    Kind { name: "time-split", is_of_record: false, render: |directory| TIME_SPLIT.section(directory) },
+    Kind { name: "matched-speed", is_of_record: false, render: |directory| MATCHED_SPEED.section(directory) },
+    Kind { name: "tau-and-segment", is_of_record: false, render: |directory| TAU_AND_SEGMENT.section(directory) },
+    Kind { name: "components", is_of_record: false, render: |directory| COMPONENTS.section(directory) },
+    Kind { name: "niah", is_of_record: false, render: niah::section },
+    Kind { name: "speed-up-by-length", is_of_record: true, render: speed_up_by_length::section },
+    Kind { name: "methods-by-time", is_of_record: true, render: methods_by_time::section },
 ];
 
 /// An entry of the page and its new content.
@@ -164,7 +151,7 @@ impl Gallery {
         let Some(kind) = KINDS.iter().find(|kind| kind.name == name) else {
             return Err(wrong(&format!("one of {}", KINDS.map(|kind| kind.name).join(", ")), name));
         };
-        let (parent, argument) = (if kind.source == Source::Rows { &self.rows } else { &self.record }, argument.trim());
+        let (parent, argument) = (if kind.is_of_record { &self.record } else { &self.rows }, argument.trim());
         // Pictures are written to this directory, so it must not be outside.
         let is_below = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
         if argument.is_empty() || !is_below(Path::new(argument)) {

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::Result;
 use s2o_eval::report::table;
+use s2o_plot::{Bar, Bars};
 
-use crate::phases;
 use crate::record::{Measurement, newest, of_device, shapes};
 use crate::rows::{Sourced, distinct, missing};
-use crate::section::{Picture, Section, Sources};
+use crate::section::Section;
 use crate::text::{inline, share, three_digits, tokens};
 
 const SELECTION: &str = ", selection";
@@ -28,18 +28,24 @@ struct Timed<'r> {
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = of_device(directory)?;
     let rows = newest(directory, &rows, "rows of the bench `methods`", |row| row.bench == "methods")?;
-    let wholes = rows.iter().filter(|row| ![SELECTION, ATTENTION].iter().any(|part| row.row.method.ends_with(part)));
+    let wholes = rows.iter().filter(|row| ![SELECTION, ATTENTION].iter().any(|part| row.method.ends_with(part)));
     let timed = wholes.map(|row| timed(row, &rows)).collect::<Result<Vec<_>>>()?;
     let lengths = distinct(timed.iter().map(|timed| timed.tokens));
-    let pictures = lengths.iter().map(|&length| picture(length, &timed)).collect::<Result<_>>()?;
-    let text = format!(
+    let mut section = Section::new(directory);
+    section.cite(rows.iter().copied());
+    for length in lengths {
+        let methods = timed.iter().filter(|timed| timed.tokens == length);
+        let exact = baselines(length, &timed).into_iter().map(|(name, ms)| (name, [0.0, ms]));
+        let bars = methods.map(|timed| (timed.method, [timed.selection, timed.attention])).chain(exact);
+        phases(&mut section, "methods-by-time", length, bars)?;
+    }
+    section.text = format!(
         "Medians in milliseconds ({}); each part and the whole are medians of their own, the selection also as a share \
          of the whole and of the baseline.\n\n{}",
         inline(&shapes(&rows)),
         times(&timed)
     );
-    let sources = Sources::of(rows.iter().copied());
-    Ok(Section { directory: directory.to_owned(), pictures, text, sources })
+    Ok(section)
 }
 
 /// A row of a whole method together with the rows of its parts.
@@ -47,8 +53,8 @@ fn timed<'r>(whole: &'r Sourced<Measurement>, rows: &[&'r Sourced<Measurement>])
     let Measurement { method, q_len, .. } = &whole.row;
     let part = |name: &str| {
         let part = format!("{method}{name}");
-        let row = rows.iter().find(|row| row.row.method == part && row.row.q_len == *q_len);
-        row.map(|row| row.row.ms)
+        let row = rows.iter().find(|row| row.method == part && row.q_len == *q_len);
+        row.map(|row| row.ms)
             .ok_or_else(|| missing(&whole.path, &format!("a row `{part}` at {q_len} tokens beside `{method}`"), "none"))
     };
     let [selection, attention] = [part(SELECTION)?, part(ATTENTION)?];
@@ -68,11 +74,27 @@ fn baselines<'t>(length: usize, timed: &'t [Timed]) -> Vec<(&'t str, f64)> {
     baselines
 }
 
-fn picture(length: usize, timed: &[Timed]) -> Result<Picture> {
-    let methods = timed.iter().filter(|timed| timed.tokens == length);
-    let exact = baselines(length, timed).into_iter().map(|(name, ms)| (name, [0.0, ms]));
-    let bars = methods.map(|timed| (timed.method, [timed.selection, timed.attention])).chain(exact);
-    phases::picture("methods-by-time", length, bars)
+/// Draws a bar for each method at a length, from its name and its milliseconds for selection and attention. The file is
+/// named after `kind` and the length.
+pub fn phases<'m>(
+    section: &mut Section,
+    kind: &str,
+    length: usize,
+    methods: impl IntoIterator<Item = (&'m str, [f64; 2])>,
+) -> Result<()> {
+    let bars: Vec<Bar> =
+        methods.into_iter().map(|(label, parts)| Bar { label: label.to_owned(), parts: parts.to_vec() }).collect();
+    let longest = bars.iter().map(|bar| bar.parts.iter().sum()).fold(0.0, f64::max);
+    let height = 180 + 46 * u32::try_from(bars.len()).unwrap_or(u32::MAX).min(60);
+    let plot = Bars {
+        title: format!("{} tokens", tokens(length)),
+        quantity: "milliseconds".to_owned(),
+        parts: vec!["selection".to_owned(), "attention".to_owned()],
+        bars,
+        decimals: if longest < 10.0 { 2 } else { 1 },
+    };
+    let description = format!("Time for selection and attention of each method at {length} tokens");
+    section.draw(format!("{kind}-{length}"), description, (1000, height), plot)
 }
 
 fn times(timed: &[Timed]) -> String {

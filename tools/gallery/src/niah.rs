@@ -9,7 +9,7 @@ use s2o_eval::run::{Setting, read_outcomes};
 use s2o_plot::{Heatmap, Matrix, Scale};
 
 use crate::rows::{distinct, missing, read};
-use crate::section::{Picture, Section, Sources};
+use crate::section::Section;
 use crate::text::{inline, share, slug, tokens};
 
 /// If the run has only table.csv, there are no depths and thus no picture.
@@ -27,13 +27,18 @@ pub fn section(directory: &Path) -> Result<Section> {
     };
     let is_any_shown = rows.iter().any(is_shown);
     ensure!(is_any_shown, missing(&path, "outcomes with a score", &format!("none among {}", rows.len())));
-    let mut sources = Sources::of_file(path);
+    let mut section = Section::new(directory);
+    // Outcomes have no provenance.
+    section.files.push(path);
     if runs.exists() {
-        sources = sources.and(Sources::of(&read::<Provenance>(&runs, "date, commit, device, source, command")?));
+        section.cite(&read::<Provenance>(&runs, "date, commit, device, source, command")?);
     }
     let grids: Vec<DepthGrid> = grids.into_iter().filter(|grid| grid.depths.len() > 1).collect();
-    let pictures = grids.iter().map(|grid| picture(grid, &grids)).collect::<Result<_>>()?;
-    Ok(Section { directory: directory.to_owned(), pictures, text: scores(&rows), sources })
+    for grid in &grids {
+        draw(&mut section, grid, &grids)?;
+    }
+    section.text = scores(&rows);
+    Ok(section)
 }
 
 fn is_shown(row: &Row) -> bool {
@@ -62,7 +67,7 @@ fn scores(rows: &[Row]) -> String {
 }
 
 /// Depths as rows, lengths as columns. The settings that distinguish a grid from the `others` are part of its name.
-fn picture(grid: &DepthGrid, others: &[DepthGrid]) -> Result<Picture> {
+fn draw(section: &mut Section, grid: &DepthGrid, others: &[DepthGrid]) -> Result<()> {
     let names: [fn(&Setting) -> String; 5] = [
         |setting| setting.model.clone(),
         |setting| setting.dtype.clone(),
@@ -89,5 +94,5 @@ fn picture(grid: &DepthGrid, others: &[DepthGrid]) -> Result<Picture> {
         decimals: 0,
     };
     let description = format!("Accuracy by depth and length: {title}");
-    Picture::new(slug(&format!("depth {title}")), description, (800, 600), map)
+    section.draw(slug(&format!("depth {title}")), description, (800, 600), map)
 }

@@ -21,39 +21,33 @@ pub struct Block {
     pub body: Range<usize>,
 }
 
-/// A line that is a gallery comment.
-enum Marker<'l> {
-    Start(&'l str),
-    End,
-    Malformed,
-}
-
 /// Finds the generated parts of a page. Code blocks are hand-written text.
 pub fn blocks(path: &Path, text: &str) -> Result<Vec<Block>> {
     let wrong = |line: u64, expected: &str, got: &str| line_error(path, line, expected, got);
     let mut blocks = Vec::new();
     let mut open: Option<(u64, &str, usize)> = None;
-    let (mut at, mut is_code) = (0, false);
+    let (mut end, mut is_code) = (0, false);
     for (line, raw) in (1..).zip(text.split_inclusive('\n')) {
+        let start = end;
+        end += raw.len();
         let trimmed = raw.trim();
         if open.is_none() && ["```", "~~~"].iter().any(|fence| trimmed.starts_with(fence)) {
             is_code = !is_code;
         }
-        match marker(trimmed).filter(|_| !is_code) {
-            Some(Marker::Start(name)) => {
+        let Some(comment) = comment(trimmed).filter(|_| !is_code) else { continue };
+        match comment.strip_prefix("gallery:").map(str::trim) {
+            Some(name) if !name.is_empty() => {
                 if let Some((first, ..)) = open {
                     bail!(wrong(line, &format!("{END} for line {first}"), trimmed));
                 }
-                open = Some((line, name, at + raw.len()));
+                open = Some((line, name, end));
             }
-            Some(Marker::End) => match open.take() {
-                Some((line, name, start)) => blocks.push(Block { line, name: name.to_owned(), body: start..at }),
+            None if comment == "/gallery" => match open.take() {
+                Some((line, name, body)) => blocks.push(Block { line, name: name.to_owned(), body: body..start }),
                 None => bail!(wrong(line, &format!("{START} before {END}"), "none")),
             },
-            Some(Marker::Malformed) => bail!(wrong(line, &format!("{START} or {END}"), trimmed)),
-            None => {}
+            _ => bail!(wrong(line, &format!("{START} or {END}"), trimmed)),
         }
-        at += raw.len();
     }
     if let Some((line, name, _)) = open {
         bail!(wrong(line, &format!("{END} after `<!-- gallery: {name} -->`"), "the end of the page"));
@@ -74,18 +68,11 @@ pub fn replaced<'e>(text: &str, bodies: impl IntoIterator<Item = (&'e Block, &'e
     page
 }
 
-fn marker(line: &str) -> Option<Marker<'_>> {
+/// The content of a line that is a gallery comment; empty if the comment does not end.
+fn comment(line: &str) -> Option<&str> {
     let comment = line.strip_prefix("<!--")?.trim_start();
-    if !comment.starts_with("gallery") && !comment.starts_with("/gallery") {
-        return None;
-    }
-    let Some(content) = comment.strip_suffix("-->").map(str::trim_end) else { return Some(Marker::Malformed) };
-    Some(match content.strip_prefix("gallery:").map(str::trim) {
-        Some("") => Marker::Malformed,
-        Some(name) => Marker::Start(name),
-        None if content == "/gallery" => Marker::End,
-        None => Marker::Malformed,
-    })
+    let is_ours = comment.starts_with("gallery") || comment.starts_with("/gallery");
+    is_ours.then(|| comment.strip_suffix("-->").unwrap_or_default().trim_end())
 }
 
 #[cfg(test)]

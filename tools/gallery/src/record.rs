@@ -13,7 +13,6 @@ const COLUMNS: &str = "bench, method, q_len, k_len, heads, dtype, density, error
 /// The columns of `benches/record` that the gallery uses.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Measurement {
-    /// The benchmark.
     pub bench: String,
     /// The method and its tensors.
     pub method: String,
@@ -42,13 +41,9 @@ pub struct Measurement {
 pub fn of_device(directory: &Path) -> Result<Vec<Sourced<Measurement>>> {
     let expected = "CSV files of a benchmark's record";
     ensure!(directory.exists(), missing(directory, expected, "no such directory"));
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "csv") {
-            files.push(path);
-        }
-    }
+    let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
     ensure!(!files.is_empty(), missing(directory, expected, "none"));
     // The file names are dates.
     files.sort();
@@ -65,17 +60,14 @@ pub fn newest<'r>(
     picks: impl Fn(&Measurement) -> bool,
 ) -> Result<Vec<&'r Sourced<Measurement>>> {
     let mut newest: Vec<&Sourced<Measurement>> = Vec::new();
-    for row in rows.iter().filter(|row| row.row.q_len == row.row.k_len && picks(&row.row)) {
-        let is_older = |there: &&mut &Sourced<Measurement>| {
-            (&there.row.method, there.row.q_len) == (&row.row.method, row.row.q_len)
-        };
-        match newest.iter_mut().find(is_older) {
+    for row in rows.iter().filter(|row| row.q_len == row.k_len && picks(row)) {
+        match newest.iter_mut().find(|there| (&there.method, there.q_len) == (&row.method, row.q_len)) {
             Some(there) => *there = row,
             None => newest.push(row),
         }
     }
     ensure!(!newest.is_empty(), missing(directory, expected, &format!("none among {} rows", rows.len())));
-    newest.sort_by_key(|row| row.row.q_len);
+    newest.sort_by_key(|row| row.q_len);
     Ok(newest)
 }
 

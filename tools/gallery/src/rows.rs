@@ -1,8 +1,10 @@
 //! Rows of CSV files, each with its provenance.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs::File;
 use std::hash::Hash;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
@@ -15,6 +17,14 @@ pub struct Sourced<R> {
     pub row: R,
     pub provenance: Provenance,
     pub path: PathBuf,
+}
+
+impl<R> Deref for Sourced<R> {
+    type Target = R;
+
+    fn deref(&self) -> &R {
+        &self.row
+    }
 }
 
 /// An error in a line, counted from 1.
@@ -62,8 +72,8 @@ pub fn of_experiment<R: DeserializeOwned>(directory: &Path, name: &str, columns:
 
 /// For each key that `of` returns (such as the method), the rows of the run that wrote its last row in the file.
 pub fn newest_runs<R, K: Eq + Hash>(rows: Vec<Sourced<R>>, of: impl Fn(&R) -> K) -> Vec<Sourced<R>> {
-    let last: HashMap<K, Provenance> = rows.iter().map(|row| (of(&row.row), row.provenance.clone())).collect();
-    let is_newest = |row: &Sourced<R>| last.get(&of(&row.row)) == Some(&row.provenance);
+    let last: HashMap<K, Provenance> = rows.iter().map(|row| (of(row), row.provenance.clone())).collect();
+    let is_newest = |row: &Sourced<R>| last.get(&of(row)) == Some(&row.provenance);
     rows.into_iter().filter(is_newest).collect()
 }
 
@@ -76,6 +86,13 @@ pub fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
         }
     }
     distinct
+}
+
+/// Distinct values in ascending order.
+pub fn ascending<T: PartialOrd>(values: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut ascending = distinct(values);
+    ascending.sort_by(|a, b| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+    ascending
 }
 
 #[cfg(test)]
@@ -99,31 +116,24 @@ mod tests {
         let text = "method,density,layers,mse,mae,rel_l1,commit,command\na,0.5,1,1,1,1,old,x\nb,0.5,1,2,2,2,old,x\n\
             a,0.5,1,3,,3,new,\"y,z\"\n";
         let rows = newest_runs(rows_of(text).expect("rows"), |row: &MatchedRow| row.method.clone());
-        let found = rows.iter().map(|row| (row.row.mse, row.row.mae, row.provenance.command.as_str()));
+        let found = rows.iter().map(|row| (row.mse, row.mae, row.provenance.command.as_str()));
         let found: Vec<_> = found.collect();
         assert_eq!(found, [(Some(2.0), Some(2.0), "x"), (Some(3.0), None, "y,z")]);
     }
 
     #[test]
     fn errors_name_the_line() {
-        let error = |text: &str| rows_of(text).expect_err("an error").to_string();
+        let columns = format!("expected the columns {COLUMNS}, got ");
+        let names = COLUMNS.replace(", ", ",");
         for (text, part) in [
-            (
-                "method,density\ns2o,0.5\n",
-                ", line 2: expected the columns method, density, layers, mse, mae, rel_l1, got ",
-            ),
-            (
-                "method,density,layers,mse,mae,rel_l1\na,0.5,1,,,\na,half,1,,,\n",
-                "rows.csv, line 3: expected the columns ",
-            ),
-            (
-                "method,density\na,1,2\n",
-                ", line 2: expected the columns method, density, layers, mse, mae, rel_l1, got 3 columns under 2 names",
-            ),
-            ("method,density,layers,mse,mae,rel_l1\n", "rows.csv: expected rows with the columns method, "),
-            ("", "rows.csv: expected rows with the columns method, "),
+            ("method,density\ns2o,0.5\n".to_owned(), format!(", line 2: {columns}")),
+            (format!("{names}\na,0.5,1,,,\na,half,1,,,\n"), format!("rows.csv, line 3: {columns}")),
+            ("method,density\na,1,2\n".to_owned(), format!(", line 2: {columns}3 columns under 2 names")),
+            (format!("{names}\n"), format!("rows.csv: expected rows with the columns {COLUMNS}")),
+            (String::new(), format!("rows.csv: expected rows with the columns {COLUMNS}")),
         ] {
-            assert!(error(text).contains(part), "{part} in {}", error(text));
+            let error = rows_of(&text).expect_err("an error").to_string();
+            assert!(error.contains(&part), "{part} in {error}");
         }
         let missing = read::<MatchedRow>(Path::new("no/such.csv"), COLUMNS).expect_err("an error");
         assert!(format!("{missing:#}").starts_with("cannot read no/such.csv: "), "{missing:#}");

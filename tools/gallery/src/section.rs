@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use s2o_eval::Provenance;
 use s2o_plot::{Figure, Plot};
 
@@ -20,13 +20,6 @@ pub struct Picture {
     pub plot: Box<dyn Plot>,
 }
 
-/// Distinct files and provenances of the rows of a section.
-#[derive(Debug, Default)]
-pub struct Sources {
-    files: Vec<PathBuf>,
-    origins: Vec<Provenance>,
-}
-
 /// The content of an entry.
 pub struct Section {
     /// Directory of the pictures.
@@ -35,36 +28,71 @@ pub struct Section {
     pub pictures: Vec<Picture>,
     /// Tables and their explanation.
     pub text: String,
-    /// Listed at the end of the entry.
-    pub sources: Sources,
+    /// The distinct files of the rows and their provenances, at the end of the entry.
+    pub files: Vec<PathBuf>,
+    origins: Vec<Provenance>,
 }
 
-impl Sources {
-    pub fn of<'r, R: 'r>(rows: impl IntoIterator<Item = &'r Sourced<R>>) -> Self {
-        let (files, origins): (Vec<_>, Vec<_>) =
-            rows.into_iter().map(|row| (row.path.clone(), row.provenance.clone())).unzip();
-        Self { files: distinct(files), origins: distinct(origins) }
+impl Section {
+    /// An empty entry about rows of a directory.
+    pub fn new(directory: &Path) -> Self {
+        let directory = directory.to_owned();
+        Self { directory, pictures: Vec::new(), text: String::new(), files: Vec::new(), origins: Vec::new() }
     }
 
-    /// The source of a file whose rows have no provenance.
-    pub fn of_file(path: PathBuf) -> Self {
-        Self { files: vec![path], origins: Vec::new() }
+    /// Names the sources of rows.
+    pub fn cite<'r, R: 'r>(&mut self, rows: impl IntoIterator<Item = &'r Sourced<R>>) {
+        for Sourced { path, provenance, .. } in rows {
+            if !self.files.contains(path) {
+                self.files.push(path.clone());
+            }
+            if !self.origins.contains(provenance) {
+                self.origins.push(provenance.clone());
+            }
+        }
     }
 
-    /// Adds the sources of more rows.
-    pub fn and(mut self, other: Self) -> Self {
-        self.files = distinct(self.files.into_iter().chain(other.files));
-        self.origins = distinct(self.origins.into_iter().chain(other.origins));
-        self
+    /// Adds a picture of `size` pixels.
+    pub fn draw(
+        &mut self,
+        name: String,
+        description: String,
+        size: (u32, u32),
+        plot: impl Plot + 'static,
+    ) -> Result<()> {
+        let figure = Figure::new(size.0, size.1)?;
+        self.pictures.push(Picture { name, description, figure, plot: Box::new(plot) });
+        Ok(())
     }
 
-    fn markdown(&self, page: &Path, pictures: &[PathBuf]) -> Result<String> {
-        let named = |path: &PathBuf| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            Ok(format!("[{}]({})", inline(&name), link(page, &absolute(path)?)))
+    pub fn files(&self, picture: &Picture) -> [PathBuf; 2] {
+        ["png", "svg"].map(|extension| self.directory.join(format!("{}.{extension}", picture.name)))
+    }
+
+    /// The lines between the markers of a page in the directory `page`.
+    pub fn markdown(&self, page: &Path) -> Result<String> {
+        let page = absolute(page)?;
+        let (mut text, mut vectors) = (String::from("\n"), Vec::new());
+        for picture in &self.pictures {
+            let [png, svg] = self.files(picture);
+            text.push_str(&format!("![{}]({})\n", inline(&picture.description), link(&page, &absolute(&png)?)));
+            vectors.push(svg);
+        }
+        if !vectors.is_empty() {
+            text.push('\n');
+        }
+        Ok(format!("{text}{}\n\n{}\n", self.text.trim(), self.sources(&page, &vectors)?))
+    }
+
+    fn sources(&self, page: &Path, vectors: &[PathBuf]) -> Result<String> {
+        let linked = |paths: &[PathBuf]| {
+            let link = |path: &PathBuf| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                Ok(format!("[{}]({})", inline(&name), link(page, &absolute(path)?)))
+            };
+            Ok::<_, Error>(paths.iter().map(link).collect::<Result<Vec<_>>>()?.join(", "))
         };
-        let files = self.files.iter().map(named).collect::<Result<Vec<_>>>()?;
-        let mut parts = vec![format!("Rows: {}", files.join(", "))];
+        let mut parts = vec![format!("Rows: {}", linked(&self.files)?)];
         let column = |of: fn(&Provenance) -> &String| {
             let values = distinct(self.origins.iter().map(of).filter(|value| !value.is_empty()));
             values.into_iter().map(|value| inline(value)).collect::<Vec<_>>().join(" and ")
@@ -80,49 +108,14 @@ impl Sources {
                 parts.push(format!("{name}{values}"));
             }
         }
-        if !pictures.is_empty() {
-            let vectors = pictures.iter().map(named).collect::<Result<Vec<_>>>()?;
-            parts.push(format!("as vectors: {}", vectors.join(", ")));
+        if !vectors.is_empty() {
+            parts.push(format!("as vectors: {}", linked(vectors)?));
         }
         let commands = distinct(self.origins.iter().map(|origin| command(&origin.command)).filter(|c| !c.is_empty()));
         Ok(match commands.is_empty() {
             true => format!("{}.\n", parts.join("; ")),
             false => format!("{}; made by\n\n```sh\n{}\n```\n", parts.join("; "), commands.join("\n")),
         })
-    }
-}
-
-impl Picture {
-    /// A picture of `size` pixels.
-    pub fn new(name: String, description: String, size: (u32, u32), plot: impl Plot + 'static) -> Result<Self> {
-        Ok(Self { name, description, figure: Figure::new(size.0, size.1)?, plot: Box::new(plot) })
-    }
-}
-
-impl Section {
-    pub fn files(&self, picture: &Picture) -> [PathBuf; 2] {
-        ["png", "svg"].map(|extension| self.directory.join(format!("{}.{extension}", picture.name)))
-    }
-
-    /// The lines between the markers of a page in the directory `page`.
-    pub fn markdown(&self, page: &Path) -> Result<String> {
-        let page = absolute(page)?;
-        let directory = absolute(&self.directory)?;
-        let mut text = String::from("\n");
-        for picture in &self.pictures {
-            let png = directory.join(format!("{}.png", picture.name));
-            text.push_str(&format!("![{}]({})\n", inline(&picture.description), link(&page, &png)));
-        }
-        if !self.pictures.is_empty() {
-            text.push('\n');
-        }
-        text.push_str(self.text.trim());
-        text.push_str("\n\n");
-        let vectors: Vec<PathBuf> =
-            self.pictures.iter().map(|picture| directory.join(format!("{}.svg", picture.name))).collect();
-        text.push_str(&self.sources.markdown(&page, &vectors)?);
-        text.push('\n');
-        Ok(text)
     }
 }
 

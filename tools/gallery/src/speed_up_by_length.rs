@@ -4,13 +4,12 @@
 use std::path::Path;
 
 use anyhow::Result;
-use s2o_eval::report::table;
 use s2o_plot::{Axis, Level, Lines, Series};
 
 use crate::record::{Measurement, newest, of_device, shapes};
-use crate::rows::{Sourced, distinct};
-use crate::section::{Picture, Section, Sources};
-use crate::text::{inline, share, three_digits, tokens};
+use crate::rows::{Sourced, ascending, distinct};
+use crate::section::Section;
+use crate::text::{inline, pivot, share, three_digits, tokens};
 
 /// Baseline of attention alone.
 const FLASH_ATTENTION: &str = "candle-flash-attn 0.11.1";
@@ -36,12 +35,13 @@ pub fn section(directory: &Path) -> Result<Section> {
     };
     let expected = format!("rows of the bench `attention gpu` against {FLASH_ATTENTION}");
     let attention = newest(directory, &rows, &expected, is_of("attention gpu", FLASH_ATTENTION, &ATTENTION))?;
-    let mut sources = Sources::of(attention.iter().copied());
+    let mut section = Section::new(directory);
+    section.cite(attention.iter().copied());
     let curves = curves(&attention, &ATTENTION);
     let description = format!("Speed-up of attention over {FLASH_ATTENTION} by prompt length");
     let plot = lines(&curves, &format!("times as fast as {FLASH_ATTENTION}"));
-    let mut pictures = vec![Picture::new("speed-up-by-length".to_owned(), description, (900, 600), plot)?];
-    let mut text = format!(
+    section.draw("speed-up-by-length".to_owned(), description, (900, 600), plot)?;
+    section.text = format!(
         "Attention alone, times as fast as {FLASH_ATTENTION} ({}). Brackets hold the density and the relative L2 \
          distance from exact attention; \"S2O paper\" has the paper's settings.\n\n{}",
         inline(&shapes(&attention)),
@@ -50,21 +50,21 @@ pub fn section(directory: &Path) -> Result<Section> {
 
     // Not every device has timed whole prefills.
     let picks = is_of("prefill", STOCK, &PREFILL);
-    if rows.iter().any(|row| picks(&row.row)) {
+    if rows.iter().any(|row| picks(row)) {
         let prefill = newest(directory, &rows, "rows of the bench `prefill`", picks)?;
-        sources = sources.and(Sources::of(prefill.iter().copied()));
+        section.cite(prefill.iter().copied());
         let curves = self::curves(&prefill, &PREFILL);
         let description = "Time to first token of Candle's model over that of ours, by prompt length".to_owned();
         let plot = lines(&curves, "first token, times as fast as stock");
-        pictures.push(Picture::new("time-to-first-token-by-length".to_owned(), description, (900, 600), plot)?);
-        text.push_str(&format!(
+        section.draw("time-to-first-token-by-length".to_owned(), description, (900, 600), plot)?;
+        section.text.push_str(&format!(
             "\nTime to first token, times as fast as candle-transformers with {FLASH_ATTENTION} (\"stock\"; {}). The \
              error is that of the logits:\n\n{}",
             inline(&shapes(&prefill)),
             speed_ups(&curves, "model")
         ));
     }
-    Ok(Section { directory: directory.to_owned(), pictures, text, sources })
+    Ok(section)
 }
 
 /// The name of a method, and the tensors or weights that it ran on.
@@ -74,7 +74,7 @@ fn named<'r>(names: &[(&str, &'static str)], method: &'r str) -> Option<(&'stati
 }
 
 fn curves<'r>(rows: &[&'r Sourced<Measurement>], names: &[(&str, &'static str)]) -> Vec<Curve<'r>> {
-    let name = |row: &&'r Sourced<Measurement>| named(names, &row.row.method);
+    let name = |row: &&'r Sourced<Measurement>| named(names, &row.method);
     let ons = distinct(rows.iter().filter_map(name).map(|(_, on)| on));
     let of = |method: &'static str, on: &'r str| {
         let rows: Vec<_> = rows.iter().copied().filter(|row| name(row) == Some((method, on))).collect();
@@ -97,7 +97,7 @@ impl Curve<'_> {
 }
 
 fn lines(curves: &[Curve], y: &str) -> Lines {
-    let point = |row: &&Sourced<Measurement>| (row.row.q_len as f64, row.row.ratio.unwrap_or(f64::NAN));
+    let point = |row: &&Sourced<Measurement>| (row.q_len as f64, row.ratio.unwrap_or(f64::NAN));
     // A single length would be a point that other points often hide; the table has it.
     let has_line = |curve: &&Curve| curve.rows.len() > 1 || curves.iter().all(|other| other.rows.len() == 1);
     let series = curves.iter().filter(has_line).map(|curve| Series {
@@ -115,22 +115,15 @@ fn lines(curves: &[Curve], y: &str) -> Lines {
 }
 
 fn speed_ups(curves: &[Curve], on: &str) -> String {
-    let mut lengths = distinct(curves.iter().flat_map(|curve| &curve.rows).map(|row| row.row.q_len));
-    lengths.sort_unstable();
-    let cell = |curve: &Curve, length: usize| {
-        let row = curve.rows.iter().find(|row| row.row.q_len == length);
-        let Some((ratio, row)) = row.and_then(|row| Some((row.row.ratio?, &row.row))) else { return "-".to_owned() };
+    let lengths = ascending(curves.iter().flat_map(|curve| &curve.rows).map(|row| row.q_len));
+    let columns: Vec<_> = lengths.into_iter().map(|length| (tokens(length), length)).collect();
+    let lines = curves.iter().map(|curve| (vec![curve.method.to_owned(), curve.on.to_owned()], curve));
+    pivot(&["method", on], &columns, lines, |curve, length| {
+        let row = curve.rows.iter().find(|row| row.q_len == *length)?;
+        let ratio = three_digits(row.ratio?);
         let density = row.density.filter(|density| *density < 0.9995).map(|density| share(density, 3));
         let error = row.error.map(|error| format!("error {}", share(error, 3)));
-        match density.into_iter().chain(error).collect::<Vec<_>>().join(", ") {
-            none if none.is_empty() => three_digits(ratio),
-            both => format!("{} ({both})", three_digits(ratio)),
-        }
-    };
-    let header = ["method", on].map(str::to_owned).into_iter().chain(lengths.iter().map(|&length| tokens(length)));
-    let line = |curve: &Curve| {
-        let place = [curve.method.to_owned(), curve.on.to_owned()];
-        place.into_iter().chain(lengths.iter().map(|&length| cell(curve, length))).collect()
-    };
-    table(&header.collect::<Vec<_>>(), curves.iter().map(line))
+        let both: Vec<String> = density.into_iter().chain(error).collect();
+        Some(if both.is_empty() { ratio } else { format!("{ratio} ({})", both.join(", ")) })
+    })
 }

@@ -3,8 +3,7 @@
 use std::fs;
 
 use s2o_eval::report::{rows, write_csv};
-use s2o_eval::run::{Journal, Key, Outcome, SampleResult, Setting};
-use s2o_eval::tasks::ChatTemplate;
+use s2o_eval::run::read_outcomes;
 use tempfile::TempDir;
 
 use super::*;
@@ -38,8 +37,8 @@ impl Site {
         Gallery { page, rows, record, check: false }
     }
 
-    /// The content of an entry, and the names of its pictures.
-    fn rendered(&self, name: &str) -> (String, Vec<String>) {
+    /// Renders an entry, checks that it has these pictures and these `parts`, and returns its content.
+    fn shows(&self, name: &str, pictures: &[&str], parts: &[&str]) -> String {
         self.write("docs/page.md", &format!("before\n<!-- gallery: {name} -->\n<!-- /gallery -->\nafter\n"));
         let entries = self.gallery().update().unwrap_or_else(|error| panic!("{error:#}"));
         let [Entry { section, body, .. }] = entries.as_slice() else { panic!("{} entries", entries.len()) };
@@ -48,7 +47,12 @@ impl Site {
         self.gallery().check().expect("up to date");
         let page = format!("before\n<!-- gallery: {name} -->\n{body}<!-- /gallery -->\nafter\n");
         assert_eq!(self.read("docs/page.md"), page);
-        (body.clone(), section.pictures.iter().map(|picture| picture.name.clone()).collect())
+        let names: Vec<&str> = section.pictures.iter().map(|picture| picture.name.as_str()).collect();
+        assert_eq!(names, pictures);
+        for part in parts {
+            assert!(body.contains(part), "{part} in {body}");
+        }
+        body.clone()
     }
 
     /// The error of a gallery, without the directory's path.
@@ -86,8 +90,7 @@ pbs,0.5,2,,,,2026-01-02,abc,CPU,model | x,evaluate experiment matched-density --
 #[test]
 fn errors_at_equal_density() {
     let site = Site::new(&[("docs/rows/a b/matched-density.csv", MATCHED)]);
-    let (body, pictures) = site.rendered("error-by-density a b");
-    assert_eq!(pictures, ["error-by-density"]);
+    let body = site.shows("error-by-density a b", &["error-by-density"], &[]);
     let expected = "
 ![Mean squared error by density, one line for each method](<rows/a b/error-by-density.png>)
 
@@ -115,40 +118,38 @@ fn a_sweep_is_interpolated() {
     let sweep = format!(
         "{header}\ns2o,tau,0.1,0,99,0.15,0.01,0.01,0.01,1,0,0\ns2o,tau,0.01,0,99,0.25,0.0001,0.01,0.01,1,0,0\n"
     );
-    let (body, _) = Site::new(&[("docs/rows/a/sweep.csv", &sweep)]).rendered("error-by-density a");
-    assert!(body.contains("| s2o | - | **1.0e-3**, **.0100** | - | - |"), "{body}");
-    assert!(body.contains("\n\nRows: [sweep.csv](rows/a/sweep.csv); as vectors: "), "{body}");
+    let parts =
+        ["| s2o | - | **1.0e-3**, **.0100** | - | - |", "\n\nRows: [sweep.csv](rows/a/sweep.csv); as vectors: "];
+    let site = Site::new(&[("docs/rows/a/sweep.csv", &sweep)]);
+    site.shows("error-by-density a", &["error-by-density"], &parts);
 }
 
 #[test]
 fn heads_without_rows_are_left_out() {
     let heads = "method,layer,head,tokens,density,mse,rel_l1,commit,command\ns2o:tau=0.1,5,0,99,0.5,1,1,abc,c\n\
         s2o:tau=0.1,5,1,99,0.25,1,1,abc,c\ns2o:tau=0.1,0,1,99,1,1,1,abc,c\npbs,5,1,99,0.125,1,1,abc,c\n";
-    let (body, pictures) = Site::new(&[("docs/rows/a/heads.csv", heads)]).rendered("density-by-head a");
     let table = "\n| layer | s2o:tau=0.1 | pbs |\n| --- | --- | --- |\n| 0 | 1.000 | - |\n| 5 | .375 | .125 |\n\
         | all | .583 | .125 |\n";
-    assert!(body.contains(table), "{body}");
-    assert_eq!(pictures, ["density-by-head-s2o-tau-0.1", "density-by-head-pbs"]);
+    let pictures = ["density-by-head-s2o-tau-0.1", "density-by-head-pbs"];
+    Site::new(&[("docs/rows/a/heads.csv", heads)]).shows("density-by-head a", &pictures, &[table]);
 }
 
 const TIME: &str = "method,layer,tokens,selection_seconds,attention_seconds,dense_seconds,speed_up,density,mse,rel_l1";
 
 #[test]
 fn dense_attention_is_a_line_of_its_own_unless_it_is_a_method() {
-    let rows = "s2o,0,8190,9,9,9,9,0.9,9,9,old\ns2o,0,8190,0.01,0.09,0.3,3,0.4,0.002,0.02,abc\n\
-        s2o,2,8190,0.03,0.07,0.5,5,0.2,0.004,0.04,abc\ns2o,2,16384,0.03,1.07,5,4.5,0.1,0.004,0.04,abc\n\
-        dense,2,16384,0,5.1,5,0.98,1,0,0,abc\n";
+    // Of a run that was repeated, and of a row that was, the last counts.
+    let rows = "s2o,2,16384,0.03,1.07,5,4.5,0.1,0.004,0.04,abc\ndense,2,16384,0,5.1,5,0.98,1,0,0,abc\n\
+        s2o,0,8190,9,9,9,9,0.9,9,9,old\ns2o,2,8190,8,8,8,8,0.8,8,8,abc\n\
+        s2o,0,8190,0.01,0.09,0.3,3,0.4,0.002,0.02,abc\ns2o,2,8190,0.03,0.07,0.5,5,0.2,0.004,0.04,abc\n";
     let site = Site::new(&[("docs/rows/a/time-split.csv", &format!("{TIME},commit\n{rows}"))]);
-    let (body, pictures) = site.rendered("time-split a");
-    assert_eq!(pictures, ["time-split-8190", "time-split-16384"]);
-    for part in [
+    let parts = [
         "\n8190 tokens, layers 0 and 2:\n\n",
         "| s2o | 20.0 | 80.0 | 100 | .300 | 3.0e-3 | .0300 | 4.00 |\n| dense | - | - | 400 | 1.000 | - | - | 1 |\n",
         "| s2o | 30.0 | 1070 | 1100 | .100 | 4.0e-3 | .0400 | 4.55 |\n\
          | dense | 0.00 | 5100 | 5100 | 1.000 | 0.0e0 | .0000 | 0.98 |\n\n",
-    ] {
-        assert!(body.contains(part), "{part} in {body}");
-    }
+    ];
+    site.shows("time-split a", &["time-split-8190", "time-split-16384"], &parts);
     assert!(site.read("docs/rows/a/time-split-8190.svg").contains(">400.0</text>"));
 }
 
@@ -160,16 +161,13 @@ fn speeds_are_sorted_by_density_and_need_no_option() {
     let rows = "s2o,0.01,4,8192,0.5,0.501,0.2,0.01,0.3,0.6,1.5\ns2o,0.1,4,8192,0.25,0.25,0.1,0.01,0.11,0.6,1.1\n\
         sliding-window,,4,8192,0.125,0.125,0.05,0.0001,0.05,0.6,1\n";
     let site = Site::new(&[("docs/rows/a/matched-speed.csv", &format!("{SPEED}\n{rows}"))]);
-    let (body, pictures) = site.rendered("matched-speed a");
-    assert_eq!(pictures, ["matched-speed-s2o-8192", "matched-speed-sliding-window-8192"]);
-    for part in [
+    let parts = [
         "\n| 0.1 | .250 | .250 | 10.0 | 100 | 110 | 600 | 1.10 | 6.00 |\n\
          | 0.01 | .500 | .501 | 10.0 | 200 | 300 | 600 | 1.50 | 3.00 |\n",
         "\nsliding-window, 8192 tokens, layer 4:\n\n| window | density |",
         "\n| - | .125 | .125 | 0.10 | 50.0 | 50.0 | 600 | 1.00 | 12.0 |\n",
-    ] {
-        assert!(body.contains(part), "{part} in {body}");
-    }
+    ];
+    site.shows("matched-speed a", &["matched-speed-s2o-8192", "matched-speed-sliding-window-8192"], &parts);
 }
 
 const GRID: &str =
@@ -183,13 +181,10 @@ fn a_grid_of_thresholds_may_have_gaps_and_may_skip_nothing() {
         ("docs/rows/a/tau-and-segment.csv", &format!("{GRID}\n{sparse}{dense}")),
         ("docs/rows/dense/tau-and-segment.csv", &format!("{GRID}\n{dense}")),
     ]);
-    let (body, pictures) = site.rendered("tau-and-segment a");
-    assert_eq!(pictures, ["tau-and-segment-s2o-8190"]);
     let table = "\n| tau | segment 512 | 1024 |\n| --- | --- | --- |\n| 0.005 | 1.000, 1.0e-7, 1.00x | - |\n\
         | 0.05 | .200, .0200, 4.00x | .500, .0100, 2.00x |\n";
-    assert!(body.contains(table), "{body}");
-    let (body, pictures) = site.rendered("tau-and-segment dense");
-    assert!(pictures.is_empty() && body.contains("| 0.005 | 1.000, 1.0e-7, 1.00x |\n"), "{body}");
+    site.shows("tau-and-segment a", &["tau-and-segment-s2o-8190"], &[table]);
+    site.shows("tau-and-segment dense", &[], &["| 0.005 | 1.000, 1.0e-7, 1.00x |\n"]);
 }
 
 /// A record of attention and methods.
@@ -221,73 +216,51 @@ fn record() -> String {
 #[test]
 fn a_record_is_shown_by_its_newest_rows() {
     let site = Site::new(&[("record/gpu/2026-01-02.csv", &record()), ("record/gpu/notes.txt", "no rows")]);
-    let (body, pictures) = site.rendered("speed-up-by-length gpu");
-    assert_eq!(pictures, ["speed-up-by-length"], "nothing is there of prefills");
     let table = "| method | tensors | 8K | 32K |\n| --- | --- | --- | --- |\n\
         | S2O | needle-7m layers | 1.50 (.500, error .030) | - |\n| S2O paper | random | - | 2.00 |\n\n";
-    assert!(body.contains(table) && body.contains("; commit new;"), "{body}");
-    let (body, pictures) = site.rendered("methods-by-time gpu");
+    // Nothing is there of prefills.
+    site.shows("speed-up-by-length gpu", &["speed-up-by-length"], &[table, "; commit new;"]);
     let table = "\n| 8190 | s2o | 1.00 | 25.0 % | 12.5 % | 3.00 | 4.00 | .250 | .030 | 2.00 |\n\
         | 8190 | candle-flash-attn 0.11.1 | - | - | - | - | 8.00 | - | - | 1 |\n";
-    assert!(body.contains(table), "{body}");
-    assert_eq!(pictures, ["methods-by-time-8190"]);
+    site.shows("methods-by-time gpu", &["methods-by-time-8190"], &[table]);
     site.write("record/gpu/2026-01-02.csv", &record().replace("s2o, attention", "pbs, attention"));
     let expected = "2026-01-02.csv: expected a row `s2o, attention` at 8190 tokens beside `s2o`, got none";
     assert!(site.refused("methods-by-time gpu").ends_with(expected));
 }
 
-fn outcome(method: &str, depth: f64, score: f64) -> Outcome {
-    let name = |name: &str| name.to_owned();
-    let setting = Setting {
-        model: name("m"),
-        dtype: name("f32"),
-        device: name("cpu"),
-        template: ChatTemplate::None,
-        chunk: name("whole"),
-    };
-    Outcome {
-        key: Key { sample: format!("niah-{depth}"), method: name(method), setting },
-        digest: None,
-        task: name("niah"),
-        groups: Vec::new(),
-        context_tokens: 4096,
-        depth: Some(depth),
-        index: 0,
-        seed: None,
-        prompt_tokens: 4096,
-        density: 0.125,
-        layer_density: Vec::new(),
-        prefill_seconds: 1.0,
-        result: SampleResult::Answer { prediction: String::new(), references: Vec::new(), score },
-    }
-}
-
 #[test]
 fn needles_are_shown_by_depth_or_from_a_table_alone() {
-    let site = Site::new(&[("docs/rows/a/runs.csv", "outcomes,commit,command\n4,abc,evaluate run --tasks niah\n")]);
-    let mut journal = Journal::fresh(site.path("docs/rows/a/outcomes.jsonl")).expect("a journal");
-    for (method, at_end) in [("dense", 1.0), ("s2o:tau=0.5", 0.0)] {
-        journal.append(outcome(method, 0.0, 1.0)).expect("written");
-        journal.append(outcome(method, 1.0, at_end)).expect("written");
+    let mut outcomes = "{\"format\":\"s2o-eval outcomes\",\"version\":1}\n".to_owned();
+    for (method, depth, score) in [("dense", 0, 1), ("dense", 1, 1), ("s2o:tau=0.5", 0, 1), ("s2o:tau=0.5", 1, 0)] {
+        outcomes.push_str(&format!(
+            r#"{{"sample":"niah-{depth}","method":"{method}","model":"m","dtype":"f32","device":"cpu","template":"none",
+            "chunk":"whole","digest":null,"task":"niah","groups":[],"context_tokens":4096,"depth":{depth}.0,"index":0,
+            "seed":null,"prompt_tokens":4096,"density":0.125,"layer_density":[],"prefill_seconds":1.0,"kind":"answer",
+            "prediction":"","references":[],"score":{score}.0}}"#
+        ).replace('\n', ""));
+        outcomes.push('\n');
     }
-    let all = journal.outcomes().to_vec();
-    drop(journal);
-    let (body, pictures) = site.rendered("niah a");
+    let site = Site::new(&[
+        ("docs/rows/a/runs.csv", "outcomes,commit,command\n4,abc,evaluate run --tasks niah\n"),
+        ("docs/rows/a/outcomes.jsonl", &outcomes),
+        ("docs/rows/b/runs.csv", "outcomes\n4\n"),
+    ]);
     let table = ", and density: m, f32, cpu, chat template none, chunk whole.\n\n\
         | task | context | items | dense | s2o:tau=0.5 |\n| --- | --- | --- | --- | --- |\n\
         | niah | 4096 | 2 | 100.0 (34.2 to 100.0), .125 | 50.0 (9.5 to 90.5), .125 |\n";
-    assert!(body.contains(table) && body.contains("[runs.csv](rows/a/runs.csv); commit abc; as vectors"), "{body}");
-    assert_eq!(pictures, ["depth-niah-dense", "depth-niah-s2o-tau-0.5"]);
+    let parts = [table, "[runs.csv](rows/a/runs.csv); commit abc; as vectors"];
+    site.shows("niah a", &["depth-niah-dense", "depth-niah-s2o-tau-0.5"], &parts);
 
-    site.write("docs/rows/b/runs.csv", "outcomes\n4\n");
+    let all = read_outcomes(site.path("docs/rows/a/outcomes.jsonl")).expect("outcomes");
     write_csv(&site.path("docs/rows/b/table.csv"), &rows(&all)).expect("written");
-    let (body, pictures) = site.rendered("niah b");
-    assert!(pictures.is_empty() && body.contains(table), "{body}");
+    site.shows("niah b", &[], &[table]);
 }
 
 #[test]
 fn entries_that_cannot_be_made_say_what_was_expected() {
-    let speed = "s2o,0.1,0,99,1,1,1,1,1,1,1\ns2o,0.1,2,99,1,1,1,1,1,1,1\ns2o,0.2,0,99,1,1,1,1,1,1,1\n";
+    let speed = [("0.1", 0), ("0.1", 5), ("0.1", 2), ("0.2", 0), ("0.2", 2)]
+        .map(|(value, layer)| format!("s2o,{value},{layer},99,1,1,1,1,1,1,1\n"))
+        .concat();
     let site = Site::new(&[
         ("docs/rows/a/sweep.csv", "method,density\ns2o,half\n"),
         ("docs/rows/a/heads.csv", "method,layer,head,tokens,density,mse,rel_l1\n"),
@@ -314,8 +287,8 @@ fn entries_that_cannot_be_made_say_what_was_expected() {
         ("density-by-head b", "docs/rows/b: expected heads.csv of `evaluate experiment heads`, got none"),
         (
             "matched-speed a",
-            "docs/rows/a/matched-speed.csv: expected layers 0 and 2 of `s2o` with tau 0.2 at 99 tokens, as of \
-             the first, got layer 0",
+            "docs/rows/a/matched-speed.csv: expected layers 0, 2 and 5 of `s2o` with tau 0.2 at 99 tokens, as of \
+             the first, got layers 0 and 2",
         ),
         ("tau-and-segment a", "line 2: expected the columns method, tau, segment, layer, tokens, density, mse, rel_l1"),
         ("components b", "docs/rows/b: expected components.csv of `evaluate experiment components`, got none"),

@@ -1,6 +1,9 @@
-//! Numbers, names and links in the format of the page.
+//! Numbers, names, links and tables in the format of the page.
 
+use std::fmt::Display;
 use std::path::{Component, Path};
+
+use s2o_eval::report::table;
 
 /// An error with two digits: `1.9e-3`.
 pub fn error(value: f64) -> String {
@@ -54,6 +57,27 @@ pub fn link(from: &Path, to: &Path) -> String {
     });
     let link = up.chain(down).collect::<Vec<_>>().join("/");
     if link.contains(|c: char| c.is_whitespace() || "()".contains(c)) { format!("<{link}>") } else { link }
+}
+
+/// A table of `cell`s by line and column. Each line begins with the cells of the columns `first`.
+pub fn pivot<L, C>(
+    first: &[&str],
+    columns: &[(String, C)],
+    lines: impl IntoIterator<Item = (Vec<String>, L)>,
+    cell: impl Fn(&L, &C) -> Option<String>,
+) -> String {
+    let header: Vec<&str> = first.iter().copied().chain(columns.iter().map(|column| column.0.as_str())).collect();
+    let lines = lines.into_iter().map(|(mut cells, line)| {
+        cells.extend(columns.iter().map(|(_, column)| cell(&line, column).unwrap_or_else(|| "-".to_owned())));
+        cells
+    });
+    table(&header, lines)
+}
+
+/// Columns of numbers: the name of the first says what they are.
+pub fn with_unit<C: Display + Copy>(unit: &str, values: &[C]) -> Vec<(String, C)> {
+    let name = |i: usize, value: C| if i == 0 { format!("{unit} {value}") } else { value.to_string() };
+    values.iter().enumerate().map(|(i, &value)| (name(i, value), value)).collect()
 }
 
 #[cfg(test)]
