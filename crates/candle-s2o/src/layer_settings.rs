@@ -58,58 +58,29 @@ struct Document {
 /// Error of settings by layer.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum LayerSettingsError {
     /// The file cannot be read or written.
     #[error("{}: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        reason: String,
-    },
+    Io { path: PathBuf, reason: String },
     /// The file does not contain settings by layer.
     #[error("{}: expected settings by layer (version {}), got {reason}", path.display(), LayerSettings::VERSION)]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
+    Malformed { path: PathBuf, reason: String },
     /// The file has another version of the format.
     #[error("{}: expected version {}, got version {got}", path.display(), LayerSettings::VERSION)]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        got: String,
-    },
+    Version { path: PathBuf, got: String },
     /// There are no layers.
     #[error("settings by layer: expected at least one layer, got none")]
     Empty,
     /// A threshold is outside its range.
     #[error("settings of layer {layer}: {source}")]
-    Config {
-        /// The layer.
-        layer: usize,
-        /// The reason.
-        source: ConfigError,
-    },
+    Config { layer: usize, source: ConfigError },
     /// The model has another number of layers.
     #[error("settings by layer: expected {expected} layers as the model has, got settings for {got}")]
-    LayerCount {
-        /// Layers of the model.
-        expected: usize,
-        /// Layers that have settings.
-        got: usize,
-    },
+    LayerCount { expected: usize, got: usize },
     /// A call is for a layer without settings.
     #[error("settings by layer: expected layers 0 to {}, got a call for layer {got}", num_layers - 1)]
-    Layer {
-        /// Layers that have settings.
-        num_layers: usize,
-        /// The layer of the call.
-        got: usize,
-    },
+    Layer { num_layers: usize, got: usize },
 }
 
 impl LayerSettings {

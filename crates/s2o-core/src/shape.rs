@@ -5,63 +5,29 @@ use thiserror::Error;
 /// The reason the sizes of an attention call were refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum ShapeError {
     /// Every size must be at least 1.
     #[error("{name}: expected at least 1, got 0")]
-    Empty {
-        /// Name of the size that is zero.
-        name: &'static str,
-    },
+    Empty { name: &'static str },
     /// `num_heads` must be a multiple of `num_kv_heads`.
     #[error("num_heads: expected a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")]
-    Heads {
-        /// Number of query heads.
-        num_heads: usize,
-        /// Number of KV heads.
-        num_kv_heads: usize,
-    },
+    Heads { num_heads: usize, num_kv_heads: usize },
     /// Queries are the last `q_len` positions of the keys, so `q_len` cannot exceed `k_len`.
     #[error("q_len: expected at most k_len = {k_len}, got {q_len}")]
-    MoreQueriesThanKeys {
-        /// Number of queries.
-        q_len: usize,
-        /// Number of keys.
-        k_len: usize,
-    },
+    MoreQueriesThanKeys { q_len: usize, k_len: usize },
     /// `head_dim` must be a multiple of 8, at most 256.
     #[error("head_dim: expected a multiple of 8 up to 256, got {got}")]
-    HeadDim {
-        /// The refused value.
-        got: usize,
-    },
+    HeadDim { got: usize },
     /// Key indices are 32-bit, which limits the number of keys.
     #[error("k_len: expected at most {max}, got {got}")]
-    TooManyKeys {
-        /// Largest supported number of keys.
-        max: usize,
-        /// The refused value.
-        got: usize,
-    },
+    TooManyKeys { max: usize, got: usize },
     /// A tensor's sizes do not fit those of another.
     #[error("{name}: expected sizes {expected:?}, got {got:?}")]
-    Mismatch {
-        /// Name of the tensor.
-        name: &'static str,
-        /// The sizes that fit the other tensors.
-        expected: [usize; 4],
-        /// The sizes of this tensor.
-        got: [usize; 4],
-    },
+    Mismatch { name: &'static str, expected: [usize; 4], got: [usize; 4] },
     /// A buffer is shorter than its shape and strides require.
     #[error("{name}: expected at least {expected} elements, got {got}")]
-    Buffer {
-        /// Name of the tensor.
-        name: &'static str,
-        /// Number of elements that the shape and strides require.
-        expected: usize,
-        /// Number of elements in the buffer.
-        got: usize,
-    },
+    Buffer { name: &'static str, expected: usize, got: usize },
 }
 
 /// Sizes of one attention call: `q` is `(batch, q_len, num_heads, head_dim)`, `k` and `v` are
