@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use thiserror::Error;
 
-use crate::mask::Mask;
 use crate::segment::{causal_tiles, position_tiles};
-use crate::shape::AttnShape;
+use crate::shape::{AttnShape, Mask};
 
 /// Number of queries in a query block.
 pub const BLOCK_Q: usize = 128;

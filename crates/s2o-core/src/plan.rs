@@ -44,12 +44,9 @@ impl Plan {
     /// # Errors
     /// [`PermutationError::Length`] if a number of heads, segments, keys or queries differs.
     pub fn check_ranking(&self, shape: &AttnShape, ranking: &Ranking) -> Result<(), PermutationError> {
-        let same = |expected: usize, got: usize| {
-            if expected == got { Ok(()) } else { Err(PermutationError::Length { expected, got }) }
-        };
-        same(shape.batch() * shape.num_heads(), ranking.len())?;
+        same_len(shape.batch() * shape.num_heads(), ranking.len())?;
         for orders in ranking {
-            same(self.segments.len(), orders.len())?;
+            same_len(self.segments.len(), orders.len())?;
             self.segments.iter().zip(orders).try_for_each(|(segment, order)| order.check(segment))?;
         }
         Ok(())
@@ -57,12 +54,7 @@ impl Plan {
 
     /// Number of rows of the call before the dense tail, or 0 if the call uses the dense path.
     pub fn ranked_rows(&self) -> usize {
-        self.segments
-            .iter()
-            .filter(|segment| !segment.rows.is_empty())
-            .map(|segment| segment.rows.end)
-            .max()
-            .unwrap_or(0)
+        self.segments.iter().rev().find(|segment| !segment.rows.is_empty()).map_or(0, |segment| segment.rows.end)
     }
 
     /// The statistics of a backend that only counts tiles. `visited(head, segment, tile)` returns the number of prefix
@@ -120,12 +112,8 @@ impl SegmentOrder {
     /// # Errors
     /// [`PermutationError::Length`] if a length differs.
     pub fn check(&self, segment: &Segment) -> Result<(), PermutationError> {
-        for (expected, got) in [(segment.start, self.kv_perm.len()), (segment.rows.len(), self.q_perm.len())] {
-            if expected != got {
-                return Err(PermutationError::Length { expected, got });
-            }
-        }
-        Ok(())
+        same_len(segment.start, self.kv_perm.len())?;
+        same_len(segment.rows.len(), self.q_perm.len())
     }
 
     /// Weight of the prefix tiles after the first `kept` tiles, relative to the first `kept`; 0 if either set is empty.
@@ -134,6 +122,10 @@ impl SegmentOrder {
         let (seen, left) = self.tile_weights.split_at(kept.min(self.tile_weights.len()));
         if left.is_empty() || seen.is_empty() { 0.0 } else { sum(left) / sum(seen) }
     }
+}
+
+fn same_len(expected: usize, got: usize) -> Result<(), PermutationError> {
+    if expected == got { Ok(()) } else { Err(PermutationError::Length { expected, got }) }
 }
 
 /// The orders of a whole call: `ranking[b * num_heads + h][s]` belongs to the `s`-th segment of the [`Plan`].

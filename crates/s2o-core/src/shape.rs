@@ -1,4 +1,4 @@
-//! [`AttnShape`]: the sizes of one attention call, checked, and the map from query heads to KV heads.
+//! [`AttnShape`]: the sizes of one attention call, checked, and the map from query heads to KV heads; [`Mask`].
 
 use thiserror::Error;
 
@@ -43,11 +43,6 @@ pub struct AttnShape {
 }
 
 impl AttnShape {
-    /// Largest supported `head_dim`.
-    pub const MAX_HEAD_DIM: usize = 256;
-    /// Largest supported `k_len`, because key indices are 32-bit.
-    pub const MAX_K_LEN: usize = i32::MAX as usize;
-
     /// Checks the sizes of `q` (`[batch, q_len, num_heads, head_dim]`) against those of `k`
     /// (`[k_len, num_kv_heads]`).
     ///
@@ -57,19 +52,12 @@ impl AttnShape {
         [batch, q_len, num_heads, head_dim]: [usize; 4],
         [k_len, num_kv_heads]: [usize; 2],
     ) -> Result<Self, ShapeError> {
-        for (name, size) in [
-            ("batch", batch),
-            ("q_len", q_len),
-            ("num_heads", num_heads),
-            ("head_dim", head_dim),
-            ("k_len", k_len),
-            ("num_kv_heads", num_kv_heads),
-        ] {
-            if size == 0 {
-                return Err(ShapeError::Empty { name });
-            }
+        let names = ["batch", "q_len", "num_heads", "head_dim", "k_len", "num_kv_heads"];
+        let sizes = [batch, q_len, num_heads, head_dim, k_len, num_kv_heads];
+        if let Some(empty) = sizes.iter().position(|&size| size == 0) {
+            return Err(ShapeError::Empty { name: names[empty] });
         }
-        if !head_dim.is_multiple_of(8) || head_dim > Self::MAX_HEAD_DIM {
+        if !head_dim.is_multiple_of(8) || head_dim > 256 {
             return Err(ShapeError::HeadDim { got: head_dim });
         }
         if !num_heads.is_multiple_of(num_kv_heads) {
@@ -78,8 +66,8 @@ impl AttnShape {
         if q_len > k_len {
             return Err(ShapeError::MoreQueriesThanKeys { q_len, k_len });
         }
-        if k_len > Self::MAX_K_LEN {
-            return Err(ShapeError::TooManyKeys { max: Self::MAX_K_LEN, got: k_len });
+        if i32::try_from(k_len).is_err() {
+            return Err(ShapeError::TooManyKeys { max: i32::MAX as usize, got: k_len });
         }
         Ok(Self { batch, num_heads, num_kv_heads, q_len, k_len, head_dim })
     }
@@ -146,5 +134,21 @@ impl AttnShape {
     /// `1 / sqrt(head_dim)`, the usual factor on `q . k`.
     pub fn default_softmax_scale(&self) -> f32 {
         (self.head_dim as f32).sqrt().recip()
+    }
+}
+
+/// The keys that a query may attend to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mask {
+    /// The keys up to its own position, where the queries are the last positions (bottom-right causal).
+    Causal,
+    /// All keys.
+    Full,
+}
+
+impl Mask {
+    /// Whether later keys are hidden.
+    pub fn is_causal(self) -> bool {
+        self == Self::Causal
     }
 }

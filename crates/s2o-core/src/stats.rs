@@ -103,11 +103,6 @@ impl HeadStats {
         self.tiles.iter().map(|t| t.window_tiles + t.visited).sum()
     }
 
-    /// Number of tiles in the local windows.
-    pub fn tiles_window(&self) -> usize {
-        self.tiles.iter().map(|t| t.window_tiles).sum()
-    }
-
     /// Ratio of visited tiles to causal tiles, in `[0, 1]`.
     pub fn density(&self) -> f64 {
         ratio(self.tiles_visited(), self.tiles_causal())
@@ -115,7 +110,7 @@ impl HeadStats {
 
     /// Share of the visited tiles that belong to local windows, in `[0, 1]`.
     pub fn local_window_share(&self) -> f64 {
-        ratio(self.tiles_window(), self.tiles_visited())
+        ratio(self.tiles.iter().map(|t| t.window_tiles).sum(), self.tiles_visited())
     }
 
     /// Mean number of prefix tiles that a query tile outside the dense tail visited.
@@ -174,16 +169,6 @@ impl AttnStats {
         ratio(visited, causal)
     }
 
-    /// `1 - density`.
-    pub fn sparsity(&self) -> f64 {
-        1.0 - self.density()
-    }
-
-    /// Share of the visited tiles that belong to local windows, in `[0, 1]`.
-    pub fn local_window_share(&self) -> f64 {
-        ratio(self.heads.iter().map(HeadStats::tiles_window).sum(), self.tiles_visited())
-    }
-
     /// Appends the query tiles of a later chunk of the same prompt.
     pub fn append(&mut self, chunk: Self) {
         self.num_heads = chunk.num_heads;
@@ -232,7 +217,7 @@ mod tests {
         // "local window only" at 128K with S 2048 and tiles of 128: sparsity 0.983 in the paper.
         let tiles = (0..1024).map(|q| tile(q % 16 + 1, q / 16 * 16, 0)).collect();
         let stats = AttnStats { num_heads: 1, heads: vec![HeadStats { tiles }] };
-        assert!((stats.sparsity() - 0.9834).abs() < 5e-5, "{}", stats.sparsity());
+        assert!((1.0 - stats.density() - 0.9834).abs() < 5e-5, "{}", stats.density());
     }
 
     #[test]

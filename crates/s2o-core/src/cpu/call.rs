@@ -21,18 +21,13 @@ pub(super) struct Call<'a, T> {
     plan: &'a Plan,
     config: &'a S2oConfig,
     out: OutputRows<'a, T>,
-    done: Vec<RunStats>,
+    /// The statistics of each run, after its place in the call.
+    done: Vec<(Place, Vec<TileStats>)>,
 }
 
-/// The statistics of one run, and its place in the call.
-struct RunStats {
-    /// `b * num_heads + h`
-    head: usize,
-    segment: usize,
-    ranked: bool,
-    first_row: usize,
-    tiles: Vec<TileStats>,
-}
+/// Head (`b * num_heads + h`), segment, whether it is ranked, and first row: in order, the dense tail of each segment
+/// comes first.
+type Place = (usize, usize, bool, usize);
 
 impl<'a, T: Element> Call<'a, T> {
     pub(super) fn new(inputs: &'a Inputs<'a, T>, plan: &'a Plan, config: &'a S2oConfig, out: &'a mut [T]) -> Self {
@@ -51,20 +46,14 @@ impl<'a, T: Element> Call<'a, T> {
         runs.sort_by_key(|run| (run.order.is_some(), Reverse(run.segment.start)));
         let done = runs.into_iter().par_bridge().map_init(
             || None,
-            |held, run| RunStats {
-                head: run.batch * num_heads + run.head,
-                segment: run.segment.index,
-                ranked: run.order.is_some(),
-                first_row: run.tiles[0].start,
-                tiles: run.compute(
-                    inputs,
-                    config,
-                    Workspace::held(held, inputs.shape.head_dim(), config.tile_k()),
-                    out,
-                ),
+            |held, run| {
+                let workspace = Workspace::held(held, inputs.shape.head_dim(), config.tile_k());
+                let head = run.batch * num_heads + run.head;
+                let place = (head, run.segment.index, run.order.is_some(), run.tiles[0].start);
+                (place, run.compute(inputs, config, workspace, out))
             },
         );
-        let done: Vec<RunStats> = done.collect();
+        let done: Vec<_> = done.collect();
         self.done.extend(done);
     }
 
@@ -104,11 +93,10 @@ impl<'a, T: Element> Call<'a, T> {
     pub(super) fn finish(mut self) -> AttnStats {
         assert!(self.out.is_complete());
         let shape = self.inputs.shape;
-        // Segments in order, the dense tail of each segment first.
-        self.done.sort_by_key(|run| (run.head, run.segment, run.ranked, run.first_row));
+        self.done.sort_by_key(|(place, _)| *place);
         let mut heads = vec![HeadStats::default(); shape.batch() * shape.num_heads()];
-        for run in self.done {
-            heads[run.head].tiles.extend(run.tiles);
+        for ((head, ..), tiles) in self.done {
+            heads[head].tiles.extend(tiles);
         }
         AttnStats { num_heads: shape.num_heads(), heads }
     }

@@ -8,9 +8,9 @@ use super::pass2::{pass2, permute};
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::config::S2oConfig;
-use crate::mask::Mask;
 use crate::plan::SegmentOrder;
 use crate::segment::Segment;
+use crate::shape::Mask;
 use crate::stats::{TileStats, Visit};
 
 /// Number of query tiles in a run. The tiles share gathered keys and their states should fit the L2 cache, but every
