@@ -16,7 +16,7 @@ use crate::library::Library;
 use crate::memory::{Regions, Scratch, refuse_capture};
 use crate::operand::View;
 use crate::stopwatch::Stopwatch;
-use crate::tensor_map::TensorMap;
+use crate::tensor_map::tensor_map;
 
 /// The head size to name for kernels that do not depend on it.
 pub const ANY_HEAD_DIM: HeadDim = HeadDim::D128;
@@ -26,17 +26,12 @@ const MAX_GRID_YZ: usize = 65535;
 
 /// Thread blocks of a launch.
 #[derive(Debug, Clone, Copy)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Grid {
     /// Blocks that take items from a counter: as many as the GPU holds at once, or fewer if there are fewer items.
-    Persistent {
-        /// Work items of the launch.
-        items: usize,
-    },
+    Persistent { items: usize },
     /// One warp for each row.
-    Warps {
-        /// Rows of the launch.
-        rows: usize,
-    },
+    Warps { rows: usize },
     /// This many blocks in x, y and z.
     Blocks([usize; 3]),
     /// As [`Grid::Blocks`], for a kernel whose threads or dynamic shared memory are chosen at the launch.
@@ -196,7 +191,7 @@ impl Launcher {
         }
         let maps = match entry.info.tensor_maps {
             0 => Vec::new(),
-            _ => views.iter().map(|view| TensorMap::new(view, function.dtype)).collect::<Result<_, _>>()?,
+            _ => views.iter().map(|view| tensor_map(view, function.dtype)).collect::<Result<_, _>>()?,
         };
         let mut arguments: Vec<*mut c_void> = maps.iter().map(|map| ptr::from_ref(map) as *mut c_void).collect();
         arguments.push(ptr::from_ref(params) as *mut c_void);

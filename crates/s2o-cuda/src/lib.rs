@@ -8,7 +8,6 @@
 //! The crate is empty without the feature `cuda`.
 #![cfg(feature = "cuda")]
 
-mod device_memory;
 mod error;
 mod launcher;
 mod library;
@@ -17,9 +16,8 @@ mod operand;
 mod stopwatch;
 mod tensor_map;
 
-pub use device_memory::{free_and_total, keep_released};
 pub use error::{CudaError, check_i32, to_i32};
 pub use launcher::{ANY_HEAD_DIM, Grid, Launcher};
-pub use memory::{Region, Regions, Scratch};
+pub use memory::{Region, Regions, Scratch, free_and_total, keep_released};
 pub use operand::{Element, Operand, View, address, cuda_storage, is_vectorized, unaligned_address};
 pub use stopwatch::{KernelTime, Stopwatch};

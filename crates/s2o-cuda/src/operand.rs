@@ -38,11 +38,11 @@ pub struct View {
 
 /// An operand, or a copy of it.
 #[derive(Debug)]
-pub enum Operand<'a> {
-    /// The operand itself.
-    InPlace(&'a CudaStorage, Layout),
-    /// A contiguous copy.
-    Copied(CudaStorage, Layout),
+pub struct Operand<'a> {
+    storage: &'a CudaStorage,
+    /// Contiguous, read in place of the storage.
+    copy: Option<CudaStorage>,
+    layout: Layout,
 }
 
 impl<'a> Operand<'a> {
@@ -53,12 +53,12 @@ impl<'a> Operand<'a> {
     /// If the copy fails.
     pub fn new(storage: &'a CudaStorage, layout: &Layout) -> Result<Self, CudaError> {
         if is_vectorized(layout) {
-            return Ok(Self::InPlace(storage, layout.clone()));
+            return Ok(Self { storage, copy: None, layout: layout.clone() });
         }
         // SAFETY: the copy below writes every element.
         let mut copy = unsafe { storage.device.alloc_uninit(layout.shape(), storage.dtype()) }?;
         storage.copy_strided_src(&mut copy, 0, layout)?;
-        Ok(Self::Copied(copy, Layout::contiguous(layout.shape())))
+        Ok(Self { storage, copy: Some(copy), layout: Layout::contiguous(layout.shape()) })
     }
 
     /// The operand's view, and a guard that ends the stream's use of it when dropped.
@@ -66,12 +66,9 @@ impl<'a> Operand<'a> {
     /// # Errors
     /// If the operand has elements of another type.
     pub fn view<'v, T: Element>(&'v self, stream: &'v CudaStream) -> Result<(View, SyncOnDrop<'v>), CudaError> {
-        let (storage, layout) = match self {
-            Self::InPlace(storage, layout) => (*storage, layout),
-            Self::Copied(storage, layout) => (storage, layout),
-        };
+        let storage = self.copy.as_ref().unwrap_or(self.storage);
         let (base, guard) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
-        Ok((View::new::<T>(base, layout)?, guard))
+        Ok((View::new::<T>(base, &self.layout)?, guard))
     }
 }
 
