@@ -15,8 +15,8 @@ use super::call::{Call, CudaOp};
 use super::dense;
 use super::ranking::{Orders, Ranker};
 use super::segment_group::{SegmentGroup, groups};
-use crate::break_even::GPU_BREAK_EVEN;
 use crate::error::AttnError;
+use crate::methods::GPU_BREAK_EVEN;
 use crate::ops::{RankOp, S2oOp};
 
 impl CudaOp for S2oOp {

@@ -2,7 +2,6 @@
 
 mod block;
 mod dense;
-mod rank;
 mod s2o;
 
 pub use block::{KeyColumns, block_mask_attn, block_sparse_attn};
@@ -11,4 +10,4 @@ pub use s2o::{S2oOp, s2o_attn, s2o_attn_with_stats};
 
 pub(crate) use block::{BlockOp, MaskOp};
 pub(crate) use dense::DenseOp;
-pub(crate) use rank::RankOp;
+pub(crate) use s2o::RankOp;
