@@ -63,15 +63,16 @@ impl Vectors {
         let header: Header = serde_json::from_str(&metadata.metadata().as_ref().unwrap()["config"]).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let sizes = |name: &str| tensors.tensor(name).unwrap().shape().to_vec();
+        let floats = |name: &str| numbers(&tensors, name, f32::from_le_bytes).unwrap();
         let (q, k) = (sizes("q"), sizes("k"));
         assert_eq!(header.q_offset, k[0] - q[0]);
         let shape = AttnShape::new([1, q[0], q[1], q[2]], [k[0], k[1]]).unwrap();
         Self {
             name: path.file_stem().unwrap().to_string_lossy().into_owned(),
             shape,
-            q: floats(&tensors, "q").unwrap(),
-            k: floats(&tensors, "k").unwrap(),
-            v: floats(&tensors, "v").unwrap(),
+            q: floats("q"),
+            k: floats("k"),
+            v: floats("v"),
             header,
             bytes,
         }
@@ -113,17 +114,14 @@ impl Vectors {
     }
 
     pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
-        floats(&SafeTensors::deserialize(&self.bytes).unwrap(), name)
+        numbers(&SafeTensors::deserialize(&self.bytes).unwrap(), name, f32::from_le_bytes)
     }
 
     pub fn ints(&self, name: &str) -> Option<Vec<u32>> {
-        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        let bytes = tensors.tensor(name).ok()?.data().to_vec();
-        Some(bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect())
+        numbers(&SafeTensors::deserialize(&self.bytes).unwrap(), name, u32::from_le_bytes)
     }
 }
 
-fn floats(tensors: &SafeTensors<'_>, name: &str) -> Option<Vec<f32>> {
-    let bytes = tensors.tensor(name).ok()?.data().to_vec();
-    Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+fn numbers<T>(tensors: &SafeTensors<'_>, name: &str, from: fn([u8; 4]) -> T) -> Option<Vec<T>> {
+    Some(tensors.tensor(name).ok()?.data().as_chunks().0.iter().map(|&bytes| from(bytes)).collect())
 }

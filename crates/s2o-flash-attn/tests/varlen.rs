@@ -170,21 +170,9 @@ fn pages_and_prefix_ranges() -> Result<()> {
         for (given, held) in [(None, Vec::new()), (Some(&ranges), vec![(1, 4), (30, 36)])] {
             for softcap in [None, Some(0.5f32)] {
                 let asked = Asked { ranges: held.clone(), softcap: softcap.map(f64::from), ..asked((left, right)) };
+                let Case { q, seqlens_q: ends_q, seqlens_k: ends_k, .. } = &case;
                 let out = flash_attn_varlen_paged_windowed(
-                    &case.q,
-                    &k,
-                    &v,
-                    &case.seqlens_q,
-                    &case.seqlens_k,
-                    &table,
-                    given,
-                    MAX_Q,
-                    MAX_K,
-                    SCALE,
-                    left,
-                    right,
-                    8,
-                    softcap,
+                    q, &k, &v, ends_q, ends_k, &table, given, MAX_Q, MAX_K, SCALE, left, right, 8, softcap,
                 )?;
                 assert_close(&out, &case.expected(&asked)?, &format!("{left:?} {right:?} {held:?} {softcap:?}"));
             }
@@ -228,11 +216,12 @@ fn bad_inputs_say_what_was_expected_and_got() -> Result<()> {
 
     let (k, table) = paged(&case.k, 8)?;
     let with = |table: &Tensor, page_len: usize| {
+        let Case { q, seqlens_q: ends_q, .. } = &case;
         flash_attn_varlen_paged_windowed(
-            &case.q,
+            q,
             &k,
             &k,
-            &case.seqlens_q,
+            ends_q,
             ends_k,
             table,
             None,
