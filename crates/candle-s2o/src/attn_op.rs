@@ -1,6 +1,6 @@
 //! Code that all attention ops share: the operand check and the dispatch to a backend.
 //!
-//! A call passes through the op ([`crate::ops`]), [`apply`] or [`report`] in this file, the backend's adapter
+//! A call passes through the op ([`crate::ops`]), [`apply`] in this file, the backend's adapter
 //! ([`crate::cpu`], [`crate::cuda`]) and the computation, in this order. Its output becomes a node of Candle's graph
 //! ([`crate::graph_node`]).
 
@@ -79,16 +79,8 @@ pub(crate) fn apply<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     Ok((graph_node::attach(K::NAME, output, [q, k, v])?, report))
 }
 
-/// Computes an op that has no output.
-pub(crate) fn report<K: Compute<CpuStorage> + Compute<CudaStorage>>(
-    op: &K,
-    softmax_scale: f32,
-    qkv: [&Tensor; 3],
-) -> Result<K::Report, AttnError> {
-    Ok(compute(op, softmax_scale, qkv)?.1)
-}
-
-fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
+/// Computes an op. Its output, if it has one, is not yet part of Candle's graph.
+pub(crate) fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     op: &K,
     scale: f32,
     [q, k, v]: [&Tensor; 3],

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Shape, Tensor};
 use s2o_core::{AttnStats, Ranking, S2oConfig};
 
-use crate::attn_op::{AttnOp, apply, forward, report};
+use crate::attn_op::{AttnOp, apply, compute, forward};
 use crate::error::AttnError;
 
 /// S2O sparse causal attention for prefill. Layout and causal convention are those of `candle-flash-attn`.
@@ -112,7 +112,7 @@ impl S2oOp {
     pub fn rank(self, q: &Tensor, k: &Tensor) -> Result<Ranking, AttnError> {
         // The ranking does not read the values.
         let softmax_scale = self.softmax_scale;
-        report(&RankOp(self), softmax_scale, [q, k, k])
+        Ok(compute(&RankOp(self), softmax_scale, [q, k, k])?.1)
     }
 }
 

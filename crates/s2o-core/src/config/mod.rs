@@ -75,7 +75,7 @@ impl Default for S2oConfig {
             dense_tail: 128,
             q_perm: false,
             dense_below: DenseBelow::Auto,
-            workspace_cap: Self::WORKSPACE_CAP,
+            workspace_cap: 256 << 20,
         }
     }
 }
@@ -83,8 +83,6 @@ impl Default for S2oConfig {
 impl S2oConfig {
     /// Measured prompt length in tokens from which S2O is faster than dense attention on the CPU (docs/results.md).
     pub const CPU_BREAK_EVEN: usize = 2048;
-    /// Default of [`S2oConfig::workspace_cap`]: 256 MiB.
-    pub const WORKSPACE_CAP: usize = 256 << 20;
 
     /// The paper's settings: mean-query score, mean ratio rule, tau 0.005, S 2048, query permutation, the triggering
     /// tile dropped, no front sink, no dense tail.
