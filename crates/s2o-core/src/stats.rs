@@ -18,6 +18,11 @@ impl Visit {
     pub(crate) fn all(prefix_tiles: usize) -> Self {
         Self { visited: prefix_tiles, skipped_mass: Some(SkippedMass::default()) }
     }
+
+    /// The visit of a backend that only counts tiles: without an estimate of the skipped mass if it skipped any.
+    pub fn counted(visited: usize, prefix_tiles: usize) -> Self {
+        if visited == prefix_tiles { Self::all(prefix_tiles) } else { Self { visited, skipped_mass: None } }
+    }
 }
 
 /// Statistics of one query tile of one head.
@@ -115,8 +120,8 @@ impl HeadStats {
 
     /// Mean number of prefix tiles that a query tile outside the dense tail visited.
     pub fn mean_visited(&self) -> f64 {
-        let count = self.ranked().count();
-        ratio(self.ranked().map(|t| t.visited).sum(), count.max(1))
+        let ranked = self.tiles.iter().filter(|t| !t.dense_tail && t.prefix_tiles > 0);
+        ratio(ranked.clone().map(|t| t.visited).sum(), ranked.count().max(1))
     }
 
     /// Mean over the rows of the estimated skipped mass; `None` if a tile has no estimate.
@@ -129,10 +134,6 @@ impl HeadStats {
         }
         let rows = self.tiles.iter().map(|t| t.rows).sum::<usize>().max(1) as f64;
         Some(SkippedMass { by_last_gain: sum.by_last_gain / rows, by_key_scores: sum.by_key_scores / rows })
-    }
-
-    fn ranked(&self) -> impl Iterator<Item = &TileStats> {
-        self.tiles.iter().filter(|t| !t.dense_tail && t.prefix_tiles > 0)
     }
 }
 

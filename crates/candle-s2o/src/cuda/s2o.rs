@@ -5,7 +5,7 @@ use std::ptr;
 
 use s2o_core::{
     AttnStats, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
-    TriggeringTile,
+    TriggeringTile, Visit,
 };
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::params::{RowState, S2oParams};
@@ -30,7 +30,7 @@ impl CudaOp for S2oOp {
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             dense::launch(call, Mask::Causal, 0, None)?;
-            return Ok(wants_stats.then(|| plan.stats_of_visits(shape, config, |_, _, _| 0)));
+            return Ok(wants_stats.then(|| plan.stats(shape, config, |_, _, _| Visit::counted(0, 0))));
         }
         let ranking = self.ranking.as_deref();
         if let Some(ranking) = ranking {
@@ -261,10 +261,10 @@ impl<'a> Launch<'a> {
         let Self { call, config, plan, .. } = self;
         let tiles_per_segment = plan.segment_len / TILE_Q;
         let q_offset = call.shape.q_offset();
-        Ok(plan.stats_of_visits(&call.shape, config, |head, s, tile| {
+        Ok(plan.stats(&call.shape, config, |head, s, tile| {
             let segment = &plan.segments[s];
             if segment.start == 0 {
-                return 0;
+                return Visit::counted(0, 0);
             }
             // The single pass also counts window tiles. Tiles are counted from the segment's start.
             let (tile, window_tiles) = if config.q_perm() {
@@ -273,7 +273,8 @@ impl<'a> Launch<'a> {
                 let tile = (q_offset + segment.rows.start - segment.start) / TILE_Q + tile;
                 (tile, tile + 1)
             };
-            counts[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize - window_tiles
+            let count = counts[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize;
+            Visit::counted(count - window_tiles, segment.prefix_tiles(TILE_K))
         }))
     }
 }

@@ -13,7 +13,7 @@ use super::tile_run::{TileRun, tiles_per_run};
 use crate::config::S2oConfig;
 use crate::plan::{Plan, SegmentOrder};
 use crate::segment::query_tiles;
-use crate::stats::{AttnStats, HeadStats, TileStats};
+use crate::stats::{AttnStats, Visit};
 
 /// One attention call, with its output and the statistics of the finished tiles.
 pub(super) struct Call<'a, T> {
@@ -21,13 +21,9 @@ pub(super) struct Call<'a, T> {
     plan: &'a Plan,
     config: &'a S2oConfig,
     out: OutputRows<'a, T>,
-    /// The statistics of each run, after its place in the call.
-    done: Vec<(Place, Vec<TileStats>)>,
+    /// The visits of each ranked run, after its head (`b * num_heads + h`), segment of the plan and first row.
+    done: Vec<([usize; 3], Vec<Visit>)>,
 }
-
-/// Head (`b * num_heads + h`), segment, whether it is ranked, and first row: in order, the dense tail of each segment
-/// comes first.
-type Place = (usize, usize, bool, usize);
 
 impl<'a, T: Element> Call<'a, T> {
     pub(super) fn new(inputs: &'a Inputs<'a, T>, plan: &'a Plan, config: &'a S2oConfig, out: &'a mut [T]) -> Self {
@@ -39,7 +35,7 @@ impl<'a, T: Element> Call<'a, T> {
     where
         'a: 'o,
     {
-        let Self { inputs, config, out, .. } = &*self;
+        let Self { inputs, plan, config, out, .. } = &*self;
         let num_heads = inputs.shape.num_heads();
         // The tiles of the dense tail come first because they see every key.
         let mut runs = self.runs(group, order);
@@ -48,8 +44,8 @@ impl<'a, T: Element> Call<'a, T> {
             || None,
             |held, run| {
                 let workspace = Workspace::held(held, inputs.shape.head_dim(), config.tile_k());
-                let head = run.batch * num_heads + run.head;
-                let place = (head, run.segment.index, run.order.is_some(), run.tiles[0].start);
+                let segment = run.segment.index - plan.segments[0].index;
+                let place = [run.batch * num_heads + run.head, segment, run.tiles[0].start];
                 (place, run.compute(inputs, config, workspace, out))
             },
         );
@@ -92,12 +88,13 @@ impl<'a, T: Element> Call<'a, T> {
     /// The statistics of the call, after all groups are done.
     pub(super) fn finish(mut self) -> AttnStats {
         assert!(self.out.is_complete());
-        let shape = self.inputs.shape;
         self.done.sort_by_key(|(place, _)| *place);
-        let mut heads = vec![HeadStats::default(); shape.batch() * shape.num_heads()];
-        for ((head, ..), tiles) in self.done {
-            heads[head].tiles.extend(tiles);
+        let shape = self.inputs.shape;
+        let heads = shape.batch() * shape.num_heads();
+        let mut visits = vec![vec![Vec::new(); self.plan.segments.len()]; heads];
+        for ([head, segment, _], of_run) in self.done {
+            visits[head][segment].extend(of_run);
         }
-        AttnStats { num_heads: shape.num_heads(), heads }
+        self.plan.stats(&shape, self.config, |head, segment, tile| visits[head][segment][tile])
     }
 }

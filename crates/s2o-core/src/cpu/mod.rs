@@ -40,7 +40,7 @@ use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::plan::{Plan, Ranking, SegmentOrder};
 use crate::shape::Mask;
-use crate::stats::AttnStats;
+use crate::stats::{AttnStats, Visit};
 use call::Call;
 use segment_group::{SegmentGroup, SegmentHeads};
 
@@ -60,7 +60,7 @@ pub fn attention<T: Element>(
     let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
         dense(inputs, Mask::Causal, out);
-        return Ok(plan.stats_of_visits(&inputs.shape, config, |_, _, _| 0));
+        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0)));
     }
     let mut call = Call::new(inputs, &plan, config, out);
     for group in SegmentGroup::cut(&inputs.shape, &plan, config.workspace_cap())? {
@@ -88,7 +88,7 @@ pub fn attention_with_ranking<T: Element>(
     let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
         dense(inputs, Mask::Causal, out);
-        return Ok(plan.stats_of_visits(&inputs.shape, config, |_, _, _| 0));
+        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0)));
     }
     plan.check_ranking(&inputs.shape, ranking)?;
     let mut call = Call::new(inputs, &plan, config, out);

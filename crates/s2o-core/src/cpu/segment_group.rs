@@ -15,7 +15,6 @@ fn workspace_bytes(group_size: usize, prefix_len: usize) -> usize {
 #[derive(Debug, Clone)]
 pub(super) struct SegmentHeads {
     pub(super) batch: usize,
-    pub(super) kv_head: usize,
     pub(super) heads: Range<usize>,
     /// Index into `plan.segments`.
     pub(super) segment: usize,
@@ -30,7 +29,7 @@ impl SegmentHeads {
             for batch in 0..shape.batch() {
                 all.extend((0..shape.num_kv_heads()).map(|kv_head| {
                     let heads = kv_head * group..(kv_head + 1) * group;
-                    Self { batch, kv_head, heads, segment }
+                    Self { batch, heads, segment }
                 }));
             }
         }

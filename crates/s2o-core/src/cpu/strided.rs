@@ -7,15 +7,8 @@ use super::microkernel::prefetch;
 use crate::error::S2oError;
 use crate::shape::{AttnShape, ShapeError};
 
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
-}
-
 /// Element types of the CPU path: `f32`, `f16`, `bf16`. All arithmetic is in f32.
-pub trait Element: Copy + Default + Send + Sync + sealed::Sealed + 'static {
+pub trait Element: Copy + Default + Send + Sync + 'static {
     /// Widens `src` into `dst` of the same length.
     fn widen(src: &[Self], dst: &mut [f32]);
     /// Rounds `src` to nearest into `dst` of the same length.
