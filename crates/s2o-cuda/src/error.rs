@@ -88,18 +88,12 @@ impl<T> Doing<T> for Result<T, DriverError> {
     }
 }
 
-/// Converts a size to the 32-bit number that kernels count with.
-///
-/// # Errors
-/// [`CudaError::TooLarge`]
+/// Converts a size to the 32-bit number that kernels count with, or returns [`CudaError::TooLarge`].
 pub fn to_i32(name: &'static str, got: usize) -> Result<i32, CudaError> {
     i32::try_from(got).map_err(|_| CudaError::TooLarge { name, max: i32::MAX as usize, got })
 }
 
-/// Refuses a size that kernels cannot count in 32 bits.
-///
-/// # Errors
-/// [`CudaError::TooLarge`]
+/// Refuses a size that kernels cannot count in 32 bits, with [`CudaError::TooLarge`].
 pub fn check_i32(name: &'static str, got: usize) -> Result<(), CudaError> {
     to_i32(name, got).map(drop)
 }

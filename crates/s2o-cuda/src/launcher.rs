@@ -14,9 +14,8 @@ use s2o_kernels::{Function, HeadDim};
 use crate::error::{CudaError, Doing, check_i32};
 use crate::library::Library;
 use crate::memory::{Regions, Scratch, refuse_capture};
-use crate::operand::View;
+use crate::operand::{View, tensor_map};
 use crate::stopwatch::Stopwatch;
-use crate::tensor_map::tensor_map;
 
 /// The head size to name for kernels that do not depend on it.
 pub const ANY_HEAD_DIM: HeadDim = HeadDim::D128;
@@ -90,26 +89,17 @@ impl Launcher {
     }
 
     /// Scratch memory for these regions, allocated in stream order.
-    ///
-    /// # Errors
-    /// If the driver fails, for example when memory runs out.
     pub fn allocate(&self, regions: &Regions) -> Result<Scratch, CudaError> {
         self.library.pool.allocate(&self.stream, regions)
     }
 
     /// Memory for a tensor of `shape`. Its elements are arbitrary until a kernel has written them.
-    ///
-    /// # Errors
-    /// If the driver fails, for example when memory runs out.
     pub fn uninit<T: CudaDType + DeviceRepr>(&self, shape: &Shape) -> Result<CudaSlice<T>, CudaError> {
         // SAFETY: the caller launches a kernel that writes every element.
         Ok(unsafe { self.device.alloc::<T>(shape.elem_count()) }?)
     }
 
     /// Memory for `len` elements, set to zero.
-    ///
-    /// # Errors
-    /// If the driver fails, for example when memory runs out.
     pub fn zeros<T: CudaDType + DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
         Ok(self.device.alloc_zeros::<T>(len)?)
     }
@@ -128,10 +118,8 @@ impl Launcher {
         Ok(self.library.entry(function, &self.stream)?.shared_limit)
     }
 
-    /// Fails while the stream captures a graph: `doing` would need to wait for the stream, `instead` is the advice.
-    ///
-    /// # Errors
-    /// [`CudaError::Capturing`]
+    /// [`CudaError::Capturing`] while the stream captures a graph: `doing` would need to wait for the stream, and
+    /// `instead` is the advice.
     pub fn refuse_capture(&self, doing: &'static str, instead: &'static str) -> Result<(), CudaError> {
         refuse_capture(&self.stream, doing, instead)
     }

@@ -5,6 +5,9 @@
 //! and scratch memory (`Launcher::allocate`), fills in the kernel's parameters and calls `Launcher::launch`, the
 //! only place that launches a kernel.
 //!
+//! Every function that returns a `CudaError` fails if the driver does, for example when memory runs out. Their
+//! documentation names the other errors.
+//!
 //! The crate is empty without the feature `cuda`.
 #![cfg(feature = "cuda")]
 
@@ -14,7 +17,6 @@ mod library;
 mod memory;
 mod operand;
 mod stopwatch;
-mod tensor_map;
 
 pub use error::{CudaError, check_i32, to_i32};
 pub use launcher::{ANY_HEAD_DIM, Grid, Launcher};

@@ -85,9 +85,6 @@ fn keep(pool: sys::CUmemoryPool, mut bytes: u64) -> Result<(), CudaError> {
 }
 
 /// `[free, total]` bytes of the device. Free is memory that is free in the driver or unused in Candle's pool.
-///
-/// # Errors
-/// If the driver fails.
 pub fn free_and_total(device: &CudaDevice) -> Result<[u64; 2], CudaError> {
     let (free, total) = device.cuda_stream().context().mem_get_info().doing("asking for free memory")?;
     let mut unused = 0;
@@ -107,9 +104,6 @@ pub fn free_and_total(device: &CudaDevice) -> Result<[u64; 2], CudaError> {
 }
 
 /// Sets the release threshold of the pool of Candle's allocations to unlimited, so freed memory is reused.
-///
-/// # Errors
-/// If the driver fails.
 pub fn keep_released(device: &CudaDevice) -> Result<(), CudaError> {
     match pool_of(device)? {
         Some(pool) => keep(pool, u64::MAX),
@@ -214,9 +208,6 @@ impl Scratch {
     }
 
     /// Sets a region to zeros.
-    ///
-    /// # Errors
-    /// If the driver fails.
     pub fn zero<T: Copy>(&self, region: Region<T>) -> Result<(), CudaError> {
         let address = self.inside(region)?;
         // SAFETY: the region has this many bytes.
