@@ -75,8 +75,8 @@ struct Launch<'a> {
     counters: Region<i32>,
     kv_perm: Region<i32>,
     orders: OrderSource<'a>,
-    /// With query permutation.
-    permuted: Option<Permuted>,
+    /// With query permutation: the orders and the states of the rows.
+    permuted: Option<(Region<i32>, Region<RowState>)>,
     tiles_visited: Option<Region<i32>>,
 }
 
@@ -86,12 +86,6 @@ enum OrderSource<'a> {
     Ranked(Ranker),
     /// The caller.
     Given(&'a Ranking),
-}
-
-#[derive(Clone, Copy)]
-struct Permuted {
-    q_perm: Region<i32>,
-    state: Region<RowState>,
 }
 
 impl<'a> Launch<'a> {
@@ -109,10 +103,8 @@ impl<'a> Launch<'a> {
         // One counter for each group, and one for the windows.
         let counters = regions.add(groups.len() + 1);
         let kv_perm = regions.add(heads * groups.iter().map(|group| group.keys).max().unwrap_or(0));
-        let permuted = config.q_perm().then(|| Permuted {
-            q_perm: regions.add(heads * shape.q_len()),
-            state: regions.add(heads * shape.q_len()),
-        });
+        let rows = heads * shape.q_len();
+        let permuted = config.q_perm().then(|| (regions.add(rows), regions.add(rows)));
         let slots = heads * plan.segments.len() * (plan.segment_len / TILE_Q);
         let tiles_visited = wants_stats.then(|| regions.add(slots));
         let orders = match given {
@@ -128,12 +120,12 @@ impl<'a> Launch<'a> {
     }
 
     fn attend(&self) -> Result<(), CudaError> {
-        if let (Some(permuted), Some(last)) = (&self.permuted, self.groups.first()) {
+        if let (Some((q_perm, _)), Some(last)) = (self.permuted, self.groups.first()) {
             let first = self.groups.last().map_or(last.first, |group| group.first);
             let all = SegmentGroup { first, end: last.end, keys: 0 };
             self.launch(Kernel::Pass1, &all, self.groups.len())?;
             if let OrderSource::Given(ranking) = self.orders {
-                self.upload_q_perm(permuted.q_perm, ranking)?;
+                self.upload_q_perm(q_perm, ranking)?;
             }
         }
         for (number, group) in self.groups.iter().enumerate() {
@@ -151,7 +143,7 @@ impl<'a> Launch<'a> {
             OrderSource::Ranked(ranker) => {
                 let orders = Orders {
                     kv_perm: scratch.at(self.kv_perm),
-                    q_perm: self.permuted.map(|permuted| scratch.at(permuted.q_perm)),
+                    q_perm: self.permuted.map(|(q_perm, _)| scratch.at(q_perm)),
                 };
                 ranker.rank(call, scratch, config, plan, group, orders)
             }
@@ -174,7 +166,7 @@ impl<'a> Launch<'a> {
             self.order(group)?;
             let tokens = scratch.download(self.kv_perm)?;
             let rows = match self.permuted {
-                Some(permuted) => scratch.download(permuted.q_perm)?,
+                Some((q_perm, _)) => scratch.download(q_perm)?,
                 None => Vec::new(),
             };
             for (head, orders) in ranking.iter_mut().enumerate() {
@@ -213,8 +205,8 @@ impl<'a> Launch<'a> {
             attn: call.params(Mask::Causal, scratch.at(self.counters).wrapping_add(counter))?,
             kv_perm: scratch.at(self.kv_perm),
             kv_perm_head_stride: group.keys as i64,
-            q_perm: self.permuted.map_or(ptr::null(), |permuted| scratch.at(permuted.q_perm).cast_const()),
-            state: self.permuted.map_or(ptr::null_mut(), |permuted| scratch.at(permuted.state)),
+            q_perm: self.permuted.map_or(ptr::null(), |(q_perm, _)| scratch.at(q_perm).cast_const()),
+            state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state)),
             tiles_visited: self.tiles_visited.map_or(ptr::null_mut(), |region| scratch.at(region)),
             segment_len: to_i32("segment_len", plan.segment_len)?,
             first_segment: to_i32("segments", plan.segments[group.first].index)?,

@@ -41,9 +41,6 @@ pub fn s2o_attn(
 }
 
 /// [`s2o_attn`] with statistics of the computed and skipped work per head. On a GPU the host waits for them.
-///
-/// # Errors
-/// The same as [`s2o_attn`].
 pub fn s2o_attn_with_stats(
     q: &Tensor,
     k: &Tensor,
@@ -95,9 +92,6 @@ impl S2oOp {
     }
 
     /// [`S2oOp::apply`] with statistics of the computed and skipped work per head. On a GPU the host waits for them.
-    ///
-    /// # Errors
-    /// The same as [`S2oOp::apply`].
     pub fn apply_with_stats(mut self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
         self.wants_stats = true;
         let (out, stats) = apply(&self, self.softmax_scale, [q, k, v])?;
