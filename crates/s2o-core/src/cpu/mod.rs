@@ -42,7 +42,7 @@ use crate::plan::{Plan, Ranking, SegmentOrder};
 use crate::shape::Mask;
 use crate::stats::{AttnStats, Visit};
 use call::Call;
-use segment_group::{SegmentGroup, SegmentHeads};
+use segment_group::SegmentHeads;
 
 /// S2O attention, written to the contiguous `out` (batch, q_len, num_heads, head_dim).
 ///
@@ -63,8 +63,8 @@ pub fn attention<T: Element>(
         return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0)));
     }
     let mut call = Call::new(inputs, &plan, config, out);
-    for group in SegmentGroup::cut(&inputs.shape, &plan, config.workspace_cap())? {
-        let orders = ranking::rank(inputs, &plan, config, &group.ranked);
+    for group in segment_group::groups(&inputs.shape, &plan, config.workspace_cap())? {
+        let orders = ranking::rank(inputs, &plan, config, &group);
         call.run(&group, |i, g| &orders[i][g]);
     }
     Ok(call.finish())
@@ -92,9 +92,9 @@ pub fn attention_with_ranking<T: Element>(
     }
     plan.check_ranking(&inputs.shape, ranking)?;
     let mut call = Call::new(inputs, &plan, config, out);
-    let all = SegmentGroup::whole(&inputs.shape, &plan);
+    let all = SegmentHeads::ranked(&inputs.shape, &plan);
     call.run(&all, |i, g| {
-        let SegmentHeads { batch, heads, segment, .. } = &all.ranked[i];
+        let SegmentHeads { batch, heads, segment } = &all[i];
         &ranking[batch * inputs.shape.num_heads() + heads.start + g][*segment]
     });
     Ok(call.finish())
