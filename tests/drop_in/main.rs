@@ -13,7 +13,6 @@
 
 mod call;
 mod fixed;
-mod policy;
 mod varlen;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -167,7 +166,7 @@ fn main() -> ExitCode {
     fixed::cases(&mut runner);
     varlen::cases(&mut runner);
     fixed::errors(&mut runner);
-    policy::cases(&mut runner);
+    fixed::policy(&mut runner);
     println!("{} calls compared with candle-flash-attn's own kernels", runner.against_original);
     println!("{} passed, {} failed", runner.passed, runner.failed);
     if runner.failed == 0 && runner.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -10,18 +10,15 @@
 
 mod attention;
 mod attn_op;
-mod chunk_ledger;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
-mod graph_node;
 mod layer_settings;
 mod methods;
 mod ops;
 
-pub use attention::{Attention, PrefillCall};
-pub use chunk_ledger::ChunkLedger;
+pub use attention::{Attention, ChunkLedger, PrefillCall};
 pub use error::AttnError;
 pub use layer_settings::{LayerSetting, LayerSettings, LayerSettingsError, TunedOn};
 pub use methods::{Dense, S2o, break_even};

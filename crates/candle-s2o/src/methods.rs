@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Result, Tensor};
 use s2o_core::{AttnStats, ConfigError, Mask, S2oConfig};
 
-use crate::attention::{Attention, PrefillCall};
-use crate::chunk_ledger::ChunkLedger;
+use crate::attention::{Attention, ChunkLedger, PrefillCall};
 use crate::layer_settings::{LayerSettings, LayerSettingsError};
 use crate::ops::{S2oOp, dense_attn};
 
