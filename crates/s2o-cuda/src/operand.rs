@@ -99,7 +99,8 @@ impl View {
 }
 
 /// The TMA descriptor with which the sm_90a kernels read whole tiles of `view`: boxes of 128 rows of one head, swizzled
-/// as wgmma reads them. Rows beyond it are zeros. A kernel takes the descriptor by value.
+/// as wgmma reads them. Rows beyond it are zeros. A kernel takes the descriptor by value; its alignment differs between
+/// toolkits, so it has the binding's type.
 pub(crate) fn tensor_map(view: &View, dtype: Dtype) -> Result<sys::CUtensorMap, CudaError> {
     /// Elements in the 128 bytes of a box row.
     const BOX_COLUMNS: u32 = 64;
