@@ -2,7 +2,6 @@
 //! GPU. A table of the results is included by `src/modules.rs`.
 
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -35,10 +34,10 @@ fn compile_all() -> Result<(), String> {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let portable = sources(Path::new("cuda"))?;
     let mut jobs = Vec::new();
-    for target in [Target::Sm90a, Target::Sm80] {
-        for source in portable.iter().cloned().chain(sources(&Path::new("cuda").join(target.folder()))?) {
+    for target in &TARGETS {
+        for source in portable.iter().cloned().chain(sources(&Path::new("cuda").join(target.folder))?) {
             let stem = source.file_stem().expect("sources have names").to_string_lossy().into_owned();
-            let output = out.join(format!("{}_{stem}.{}", target.folder(), target.extension()));
+            let output = out.join(format!("{}_{stem}.{}", target.folder, target.extension));
             jobs.push(Job { target, stem, source, output });
         }
     }
@@ -46,37 +45,39 @@ fn compile_all() -> Result<(), String> {
     fs::write(out.join("modules.rs"), table(&jobs)?).map_err(|error| format!("modules.rs: {error}"))
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Target {
-    Sm90a,
-    Sm80,
+struct Target {
+    /// Name of its table in `modules.rs`.
+    table: &'static str,
+    folder: &'static str,
+    extension: &'static str,
+    nvcc_flags: [&'static str; 3],
+    /// What a kernel's name follows in the code: one section per kernel in a cubin, one entry in PTX.
+    mark: &'static [u8],
+    /// The variant of `Code` and the macro that embeds it.
+    embed: [&'static str; 2],
 }
 
-impl Target {
-    fn folder(self) -> &'static str {
-        match self {
-            Self::Sm90a => "sm90",
-            Self::Sm80 => "sm80",
-        }
-    }
-
-    fn extension(self) -> &'static str {
-        match self {
-            Self::Sm90a => "cubin",
-            Self::Sm80 => "ptx",
-        }
-    }
-
-    fn nvcc_flags(self) -> [&'static str; 3] {
-        match self {
-            Self::Sm90a => ["-gencode", "arch=compute_90a,code=sm_90a", "-cubin"],
-            Self::Sm80 => ["-gencode", "arch=compute_80,code=compute_80", "-ptx"],
-        }
-    }
-}
+const TARGETS: [Target; 2] = [
+    Target {
+        table: "SM90A",
+        folder: "sm90",
+        extension: "cubin",
+        nvcc_flags: ["-gencode", "arch=compute_90a,code=sm_90a", "-cubin"],
+        mark: b".text.",
+        embed: ["Cubin", "include_bytes"],
+    },
+    Target {
+        table: "SM80",
+        folder: "sm80",
+        extension: "ptx",
+        nvcc_flags: ["-gencode", "arch=compute_80,code=compute_80", "-ptx"],
+        mark: b".entry ",
+        embed: ["Ptx", "include_str"],
+    },
+];
 
 struct Job {
-    target: Target,
+    target: &'static Target,
     stem: String,
     source: PathBuf,
     output: PathBuf,
@@ -119,7 +120,7 @@ fn run(nvcc: &Path, jobs: &[Job]) -> Result<(), String> {
 
 fn compile(nvcc: &Path, job: &Job) -> Result<(), String> {
     let mut command = Command::new(nvcc);
-    command.args(["-std=c++17", "-O3"]).args(job.target.nvcc_flags()).arg("-o").arg(&job.output).arg(&job.source);
+    command.args(["-std=c++17", "-O3"]).args(job.target.nvcc_flags).arg("-o").arg(&job.output).arg(&job.source);
     let output = command.output().map_err(|error| format!("{}: {error}. {HOW_TO}", nvcc.display()))?;
     if output.status.success() {
         return Ok(());
@@ -131,27 +132,20 @@ fn compile(nvcc: &Path, job: &Job) -> Result<(), String> {
 /// The table of modules, with the kernels found in each.
 fn table(jobs: &[Job]) -> Result<String, String> {
     let mut text = String::new();
-    for (target, name) in [(Target::Sm90a, "SM90A"), (Target::Sm80, "SM80")] {
-        writeln!(text, "static {name}: &[Module] = &[").expect("a String takes it");
-        for job in jobs.iter().filter(|job| job.target == target) {
-            let code = fs::read(&job.output).map_err(|error| format!("{}: {error}", job.output.display()))?;
-            let kernels = match target {
-                Target::Sm90a => names_after(&code, b".text."),
-                Target::Sm80 => names_after(&code, b".entry "),
-            };
-            let code = match target {
-                Target::Sm90a => format!("Code::Cubin(include_bytes!({:?}))", job.output),
-                Target::Sm80 => format!("Code::Ptx(include_str!({:?}))", job.output),
-            };
-            writeln!(text, "    Module {{ name: {:?}, kernels: &{kernels:?}, code: {code} }},", job.stem)
-                .expect("a String takes it");
+    for Target { table, mark, embed: [code, include], .. } in &TARGETS {
+        text += &format!("static {table}: &[Module] = &[\n");
+        for Job { stem, output, .. } in jobs.iter().filter(|job| job.target.table == *table) {
+            let bytes = fs::read(output).map_err(|error| format!("{}: {error}", output.display()))?;
+            let kernels = names_after(&bytes, mark);
+            let code = format!("Code::{code}({include}!({output:?}))");
+            text += &format!("    Module {{ name: {stem:?}, kernels: &{kernels:?}, code: {code} }},\n");
         }
-        writeln!(text, "];").expect("a String takes it");
+        text += "];\n";
     }
     Ok(text)
 }
 
-/// The identifiers that follow `mark` in code: one section per kernel in a cubin, one entry in PTX.
+/// The identifiers of kernels that follow `mark` in code.
 fn names_after(code: &[u8], mark: &[u8]) -> Vec<String> {
     let starts = (0..code.len()).filter(|&i| code[i..].starts_with(mark)).map(|i| i + mark.len());
     let mut names: Vec<String> = starts

@@ -115,11 +115,6 @@ impl Kernel {
     pub fn sizes_its_shared_memory(self) -> bool {
         matches!(self, Self::Sort | Self::QueryOrder)
     }
-
-    /// Whether this build contains the kernel.
-    pub fn is_compiled(self) -> bool {
-        cfg!(feature = "ladder") || !matches!(self, Self::Ladder | Self::LadderFull)
-    }
 }
 
 /// Element types that the kernels support.

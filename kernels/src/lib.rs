@@ -11,7 +11,7 @@ pub mod params;
 pub mod ranking;
 pub mod selection;
 
-pub use arch::{Arch, UnknownArch};
+pub use arch::Arch;
 pub use function::{Dtype, Function, HeadDim, Kernel};
 #[cfg(feature = "cuda")]
 pub use modules::{Code, Module, modules};

@@ -1,9 +1,11 @@
 //! The block-sparse executor against attention to the selected keys, one query at a time in f64.
 
 use proptest::prelude::*;
-use s2o_core::{AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, Mask, S2oError, cpu, query_blocks};
+use s2o_core::{
+    AttnShape, BLOCK_Q, BlockError, BlockLists, BlockSelection, Mask, S2oError, SoftmaxState, cpu, query_blocks,
+};
 
-use crate::random::{inputs, tensors};
+use crate::random::{dense, inputs, tensors};
 
 /// One call; its numbers determine the selection.
 #[derive(Debug, Clone)]
@@ -79,7 +81,7 @@ fn expected(case: &Case, [q, k, v]: [&[f32]; 3]) -> (Vec<f64>, Vec<f64>) {
             let sees = |row: usize, key: usize| !case.mask.is_causal() || key <= offset + row;
             let seeing: Vec<usize> =
                 rows.clone().filter(|&row| tiles.iter().flatten().any(|&key| sees(row, key))).collect();
-            let mut states: Vec<(f64, f64, Vec<f64>)> = vec![(f64::NEG_INFINITY, 0.0, vec![0.0; dim]); seeing.len()];
+            let mut states = vec![SoftmaxState::empty(dim); seeing.len()];
             for tile in &tiles {
                 let scores: Vec<Vec<f64>> = seeing
                     .iter()
@@ -92,36 +94,29 @@ fn expected(case: &Case, [q, k, v]: [&[f32]; 3]) -> (Vec<f64>, Vec<f64>) {
                         tile.iter().map(score).collect()
                     })
                     .collect();
+                let values = |t: &usize| (0..dim).map(|d| kv(v, *t, d)).collect::<Vec<f64>>();
+                let (values, nothing) = (tile.iter().map(values).collect::<Vec<_>>(), vec![0.0; dim]);
                 let seen = tile.iter().filter(|&&key| seeing.last().is_some_and(|&row| sees(row, key))).count();
                 for (strip, group) in states.chunks_mut(32).enumerate() {
                     let scores = &scores[strip * 32..][..group.len()];
-                    let maxima: Vec<f64> =
-                        scores.iter().map(|row| row.iter().copied().fold(f64::NEG_INFINITY, f64::max)).collect();
+                    let below = |scores: &[f64], state: &SoftmaxState, threshold: f32| {
+                        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                        max - state.row_max.max(max) < f64::from(threshold)
+                    };
                     let skips = case.selection.value_threshold.is_some_and(|threshold| {
-                        maxima.iter().zip(&*group).all(|(max, state)| max - state.0.max(*max) < f64::from(threshold))
+                        scores.iter().zip(&*group).all(|(scores, state)| below(scores, state, threshold))
                     });
                     if skips {
                         *skipped += (group.len() * seen) as f64 / (BLOCK_Q * BLOCK_Q) as f64;
                     }
-                    for ((state, scores), max) in group.iter_mut().zip(scores).zip(maxima) {
-                        let new_max = state.0.max(max);
-                        let rescale = (state.0 - new_max).exp();
-                        state.1 *= rescale;
-                        state.2.iter_mut().for_each(|x| *x *= rescale);
-                        for (&key, score) in tile.iter().zip(scores) {
-                            let weight = (score - new_max).exp();
-                            state.1 += weight;
-                            if !skips {
-                                state.2.iter_mut().enumerate().for_each(|(d, x)| *x += weight * kv(v, key, d));
-                            }
-                        }
-                        state.0 = new_max;
+                    for (state, scores) in group.iter_mut().zip(scores) {
+                        state.update(scores, |i| if skips { &nothing } else { &values[i] });
                     }
                 }
             }
-            for (&row, (_, sum, acc)) in seeing.iter().zip(&states) {
-                let row = &mut out[((b * shape.q_len() + row) * shape.num_heads() + h) * dim..][..dim];
-                row.iter_mut().zip(acc).for_each(|(out, acc)| *out = acc / sum);
+            for (&row, state) in seeing.iter().zip(&states) {
+                let row = ((b * shape.q_len() + row) * shape.num_heads() + h) * dim;
+                out[row..row + dim].copy_from_slice(&state.finish());
             }
         }
     }
@@ -157,10 +152,10 @@ proptest! {
             0..if case.mask.is_causal() { block + 1 } else { shape.k_len().div_ceil(BLOCK_Q) }
         });
         let all = BlockSelection::from(BlockLists::new(lists));
-        let (mut out, mut dense) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
-        cpu::block_sparse(&inputs(shape, &q, &k, &v), case.mask, &all, &mut out).unwrap();
-        cpu::dense(&inputs(shape, &q, &k, &v), case.mask, &mut dense);
-        prop_assert!(out.iter().zip(&dense).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1e-2)));
+        let inputs = inputs(shape, &q, &k, &v);
+        let mut out = vec![f32::NAN; q.len()];
+        cpu::block_sparse(&inputs, case.mask, &all, &mut out).unwrap();
+        prop_assert!(out.iter().zip(&dense(&inputs, case.mask)).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1e-2)));
         if case.mask.is_causal() {
             prop_assert!(all.work(shape).iter().all(|head| head.density() == 1.0));
         }

@@ -7,7 +7,7 @@ use s2o_core::reference::{self, Head};
 use s2o_core::{Permutation, Plan, Ranking, S2oConfig};
 use s2o_testkit::relative_l2;
 
-use crate::random::{Case, cases, inputs};
+use crate::random::{Case, attention, cases, inputs};
 use crate::vectors::load_all;
 
 fn reference_ranking(case: &Case) -> Ranking {
@@ -24,21 +24,12 @@ fn heads(case: &Case) -> impl Iterator<Item = Head> {
 
 fn vector_cases() -> impl Iterator<Item = (String, Case)> {
     load_all().into_iter().flat_map(|vectors| {
-        vectors
-            .runs()
-            .iter()
-            .map(|run| {
-                let case = Case {
-                    shape: vectors.shape,
-                    config: vectors.config(run),
-                    prompt_len: vectors.prompt_len(),
-                    q: vectors.q.clone(),
-                    k: vectors.k.clone(),
-                    v: vectors.v.clone(),
-                };
-                (format!("{} run {}", vectors.name, run.index), case)
-            })
-            .collect::<Vec<_>>()
+        let case = |run| {
+            let [q, k, v] = vectors.qkv().map(<[f32]>::to_vec);
+            Case { shape: vectors.shape, config: vectors.config(run), prompt_len: vectors.prompt_len(), q, k, v }
+        };
+        let runs = vectors.runs().iter().map(|run| (format!("{} run {}", vectors.name, run.index), case(run)));
+        runs.collect::<Vec<_>>()
     })
 }
 
@@ -83,13 +74,7 @@ fn check_descending(perm: &Permutation, scores: &[f64], from: usize) {
 fn against_reference(case: &Case, ranking: Option<&Ranking>) -> (f64, f64, usize) {
     let (want, want_stats) =
         reference::attention(&case.shape, case.qkv(), case.scale(), &case.config, case.prompt_len, ranking).unwrap();
-    let mut out = vec![f32::NAN; case.q.len()];
-    let stats = match ranking {
-        Some(ranking) => {
-            cpu::attention_with_ranking(&case.inputs(), &case.config, case.prompt_len, ranking, &mut out).unwrap()
-        }
-        None => cpu::attention(&case.inputs(), &case.config, case.prompt_len, &mut out).unwrap(),
-    };
+    let (out, stats) = case.attention(ranking);
     assert_eq!(stats.tiles_causal(), want_stats.tiles_causal());
     assert_eq!(stats.heads.len(), want_stats.heads.len());
     let mut moved = 0;
@@ -208,8 +193,7 @@ fn check_half<T: Element>(case: &Case, rounding: f32) -> Result<(), TestCaseErro
     let half_inputs = inputs(&case.shape, &q, &k, &v);
     let half_stats = cpu::attention(&half_inputs, &case.config, case.prompt_len, &mut half_out).unwrap();
     let (q, k, v) = (widen(&q), widen(&k), widen(&v));
-    let mut out = vec![f32::NAN; case.q.len()];
-    let stats = cpu::attention(&inputs(&case.shape, &q, &k, &v), &case.config, case.prompt_len, &mut out).unwrap();
+    let (out, stats) = attention(&inputs(&case.shape, &q, &k, &v), &case.config, case.prompt_len, None).unwrap();
     prop_assert_eq!(half_stats, stats);
     for (half, wide) in widen(&half_out).iter().zip(&out) {
         prop_assert!((half - wide).abs() <= rounding * wide.abs() + 1e-7, "{} {}", half, wide);

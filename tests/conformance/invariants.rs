@@ -5,25 +5,7 @@ use s2o_core::cpu::{self, Inputs, Strided};
 use s2o_core::{AttnShape, AttnStats, Mask, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
 use s2o_testkit::{noise, relative_l2};
 
-use crate::random::{Case, cases, inputs, tensors};
-
-fn run(case: &Case) -> (Vec<f32>, AttnStats) {
-    let mut out = vec![f32::NAN; case.q.len()];
-    let stats = cpu::attention(&case.inputs(), &case.config, case.prompt_len, &mut out).unwrap();
-    (out, stats)
-}
-
-fn run_ranked(case: &Case, ranking: &Ranking) -> (Vec<f32>, AttnStats) {
-    let mut out = vec![f32::NAN; case.q.len()];
-    let stats = cpu::attention_with_ranking(&case.inputs(), &case.config, case.prompt_len, ranking, &mut out).unwrap();
-    (out, stats)
-}
-
-fn dense(case: &Case) -> Vec<f32> {
-    let mut out = vec![f32::NAN; case.q.len()];
-    cpu::dense(&case.inputs(), Mask::Causal, &mut out);
-    out
-}
+use crate::random::{Case, attention, cases, dense, inputs, tensors};
 
 /// Every order reversed.
 fn reversed(mut ranking: Ranking) -> Ranking {
@@ -41,12 +23,12 @@ proptest! {
     #[test]
     fn never_stopping_is_dense_in_any_order(case in cases()) {
         let case = case.with(|config| config.tau(0.0));
-        let want = dense(&case);
-        let (out, stats) = run(&case);
+        let want = dense(&case.inputs(), Mask::Causal);
+        let (out, stats) = case.attention(None);
         prop_assert!(relative_l2(&out, &want) <= 2e-6);
         prop_assert_eq!(stats.density(), 1.0);
         let ranking = reversed(cpu::rank(&case.inputs(), &case.config, case.prompt_len).unwrap());
-        let (out, _) = run_ranked(&case, &ranking);
+        let (out, _) = case.attention(Some(&ranking));
         prop_assert!(relative_l2(&out, &want) <= 2e-6);
     }
 
@@ -55,7 +37,7 @@ proptest! {
         let ranking = cpu::rank(&case.inputs(), &case.config, case.prompt_len).unwrap();
         let larger = case.with(|config| config.tau((case.config.tau() * factor).min(0.99)));
         // With one order, the gains of a tile up to its stop do not depend on tau.
-        let ((_, few), (_, many)) = (run_ranked(&larger, &ranking), run_ranked(&case, &ranking));
+        let [(_, few), (_, many)] = [larger, case].map(|case| case.attention(Some(&ranking)));
         for (few, many) in few.heads.iter().zip(&many.heads) {
             for (few, many) in few.tiles.iter().zip(&many.tiles) {
                 prop_assert!(few.visited <= many.visited);
@@ -66,16 +48,15 @@ proptest! {
 
     #[test]
     fn results_do_not_depend_on_the_threads_or_the_workspace(case in cases()) {
-        let (out, stats) = run(&case);
+        let (out, stats) = case.attention(None);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
-        prop_assert_eq!(pool.install(|| run(&case)), (out.clone(), stats.clone()));
+        prop_assert_eq!(pool.install(|| case.attention(None)), (out.clone(), stats.clone()));
         let smallest = 20 * case.shape.group_size() * case.shape.k_len();
-        prop_assert_eq!(run(&case.with(|config| config.workspace_cap(smallest))), (out, stats));
+        prop_assert_eq!(case.with(|config| config.workspace_cap(smallest)).attention(None), (out, stats));
     }
 
     #[test]
     fn layouts_do_not_matter(case in cases()) {
-        let (out, stats) = run(&case);
         let shape = case.shape;
         // (batch, heads, length, head_dim), with a gap after each row.
         let gap = 3;
@@ -98,16 +79,15 @@ proptest! {
             Strided::new("v", &v, k_dims, k_strides).unwrap(),
             case.scale(),
         ).unwrap();
-        let mut moved_out = vec![f32::NAN; case.q.len()];
-        let moved_stats = cpu::attention(&strided, &case.config, case.prompt_len, &mut moved_out).unwrap();
-        prop_assert_eq!((moved_out, moved_stats), (out, stats));
+        let moved = attention(&strided, &case.config, case.prompt_len, None).unwrap();
+        prop_assert_eq!(moved, case.attention(None));
     }
 
     #[test]
     fn the_dense_tail_sees_every_key(case in cases()) {
         let case = Case { prompt_len: case.shape.k_len(), ..case }.with(|config| config.tau(0.9));
-        let (out, _) = run(&case);
-        let want = dense(&case);
+        let (out, _) = case.attention(None);
+        let want = dense(&case.inputs(), Mask::Causal);
         let row = case.shape.num_heads() * case.shape.head_dim();
         let tail = case.config.dense_tail().min(case.shape.q_len()) * row;
         for b in 1..=case.shape.batch() {
@@ -124,16 +104,14 @@ fn whole_segments_in_chunks_equal_the_whole() {
     let whole = AttnShape::new([1, 512, 2, 64], [512, 1]).unwrap();
     let [q, k, v] = tensors(&whole, 7, 4.0);
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(128)).dense_below(0).build().unwrap();
-    let mut want = vec![f32::NAN; q.len()];
-    let want_stats = cpu::attention(&inputs(&whole, &q, &k, &v), &config, 512, &mut want).unwrap();
+    let (want, want_stats) = attention(&inputs(&whole, &q, &k, &v), &config, 512, None).unwrap();
     let mut got = Vec::new();
     let mut stats = AttnStats::default();
-    for end in [128, 384, 512] {
-        let begin = if end == 128 { 0 } else { end - if end == 384 { 256 } else { 128 } };
+    for (begin, end) in [(0, 128), (128, 384), (384, 512)] {
         let shape = AttnShape::new([1, end - begin, 2, 64], [end, 1]).unwrap();
-        let mut out = vec![f32::NAN; (end - begin) * 128];
         let part = inputs(&shape, &q[begin * 128..end * 128], &k[..end * 64], &v[..end * 64]);
-        stats.append(cpu::attention(&part, &config, 512, &mut out).unwrap());
+        let (out, of_part) = attention(&part, &config, 512, None).unwrap();
+        stats.append(of_part);
         got.extend(out);
     }
     assert_eq!(got, want);
@@ -146,29 +124,11 @@ fn short_prompts_take_the_dense_path() {
     let [q, k, v] = tensors(&shape, 3, 4.0);
     let inputs = inputs(&shape, &q, &k, &v);
     let config = S2oConfig::builder().tau(0.9).dense_below(701).build().unwrap();
-    let (mut out, mut want) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
-    let stats = cpu::attention(&inputs, &config, 700, &mut out).unwrap();
-    cpu::dense(&inputs, Mask::Causal, &mut want);
-    assert_eq!(out, want);
+    let (out, stats) = attention(&inputs, &config, 700, None).unwrap();
+    assert_eq!(out, dense(&inputs, Mask::Causal));
     assert_eq!(stats.density(), 1.0);
     // The length of the prompt counts, not that of the chunk.
-    assert!(cpu::attention(&inputs, &config, 701, &mut out).unwrap().density() < 1.0);
-}
-
-#[test]
-fn without_a_mask_every_query_sees_every_key() {
-    let shape = AttnShape::new([2, 70, 4, 16], [200, 2]).unwrap();
-    let [q, k, v] = tensors(&shape, 5, 3.0);
-    let mut out = vec![f32::NAN; q.len()];
-    cpu::dense(&inputs(&shape, &q, &k, &v), Mask::Full, &mut out);
-    // A last query sees every key under the causal mask too.
-    for row in [0usize, 33, 69] {
-        let one = AttnShape::new([1, 1, 4, 16], [200, 2]).unwrap();
-        let mut want = vec![f32::NAN; 64];
-        let (q, k, v) = (&q[row * 64..][..64], &k[..200 * 32], &v[..200 * 32]);
-        cpu::dense(&inputs(&one, q, k, v), Mask::Causal, &mut want);
-        assert!(relative_l2(&out[row * 64..][..64], &want) < 1e-6);
-    }
+    assert!(attention(&inputs, &config, 701, None).unwrap().1.density() < 1.0);
 }
 
 #[test]
@@ -179,11 +139,8 @@ fn a_million_keys() {
     let [q, k, v] = tensors(&shape, 11, 2.0);
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).dense_tail(1).tau(0.0).build().unwrap();
     let inputs = inputs(&shape, &q, &k, &v);
-    let mut out = vec![f32::NAN; q.len()];
-    let stats = cpu::attention(&inputs, &config, k_len, &mut out).unwrap();
-    let mut want = vec![f32::NAN; q.len()];
-    cpu::dense(&inputs, Mask::Causal, &mut want);
-    assert!(relative_l2(&out, &want) < 1e-5);
+    let (out, stats) = attention(&inputs, &config, k_len, None).unwrap();
+    assert!(relative_l2(&out, &dense(&inputs, Mask::Causal)) < 1e-5);
     assert_eq!(stats.density(), 1.0);
 }
 
@@ -201,17 +158,20 @@ fn nan_and_infinity_neither_hang_nor_hide() {
     for q_perm in [false, true] {
         let config = config.clone().q_perm(q_perm).build().unwrap();
         for poison in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let (mut out, mut dense) = (vec![0.0; 400 * 16], vec![0.0; 400 * 16]);
             let [q, mut k, v] = tensors(&shape, 1, 4.0);
             k[20 * 16..21 * 16].fill(poison);
-            cpu::attention(&inputs(&shape, &q, &k, &v), &config, 400, &mut out).unwrap();
-            cpu::dense(&inputs(&shape, &q, &k, &v), Mask::Causal, &mut dense);
+            let poisoned = inputs(&shape, &q, &k, &v);
+            let (out, _) = attention(&poisoned, &config, 400, None).unwrap();
             assert_eq!(nan_rows(&out), (20..400).collect::<Vec<_>>(), "{poison} key");
-            assert_eq!(nan_rows(&out), nan_rows(&dense), "{poison} key: as in dense attention");
+            assert_eq!(
+                nan_rows(&out),
+                nan_rows(&dense(&poisoned, Mask::Causal)),
+                "{poison} key: as in dense attention"
+            );
 
             let [mut q, k, v] = tensors(&shape, 1, 4.0);
             q[200 * 16] = poison;
-            let stats = cpu::attention(&inputs(&shape, &q, &k, &v), &config, 400, &mut out).unwrap();
+            let (out, stats) = attention(&inputs(&shape, &q, &k, &v), &config, 400, None).unwrap();
             assert_eq!(nan_rows(&out), [200], "{poison} query poisons its own output only");
             let segment: Vec<_> = stats.heads[0].tiles.iter().filter(|tile| tile.segment == 1).collect();
             assert!(segment.iter().any(|tile| tile.visited == tile.prefix_tiles), "the poisoned tile sees every key");
@@ -219,7 +179,7 @@ fn nan_and_infinity_neither_hang_nor_hide() {
 
             let [q, k, mut v] = tensors(&shape, 1, 4.0);
             v[150 * 16..151 * 16].fill(poison);
-            cpu::attention(&inputs(&shape, &q, &k, &v), &config, 400, &mut out).unwrap();
+            let (out, _) = attention(&inputs(&shape, &q, &k, &v), &config, 400, None).unwrap();
             let poisoned = (0..400).filter(|row| !out[row * 16].is_finite()).collect::<Vec<usize>>();
             assert!((150..256).all(|row| poisoned.contains(&row)), "{poison} value: the window shows it");
             assert!(poisoned[0] >= 128, "{poison} value: not before its query tile");
@@ -234,9 +194,7 @@ fn a_cap_below_one_segment_is_refused() {
     let inputs = inputs(&shape, &q, &kv, &kv);
     let run = |cap: usize| {
         let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(128)).dense_below(0).dense_tail(0);
-        let mut out = vec![f32::NAN; q.len()];
-        let stats = cpu::attention(&inputs, &config.workspace_cap(cap).build().unwrap(), 512, &mut out)?;
-        Ok::<_, S2oError>((out, stats))
+        attention(&inputs, &config.workspace_cap(cap).build().unwrap(), 512, None)
     };
     // One head of the last segment; the two heads of a group are ranked separately if necessary.
     let one_head = 20 * 384;
@@ -252,11 +210,8 @@ fn queries_in_the_dense_tail_alone_need_no_ranking() {
     let shape = AttnShape::new([1, 100, 2, 8], [3000, 1]).unwrap();
     let [q, k, v] = tensors(&shape, 2, 3.0);
     let config = S2oConfig::builder().workspace_cap(1).build().unwrap();
-    let (mut out, mut want) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
     let inputs = inputs(&shape, &q, &k, &v);
-    cpu::attention(&inputs, &config, 3000, &mut out).unwrap();
-    cpu::dense(&inputs, Mask::Causal, &mut want);
-    assert_eq!(out, want);
+    assert_eq!(attention(&inputs, &config, 3000, None).unwrap().0, dense(&inputs, Mask::Causal));
 }
 
 #[test]
@@ -265,15 +220,12 @@ fn the_dense_tail_reaches_into_the_chunk_before() {
     let whole = AttnShape::new([1, 3001, 1, 16], [3001, 1]).unwrap();
     let [q, k, v] = tensors(&whole, 9, 6.0);
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).tau(0.9).build().unwrap();
-    let mut want = vec![f32::NAN; q.len()];
-    cpu::dense(&inputs(&whole, &q, &k, &v), Mask::Causal, &mut want);
+    let want = dense(&inputs(&whole, &q, &k, &v), Mask::Causal);
     let mut got = Vec::new();
     for (begin, end) in [(0, 1500), (1500, 3000), (3000, 3001)] {
         let shape = AttnShape::new([1, end - begin, 1, 16], [end, 1]).unwrap();
         let part = inputs(&shape, &q[begin * 16..end * 16], &k[..end * 16], &v[..end * 16]);
-        let mut out = vec![f32::NAN; (end - begin) * 16];
-        cpu::attention(&part, &config, 3001, &mut out).unwrap();
-        got.extend(out);
+        got.extend(attention(&part, &config, 3001, None).unwrap().0);
     }
     let tail = (3001 - 128) * 16;
     assert!(relative_l2(&got[tail..], &want[tail..]) < 2e-6);
@@ -286,16 +238,11 @@ fn misfits_are_refused() {
     let data = noise(256 * 8, 1);
     let inputs = inputs(&shape, &data, &data, &data);
     let config = S2oConfig::builder().dense_below(0).build().unwrap();
-    let mut out = vec![0.0; data.len()];
-    assert_eq!(
-        cpu::attention(&inputs, &config, 255, &mut out).unwrap_err(),
-        S2oError::PromptShorterThanKeys { k_len: 256, got: 255 }
-    );
-    assert!(matches!(cpu::attention_with_ranking(&inputs, &config, 256, &vec![], &mut out), Err(S2oError::Ranking(_))));
+    let short = attention(&inputs, &config, 255, None).unwrap_err();
+    assert_eq!(short, S2oError::PromptShorterThanKeys { k_len: 256, got: 255 });
+    let refused = |ranking: &Ranking| attention(&inputs, &config, 256, Some(ranking)).unwrap_err();
+    assert!(matches!(refused(&vec![]), S2oError::Ranking(_)));
     let mut ranking = cpu::rank(&inputs, &config, 256).unwrap();
     ranking[0][0].q_perm = Permutation::identity(5);
-    assert!(matches!(
-        cpu::attention_with_ranking(&inputs, &config, 256, &ranking, &mut out),
-        Err(S2oError::Ranking(_))
-    ));
+    assert!(matches!(refused(&ranking), S2oError::Ranking(_)));
 }

@@ -4,5 +4,4 @@ mod blocks;
 mod cpu;
 mod invariants;
 mod random;
-mod reference;
 mod vectors;

@@ -1,8 +1,10 @@
 //! Random calls: shapes, options and tensors with peaked attention, so that the stop rule has something to decide.
 
 use proptest::prelude::*;
-use s2o_core::cpu::{Element, Inputs, Strided};
-use s2o_core::{AttnShape, GainFrame, KeyScore, S2oConfig, SegmentLen, StopRule, TriggeringTile};
+use s2o_core::cpu::{self, Element, Inputs, Strided};
+use s2o_core::{
+    AttnShape, AttnStats, GainFrame, KeyScore, Mask, Ranking, S2oConfig, S2oError, SegmentLen, StopRule, TriggeringTile,
+};
 use s2o_testkit::noise;
 
 /// One attention call.
@@ -32,6 +34,11 @@ impl Case {
         inputs(&self.shape, &self.q, &self.k, &self.v)
     }
 
+    /// [`attention`] of the case.
+    pub fn attention(&self, ranking: Option<&Ranking>) -> (Vec<f32>, AttnStats) {
+        attention(&self.inputs(), &self.config, self.prompt_len, ranking).unwrap()
+    }
+
     pub fn scale(&self) -> f32 {
         self.shape.default_softmax_scale()
     }
@@ -52,6 +59,34 @@ pub fn inputs<'a, T: Element>(shape: &AttnShape, q: &'a [T], k: &'a [T], v: &'a 
         shape.default_softmax_scale(),
     )
     .unwrap()
+}
+
+/// An output that no path has written.
+fn unwritten(inputs: &Inputs<'_, f32>) -> Vec<f32> {
+    let shape = inputs.shape();
+    vec![f32::NAN; shape.batch() * shape.q_len() * shape.num_heads() * shape.head_dim()]
+}
+
+/// The output and the statistics of the fast path.
+pub fn attention(
+    inputs: &Inputs<'_, f32>,
+    config: &S2oConfig,
+    prompt_len: usize,
+    ranking: Option<&Ranking>,
+) -> Result<(Vec<f32>, AttnStats), S2oError> {
+    let mut out = unwritten(inputs);
+    let stats = match ranking {
+        Some(ranking) => cpu::attention_with_ranking(inputs, config, prompt_len, ranking, &mut out)?,
+        None => cpu::attention(inputs, config, prompt_len, &mut out)?,
+    };
+    Ok((out, stats))
+}
+
+/// The output of the dense path.
+pub fn dense(inputs: &Inputs<'_, f32>, mask: Mask) -> Vec<f32> {
+    let mut out = unwritten(inputs);
+    cpu::dense(inputs, mask, &mut out);
+    out
 }
 
 /// Tensors of a shape. `sharpness` scales the queries, and thus makes attention more peaked.

@@ -1,8 +1,10 @@
-//! Reference vectors made by an independent float64 program (tests/data/README.md).
+//! Reference vectors made by an independent float64 program (tests/data/README.md). The f64 reference equals it.
 
 use std::path::PathBuf;
 
-use s2o_core::{AttnShape, KeyScore, S2oConfig, SegmentLen, TriggeringTile};
+use s2o_core::reference::{self, Head};
+use s2o_core::{AttnShape, KeyScore, Plan, S2oConfig, SegmentLen, SegmentOrder, TriggeringTile};
+use s2o_testkit::relative_l2;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
@@ -63,15 +65,16 @@ impl Vectors {
         let header: Header = serde_json::from_str(&metadata.metadata().as_ref().unwrap()["config"]).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let sizes = |name: &str| tensors.tensor(name).unwrap().shape().to_vec();
+        let floats = |name: &str| numbers(&tensors, name, f32::from_le_bytes).unwrap();
         let (q, k) = (sizes("q"), sizes("k"));
         assert_eq!(header.q_offset, k[0] - q[0]);
         let shape = AttnShape::new([1, q[0], q[1], q[2]], [k[0], k[1]]).unwrap();
         Self {
             name: path.file_stem().unwrap().to_string_lossy().into_owned(),
             shape,
-            q: floats(&tensors, "q").unwrap(),
-            k: floats(&tensors, "k").unwrap(),
-            v: floats(&tensors, "v").unwrap(),
+            q: floats("q"),
+            k: floats("k"),
+            v: floats("v"),
             header,
             bytes,
         }
@@ -113,17 +116,63 @@ impl Vectors {
     }
 
     pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
-        floats(&SafeTensors::deserialize(&self.bytes).unwrap(), name)
+        numbers(&SafeTensors::deserialize(&self.bytes).unwrap(), name, f32::from_le_bytes)
     }
 
     pub fn ints(&self, name: &str) -> Option<Vec<u32>> {
-        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        let bytes = tensors.tensor(name).ok()?.data().to_vec();
-        Some(bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect())
+        numbers(&SafeTensors::deserialize(&self.bytes).unwrap(), name, u32::from_le_bytes)
     }
 }
 
-fn floats(tensors: &SafeTensors<'_>, name: &str) -> Option<Vec<f32>> {
-    let bytes = tensors.tensor(name).ok()?.data().to_vec();
-    Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+fn numbers<T>(tensors: &SafeTensors<'_>, name: &str, from: fn([u8; 4]) -> T) -> Option<Vec<T>> {
+    Some(tensors.tensor(name).ok()?.data().as_chunks().0.iter().map(|&bytes| from(bytes)).collect())
+}
+
+/// The vectors are stored as f32, whose rounding alone is up to 6e-8.
+const ROUNDING: f64 = 1e-7;
+
+#[test]
+fn orders_are_the_same() {
+    for vectors in load_all() {
+        let config = vectors.config(&vectors.runs()[0]);
+        let plan = Plan::new(&config, &vectors.shape, vectors.prompt_len(), S2oConfig::CPU_BREAK_EVEN).unwrap();
+        let head = Head::new(&vectors.shape, vectors.qkv(), vectors.shape.default_softmax_scale(), 0, 0);
+        for (s, order) in reference::rank_all(&head, &plan, &config).iter().enumerate() {
+            let SegmentOrder { q_perm, kv_perm, .. } = order;
+            let name = |what: &str| format!("{what}.h0.s{s}");
+            let (q_want, kv_want) = (vectors.ints(&name("q_perm")), vectors.ints(&name("kv_perm")));
+            assert_eq!(kv_perm.as_slice(), kv_want.unwrap(), "{} {}", vectors.name, name("kv_perm"));
+            assert_eq!(q_perm.as_slice(), q_want.unwrap(), "{} {}", vectors.name, name("q_perm"));
+        }
+    }
+}
+
+#[test]
+fn outputs_and_visits_are_the_same() {
+    let mut runs = 0;
+    for vectors in load_all() {
+        let scale = vectors.shape.default_softmax_scale();
+        for run in vectors.runs() {
+            let at = format!("{} run {}", vectors.name, run.index);
+            let config = vectors.config(run);
+            let (out, stats) =
+                reference::attention(&vectors.shape, vectors.qkv(), scale, &config, vectors.prompt_len(), None)
+                    .unwrap();
+            let visited: Vec<u32> =
+                stats.heads.iter().flat_map(|head| head.tiles.iter().map(|tile| tile.visited as u32)).collect();
+            let want = vectors.ints(&format!("visited.{}", run.index)).unwrap();
+            assert_eq!(visited, want, "{at}: visited prefix tiles");
+            let error = relative_l2(&out, &vectors.floats(&format!("out.{}", run.index)).unwrap());
+            assert!(error < ROUNDING, "{at}: output differs by {error:e}");
+            let (got, want) = (stats.density(), run.density);
+            assert!((got - want).abs() < 1e-12, "{at}: density {got}, expected {want}");
+            if run.tau == 0.0 {
+                let dense = vectors.floats("dense").unwrap();
+                assert!(relative_l2(&out, &dense) < ROUNDING, "{at}: never stopping is dense");
+                assert_eq!(stats.density(), 1.0, "{at}");
+            }
+            runs += 1;
+        }
+    }
+    assert!(runs >= 13, "only {runs} runs were compared");
 }

@@ -56,21 +56,9 @@ pub struct Call {
 impl Call {
     /// A call without window, slopes or cap.
     pub fn new(function: Function, [q, k, v]: [Tensor; 3], scale: f32, causal: bool) -> Self {
-        let right = causal.then_some(0);
-        Self {
-            function,
-            q,
-            k,
-            v,
-            scale,
-            causal,
-            left: None,
-            right,
-            softcap: 0.0,
-            slopes: None,
-            lengths: None,
-            pages: None,
-        }
+        let (left, right, softcap) = (None, causal.then_some(0), 0.0);
+        let (slopes, lengths, pages) = (None, None, None);
+        Self { function, q, k, v, scale, causal, left, right, softcap, slopes, lengths, pages }
     }
 
     fn slopes(&self) -> &Tensor {
@@ -81,8 +69,7 @@ impl Call {
 macro_rules! implementation {
     ($name:ident, $of:ident) => {
         pub fn $name(call: &Call) -> Result<Tensor> {
-            let Call { q, k, v, scale, causal, left, right, softcap, .. } = call;
-            let (scale, causal, left, right, softcap) = (*scale, *causal, *left, *right, *softcap);
+            let &Call { ref q, ref k, ref v, scale, causal, left, right, softcap, .. } = call;
             match call.function {
                 Function::FlashAttn => return $of::flash_attn(q, k, v, scale, causal),
                 Function::Windowed => return $of::flash_attn_windowed(q, k, v, scale, left, right),
@@ -106,8 +93,7 @@ macro_rules! implementation {
                 }
                 _ => {}
             }
-            let Lengths { q: sq, k: sk, max_q, max_k } = call.lengths.as_ref().expect("the case has lengths");
-            let (max_q, max_k) = (*max_q, *max_k);
+            let &Lengths { q: ref sq, k: ref sk, max_q, max_k } = call.lengths.as_ref().expect("the case has lengths");
             match call.function {
                 Function::Varlen => $of::flash_attn_varlen(q, k, v, sq, sk, max_q, max_k, scale, causal),
                 Function::VarlenWindowed => {
@@ -143,13 +129,9 @@ implementation!(ours, s2o_flash_attn);
 implementation!(original, candle_flash_attn);
 
 /// The call with candle-flash-attn's own kernels, in a build that has them.
-#[cfg(feature = "flash-attn")]
-pub fn by_original(call: &Call) -> Option<Result<Tensor>> {
-    Some(original(call))
-}
-
-/// Returns nothing: this build has no candle-flash-attn.
-#[cfg(not(feature = "flash-attn"))]
-pub fn by_original(_: &Call) -> Option<Result<Tensor>> {
+pub fn by_original(_call: &Call) -> Option<Result<Tensor>> {
+    #[cfg(feature = "flash-attn")]
+    return Some(original(_call));
+    #[cfg(not(feature = "flash-attn"))]
     None
 }

@@ -1,10 +1,12 @@
 //! Tensors of one length, in the shapes of the original's tests and of models.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
+use candle_s2o::{S2oConfig, SegmentLen, s2o_attn};
+use s2o_flash_attn::s2o::{Policy, collect_stats, set_policy, take_stats};
+use s2o_flash_attn::{flash_attn, flash_attn_windowed};
 
 use crate::call::{Call, Function};
-use crate::numbers::{slopes, tensor};
-use crate::{Expect, Runner};
+use crate::{Expect, Runner, floats, slopes, tensor};
 
 /// Sizes of a call: batch, queries and keys, query and KV heads.
 const SHAPES: [(usize, [usize; 2], [usize; 2]); 7] = [
@@ -18,20 +20,10 @@ const SHAPES: [(usize, [usize; 2], [usize; 2]); 7] = [
     (1, [70, 50], [4, 2]),
 ];
 
-const KINDS: [(DType, usize); 9] = [
-    (DType::F16, 8),
-    (DType::F16, 64),
-    (DType::F16, 128),
-    (DType::BF16, 8),
-    (DType::BF16, 40),
-    (DType::BF16, 64),
-    (DType::BF16, 96),
-    (DType::BF16, 104),
-    (DType::BF16, 128),
-];
+const HEAD_DIMS: [(DType, &[usize]); 2] = [(DType::F16, &[8, 64, 128]), (DType::BF16, &[8, 40, 64, 96, 104, 128])];
 
 pub fn cases(runner: &mut Runner) {
-    for (dtype, head_dim) in KINDS {
+    for (dtype, &head_dim) in HEAD_DIMS.iter().flat_map(|(dtype, dims)| dims.iter().map(move |dim| (*dtype, dim))) {
         for (batch, [q_len, k_len], [num_heads, num_kv_heads]) in SHAPES {
             let name = format!("{batch} x {q_len} of {k_len}, {num_heads}/{num_kv_heads} heads");
             let random = |seed, len, heads| -> Tensor {
@@ -46,10 +38,10 @@ pub fn cases(runner: &mut Runner) {
             let call = |function, causal| Call::new(function, qkv.clone(), scale, causal);
             for causal in [false, true] {
                 let name = format!("{name}, causal {causal}");
-                runner.check(&name, &call(Function::FlashAttn, causal), Expect::Numbers);
-                runner.check(&name, &call(Function::Op, causal), Expect::Numbers);
-                runner.check(&name, &call(Function::Windowed, causal), Expect::Numbers);
-                runner.check(&name, &call(Function::AlibiWindowedSoftcap, causal), Expect::Numbers);
+                for function in [Function::FlashAttn, Function::Op, Function::Windowed, Function::AlibiWindowedSoftcap]
+                {
+                    runner.check(&name, &call(function, causal), Expect::Numbers);
+                }
                 let alibi = |function| Call { slopes: Some(slopes.clone()), ..call(function, causal) };
                 for function in [Function::Alibi, Function::AlibiWindowed, Function::AlibiWindowedSoftcap, Function::Op]
                 {
@@ -65,11 +57,60 @@ pub fn cases(runner: &mut Runner) {
                 runner.check(&format!("{name}, a window that hides nothing"), &wide, Expect::Numbers);
             }
             if q_len > 4 && k_len > 4 && q_len <= k_len {
-                let narrow = Call { left: Some(2), right: Some(1), ..call(Function::Windowed, false) };
-                runner.check(&format!("{name}, window 2 1"), &narrow, Expect::Refusal("windowed attention: expected"));
-                let sliding = Call { left: Some(3), right: Some(0), ..call(Function::Windowed, false) };
-                runner.check(&format!("{name}, window 3 0"), &sliding, Expect::Refusal("windowed attention: expected"));
+                for (left, right) in [(2, 1), (3, 0)] {
+                    let window = Call { left: Some(left), right: Some(right), ..call(Function::Windowed, false) };
+                    let name = format!("{name}, window {left} {right}");
+                    runner.check(&name, &window, Expect::Refusal("windowed attention: expected"));
+                }
             }
         }
     }
+}
+
+/// Errors of calls that the GPU does not support, which say what it supports.
+pub fn errors(runner: &mut Runner) {
+    let device = runner.device.clone();
+    let zeros = |dims: [usize; 4], dtype, device: &Device| Tensor::zeros(&dims[..], dtype, device).expect("zeros");
+    let half = |dims| zeros(dims, DType::BF16, &device);
+    let refused = |q: &Tensor, kv: &Tensor, words: &str| {
+        let error = flash_attn(q, kv, kv, 0.125, true).expect_err("refused").to_string();
+        assert!(error.contains(words), "expected an error with {words:?}, got {error}");
+    };
+    runner.case("errors f32 on the GPU", |_| {
+        let wide = zeros([1, 20, 2, 64], DType::F32, &device);
+        refused(&wide, &wide, "expected dtype F16 or BF16 on CUDA, got F32");
+    });
+    runner.case("errors head_dim above 128", |_| {
+        let wide = half([1, 20, 2, 136]);
+        refused(&wide, &wide, "head_dim: expected 64 or 128 on CUDA, got 136");
+    });
+    runner.case("errors keys on the CPU", |_| {
+        let there = zeros([1, 20, 2, 64], DType::BF16, &Device::Cpu);
+        refused(&half([1, 20, 2, 64]), &there, "k: expected the device of q");
+    });
+}
+
+/// Long causal calls under the policy: compares them with the op, and counts them.
+pub fn policy(runner: &mut Runner) {
+    runner.case("policy a long prompt by S2O", |runner| {
+        let random = |seed, heads| tensor(seed, &[1, 4096, heads, 128], DType::BF16, &runner.device);
+        // Peaked attention, so that there is something to skip.
+        let q = (random(1, 8) * 4.0).expect("scaled");
+        let (k, v) = (random(2, 2), random(3, 2));
+        let config = S2oConfig::builder().tau(0.1).segment_len(SegmentLen::Fixed(512)).dense_below(2048).build();
+        let config = config.expect("options");
+        let op = floats(&s2o_attn(&q, &k, &v, 0.088, &config).expect("S2O"));
+        set_policy(Policy::S2o(config));
+        collect_stats(true);
+        let by_policy = floats(&flash_attn(&q, &k, &v, 0.088, true).expect("by the policy"));
+        let same = floats(&flash_attn_windowed(&q, &k, &v, 0.088, None, Some(0)).expect("by the policy"));
+        let whole = flash_attn(&q, &k, &v, 0.088, false);
+        let calls = take_stats();
+        collect_stats(false);
+        set_policy(Policy::Dense);
+        assert!(by_policy == op && same == op, "the drop-in computes something else than the op");
+        whole.expect("not causal");
+        assert_eq!(calls.len(), 2, "{calls:?}");
+        assert!(calls.iter().all(|call| call.stats.density() < 1.0), "nothing was skipped");
+    });
 }

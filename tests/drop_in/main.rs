@@ -12,10 +12,7 @@
 //! pages). The main function is our own, as in tests/cuda, so the binary runs on a machine without Rust.
 
 mod call;
-mod errors;
 mod fixed;
-mod numbers;
-mod policy;
 mod varlen;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -122,12 +119,26 @@ fn on_cpu(call: &Call) -> Call {
     call
 }
 
+/// [`s2o_testkit::tensor`] on `device`.
+pub fn tensor(seed: u64, dims: &[usize], dtype: DType, device: &Device) -> Tensor {
+    s2o_testkit::tensor(dims, seed, dtype).to_device(device).expect("copied")
+}
+
+/// ALiBi's slopes for this many heads.
+pub fn slopes(num_heads: usize, device: &Device) -> Tensor {
+    let slopes: Vec<f32> = (1..=num_heads).map(|head| (-8.0 * head as f32 / num_heads as f32).exp2()).collect();
+    Tensor::new(slopes, device).expect("copied")
+}
+
+/// The elements of a tensor.
+pub fn floats(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_dtype(DType::F32).and_then(|wide| wide.flatten_all()?.to_vec1()).expect("numbers")
+}
+
 /// Checks that two results differ at most by the rounding of 16-bit weights and outputs.
 pub fn near(what: &str, got: &Tensor, exact: &Tensor) {
     let tolerance = if got.dtype() == DType::F16 { 3e-3 } else { 1.5e-2 };
     assert_eq!(got.dims(), exact.dims(), "{what}: shape");
-    let floats =
-        |t: &Tensor| -> Vec<f32> { t.to_dtype(DType::F32).and_then(|t| t.flatten_all()?.to_vec1()).expect("numbers") };
     let (got, exact) = (floats(got), floats(exact));
     assert!(got.iter().all(|x| x.is_finite()), "{what}: the output has values that are no numbers");
     let size = exact.iter().fold(0f32, |size, x| size.max(x.abs()));
@@ -154,8 +165,8 @@ fn main() -> ExitCode {
     let mut runner = Runner { device, words, kernels, against_original: 0, passed: 0, failed: 0 };
     fixed::cases(&mut runner);
     varlen::cases(&mut runner);
-    errors::cases(&mut runner);
-    policy::cases(&mut runner);
+    fixed::errors(&mut runner);
+    fixed::policy(&mut runner);
     println!("{} calls compared with candle-flash-attn's own kernels", runner.against_original);
     println!("{} passed, {} failed", runner.passed, runner.failed);
     if runner.failed == 0 && runner.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

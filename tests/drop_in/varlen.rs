@@ -3,8 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use crate::call::{Call, Function, Lengths, Pages};
-use crate::numbers::{slopes, tensor};
-use crate::{Expect, Runner};
+use crate::{Expect, Runner, slopes, tensor};
 
 const PAGE_LEN: usize = 32;
 
@@ -41,11 +40,8 @@ pub fn cases(runner: &mut Runner) {
                 let all = [heads, lengths.iter().sum(), head_dim];
                 tensor(seed, &all, dtype, &device).transpose(0, 1).expect("three dimensions")
             };
-            let qkv = [
-                random(1, sequences.q, num_heads),
-                random(2, sequences.k, num_kv_heads),
-                random(3, sequences.k, num_kv_heads),
-            ];
+            let kv = |seed| random(seed, sequences.k, num_kv_heads);
+            let qkv = [random(1, sequences.q, num_heads), kv(2), kv(3)];
             let scale = (head_dim as f32).sqrt().recip();
             let call = |function, causal| Call {
                 lengths: Some(lengths(sequences, &device)),

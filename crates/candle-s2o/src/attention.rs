@@ -1,6 +1,10 @@
-//! The interface between models and attention methods: a model calls [`Attention::prefill`] of any method.
+//! The interface between models and attention methods: a model calls [`Attention::prefill`] of any method. Methods join
+//! the results of a prompt's chunks in a [`ChunkLedger`].
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
 
@@ -33,4 +37,28 @@ pub trait Attention: Debug + Send + Sync {
     /// # Errors
     /// If the method does not support the shapes, dtypes or devices.
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor>;
+}
+
+/// Results of the last prompt by layer, joined from its chunks. A chunk that does not begin where the previous chunk
+/// ended begins a new prompt, so the ledger does not grow from prompt to prompt.
+#[derive(Debug, Default)]
+pub struct ChunkLedger<R>(Mutex<BTreeMap<usize, (usize, R)>>);
+
+impl<R: Default> ChunkLedger<R> {
+    /// Joins a chunk's result with the previous results, using `join`. `positions` are its positions in the prompt.
+    pub fn record(&self, layer: usize, positions: Range<usize>, join: impl FnOnce(&mut R)) {
+        let mut layers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (end, joined) = layers.entry(layer).or_default();
+        if *end != positions.start {
+            *joined = R::default();
+        }
+        *end = positions.end;
+        join(joined);
+    }
+
+    /// Removes and returns the results by layer.
+    pub fn take(&self) -> BTreeMap<usize, R> {
+        let layers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        layers.into_iter().map(|(layer, (_, joined))| (layer, joined)).collect()
+    }
 }

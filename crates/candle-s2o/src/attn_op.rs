@@ -1,15 +1,15 @@
 //! Code that all attention ops share: the operand check and the dispatch to a backend.
 //!
-//! A call passes through the op ([`crate::ops`]), [`apply`] or [`report`] in this file, the backend's adapter
-//! ([`crate::cpu`], [`crate::cuda`]) and the computation, in this order. Its output becomes a node of Candle's graph
-//! ([`crate::graph_node`]).
+//! A call passes through the op ([`crate::ops`]), [`apply`] in this file, the backend's adapter
+//! ([`crate::cpu`], [`crate::cuda`]) and the computation, in this order. Its [`Output`] becomes a node of Candle's graph.
+
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, DType, Layout, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, bail};
 use s2o_core::{AttnShape, S2oError};
 
 use crate::error::AttnError;
-use crate::graph_node;
 
 /// An attention op, independent of the backend.
 pub(crate) trait AttnOp {
@@ -76,19 +76,11 @@ pub(crate) fn apply<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     [q, k, v]: [&Tensor; 3],
 ) -> Result<(Tensor, K::Report), AttnError> {
     let (output, report) = compute(op, softmax_scale, [q, k, v])?;
-    Ok((graph_node::attach(K::NAME, output, [q, k, v])?, report))
+    Ok((q.apply_op3(k, v, Output { name: K::NAME, storage: Mutex::new(output) })?, report))
 }
 
-/// Computes an op that has no output.
-pub(crate) fn report<K: Compute<CpuStorage> + Compute<CudaStorage>>(
-    op: &K,
-    softmax_scale: f32,
-    qkv: [&Tensor; 3],
-) -> Result<K::Report, AttnError> {
-    Ok(compute(op, softmax_scale, qkv)?.1)
-}
-
-fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
+/// Computes an op. Its output, if it has one, is not yet part of Candle's graph.
+pub(crate) fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     op: &K,
     scale: f32,
     [q, k, v]: [&Tensor; 3],
@@ -123,5 +115,54 @@ pub(crate) fn forward<K: Compute<S>, S: BackendStorage>(
     match op.compute(&qkv)? {
         (Some(output), _) => Ok((output, operands[0].1.shape().clone())),
         (None, _) => bail!("{}: expected an output, got none", K::NAME),
+    }
+}
+
+/// An output that is already computed, as the op that Candle records: `backward` through it is an error instead of a
+/// silent loss of gradients.
+struct Output {
+    name: &'static str,
+    storage: Mutex<Option<Storage>>,
+}
+
+impl Output {
+    fn take(&self) -> Option<Storage> {
+        self.storage.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl CustomOp3 for Output {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        q_layout: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        match self.take() {
+            Some(Storage::Cpu(output)) => Ok((output, q_layout.shape().clone())),
+            _ => bail!("{}: expected an output on the CPU, got none", self.name),
+        }
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        q_layout: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        match self.take() {
+            Some(Storage::Cuda(output)) => Ok((output, q_layout.shape().clone())),
+            _ => bail!("{}: expected an output on the GPU, got none", self.name),
+        }
     }
 }

@@ -7,66 +7,30 @@ use thiserror::Error;
 /// The error of an attention call on tensors. It converts into [`candle_core::Error`], so `?` works in Candle code.
 #[derive(Debug, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum AttnError {
     /// Tensors must have 4 dimensions: (batch, length, heads, head_dim).
     #[error("{name}: expected 4 dimensions (batch, length, heads, head_dim), got {got:?}")]
-    Rank {
-        /// `q`, `k` or `v`.
-        name: &'static str,
-        /// Its dimensions.
-        got: Vec<usize>,
-    },
+    Rank { name: &'static str, got: Vec<usize> },
     /// The dtype is not supported.
     #[error("{name}: expected dtype F32, F16 or BF16, got {got:?}")]
-    DType {
-        /// `q`, `k` or `v`.
-        name: &'static str,
-        /// Its dtype.
-        got: DType,
-    },
+    DType { name: &'static str, got: DType },
     /// `k` and `v` must have the dtype of `q`.
     #[error("{name}: expected dtype {expected:?} as q, got {got:?}")]
-    DTypeMismatch {
-        /// `k` or `v`.
-        name: &'static str,
-        /// The dtype of `q`.
-        expected: DType,
-        /// Its dtype.
-        got: DType,
-    },
+    DTypeMismatch { name: &'static str, expected: DType, got: DType },
     /// A mask of blocks or of single keys must have dtype U8.
     #[error("{name}: expected dtype U8, got {got:?}")]
-    MaskDType {
-        /// `mask` or `columns`.
-        name: &'static str,
-        /// Its dtype.
-        got: DType,
-    },
+    MaskDType { name: &'static str, got: DType },
     /// The kernels for this device are not part of this build.
     #[error("{name}: expected a tensor on the CPU, got {got}; S2O has no kernels for it in this build")]
-    Device {
-        /// `q`, `k` or `v`.
-        name: &'static str,
-        /// Its device.
-        got: &'static str,
-    },
+    Device { name: &'static str, got: &'static str },
     /// `k`, `v` and masks must be on the device of `q`: created with the same `Device` value or a clone of it.
     #[error("{name}: expected the device of q ({expected:?}) or a clone of it, got {got:?}")]
-    DeviceMismatch {
-        /// `k`, `v`, or a mask of blocks or keys.
-        name: &'static str,
-        /// The device of `q`.
-        expected: DeviceLocation,
-        /// Its device.
-        got: DeviceLocation,
-    },
+    DeviceMismatch { name: &'static str, expected: DeviceLocation, got: DeviceLocation },
     /// Only a GPU supports the operation.
     #[cfg(feature = "cuda")]
     #[error("{what}: expected tensors on a CUDA device, got the CPU")]
-    GpuOnly {
-        /// The operation.
-        what: &'static str,
-    },
+    GpuOnly { what: &'static str },
     /// The GPU backend does not support the call, or a CUDA function failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

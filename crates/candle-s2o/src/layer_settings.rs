@@ -41,13 +41,10 @@ pub struct TunedOn {
 /// }
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub struct LayerSettings {
-    tuned_on: TunedOn,
-    layers: Vec<LayerSetting>,
-}
+pub struct LayerSettings(Document);
 
 /// Contents of the file.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
     version: u64,
@@ -58,58 +55,29 @@ struct Document {
 /// Error of settings by layer.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum LayerSettingsError {
     /// The file cannot be read or written.
     #[error("{}: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        reason: String,
-    },
+    Io { path: PathBuf, reason: String },
     /// The file does not contain settings by layer.
     #[error("{}: expected settings by layer (version {}), got {reason}", path.display(), LayerSettings::VERSION)]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
+    Malformed { path: PathBuf, reason: String },
     /// The file has another version of the format.
     #[error("{}: expected version {}, got version {got}", path.display(), LayerSettings::VERSION)]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        got: String,
-    },
+    Version { path: PathBuf, got: String },
     /// There are no layers.
     #[error("settings by layer: expected at least one layer, got none")]
     Empty,
     /// A threshold is outside its range.
     #[error("settings of layer {layer}: {source}")]
-    Config {
-        /// The layer.
-        layer: usize,
-        /// The reason.
-        source: ConfigError,
-    },
+    Config { layer: usize, source: ConfigError },
     /// The model has another number of layers.
     #[error("settings by layer: expected {expected} layers as the model has, got settings for {got}")]
-    LayerCount {
-        /// Layers of the model.
-        expected: usize,
-        /// Layers that have settings.
-        got: usize,
-    },
+    LayerCount { expected: usize, got: usize },
     /// A call is for a layer without settings.
     #[error("settings by layer: expected layers 0 to {}, got a call for layer {got}", num_layers - 1)]
-    Layer {
-        /// Layers that have settings.
-        num_layers: usize,
-        /// The layer of the call.
-        got: usize,
-    },
+    Layer { num_layers: usize, got: usize },
 }
 
 impl LayerSettings {
@@ -127,7 +95,7 @@ impl LayerSettings {
         for (layer, setting) in layers.iter().enumerate() {
             setting.apply(&S2oConfig::default()).map_err(|source| LayerSettingsError::Config { layer, source })?;
         }
-        Ok(Self { tuned_on, layers })
+        Ok(Self(Document { version: Self::VERSION, tuned_on, layers }))
     }
 
     /// Reads a file.
@@ -157,21 +125,19 @@ impl LayerSettings {
     /// If the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), LayerSettingsError> {
         let path = path.as_ref();
-        let (tuned_on, layers) = (self.tuned_on.clone(), self.layers.clone());
-        let document = Document { version: Self::VERSION, tuned_on, layers };
-        let text = serde_json::to_string_pretty(&document)
+        let text = serde_json::to_string_pretty(&self.0)
             .map_err(|error| LayerSettingsError::Malformed { path: path.to_owned(), reason: error.to_string() })?;
         fs::write(path, text + "\n").map_err(|error| io(path, &error))
     }
 
     /// Model, prompts and error bound of the tuning run.
     pub fn tuned_on(&self) -> &TunedOn {
-        &self.tuned_on
+        &self.0.tuned_on
     }
 
     /// The setting of each layer.
     pub fn layers(&self) -> &[LayerSetting] {
-        &self.layers
+        &self.0.layers
     }
 
     /// Checks that the model has `num_layers` settings.
@@ -179,7 +145,7 @@ impl LayerSettings {
     /// # Errors
     /// [`LayerSettingsError::LayerCount`] if the numbers differ.
     pub fn check(&self, num_layers: usize) -> Result<(), LayerSettingsError> {
-        match self.layers.len() {
+        match self.layers().len() {
             got if got == num_layers => Ok(()),
             got => Err(LayerSettingsError::LayerCount { expected: num_layers, got }),
         }
@@ -190,8 +156,8 @@ impl LayerSettings {
     /// # Errors
     /// [`LayerSettingsError::Layer`] for a layer without settings.
     pub fn config(&self, layer: usize, base: &S2oConfig) -> Result<S2oConfig, LayerSettingsError> {
-        let num_layers = self.layers.len();
-        let setting = self.layers.get(layer).ok_or(LayerSettingsError::Layer { num_layers, got: layer })?;
+        let num_layers = self.layers().len();
+        let setting = self.layers().get(layer).ok_or(LayerSettingsError::Layer { num_layers, got: layer })?;
         setting.apply(base).map_err(|source| LayerSettingsError::Config { layer, source })
     }
 }

@@ -10,23 +10,18 @@
 
 mod attention;
 mod attn_op;
-mod break_even;
-mod chunk_ledger;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
-mod graph_node;
 mod layer_settings;
 mod methods;
 mod ops;
 
-pub use attention::{Attention, PrefillCall};
-pub use break_even::break_even;
-pub use chunk_ledger::ChunkLedger;
+pub use attention::{Attention, ChunkLedger, PrefillCall};
 pub use error::AttnError;
 pub use layer_settings::{LayerSetting, LayerSettings, LayerSettingsError, TunedOn};
-pub use methods::{Dense, S2o};
+pub use methods::{Dense, S2o, break_even};
 pub use ops::{KeyColumns, S2oOp, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn, s2o_attn_with_stats};
 pub use s2o_core::{
     AttnShape, AttnStats, BLOCK_Q, BlockError, BlockLists, BlockSelection, ConfigError, ConfigOption, DenseBelow,

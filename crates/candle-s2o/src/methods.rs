@@ -1,14 +1,26 @@
-//! The [`Attention`] methods of this crate: [`Dense`] and [`S2o`].
+//! The [`Attention`] methods of this crate: [`Dense`] and [`S2o`], and the length from which S2O is faster.
 
 use std::collections::BTreeMap;
 
-use candle_core::{Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 use s2o_core::{AttnStats, ConfigError, Mask, S2oConfig};
 
-use crate::attention::{Attention, PrefillCall};
-use crate::chunk_ledger::ChunkLedger;
+use crate::attention::{Attention, ChunkLedger, PrefillCall};
 use crate::layer_settings::{LayerSettings, LayerSettingsError};
 use crate::ops::{S2oOp, dense_attn};
+
+/// Measured on an H200 (docs/kernels.md).
+pub(crate) const GPU_BREAK_EVEN: usize = 8192;
+
+/// Prompt length in tokens from which S2O is faster than dense attention on a device ([`DenseBelow::Auto`]).
+///
+/// [`DenseBelow::Auto`]: crate::DenseBelow::Auto
+pub fn break_even(device: &Device) -> usize {
+    match device {
+        Device::Cuda(_) => GPU_BREAK_EVEN,
+        _ => S2oConfig::CPU_BREAK_EVEN,
+    }
+}
 
 /// Exact attention.
 #[derive(Debug, Clone, Copy, Default)]

@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use thiserror::Error;
 
-use crate::mask::Mask;
 use crate::segment::{causal_tiles, position_tiles};
-use crate::shape::AttnShape;
+use crate::shape::{AttnShape, Mask};
 
 /// Number of queries in a query block.
 pub const BLOCK_Q: usize = 128;
@@ -14,73 +13,32 @@ pub const BLOCK_Q: usize = 128;
 /// The reason a selection was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum BlockError {
     /// The key block size does not divide [`BLOCK_Q`], or is below 16.
     #[error("block_k: expected a divisor of {BLOCK_Q} that is at least 16, got {got}")]
-    BlockK {
-        /// The refused size.
-        got: usize,
-    },
+    BlockK { got: usize },
     /// The number of lists is not the number of query blocks of all heads and sequences.
     #[error("block lists: expected {expected}, got {got}")]
-    ListCount {
-        /// Number of query blocks of all heads and sequences.
-        expected: usize,
-        /// Number of lists given.
-        got: usize,
-    },
+    ListCount { expected: usize, got: usize },
     /// A block mask does not have one entry for each key block of each query block.
     #[error("block mask: expected (batch, num_heads, query blocks, key blocks) {expected:?}, got {got:?}")]
-    Mask {
-        /// Dimensions that the call needs.
-        expected: [usize; 4],
-        /// Dimensions of the mask.
-        got: Vec<usize>,
-    },
+    Mask { expected: [usize; 4], got: Vec<usize> },
     /// A choice of single keys does not have one entry for each key.
     #[error("columns: expected (batch, num_heads, k_len) {expected:?}, got {got:?}")]
-    ColumnMask {
-        /// Dimensions that the call needs.
-        expected: [usize; 3],
-        /// Dimensions of the choice.
-        got: Vec<usize>,
-    },
+    ColumnMask { expected: [usize; 3], got: Vec<usize> },
     /// A key block does not exist or lies beyond the diagonal.
     #[error("key block of list {list}: expected blocks below {below}, got {got}")]
-    KeyBlock {
-        /// Index of the list.
-        list: usize,
-        /// The first key block that the list may not contain.
-        below: usize,
-        /// The refused block.
-        got: usize,
-    },
+    KeyBlock { list: usize, below: usize, got: usize },
     /// A list contains a key block twice.
     #[error("key blocks of list {list}: expected each once, got {got} twice")]
-    Repeated {
-        /// Index of the list.
-        list: usize,
-        /// The repeated block.
-        got: usize,
-    },
+    Repeated { list: usize, got: usize },
     /// The number of column lists is not the number of heads of all sequences.
     #[error("columns: expected a list for each of {expected} heads, got {got}")]
-    ColumnCount {
-        /// Number of heads of all sequences.
-        expected: usize,
-        /// Number of lists given.
-        got: usize,
-    },
-    /// The columns of a head do not ascend, or a column is not a key.
+    ColumnCount { expected: usize, got: usize },
+    /// The columns of a head (`b * num_heads + h`) do not ascend, or a column is not a key.
     #[error("columns of head {head}: expected ascending keys below {below}, got {got}")]
-    Column {
-        /// Index of the head: `b * num_heads + h`.
-        head: usize,
-        /// Number of keys.
-        below: usize,
-        /// The column that does not ascend or is not a key.
-        got: usize,
-    },
+    Column { head: usize, below: usize, got: usize },
     /// Columns were given for attention that is not causal.
     #[error("columns: expected causal attention, got attention to all keys")]
     ColumnsNotCausal,

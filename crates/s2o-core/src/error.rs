@@ -10,6 +10,7 @@ use crate::shape::ShapeError;
 /// The reason an attention call was refused. Every variant states the expected and the received value.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum S2oError {
     /// The options do not fit together.
     #[error(transparent)]
@@ -23,28 +24,14 @@ pub enum S2oError {
     /// A selection of key blocks does not fit the call.
     #[error(transparent)]
     Blocks(#[from] BlockError),
-    /// The key orders of a single segment do not fit the workspace cap.
+    /// The key orders of a single segment do not fit the workspace cap: those of one query head on the CPU, of all heads
+    /// and sequences on a GPU.
     #[error("workspace_cap: expected at least {expected} bytes for one segment of {prefix_len} keys, got {got}")]
-    WorkspaceTooSmall {
-        /// Bytes that the segment needs: for one query head on the CPU, for all heads and sequences on a GPU.
-        expected: usize,
-        /// The configured cap in bytes.
-        got: usize,
-        /// Keys before that segment.
-        prefix_len: usize,
-    },
+    WorkspaceTooSmall { expected: usize, got: usize, prefix_len: usize },
     /// The factor on `q . k` must be a finite number.
     #[error("softmax_scale: expected a finite number, got {got}")]
-    SoftmaxScale {
-        /// The refused value.
-        got: f32,
-    },
+    SoftmaxScale { got: f32 },
     /// A chunk cannot reach beyond its prompt.
     #[error("prompt_len: expected at least k_len = {k_len}, got {got}")]
-    PromptShorterThanKeys {
-        /// Keys of the call.
-        k_len: usize,
-        /// The refused prompt length.
-        got: usize,
-    },
+    PromptShorterThanKeys { k_len: usize, got: usize },
 }

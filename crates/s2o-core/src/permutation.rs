@@ -5,33 +5,17 @@ use thiserror::Error;
 /// The reason a list of indices is not a permutation.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum PermutationError {
     /// An index is not below the length.
     #[error("permutation: expected indices below {len}, got {got} at place {place}")]
-    OutOfRange {
-        /// Length of the permutation.
-        len: usize,
-        /// The index at fault.
-        got: u32,
-        /// Position of the index in the list.
-        place: usize,
-    },
+    OutOfRange { len: usize, got: u32, place: usize },
     /// An index occurs twice.
     #[error("permutation: expected each index once, got {got} again at place {place}")]
-    Repeated {
-        /// The index at fault.
-        got: u32,
-        /// Position of its second occurrence.
-        place: usize,
-    },
+    Repeated { got: u32, place: usize },
     /// The permutation does not fit what it orders.
     #[error("permutation: expected {expected} indices, got {got}")]
-    Length {
-        /// Number of items to order.
-        expected: usize,
-        /// Number of indices.
-        got: usize,
-    },
+    Length { expected: usize, got: usize },
 }
 
 /// A permutation of `0..len`: place `i` holds the index of the item that comes `i`-th.

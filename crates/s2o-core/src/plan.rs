@@ -1,7 +1,5 @@
 //! [`Plan`]: the segments of one call, or the decision to use the dense path. All backends start from a plan.
 
-use std::ops::Range;
-
 use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::permutation::{Permutation, PermutationError};
@@ -44,12 +42,9 @@ impl Plan {
     /// # Errors
     /// [`PermutationError::Length`] if a number of heads, segments, keys or queries differs.
     pub fn check_ranking(&self, shape: &AttnShape, ranking: &Ranking) -> Result<(), PermutationError> {
-        let same = |expected: usize, got: usize| {
-            if expected == got { Ok(()) } else { Err(PermutationError::Length { expected, got }) }
-        };
-        same(shape.batch() * shape.num_heads(), ranking.len())?;
+        same_len(shape.batch() * shape.num_heads(), ranking.len())?;
         for orders in ranking {
-            same(self.segments.len(), orders.len())?;
+            same_len(self.segments.len(), orders.len())?;
             self.segments.iter().zip(orders).try_for_each(|(segment, order)| order.check(segment))?;
         }
         Ok(())
@@ -57,38 +52,35 @@ impl Plan {
 
     /// Number of rows of the call before the dense tail, or 0 if the call uses the dense path.
     pub fn ranked_rows(&self) -> usize {
-        self.segments
-            .iter()
-            .filter(|segment| !segment.rows.is_empty())
-            .map(|segment| segment.rows.end)
-            .max()
-            .unwrap_or(0)
+        self.segments.iter().rev().find(|segment| !segment.rows.is_empty()).map_or(0, |segment| segment.rows.end)
     }
 
-    /// The statistics of a backend that only counts tiles. `visited(head, segment, tile)` returns the number of prefix
-    /// tiles computed by the `tile`-th query tile outside the dense tail, in the plan's `segment`-th segment for head
-    /// `b * num_heads + h`. A query tile that skipped keys has no estimate of the skipped mass.
-    pub fn stats_of_visits(
+    /// The statistics of a call. `visit(head, segment, tile)` is the visit of the `tile`-th query tile outside the dense
+    /// tail, in the plan's `segment`-th segment for head `b * num_heads + h`.
+    pub fn stats(
         &self,
         shape: &AttnShape,
         config: &S2oConfig,
-        visited: impl Fn(usize, usize, usize) -> usize,
+        visit: impl Fn(usize, usize, usize) -> Visit,
     ) -> AttnStats {
         let (q_offset, tile_q, tile_k) = (shape.q_offset(), config.tile_q(), config.tile_k());
         let head_stats = |head: usize| {
-            if self.is_dense() {
-                return dense_stats(q_offset, shape.q_len(), tile_q, tile_k);
-            }
             let mut tiles = Vec::new();
+            if self.is_dense() {
+                // One segment with all keys in its window.
+                let whole = Segment { index: 0, start: 0, rows: 0..shape.q_len(), tail_rows: 0..0 };
+                tiles.extend(
+                    position_tiles(0..shape.q_len(), q_offset, tile_q)
+                        .map(|rows| TileStats::new(&whole, rows, q_offset, tile_k, Visit::all(0))),
+                );
+            }
             for (s, segment) in self.segments.iter().enumerate() {
                 let all = Visit::all(segment.prefix_tiles(tile_k));
-                let mut push =
-                    |rows: Range<usize>, visit| tiles.push(TileStats::new(segment, rows, q_offset, tile_k, visit));
-                query_tiles(segment.tail_rows.clone(), tile_q).for_each(|rows| push(rows, all));
-                for (tile, rows) in segment.ranked_tiles(q_offset, config).into_iter().enumerate() {
-                    let visited = visited(head, s, tile);
-                    push(rows, if visited == all.visited { all } else { Visit { visited, skipped_mass: None } });
-                }
+                let tail = query_tiles(segment.tail_rows.clone(), tile_q).map(|rows| (rows, all));
+                let ranked = segment.ranked_tiles(q_offset, config).into_iter().enumerate();
+                let ranked = ranked.map(|(tile, rows)| (rows, visit(head, s, tile)));
+                let stats = |(rows, visit)| TileStats::new(segment, rows, q_offset, tile_k, visit);
+                tiles.extend(tail.chain(ranked).map(stats));
             }
             HeadStats { tiles }
         };
@@ -120,12 +112,8 @@ impl SegmentOrder {
     /// # Errors
     /// [`PermutationError::Length`] if a length differs.
     pub fn check(&self, segment: &Segment) -> Result<(), PermutationError> {
-        for (expected, got) in [(segment.start, self.kv_perm.len()), (segment.rows.len(), self.q_perm.len())] {
-            if expected != got {
-                return Err(PermutationError::Length { expected, got });
-            }
-        }
-        Ok(())
+        same_len(segment.start, self.kv_perm.len())?;
+        same_len(segment.rows.len(), self.q_perm.len())
     }
 
     /// Weight of the prefix tiles after the first `kept` tiles, relative to the first `kept`; 0 if either set is empty.
@@ -136,15 +124,9 @@ impl SegmentOrder {
     }
 }
 
+fn same_len(expected: usize, got: usize) -> Result<(), PermutationError> {
+    if expected == got { Ok(()) } else { Err(PermutationError::Length { expected, got }) }
+}
+
 /// The orders of a whole call: `ranking[b * num_heads + h][s]` belongs to the `s`-th segment of the [`Plan`].
 pub type Ranking = Vec<Vec<SegmentOrder>>;
-
-/// Statistics of a head whose `q_len` queries start at position `q_offset` and all attend densely.
-pub(crate) fn dense_stats(q_offset: usize, q_len: usize, tile_q: usize, tile_k: usize) -> HeadStats {
-    // One segment with all keys in its window.
-    let whole = Segment { index: 0, start: 0, rows: 0..q_len, tail_rows: q_len..q_len };
-    let tiles = position_tiles(0..q_len, q_offset, tile_q)
-        .map(|rows| TileStats::new(&whole, rows, q_offset, tile_k, Visit::all(0)))
-        .collect();
-    HeadStats { tiles }
-}

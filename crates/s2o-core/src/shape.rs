@@ -1,67 +1,33 @@
-//! [`AttnShape`]: the sizes of one attention call, checked, and the map from query heads to KV heads.
+//! [`AttnShape`]: the sizes of one attention call, checked, and the map from query heads to KV heads; [`Mask`].
 
 use thiserror::Error;
 
 /// The reason the sizes of an attention call were refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum ShapeError {
     /// Every size must be at least 1.
     #[error("{name}: expected at least 1, got 0")]
-    Empty {
-        /// Name of the size that is zero.
-        name: &'static str,
-    },
+    Empty { name: &'static str },
     /// `num_heads` must be a multiple of `num_kv_heads`.
     #[error("num_heads: expected a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")]
-    Heads {
-        /// Number of query heads.
-        num_heads: usize,
-        /// Number of KV heads.
-        num_kv_heads: usize,
-    },
+    Heads { num_heads: usize, num_kv_heads: usize },
     /// Queries are the last `q_len` positions of the keys, so `q_len` cannot exceed `k_len`.
     #[error("q_len: expected at most k_len = {k_len}, got {q_len}")]
-    MoreQueriesThanKeys {
-        /// Number of queries.
-        q_len: usize,
-        /// Number of keys.
-        k_len: usize,
-    },
+    MoreQueriesThanKeys { q_len: usize, k_len: usize },
     /// `head_dim` must be a multiple of 8, at most 256.
     #[error("head_dim: expected a multiple of 8 up to 256, got {got}")]
-    HeadDim {
-        /// The refused value.
-        got: usize,
-    },
+    HeadDim { got: usize },
     /// Key indices are 32-bit, which limits the number of keys.
     #[error("k_len: expected at most {max}, got {got}")]
-    TooManyKeys {
-        /// Largest supported number of keys.
-        max: usize,
-        /// The refused value.
-        got: usize,
-    },
+    TooManyKeys { max: usize, got: usize },
     /// A tensor's sizes do not fit those of another.
     #[error("{name}: expected sizes {expected:?}, got {got:?}")]
-    Mismatch {
-        /// Name of the tensor.
-        name: &'static str,
-        /// The sizes that fit the other tensors.
-        expected: [usize; 4],
-        /// The sizes of this tensor.
-        got: [usize; 4],
-    },
+    Mismatch { name: &'static str, expected: [usize; 4], got: [usize; 4] },
     /// A buffer is shorter than its shape and strides require.
     #[error("{name}: expected at least {expected} elements, got {got}")]
-    Buffer {
-        /// Name of the tensor.
-        name: &'static str,
-        /// Number of elements that the shape and strides require.
-        expected: usize,
-        /// Number of elements in the buffer.
-        got: usize,
-    },
+    Buffer { name: &'static str, expected: usize, got: usize },
 }
 
 /// Sizes of one attention call: `q` is `(batch, q_len, num_heads, head_dim)`, `k` and `v` are
@@ -77,11 +43,6 @@ pub struct AttnShape {
 }
 
 impl AttnShape {
-    /// Largest supported `head_dim`.
-    pub const MAX_HEAD_DIM: usize = 256;
-    /// Largest supported `k_len`, because key indices are 32-bit.
-    pub const MAX_K_LEN: usize = i32::MAX as usize;
-
     /// Checks the sizes of `q` (`[batch, q_len, num_heads, head_dim]`) against those of `k`
     /// (`[k_len, num_kv_heads]`).
     ///
@@ -91,19 +52,12 @@ impl AttnShape {
         [batch, q_len, num_heads, head_dim]: [usize; 4],
         [k_len, num_kv_heads]: [usize; 2],
     ) -> Result<Self, ShapeError> {
-        for (name, size) in [
-            ("batch", batch),
-            ("q_len", q_len),
-            ("num_heads", num_heads),
-            ("head_dim", head_dim),
-            ("k_len", k_len),
-            ("num_kv_heads", num_kv_heads),
-        ] {
-            if size == 0 {
-                return Err(ShapeError::Empty { name });
-            }
+        let names = ["batch", "q_len", "num_heads", "head_dim", "k_len", "num_kv_heads"];
+        let sizes = [batch, q_len, num_heads, head_dim, k_len, num_kv_heads];
+        if let Some(empty) = sizes.iter().position(|&size| size == 0) {
+            return Err(ShapeError::Empty { name: names[empty] });
         }
-        if !head_dim.is_multiple_of(8) || head_dim > Self::MAX_HEAD_DIM {
+        if !head_dim.is_multiple_of(8) || head_dim > 256 {
             return Err(ShapeError::HeadDim { got: head_dim });
         }
         if !num_heads.is_multiple_of(num_kv_heads) {
@@ -112,8 +66,8 @@ impl AttnShape {
         if q_len > k_len {
             return Err(ShapeError::MoreQueriesThanKeys { q_len, k_len });
         }
-        if k_len > Self::MAX_K_LEN {
-            return Err(ShapeError::TooManyKeys { max: Self::MAX_K_LEN, got: k_len });
+        if i32::try_from(k_len).is_err() {
+            return Err(ShapeError::TooManyKeys { max: i32::MAX as usize, got: k_len });
         }
         Ok(Self { batch, num_heads, num_kv_heads, q_len, k_len, head_dim })
     }
@@ -180,5 +134,21 @@ impl AttnShape {
     /// `1 / sqrt(head_dim)`, the usual factor on `q . k`.
     pub fn default_softmax_scale(&self) -> f32 {
         (self.head_dim as f32).sqrt().recip()
+    }
+}
+
+/// The keys that a query may attend to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mask {
+    /// The keys up to its own position, where the queries are the last positions (bottom-right causal).
+    Causal,
+    /// All keys.
+    Full,
+}
+
+impl Mask {
+    /// Whether later keys are hidden.
+    pub fn is_causal(self) -> bool {
+        self == Self::Causal
     }
 }

@@ -18,6 +18,11 @@ impl Visit {
     pub(crate) fn all(prefix_tiles: usize) -> Self {
         Self { visited: prefix_tiles, skipped_mass: Some(SkippedMass::default()) }
     }
+
+    /// The visit of a backend that only counts tiles: without an estimate of the skipped mass if it skipped any.
+    pub fn counted(visited: usize, prefix_tiles: usize) -> Self {
+        if visited == prefix_tiles { Self::all(prefix_tiles) } else { Self { visited, skipped_mass: None } }
+    }
 }
 
 /// Statistics of one query tile of one head.
@@ -103,11 +108,6 @@ impl HeadStats {
         self.tiles.iter().map(|t| t.window_tiles + t.visited).sum()
     }
 
-    /// Number of tiles in the local windows.
-    pub fn tiles_window(&self) -> usize {
-        self.tiles.iter().map(|t| t.window_tiles).sum()
-    }
-
     /// Ratio of visited tiles to causal tiles, in `[0, 1]`.
     pub fn density(&self) -> f64 {
         ratio(self.tiles_visited(), self.tiles_causal())
@@ -115,13 +115,13 @@ impl HeadStats {
 
     /// Share of the visited tiles that belong to local windows, in `[0, 1]`.
     pub fn local_window_share(&self) -> f64 {
-        ratio(self.tiles_window(), self.tiles_visited())
+        ratio(self.tiles.iter().map(|t| t.window_tiles).sum(), self.tiles_visited())
     }
 
     /// Mean number of prefix tiles that a query tile outside the dense tail visited.
     pub fn mean_visited(&self) -> f64 {
-        let count = self.ranked().count();
-        ratio(self.ranked().map(|t| t.visited).sum(), count.max(1))
+        let ranked = self.tiles.iter().filter(|t| !t.dense_tail && t.prefix_tiles > 0);
+        ratio(ranked.clone().map(|t| t.visited).sum(), ranked.count().max(1))
     }
 
     /// Mean over the rows of the estimated skipped mass; `None` if a tile has no estimate.
@@ -134,10 +134,6 @@ impl HeadStats {
         }
         let rows = self.tiles.iter().map(|t| t.rows).sum::<usize>().max(1) as f64;
         Some(SkippedMass { by_last_gain: sum.by_last_gain / rows, by_key_scores: sum.by_key_scores / rows })
-    }
-
-    fn ranked(&self) -> impl Iterator<Item = &TileStats> {
-        self.tiles.iter().filter(|t| !t.dense_tail && t.prefix_tiles > 0)
     }
 }
 
@@ -172,16 +168,6 @@ impl AttnStats {
             .into_iter()
             .fold((0, 0), |(visited, causal), call| (visited + call.tiles_visited(), causal + call.tiles_causal()));
         ratio(visited, causal)
-    }
-
-    /// `1 - density`.
-    pub fn sparsity(&self) -> f64 {
-        1.0 - self.density()
-    }
-
-    /// Share of the visited tiles that belong to local windows, in `[0, 1]`.
-    pub fn local_window_share(&self) -> f64 {
-        ratio(self.heads.iter().map(HeadStats::tiles_window).sum(), self.tiles_visited())
     }
 
     /// Appends the query tiles of a later chunk of the same prompt.
@@ -232,7 +218,7 @@ mod tests {
         // "local window only" at 128K with S 2048 and tiles of 128: sparsity 0.983 in the paper.
         let tiles = (0..1024).map(|q| tile(q % 16 + 1, q / 16 * 16, 0)).collect();
         let stats = AttnStats { num_heads: 1, heads: vec![HeadStats { tiles }] };
-        assert!((stats.sparsity() - 0.9834).abs() < 5e-5, "{}", stats.sparsity());
+        assert!((1.0 - stats.density() - 0.9834).abs() < 5e-5, "{}", stats.density());
     }
 
     #[test]

@@ -2,138 +2,67 @@
 
 use candle_core::DType;
 use cudarc::driver::DriverError;
-use s2o_kernels::{Arch, UnknownArch};
+use s2o_kernels::Arch;
 use thiserror::Error;
 
 /// Why a call on a GPU was refused or failed. The CPU path covers calls that the kernels do not: move the tensors with
 /// `to_device(&Device::Cpu)`.
 #[derive(Debug, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum CudaError {
     /// The kernels compute on 16-bit elements.
     #[error("{name}: expected dtype F16 or BF16 on CUDA, got {got:?}; the CPU path takes F32")]
-    DType {
-        /// `q`, `k` or `v`.
-        name: &'static str,
-        /// Its dtype.
-        got: DType,
-    },
+    DType { name: &'static str, got: DType },
     /// The kernels are built for two head sizes.
     #[error("head_dim: expected 64 or 128 on CUDA, got {got}; the CPU path takes multiples of 8 up to 256")]
-    HeadDim {
-        /// The refused size.
-        got: usize,
-    },
+    HeadDim { got: usize },
     /// The kernels are built for one tile size.
     #[error("{name}: expected 128 on CUDA, got {got}; the CPU path takes others")]
-    Tile {
-        /// `tile_q`, `tile_k` or `block_k`.
-        name: &'static str,
-        /// The refused size.
-        got: usize,
-    },
+    Tile { name: &'static str, got: usize },
     /// The kernels keep the maximum of unscaled scores.
     #[error("softmax_scale: expected a positive number on CUDA, got {got}; the CPU path takes any finite one")]
-    SoftmaxScale {
-        /// The refused scale.
-        got: f32,
-    },
+    SoftmaxScale { got: f32 },
     /// The queries of a segment do not fit in shared memory, where they are ordered.
     #[error("segment_len: expected at most {max} with q_perm on this GPU, got {got}")]
-    PermutedSegment {
-        /// The longest that fits.
-        max: usize,
-        /// The refused length.
-        got: usize,
-    },
+    PermutedSegment { max: usize, got: usize },
     /// The kernels count in 32 bits.
     #[error("{name}: expected at most {max} on CUDA, got {got}; split the batch or the heads over several calls")]
-    TooLarge {
-        /// The quantity that is too large.
-        name: &'static str,
-        /// Largest supported number.
-        max: usize,
-        /// The refused number.
-        got: usize,
-    },
+    TooLarge { name: &'static str, max: usize, got: usize },
     /// The GPU is too old.
     #[error("expected a GPU of compute capability 8.0 or newer, got {major}.{minor}; the CPU path runs everywhere")]
-    ComputeCapability {
-        /// Its major number.
-        major: i32,
-        /// Its minor number.
-        minor: i32,
-    },
+    ComputeCapability { major: i32, minor: i32 },
     /// `S2O_CUDA_ARCH` names no build of the kernels.
-    #[error("S2O_CUDA_ARCH: {0}")]
-    UnknownArch(UnknownArch),
+    #[error("S2O_CUDA_ARCH: expected sm80 or sm90a, got {0:?}")]
+    UnknownArch(String),
     /// `S2O_CUDA_ARCH` names a build that this GPU cannot run.
     #[error("S2O_CUDA_ARCH={arch}: expected a build for compute capability {major}.{minor}")]
-    ArchMismatch {
-        /// The named build.
-        arch: Arch,
-        /// Major number of the GPU's capability.
-        major: i32,
-        /// Its minor number.
-        minor: i32,
-    },
-    /// The driver refused compiled code.
+    ArchMismatch { arch: Arch, major: i32, minor: i32 },
+    /// The driver refused compiled code. It reports its version 13.0 as 13000.
     #[error(
         "loading the kernels of {module}: {source:?}; the driver supports CUDA {}.{}: if the kernels were built with a \
          newer toolkit, install a newer driver or build with that toolkit",
         .driver_version / 1000, .driver_version % 1000 / 10
     )]
-    Load {
-        /// The module at fault.
-        module: &'static str,
-        /// As the driver reports it: 13000 is 13.0.
-        driver_version: i32,
-        /// The driver's error.
-        source: DriverError,
-    },
+    Load { module: &'static str, driver_version: i32, source: DriverError },
     /// A kernel is not in this build.
     #[error("expected kernel {name} in the build for {arch}, found none")]
-    MissingKernel {
-        /// Its name.
-        name: String,
-        /// The build.
-        arch: Arch,
-    },
+    MissingKernel { name: String, arch: Arch },
     /// A stream that records a CUDA graph cannot be waited for.
     #[error("{doing} needs the host to wait for the GPU, but the stream is capturing a graph; {instead}")]
-    Capturing {
-        /// The refused operation.
-        doing: &'static str,
-        /// Advice to the user.
-        instead: &'static str,
-    },
+    Capturing { doing: &'static str, instead: &'static str },
     /// An option that only the CPU path supports.
     #[error("block selection: expected no {what} on CUDA; the CPU path takes them")]
-    CpuOnly {
-        /// The refused option.
-        what: &'static str,
-    },
+    CpuOnly { what: &'static str },
     /// A size or a count does not fit the call.
     #[error("{name}: expected {expected}, got {got}")]
-    Size {
-        /// The size at fault.
-        name: &'static str,
-        /// The sizes that would fit.
-        expected: String,
-        /// The refused size.
-        got: usize,
-    },
+    Size { name: &'static str, expected: String, got: usize },
     /// A tensor is not on the GPU.
     #[error("expected all tensors on one GPU, got one elsewhere")]
     NotOnGpu,
     /// The driver failed.
     #[error("{doing}: {source:?}")]
-    Driver {
-        /// The failed operation.
-        doing: &'static str,
-        /// The driver's error.
-        source: DriverError,
-    },
+    Driver { doing: &'static str, source: DriverError },
     /// Candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -159,18 +88,12 @@ impl<T> Doing<T> for Result<T, DriverError> {
     }
 }
 
-/// Converts a size to the 32-bit number that kernels count with.
-///
-/// # Errors
-/// [`CudaError::TooLarge`]
+/// Converts a size to the 32-bit number that kernels count with, or returns [`CudaError::TooLarge`].
 pub fn to_i32(name: &'static str, got: usize) -> Result<i32, CudaError> {
     i32::try_from(got).map_err(|_| CudaError::TooLarge { name, max: i32::MAX as usize, got })
 }
 
-/// Refuses a size that kernels cannot count in 32 bits.
-///
-/// # Errors
-/// [`CudaError::TooLarge`]
+/// Refuses a size that kernels cannot count in 32 bits, with [`CudaError::TooLarge`].
 pub fn check_i32(name: &'static str, got: usize) -> Result<(), CudaError> {
     to_i32(name, got).map(drop)
 }

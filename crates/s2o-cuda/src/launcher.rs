@@ -14,9 +14,8 @@ use s2o_kernels::{Function, HeadDim};
 use crate::error::{CudaError, Doing, check_i32};
 use crate::library::Library;
 use crate::memory::{Regions, Scratch, refuse_capture};
-use crate::operand::View;
+use crate::operand::{View, tensor_map};
 use crate::stopwatch::Stopwatch;
-use crate::tensor_map::TensorMap;
 
 /// The head size to name for kernels that do not depend on it.
 pub const ANY_HEAD_DIM: HeadDim = HeadDim::D128;
@@ -26,17 +25,12 @@ const MAX_GRID_YZ: usize = 65535;
 
 /// Thread blocks of a launch.
 #[derive(Debug, Clone, Copy)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Grid {
     /// Blocks that take items from a counter: as many as the GPU holds at once, or fewer if there are fewer items.
-    Persistent {
-        /// Work items of the launch.
-        items: usize,
-    },
+    Persistent { items: usize },
     /// One warp for each row.
-    Warps {
-        /// Rows of the launch.
-        rows: usize,
-    },
+    Warps { rows: usize },
     /// This many blocks in x, y and z.
     Blocks([usize; 3]),
     /// As [`Grid::Blocks`], for a kernel whose threads or dynamic shared memory are chosen at the launch.
@@ -95,26 +89,17 @@ impl Launcher {
     }
 
     /// Scratch memory for these regions, allocated in stream order.
-    ///
-    /// # Errors
-    /// If the driver fails, for example when memory runs out.
     pub fn allocate(&self, regions: &Regions) -> Result<Scratch, CudaError> {
         self.library.pool.allocate(&self.stream, regions)
     }
 
     /// Memory for a tensor of `shape`. Its elements are arbitrary until a kernel has written them.
-    ///
-    /// # Errors
-    /// If the driver fails, for example when memory runs out.
     pub fn uninit<T: CudaDType + DeviceRepr>(&self, shape: &Shape) -> Result<CudaSlice<T>, CudaError> {
         // SAFETY: the caller launches a kernel that writes every element.
         Ok(unsafe { self.device.alloc::<T>(shape.elem_count()) }?)
     }
 
     /// Memory for `len` elements, set to zero.
-    ///
-    /// # Errors
-    /// If the driver fails, for example when memory runs out.
     pub fn zeros<T: CudaDType + DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
         Ok(self.device.alloc_zeros::<T>(len)?)
     }
@@ -133,10 +118,8 @@ impl Launcher {
         Ok(self.library.entry(function, &self.stream)?.shared_limit)
     }
 
-    /// Fails while the stream captures a graph: `doing` would need to wait for the stream, `instead` is the advice.
-    ///
-    /// # Errors
-    /// [`CudaError::Capturing`]
+    /// [`CudaError::Capturing`] while the stream captures a graph: `doing` would need to wait for the stream, and
+    /// `instead` is the advice.
     pub fn refuse_capture(&self, doing: &'static str, instead: &'static str) -> Result<(), CudaError> {
         refuse_capture(&self.stream, doing, instead)
     }
@@ -196,7 +179,7 @@ impl Launcher {
         }
         let maps = match entry.info.tensor_maps {
             0 => Vec::new(),
-            _ => views.iter().map(|view| TensorMap::new(view, function.dtype)).collect::<Result<_, _>>()?,
+            _ => views.iter().map(|view| tensor_map(view, function.dtype)).collect::<Result<_, _>>()?,
         };
         let mut arguments: Vec<*mut c_void> = maps.iter().map(|map| ptr::from_ref(map) as *mut c_void).collect();
         arguments.push(ptr::from_ref(params) as *mut c_void);

@@ -5,21 +5,21 @@
 //! and scratch memory (`Launcher::allocate`), fills in the kernel's parameters and calls `Launcher::launch`, the
 //! only place that launches a kernel.
 //!
+//! Every function that returns a `CudaError` fails if the driver does, for example when memory runs out. Their
+//! documentation names the other errors.
+//!
 //! The crate is empty without the feature `cuda`.
 #![cfg(feature = "cuda")]
 
-mod device_memory;
 mod error;
 mod launcher;
 mod library;
 mod memory;
 mod operand;
 mod stopwatch;
-mod tensor_map;
 
-pub use device_memory::{free_and_total, keep_released};
 pub use error::{CudaError, check_i32, to_i32};
 pub use launcher::{ANY_HEAD_DIM, Grid, Launcher};
-pub use memory::{Region, Regions, Scratch};
+pub use memory::{Region, Regions, Scratch, free_and_total, keep_released};
 pub use operand::{Element, Operand, View, address, cuda_storage, is_vectorized, unaligned_address};
 pub use stopwatch::{KernelTime, Stopwatch};

@@ -50,7 +50,8 @@ impl Library {
         let arch = match std::env::var_os(ARCH_VARIABLE) {
             None => Arch::for_capability(major, minor).ok_or(CudaError::ComputeCapability { major, minor })?,
             Some(name) => {
-                let arch: Arch = name.to_string_lossy().parse().map_err(CudaError::UnknownArch)?;
+                let name = name.to_string_lossy().into_owned();
+                let arch = Arch::named(&name).ok_or(CudaError::UnknownArch(name))?;
                 if !arch.runs_on(major, minor) {
                     return Err(CudaError::ArchMismatch { arch, major, minor });
                 }

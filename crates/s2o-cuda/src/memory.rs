@@ -1,4 +1,4 @@
-//! Scratch memory: one pool per GPU, one allocation per call.
+//! Scratch memory: one pool per GPU, one allocation per call; and the pool of Candle's own allocations.
 //!
 //! Allocation and release are ordered on the call's stream, so calls on several streams or threads never share memory
 //! that is in use, and nothing waits. The pool keeps released memory for the next call; it grows to the need of the
@@ -6,8 +6,10 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::Arc;
 
+use candle_core::cuda_backend::CudaDevice;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, result, sys};
 
 use crate::error::{CudaError, Doing};
@@ -56,7 +58,7 @@ impl Pool {
     /// Memory for the regions of `layout`, valid until the scratch is dropped and for all work enqueued by then.
     pub(crate) fn allocate(&self, stream: &Arc<CudaStream>, layout: &Regions) -> Result<Scratch, CudaError> {
         const DOING: &str = "allocating scratch memory";
-        let bytes = layout.bytes.max(ALIGN);
+        let bytes = layout.0.max(ALIGN);
         let memory = match self.0 {
             Some(pool) => {
                 let mut address = 0;
@@ -74,12 +76,52 @@ impl Pool {
 }
 
 /// Sets the bytes that a pool keeps when the host waits for the GPU, including those in use.
-pub(crate) fn keep(pool: sys::CUmemoryPool, mut bytes: u64) -> Result<(), CudaError> {
+fn keep(pool: sys::CUmemoryPool, mut bytes: u64) -> Result<(), CudaError> {
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     // SAFETY: this attribute is a 64-bit number.
     unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut bytes).cast()) }
         .result()
         .doing("telling the memory pool to keep memory")
+}
+
+/// `[free, total]` bytes of the device. Free is memory that is free in the driver or unused in Candle's pool.
+pub fn free_and_total(device: &CudaDevice) -> Result<[u64; 2], CudaError> {
+    let (free, total) = device.cuda_stream().context().mem_get_info().doing("asking for free memory")?;
+    let mut unused = 0;
+    if let Some(pool) = pool_of(device)? {
+        let ask = |attribute| {
+            let mut bytes = 0u64;
+            // SAFETY: both attributes are 64-bit numbers.
+            unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) }
+                .result()
+                .doing("asking the memory pool")
+                .map(|()| bytes)
+        };
+        let reserved = ask(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        unused = reserved.saturating_sub(ask(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?);
+    }
+    Ok([free as u64 + unused, total as u64])
+}
+
+/// Sets the release threshold of the pool of Candle's allocations to unlimited, so freed memory is reused.
+pub fn keep_released(device: &CudaDevice) -> Result<(), CudaError> {
+    match pool_of(device)? {
+        Some(pool) => keep(pool, u64::MAX),
+        None => Ok(()),
+    }
+}
+
+/// The pool of Candle's allocations, if the driver has pools.
+fn pool_of(device: &CudaDevice) -> Result<Option<sys::CUmemoryPool>, CudaError> {
+    let stream = device.cuda_stream();
+    let context = stream.context();
+    if !context.has_async_alloc() {
+        return Ok(None);
+    }
+    let mut pool = ptr::null_mut();
+    // SAFETY: the pool is a local of the right type; the device is the context's own.
+    unsafe { sys::cuDeviceGetMemPool(&mut pool, context.cu_device()) }.result().doing("looking up the memory pool")?;
+    Ok(Some(pool))
 }
 
 /// Refuses to wait for a stream that is capturing a graph.
@@ -90,14 +132,12 @@ pub(crate) fn refuse_capture(stream: &CudaStream, doing: &'static str, instead: 
     }
 }
 
-/// The layout of the regions of one allocation.
+/// The layout of the regions of one allocation: its bytes so far.
 #[derive(Debug, Default)]
-pub struct Regions {
-    bytes: usize,
-}
+pub struct Regions(usize);
 
 /// A region of scratch memory that holds `len` elements.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Region<T> {
     offset: usize,
     /// Number of elements.
@@ -105,19 +145,11 @@ pub struct Region<T> {
     elements: PhantomData<T>,
 }
 
-impl<T> Clone for Region<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Region<T> {}
-
 impl Regions {
     /// Adds a region of `len` elements.
     pub fn add<T>(&mut self, len: usize) -> Region<T> {
-        let offset = self.bytes;
-        self.bytes = (offset + len * size_of::<T>()).next_multiple_of(ALIGN);
+        let offset = self.0;
+        self.0 = (offset + len * size_of::<T>()).next_multiple_of(ALIGN);
         Region { offset, len, elements: PhantomData }
     }
 }
@@ -151,7 +183,7 @@ impl Scratch {
     }
 
     /// Address of a region that lies within this memory.
-    fn inside<T>(&self, region: Region<T>) -> Result<sys::CUdeviceptr, CudaError> {
+    fn inside<T: Copy>(&self, region: Region<T>) -> Result<sys::CUdeviceptr, CudaError> {
         let end = region.offset + region.len * size_of::<T>();
         if end > self.bytes {
             let expected = format!("a region within {} bytes", self.bytes);
@@ -176,10 +208,7 @@ impl Scratch {
     }
 
     /// Sets a region to zeros.
-    ///
-    /// # Errors
-    /// If the driver fails.
-    pub fn zero<T>(&self, region: Region<T>) -> Result<(), CudaError> {
+    pub fn zero<T: Copy>(&self, region: Region<T>) -> Result<(), CudaError> {
         let address = self.inside(region)?;
         // SAFETY: the region has this many bytes.
         unsafe { result::memset_d8_async(address, 0, region.len * size_of::<T>(), self.stream.cu_stream()) }
@@ -221,6 +250,6 @@ mod tests {
         let mut layout = Regions::default();
         let (a, b, c) = (layout.add::<i32>(3), layout.add::<u8>(0), layout.add::<f32>(100));
         assert_eq!((a.offset, b.offset, c.offset), (0, ALIGN, ALIGN));
-        assert_eq!(layout.bytes, 3 * ALIGN);
+        assert_eq!(layout.0, 3 * ALIGN);
     }
 }

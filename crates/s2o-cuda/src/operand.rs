@@ -1,15 +1,17 @@
 //! Tensors in the form that kernels take: an address, and three strides for (batch, length, heads, head_dim). A tensor
 //! whose layout does not allow that is copied.
 
+use std::mem::MaybeUninit;
+
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::CudaDType;
 use candle_core::{CudaStorage, Error, Layout, Storage};
 use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr, SyncOnDrop, sys};
 use half::{bf16, f16};
-use s2o_kernels::Dtype;
 use s2o_kernels::params::Strides;
+use s2o_kernels::{Dtype, TILE_K};
 
-use crate::error::CudaError;
+use crate::error::{CudaError, Doing};
 
 /// Element types of the kernels.
 pub trait Element: CudaDType + DeviceRepr + 'static {
@@ -38,27 +40,24 @@ pub struct View {
 
 /// An operand, or a copy of it.
 #[derive(Debug)]
-pub enum Operand<'a> {
-    /// The operand itself.
-    InPlace(&'a CudaStorage, Layout),
-    /// A contiguous copy.
-    Copied(CudaStorage, Layout),
+pub struct Operand<'a> {
+    storage: &'a CudaStorage,
+    /// Contiguous, read in place of the storage.
+    copy: Option<CudaStorage>,
+    layout: Layout,
 }
 
 impl<'a> Operand<'a> {
     /// Copies an operand of 4 dimensions if the loads of the kernels do not support its layout: heads that are not
     /// contiguous or do not start at multiples of 16 bytes, or an expanded dimension.
-    ///
-    /// # Errors
-    /// If the copy fails.
     pub fn new(storage: &'a CudaStorage, layout: &Layout) -> Result<Self, CudaError> {
         if is_vectorized(layout) {
-            return Ok(Self::InPlace(storage, layout.clone()));
+            return Ok(Self { storage, copy: None, layout: layout.clone() });
         }
         // SAFETY: the copy below writes every element.
         let mut copy = unsafe { storage.device.alloc_uninit(layout.shape(), storage.dtype()) }?;
         storage.copy_strided_src(&mut copy, 0, layout)?;
-        Ok(Self::Copied(copy, Layout::contiguous(layout.shape())))
+        Ok(Self { storage, copy: Some(copy), layout: Layout::contiguous(layout.shape()) })
     }
 
     /// The operand's view, and a guard that ends the stream's use of it when dropped.
@@ -66,12 +65,9 @@ impl<'a> Operand<'a> {
     /// # Errors
     /// If the operand has elements of another type.
     pub fn view<'v, T: Element>(&'v self, stream: &'v CudaStream) -> Result<(View, SyncOnDrop<'v>), CudaError> {
-        let (storage, layout) = match self {
-            Self::InPlace(storage, layout) => (*storage, layout),
-            Self::Copied(storage, layout) => (storage, layout),
-        };
+        let storage = self.copy.as_ref().unwrap_or(self.storage);
         let (base, guard) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
-        Ok((View::new::<T>(base, layout)?, guard))
+        Ok((View::new::<T>(base, &self.layout)?, guard))
     }
 }
 
@@ -102,6 +98,46 @@ impl View {
     }
 }
 
+/// The TMA descriptor with which the sm_90a kernels read whole tiles of `view`: boxes of 128 rows of one head, swizzled
+/// as wgmma reads them. Rows beyond it are zeros. A kernel takes the descriptor by value; its alignment differs between
+/// toolkits, so it has the binding's type.
+pub(crate) fn tensor_map(view: &View, dtype: Dtype) -> Result<sys::CUtensorMap, CudaError> {
+    /// Elements in the 128 bytes of a box row.
+    const BOX_COLUMNS: u32 = 64;
+    const ELEMENT_BYTES: u64 = 2;
+    let [batch, len, heads, head_dim] = view.dims.map(|dim| dim as u64);
+    let dims = [head_dim, len, heads, batch];
+    let strides = [view.strides.seq, view.strides.head, view.strides.batch].map(|s| s as u64 * ELEMENT_BYTES);
+    let box_dims = [BOX_COLUMNS, TILE_K as u32, 1, 1];
+    let element_strides = [1u32; 4];
+    let data_type = match dtype {
+        Dtype::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        Dtype::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    };
+    let mut map = MaybeUninit::uninit();
+    // SAFETY: the arrays have the rank's number of elements (the strides one less); the driver checks their values.
+    // The map is read after the call that writes it succeeded.
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            map.as_mut_ptr(),
+            data_type,
+            4,
+            view.address as *mut _,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            box_dims.as_ptr(),
+            element_strides.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        .result()
+        .doing("describing a tensor for TMA")?;
+        Ok(map.assume_init())
+    }
+}
+
 /// 16-bit elements in a 16-byte access.
 const VECTOR: usize = 8;
 
@@ -117,10 +153,7 @@ pub fn is_vectorized(layout: &Layout) -> bool {
             .all(|(&dim, &stride)| dim == 1 || (stride > 0 && stride.is_multiple_of(VECTOR)))
 }
 
-/// The storage, if it is on a GPU.
-///
-/// # Errors
-/// [`CudaError::NotOnGpu`]
+/// The storage, or [`CudaError::NotOnGpu`].
 pub fn cuda_storage(storage: &Storage) -> Result<&CudaStorage, CudaError> {
     match storage {
         Storage::Cuda(storage) => Ok(storage),

@@ -45,9 +45,6 @@ impl Stopwatch {
     }
 
     /// Waits for the GPU and reads the times, in the order of the launches.
-    ///
-    /// # Errors
-    /// If the driver fails.
     pub fn read(&self) -> Result<Vec<KernelTime>, CudaError> {
         let laps = self.laps.lock().unwrap_or_else(PoisonError::into_inner);
         laps.iter()

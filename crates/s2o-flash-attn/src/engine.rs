@@ -4,6 +4,7 @@ use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnError, Mask, S2oError, S2oOp, ShapeError, dense_attn};
 
 use crate::error::FlashAttnError;
+use crate::fixed::FlashAttn;
 use crate::mask::{Reach, Window};
 use crate::plain::{self, Scores};
 use crate::s2o::{self, Policy};
@@ -14,11 +15,8 @@ const CUDA_HEAD_DIMS: [usize; 2] = [64, 128];
 /// One attention call, without its tensors.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
-    pub(crate) softmax_scale: f32,
+    pub(crate) op: &'a FlashAttn,
     pub(crate) window: Window,
-    pub(crate) alibi_slopes: Option<&'a Tensor>,
-    /// As in FlashAttention, a value that is not positive has no effect.
-    pub(crate) softcap: Option<f32>,
     pub(crate) ranges: Vec<(i64, i64)>,
     /// Whether the policy may make the call sparse.
     pub(crate) may_skip: bool,
@@ -27,8 +25,10 @@ pub(crate) struct Call<'a> {
 /// Computes `call` on `q` (batch, q_len, num_heads, head_dim), `k` and `v` (batch, k_len, num_kv_heads, head_dim).
 pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor, FlashAttnError> {
     check(q, k, v)?;
-    let slopes = call.alibi_slopes.map(|slopes| check_slopes(slopes, q.dims()[2])).transpose()?;
-    let softcap = call.softcap.filter(|&cap| cap > 0.0);
+    let softmax_scale = call.op.softmax_scale;
+    let slopes = call.op.alibi_slopes.as_ref().map(|slopes| check_slopes(slopes, q.dims()[2])).transpose()?;
+    // As in FlashAttention, a value that is not positive has no effect.
+    let softcap = call.op.softcap.filter(|&cap| cap > 0.0);
     if q.elem_count() == 0 || k.elem_count() == 0 {
         return Ok(q.zeros_like()?);
     }
@@ -42,7 +42,7 @@ pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> R
         }
         return padded(q, k, v, |q, k, v| match reach {
             Reach::Causal => causal(q, k, v, call),
-            _ => full(q, k, v, call.softmax_scale),
+            _ => full(q, k, v, softmax_scale),
         });
     }
     if !q.device().is_cpu() {
@@ -55,7 +55,7 @@ pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> R
         return Err(FlashAttnError::Unsupported { what });
     }
     let slopes = slopes.map(|slopes| slopes.to_vec1()).transpose()?;
-    let scores = Scores { softmax_scale: call.softmax_scale, window: call.window, slopes, softcap, ranges };
+    let scores = Scores { softmax_scale, window: call.window, slopes, softcap, ranges };
     Ok(plain::compute(q, k, v, &scores)?)
 }
 
@@ -77,13 +77,14 @@ fn causal(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor,
         let seeing = causal(&q.narrow(1, q_len - k_len, k_len)?, k, v, call)?;
         return joined(vec![blind, seeing]);
     }
+    let softmax_scale = call.op.softmax_scale;
     match if call.may_skip { s2o::policy()? } else { Policy::Dense } {
-        Policy::Dense => Ok(dense_attn(q, k, v, call.softmax_scale, Mask::Causal)?),
-        Policy::S2o(config) => s2o::apply(S2oOp::new(call.softmax_scale, config), q, k, v),
+        Policy::Dense => Ok(dense_attn(q, k, v, softmax_scale, Mask::Causal)?),
+        Policy::S2o(config) => s2o::apply(S2oOp::new(softmax_scale, config), q, k, v),
         Policy::Layers { base, settings } => {
             let config = s2o::next_layer(&base, &settings, [q.dims()[0], q_len, k_len])?;
             // This error ends the model's forward pass, so the next call begins another pass.
-            s2o::apply(S2oOp::new(call.softmax_scale, config), q, k, v).inspect_err(|_| s2o::begin_prompt())
+            s2o::apply(S2oOp::new(softmax_scale, config), q, k, v).inspect_err(|_| s2o::begin_prompt())
         }
     }
 }
@@ -125,7 +126,7 @@ fn check_slopes(slopes: &Tensor, num_heads: usize) -> Result<&Tensor, FlashAttnE
         return Err(FlashAttnError::DType { name, expected: "F32", got: slopes.dtype() });
     }
     if slopes.dims() != [num_heads] {
-        return Err(FlashAttnError::Dims { name, expected: format!("[{num_heads}]"), got: slopes.dims().to_vec() });
+        return Err(FlashAttnError::dims(name, format!("[{num_heads}]"), slopes));
     }
     Ok(slopes)
 }

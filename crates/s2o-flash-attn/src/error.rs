@@ -1,12 +1,13 @@
 //! [`FlashAttnError`] for refused calls, and [`PolicyError`] for a refused policy in the environment.
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use candle_s2o::{AttnError, ConfigError, LayerSettingsError, ValueError};
 use thiserror::Error;
 
 /// The reason a call was refused. The functions of this crate return it as a [`candle_core::Error`] with this message.
 #[derive(Debug, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum FlashAttnError {
     /// The environment variables do not specify a valid policy.
     #[error(transparent)]
@@ -16,16 +17,7 @@ pub enum FlashAttnError {
         "layer {layer} of the {num_layers} in the settings: expected {expected}, got {got}; the model has a \
          different number of layers, or a prefill was interrupted (s2o::begin_prompt); counting restarts at layer 0"
     )]
-    LayerCount {
-        /// Number of layers in the settings.
-        num_layers: usize,
-        /// The layer whose call was expected.
-        layer: usize,
-        /// Description of the expected call.
-        expected: String,
-        /// Description of the actual call.
-        got: String,
-    },
+    LayerCount { num_layers: usize, layer: usize, expected: String, got: String },
     /// The settings by layer do not fit the call.
     #[error(transparent)]
     Layers(#[from] LayerSettingsError),
@@ -34,52 +26,19 @@ pub enum FlashAttnError {
         "{what}: expected tensors on the CPU, got a CUDA device; this crate's CUDA kernels support only \
          full and causal attention"
     )]
-    Unsupported {
-        /// The requested feature.
-        what: &'static str,
-    },
+    Unsupported { what: &'static str },
     /// A tensor other than q, k and v has a rank or size that does not fit the call.
     #[error("{name}: expected {expected}, got {got:?}")]
-    Dims {
-        /// Name of the tensor.
-        name: &'static str,
-        /// The expected dimensions.
-        expected: String,
-        /// The dimensions of the tensor.
-        got: Vec<usize>,
-    },
+    Dims { name: &'static str, expected: String, got: Vec<usize> },
     /// A tensor other than q, k and v has a dtype that is not supported.
     #[error("{name}: expected dtype {expected}, got {got:?}")]
-    DType {
-        /// Name of the tensor.
-        name: &'static str,
-        /// The supported dtypes.
-        expected: &'static str,
-        /// The dtype of the tensor.
-        got: DType,
-    },
+    DType { name: &'static str, expected: &'static str, got: DType },
     /// Cumulative lengths must not descend.
     #[error("{name}[{index}]: expected at least {previous}, the element before it, got {got}")]
-    Descending {
-        /// `seqlens_q` or `seqlens_k`.
-        name: &'static str,
-        /// Index of the element.
-        index: usize,
-        /// Value of the element before it.
-        previous: i64,
-        /// Value of the element.
-        got: i64,
-    },
+    Descending { name: &'static str, index: usize, previous: i64, got: i64 },
     /// A length or an index is out of range.
     #[error("{name}: expected 0 to {max}, got {got}")]
-    OutOfRange {
-        /// Name of the number.
-        name: &'static str,
-        /// Largest valid value.
-        max: usize,
-        /// The refused value.
-        got: i64,
-    },
+    OutOfRange { name: &'static str, max: usize, got: i64 },
     /// The tensors do not fit each other or the kernels.
     #[error(transparent)]
     Attn(#[from] AttnError),
@@ -88,26 +47,23 @@ pub enum FlashAttnError {
 /// The reason the policy of the environment was refused.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum PolicyError {
     /// A variable that is not an option of [`S2oConfig`](candle_s2o::S2oConfig) has an invalid value.
     #[error("environment variable {name}: {reason}")]
-    Variable {
-        /// The variable.
-        name: &'static str,
-        /// The accepted values and the refused value.
-        reason: ValueError,
-    },
-    /// A value is not valid for its option, or the options do not fit together.
+    Variable { name: &'static str, reason: ValueError },
+    /// A value is not valid for its option, or the options do not fit together; `names` lists the variables at fault.
     #[error("environment variable {names}: {source}")]
-    Config {
-        /// The variable, or all variables that were set, separated by commas.
-        names: String,
-        /// The reason.
-        source: ConfigError,
-    },
+    Config { names: String, source: ConfigError },
     /// The file that `S2O_LAYERS` names does not contain settings by layer.
     #[error("environment variable S2O_LAYERS: {0}")]
     Layers(#[from] LayerSettingsError),
+}
+
+impl FlashAttnError {
+    pub(crate) fn dims(name: &'static str, expected: impl Into<String>, tensor: &Tensor) -> Self {
+        Self::Dims { name, expected: expected.into(), got: tensor.dims().to_vec() }
+    }
 }
 
 impl From<candle_core::Error> for FlashAttnError {

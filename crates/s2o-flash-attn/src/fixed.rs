@@ -5,7 +5,6 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor};
 
 use crate::engine::{self, Call};
-use crate::error::FlashAttnError;
 use crate::mask::Window;
 
 /// Attention as a Candle op. As an op it copies its inputs and its output once. The functions of this crate do not copy
@@ -25,31 +24,41 @@ pub struct FlashAttn {
 }
 
 impl FlashAttn {
-    fn run(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<Tensor, FlashAttnError> {
-        let k_len = k.dims().get(1).copied().unwrap_or_default();
-        let call = Call {
-            softmax_scale: self.softmax_scale,
-            window: Window::new(self.window_size_left, self.window_size_right, k_len),
-            alibi_slopes: self.alibi_slopes.as_ref(),
-            softcap: self.softcap,
-            ranges: Vec::new(),
-            may_skip: true,
-        };
-        engine::dispatch(q, k, v, &call)
+    pub(crate) fn new(
+        softmax_scale: f32,
+        window_size_left: Option<usize>,
+        window_size_right: Option<usize>,
+        alibi_slopes: Option<&Tensor>,
+        softcap: Option<f32>,
+    ) -> Self {
+        Self { softmax_scale, alibi_slopes: alibi_slopes.cloned(), window_size_left, window_size_right, softcap }
     }
 
-    fn on_storage<S: Held + BackendStorage<Device: BackendDevice<Storage = S>>>(
+    fn run(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let window = self.window(k.dims().get(1).copied().unwrap_or_default());
+        Ok(engine::dispatch(q, k, v, &Call { op: self, window, ranges: Vec::new(), may_skip: true })?)
+    }
+
+    /// The window for keys of at most this length.
+    pub(crate) fn window(&self, max_k_len: usize) -> Window {
+        Window::new(self.window_size_left, self.window_size_right, max_k_len)
+    }
+
+    /// `hold` and `held` convert between the backend's storage and Candle's.
+    fn on_storage<S: BackendStorage<Device: BackendDevice<Storage = S>>>(
         &self,
         operands: [(&S, &Layout); 3],
+        hold: fn(S) -> Storage,
+        held: fn(&Storage) -> Option<&S>,
     ) -> Result<(S, Shape)> {
         let mut tensors = Vec::with_capacity(operands.len());
         for (storage, layout) in operands {
-            let storage = S::hold(owned(storage, layout)?);
+            let storage = hold(owned(storage, layout)?);
             tensors.push(Tensor::from_storage(storage, layout.shape(), BackpropOp::none(), false));
         }
         let out = self.run(&tensors[0], &tensors[1], &tensors[2])?;
         let (storage, layout) = out.storage_and_layout();
-        let held = S::held(&storage).ok_or_else(|| candle_core::Error::msg("the output changed its device"))?;
+        let held = held(&storage).ok_or_else(|| candle_core::Error::msg("the output changed its device"))?;
         Ok((owned(held, layout)?, out.shape().clone()))
     }
 }
@@ -59,32 +68,6 @@ fn owned<S: BackendStorage<Device: BackendDevice<Storage = S>>>(storage: &S, lay
     let mut copy = storage.device().zeros_impl(layout.shape(), storage.dtype())?;
     storage.copy_strided_src(&mut copy, 0, layout)?;
     Ok(copy)
-}
-
-/// Conversion between a backend's storage and Candle's [`Storage`].
-trait Held: Sized {
-    fn hold(self) -> Storage;
-    fn held(storage: &Storage) -> Option<&Self>;
-}
-
-impl Held for CpuStorage {
-    fn hold(self) -> Storage {
-        Storage::Cpu(self)
-    }
-
-    fn held(storage: &Storage) -> Option<&Self> {
-        if let Storage::Cpu(held) = storage { Some(held) } else { None }
-    }
-}
-
-impl Held for CudaStorage {
-    fn hold(self) -> Storage {
-        Storage::Cuda(self)
-    }
-
-    fn held(storage: &Storage) -> Option<&Self> {
-        if let Storage::Cuda(held) = storage { Some(held) } else { None }
-    }
 }
 
 impl CustomOp3 for FlashAttn {
@@ -101,7 +84,10 @@ impl CustomOp3 for FlashAttn {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        self.on_storage([(q, q_layout), (k, k_layout), (v, v_layout)])
+        self.on_storage([(q, q_layout), (k, k_layout), (v, v_layout)], Storage::Cpu, |storage| match storage {
+            Storage::Cpu(held) => Some(held),
+            _ => None,
+        })
     }
 
     fn cuda_fwd(
@@ -113,12 +99,12 @@ impl CustomOp3 for FlashAttn {
         v: &CudaStorage,
         v_layout: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        self.on_storage([(q, q_layout), (k, k_layout), (v, v_layout)])
+        self.on_storage([(q, q_layout), (k, k_layout), (v, v_layout)], Storage::Cuda, |storage| match storage {
+            Storage::Cuda(held) => Some(held),
+            _ => None,
+        })
     }
 }
-
-/// A softcap that has no effect.
-const NO_SOFTCAP: f32 = 0.0;
 
 /// Attention of `q` (batch, q_len, num_heads, head_dim) to `k`, `v` (batch, k_len, num_kv_heads, head_dim):
 /// `softmax(softmax_scale * q k^T) v`, causal if `causal`. Returns the shape and dtype of `q`. The policy
@@ -132,17 +118,11 @@ const NO_SOFTCAP: f32 = 0.0;
 /// assert_eq!(out.dims(), q.dims());
 /// # Ok::<(), candle_core::Error>(())
 /// ```
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
     flash_attn_windowed(q, k, v, softmax_scale, None, causal.then_some(0))
 }
 
 /// [`flash_attn`] in which a query sees `window_size_left` keys before and `window_size_right` keys after its position.
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -151,14 +131,10 @@ pub fn flash_attn_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let (left, right) = (window_size_left, window_size_right);
-    flash_attn_alibi_windowed_softcap(q, k, v, None, softmax_scale, left, right, NO_SOFTCAP)
+    FlashAttn::new(softmax_scale, window_size_left, window_size_right, None, None).run(q, k, v)
 }
 
 /// [`flash_attn`] with `alibi_slopes[head] * distance` subtracted from the scores. The slopes are (num_heads), f32.
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_alibi(
     q: &Tensor,
     k: &Tensor,
@@ -171,9 +147,6 @@ pub fn flash_attn_alibi(
 }
 
 /// [`flash_attn_alibi`] with the windows of [`flash_attn_windowed`].
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_alibi_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -183,15 +156,11 @@ pub fn flash_attn_alibi_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let (left, right) = (window_size_left, window_size_right);
-    flash_attn_alibi_windowed_softcap(q, k, v, Some(alibi_slopes), softmax_scale, left, right, NO_SOFTCAP)
+    FlashAttn::new(softmax_scale, window_size_left, window_size_right, Some(alibi_slopes), None).run(q, k, v)
 }
 
 /// [`flash_attn_alibi_windowed`] with scores capped to `softcap * tanh(score / softcap)` before ALiBi. A `softcap` that
 /// is not positive has no effect.
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_alibi_windowed_softcap(
     q: &Tensor,
     k: &Tensor,
@@ -202,12 +171,5 @@ pub fn flash_attn_alibi_windowed_softcap(
     window_size_right: Option<usize>,
     softcap: f32,
 ) -> Result<Tensor> {
-    let op = FlashAttn {
-        softmax_scale,
-        alibi_slopes: alibi_slopes.cloned(),
-        window_size_left,
-        window_size_right,
-        softcap: Some(softcap),
-    };
-    Ok(op.run(q, k, v)?)
+    FlashAttn::new(softmax_scale, window_size_left, window_size_right, alibi_slopes, Some(softcap)).run(q, k, v)
 }

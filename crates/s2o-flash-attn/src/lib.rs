@@ -13,6 +13,9 @@
 //! The effect of the arguments decides, not the function: a window that hides no key is not a window, and
 //! `window_size_right = Some(0)` alone is causal. The causal mask is bottom-right: queries are the last positions of
 //! the keys. A query that sees no key gets zeros. Gradients are not supported.
+//!
+//! Every function returns an error if the tensors do not fit, or the GPU kernels do not support the call, see
+//! [`FlashAttnError`].
 #![expect(clippy::too_many_arguments, reason = "the signatures of candle-flash-attn")]
 
 mod engine;

@@ -63,13 +63,4 @@ mod tests {
         assert_eq!(reach(None, Some(2), 4, 9), Reach::Local);
         assert_eq!(reach(Some(100), Some(100), 4, 9), Reach::Full);
     }
-
-    #[test]
-    fn keys_are_clipped() {
-        let window = Window::new(Some(2), Some(1), 5);
-        assert_eq!(window.keys(0, 5), 0..2);
-        assert_eq!(window.keys(3, 5), 1..5);
-        assert_eq!(window.keys(-2, 5), 0..0);
-        assert!(Window::new(Some(1), Some(0), 5).keys(-3, 5).is_empty());
-    }
 }

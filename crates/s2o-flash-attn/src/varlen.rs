@@ -6,161 +6,106 @@ use candle_s2o::{AttnError, S2oError, ShapeError};
 
 use crate::engine::{self, Call};
 use crate::error::FlashAttnError;
-use crate::mask::Window;
-
-/// The arguments of a call. Attention is full and plain unless a field after `pages` changes it.
-#[derive(Debug)]
-struct VarLen<'a> {
-    softmax_scale: f32,
-    seqlens_q: &'a Tensor,
-    seqlens_k: &'a Tensor,
-    max_seqlen_q: usize,
-    max_seqlen_k: usize,
-    pages: Option<Pages<'a>>,
-    alibi_slopes: Option<&'a Tensor>,
-    /// Window sizes to the left and to the right.
-    window: [Option<usize>; 2],
-    softcap: Option<f32>,
-}
+use crate::fixed::FlashAttn;
 
 /// Keys and values as (num_pages, page_len, num_kv_heads, head_dim).
-#[derive(Debug)]
 struct Pages<'a> {
     table: &'a Tensor,
     prefix_ranges: Option<&'a Tensor>,
     page_len: usize,
 }
 
-impl<'a> VarLen<'a> {
-    fn new(
-        [seqlens_q, seqlens_k]: [&'a Tensor; 2],
-        [max_seqlen_q, max_seqlen_k]: [usize; 2],
-        softmax_scale: f32,
-    ) -> Self {
-        Self {
-            softmax_scale,
-            seqlens_q,
-            seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            pages: None,
-            alibi_slopes: None,
-            window: [None, None],
-            softcap: None,
-        }
+/// Computes each sequence separately and joins the outputs.
+fn by_sequence(
+    [q, k, v]: [&Tensor; 3],
+    [seqlens_q, seqlens_k]: [&Tensor; 2],
+    [max_seqlen_q, max_seqlen_k]: [usize; 2],
+    pages: Option<Pages<'_>>,
+    op: FlashAttn,
+) -> Result<Tensor> {
+    check(q, k, v, pages.as_ref())?;
+    let ends_q = cumulative("seqlens_q", seqlens_q, max_seqlen_q)?;
+    let ends_k = cumulative("seqlens_k", seqlens_k, max_seqlen_k)?;
+    if ends_q.len() != ends_k.len() {
+        let expected = format!("[{}] as seqlens_q", ends_q.len());
+        return Err(FlashAttnError::dims("seqlens_k", expected, seqlens_k).into());
+    }
+    let (batch, total_q) = (ends_q.len() - 1, q.dims()[0]);
+    within("seqlens_q", ends_q[batch] as i64, total_q)?;
+    let paged = pages.map(|pages| pages.read(batch)).transpose()?;
+    if paged.is_none() {
+        within("seqlens_k", ends_k[batch] as i64, k.dims()[0])?;
     }
 
-    fn run(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        Ok(self.by_sequence(q, k, v)?)
-    }
-
-    /// Computes each sequence separately and joins the outputs.
-    fn by_sequence(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<Tensor, FlashAttnError> {
-        let total_q = self.check(q, k, v)?;
-        let ends_q = cumulative("seqlens_q", self.seqlens_q, self.max_seqlen_q)?;
-        let ends_k = cumulative("seqlens_k", self.seqlens_k, self.max_seqlen_k)?;
-        if ends_q.len() != ends_k.len() {
-            let expected = format!("[{}] as seqlens_q", ends_q.len());
-            return Err(FlashAttnError::Dims { name: "seqlens_k", expected, got: vec![ends_k.len()] });
-        }
-        let last = |ends: &[usize]| ends[ends.len() - 1];
-        within("seqlens_q", last(&ends_q) as i64, total_q)?;
-        let batch = ends_q.len() - 1;
-        let paged = self.pages.as_ref().map(|pages| pages.read(batch)).transpose()?;
-        if paged.is_none() {
-            within("seqlens_k", last(&ends_k) as i64, k.dims()[0])?;
-        }
-
-        let mut call = Call {
-            softmax_scale: self.softmax_scale,
-            window: Window::new(self.window[0], self.window[1], self.max_seqlen_k),
-            alibi_slopes: self.alibi_slopes,
-            softcap: self.softcap,
-            ranges: Vec::new(),
-            may_skip: false,
+    let mut call = Call { op: &op, window: op.window(max_seqlen_k), ranges: Vec::new(), may_skip: false };
+    // Rows that belong to no sequence are zeros.
+    let rows = |from: usize, to: usize| q.narrow(0, from, to - from);
+    let mut parts = vec![rows(0, ends_q[0])?.zeros_like()?];
+    for i in 0..batch {
+        let (from, len) = (ends_k[i], ends_k[i + 1] - ends_k[i]);
+        let [keys, values] = match &paged {
+            Some((tables, ranges)) => {
+                call.ranges.clone_from(&ranges[i]);
+                [gathered(k, &tables[i], len)?, gathered(v, &tables[i], len)?]
+            }
+            None => [k.narrow(0, from, len)?, v.narrow(0, from, len)?],
         };
-        // Rows that belong to no sequence are zeros.
-        let rows = |from: usize, to: usize| q.narrow(0, from, to - from);
-        let mut parts = vec![rows(0, ends_q[0])?.zeros_like()?];
-        for i in 0..batch {
-            let lengths = [(k, ends_k[i], ends_k[i + 1]), (v, ends_k[i], ends_k[i + 1])];
-            let [keys, values] = match &paged {
-                Some(paged) => {
-                    call.ranges.clone_from(&paged.ranges[i]);
-                    lengths.map(|(pages, from, to)| gathered(pages, &paged.tables[i], to - from))
-                }
-                None => lengths.map(|(all, from, to)| Ok(all.narrow(0, from, to - from)?)),
-            };
-            let queries = rows(ends_q[i], ends_q[i + 1])?.unsqueeze(0)?;
-            let out = engine::dispatch(&queries, &keys?.unsqueeze(0)?, &values?.unsqueeze(0)?, &call)?;
-            parts.push(out.squeeze(0)?);
-        }
-        parts.push(rows(last(&ends_q), total_q)?.zeros_like()?);
-        parts.retain(|part| part.elem_count() > 0);
-        if parts.is_empty() { Ok(q.zeros_like()?) } else { Ok(Tensor::cat(&parts, 0)?) }
+        let queries = rows(ends_q[i], ends_q[i + 1])?.unsqueeze(0)?;
+        let out = engine::dispatch(&queries, &keys.unsqueeze(0)?, &values.unsqueeze(0)?, &call)?;
+        parts.push(out.squeeze(0)?);
     }
+    parts.push(rows(ends_q[batch], total_q)?.zeros_like()?);
+    parts.retain(|part| part.elem_count() > 0);
+    if parts.is_empty() { q.zeros_like() } else { Tensor::cat(&parts, 0) }
+}
 
-    /// Checks the ranks and sizes needed for cutting; each call checks the rest. Returns the number of queries.
-    fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> std::result::Result<usize, FlashAttnError> {
-        let rank = |name, tensor: &Tensor, expected: &str, rank| match tensor.rank() == rank {
-            true => Ok(()),
-            false => Err(FlashAttnError::Dims { name, expected: expected.to_owned(), got: tensor.dims().to_vec() }),
-        };
-        rank("q", q, "(total_q, num_heads, head_dim)", 3)?;
-        for (name, tensor) in [("k", k), ("v", v)] {
-            match &self.pages {
-                None => rank(name, tensor, "(total_k, num_kv_heads, head_dim)", 3)?,
-                Some(pages) => {
-                    rank(name, tensor, "(num_pages, page_block_size, num_kv_heads, head_dim)", 4)?;
-                    if tensor.dims()[1] != pages.page_len {
-                        let expected = format!("page_block_size = {} as dimension 1", pages.page_len);
-                        return Err(FlashAttnError::Dims { name, expected, got: tensor.dims().to_vec() });
-                    }
+/// Checks the ranks and sizes needed for cutting; each call checks the rest.
+fn check(q: &Tensor, k: &Tensor, v: &Tensor, pages: Option<&Pages<'_>>) -> std::result::Result<(), FlashAttnError> {
+    let rank = |name, tensor: &Tensor, expected: &str, rank| match tensor.rank() == rank {
+        true => Ok(()),
+        false => Err(FlashAttnError::dims(name, expected, tensor)),
+    };
+    rank("q", q, "(total_q, num_heads, head_dim)", 3)?;
+    for (name, tensor) in [("k", k), ("v", v)] {
+        match pages {
+            None => rank(name, tensor, "(total_k, num_kv_heads, head_dim)", 3)?,
+            Some(pages) => {
+                rank(name, tensor, "(num_pages, page_block_size, num_kv_heads, head_dim)", 4)?;
+                if tensor.dims()[1] != pages.page_len {
+                    let expected = format!("page_block_size = {} as dimension 1", pages.page_len);
+                    return Err(FlashAttnError::dims(name, expected, tensor));
                 }
             }
         }
-        if k.dims() != v.dims() {
-            let expected = format!("{:?} as k", k.dims());
-            return Err(FlashAttnError::Dims { name: "v", expected, got: v.dims().to_vec() });
-        }
-        for (name, size) in [("num_heads", q.dims()[1]), ("head_dim", q.dims()[2])] {
-            if size == 0 {
-                return Err(AttnError::from(S2oError::from(ShapeError::Empty { name })).into());
-            }
-        }
-        Ok(q.dims()[0])
     }
+    if k.dims() != v.dims() {
+        return Err(FlashAttnError::dims("v", format!("{:?} as k", k.dims()), v));
+    }
+    let page_len = pages.map_or(1, |pages| pages.page_len);
+    for (name, size) in [("num_heads", q.dims()[1]), ("head_dim", q.dims()[2]), ("page_block_size", page_len)] {
+        if size == 0 {
+            return Err(AttnError::from(S2oError::from(ShapeError::Empty { name })).into());
+        }
+    }
+    Ok(())
 }
 
-/// The contents of [`Pages`] on the host, for each sequence.
-struct ReadPages {
-    tables: Vec<Vec<i64>>,
-    ranges: Vec<Vec<(i64, i64)>>,
-}
+/// The pages of each sequence, and its ranges.
+type Places = (Vec<Vec<i64>>, Vec<Vec<(i64, i64)>>);
 
 impl Pages<'_> {
-    fn read(&self, batch: usize) -> std::result::Result<ReadPages, FlashAttnError> {
-        if self.page_len == 0 {
-            return Err(AttnError::from(S2oError::from(ShapeError::Empty { name: "page_block_size" })).into());
-        }
-        let refuse =
-            |name, tensor: &Tensor, expected| FlashAttnError::Dims { name, expected, got: tensor.dims().to_vec() };
+    /// Copies the table and the ranges to the host.
+    fn read(&self, batch: usize) -> std::result::Result<Places, FlashAttnError> {
         let tables = match self.table.dims() {
             [rows, _] if *rows == batch => integers("block_table", self.table)?.to_vec2()?,
-            _ => return Err(refuse("block_table", self.table, format!("({batch}, max_blocks)"))),
+            _ => return Err(FlashAttnError::dims("block_table", format!("({batch}, max_blocks)"), self.table)),
         };
-        let ranges = match self.prefix_ranges {
-            None => vec![Vec::new(); batch],
-            Some(ranges) => match ranges.dims() {
-                [rows, _, 2] if *rows == batch => {
-                    let all: Vec<Vec<Vec<i64>>> = integers("mm_prefix_ranges", ranges)?.to_vec3()?;
-                    let pairs = |row: Vec<Vec<i64>>| row.into_iter().map(|pair| (pair[0], pair[1])).collect();
-                    all.into_iter().map(pairs).collect()
-                }
-                _ => return Err(refuse("mm_prefix_ranges", ranges, format!("({batch}, max_ranges, 2)"))),
-            },
-        };
-        Ok(ReadPages { tables, ranges })
+        let Some(ranges) = self.prefix_ranges else { return Ok((tables, vec![Vec::new(); batch])) };
+        if !matches!(ranges.dims(), [rows, _, 2] if *rows == batch) {
+            return Err(FlashAttnError::dims("mm_prefix_ranges", format!("({batch}, max_ranges, 2)"), ranges));
+        }
+        let pairs = |row: Vec<Vec<i64>>| row.into_iter().map(|pair| (pair[0], pair[1])).collect();
+        Ok((tables, integers("mm_prefix_ranges", ranges)?.to_vec3()?.into_iter().map(pairs).collect()))
     }
 }
 
@@ -185,8 +130,7 @@ fn gathered(pages: &Tensor, table: &[i64], len: usize) -> std::result::Result<Te
 /// Checked cumulative lengths on the host: they do not descend, and no sequence is longer than `max_len`.
 fn cumulative(name: &'static str, lengths: &Tensor, max_len: usize) -> std::result::Result<Vec<usize>, FlashAttnError> {
     if lengths.rank() != 1 || lengths.elem_count() < 2 {
-        let expected = "[batch + 1] with at least 2 elements".to_owned();
-        return Err(FlashAttnError::Dims { name, expected, got: lengths.dims().to_vec() });
+        return Err(FlashAttnError::dims(name, "[batch + 1] with at least 2 elements", lengths));
     }
     let lengths: Vec<i64> = integers(name, lengths)?.to_vec1()?;
     let mut previous = 0;
@@ -220,9 +164,6 @@ fn integers(name: &'static str, tensor: &Tensor) -> std::result::Result<Tensor, 
 /// Exact attention within each sequence, causal if `causal`: `q` (total_q, num_heads, head_dim), `k` and `v` (total_k,
 /// num_kv_heads, head_dim), cumulative lengths `seqlens_q` and `seqlens_k` (batch + 1). Returns the shape and dtype of
 /// `q`, with zeros in rows outside every sequence.
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_varlen(
     q: &Tensor,
     k: &Tensor,
@@ -234,17 +175,11 @@ pub fn flash_attn_varlen(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    VarLen {
-        window: [None, causal.then_some(0)],
-        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
-    }
-    .run(q, k, v)
+    let op = FlashAttn::new(softmax_scale, None, causal.then_some(0), None, None);
+    by_sequence([q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], None, op)
 }
 
 /// [`flash_attn_varlen`] with the windows of [`flash_attn_windowed`](crate::flash_attn_windowed).
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_varlen_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -257,19 +192,13 @@ pub fn flash_attn_varlen_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    VarLen {
-        window: [window_size_left, window_size_right],
-        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
-    }
-    .run(q, k, v)
+    let op = FlashAttn::new(softmax_scale, window_size_left, window_size_right, None, None);
+    by_sequence([q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], None, op)
 }
 
 /// [`flash_attn_varlen_windowed`] with keys and values in pages of `page_block_size` tokens. `block_table` (batch,
 /// max_blocks) lists the pages of each sequence. Positions in the same range of `mm_prefix_ranges` (batch, max_ranges,
 /// 2) see each other regardless of the window.
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_varlen_paged_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -286,19 +215,12 @@ pub fn flash_attn_varlen_paged_windowed(
     page_block_size: usize,
     softcap: Option<f32>,
 ) -> Result<Tensor> {
-    VarLen {
-        pages: Some(Pages { table: block_table, prefix_ranges: mm_prefix_ranges, page_len: page_block_size }),
-        window: [window_size_left, window_size_right],
-        softcap,
-        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
-    }
-    .run(q, k, v)
+    let op = FlashAttn::new(softmax_scale, window_size_left, window_size_right, None, softcap);
+    let pages = Pages { table: block_table, prefix_ranges: mm_prefix_ranges, page_len: page_block_size };
+    by_sequence([q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], Some(pages), op)
 }
 
 /// [`flash_attn_varlen`] with the slopes of [`flash_attn_alibi`](crate::flash_attn_alibi).
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_varlen_alibi(
     q: &Tensor,
     k: &Tensor,
@@ -311,18 +233,11 @@ pub fn flash_attn_varlen_alibi(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    VarLen {
-        alibi_slopes: Some(alibi_slopes),
-        window: [None, causal.then_some(0)],
-        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
-    }
-    .run(q, k, v)
+    let op = FlashAttn::new(softmax_scale, None, causal.then_some(0), Some(alibi_slopes), None);
+    by_sequence([q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], None, op)
 }
 
 /// [`flash_attn_varlen_windowed`] with the slopes of [`flash_attn_alibi`](crate::flash_attn_alibi).
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_varlen_alibi_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -336,19 +251,12 @@ pub fn flash_attn_varlen_alibi_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    VarLen {
-        alibi_slopes: Some(alibi_slopes),
-        window: [window_size_left, window_size_right],
-        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
-    }
-    .run(q, k, v)
+    let op = FlashAttn::new(softmax_scale, window_size_left, window_size_right, Some(alibi_slopes), None);
+    by_sequence([q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], None, op)
 }
 
 /// [`flash_attn_varlen_alibi_windowed`] with the softcap of
 /// [`flash_attn_alibi_windowed_softcap`](crate::flash_attn_alibi_windowed_softcap).
-///
-/// # Errors
-/// If the tensors do not fit, or the GPU kernels do not support the call, see [`FlashAttnError`].
 pub fn flash_attn_varlen_alibi_windowed_softcap(
     q: &Tensor,
     k: &Tensor,
@@ -363,11 +271,6 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
     window_size_right: Option<usize>,
     softcap: f32,
 ) -> Result<Tensor> {
-    VarLen {
-        alibi_slopes,
-        window: [window_size_left, window_size_right],
-        softcap: Some(softcap),
-        ..VarLen::new([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], softmax_scale)
-    }
-    .run(q, k, v)
+    let op = FlashAttn::new(softmax_scale, window_size_left, window_size_right, alibi_slopes, Some(softcap));
+    by_sequence([q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k], None, op)
 }

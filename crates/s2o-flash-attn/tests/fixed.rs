@@ -63,11 +63,15 @@ fn plain_and_causal_in_every_dtype() -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for shape in SHAPES {
             let [q, k, v] = inputs(shape, dtype)?;
+            let (tensor, slopes) = slopes(shape[3]);
             for causal in [false, true] {
-                let expected = attend(&q, &k, &v, &Asked { right: causal.then_some(0), ..asked() })?;
+                let what = format!("{shape:?} {dtype:?} causal {causal}");
+                let plain = Asked { right: causal.then_some(0), ..asked() };
                 let out = flash_attn(&q, &k, &v, SCALE, causal)?;
                 assert_eq!((out.dims(), out.dtype()), (q.dims(), dtype));
-                assert_close(&out, &expected, &format!("{shape:?} {dtype:?} causal {causal}"));
+                assert_close(&out, &attend(&q, &k, &v, &plain)?, &what);
+                let out = flash_attn_alibi(&q, &k, &v, &tensor, SCALE, causal)?;
+                assert_close(&out, &attend(&q, &k, &v, &Asked { slopes: Some(slopes.clone()), ..plain })?, &what);
             }
         }
     }
@@ -75,53 +79,23 @@ fn plain_and_causal_in_every_dtype() -> Result<()> {
 }
 
 #[test]
-fn windows() -> Result<()> {
+fn windows_slopes_and_caps() -> Result<()> {
     for shape in SHAPES {
         let [q, k, v] = inputs(shape, DType::F32)?;
-        for window in WINDOWS {
-            let expected = attend(&q, &k, &v, &windowed(window, shape[2]))?;
-            let out = flash_attn_windowed(&q, &k, &v, SCALE, window.0, window.1)?;
-            assert_close(&out, &expected, &format!("{shape:?} {window:?}"));
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn alibi() -> Result<()> {
-    for shape in SHAPES {
-        let [q, k, v] = inputs(shape, DType::F32)?;
-        let (tensor, exact) = slopes(shape[3]);
-        for causal in [false, true] {
-            let plain = Asked { right: causal.then_some(0), slopes: Some(exact.clone()), ..asked() };
-            let out = flash_attn_alibi(&q, &k, &v, &tensor, SCALE, causal)?;
-            assert_close(&out, &attend(&q, &k, &v, &plain)?, &format!("{shape:?} causal {causal}"));
-        }
-        for window in WINDOWS {
-            let asked = Asked { slopes: Some(exact.clone()), ..windowed(window, shape[2]) };
-            let out = flash_attn_alibi_windowed(&q, &k, &v, &tensor, SCALE, window.0, window.1)?;
-            assert_close(&out, &attend(&q, &k, &v, &asked)?, &format!("{shape:?} {window:?}"));
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn softcap() -> Result<()> {
-    for shape in SHAPES {
-        let [q, k, v] = inputs(shape, DType::F32)?;
-        let (tensor, exact) = slopes(shape[3]);
-        for window in WINDOWS {
-            for alibi in [false, true] {
+        let (tensor, slopes) = slopes(shape[3]);
+        for (left, right) in WINDOWS {
+            let what = format!("{shape:?} {left:?} {right:?}");
+            let plain = windowed((left, right), shape[2]);
+            let with_slopes = Asked { slopes: Some(slopes.clone()), ..plain.clone() };
+            let out = flash_attn_windowed(&q, &k, &v, SCALE, left, right)?;
+            assert_close(&out, &attend(&q, &k, &v, &plain)?, &what);
+            let out = flash_attn_alibi_windowed(&q, &k, &v, &tensor, SCALE, left, right)?;
+            assert_close(&out, &attend(&q, &k, &v, &with_slopes)?, &what);
+            for (given, asked) in [(None, plain), (Some(&tensor), with_slopes)] {
                 for cap in [0.7f32, 30.0, 0.0] {
-                    let asked = Asked {
-                        slopes: alibi.then(|| exact.clone()),
-                        softcap: (cap > 0.0).then_some(cap.into()),
-                        ..windowed(window, shape[2])
-                    };
-                    let slopes = alibi.then_some(&tensor);
-                    let out = flash_attn_alibi_windowed_softcap(&q, &k, &v, slopes, SCALE, window.0, window.1, cap)?;
-                    assert_close(&out, &attend(&q, &k, &v, &asked)?, &format!("{shape:?} {window:?} {alibi} {cap}"));
+                    let asked = Asked { softcap: (cap > 0.0).then_some(cap.into()), ..asked.clone() };
+                    let out = flash_attn_alibi_windowed_softcap(&q, &k, &v, given, SCALE, left, right, cap)?;
+                    assert_close(&out, &attend(&q, &k, &v, &asked)?, &format!("{what} {given:?} {cap}"));
                 }
             }
         }
@@ -130,33 +104,25 @@ fn softcap() -> Result<()> {
 }
 
 #[test]
-fn strided_inputs_are_read_as_they_lie() -> Result<()> {
+fn strided_inputs_and_the_op_are_the_function() -> Result<()> {
     let [q, k, v] = inputs([2, 7, 20, 4, 2, 8], DType::F32)?;
     let strided = |t: &Tensor| t.transpose(1, 2)?.contiguous()?.transpose(1, 2);
-    for window in WINDOWS {
-        let expected = flash_attn_windowed(&q, &k, &v, SCALE, window.0, window.1)?;
-        let out = flash_attn_windowed(&strided(&q)?, &strided(&k)?, &strided(&v)?, SCALE, window.0, window.1)?;
-        assert_close(&out, &expected.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?, &format!("{window:?}"));
-    }
-    Ok(())
-}
-
-#[test]
-fn the_op_is_the_function() -> Result<()> {
-    let [q, k, v] = inputs([2, 7, 20, 4, 2, 8], DType::F32)?;
-    let q = q.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
-    for window in WINDOWS {
-        let expected = flash_attn_windowed(&q, &k, &v, SCALE, window.0, window.1)?;
+    let (strided_q, strided_k, strided_v) = (strided(&q)?, strided(&k)?, strided(&v)?);
+    for (left, right) in WINDOWS {
+        let expected = flash_attn_windowed(&q, &k, &v, SCALE, left, right)?;
+        let expected = expected.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+        let out = flash_attn_windowed(&strided_q, &strided_k, &strided_v, SCALE, left, right)?;
+        assert_close(&out, &expected, &format!("{left:?} {right:?}"));
         let op = FlashAttn {
             softmax_scale: SCALE,
             alibi_slopes: None,
-            window_size_left: window.0,
-            window_size_right: window.1,
+            window_size_left: left,
+            window_size_right: right,
             softcap: None,
         };
-        let out = q.apply_op3(&k, &v, op)?;
+        let out = strided_q.apply_op3(&k, &v, op)?;
         assert_eq!(out.dims(), q.dims());
-        assert_close(&out, &expected.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?, &format!("{window:?}"));
+        assert_close(&out, &expected, &format!("the op, {left:?} {right:?}"));
     }
     Ok(())
 }

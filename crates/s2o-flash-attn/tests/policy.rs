@@ -140,7 +140,9 @@ fn child() -> Result<()> {
     Ok(())
 }
 
-fn in_child(variables: &[(&str, &str)]) -> Vec<String> {
+/// Runs `child` with these variables: both of its calls print a line with `words`.
+#[track_caller]
+fn in_child(variables: &[(&str, &str)], words: &str) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child", "--ignored", "--nocapture"]);
     // Candle's errors print the backtrace after the message.
@@ -151,39 +153,26 @@ fn in_child(variables: &[(&str, &str)]) -> Vec<String> {
     let output = command.envs(variables.iter().copied()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}");
-    text.lines().filter(|line| line.contains('<')).map(str::to_owned).collect()
+    let lines: Vec<_> = text.lines().filter(|line| line.contains('<')).collect();
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains(words)), "expected {words}, got {lines:?}");
 }
 
 #[test]
 fn the_environment_is_the_first_policy() {
-    let variables = [("S2O_TAU", "0.5"), ("S2O_SEGMENT", "128"), ("S2O_DENSE_BELOW", "1000")];
-    let lines = in_child(&variables);
-    assert_eq!(lines.len(), 2, "{lines:?}");
     let expected = format!("<{:?} 1>", Ok::<_, s2o::PolicyError>(Policy::S2o(eager())));
-    assert!(lines.iter().all(|line| line.contains(&expected)), "{lines:?}");
+    in_child(&[("S2O_TAU", "0.5"), ("S2O_SEGMENT", "128"), ("S2O_DENSE_BELOW", "1000")], &expected);
+    in_child(&[("S2O_OFF", "1")], "<Ok(Dense) 0>");
 
-    let lines = in_child(&[("S2O_OFF", "1")]);
-    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("<Ok(Dense) 0>")), "{lines:?}");
-}
-
-#[test]
-fn the_environment_names_a_file_of_thresholds_by_layer() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("layers.json");
     two_layers().save(&path).unwrap();
-    let file = path.to_str().unwrap();
-    let lines = in_child(&[("S2O_LAYERS", file), ("S2O_DENSE_BELOW", "1000")]);
-    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("<Ok(Layers {")), "{lines:?}");
-
-    std::fs::write(&path, "{}").unwrap();
-    let lines = in_child(&[("S2O_LAYERS", file)]);
-    let words = format!("<environment variable S2O_LAYERS: {file}: expected settings by layer (version 1)");
-    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains(&words)), "{lines:?}");
+    in_child(&[("S2O_LAYERS", path.to_str().unwrap()), ("S2O_DENSE_BELOW", "1000")], "<Ok(Layers {");
 }
 
 #[test]
 fn a_bad_environment_is_an_error_of_every_causal_call_until_a_policy_is_set() {
-    let lines = in_child(&[("S2O_TAU", "2")]);
     let words = "<environment variable S2O_TAU: tau: expected a number in [0, 1), got 2>";
-    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains(words)), "{lines:?}");
+    in_child(&[("S2O_TAU", "2")], words);
+    let words = "<environment variable S2O_LAYERS: no-such-file: ";
+    in_child(&[("S2O_LAYERS", "no-such-file")], words);
 }

@@ -170,21 +170,9 @@ fn pages_and_prefix_ranges() -> Result<()> {
         for (given, held) in [(None, Vec::new()), (Some(&ranges), vec![(1, 4), (30, 36)])] {
             for softcap in [None, Some(0.5f32)] {
                 let asked = Asked { ranges: held.clone(), softcap: softcap.map(f64::from), ..asked((left, right)) };
+                let Case { q, seqlens_q: ends_q, seqlens_k: ends_k, .. } = &case;
                 let out = flash_attn_varlen_paged_windowed(
-                    &case.q,
-                    &k,
-                    &v,
-                    &case.seqlens_q,
-                    &case.seqlens_k,
-                    &table,
-                    given,
-                    MAX_Q,
-                    MAX_K,
-                    SCALE,
-                    left,
-                    right,
-                    8,
-                    softcap,
+                    q, &k, &v, ends_q, ends_k, &table, given, MAX_Q, MAX_K, SCALE, left, right, 8, softcap,
                 )?;
                 assert_close(&out, &case.expected(&asked)?, &format!("{left:?} {right:?} {held:?} {softcap:?}"));
             }
@@ -200,26 +188,20 @@ fn bad_inputs_say_what_was_expected_and_got() -> Result<()> {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(words), "expected {words:?}, got {error:?}");
     };
-    let cpu = &Device::Cpu;
+    let ends = |ends: &[u32]| Tensor::new(ends, &Device::Cpu).unwrap();
     let with = |seqlens_q: &Tensor, seqlens_k: &Tensor, max_q: usize| {
         flash_attn_varlen(&case.q, &case.k, &case.v, seqlens_q, seqlens_k, max_q, MAX_K, SCALE, true)
     };
     let ends_k = &case.seqlens_k;
-    says(
-        with(&Tensor::new(&[0u32, 5, 4], cpu)?, ends_k, MAX_Q),
-        "seqlens_q[2]: expected at least 5, the element before it, got 4",
-    );
-    says(
-        with(&Tensor::new(&[0u32, 31], cpu)?, &Tensor::new(&[0u32, 9], cpu)?, 99),
-        "seqlens_q: expected 0 to 30, got 31",
-    );
-    says(with(&Tensor::new(&[0u32, 9], cpu)?, ends_k, MAX_Q), "seqlens_k: expected [2] as seqlens_q, got [7]");
+    says(with(&ends(&[0, 5, 4]), ends_k, MAX_Q), "seqlens_q[2]: expected at least 5, the element before it, got 4");
+    says(with(&ends(&[0, 31]), &ends(&[0, 9]), 99), "seqlens_q: expected 0 to 30, got 31");
+    says(with(&ends(&[0, 9]), ends_k, MAX_Q), "seqlens_k: expected [2] as seqlens_q, got [7]");
     says(with(&case.seqlens_q, ends_k, 11), "a length in seqlens_q: expected 0 to 11, got 12");
-    says(with(&Tensor::new(&[0f32, 9.0], cpu)?, ends_k, MAX_Q), "seqlens_q: expected dtype U32, I32 or I64, got F32");
     says(
-        with(&Tensor::new(&[0u32], cpu)?, ends_k, MAX_Q),
-        "seqlens_q: expected [batch + 1] with at least 2 elements, got [1]",
+        with(&ends(&[0, 9]).to_dtype(DType::F32)?, ends_k, MAX_Q),
+        "seqlens_q: expected dtype U32, I32 or I64, got F32",
     );
+    says(with(&ends(&[0]), ends_k, MAX_Q), "seqlens_q: expected [batch + 1] with at least 2 elements, got [1]");
     let four = case.q.unsqueeze(0)?;
     says(
         flash_attn_varlen(&four, &case.k, &case.v, &case.seqlens_q, ends_k, MAX_Q, MAX_K, SCALE, true),
@@ -228,11 +210,12 @@ fn bad_inputs_say_what_was_expected_and_got() -> Result<()> {
 
     let (k, table) = paged(&case.k, 8)?;
     let with = |table: &Tensor, page_len: usize| {
+        let Case { q, seqlens_q: ends_q, .. } = &case;
         flash_attn_varlen_paged_windowed(
-            &case.q,
+            q,
             &k,
             &k,
-            &case.seqlens_q,
+            ends_q,
             ends_k,
             table,
             None,

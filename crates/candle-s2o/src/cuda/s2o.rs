@@ -5,7 +5,7 @@ use std::ptr;
 
 use s2o_core::{
     AttnStats, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
-    TriggeringTile,
+    TriggeringTile, Visit,
 };
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::params::{RowState, S2oParams};
@@ -15,8 +15,8 @@ use super::call::{Call, CudaOp};
 use super::dense;
 use super::ranking::{Orders, Ranker};
 use super::segment_group::{SegmentGroup, groups};
-use crate::break_even::GPU_BREAK_EVEN;
 use crate::error::AttnError;
+use crate::methods::GPU_BREAK_EVEN;
 use crate::ops::{RankOp, S2oOp};
 
 impl CudaOp for S2oOp {
@@ -30,7 +30,7 @@ impl CudaOp for S2oOp {
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             dense::launch(call, Mask::Causal, 0, None)?;
-            return Ok(wants_stats.then(|| plan.stats_of_visits(shape, config, |_, _, _| 0)));
+            return Ok(wants_stats.then(|| plan.stats(shape, config, |_, _, _| Visit::counted(0, 0))));
         }
         let ranking = self.ranking.as_deref();
         if let Some(ranking) = ranking {
@@ -75,8 +75,8 @@ struct Launch<'a> {
     counters: Region<i32>,
     kv_perm: Region<i32>,
     orders: OrderSource<'a>,
-    /// With query permutation.
-    permuted: Option<Permuted>,
+    /// With query permutation: the orders and the states of the rows.
+    permuted: Option<(Region<i32>, Region<RowState>)>,
     tiles_visited: Option<Region<i32>>,
 }
 
@@ -86,12 +86,6 @@ enum OrderSource<'a> {
     Ranked(Ranker),
     /// The caller.
     Given(&'a Ranking),
-}
-
-#[derive(Clone, Copy)]
-struct Permuted {
-    q_perm: Region<i32>,
-    state: Region<RowState>,
 }
 
 impl<'a> Launch<'a> {
@@ -109,10 +103,8 @@ impl<'a> Launch<'a> {
         // One counter for each group, and one for the windows.
         let counters = regions.add(groups.len() + 1);
         let kv_perm = regions.add(heads * groups.iter().map(|group| group.keys).max().unwrap_or(0));
-        let permuted = config.q_perm().then(|| Permuted {
-            q_perm: regions.add(heads * shape.q_len()),
-            state: regions.add(heads * shape.q_len()),
-        });
+        let rows = heads * shape.q_len();
+        let permuted = config.q_perm().then(|| (regions.add(rows), regions.add(rows)));
         let slots = heads * plan.segments.len() * (plan.segment_len / TILE_Q);
         let tiles_visited = wants_stats.then(|| regions.add(slots));
         let orders = match given {
@@ -128,12 +120,12 @@ impl<'a> Launch<'a> {
     }
 
     fn attend(&self) -> Result<(), CudaError> {
-        if let (Some(permuted), Some(last)) = (&self.permuted, self.groups.first()) {
+        if let (Some((q_perm, _)), Some(last)) = (self.permuted, self.groups.first()) {
             let first = self.groups.last().map_or(last.first, |group| group.first);
             let all = SegmentGroup { first, end: last.end, keys: 0 };
             self.launch(Kernel::Pass1, &all, self.groups.len())?;
             if let OrderSource::Given(ranking) = self.orders {
-                self.upload_q_perm(permuted.q_perm, ranking)?;
+                self.upload_q_perm(q_perm, ranking)?;
             }
         }
         for (number, group) in self.groups.iter().enumerate() {
@@ -151,7 +143,7 @@ impl<'a> Launch<'a> {
             OrderSource::Ranked(ranker) => {
                 let orders = Orders {
                     kv_perm: scratch.at(self.kv_perm),
-                    q_perm: self.permuted.map(|permuted| scratch.at(permuted.q_perm)),
+                    q_perm: self.permuted.map(|(q_perm, _)| scratch.at(q_perm)),
                 };
                 ranker.rank(call, scratch, config, plan, group, orders)
             }
@@ -174,7 +166,7 @@ impl<'a> Launch<'a> {
             self.order(group)?;
             let tokens = scratch.download(self.kv_perm)?;
             let rows = match self.permuted {
-                Some(permuted) => scratch.download(permuted.q_perm)?,
+                Some((q_perm, _)) => scratch.download(q_perm)?,
                 None => Vec::new(),
             };
             for (head, orders) in ranking.iter_mut().enumerate() {
@@ -213,8 +205,8 @@ impl<'a> Launch<'a> {
             attn: call.params(Mask::Causal, scratch.at(self.counters).wrapping_add(counter))?,
             kv_perm: scratch.at(self.kv_perm),
             kv_perm_head_stride: group.keys as i64,
-            q_perm: self.permuted.map_or(ptr::null(), |permuted| scratch.at(permuted.q_perm).cast_const()),
-            state: self.permuted.map_or(ptr::null_mut(), |permuted| scratch.at(permuted.state)),
+            q_perm: self.permuted.map_or(ptr::null(), |(q_perm, _)| scratch.at(q_perm).cast_const()),
+            state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state)),
             tiles_visited: self.tiles_visited.map_or(ptr::null_mut(), |region| scratch.at(region)),
             segment_len: to_i32("segment_len", plan.segment_len)?,
             first_segment: to_i32("segments", plan.segments[group.first].index)?,
@@ -261,10 +253,10 @@ impl<'a> Launch<'a> {
         let Self { call, config, plan, .. } = self;
         let tiles_per_segment = plan.segment_len / TILE_Q;
         let q_offset = call.shape.q_offset();
-        Ok(plan.stats_of_visits(&call.shape, config, |head, s, tile| {
+        Ok(plan.stats(&call.shape, config, |head, s, tile| {
             let segment = &plan.segments[s];
             if segment.start == 0 {
-                return 0;
+                return Visit::counted(0, 0);
             }
             // The single pass also counts window tiles. Tiles are counted from the segment's start.
             let (tile, window_tiles) = if config.q_perm() {
@@ -273,7 +265,8 @@ impl<'a> Launch<'a> {
                 let tile = (q_offset + segment.rows.start - segment.start) / TILE_Q + tile;
                 (tile, tile + 1)
             };
-            counts[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize - window_tiles
+            let count = counts[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize;
+            Visit::counted(count - window_tiles, segment.prefix_tiles(TILE_K))
         }))
     }
 }

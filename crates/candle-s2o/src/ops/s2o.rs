@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Shape, Tensor};
 use s2o_core::{AttnStats, Ranking, S2oConfig};
 
-use crate::attn_op::{AttnOp, apply, forward};
+use crate::attn_op::{AttnOp, apply, compute, forward};
 use crate::error::AttnError;
 
 /// S2O sparse causal attention for prefill. Layout and causal convention are those of `candle-flash-attn`.
@@ -41,9 +41,6 @@ pub fn s2o_attn(
 }
 
 /// [`s2o_attn`] with statistics of the computed and skipped work per head. On a GPU the host waits for them.
-///
-/// # Errors
-/// The same as [`s2o_attn`].
 pub fn s2o_attn_with_stats(
     q: &Tensor,
     k: &Tensor,
@@ -95,13 +92,21 @@ impl S2oOp {
     }
 
     /// [`S2oOp::apply`] with statistics of the computed and skipped work per head. On a GPU the host waits for them.
-    ///
-    /// # Errors
-    /// The same as [`S2oOp::apply`].
     pub fn apply_with_stats(mut self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
         self.wants_stats = true;
         let (out, stats) = apply(&self, self.softmax_scale, [q, k, v])?;
         Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass returned no statistics"))?))
+    }
+
+    /// Runs only Algorithm 1 on the device of the tensors: returns the orders of every head (`b * num_heads + h`) and
+    /// segment. On a GPU the host waits for the orders.
+    ///
+    /// # Errors
+    /// The same as [`S2oOp::apply`].
+    pub fn rank(self, q: &Tensor, k: &Tensor) -> Result<Ranking, AttnError> {
+        // The ranking does not read the values.
+        let softmax_scale = self.softmax_scale;
+        Ok(compute(&RankOp(self), softmax_scale, [q, k, k])?.1)
     }
 }
 
@@ -109,6 +114,16 @@ impl AttnOp for S2oOp {
     const NAME: &'static str = "s2o-attention";
     /// Always present on the CPU, on a GPU only on request.
     type Report = Option<AttnStats>;
+}
+
+/// The ranking of an [`S2oOp`].
+#[derive(Debug)]
+pub(crate) struct RankOp(pub(crate) S2oOp);
+
+impl AttnOp for RankOp {
+    const NAME: &'static str = "s2o-ranking";
+    const HAS_OUTPUT: bool = false;
+    type Report = Ranking;
 }
 
 /// For callers that let Candle apply the op: `q.apply_op3(&k, &v, op)` is the same as [`S2oOp::apply`], but returns a

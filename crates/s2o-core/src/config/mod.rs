@@ -11,51 +11,26 @@ use thiserror::Error;
 /// The reason an [`S2oConfig`] was refused.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum ConfigError {
     /// No option has this name.
     #[error("option: expected one of {}, got {got:?}", names())]
-    Name {
-        /// The refused name.
-        got: String,
-    },
+    Name { got: String },
     /// The text is not a valid value of the option.
     #[error("{name}: {reason}")]
-    Value {
-        /// The option.
-        name: &'static str,
-        /// The accepted values and the refused text.
-        reason: ValueError,
-    },
+    Value { name: &'static str, reason: ValueError },
     /// `tau` is a share of the softmax mass so far, so it must be in `[0, 1)`. 0 never stops.
     #[error("tau: expected a number in [0, 1), got {got}")]
-    Tau {
-        /// The refused value.
-        got: f32,
-    },
+    Tau { got: f32 },
     /// A tile must hold 1 to 1024 queries or keys.
     #[error("{name}: expected 1 to 1024, got {got}")]
-    Tile {
-        /// `tile_q` or `tile_k`.
-        name: &'static str,
-        /// The refused value.
-        got: usize,
-    },
+    Tile { name: &'static str, got: usize },
     /// The segment length must be a multiple of the tile size.
     #[error("segment_len: expected a positive multiple of {name} = {tile}, got {got}")]
-    SegmentNotMultipleOfTile {
-        /// `tile_q` or `tile_k`.
-        name: &'static str,
-        /// Size of that tile.
-        tile: usize,
-        /// The refused segment length.
-        got: usize,
-    },
+    SegmentNotMultipleOfTile { name: &'static str, tile: usize, got: usize },
     /// The weight of the variance term must be finite and not negative.
     #[error("second cumulant weight c: expected a finite number >= 0, got {got}")]
-    SecondCumulant {
-        /// The refused value.
-        got: f32,
-    },
+    SecondCumulant { got: f32 },
 }
 
 /// The checked S2O options. Build a configuration with [`S2oConfig::builder`], or start from [`S2oConfig::default`] or
@@ -100,7 +75,7 @@ impl Default for S2oConfig {
             dense_tail: 128,
             q_perm: false,
             dense_below: DenseBelow::Auto,
-            workspace_cap: Self::WORKSPACE_CAP,
+            workspace_cap: 256 << 20,
         }
     }
 }
@@ -108,8 +83,6 @@ impl Default for S2oConfig {
 impl S2oConfig {
     /// Measured prompt length in tokens from which S2O is faster than dense attention on the CPU (docs/results.md).
     pub const CPU_BREAK_EVEN: usize = 2048;
-    /// Default of [`S2oConfig::workspace_cap`]: 256 MiB.
-    pub const WORKSPACE_CAP: usize = 256 << 20;
 
     /// The paper's settings: mean-query score, mean ratio rule, tau 0.005, S 2048, query permutation, the triggering
     /// tile dropped, no front sink, no dense tail.

@@ -1,6 +1,9 @@
 //! The table of options: each row defines a getter, a builder method, and an option that can be set by name.
 
-use super::values::{DenseBelow, GainFrame, KeyScore, Mebibytes, SegmentLen, StopRule, Switch, TriggeringTile};
+use super::values::{
+    DenseBelow, GainFrame, KeyScore, SegmentLen, StopRule, TriggeringTile, mebibytes, read_mebibytes, read_switch,
+    switch,
+};
 use super::{ConfigError, S2oConfig, ValueError};
 
 /// An option of [`S2oConfig`] that can be set from text: a command line, a method spec or an environment variable.
@@ -79,20 +82,30 @@ impl S2oConfig {
     }
 }
 
-/// The type that parses and prints the values of an option: the option's own type unless its row names another.
-macro_rules! spelling {
-    ($type:ty) => {
-        $type
+/// Reads the value of an option from text, with its type's own parser unless its row names another.
+macro_rules! read {
+    ($text:ident) => {
+        $text.parse().ok()
     };
-    ($type:ty, $spelling:ty) => {
-        $spelling
+    ($text:ident, $read:ident) => {
+        $read($text)
+    };
+}
+
+/// The text that [`read!`] reads.
+macro_rules! written {
+    ($value:expr) => {
+        $value.to_string()
+    };
+    ($value:expr, $written:ident) => {
+        $written($value)
     };
 }
 
 macro_rules! options {
     ($(
         $(#[doc = $doc:literal])*
-        $name:literal ($expected:expr) $field:ident($argument:ty) -> $type:ty $(as $spelling:ty)?;
+        $name:literal ($expected:expr) $field:ident($argument:ty) -> $type:ty $(, $read:ident, $written:ident)?;
     )*) => {
         impl S2oConfig {
             /// All options, with the names that [`S2oConfigBuilder::set`] and [`S2oConfig::get`] accept.
@@ -101,10 +114,10 @@ macro_rules! options {
                 summary: concat!($($doc),*).trim_ascii_start(),
                 expected: $expected,
                 set: |config, text| {
-                    config.$field = text.parse::<spelling!($type $(, $spelling)?)>().ok()?.into();
+                    config.$field = read!(text $(, $read)?)?;
                     Some(())
                 },
-                get: |config| <spelling!($type $(, $spelling)?)>::from(config.$field).to_string(),
+                get: |config| written!(config.$field $(, $written)?),
             }),*];
 
             $($(#[doc = $doc])* pub fn $field(&self) -> $type { self.$field })*
@@ -131,7 +144,7 @@ options! {
     /// Number of tokens at the start of the prompt that come first in every key order, regardless of their scores.
     "front-sink" ("a number of tokens") front_sink(usize) -> usize;
     /// Whether the queries of a segment are permuted too (Algorithms 2 and 3 instead of Algorithm 4).
-    "q-perm" (Switch::EXPECTED) q_perm(bool) -> bool as Switch;
+    "q-perm" ("`on` or `off`") q_perm(bool) -> bool, read_switch, switch;
     /// Prompts with fewer tokens use the dense path. `auto` is the measured break-even of the device.
     "dense-below" (DenseBelow::EXPECTED) dense_below(impl Into<DenseBelow>) -> DenseBelow;
     /// Score that orders the keys. `mean` is the paper's score.
@@ -150,7 +163,7 @@ options! {
     /// Upper bound on the memory of key orders, in bytes (MiB in text). Segments are ranked in groups that fit. A bound
     /// too small for one segment is an error: on the CPU a segment of one head needs `20 * prefix_len` bytes, on a GPU
     /// a segment of all heads and sequences needs `6.125 * batch * num_heads * prefix_len`.
-    "workspace-mib" (Mebibytes::EXPECTED) workspace_cap(usize) -> usize as Mebibytes;
+    "workspace-mib" ("a number of MiB >= 0") workspace_cap(usize) -> usize, read_mebibytes, mebibytes;
 }
 
 #[cfg(test)]

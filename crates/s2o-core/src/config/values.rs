@@ -76,11 +76,10 @@ impl Preset {
 }
 
 /// Frame in which the gain of a key tile and the mass before it are compared when the running maximum changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GainFrame {
     /// `new-max`, the default: `gain = sum exp(s - m')`, `mass = l * exp(m - m')` with `m'` the maximum after the
     /// tile.
-    #[default]
     NewMax,
     /// `literal`, Algorithm 3 as printed: `gain = l' - l`, `mass = l`, although `l` and `l'` belong to different
     /// maxima.
@@ -90,10 +89,9 @@ pub enum GainFrame {
 spellings!(GainFrame: "new-max" => NewMax, "literal" => Literal);
 
 /// Rule that combines the per-row comparisons `gain < tau * mass` into one decision for a query tile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopRule {
     /// `all`, the default: stop when every row is below the threshold.
-    #[default]
     AllRows,
     /// `mean`: stop when the mean over rows of `gain / mass` is below `tau`.
     MeanRatio,
@@ -104,10 +102,9 @@ pub enum StopRule {
 spellings!(StopRule: "all" => AllRows, "mean" => MeanRatio, "sum" => SumRatio);
 
 /// Treatment of the key tile whose gain was below the threshold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TriggeringTile {
     /// `keep`, the default: its contribution counts, because it is already computed.
-    #[default]
     Keep,
     /// `discard`: its contribution is dropped (Algorithm 3 as printed).
     Discard,
@@ -192,10 +189,9 @@ macro_rules! auto_or_tokens {
 }
 
 /// Number of tokens in a segment (the paper's S). All queries of a segment share one key order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentLen {
     /// `auto`, by prompt length: 256 up to 4K tokens, 512 up to 16K, 1024 up to 48K, 2048 up to 192K, 4096 beyond.
-    #[default]
     Auto,
     /// The same length for every prompt.
     Fixed(usize),
@@ -219,10 +215,9 @@ impl SegmentLen {
 }
 
 /// Prompt length in tokens below which a call uses the dense path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DenseBelow {
     /// `auto`: the measured break-even of the backend, on the CPU [`S2oConfig::CPU_BREAK_EVEN`].
-    #[default]
     Auto,
     /// The same length on every backend.
     Tokens(usize),
@@ -246,61 +241,27 @@ impl From<usize> for DenseBelow {
     }
 }
 
-/// A Boolean option: `on` or `off`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Switch {
-    Off,
-    On,
-}
-
-spellings!(Switch: "on" => On, "off" => Off);
-
-impl From<bool> for Switch {
-    fn from(on: bool) -> Self {
-        if on { Self::On } else { Self::Off }
+/// Reads a Boolean option.
+pub(super) fn read_switch(text: &str) -> Option<bool> {
+    match text {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
     }
 }
 
-impl From<Switch> for bool {
-    fn from(switch: Switch) -> Self {
-        switch == Switch::On
-    }
+pub(super) fn switch(on: bool) -> String {
+    if on { "on" } else { "off" }.to_owned()
 }
 
-/// A number of bytes, written in MiB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mebibytes(usize);
+const MEBIBYTE: f64 = (1 << 20) as f64;
 
-impl Mebibytes {
-    const ONE: f64 = (1 << 20) as f64;
-    pub(super) const EXPECTED: &str = "a number of MiB >= 0";
+/// Reads a number of bytes, written in MiB.
+pub(super) fn read_mebibytes(text: &str) -> Option<usize> {
+    let mebibytes: f64 = text.parse().ok()?;
+    (mebibytes >= 0.0).then_some((mebibytes * MEBIBYTE) as usize)
 }
 
-impl FromStr for Mebibytes {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        match text.parse::<f64>() {
-            Ok(mebibytes) if mebibytes >= 0.0 => Ok(Self((mebibytes * Self::ONE) as usize)),
-            _ => Err(ValueError::new(Self::EXPECTED, text)),
-        }
-    }
-}
-
-impl fmt::Display for Mebibytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (self.0 as f64 / Self::ONE).fmt(f)
-    }
-}
-
-impl From<usize> for Mebibytes {
-    fn from(bytes: usize) -> Self {
-        Self(bytes)
-    }
-}
-
-impl From<Mebibytes> for usize {
-    fn from(size: Mebibytes) -> Self {
-        size.0
-    }
+pub(super) fn mebibytes(bytes: usize) -> String {
+    (bytes as f64 / MEBIBYTE).to_string()
 }

@@ -9,7 +9,7 @@ use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::blocks::{BLOCK_Q, BlockSelection, query_blocks};
 use crate::error::S2oError;
-use crate::mask::Mask;
+use crate::shape::Mask;
 
 /// Attention of each query block to the keys in `selection`, written to the contiguous `out` (batch, q_len, num_heads,
 /// head_dim). Rows that see no key get zeros. Returns, for each head (`b * num_heads + h`), the number of tiles whose

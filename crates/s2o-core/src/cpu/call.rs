@@ -1,115 +1,94 @@
 //! [`Call`]: cuts segment groups into runs of query tiles, distributes the runs over the workers, and orders their
-//! statistics.
+//! visits.
 
 use std::cmp::Reverse;
 
 use rayon::prelude::*;
 
 use super::microkernel::OutputRows;
-use super::segment_group::{SegmentGroup, SegmentHeads};
+use super::segment_group::SegmentHeads;
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use super::tile_run::{TileRun, tiles_per_run};
 use crate::config::S2oConfig;
 use crate::plan::{Plan, SegmentOrder};
 use crate::segment::query_tiles;
-use crate::stats::{AttnStats, HeadStats, TileStats};
+use crate::stats::{AttnStats, Visit};
 
 /// One attention call, with its output and the statistics of the finished tiles.
 pub(super) struct Call<'a, T> {
     inputs: &'a Inputs<'a, T>,
     plan: &'a Plan,
     config: &'a S2oConfig,
+    /// The dense tail, until the first group takes it along.
+    tail: Vec<TileRun<'a>>,
     out: OutputRows<'a, T>,
-    done: Vec<RunStats>,
-}
-
-/// The statistics of one run, and its place in the call.
-struct RunStats {
-    /// `b * num_heads + h`
-    head: usize,
-    segment: usize,
-    ranked: bool,
-    first_row: usize,
-    tiles: Vec<TileStats>,
+    /// The visits of each ranked run, after its head (`b * num_heads + h`), segment of the plan and first row.
+    done: Vec<([usize; 3], Vec<Visit>)>,
 }
 
 impl<'a, T: Element> Call<'a, T> {
     pub(super) fn new(inputs: &'a Inputs<'a, T>, plan: &'a Plan, config: &'a S2oConfig, out: &'a mut [T]) -> Self {
-        Self { inputs, plan, config, out: OutputRows::new(out, inputs.shape.head_dim()), done: Vec::new() }
-    }
-
-    /// Computes a group. `order(i, g)` returns the order of `group.ranked[i]` for the `g`-th of its heads.
-    pub(super) fn run<'o>(&mut self, group: &SegmentGroup, order: impl Fn(usize, usize) -> &'o SegmentOrder)
-    where
-        'a: 'o,
-    {
-        let Self { inputs, config, out, .. } = &*self;
         let num_heads = inputs.shape.num_heads();
-        // The tiles of the dense tail come first because they see every key.
-        let mut runs = self.runs(group, order);
-        runs.sort_by_key(|run| (run.order.is_some(), Reverse(run.segment.start)));
-        let done = runs.into_iter().par_bridge().map_init(
-            || None,
-            |held, run| RunStats {
-                head: run.batch * num_heads + run.head,
-                segment: run.segment.index,
-                ranked: run.order.is_some(),
-                first_row: run.tiles[0].start,
-                tiles: run.compute(
-                    inputs,
-                    config,
-                    Workspace::held(held, inputs.shape.head_dim(), config.tile_k()),
-                    out,
-                ),
-            },
-        );
-        let done: Vec<RunStats> = done.collect();
-        self.done.extend(done);
-    }
-
-    fn runs<'o>(&self, group: &SegmentGroup, order: impl Fn(usize, usize) -> &'o SegmentOrder) -> Vec<TileRun<'o>>
-    where
-        'a: 'o,
-    {
-        let (shape, tile_q) = (self.inputs.shape, self.config.tile_q());
-        let total_tiles = shape.batch() * shape.num_heads() * shape.q_len().div_ceil(tile_q);
-        let per_run = tiles_per_run(shape.head_dim(), tile_q, total_tiles);
-        let mut runs: Vec<TileRun<'o>> = Vec::new();
-        for SegmentHeads { batch, heads, segment, .. } in group.tail_only.iter().chain(&group.ranked) {
-            let segment = &self.plan.segments[*segment];
-            for head in heads.clone() {
-                runs.extend(query_tiles(segment.tail_rows.clone(), tile_q).map(|tile| {
-                    let tiles = vec![tile];
-                    TileRun { batch: *batch, head, segment, tiles, order: None }
-                }));
+        let mut tail = Vec::new();
+        for head in 0..inputs.shape.batch() * num_heads {
+            let (batch, head) = (head / num_heads, head % num_heads);
+            for segment in &plan.segments {
+                let tiles = query_tiles(segment.tail_rows.clone(), config.tile_q());
+                tail.extend(tiles.map(|tile| TileRun { batch, head, segment, tiles: vec![tile], order: None }));
             }
         }
-        for (i, SegmentHeads { batch, heads, segment, .. }) in group.ranked.iter().enumerate() {
-            let segment = &self.plan.segments[*segment];
-            let tiles = segment.ranked_tiles(shape.q_offset(), self.config);
+        Self { inputs, plan, config, tail, out: OutputRows::new(out, inputs.shape.head_dim()), done: Vec::new() }
+    }
+
+    /// Computes a group. `order(i, g)` returns the order of `group[i]` for the `g`-th of its heads.
+    pub(super) fn run<'o>(&mut self, group: &[SegmentHeads], order: impl Fn(usize, usize) -> &'o SegmentOrder)
+    where
+        'a: 'o,
+    {
+        let Self { inputs, plan, config, .. } = *self;
+        let (shape, tile_q) = (inputs.shape, config.tile_q());
+        let total_tiles = shape.batch() * shape.num_heads() * shape.q_len().div_ceil(tile_q);
+        let per_run = tiles_per_run(shape.head_dim(), tile_q, total_tiles);
+        let mut runs: Vec<TileRun<'o>> = std::mem::take(&mut self.tail);
+        for (i, &SegmentHeads { batch, ref heads, segment }) in group.iter().enumerate() {
+            let segment = &plan.segments[segment];
+            let tiles = segment.ranked_tiles(shape.q_offset(), config);
             // A permuted tile has rows from the whole segment, so the segment is not split.
-            let per_run = if self.config.q_perm() { tiles.len() } else { per_run };
+            let per_run = if config.q_perm() { tiles.len() } else { per_run };
             for (g, head) in heads.clone().enumerate() {
                 runs.extend(tiles.chunks(per_run).map(|tiles| {
                     let (tiles, order) = (tiles.to_vec(), Some(order(i, g)));
-                    TileRun { batch: *batch, head, segment, tiles, order }
+                    TileRun { batch, head, segment, tiles, order }
                 }));
             }
         }
-        runs
+        // The tiles of the dense tail come first because they see every key.
+        runs.sort_by_key(|run| (run.order.is_some(), Reverse(run.segment.start)));
+        let out = &self.out;
+        let done = runs.into_iter().par_bridge().map_init(
+            || None,
+            |held, run| {
+                let workspace = Workspace::held(held, shape.head_dim(), config.tile_k());
+                let segment = run.segment.index - plan.segments[0].index;
+                let place = [run.batch * shape.num_heads() + run.head, segment, run.tiles[0].start];
+                (place, run.compute(inputs, config, workspace, out))
+            },
+        );
+        let done: Vec<_> = done.collect();
+        self.done.extend(done);
     }
 
     /// The statistics of the call, after all groups are done.
     pub(super) fn finish(mut self) -> AttnStats {
         assert!(self.out.is_complete());
+        self.done.sort_by_key(|(place, _)| *place);
         let shape = self.inputs.shape;
-        // Segments in order, the dense tail of each segment first.
-        self.done.sort_by_key(|run| (run.head, run.segment, run.ranked, run.first_row));
-        let mut heads = vec![HeadStats::default(); shape.batch() * shape.num_heads()];
-        for run in self.done {
-            heads[run.head].tiles.extend(run.tiles);
+        let heads = shape.batch() * shape.num_heads();
+        let mut visits = vec![vec![Vec::new(); self.plan.segments.len()]; heads];
+        for ([head, segment, _], of_run) in self.done {
+            visits[head][segment].extend(of_run);
         }
-        AttnStats { num_heads: shape.num_heads(), heads }
+        self.plan.stats(&shape, self.config, |head, segment, tile| visits[head][segment][tile])
     }
 }

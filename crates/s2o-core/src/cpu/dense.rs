@@ -7,8 +7,8 @@ use super::pass1::pass1;
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use super::tile_run::tiles_per_run;
-use crate::mask::Mask;
 use crate::segment::query_tiles;
+use crate::shape::Mask;
 
 /// Exact attention, written to the contiguous `out` (batch, q_len, num_heads, head_dim). Under [`Mask::Causal`] the
 /// queries are the last `q_len` positions of the keys, and each sees the keys up to its own. Otherwise each query sees

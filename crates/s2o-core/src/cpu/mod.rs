@@ -38,11 +38,11 @@ pub use strided::{Element, Inputs, Strided};
 
 use crate::config::S2oConfig;
 use crate::error::S2oError;
-use crate::mask::Mask;
-use crate::plan::{Plan, Ranking, SegmentOrder, dense_stats};
-use crate::stats::AttnStats;
+use crate::plan::{Plan, Ranking, SegmentOrder};
+use crate::shape::Mask;
+use crate::stats::{AttnStats, Visit};
 use call::Call;
-use segment_group::{SegmentGroup, SegmentHeads};
+use segment_group::SegmentHeads;
 
 /// S2O attention, written to the contiguous `out` (batch, q_len, num_heads, head_dim).
 ///
@@ -59,11 +59,12 @@ pub fn attention<T: Element>(
 ) -> Result<AttnStats, S2oError> {
     let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
-        return Ok(whole_dense(inputs, config, out));
+        dense(inputs, Mask::Causal, out);
+        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0)));
     }
     let mut call = Call::new(inputs, &plan, config, out);
-    for group in SegmentGroup::cut(&inputs.shape, &plan, config.workspace_cap())? {
-        let orders = ranking::rank(inputs, &plan, config, &group.ranked);
+    for group in segment_group::groups(&inputs.shape, &plan, config.workspace_cap())? {
+        let orders = ranking::rank(inputs, &plan, config, &group);
         call.run(&group, |i, g| &orders[i][g]);
     }
     Ok(call.finish())
@@ -86,13 +87,14 @@ pub fn attention_with_ranking<T: Element>(
 ) -> Result<AttnStats, S2oError> {
     let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
-        return Ok(whole_dense(inputs, config, out));
+        dense(inputs, Mask::Causal, out);
+        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0)));
     }
     plan.check_ranking(&inputs.shape, ranking)?;
     let mut call = Call::new(inputs, &plan, config, out);
-    let all = SegmentGroup::whole(&inputs.shape, &plan);
+    let all = SegmentHeads::ranked(&inputs.shape, &plan);
     call.run(&all, |i, g| {
-        let SegmentHeads { batch, heads, segment, .. } = &all.ranked[i];
+        let SegmentHeads { batch, heads, segment } = &all[i];
         &ranking[batch * inputs.shape.num_heads() + heads.start + g][*segment]
     });
     Ok(call.finish())
@@ -113,11 +115,4 @@ pub fn rank<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, prompt_len: 
         }
     }
     Ok(ranking)
-}
-
-fn whole_dense<T: Element>(inputs: &Inputs<'_, T>, config: &S2oConfig, out: &mut [T]) -> AttnStats {
-    dense(inputs, Mask::Causal, out);
-    let shape = inputs.shape;
-    let head = dense_stats(shape.q_offset(), shape.q_len(), config.tile_q(), config.tile_k());
-    AttnStats { num_heads: shape.num_heads(), heads: vec![head; shape.batch() * shape.num_heads()] }
 }

@@ -35,9 +35,9 @@ pub(super) fn rank<T: Element>(
     let ranked: Vec<(usize, Vec<SegmentOrder>)> = by_heads
         .par_chunk_by(same_heads)
         .flat_map_iter(|members| {
-            let SegmentHeads { batch, kv_head, heads, .. } = members[0].1;
+            let SegmentHeads { batch, heads, .. } = members[0].1;
             let numbers: Vec<usize> = members.iter().map(|(_, segment)| segment.segment).collect();
-            let orders = rank_heads(inputs, plan, config, (*batch, *kv_head), heads.clone(), &numbers);
+            let orders = rank_heads(inputs, plan, config, *batch, heads.clone(), &numbers);
             members.iter().map(|(i, _)| *i).zip(orders)
         })
         .collect();
@@ -52,10 +52,11 @@ fn rank_heads<T: Element>(
     inputs: &Inputs<'_, T>,
     plan: &Plan,
     config: &S2oConfig,
-    (batch, kv_head): (usize, usize),
+    batch: usize,
     heads: Range<usize>,
     segments: &[usize],
 ) -> Vec<Vec<SegmentOrder>> {
+    let kv_head = inputs.shape.kv_head(heads.start);
     let guide = config.q_perm().then(|| k_guide(inputs, plan.segment_len, (batch, kv_head)));
     segments
         .par_chunks(SEGMENTS_PER_TASK)

@@ -185,16 +185,6 @@ impl QueryTile {
             }
         }
     }
-
-    /// The state of row `i`, in natural-log units.
-    #[cfg(test)]
-    pub(super) fn state(&self, i: usize) -> crate::SoftmaxState {
-        crate::SoftmaxState {
-            row_max: f64::from(self.row_max[i] * std::f32::consts::LN_2),
-            row_sum: f64::from(self.row_sum[i]),
-            acc: self.acc.chunks_exact(self.lanes).map(|column| f64::from(column[i])).collect(),
-        }
-    }
 }
 
 /// Scores of one query tile and one key tile.

@@ -8,10 +8,10 @@ use super::pass2::{pass2, permute};
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::config::S2oConfig;
-use crate::mask::Mask;
 use crate::plan::SegmentOrder;
 use crate::segment::Segment;
-use crate::stats::{TileStats, Visit};
+use crate::shape::Mask;
+use crate::stats::Visit;
 
 /// Number of query tiles in a run. The tiles share gathered keys and their states should fit the L2 cache, but every
 /// thread should get several runs.
@@ -35,20 +35,21 @@ pub(super) struct TileRun<'a> {
 
 impl TileRun<'_> {
     /// Computes the tiles and writes their rows: in a single pass (Algorithm 4), or with the queries regrouped between
-    /// two passes (Algorithms 2 and 3). Tiles of the dense tail process their prefix in natural order, as a window.
+    /// two passes (Algorithms 2 and 3). Tiles of the dense tail process their prefix in natural order, as a window, and
+    /// have no visits.
     pub(super) fn compute<T: Element>(
         &self,
         inputs: &Inputs<'_, T>,
         config: &S2oConfig,
         workspace: &mut Workspace,
         out: &OutputRows<'_, T>,
-    ) -> Vec<TileStats> {
+    ) -> Vec<Visit> {
         let at = (self.batch, self.head);
         let (count, tile_k) = (self.tiles.len(), config.tile_k());
         let window_start = if self.order.is_some() { self.segment.start } else { 0 };
         pass1(inputs, at, &self.tiles, window_start, Mask::Causal, tile_k, workspace);
         let visits = match self.order {
-            None => vec![Visit::all(self.segment.prefix_tiles(tile_k)); count],
+            None => Vec::new(),
             Some(order) => {
                 if config.q_perm() {
                     permute(workspace, count, order, config.tile_q());
@@ -59,10 +60,7 @@ impl TileRun<'_> {
         for tile in &workspace.tiles[..count] {
             tile.finish(out, |row| inputs.output_row(self.batch, row, self.head), &mut workspace.rows);
         }
-        let stats = |(rows, visit): (&Range<usize>, Visit)| {
-            TileStats::new(self.segment, rows.clone(), inputs.shape.q_offset(), tile_k, visit)
-        };
-        self.tiles.iter().zip(visits).map(stats).collect()
+        visits
     }
 }
 

@@ -3,13 +3,11 @@
 //! It is written for line-by-line comparison with the paper. It shares only the decisions (segments, tie rule, stop
 //! rule, statistics) with the fast paths.
 
-mod dense;
 mod pass1;
 mod pass2;
 mod ranking;
 mod single_pass;
 
-pub use dense::dense;
 pub use pass1::pass1;
 pub use pass2::pass2;
 pub use ranking::{key_scores, query_scores, rank};
@@ -19,10 +17,9 @@ use std::ops::Range;
 
 use crate::config::S2oConfig;
 use crate::error::S2oError;
-use crate::plan::{Plan, Ranking, SegmentOrder, dense_stats};
-use crate::segment::query_tiles;
+use crate::plan::{Plan, Ranking, SegmentOrder};
 use crate::shape::AttnShape;
-use crate::stats::{AttnStats, HeadStats, TileStats, Visit};
+use crate::stats::{AttnStats, Visit};
 
 /// One query head with the KV head it reads. Query `i` is at position `q_offset + i`.
 #[derive(Debug, Clone)]
@@ -94,25 +91,36 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(x, y)| x * y).sum()
 }
 
+/// Exact causal attention of the queries `rows`: (rows, head_dim). It sweeps the keys twice, without online softmax.
+pub fn dense(head: &Head, rows: Range<usize>) -> Vec<f64> {
+    let mut out = Vec::with_capacity(rows.len() * head.head_dim);
+    for row in rows {
+        let scores: Vec<f64> = (0..=head.position(row)).map(|t| head.score(row, t)).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        for d in 0..head.head_dim {
+            out.push(weights.iter().enumerate().map(|(t, w)| w * head.v(t)[d]).sum::<f64>() / sum);
+        }
+    }
+    out
+}
+
 /// Ranks every segment of `plan`.
 pub fn rank_all(head: &Head, plan: &Plan, config: &S2oConfig) -> Vec<SegmentOrder> {
     plan.segments.iter().map(|segment| rank(head, segment, plan.segment_len, config)).collect()
 }
 
-/// S2O attention of one head, given the orders of its segments: the output (q_len, head_dim) and the statistics.
-pub fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> (Vec<f64>, HeadStats) {
+/// S2O attention of one head, given the orders of its segments: the output (q_len, head_dim), and for each segment the
+/// visits of its query tiles outside the dense tail.
+fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> (Vec<f64>, Vec<Vec<Visit>>) {
     if plan.is_dense() {
-        let stats = dense_stats(head.q_offset(), head.q_len(), config.tile_q(), config.tile_k());
-        return (dense(head, 0..head.q_len()), stats);
+        return (dense(head, 0..head.q_len()), Vec::new());
     }
     let mut out = vec![0.0; head.q.len()];
-    let mut stats = HeadStats::default();
+    let mut all_visits = Vec::new();
     for (segment, order) in plan.segments.iter().zip(orders) {
-        for rows in query_tiles(segment.tail_rows.clone(), config.tile_q()) {
-            write_rows(&mut out, rows.clone(), &dense(head, rows.clone()));
-            let all = Visit::all(segment.prefix_tiles(config.tile_k()));
-            stats.tiles.push(TileStats::new(segment, rows, head.q_offset(), config.tile_k(), all));
-        }
+        write_rows(&mut out, segment.tail_rows.clone(), &dense(head, segment.tail_rows.clone()));
         let (rows_out, visits) = if config.q_perm() {
             let states = pass1(head, segment, config.tile_k());
             pass2(head, segment, states, order, config)
@@ -120,11 +128,9 @@ pub fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oC
             single_pass(head, segment, order, config)
         };
         write_rows(&mut out, segment.rows.clone(), &rows_out);
-        for (rows, visit) in segment.ranked_tiles(head.q_offset(), config).into_iter().zip(visits) {
-            stats.tiles.push(TileStats::new(segment, rows, head.q_offset(), config.tile_k(), visit));
-        }
+        all_visits.push(visits);
     }
-    (out, stats)
+    (out, all_visits)
 }
 
 /// S2O attention of all heads: the output (batch, q_len, num_heads, head_dim) and the statistics. If `ranking` is
@@ -149,21 +155,21 @@ pub fn attention(
     }
     let (d, heads) = (shape.head_dim(), shape.num_heads());
     let mut out = vec![0.0; shape.batch() * shape.q_len() * heads * d];
-    let mut stats = AttnStats { num_heads: heads, heads: Vec::new() };
+    let mut visits = Vec::new();
     for b in 0..shape.batch() {
         for h in 0..heads {
             let head = Head::new(shape, qkv, softmax_scale, b, h);
-            let (head_out, head_stats) = match ranking {
+            let (head_out, head_visits) = match ranking {
                 Some(given) if !plan.is_dense() => one_head(&head, &plan, &given[b * heads + h], config),
                 _ => one_head(&head, &plan, &rank_all(&head, &plan, config), config),
             };
             for (s, row) in head_out.chunks_exact(d).enumerate() {
                 out[((b * shape.q_len() + s) * heads + h) * d..][..d].copy_from_slice(row);
             }
-            stats.heads.push(head_stats);
+            visits.push(head_visits);
         }
     }
-    Ok((out, stats))
+    Ok((out, plan.stats(shape, config, |head, segment, tile| visits[head][segment][tile])))
 }
 
 fn write_rows(out: &mut [f64], rows: Range<usize>, values: &[f64]) {
