@@ -41,32 +41,37 @@ fn check_descending(perm: &Permutation, scores: &[f64], from: usize, error: f64)
 }
 
 /// Three times the largest error that the kernel's 16-bit products make in the scores of the keys before a segment.
-fn score_error(head: &Head, segment: &Segment, config: &S2oConfig) -> f64 {
-    let rows: Vec<&[f32]> =
-        segment.all_rows().map(|row| head.q(row)).filter(|q| q.iter().all(|x| x.is_finite())).collect();
-    let moments = |d: usize| {
-        let mean =
-            |f: &dyn Fn(f64) -> f64| rows.iter().map(|q| f(f64::from(q[d]))).sum::<f64>() / rows.len().max(1) as f64;
-        let average = mean(&|x| x);
-        (average, mean(&|x| (x - average).powi(2)))
-    };
-    let moments: Vec<(f64, f64)> = (0..head.head_dim).map(moments).collect();
-    let scale = head.softmax_scale;
+fn score_error(problem: &Problem, (batch, head): (usize, usize), segment: &Segment, config: &S2oConfig) -> f64 {
+    let shape = &problem.shape;
+    let d = shape.head_dim();
+    let q = |row: usize| &problem.host[0][((batch * shape.q_len() + row) * shape.num_heads() + head) * d..][..d];
+    let kv_head = shape.kv_head(head);
+    let k = |t: usize| &problem.host[1][((batch * shape.k_len() + t) * shape.num_kv_heads() + kv_head) * d..][..d];
+    let rows: Vec<&[f32]> = segment.all_rows().map(q).filter(|q| q.iter().all(|x| x.is_finite())).collect();
+    let scale = f64::from(problem.scale);
     let c = match config.key_score() {
         KeyScore::MeanQuery => 0.0,
         KeyScore::SecondCumulant { c } => f64::from(c),
     };
+    // For each dimension, the factors of k and of its square in the score.
+    let factors = |i: usize| {
+        let column = || rows.iter().map(|q| f64::from(q[i]));
+        let mean = column().sum::<f64>() / rows.len().max(1) as f64;
+        let variance = column().map(|x| (x - mean).powi(2)).sum::<f64>() / rows.len().max(1) as f64;
+        (scale * mean, c * scale * scale * variance)
+    };
+    let factors: Vec<(f64, f64)> = (0..d).map(factors).collect();
     let error = |key: &[f32]| {
-        let (mut linear, mut second, mut size) = (0.0, 0.0, 0.0);
-        for ((mean, variance), &k) in moments.iter().zip(key) {
-            let (a, b) = (scale * mean * f64::from(k), c * scale * scale * variance * f64::from(k).powi(2));
+        let (mut linear, mut second, mut size) = (0.0f64, 0.0f64, 0.0f64);
+        for ((mean, variance), &k) in factors.iter().zip(key) {
+            let (a, b) = (mean * f64::from(k), variance * f64::from(k).powi(2));
             linear += a * a;
             second += b * b;
             size += a.abs() + b;
         }
         second.sqrt() / 256.0 + linear.sqrt() / 32768.0 + size / 1_048_576.0
     };
-    3.0 * (0..segment.start).map(|t| error(head.k(t))).filter(|error| error.is_finite()).fold(0.0, f64::max)
+    3.0 * (0..segment.start).map(|t| error(k(t))).filter(|error| error.is_finite()).fold(0.0, f64::max)
 }
 
 fn check_ranking(problem: &Problem, config: &S2oConfig, prompt_len: usize, ranking: &Ranking) {
@@ -75,13 +80,13 @@ fn check_ranking(problem: &Problem, config: &S2oConfig, prompt_len: usize, ranki
     plan.check_ranking(shape, ranking).unwrap();
     let qkv = problem.host.each_ref().map(Vec::as_slice);
     ranking.par_iter().enumerate().for_each(|(head, orders)| {
-        let (batch, h) = (head / shape.num_heads(), head % shape.num_heads());
-        let head = Head::new(shape, qkv, problem.scale, batch, h);
+        let at = (head / shape.num_heads(), head % shape.num_heads());
+        let head = Head::new(shape, qkv, problem.scale, at.0, at.1);
         for (segment, order) in plan.segments.iter().zip(orders).filter(|(segment, _)| !segment.rows.is_empty()) {
             let sink = config.front_sink().min(segment.start);
             assert!(order.kv_perm.as_slice()[..sink].iter().copied().eq(0..sink as u32), "the front sink leads");
             let scores = reference::key_scores(&head, segment, config);
-            check_descending(&order.kv_perm, &scores, sink, score_error(&head, segment, config));
+            check_descending(&order.kv_perm, &scores, sink, score_error(problem, at, segment, config));
             if config.q_perm() {
                 check_descending(&order.q_perm, &reference::query_scores(&head, segment, plan.segment_len), 0, 0.0);
             } else {
