@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 
 #[cfg(feature = "cuda")]
 use {
-    crate::fused::support::{supports, supports_head_dim},
+    crate::fused::{supports, supports_head_dim},
     candle_s2o::{Mask, dense_attn},
 };
 

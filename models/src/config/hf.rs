@@ -97,16 +97,14 @@ impl HfConfig {
             }
             _ => return Ok(()),
         };
-        Err(ModelError::UnsupportedFeature { feature, expected, got })
+        Err(ModelError::unsupported(feature, expected, got))
     }
 
     /// Refuses models whose MLP activation is not SiLU.
     fn check_activation(&self) -> Result<()> {
         match self.hidden_act.as_deref() {
             None | Some("silu" | "swish") => Ok(()),
-            Some(other) => {
-                Err(ModelError::UnsupportedFeature { feature: "hidden_act", expected: "silu", got: other.to_owned() })
-            }
+            Some(other) => Err(ModelError::unsupported("hidden_act", "silu", other)),
         }
     }
 

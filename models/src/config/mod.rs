@@ -6,8 +6,6 @@ use crate::rope::RopeConfig;
 mod gguf;
 mod hf;
 
-pub(crate) use gguf::GgufMetadata;
-
 /// The architectures that the decoder supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {

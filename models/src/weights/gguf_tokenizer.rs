@@ -59,11 +59,8 @@ impl Flavour {
             "smollm" => flavour(Sequence::new(vec![Digits::new(true).into(), gpt2().into()]).into()),
             "gpt-2" | "gpt2" | "default" => flavour(gpt2().into()),
             other => {
-                return Err(ModelError::UnsupportedFeature {
-                    feature: "tokenizer.ggml.pre",
-                    expected: "llama-bpe, qwen2, smollm or gpt-2; for others give the model's tokenizer.json",
-                    got: other.to_owned(),
-                });
+                let expected = "llama-bpe, qwen2, smollm or gpt-2; for others give the model's tokenizer.json";
+                return Err(ModelError::unsupported("tokenizer.ggml.pre", expected, other));
             }
         })
     }
@@ -80,11 +77,9 @@ pub(super) fn build(mut content: Content) -> Result<Tokenizer> {
         return Ok(tokenizer);
     }
     if model != "gpt2" {
-        return Err(ModelError::UnsupportedFeature {
-            feature: "tokenizer.ggml.model",
-            expected: "gpt2 (byte-level BPE) or llama (SentencePiece); for others give the model's tokenizer.json",
-            got: if model.is_empty() { "nothing".to_owned() } else { model },
-        });
+        let expected = "gpt2 (byte-level BPE) or llama (SentencePiece); for others give the model's tokenizer.json";
+        let got = if model.is_empty() { "nothing" } else { &model };
+        return Err(ModelError::unsupported("tokenizer.ggml.model", expected, got));
     }
     let pre = text(&content, "tokenizer.ggml.pre").unwrap_or_else(|| "default".to_owned());
     let flavour = Flavour::named(&pre)?;
