@@ -1,7 +1,7 @@
 //! Configurations in JSON files.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -10,7 +10,7 @@ use crate::error::BaselineError;
 
 /// Reads a configuration; `expected` describes it in errors.
 pub(crate) fn load<C: DeserializeOwned>(path: &Path, expected: &'static str) -> Result<C, BaselineError> {
-    let text = fs::read_to_string(path).map_err(|source| BaselineError::Read { path: path.to_owned(), source })?;
+    let text = fs::read_to_string(path).map_err(|error| failed("read", path, error))?;
     serde_json::from_str(&text).map_err(|error| {
         let (path, got) = (path.to_owned(), error.to_string());
         BaselineError::ConfigFile { path, expected, got }
@@ -23,5 +23,9 @@ pub(crate) fn save<C: Serialize>(config: &C, path: &Path, expected: &'static str
         let (path, got) = (path.to_owned(), error.to_string());
         BaselineError::ConfigFile { path, expected, got }
     })?;
-    fs::write(path, text + "\n").map_err(|source| BaselineError::Write { path: path.to_owned(), source })
+    fs::write(path, text + "\n").map_err(|error| failed("write", path, error))
+}
+
+fn failed(action: &'static str, path: &Path, source: io::Error) -> BaselineError {
+    BaselineError::Io { action, path: path.to_owned(), source }
 }

@@ -70,11 +70,13 @@ impl HeadPattern {
     }
 
     pub(crate) fn check(self) -> Result<Self, BaselineError> {
-        match self {
-            Self::AShape { window: 0, .. } => Err(BaselineError::option("minference", "window", "at least 1 token", 0)),
-            Self::BlockSparse { blocks: 0 } => Err(BaselineError::option("minference", "blocks", "at least 1", 0)),
-            pattern => Ok(pattern),
-        }
+        let (size, option) = match self {
+            Self::AShape { window, .. } => (window, ["window", "at least 1 token"]),
+            Self::BlockSparse { blocks } => (blocks, ["blocks", "at least 1"]),
+            Self::VerticalSlash { .. } => return Ok(self),
+        };
+        BaselineError::unless(size > 0, "minference", option, size)?;
+        Ok(self)
     }
 }
 

@@ -47,12 +47,9 @@ pub struct SpargeHead {
 
 impl SpargeHead {
     pub(crate) fn check(self) -> Result<Self, BaselineError> {
-        if !(self.tau > 0.0 && self.tau <= 1.0) {
-            return Err(BaselineError::option(NAME, "tau", "above 0, up to 1", self.tau));
-        }
-        if !(-1.0..=1.0).contains(&self.theta) {
-            return Err(BaselineError::option(NAME, "theta", "-1 to 1", self.theta));
-        }
+        let Self { tau, theta } = self;
+        BaselineError::unless(tau > 0.0 && tau <= 1.0, NAME, ["tau", "above 0, up to 1"], tau)?;
+        BaselineError::unless((-1.0..=1.0).contains(&theta), NAME, ["theta", "-1 to 1"], theta)?;
         Ok(self)
     }
 }
@@ -84,9 +81,6 @@ impl SpargeConfig {
 }
 
 pub(crate) fn check_lambda(lambda: Option<f32>) -> Result<(), BaselineError> {
-    match lambda {
-        None => Ok(()),
-        Some(lambda) if lambda < 0.0 => Ok(()),
-        Some(lambda) => Err(BaselineError::option(NAME, "lambda", "below 0", lambda)),
-    }
+    let Some(lambda) = lambda else { return Ok(()) };
+    BaselineError::unless(lambda < 0.0, NAME, ["lambda", "below 0"], lambda)
 }

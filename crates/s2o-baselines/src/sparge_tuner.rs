@@ -7,10 +7,9 @@ use candle_s2o::{Mask, dense_attn};
 
 use crate::attention::BlockSparse;
 use crate::error::BaselineError;
-use crate::selector::BlockSelector;
+use crate::selector::{BlockSelector, TuningCall};
 use crate::sparge::Sparge;
 use crate::sparge_config::{NAME, SpargeConfig, SpargeHead, SpargeLayer};
-use crate::tuning_call::TuningCall;
 
 /// Shares, densest first. At 1 everything is computed, so some setting always keeps the bound.
 const TAUS: [f64; 10] = [1.0, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3];
@@ -38,12 +37,8 @@ impl SpargeBounds {
     /// # Errors
     /// [`BaselineError::Option`] unless `0 < l1 <= l2`.
     pub fn new(l1: f64, l2: f64) -> Result<Self, BaselineError> {
-        if !(l1 > 0.0 && l1.is_finite()) {
-            return Err(BaselineError::option(NAME, "l1", "above 0", l1));
-        }
-        if !(l2 >= l1 && l2.is_finite()) {
-            return Err(BaselineError::option(NAME, "l2", "at least l1", l2));
-        }
+        BaselineError::unless(l1 > 0.0 && l1.is_finite(), NAME, ["l1", "above 0"], l1)?;
+        BaselineError::unless(l2 >= l1 && l2.is_finite(), NAME, ["l2", "at least l1"], l2)?;
         Ok(Self { l1, l2 })
     }
 
@@ -88,9 +83,7 @@ fn tune_layer(layer: usize, calls: &[&TuningCall], bounds: SpargeBounds) -> Resu
     let heads = calls[0].q.dim(2)?;
     let mut dense = Vec::with_capacity(calls.len());
     for TuningCall { call, q, k, v } in calls {
-        if q.dim(2)? != heads {
-            return Err(BaselineError::HeadCount { method: NAME, layer, expected: heads, got: q.dim(2)? });
-        }
+        BaselineError::unless_equal_heads(NAME, layer, heads, q.dim(2)?)?;
         dense.push(dense_attn(q, k, v, call.softmax_scale, Mask::Causal)?);
     }
     let measure = |settings: &SpargeLayer| measure(layer, settings, calls, &dense);

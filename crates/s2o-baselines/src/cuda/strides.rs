@@ -2,16 +2,16 @@
 
 use std::ffi::c_void;
 
-use candle_core::{DType, Error, Shape, Tensor};
+use candle_core::{DType, Shape, Tensor};
 use candle_s2o::BLOCK_Q;
 use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, Operand, address, check_i32, cuda_storage, to_i32};
 use s2o_kernels::params::{StrideSharesParams, StridesParams};
-use s2o_kernels::{Dtype, Function, Kernel, decoder};
+use s2o_kernels::{Dtype, Function, Kernel};
 
-use super::{aligned, shape_mismatch};
-use crate::stride_order::StrideOrder;
+use super::{aligned, check_vectors, shape_mismatch};
+use crate::antidiagonal::StrideOrder;
 
 /// Tokens, including padding zeros, that one thread block copies.
 const SLOTS: usize = 64;
@@ -34,10 +34,7 @@ pub fn token_strides(
         let expected = format!("a multiple of the stride {stride}");
         return Err(CudaError::Size { name: "tokens", expected, got: slots });
     }
-    if !head_dim.is_multiple_of(decoder::VECTOR) {
-        let expected = format!("a multiple of {}", decoder::VECTOR);
-        return Err(CudaError::Size { name: "head_dim", expected, got: head_dim });
-    }
+    check_vectors(head_dim)?;
     match x.dtype() {
         DType::BF16 => cut::<bf16>(x, stride, [before, slots], order),
         DType::F16 => cut::<f16>(x, stride, [before, slots], order),
@@ -104,14 +101,7 @@ pub fn stride_shares(
     if limits.dims() != [rows] {
         return Err(shape_mismatch(products, limits, "stride-shares"));
     }
-    if !products.device().same_device(limits.device()) {
-        let (lhs, rhs) = (products.device().location(), limits.device().location());
-        return Err(Error::DeviceMismatchBinaryOp { lhs, rhs, op: "stride-shares" }.bt().into());
-    }
-    if limits.dtype() != DType::U32 {
-        let (msg, got) = ("limits of stride_shares", limits.dtype());
-        return Err(Error::UnexpectedDType { msg, expected: DType::U32, got }.bt().into());
-    }
+    let limits = aligned(limits, products, DType::U32)?;
     if !per_block.is_power_of_two() || per_block > BLOCK_Q {
         let expected = format!("a power of two up to {BLOCK_Q}");
         return Err(CudaError::Size { name: "strides of a block", expected, got: per_block });
@@ -127,7 +117,6 @@ pub fn stride_shares(
         return Err(CudaError::Size { name: "key blocks", expected, got: key_blocks });
     }
     let products = aligned(products, products, products.dtype())?;
-    let limits = aligned(limits, limits, DType::U32)?;
     match products.dtype() {
         DType::BF16 => share::<bf16>(&products, &limits, per_block, key_blocks, scale),
         DType::F16 => share::<f16>(&products, &limits, per_block, key_blocks, scale),
