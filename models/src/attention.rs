@@ -41,12 +41,8 @@ impl SelfAttention {
         let &DecoderConfig { num_heads, num_kv_heads, head_dim, hidden_size, attention_bias: bias, .. } = config;
         let (q_size, kv_size) = (num_heads * head_dim, num_kv_heads * head_dim);
         let projection = |name: &str, size: usize| load_linear(hidden_size, size, bias, &vb.pp(name));
-        let qk_norm = if config.qk_norm {
-            let norm = |name: &str| load_tensor(&[head_dim], "weight", &vb.pp(name));
-            Some((norm("q_norm")?, norm("k_norm")?))
-        } else {
-            None
-        };
+        let norm = |name: &str| load_tensor(&[head_dim], "weight", &vb.pp(name));
+        let qk_norm = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
         let (q, k, v) = (projection("q_proj", q_size)?, projection("k_proj", kv_size)?, projection("v_proj", kv_size)?);
         Ok(Self {
             qkv: StackedLinear::new(vec![q, k, v])?,

@@ -17,7 +17,7 @@ use tokenizers::{
     AddedToken, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer,
 };
 
-use super::gguf_spm::{self, Piece};
+use super::gguf_spm::{self, Piece, USER_DEFINED};
 use crate::error::{ModelError, Result};
 
 const QWEN2: &str =
@@ -28,7 +28,6 @@ const LLAMA3: &str = concat!(
 );
 
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
-const USER_DEFINED: i64 = 4;
 const NORMAL: u32 = 1;
 
 /// End-of-turn and end-of-text tokens at which llama.cpp stops in addition to that in the metadata.
@@ -101,12 +100,9 @@ pub(super) fn build(mut content: Content) -> Result<Tokenizer> {
 /// The vocabulary of a SentencePiece tokenizer.
 fn pieces(content: &Content) -> Result<Vec<Piece>> {
     let list = |key: &str| content.metadata.get(key).and_then(|value| value.to_vec().ok());
-    let number = |value: &Value| {
-        value.to_i64().or_else(|_| value.to_i32().map(i64::from)).or_else(|_| value.to_u32().map(i64::from)).ok()
-    };
     let scores: Vec<f32> =
         list("tokenizer.ggml.scores").into_iter().flatten().filter_map(|score| score.to_f32().ok()).collect();
-    let kinds: Vec<i64> = list(TOKEN_TYPE).into_iter().flatten().filter_map(number).collect();
+    let kinds: Vec<i64> = list(TOKEN_TYPE).into_iter().flatten().filter_map(kind_of).collect();
     let texts: Vec<&str> = tokens(content).collect();
     for (name, got) in [("scores", scores.len()), ("token_type", kinds.len())] {
         if got != texts.len() {
@@ -139,16 +135,21 @@ fn take_user_defined(content: &mut Content) -> Vec<String> {
     };
     let mut taken = Vec::new();
     for (kind, token) in types.iter_mut().zip(all) {
-        let is_user_defined = match &*kind {
-            Value::I32(id) => i64::from(*id) == USER_DEFINED,
-            other => other.to_u64().is_ok_and(|id| id as i64 == USER_DEFINED),
-        };
-        if is_user_defined {
+        if kind_of(kind) == Some(USER_DEFINED) {
             *kind = Value::U32(NORMAL);
             taken.push(token);
         }
     }
     taken
+}
+
+/// A `tokenizer.ggml.token_type`, of whichever integer type the writer chose.
+fn kind_of(value: &Value) -> Option<i64> {
+    match value {
+        Value::I64(kind) => Some(*kind),
+        Value::I32(kind) => Some(i64::from(*kind)),
+        other => other.to_u64().ok().and_then(|kind| i64::try_from(kind).ok()),
+    }
 }
 
 /// Adds `bos` before and `eos` after a text, if the metadata says so.

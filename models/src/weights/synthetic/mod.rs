@@ -43,7 +43,6 @@ use crate::random::SplitMix64;
 
 mod anatomy;
 mod generator;
-mod head;
 
 use anatomy::Anatomy;
 use generator::Generator;
