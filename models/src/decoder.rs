@@ -9,8 +9,7 @@ use crate::device::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::fused::{Rotary, Rotation};
 use crate::kv_cache::KvCache;
-use crate::layers::{Norm, load_linear, load_tensor};
-use crate::mlp::Mlp;
+use crate::layers::{Mlp, Norm, load_linear, load_tensor};
 
 /// Called with the number of tokens (or layers) done and their total.
 pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;

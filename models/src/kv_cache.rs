@@ -60,11 +60,6 @@ impl KvCache {
         self.len == 0
     }
 
-    /// Number of positions that the cache can hold.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     /// Number of sequences.
     pub fn batch(&self) -> usize {
         self.batch

@@ -27,7 +27,6 @@
 mod attention;
 pub mod chunk;
 pub mod config;
-mod decode;
 pub mod decoder;
 mod device;
 pub mod error;
@@ -35,7 +34,6 @@ pub mod fused;
 pub mod generation;
 pub mod kv_cache;
 mod layers;
-mod mlp;
 pub mod model;
 pub mod passkey;
 pub mod prefill;
@@ -45,9 +43,9 @@ mod sampling;
 mod text_stream;
 pub mod weights;
 
+pub use attention::decode_attn;
 pub use chunk::Chunk;
 pub use config::{Architecture, DecoderConfig};
-pub use decode::decode_attn;
 pub use decoder::Decoder;
 pub use device::{DeviceMemory, gpu, is_out_of_memory};
 pub use error::{HubFile, ModelError, Result};

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
+use super::LoadOptions;
 use super::hub::HubOptions;
 use super::safetensors::{CONFIG, GENERATION_CONFIG, INDEX, SINGLE, TOKENIZER, shard_names};
-use super::{LoadOptions, read_text};
 use crate::error::{HubFile, ModelError, Result};
 
 /// Further attempts after an interrupted download; they resume where it stopped.
@@ -38,15 +38,11 @@ pub(super) fn fetch(id: &str, revision: &str, options: &LoadOptions) -> Result<P
         },
     };
     if let Some(index) = index {
-        for shard in shards_of(&index)? {
+        for shard in shard_names(&index)? {
             repository.get(&shard)?;
         }
     }
     config.parent().map(Path::to_owned).ok_or_else(|| repository.error(CONFIG, "the cache path has no parent"))
-}
-
-fn shards_of(index: &Path) -> Result<Vec<String>> {
-    shard_names(&read_text(index, "")?, &index.display().to_string())
 }
 
 struct Repository<'a> {
@@ -82,7 +78,7 @@ impl<'a> Repository<'a> {
 
     fn has_weights(&self) -> Result<bool> {
         match self.cached(INDEX) {
-            Some(index) => Ok(shards_of(&index)?.iter().all(|shard| self.cached(shard).is_some())),
+            Some(index) => Ok(shard_names(&index)?.iter().all(|shard| self.cached(shard).is_some())),
             None => Ok(self.cached(SINGLE).is_some()),
         }
     }
