@@ -117,8 +117,8 @@ pub fn block_scores(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32) -> Re
     softmax_of_seen(&products, scale.into(), Some(&seen(&bounds, shape.k_len().div_ceil(BLOCK_Q))?))
 }
 
-/// Softmax of `scale * scores` over the entries of the last dimension whose `seen`, broadcast over the leading dimensions,
-/// is not 0; without `seen`, over all. The other entries are 0, also in rows without any entry.
+/// Softmax of `scale * scores` over the entries of the last dimension whose `seen`, broadcast over the leading
+/// dimensions, is not 0; without `seen`, over all. The other entries are 0, also in rows without any entry.
 pub(crate) fn softmax_of_seen(scores: &Tensor, scale: f64, seen: Option<&Tensor>) -> Result<Tensor, BaselineError> {
     let scores = (scores * scale)?;
     let Some(seen) = seen else { return Ok(candle_nn::ops::softmax_last_dim(&scores)?) };

@@ -10,7 +10,7 @@ use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, address, cuda_storag
 use s2o_kernels::params::BlockPoolParams;
 use s2o_kernels::{Function, HeadDim, Kernel};
 
-use super::{aligned, shape_mismatch};
+use super::{aligned, check_size, shape_mismatch};
 
 /// Mean token of each block of `block` tokens, `(batch, heads, blocks, head_dim)` of f32. If `self_similarity` is true,
 /// also the mean cosine over all pairs of tokens of a block, each token with itself included: `(batch, heads, blocks)`
@@ -46,10 +46,7 @@ fn typed<T: Element>(
 ) -> Result<(Tensor, Option<Tensor>), CudaError> {
     let (batch, len, heads, head_dim) = x.dims4()?;
     let size = HeadDim::new(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
-    if len == 0 || block == 0 {
-        let (name, expected) = ("block_pool", "at least 1 token, in all and in a block".to_owned());
-        return Err(CudaError::Size { name, expected, got: 0 });
-    }
+    check_size(len > 0 && block > 0, "block_pool", "at least 1 token, in all and in a block", 0)?;
     let centre = centre.map(|centre| aligned(centre, x, DType::F32)).transpose()?;
     if let Some(centre) = centre.as_ref().filter(|centre| centre.dims() != [batch, heads, head_dim]) {
         return Err(shape_mismatch(x, centre, "block-pool"));

@@ -15,6 +15,8 @@ pub(crate) use rows::choose;
 
 pub use crate::antidiagonal::StrideOrder;
 
+use std::fmt::Display;
+
 use candle_core::{DType, Tensor};
 use s2o_cuda::CudaError;
 use s2o_kernels::{HeadDim, decoder};
@@ -57,11 +59,13 @@ fn same_device(lhs: &Tensor, rhs: &Tensor) -> Result<(), CudaError> {
 
 /// Refuses a head width that the kernels cannot copy in vectors.
 fn check_vectors(head_dim: usize) -> Result<(), CudaError> {
-    if head_dim.is_multiple_of(decoder::VECTOR) {
-        return Ok(());
-    }
-    let expected = format!("a multiple of {}", decoder::VECTOR);
-    Err(CudaError::Size { name: "head_dim", expected, got: head_dim })
+    let fits = head_dim.is_multiple_of(decoder::VECTOR);
+    check_size(fits, "head_dim", format_args!("a multiple of {}", decoder::VECTOR), head_dim)
+}
+
+/// Refuses a size unless it fits.
+fn check_size(fits: bool, name: &'static str, expected: impl Display, got: usize) -> Result<(), CudaError> {
+    if fits { Ok(()) } else { Err(CudaError::Size { name, expected: expected.to_string(), got }) }
 }
 
 /// The error for operands whose shapes do not fit each other.

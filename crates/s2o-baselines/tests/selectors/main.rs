@@ -4,6 +4,7 @@ mod flexprefill;
 mod inputs;
 mod mean_pooling;
 mod minference;
+mod options;
 mod pbs;
 mod plain;
 mod sliding_window;

@@ -171,13 +171,3 @@ fn a_shared_order_copies_no_kv_head() {
         assert_eq!(reordered.v.dims(), reordered.k.dims());
     }
 }
-
-#[test]
-fn options_out_of_range_are_refused() {
-    for segment in [0, 64, 200, 16384] {
-        let error = Pbs::default().segment(segment).unwrap_err();
-        assert_eq!(error.to_string(), format!("pbs: segment: expected a multiple of 128 up to 8192, got {segment}"));
-    }
-    let error = Pbs::default().threshold(0.0).unwrap_err();
-    assert_eq!(error.to_string(), "pbs: threshold: expected a share above 0 up to 1, got 0");
-}

@@ -53,9 +53,3 @@ fn chunks_add_up_and_prompts_begin_anew() {
     prefill(0, 1000);
     assert_eq!(method.take_work(), whole_work);
 }
-
-#[test]
-fn a_window_of_nothing_is_refused() {
-    let error = SlidingWindow::new(0, 64).unwrap_err();
-    assert_eq!(error.to_string(), "sliding-window: window: expected at least 1 token, got 0");
-}

@@ -17,8 +17,8 @@ fn load(name: &str) -> Inputs {
     Inputs::new(["q", "k", "v"].map(|name| file[name].unsqueeze(0).unwrap()))
 }
 
-/// One head of SmolLM2, `(1, 1536, 1, 64)`: the whole prompt, and chunks that begin at a block, inside a block, and with
-/// the last query.
+/// One head of SmolLM2, `(1, 1536, 1, 64)`: the whole prompt, and chunks that begin at a block, inside a block, and
+/// with the last query.
 pub fn smollm2() -> Vec<Inputs> {
     let whole = load("smollm2_layer12");
     let part = |(start, end): (usize, usize)| {
