@@ -66,11 +66,15 @@ pub fn count_to(scores: &[f64], share: f64) -> (usize, usize) {
 
 /// Whether any of the choices takes an entry.
 pub fn any(choices: impl IntoIterator<Item = Option<bool>>) -> Option<bool> {
-    choices.into_iter().fold(Some(false), |any, choice| match (any, choice) {
-        (Some(true), _) | (_, Some(true)) => Some(true),
-        (Some(false), Some(false)) => Some(false),
-        _ => None,
-    })
+    let mut open = false;
+    for choice in choices {
+        match choice {
+            Some(true) => return choice,
+            Some(false) => {}
+            None => open = true,
+        }
+    }
+    (!open).then_some(false)
 }
 
 fn descending(scores: impl Iterator<Item = f64>) -> Vec<f64> {
