@@ -4,9 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use candle_core::DType;
+use thiserror::Error;
 
 use crate::config::DecoderConfig;
-use crate::device_memory::DeviceMemory;
+use crate::device::DeviceMemory;
 
 /// Number of prompt tokens that go through all layers together. It bounds the activations for any prompt length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -34,16 +35,9 @@ impl From<Option<usize>> for Chunk {
 }
 
 /// The error for a string that is not a [`Chunk`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("expected auto, whole or a number of tokens, got {0:?}")]
 pub struct UnknownChunk(String);
-
-impl fmt::Display for UnknownChunk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "expected auto, whole or a number of tokens, got {:?}", self.0)
-    }
-}
-
-impl std::error::Error for UnknownChunk {}
 
 impl fmt::Display for Chunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,29 +105,12 @@ pub(crate) fn activation_bytes(config: &DecoderConfig, dtype: DType) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Architecture;
-    use crate::rope::{RopeConfig, RopeScaling};
+    use crate::weights::synthetic::Shape;
 
     const GB: u64 = 1_000_000_000;
 
     fn llama_8b() -> DecoderConfig {
-        DecoderConfig {
-            architecture: Architecture::Llama,
-            vocab_size: 128_256,
-            hidden_size: 4096,
-            intermediate_size: 14336,
-            num_layers: 32,
-            num_heads: 32,
-            num_kv_heads: 8,
-            head_dim: 128,
-            max_positions: 131_072,
-            rms_norm_eps: 1e-5,
-            rope: RopeConfig { theta: 5e5, scaling: RopeScaling::None },
-            attention_bias: false,
-            mlp_bias: false,
-            qk_norm: false,
-            tie_embeddings: false,
-        }
+        Shape::Llama31_8b.config().unwrap()
     }
 
     fn auto(free: u64, batch: usize) -> usize {

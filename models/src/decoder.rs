@@ -5,13 +5,11 @@ use candle_nn::{Embedding, Linear, Module, VarBuilder};
 
 use crate::attention::{Phase, SelfAttention};
 use crate::config::DecoderConfig;
-use crate::device_memory::DeviceMemory;
+use crate::device::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
-use crate::fused::Rotation;
+use crate::fused::{Rotary, Rotation};
 use crate::kv_cache::KvCache;
-use crate::layers::{Norm, load_linear, load_tensor};
-use crate::mlp::Mlp;
-use crate::rope::Rope;
+use crate::layers::{Mlp, Norm, load_linear, load_tensor};
 
 /// Called with the number of tokens (or layers) done and their total.
 pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
@@ -24,7 +22,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     norm: Norm,
     head: Linear,
-    rope: Rope,
+    rotary: Rotary,
     dtype: DType,
     device: Device,
 }
@@ -42,13 +40,7 @@ impl Decoder {
     /// `vb` reads files, and those of all layers if `vb` holds tensors on the GPU.
     pub fn load(config: &DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
         let config = config.clone().checked("DecoderConfig")?;
-        if !matches!(vb.dtype(), DType::F32 | DType::BF16 | DType::F16) {
-            return Err(ModelError::UnsupportedFeature {
-                feature: "dtype",
-                expected: "f32, bf16 or f16",
-                got: format!("{:?}", vb.dtype()),
-            });
-        }
+        check_dtype(vb.dtype())?;
         // Activations are freed after every layer, and every decoded token makes the host wait.
         DeviceMemory::keep_released(vb.device())?;
         let need = Need {
@@ -59,12 +51,11 @@ impl Decoder {
         need.check(Self::load_all(config, vb, progress), vb.device())
     }
 
-    fn load_all(config: DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
+    fn load_all(config: DecoderConfig, vb: &VarBuilder, mut progress: Option<&mut Progress>) -> Result<Self> {
         let model = vb.pp("model");
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = Embedding::new(load_tensor(&[vocab, hidden], "weight", &model.pp("embed_tokens"))?, hidden);
         let mut layers = Vec::with_capacity(config.num_layers);
-        let mut progress = progress;
         for layer in 0..config.num_layers {
             layers.push(Layer::load(&config, layer, &model.pp(format!("layers.{layer}")))?);
             if let Some(report) = progress.as_mut() {
@@ -76,9 +67,10 @@ impl Decoder {
         } else {
             load_linear(hidden, vocab, false, &vb.pp("lm_head"))?
         };
+        let (frequencies, factor) = (config.rope.inverse_frequencies(config.head_dim), config.rope.attention_factor());
         Ok(Self {
             norm: Norm::load(hidden, config.rms_norm_eps, &model.pp("norm"))?,
-            rope: Rope::new(&config.rope, config.head_dim, config.max_positions, vb.dtype(), vb.device())?,
+            rotary: Rotary::new(frequencies, factor, vb.dtype(), vb.device())?,
             dtype: vb.dtype(),
             device: vb.device().clone(),
             config,
@@ -118,11 +110,7 @@ impl Decoder {
     pub fn decode(&self, tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let (batch, len) = self.check_tokens(tokens, cache)?;
         if len != 1 {
-            return Err(ModelError::WrongInput {
-                what: "tokens per sequence in decoding",
-                expected: "1".to_owned(),
-                got: len.to_string(),
-            });
+            return Err(ModelError::input("tokens per sequence in decoding", 1, len));
         }
         let mut logits = || -> Result<Tensor> {
             let hidden = self.forward(tokens, cache, Phase::Decode, 0)?.ok_or(ModelError::EmptyPrompt)?;
@@ -150,7 +138,7 @@ impl Decoder {
         from: usize,
     ) -> Result<Option<Tensor>> {
         let (_, len) = tokens.dims2()?;
-        let rotation = self.rope.rows(cache.len(), len)?;
+        let rotation = self.rotary.rows(cache.len(), len)?;
         let mut x = self.embedding.forward(&tokens.contiguous()?)?;
         // The norm of the next layer adds the output of a layer to the residual stream, in the same pass.
         let mut delta = None;
@@ -170,28 +158,18 @@ impl Decoder {
     /// Checks that tokens `(batch, len)` fit the model and the cache; returns batch and length.
     pub(crate) fn check_tokens(&self, tokens: &Tensor, cache: &KvCache) -> Result<(usize, usize)> {
         let &[batch, len] = tokens.dims() else {
-            return Err(ModelError::WrongInput {
-                what: "prompt tensor",
-                expected: "(batch, len)".to_owned(),
-                got: format!("{:?}", tokens.dims()),
-            });
+            return Err(ModelError::input("prompt tensor", "(batch, len)", format!("{:?}", tokens.dims())));
         };
         if batch == 0 || len == 0 {
             return Err(ModelError::EmptyPrompt);
         }
         if batch != cache.batch() || cache.num_layers() != self.layers.len() {
-            return Err(ModelError::WrongInput {
-                what: "batch and layers of the KV cache",
-                expected: format!("{batch} and {}", self.layers.len()),
-                got: format!("{} and {}", cache.batch(), cache.num_layers()),
-            });
+            let expected = format!("{batch} and {}", self.layers.len());
+            let got = format!("{} and {}", cache.batch(), cache.num_layers());
+            return Err(ModelError::input("batch and layers of the KV cache", expected, got));
         }
         if tokens.dtype() != DType::U32 {
-            return Err(ModelError::WrongInput {
-                what: "dtype of the tokens",
-                expected: "u32".to_owned(),
-                got: format!("{:?}", tokens.dtype()),
-            });
+            return Err(ModelError::input("dtype of the tokens", "u32", format!("{:?}", tokens.dtype())));
         }
         let got = cache.len().saturating_add(len);
         if got > self.config.max_positions {
@@ -205,6 +183,14 @@ impl Decoder {
             return Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got: largest });
         }
         Ok((batch, len))
+    }
+}
+
+/// Returns `dtype` if the decoder computes in it.
+pub(crate) fn check_dtype(dtype: DType) -> Result<DType> {
+    match dtype {
+        DType::F32 | DType::BF16 | DType::F16 => Ok(dtype),
+        other => Err(ModelError::unsupported("dtype", "f32, bf16 or f16", format!("{other:?}"))),
     }
 }
 

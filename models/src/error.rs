@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use candle_core::Device;
 use thiserror::Error;
 
-use crate::device_memory::{DeviceMemory, is_out_of_memory};
+use crate::device::{DeviceMemory, is_out_of_memory};
 
 /// An error while a model is found, loaded or run.
 #[derive(Debug, Error)]
@@ -250,6 +250,14 @@ impl ModelError {
 
     pub(crate) fn config(origin: impl Into<String>, reason: impl ToString) -> Self {
         Self::InvalidConfig { origin: origin.into(), reason: reason.to_string() }
+    }
+
+    pub(crate) fn input(what: &'static str, expected: impl ToString, got: impl ToString) -> Self {
+        Self::WrongInput { what, expected: expected.to_string(), got: got.to_string() }
+    }
+
+    pub(crate) fn unsupported(feature: &'static str, expected: &'static str, got: impl ToString) -> Self {
+        Self::UnsupportedFeature { feature, expected, got: got.to_string() }
     }
 
     pub(crate) fn tokenizer(reason: impl ToString) -> Self {

@@ -31,7 +31,6 @@ pub struct TokenStream<'m> {
     decoder: &'m Decoder,
     cache: &'m mut KvCache,
     eos_ids: &'m [u32],
-    options: GenerationOptions,
     sampler: Sampler,
     context: Vec<u32>,
     logits: Tensor,
@@ -56,11 +55,8 @@ impl<'m> TokenStream<'m> {
         options: &GenerationOptions,
     ) -> Result<Self> {
         if logits.dims() != [1, decoder.config().vocab_size] {
-            return Err(ModelError::WrongInput {
-                what: "logits to generate from",
-                expected: format!("[1, {}]", decoder.config().vocab_size),
-                got: format!("{:?}", logits.dims()),
-            });
+            let expected = format!("[1, {}]", decoder.config().vocab_size);
+            return Err(ModelError::input("logits to generate from", expected, format!("{:?}", logits.dims())));
         }
         options.check()?;
         let context = prompt[prompt.len().saturating_sub(options.repeat_last_n)..].to_vec();
@@ -68,8 +64,7 @@ impl<'m> TokenStream<'m> {
             decoder,
             cache,
             eos_ids,
-            options: options.clone(),
-            sampler: Sampler::new(options),
+            sampler: Sampler::new(options.clone()),
             context,
             logits: logits.squeeze(0)?,
             pending: None,
@@ -85,7 +80,7 @@ impl<'m> TokenStream<'m> {
     }
 
     fn step(&mut self) -> Result<Option<u32>> {
-        if self.generated == self.options.max_new_tokens {
+        if self.generated == self.sampler.options.max_new_tokens {
             self.stopped = Some(StopReason::Length);
             return Ok(None);
         }
@@ -93,7 +88,7 @@ impl<'m> TokenStream<'m> {
             let token = Tensor::new(&[[token]], self.decoder.device())?;
             self.logits = self.decoder.decode(&token, self.cache)?.squeeze(0)?;
         }
-        let recent = self.context.len().saturating_sub(self.options.repeat_last_n);
+        let recent = self.context.len().saturating_sub(self.sampler.options.repeat_last_n);
         let token = self.sampler.sample(&self.logits, &self.context[recent..])?;
         if self.eos_ids.contains(&token) {
             self.stopped = Some(StopReason::Eos);

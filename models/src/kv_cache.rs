@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use crate::config::DecoderConfig;
-use crate::device_memory::DeviceMemory;
+use crate::device::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::fused::LayerCache;
 
@@ -31,11 +31,8 @@ impl KvCache {
             return Err(ModelError::ContextTooLong { expected: config.max_positions, got: capacity });
         }
         if batch == 0 || capacity == 0 {
-            return Err(ModelError::WrongInput {
-                what: "batch and capacity of a KV cache",
-                expected: "at least 1 each".to_owned(),
-                got: format!("{batch} and {capacity}"),
-            });
+            let got = format!("{batch} and {capacity}");
+            return Err(ModelError::input("batch and capacity of a KV cache", "at least 1 each", got));
         }
         let shape = (batch, capacity, config.num_kv_heads, config.head_dim);
         let elements = [2 * config.num_layers, batch, capacity, config.num_kv_heads, config.head_dim];
@@ -63,11 +60,6 @@ impl KvCache {
         self.len == 0
     }
 
-    /// Number of positions that the cache can hold.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     /// Number of sequences.
     pub fn batch(&self) -> usize {
         self.batch
@@ -88,12 +80,11 @@ impl KvCache {
     /// # Errors
     /// [`ModelError::WrongInput`] if the layer does not exist.
     pub fn layer(&self, layer: usize) -> Result<(Tensor, Tensor)> {
-        let (k, v) = self.layers.get(layer).ok_or_else(|| ModelError::WrongInput {
-            what: "layer of the KV cache",
-            expected: format!("less than {}", self.layers.len()),
-            got: layer.to_string(),
-        })?;
-        Ok((k.narrow(1, 0, self.len)?, v.narrow(1, 0, self.len)?))
+        if layer >= self.layers.len() {
+            let expected = format!("less than {}", self.layers.len());
+            return Err(ModelError::input("layer of the KV cache", expected, layer));
+        }
+        self.with_new(layer, 0)
     }
 
     /// Refuses `count` more positions if they do not fit.

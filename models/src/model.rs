@@ -55,7 +55,7 @@ impl LoadedModel {
     /// # Errors
     /// [`ModelError::Tokenizer`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        encode(&self.tokenizer, text)
+        Ok(self.tokenizer.encode(text, true).map_err(ModelError::tokenizer)?.get_ids().to_vec())
     }
 
     /// Text of `tokens`, without special tokens.
@@ -76,8 +76,4 @@ impl LoadedModel {
         }
         Ok(Tensor::from_slice(tokens, (1, tokens.len()), self.decoder.device())?)
     }
-}
-
-pub(crate) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
-    Ok(tokenizer.encode(text, true).map_err(ModelError::tokenizer)?.get_ids().to_vec())
 }

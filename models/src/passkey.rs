@@ -4,7 +4,8 @@
 use serde::Deserialize;
 
 use crate::error::{ModelError, Result};
-use crate::weights::PASSKEY_JSONL;
+
+const PASSKEY_JSONL: &str = include_str!("../passkey.jsonl");
 
 /// The first line of every prompt.
 pub const HEADER: &str = "Some special magic numbers are hidden within the following text. Make sure to memorize it. \

@@ -8,7 +8,7 @@ use candle_s2o::Attention;
 use crate::attention::Phase;
 use crate::chunk::{Chunk, activation_bytes};
 use crate::decoder::{Decoder, Progress};
-use crate::device_memory::DeviceMemory;
+use crate::device::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::kv_cache::KvCache;
 
@@ -75,11 +75,7 @@ impl PrefillOutput {
     /// [`ModelError::WrongInput`] if the prefill computed no logits.
     pub fn last_logits(&self) -> Result<Tensor> {
         match self.logits.dim(1)? {
-            0 => Err(ModelError::WrongInput {
-                what: "positions with logits",
-                expected: "at least 1".to_owned(),
-                got: "0".to_owned(),
-            }),
+            0 => Err(ModelError::input("positions with logits", "at least 1", 0)),
             positions => Ok(self.logits.narrow(1, positions - 1, 1)?.squeeze(1)?),
         }
     }

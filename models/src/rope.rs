@@ -4,11 +4,9 @@
 
 use std::f64::consts::PI;
 
-use candle_core::{DType, Device};
 use serde_json::Value;
 
 use crate::error::{ModelError, Result};
-use crate::fused::{Rotary, Rotation};
 
 /// Base frequency and scaling of the rotation.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,11 +99,9 @@ impl RopeScaling {
                     original_max_positions,
                 })
             }
-            Some(other) => Err(ModelError::UnsupportedFeature {
-                feature: "rope_scaling.rope_type",
-                expected: "default, linear, llama3 or yarn",
-                got: other.to_owned(),
-            }),
+            Some(other) => {
+                Err(ModelError::unsupported("rope_scaling.rope_type", "default, linear, llama3 or yarn", other))
+            }
         }
     }
 
@@ -125,78 +121,67 @@ pub(crate) fn yarn_scale(factor: f64, scale: f64) -> f64 {
 
 impl RopeConfig {
     pub(crate) fn check(&self, head_dim: usize, origin: &str) -> Result<()> {
-        let positive = |name: &str, value: f64| {
-            if value.is_finite() && value > 0.0 {
-                Ok(())
-            } else {
+        let mut positive = vec![("rope_theta", self.theta)];
+        match &self.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => positive.push(("rope_scaling.factor", *factor)),
+            RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. } => positive.extend([
+                ("rope_scaling.factor", *factor),
+                ("rope_scaling.low_freq_factor", *low),
+                ("rope_scaling.high_freq_factor - low_freq_factor", high - low),
+            ]),
+            RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, .. } => positive.extend([
+                ("rope_scaling.factor", *factor),
+                ("rope_scaling.attention_factor", *attention_factor),
+                ("rope_scaling.beta_fast", *beta_fast),
+                ("rope_scaling.beta_slow", *beta_slow),
+            ]),
+            RopeScaling::Divisors(divisors) if divisors.len() != head_dim / 2 => {
+                let reason = format!("{} rope frequency divisors, expected {}", divisors.len(), head_dim / 2);
+                return Err(ModelError::config(origin, reason));
+            }
+            RopeScaling::Divisors(divisors) => {
+                positive.extend(divisors.iter().map(|d| ("a rope frequency divisor", f64::from(*d))));
+            }
+        }
+        match positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+            Some((name, value)) => {
                 Err(ModelError::config(origin, format!("{name} is {value}, expected a positive number")))
             }
-        };
-        positive("rope_theta", self.theta)?;
-        match &self.scaling {
-            RopeScaling::None => Ok(()),
-            RopeScaling::Linear { factor } => positive("rope_scaling.factor", *factor),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, .. } => {
-                positive("rope_scaling.factor", *factor)?;
-                positive("rope_scaling.low_freq_factor", *low_freq_factor)?;
-                positive("rope_scaling.high_freq_factor - low_freq_factor", *high_freq_factor - *low_freq_factor)
-            }
-            RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, .. } => {
-                positive("rope_scaling.factor", *factor)?;
-                positive("rope_scaling.attention_factor", *attention_factor)?;
-                positive("rope_scaling.beta_fast", *beta_fast)?;
-                positive("rope_scaling.beta_slow", *beta_slow)
-            }
-            RopeScaling::Divisors(divisors) if divisors.len() == head_dim / 2 => {
-                divisors.iter().try_for_each(|d| positive("a rope frequency divisor", f64::from(*d)))
-            }
-            RopeScaling::Divisors(divisors) => Err(ModelError::config(
-                origin,
-                format!("{} rope frequency divisors, expected {}", divisors.len(), head_dim / 2),
-            )),
+            None => Ok(()),
         }
     }
 
     /// The `head_dim / 2` inverse frequencies, scaled.
     pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
-        let base = |i: usize| self.theta.powf(-((2 * i) as f64) / head_dim as f64);
-        let count = head_dim / 2;
-        let scaled: Vec<f64> = match &self.scaling {
-            RopeScaling::None => (0..count).map(base).collect(),
-            RopeScaling::Linear { factor } => (0..count).map(|i| base(i) / factor).collect(),
-            RopeScaling::Divisors(divisors) => {
-                divisors.iter().enumerate().map(|(i, d)| base(i) / f64::from(*d)).collect()
-            }
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
-                let rotations = |freq: f64| *original_max_positions as f64 * freq / (2.0 * PI);
-                (0..count)
-                    .map(base)
-                    .map(|freq| {
-                        let kept = (rotations(freq) - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                        let kept = kept.clamp(0.0, 1.0);
-                        (1.0 - kept) * freq / factor + kept * freq
-                    })
-                    .collect()
-            }
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_max_positions, .. } => {
-                // The dimension whose frequency rotates `rotations` times within the original context.
-                let dimension = |rotations: f64| {
-                    let positions = *original_max_positions as f64;
-                    head_dim as f64 * (positions / (rotations * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
-                };
-                let (low, high) = (dimension(*beta_fast), dimension(*beta_slow));
-                let (low, high) = if *truncate { (low.floor(), high.ceil()) } else { (low, high) };
-                let (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
-                let width = if high == low { 0.001 } else { high - low };
-                (0..count)
-                    .map(|i| {
-                        let divided = ((i as f64 - low) / width).clamp(0.0, 1.0);
-                        divided * base(i) / factor + (1.0 - divided) * base(i)
-                    })
-                    .collect()
+        let scaled = |i: usize| {
+            let freq = self.theta.powf(-((2 * i) as f64) / head_dim as f64);
+            match &self.scaling {
+                RopeScaling::None => freq,
+                RopeScaling::Linear { factor } => freq / factor,
+                RopeScaling::Divisors(divisors) => freq / divisors.get(i).map_or(1.0, |d| f64::from(*d)),
+                RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+                    let rotations = *original_max_positions as f64 * freq / (2.0 * PI);
+                    let kept = (rotations - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let kept = kept.clamp(0.0, 1.0);
+                    (1.0 - kept) * freq / factor + kept * freq
+                }
+                RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_max_positions, .. } => {
+                    // The dimension whose frequency rotates `rotations` times within the original context.
+                    let dimension = |rotations: f64| {
+                        let positions = *original_max_positions as f64;
+                        head_dim as f64 * (positions / (rotations * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
+                    };
+                    let (low, high) = (dimension(*beta_fast), dimension(*beta_slow));
+                    let (low, high) = if *truncate { (low.floor(), high.ceil()) } else { (low, high) };
+                    let (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+                    let width = if high == low { 0.001 } else { high - low };
+                    let divided = ((i as f64 - low) / width).clamp(0.0, 1.0);
+                    divided * freq / factor + (1.0 - divided) * freq
+                }
             }
         };
-        scaled.into_iter().map(|freq| freq as f32).collect()
+        (0..head_dim / 2).map(|i| scaled(i) as f32).collect()
     }
 
     /// The factor on cos and sin: 1 except for YaRN.
@@ -205,34 +190,5 @@ impl RopeConfig {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,
             _ => 1.0,
         }
-    }
-}
-
-/// The rotation of a decoder's heads, within its positions.
-#[derive(Debug)]
-pub(crate) struct Rope {
-    rotary: Rotary,
-    max_positions: usize,
-}
-
-impl Rope {
-    pub(crate) fn new(
-        config: &RopeConfig,
-        head_dim: usize,
-        max_positions: usize,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Self> {
-        let rotary = Rotary::new(config.inverse_frequencies(head_dim), config.attention_factor(), dtype, device)?;
-        Ok(Self { rotary, max_positions })
-    }
-
-    /// cos and sin of positions `start .. start + len`, for all layers.
-    pub(crate) fn rows(&self, start: usize, len: usize) -> Result<Rotation> {
-        let end = start + len;
-        if end > self.max_positions {
-            return Err(ModelError::ContextTooLong { expected: self.max_positions, got: end });
-        }
-        Ok(self.rotary.rows(start, len)?)
     }
 }

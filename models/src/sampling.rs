@@ -54,60 +54,47 @@ impl Default for GenerationOptions {
 impl GenerationOptions {
     /// Refuses invalid options, which would otherwise silently act as others.
     pub(crate) fn check(&self) -> Result<()> {
-        let refuse = |what, expected: &str, got: String| {
-            Err(ModelError::WrongInput { what, expected: expected.to_owned(), got })
-        };
-        match (self.temperature, self.top_k, self.top_p) {
+        Err(match (self.temperature, self.top_k, self.top_p) {
             (Some(t), ..) if !(t.is_finite() && t >= 0.0) => {
-                refuse("temperature", "a finite number >= 0", t.to_string())
+                ModelError::input("temperature", "a finite number >= 0", t)
             }
-            (_, Some(0), _) => refuse("top_k", "at least 1", "0".to_owned()),
-            (.., Some(p)) if !(p > 0.0 && p <= 1.0) => refuse("top_p", "a number in (0, 1]", p.to_string()),
+            (_, Some(0), _) => ModelError::input("top_k", "at least 1", 0),
+            (.., Some(p)) if !(p > 0.0 && p <= 1.0) => ModelError::input("top_p", "a number in (0, 1]", p),
             _ if !(self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0) => {
-                refuse("repeat_penalty", "a finite number > 0", self.repeat_penalty.to_string())
+                ModelError::input("repeat_penalty", "a finite number > 0", self.repeat_penalty)
             }
-            _ => Ok(()),
-        }
+            _ => return Ok(()),
+        })
     }
 }
 
 /// Chooses tokens one by one, with one random state.
 pub(crate) struct Sampler {
     rng: StdRng,
-    /// `None`: the most likely token.
-    temperature: Option<f64>,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-    repeat_penalty: f32,
+    pub(crate) options: GenerationOptions,
 }
 
 impl Sampler {
     /// `options` must be valid.
-    pub(crate) fn new(options: &GenerationOptions) -> Self {
-        Self {
-            rng: StdRng::seed_from_u64(options.seed),
-            temperature: options.temperature.filter(|temperature| *temperature >= MIN_TEMPERATURE),
-            top_k: options.top_k,
-            top_p: options.top_p.filter(|p| *p < 1.0).map(|p| p as f32),
-            repeat_penalty: options.repeat_penalty,
-        }
+    pub(crate) fn new(options: GenerationOptions) -> Self {
+        Self { rng: StdRng::seed_from_u64(options.seed), options }
     }
 
     /// Samples the next token from logits `(vocab_size,)`, after the penalty on the `recent` tokens.
     pub(crate) fn sample(&mut self, logits: &Tensor, recent: &[u32]) -> Result<u32> {
         let logits = self.penalise(logits.to_dtype(DType::F32)?, recent)?;
-        let Some(temperature) = self.temperature else {
+        let Some(temperature) = self.options.temperature.filter(|temperature| *temperature >= MIN_TEMPERATURE) else {
             return Ok(logits.argmax(D::Minus1)?.to_scalar()?);
         };
         let mut weights = softmax_last_dim(&(logits / temperature)?)?.to_vec1::<f32>()?;
         let mut tokens: Vec<usize> = (0..weights.len()).collect();
-        if let Some(k) = self.top_k.filter(|k| *k < weights.len()) {
+        if let Some(k) = self.options.top_k.filter(|k| *k < weights.len()) {
             tokens.select_nth_unstable_by(k, |a, b| weights[*b].total_cmp(&weights[*a]));
             tokens.truncate(k);
             weights = tokens.iter().map(|token| weights[*token]).collect();
         }
-        if let Some(p) = self.top_p {
-            keep_top_p(&mut weights, p);
+        if let Some(p) = self.options.top_p.filter(|p| *p < 1.0) {
+            keep_top_p(&mut weights, p as f32);
         }
         let choice = WeightedIndex::new(&weights).map_err(Error::wrap)?;
         Ok(tokens[choice.sample(&mut self.rng)] as u32)
@@ -115,13 +102,14 @@ impl Sampler {
 
     /// Lowers the logit of each `recent` token once, however often it occurs.
     fn penalise(&self, logits: Tensor, recent: &[u32]) -> Result<Tensor> {
-        if self.repeat_penalty == 1.0 {
+        let penalty = self.options.repeat_penalty;
+        if penalty == 1.0 {
             return Ok(logits);
         }
         let mut values = logits.to_vec1::<f32>()?;
         for token in recent.iter().collect::<HashSet<_>>() {
             if let Some(value) = values.get_mut(*token as usize) {
-                *value = if *value >= 0.0 { *value / self.repeat_penalty } else { *value * self.repeat_penalty };
+                *value = if *value >= 0.0 { *value / penalty } else { *value * penalty };
             }
         }
         Ok(Tensor::from_vec(values, logits.shape(), logits.device())?)

@@ -44,32 +44,28 @@ impl<'t> TextStream<'t> {
         let decode = |tokens: &[u32]| self.tokenizer.decode(tokens, true).map_err(ModelError::tokenizer);
         let before = decode(&self.tokens[self.context_start..self.shown])?;
         let after = decode(&self.tokens[self.context_start..])?;
-        if !all && after.ends_with(char::REPLACEMENT_CHARACTER) {
-            return Ok(String::new());
+        let is_whole = all || !after.ends_with(char::REPLACEMENT_CHARACTER);
+        match after.strip_prefix(before.as_str()) {
+            Some(fresh) if is_whole && !fresh.is_empty() => {
+                self.context_start = self.shown;
+                self.shown = self.tokens.len();
+                Ok(fresh.to_owned())
+            }
+            _ => Ok(String::new()),
         }
-        let Some(fresh) = after.strip_prefix(before.as_str()) else {
-            return Ok(String::new());
-        };
-        if fresh.is_empty() {
-            return Ok(String::new());
-        }
-        let fresh = fresh.to_owned();
-        self.context_start = self.shown;
-        self.shown = self.tokens.len();
-        Ok(fresh)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::str::FromStr;
     use std::sync::LazyLock;
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::weights::needle_tokenizer;
 
-    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| needle_tokenizer().unwrap());
+    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_str(s2o_needle_7m::TOKENIZER).unwrap());
 
     fn streamed(tokens: &[u32]) -> (Vec<String>, String) {
         let mut stream = TextStream::new(&TOKENIZER);

@@ -17,12 +17,12 @@ fn pooled(problem: &Problem, offset: usize, block: usize, centred: bool) {
     let (batch, len, heads, dim) = on_cpu.dims4().unwrap();
     let centre = Tensor::from_vec(noise(batch * heads * dim, 5), (batch, heads, dim), &Device::Cpu).unwrap();
     let on_device = centre.to_device(on_gpu.device()).unwrap();
-    let pooled = block_pool(on_gpu, offset, block, centred.then_some(&on_device), true).unwrap();
-    let alone = block_pool(on_gpu, offset, block, centred.then_some(&on_device), false).unwrap();
+    let (means, similarity) = block_pool(on_gpu, offset, block, centred.then_some(&on_device), true).unwrap();
+    let (alone, _) = block_pool(on_gpu, offset, block, centred.then_some(&on_device), false).unwrap();
     let blocks = (offset + len).div_ceil(block) - offset / block;
-    assert_eq!(pooled.means.dims(), [batch, heads, blocks, dim]);
-    let (means, self_similarity) = (f64s(&pooled.means), f64s(&pooled.self_similarity.unwrap()));
-    assert_eq!(f64s(&alone.means), means, "with and without similarity");
+    assert_eq!(means.dims(), [batch, heads, blocks, dim]);
+    let (means, self_similarity) = (f64s(&means), f64s(&similarity.unwrap()));
+    assert_eq!(f64s(&alone), means, "with and without similarity");
     let (x, centre) = (f64s(on_cpu), f64s(&centre));
     for of_head in 0..batch * heads {
         let (sequence, head) = (of_head / heads, of_head % heads);

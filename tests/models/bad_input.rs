@@ -5,7 +5,9 @@ use candle_nn::VarBuilder;
 use candle_s2o::Dense;
 use s2o_eval::EvalError;
 use s2o_eval::tasks::passkey;
-use s2o_models::{Decoder, DecoderConfig, GenerationOptions, LoadOptions, ModelError, ModelSource, PrefillOptions};
+use s2o_models::{
+    Decoder, DecoderConfig, GenerationOptions, LoadOptions, LoadedModel, ModelError, ModelSource, PrefillOptions,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -17,8 +19,12 @@ fn directory(json: &Value) -> TempDir {
     directory
 }
 
+fn load(directory: &TempDir) -> Result<LoadedModel, ModelError> {
+    ModelSource::Directory(directory.path().to_owned()).load(&LoadOptions::default(), None)
+}
+
 fn load_error(directory: &TempDir) -> ModelError {
-    ModelSource::Directory(directory.path().to_owned()).load(&LoadOptions::default(), None).unwrap_err()
+    load(directory).unwrap_err()
 }
 
 fn config_error(changes: Value) -> ModelError {
@@ -50,14 +56,13 @@ fn missing_files() {
     }
     let sharded = tempfile::tempdir().unwrap();
     write_sharded(sharded.path(), &llama_json(), &weights(&llama_json(), 51));
-    let load = || ModelSource::Directory(sharded.path().to_owned()).load(&LoadOptions::default(), None);
-    load().unwrap();
+    load(&sharded).unwrap();
     let shard = "model-00002-of-00002.safetensors";
     std::fs::remove_file(sharded.path().join(shard)).unwrap();
-    assert!(matches!(load().unwrap_err(), ModelError::MissingFile { path, .. } if path.ends_with(shard)));
+    assert!(matches!(load_error(&sharded), ModelError::MissingFile { path, .. } if path.ends_with(shard)));
     let outside = json!({"weight_map": {"x": "../elsewhere.safetensors"}}).to_string();
     std::fs::write(sharded.path().join("model.safetensors.index.json"), outside).unwrap();
-    assert!(matches!(load().unwrap_err(), ModelError::InvalidConfig { .. }));
+    assert!(matches!(load_error(&sharded), ModelError::InvalidConfig { .. }));
 }
 
 #[test]
@@ -139,27 +144,22 @@ fn malformed_configurations() {
 fn bad_prompts() {
     let decoder = decoder(&llama_json(), 52);
     let mut cache = decoder.new_cache(1, 20).unwrap();
-    let mut error = |tokens: &Tensor, options: PrefillOptions| {
+    let mut error_of = |tokens: &Tensor, options: PrefillOptions| {
         let error = decoder.prefill(tokens, &mut cache, &Dense, options).unwrap_err();
         assert_eq!(cache.len(), 0, "a refused prompt leaves nothing in the cache");
         error
     };
+    assert!(matches!(error_of(&tokens(1, 5, 288), PrefillOptions::new().chunk(0)), ModelError::EmptyChunk));
+    let mut error = |tokens: &Tensor| error_of(tokens, PrefillOptions::new());
     let empty = Tensor::zeros((1, 0), DType::U32, &Device::Cpu).unwrap();
-    assert!(matches!(error(&empty, PrefillOptions::new()), ModelError::EmptyPrompt));
-    assert!(matches!(error(&tokens(1, 5, 288), PrefillOptions::new().chunk(0)), ModelError::EmptyChunk));
-    assert!(matches!(
-        error(&tokens(1, 21, 288), PrefillOptions::new()),
-        ModelError::CacheFull { expected: 20, got: 21 }
-    ));
-    assert!(matches!(
-        error(&tokens(1, 257, 288), PrefillOptions::new()),
-        ModelError::ContextTooLong { expected: 256, got: 257 }
-    ));
+    assert!(matches!(error(&empty), ModelError::EmptyPrompt));
+    assert!(matches!(error(&tokens(1, 21, 288)), ModelError::CacheFull { expected: 20, got: 21 }));
+    assert!(matches!(error(&tokens(1, 257, 288)), ModelError::ContextTooLong { expected: 256, got: 257 }));
     let outside = Tensor::new(&[[1u32, 288]], &Device::Cpu).unwrap();
-    assert!(matches!(error(&outside, PrefillOptions::new()), ModelError::TokenOutOfRange { expected: 288, got: 288 }));
+    assert!(matches!(error(&outside), ModelError::TokenOutOfRange { expected: 288, got: 288 }));
     let flat = Tensor::new(&[1u32, 2], &Device::Cpu).unwrap();
     for wrong in [flat, tokens(2, 3, 288), tokens(1, 3, 288).to_dtype(DType::I64).unwrap()] {
-        assert!(matches!(error(&wrong, PrefillOptions::new()), ModelError::WrongInput { .. }));
+        assert!(matches!(error(&wrong), ModelError::WrongInput { .. }));
     }
 }
 
@@ -184,8 +184,7 @@ fn bad_decoding() {
 
 #[test]
 fn generation_that_cannot_fit_is_refused_before_any_work() {
-    let directory = directory(&llama_json());
-    let model = ModelSource::Directory(directory.path().to_owned()).load(&LoadOptions::default(), None).unwrap();
+    let model = load(&directory(&llama_json())).unwrap();
     let mut cache = model.decoder.new_cache(1, 30).unwrap();
     let mut run = |prompt: &[u32], max_new_tokens: usize| {
         let options = GenerationOptions { max_new_tokens, ..Default::default() };
@@ -203,8 +202,7 @@ fn generation_that_cannot_fit_is_refused_before_any_work() {
 
 #[test]
 fn sampling_that_cannot_be_is_refused_before_any_work() {
-    let directory = directory(&llama_json());
-    let model = ModelSource::Directory(directory.path().to_owned()).load(&LoadOptions::default(), None).unwrap();
+    let model = load(&directory(&llama_json())).unwrap();
     let mut cache = model.decoder.new_cache(1, 30).unwrap();
     let defaults = GenerationOptions { max_new_tokens: 2, temperature: Some(0.5), ..Default::default() };
     for (options, name) in [

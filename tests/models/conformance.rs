@@ -1,9 +1,7 @@
 //! Logits equal those of candle-transformers' `llama` and `qwen3` on the same weights.
 
 use candle_core::{DType, Device, Tensor};
-use candle_s2o::Dense;
 use candle_transformers::models::{llama, qwen3};
-use s2o_models::PrefillOptions;
 use serde_json::{Value, json};
 
 use crate::fixtures::*;
@@ -12,11 +10,7 @@ const TOLERANCE: f32 = 1e-4;
 const LENGTHS: [usize; 4] = [1, 7, 65, 130];
 
 fn ours(json: &Value, tokens: &Tensor) -> Tensor {
-    let decoder = decoder(json, 7);
-    let (batch, len) = tokens.dims2().unwrap();
-    let mut cache = decoder.new_cache(batch, len).unwrap();
-    let out = decoder.prefill(tokens, &mut cache, &Dense, PrefillOptions::new()).unwrap();
-    out.last_logits().unwrap()
+    last_logits(&decoder(json, 7), tokens)
 }
 
 fn candle_llama(json: &Value, tokens: &Tensor) -> Tensor {
@@ -44,17 +38,9 @@ fn compare(json: &Value, theirs: fn(&Value, &Tensor) -> Tensor) {
 }
 
 #[test]
-fn llama_with_grouped_heads() {
+fn llama_with_many_few_and_one_kv_head() {
     compare(&llama_json(), candle_llama);
-}
-
-#[test]
-fn llama_with_as_many_kv_heads() {
     compare(&with(llama_json(), json!({"num_key_value_heads": 4})), candle_llama);
-}
-
-#[test]
-fn llama_with_one_kv_head_and_tied_head() {
     compare(&with(llama_json(), json!({"num_key_value_heads": 1, "tie_word_embeddings": true})), candle_llama);
 }
 
@@ -70,12 +56,8 @@ fn llama_3_1_rope_scaling() {
 }
 
 #[test]
-fn qwen3_tied_with_grouped_heads() {
+fn qwen3_tied_and_untied_with_bias() {
     compare(&qwen3_json(), candle_qwen3);
-}
-
-#[test]
-fn qwen3_untied_with_bias_and_as_many_kv_heads() {
     let changes = json!({"num_key_value_heads": 4, "tie_word_embeddings": false, "attention_bias": true});
     compare(&with(qwen3_json(), changes), candle_qwen3);
 }

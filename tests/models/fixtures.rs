@@ -5,8 +5,9 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
+use candle_s2o::{Attention, Dense, PrefillCall};
 use s2o_models::weights::synthetic;
-use s2o_models::{Decoder, DecoderConfig};
+use s2o_models::{Decoder, DecoderConfig, PrefillOptions};
 use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -67,6 +68,33 @@ pub(crate) fn tokens(batch: usize, len: usize, vocab: u32) -> Tensor {
     Tensor::from_vec(ids, (batch, len), &Device::Cpu).unwrap()
 }
 
+/// Dense attention that first shows each call, with its q and k, to a closure.
+pub(crate) struct Watched<F>(pub(crate) F);
+
+impl<F> std::fmt::Debug for Watched<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watched")
+    }
+}
+
+impl<F: Fn(&PrefillCall, &Tensor, &Tensor) -> candle_core::Result<()> + Send + Sync> Attention for Watched<F> {
+    fn name(&self) -> &str {
+        "watched"
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        (self.0)(call, q, k)?;
+        Dense.prefill(call, q, k, v)
+    }
+}
+
+/// Logits of the last position after a prefill of `tokens` `(batch, len)` with dense attention.
+pub(crate) fn last_logits(decoder: &Decoder, tokens: &Tensor) -> Tensor {
+    let (batch, len) = tokens.dims2().unwrap();
+    let mut cache = decoder.new_cache(batch, len).unwrap();
+    decoder.prefill(tokens, &mut cache, &Dense, PrefillOptions::new()).unwrap().last_logits().unwrap()
+}
+
 pub(crate) fn values(x: &Tensor) -> Vec<f32> {
     x.flatten_all().unwrap().to_dtype(DType::F32).unwrap().to_vec1().unwrap()
 }
@@ -87,11 +115,7 @@ pub(crate) fn tiny_vocabulary() -> (Vec<String>, Vec<(String, String)>) {
     let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
     alphabet.sort_unstable();
     let mut tokens: Vec<String> = alphabet.into_iter().map(String::from).collect();
-    tokens.push("<|bos|>".to_owned());
-    tokens.push("<|eos|>".to_owned());
-    tokens.push("<|im_end|>".to_owned());
-    tokens.push("th".to_owned());
-    tokens.push("the".to_owned());
+    tokens.extend(["<|bos|>", "<|eos|>", "<|im_end|>", "th", "the"].map(str::to_owned));
     (tokens, vec![("t".to_owned(), "h".to_owned()), ("th".to_owned(), "e".to_owned())])
 }
 

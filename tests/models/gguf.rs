@@ -214,22 +214,22 @@ fn broken_files_are_typed_errors() {
     let error = || ModelSource::Gguf(file.clone()).load(&LoadOptions::default(), None).unwrap_err();
     assert!(matches!(error(), ModelError::MissingFile { .. }));
 
-    write(&file, &good_metadata, &tensors(&json, &weights, GgmlDType::F32));
+    let tensors = || tensors(&json, &weights, GgmlDType::F32);
+    write(&file, &good_metadata, &tensors());
     let bytes = std::fs::read(&file).unwrap();
     for len in [0, 3, 100, bytes.len() / 2, bytes.len() - 40] {
         std::fs::write(&file, &bytes[..len]).unwrap();
         assert!(matches!(error(), ModelError::InvalidWeights { .. }), "cut to {len} bytes: {}", error());
     }
-    let other = metadata("gpt2", &json);
-    write(&file, &other, &tensors(&json, &weights, GgmlDType::F32));
+    write(&file, &metadata("gpt2", &json), &tensors());
     assert!(matches!(error(), ModelError::UnsupportedArchitecture { got, .. } if got == "gpt2"));
 
-    let mut fewer = tensors(&json, &weights, GgmlDType::F32);
+    let mut fewer = tensors();
     fewer.retain(|(name, _)| name != "blk.1.attn_k.weight");
     write(&file, &good_metadata, &fewer);
     assert!(matches!(error(), ModelError::MissingTensor { name } if name == "blk.1.attn_k.weight"));
 
-    let mut wrong = tensors(&json, &weights, GgmlDType::F32);
+    let mut wrong = tensors();
     wrong.retain(|(name, _)| name != "output_norm.weight");
     let short = Tensor::ones(32, DType::F32, &Device::Cpu).unwrap();
     wrong.push(("output_norm.weight".to_owned(), QTensor::quantize(&short, GgmlDType::F32).unwrap()));
@@ -238,7 +238,7 @@ fn broken_files_are_typed_errors() {
 
     let mut foreign = good_metadata;
     foreign.iter_mut().find(|(key, _)| key == "tokenizer.ggml.model").unwrap().1 = Value::String("bert".to_owned());
-    write(&file, &foreign, &tensors(&json, &weights, GgmlDType::F32));
+    write(&file, &foreign, &tensors());
     assert!(matches!(error(), ModelError::UnsupportedFeature { feature: "tokenizer.ggml.model", .. }));
     let tokenizer = directory.path().join("tokenizer.json");
     tiny_tokenizer().save(&tokenizer, false).unwrap();

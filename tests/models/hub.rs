@@ -49,14 +49,12 @@ fn serve(stream: TcpStream, files: &Path, own: &str, log: &Mutex<Vec<String>>) {
     let path = request.split(' ').nth(1).unwrap().to_owned();
     log.lock().unwrap().push(format!("{path} {}", header("authorization").unwrap_or_default()));
     let file = path.rsplit('/').next().unwrap().to_owned();
-    let (status, extra, body): (&str, String, Vec<u8>) = if path.starts_with("/org/gated/") {
-        ("403 Forbidden", String::new(), Vec::new())
-    } else if path.starts_with("/org/private/") {
-        ("401 Unauthorized", String::new(), Vec::new())
-    } else if path.starts_with("/org/broken/") {
-        ("500 Internal Server Error", String::new(), Vec::new())
-    } else {
-        match std::fs::read(files.join(&file)) {
+    let refused =
+        [("gated", "403 Forbidden"), ("private", "401 Unauthorized"), ("broken", "500 Internal Server Error")];
+    let refused = refused.iter().find(|(name, _)| path.starts_with(&format!("/org/{name}/")));
+    let (status, extra, body): (&str, String, Vec<u8>) = match refused {
+        Some((_, status)) => (status, String::new(), Vec::new()),
+        None => match std::fs::read(files.join(&file)) {
             Err(_) => ("404 Not Found", String::new(), Vec::new()),
             Ok(_) if file.ends_with(".safetensors") && path.starts_with("/org/") => {
                 let location = format!("{own}/storage/{file}");
@@ -70,7 +68,7 @@ fn serve(stream: TcpStream, files: &Path, own: &str, log: &Mutex<Vec<String>>) {
                 let content_range = format!("Content-Range: bytes {from}-{}/{}\r\n", to.saturating_sub(1), bytes.len());
                 ("206 Partial Content", format!("{content_range}ETag: \"{file}\"\r\n"), bytes[from..to].to_vec())
             }
-        }
+        },
     };
     let mut stream = stream;
     let head = format!(
@@ -82,13 +80,8 @@ fn serve(stream: TcpStream, files: &Path, own: &str, log: &Mutex<Vec<String>>) {
 }
 
 pub(crate) fn options(endpoint: &str, cache: &Path) -> LoadOptions {
-    let hub = HubOptions {
-        endpoint: endpoint.to_owned(),
-        cache: cache.to_owned(),
-        token: Some("hf_test".to_owned()),
-        offline: false,
-    };
-    LoadOptions { hub, ..Default::default() }
+    let (endpoint, cache, token) = (endpoint.to_owned(), cache.to_owned(), Some("hf_test".to_owned()));
+    LoadOptions { hub: HubOptions { endpoint, cache, token, offline: false }, ..Default::default() }
 }
 
 pub(crate) fn load(source: &str, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
@@ -117,8 +110,7 @@ fn a_model_is_fetched_once_and_then_read_from_the_cache() {
         let model = load("org/tiny", &options).unwrap();
         assert_eq!(model.name, "tiny");
         assert_eq!(model.eos_ids, if sharded { vec![257, 258] } else { vec![3, 257, 258] });
-        let embedding = model.decoder.config().vocab_size;
-        assert_eq!(embedding, 288);
+        assert_eq!(model.config().vocab_size, 288);
         let requests = server.requests();
         assert!(requests.iter().any(|r| r == "/org/tiny/resolve/main/config.json Bearer hf_test"), "{requests:?}");
         assert!(requests.iter().any(|r| r.starts_with("/storage/model")), "{requests:?}");

@@ -7,8 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use candle_s2o::Dense;
-use s2o_models::{LoadedModel, ModelError, PrefillOptions};
+use s2o_models::{LoadedModel, ModelError};
 use tempfile::TempDir;
 
 use crate::fixtures::*;
@@ -66,9 +65,7 @@ impl Mirror {
 }
 
 fn logits(model: &LoadedModel) -> Tensor {
-    let mut cache = model.decoder.new_cache(1, 20).unwrap();
-    let out = model.decoder.prefill(&tokens(1, 20, 288), &mut cache, &Dense, PrefillOptions::new()).unwrap();
-    out.last_logits().unwrap()
+    last_logits(&model.decoder, &tokens(1, 20, 288))
 }
 
 #[test]

@@ -17,11 +17,11 @@ fn needle() -> LoadedModel {
     model
 }
 
-fn answer(model: &LoadedModel, tokens: &[u32]) -> String {
-    answer_with(model, tokens, &Dense, 512)
+fn assert_answers(model: &LoadedModel, tokens: &[u32], expected: &str) {
+    assert_answers_with(model, tokens, expected, &Dense, 512);
 }
 
-fn answer_with(model: &LoadedModel, tokens: &[u32], method: &dyn Attention, chunk: usize) -> String {
+fn assert_answers_with(model: &LoadedModel, tokens: &[u32], expected: &str, method: &dyn Attention, chunk: usize) {
     let mut cache = model.decoder.new_cache(1, tokens.len() + 16).unwrap();
     let options = GenerationOptions { max_new_tokens: 12, ..Default::default() };
     let mut streamed = String::new();
@@ -30,7 +30,7 @@ fn answer_with(model: &LoadedModel, tokens: &[u32], method: &dyn Attention, chun
     let out = model.generate(tokens, &mut cache, method, prefill, &options, &mut show).unwrap();
     assert_eq!(out.text, model.decode_text(&out.tokens).unwrap());
     assert_eq!(out.text, streamed);
-    out.text
+    assert!(passkey::answers_exactly(&out.text, expected), "chunk {chunk}: {:?}, expected {expected}", out.text);
 }
 
 #[test]
@@ -42,8 +42,7 @@ fn s2o_finds_the_needles() {
         let s2o = S2o::new(S2oConfig::default()).with_stats();
         // Whole, in chunks that cut segments, and with a last chunk much shorter than the dense tail.
         for chunk in [tokens.len(), 1000, tokens.len() - 9] {
-            let answer = answer_with(&model, &tokens, &s2o, chunk);
-            assert!(passkey::answers_exactly(&answer, &record.answer), "chunk {chunk}: {answer:?} {record:?}");
+            assert_answers_with(&model, &tokens, &record.answer, &s2o, chunk);
             let density = AttnStats::joint_density(s2o.take_stats().values());
             assert!(density < 0.85, "chunk {chunk}: density {density}");
         }
@@ -85,16 +84,14 @@ fn answers_an_embedded_4k_passkey() {
     let record = records.iter().find(|record| record.kind == "passkey").unwrap();
     let tokens = model.encode(&record.input).unwrap();
     assert_eq!(tokens.len(), record.tokens);
-    let text = answer(&model, &tokens);
-    assert!(passkey::answers_exactly(&text, &record.answer), "{text:?}, expected {}", record.answer);
+    assert_answers(&model, &tokens, &record.answer);
 }
 
 #[test]
 fn answers_a_built_passkey() {
     let model = needle();
     let prompt = tasks::passkey::build(&model.tokenizer, 3000, 0.3, 11).unwrap();
-    let text = answer(&model, &prompt.tokens);
-    assert!(passkey::answers_exactly(&text, &prompt.answer), "{text:?}, expected {}", prompt.answer);
+    assert_answers(&model, &prompt.tokens, &prompt.answer);
 }
 
 #[test]
@@ -107,8 +104,7 @@ fn answers_one_of_sixteen_keys() {
     assert_eq!(needles.len(), 16);
     let asked = needles.iter().filter(|line| line.ends_with(&format!(" is: {}.", prompt.answer)));
     assert_eq!(asked.count(), 1);
-    let text = answer(&model, &prompt.tokens);
-    assert!(passkey::answers_exactly(&text, &prompt.answer), "{text:?}, expected {}", prompt.answer);
+    assert_answers(&model, &prompt.tokens, &prompt.answer);
     assert!(tasks::passkey::build_keyed(&model.tokenizer, 3000, 0, 5).is_err());
 }
 

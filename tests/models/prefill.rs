@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_s2o::{Attention, Dense, PrefillCall};
+use candle_s2o::{Dense, PrefillCall};
 use s2o_models::{Decoder, GenerationOptions, PrefillOptions, StopReason, TokenStream};
 use serde_json::{Value, json};
 
@@ -34,10 +34,11 @@ fn any_chunking_equals_the_whole() {
             let (whole, (k, v)) = run(None);
             for chunk in [1, 7, 16, 33, 66, 67, 500] {
                 let (out, (k_chunked, v_chunked)) = run(Some(chunk));
-                assert!(max_diff(&out.logits, &whole.logits) < TOLERANCE, "chunk {chunk}");
-                assert!(max_diff(&out.hidden, &whole.hidden) < TOLERANCE, "chunk {chunk}");
-                assert!(max_diff(&k_chunked, &k) < TOLERANCE, "chunk {chunk}");
-                assert!(max_diff(&v_chunked, &v) < TOLERANCE, "chunk {chunk}");
+                for (chunked, whole) in
+                    [(out.logits, &whole.logits), (out.hidden, &whole.hidden), (k_chunked, &k), (v_chunked, &v)]
+                {
+                    assert!(max_diff(&chunked, whole) < TOLERANCE, "chunk {chunk}");
+                }
             }
         }
     }
@@ -98,28 +99,17 @@ fn a_kept_prefix_is_not_computed_again() {
     assert!(max_diff(&out.logits, &whole.logits) < TOLERANCE);
 }
 
-/// Notes each call before passing it on.
-#[derive(Debug, Default)]
-struct Noting(Mutex<Vec<(usize, usize, usize, usize)>>);
-
-impl Attention for Noting {
-    fn name(&self) -> &str {
-        "noting"
-    }
-
-    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
-        assert_eq!(k.dims(), v.dims());
-        assert!((call.softmax_scale - 1.0 / (q.dim(3)? as f32).sqrt()).abs() < 1e-7);
-        self.0.lock().unwrap().push((call.layer, q.dim(1)?, k.dim(1)?, call.prompt_len));
-        Dense.prefill(call, q, k, v)
-    }
-}
-
 #[test]
 fn the_seam_sees_each_layer_and_the_prompts_length() {
     let decoder = decoder(&llama_json(), 5);
     let mut cache = decoder.new_cache(1, 32).unwrap();
-    let noting = Noting::default();
+    let noted = Mutex::new(Vec::new());
+    let noting = Watched(|call: &PrefillCall, q: &Tensor, k: &Tensor| {
+        assert!((call.softmax_scale - 1.0 / (q.dim(3)? as f32).sqrt()).abs() < 1e-7);
+        noted.lock().unwrap().push((call.layer, q.dim(1)?, k.dim(1)?, call.prompt_len));
+        Ok(())
+    });
+    let take = || std::mem::take(&mut *noted.lock().unwrap());
     let mut reports = Vec::new();
     let mut report = |done, total| reports.push((done, total));
     let options = PrefillOptions::new().chunk(8).on_progress(&mut report);
@@ -127,32 +117,13 @@ fn the_seam_sees_each_layer_and_the_prompts_length() {
     let calls = |chunks: &[(usize, usize)], prompt_len| -> Vec<_> {
         chunks.iter().flat_map(|&(q_len, k_len)| (0..2).map(move |layer| (layer, q_len, k_len, prompt_len))).collect()
     };
-    let expected = calls(&[(8, 8), (8, 16), (4, 20)], 20);
-    assert_eq!(*noting.0.lock().unwrap(), expected);
+    assert_eq!(take(), calls(&[(8, 8), (8, 16), (4, 20)], 20));
     assert_eq!(reports, [(8, 20), (16, 20), (20, 20)]);
     // After a cached prefix, the prompt is longer than the input.
-    let behind = Noting::default();
-    decoder.prefill(&tokens(1, 9, 288), &mut cache, &behind, PrefillOptions::new().chunk(8)).unwrap();
-    assert_eq!(*behind.0.lock().unwrap(), calls(&[(8, 28), (1, 29)], 29));
+    decoder.prefill(&tokens(1, 9, 288), &mut cache, &noting, PrefillOptions::new().chunk(8)).unwrap();
+    assert_eq!(take(), calls(&[(8, 28), (1, 29)], 29));
     decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap();
-    assert_eq!(noting.0.lock().unwrap().len(), expected.len(), "decoding must not use the seam");
-}
-
-/// Fails from the second chunk on.
-#[derive(Debug)]
-struct Failing;
-
-impl Attention for Failing {
-    fn name(&self) -> &str {
-        "failing"
-    }
-
-    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
-        if k.dim(1)? > 10 {
-            candle_core::bail!("no more")
-        }
-        Dense.prefill(call, q, k, v)
-    }
+    assert_eq!(take(), [], "decoding must not use the seam");
 }
 
 #[test]
@@ -160,7 +131,11 @@ fn a_failed_prefill_leaves_the_cache_as_it_was() {
     let decoder = decoder(&llama_json(), 6);
     let mut cache = decoder.new_cache(1, 64).unwrap();
     decoder.prefill(&tokens(1, 4, 288), &mut cache, &Dense, PrefillOptions::new()).unwrap();
-    assert!(decoder.prefill(&tokens(1, 20, 288), &mut cache, &Failing, PrefillOptions::new().chunk(5)).is_err());
+    let failing = Watched(|_: &PrefillCall, _: &Tensor, k: &Tensor| match k.dim(1)? {
+        0..=10 => Ok(()),
+        _ => candle_core::bail!("no more"),
+    });
+    assert!(decoder.prefill(&tokens(1, 20, 288), &mut cache, &failing, PrefillOptions::new().chunk(5)).is_err());
     assert_eq!(cache.len(), 4);
 }
 
@@ -204,10 +179,8 @@ fn the_stream_is_greedy_decoding_and_stops() {
     // By hand: prefill the growing text, take the most likely token.
     let mut all = ids.clone();
     for token in &greedy {
-        let mut cache = decoder.new_cache(1, 64).unwrap();
         let tokens = Tensor::from_slice(&all, (1, all.len()), &Device::Cpu).unwrap();
-        let out = decoder.prefill(&tokens, &mut cache, &Dense, PrefillOptions::new()).unwrap();
-        let likeliest: Vec<u32> = out.last_logits().unwrap().argmax(1).unwrap().to_vec1().unwrap();
+        let likeliest: Vec<u32> = last_logits(&decoder, &tokens).argmax(1).unwrap().to_vec1().unwrap();
         assert_eq!(likeliest, [*token]);
         all.push(*token);
     }

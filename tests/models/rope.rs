@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 use std::sync::Mutex;
 
 use candle_core::Tensor;
-use candle_s2o::{Attention, Dense, PrefillCall};
+use candle_s2o::PrefillCall;
 use s2o_models::{DecoderConfig, PrefillOptions};
 use serde_json::{Value, json};
 
@@ -94,31 +94,20 @@ fn transformers_5_keeps_it_elsewhere() {
     assert_close(&config(&json).rope.inverse_frequencies(32), &expected);
 }
 
-/// Keeps the q of layer 0.
-#[derive(Debug, Default)]
-struct Capture(Mutex<Vec<Tensor>>);
-
-impl Attention for Capture {
-    fn name(&self) -> &str {
-        "capture"
-    }
-
-    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
-        if call.layer == 0 {
-            self.0.lock().unwrap().push(q.clone());
-        }
-        Dense.prefill(call, q, k, v)
-    }
-}
-
 /// q of layer 0, first head, at every position: `(len, head_dim)`.
 fn first_head(json: &Value, len: usize) -> Vec<Vec<f32>> {
     let decoder = decoder(json, 21);
     let mut cache = decoder.new_cache(1, len).unwrap();
-    let capture = Capture::default();
+    let captured = Mutex::new(Vec::new());
+    let capture = Watched(|call: &PrefillCall, q: &Tensor, _: &Tensor| {
+        if call.layer == 0 {
+            captured.lock().unwrap().push(q.clone());
+        }
+        Ok(())
+    });
     let same = Tensor::full(5u32, (1, len), decoder.device()).unwrap();
     decoder.prefill(&same, &mut cache, &capture, PrefillOptions::new().chunk(50)).unwrap();
-    let q = Tensor::cat(&capture.0.lock().unwrap(), 1).unwrap();
+    let q = Tensor::cat(&captured.lock().unwrap(), 1).unwrap();
     q.get(0).unwrap().narrow(1, 0, 1).unwrap().squeeze(1).unwrap().to_vec2().unwrap()
 }
 

@@ -8,7 +8,7 @@ use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use candle_transformers::models::quantized_llama::ModelWeights;
 use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, PrefillOptions, TextStream, passkey};
 
-use crate::fixtures::{max_abs, max_diff};
+use crate::fixtures::{last_logits, max_abs, max_diff};
 
 fn path() -> std::ffi::OsString {
     std::env::var_os("S2O_SMOLLM2").expect("S2O_SMOLLM2: expected the path that scripts/fetch-smollm2.sh prints")
@@ -84,9 +84,7 @@ fn completes_a_sentence() {
 /// Candle multiplies the quantised weights with quantised activations, so its logits agree only approximately.
 fn same_as_candles_quantised_llama(model: &LoadedModel, path: &Path, prompt: &[u32]) {
     let tokens = model.prompt(prompt).unwrap();
-    let mut cache = model.decoder.new_cache(1, prompt.len()).unwrap();
-    let out = model.decoder.prefill(&tokens, &mut cache, &Dense, PrefillOptions::new()).unwrap();
-    let ours = out.last_logits().unwrap();
+    let ours = last_logits(&model.decoder, &tokens);
     let mut file = std::fs::File::open(path).unwrap();
     let content = Content::read(&mut file).unwrap();
     let mut candle = ModelWeights::from_gguf(content, &mut file, &Device::Cpu).unwrap();

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
-use candle_s2o::{AttnStats, Dense, S2o, S2oConfig};
+use candle_s2o::{AttnStats, S2o, S2oConfig};
 use candle_transformers::models::llama;
 use s2o_models::weights::synthetic::{self, Profile, Shape, Synthetic};
 use s2o_models::{Decoder, DecoderConfig, LoadOptions, ModelError, ModelSource, PrefillOptions};
@@ -54,8 +54,7 @@ fn candles_llama_takes_the_same_weights() {
         let decoder = Decoder::load(&config, &vb, None).unwrap();
 
         let tokens = tokens(1, 130, 288);
-        let mut cache = decoder.new_cache(1, 130).unwrap();
-        let ours = decoder.prefill(&tokens, &mut cache, &Dense, PrefillOptions::new()).unwrap().last_logits().unwrap();
+        let ours = last_logits(&decoder, &tokens);
         let theirs = candle.forward(&tokens, 0, &mut candle_cache).unwrap();
         let difference = max_diff(&ours, &theirs);
         assert!(difference < 1e-3 && max_abs(&theirs) > 0.5, "{profile:?}: {difference} of {}", max_abs(&theirs));

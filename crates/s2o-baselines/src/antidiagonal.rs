@@ -10,8 +10,7 @@ use crate::attention::shape_of;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::error::BaselineError;
-use crate::softmax::masked_softmax;
-use crate::stride_order::StrideOrder;
+use crate::pooling::softmax_of_seen;
 
 /// The stride of the publication.
 pub(crate) const STRIDE: usize = 16;
@@ -43,11 +42,18 @@ pub fn antidiagonal_scores(q: &Tensor, k: &Tensor, stride: usize, scale: f32) ->
 
 /// Returns `stride` if it divides 128.
 pub(crate) fn checked_stride(method: &'static str, stride: usize) -> Result<usize, BaselineError> {
-    if stride > 0 && BLOCK_Q.is_multiple_of(stride) {
-        Ok(stride)
-    } else {
-        Err(BaselineError::option(method, "stride", "a divisor of 128", stride))
-    }
+    let fits = stride > 0 && BLOCK_Q.is_multiple_of(stride);
+    BaselineError::unless(fits, method, ["stride", "a divisor of 128"], stride)?;
+    Ok(stride)
+}
+
+/// Order of the tokens inside a stride.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StrideOrder {
+    /// Ascending position.
+    Forward,
+    /// The last token first.
+    Backward,
 }
 
 /// Settings for the scores of a call.
@@ -142,8 +148,7 @@ impl Antidiagonals {
         }
         let limits = limits.reshape((rows.len(), 1))?;
         let seen = Tensor::arange(0, columns as u32, device)?.reshape((1, columns))?.broadcast_lt(&limits)?;
-        let products = (products.to_dtype(DType::F32)? * scale)?;
-        let weights = masked_softmax(&products, &seen)?;
+        let weights = softmax_of_seen(&products.to_dtype(DType::F32)?, scale, Some(&seen))?;
         let by_block = (heads, blocks.len(), per_block, columns / per_block, per_block);
         let scores = weights.reshape(by_block)?.sum((2, 4))?;
         Ok(scores.pad_with_zeros(2, 0, key_blocks - columns / per_block)?)

@@ -7,7 +7,7 @@ use candle_s2o::AttnShape;
 
 use crate::MAX_INTERMEDIATE;
 use crate::error::BaselineError;
-use crate::softmax::masked_softmax;
+use crate::pooling::softmax_of_seen;
 
 /// Softmax attention of the queries `rows` (ascending) of a call to all keys that they see. `reduce` is called with a
 /// bounded number of heads at a time: their numbers (`b * num_heads + h`) and their attention `(heads, rows, k_len)` of
@@ -43,18 +43,20 @@ pub(crate) fn attention_rows<const N: usize>(
                 let heads = step.min(end - head);
                 let queries = q.narrow(1, head, heads)?.to_dtype(DType::F32)?.transpose(0, 1)?.contiguous()?;
                 let queries = queries.reshape((kv_heads, heads / kv_heads * rows.len(), shape.head_dim()))?;
-                let scores = (queries.matmul(&keys)? * f64::from(scale))?.reshape((heads, rows.len(), k_len))?;
+                let scores = queries.matmul(&keys)?.reshape((heads, rows.len(), k_len))?;
                 let number = batch * shape.num_heads() + head;
-                let kept = reduce(number..number + heads, &masked_softmax(&scores, &visible)?)?;
+                let kept = reduce(number..number + heads, &softmax_of_seen(&scores, scale.into(), Some(&visible))?)?;
                 parts.iter_mut().zip(kept).for_each(|(parts, kept)| parts.push(kept));
             }
         }
     }
-    let mut whole = Vec::with_capacity(N);
-    for parts in &parts {
-        whole.push(Tensor::cat(parts, 0)?);
-    }
+    let whole = parts.iter().map(|parts| Tensor::cat(parts, 0)).collect::<Result<Vec<_>, _>>()?;
     Ok(whole.try_into().expect("one tensor for each kept"))
+}
+
+/// The last `count` queries of a call, or all if it has fewer.
+pub(crate) fn last_rows(shape: &AttnShape, count: usize) -> Vec<u32> {
+    (shape.q_len().saturating_sub(count) as u32..shape.q_len() as u32).collect()
 }
 
 /// Selects the ascending `rows` of dimension 1. Candle's index_select would need all of `x` to be contiguous.

@@ -68,6 +68,12 @@ fn below(bounds: &Tensor, which: usize, columns: usize) -> Result<Tensor, Baseli
     Ok(Tensor::arange(0, columns as u32, bounds.device())?.broadcast_lt(&bound)?)
 }
 
+/// The same mask `(query_blocks, key_blocks)` for every head of a call.
+pub(crate) fn for_all_heads(mask: &Tensor, shape: &AttnShape) -> Result<Tensor, BaselineError> {
+    let (rows, blocks) = mask.dims2()?;
+    Ok(mask.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?.contiguous()?)
+}
+
 /// `(query_blocks, key_blocks)` of u8: 1 in the bands of each query block. Both are numbered by absolute position.
 pub(crate) fn bands(
     shape: &AttnShape,

@@ -33,17 +33,11 @@ pub enum BaselineError {
         /// Heads in the configuration.
         got: usize,
     },
-    /// A file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        source: std::io::Error,
-    },
-    /// A file cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
+    /// A file cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// `read` or `write`.
+        action: &'static str,
         /// The file.
         path: PathBuf,
         /// The operating system's reason.
@@ -88,23 +82,32 @@ impl From<s2o_cuda::CudaError> for BaselineError {
 }
 
 impl BaselineError {
-    pub(crate) fn option(
+    /// Refuses an option of `method` unless `fits`.
+    pub(crate) fn unless(
+        fits: bool,
         method: &'static str,
-        option: &'static str,
-        expected: &'static str,
+        [option, expected]: [&'static str; 2],
         got: impl ToString,
-    ) -> Self {
-        Self::Option { method, option, expected, got: got.to_string() }
+    ) -> Result<(), Self> {
+        if fits { Ok(()) } else { Err(Self::Option { method, option, expected, got: got.to_string() }) }
+    }
+
+    /// Refuses settings of `got` heads for a layer of `expected` heads.
+    pub(crate) fn unless_equal_heads(
+        method: &'static str,
+        layer: usize,
+        expected: usize,
+        got: usize,
+    ) -> Result<(), Self> {
+        if got == expected { Ok(()) } else { Err(Self::HeadCount { method, layer, expected, got }) }
     }
 }
 
 /// Returns `threshold` if it is a share of the scores' sum that a choice can reach: above 0, up to 1.
 pub(crate) fn checked_threshold(method: &'static str, threshold: f64) -> Result<f64, BaselineError> {
-    if threshold > 0.0 && threshold <= 1.0 {
-        Ok(threshold)
-    } else {
-        Err(BaselineError::option(method, "threshold", "a share above 0 up to 1", threshold))
-    }
+    let fits = threshold > 0.0 && threshold <= 1.0;
+    BaselineError::unless(fits, method, ["threshold", "a share above 0 up to 1"], threshold)?;
+    Ok(threshold)
 }
 
 impl From<BaselineError> for candle_core::Error {

@@ -4,14 +4,13 @@ use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
+use crate::bounds::for_all_heads;
 use crate::error::BaselineError;
 use crate::mask::{BlockMask, causal_blocks};
 use crate::pooling::{block_means, block_scores, block_sums, grouped_products};
-use crate::row_choice::{RowChoice, Select};
+use crate::row_choice::{RowChoice, Select, top_cdf, top_k};
 use crate::selector::{BlockSelector, Selection};
 use crate::slash::{LastQueries, vertical_slash_mask};
-use crate::top_cdf::top_cdf;
-use crate::top_k::top_k;
 
 const NAME: &str = "flexprefill";
 
@@ -65,10 +64,8 @@ impl FlexPrefill {
     /// # Errors
     /// [`BaselineError::Option`] outside (0, 1].
     pub fn gamma(self, gamma: f64) -> Result<Self, BaselineError> {
-        if gamma > 0.0 && gamma <= 1.0 {
-            return Ok(Self { gamma, ..self });
-        }
-        Err(BaselineError::option(NAME, "gamma", "above 0, up to 1", gamma))
+        BaselineError::unless(gamma > 0.0 && gamma <= 1.0, NAME, ["gamma", "above 0, up to 1"], gamma)?;
+        Ok(Self { gamma, ..self })
     }
 
     /// Heads whose divergence (its square root) is below `tau` are query-aware: none at 0, all at 1.
@@ -76,10 +73,8 @@ impl FlexPrefill {
     /// # Errors
     /// [`BaselineError::Option`] outside [0, 1].
     pub fn tau(self, tau: f64) -> Result<Self, BaselineError> {
-        if (0.0..=1.0).contains(&tau) {
-            return Ok(Self { tau, ..self });
-        }
-        Err(BaselineError::option(NAME, "tau", "0 to 1", tau))
+        BaselineError::unless((0.0..=1.0).contains(&tau), NAME, ["tau", "0 to 1"], tau)?;
+        Ok(Self { tau, ..self })
     }
 
     /// Fewest tokens of verticals and of slashes per head, rounded up to whole blocks and to at least one block.
@@ -130,10 +125,8 @@ impl BlockSelector for FlexPrefill {
         let shape = shape_of(q, k, v)?;
         let scale = call.softmax_scale;
         if self.gamma >= 1.0 {
-            let all = causal_blocks(&shape, BLOCK_Q, q.device())?;
-            let (rows, blocks) = all.dims2()?;
-            let all = all.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?;
-            return Ok(BlockMask::new(&all.contiguous()?, &shape, BLOCK_Q)?.into_keys()?.into());
+            let all = for_all_heads(&causal_blocks(&shape, BLOCK_Q, q.device())?, &shape)?;
+            return Ok(BlockMask::within_diagonal(all, BLOCK_Q).into_keys()?.into());
         }
         let last = LastQueries::of(q, k, &shape, scale, BLOCK_Q)?;
         let blocks = shape.k_len().div_ceil(BLOCK_Q);

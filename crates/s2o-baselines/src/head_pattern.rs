@@ -1,15 +1,10 @@
 //! [`HeadPattern`]: the pattern of a head in MInference, and the file that holds those of a model.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
 use candle_s2o::BLOCK_Q;
 use serde::{Deserialize, Serialize};
 
-use crate::config_file;
+use crate::config_file::{LayerConfig, LayerSettings};
 use crate::error::BaselineError;
-
-const CONTENT: &str = "patterns of MInference by layer and head";
 
 /// A pattern of [`MInference`](crate::MInference) with its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,40 +65,24 @@ impl HeadPattern {
     }
 
     pub(crate) fn check(self) -> Result<Self, BaselineError> {
-        match self {
-            Self::AShape { window: 0, .. } => Err(BaselineError::option("minference", "window", "at least 1 token", 0)),
-            Self::BlockSparse { blocks: 0 } => Err(BaselineError::option("minference", "blocks", "at least 1", 0)),
-            pattern => Ok(pattern),
-        }
+        let (size, option) = match self {
+            Self::AShape { window, .. } => (window, ["window", "at least 1 token"]),
+            Self::BlockSparse { blocks } => (blocks, ["blocks", "at least 1"]),
+            Self::VerticalSlash { .. } => return Ok(self),
+        };
+        BaselineError::unless(size > 0, "minference", option, size)?;
+        Ok(self)
     }
 }
 
-/// The patterns of a model's heads, as a search finds them. The file is JSON:
+/// The patterns of all query heads, by layer. [`MInference::from_config`](crate::MInference::from_config) checks their
+/// sizes. The file is JSON:
 ///
 /// ```json
 /// { "layers": { "0": [{ "pattern": "vertical-slash", "verticals": 500, "slashes": 1500 }] } }
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MInferenceConfig {
-    /// The patterns of all query heads, by layer.
-    pub layers: BTreeMap<usize, Vec<HeadPattern>>,
-}
+pub type MInferenceConfig = LayerConfig<Vec<HeadPattern>>;
 
-impl MInferenceConfig {
-    /// Reads a file. [`MInference::from_config`](crate::MInference::from_config) checks its sizes.
-    ///
-    /// # Errors
-    /// If the file cannot be read or holds something else; unknown fields are refused.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, BaselineError> {
-        config_file::load(path.as_ref(), CONTENT)
-    }
-
-    /// Writes a file that [`MInferenceConfig::load`] reads.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BaselineError> {
-        config_file::save(self, path.as_ref(), CONTENT)
-    }
+impl LayerSettings for Vec<HeadPattern> {
+    const CONTENT: &'static str = "patterns of MInference by layer and head";
 }

@@ -28,18 +28,14 @@ mod row_choice;
 mod selector;
 mod slash;
 mod sliding_window;
-mod softmax;
 mod sparge;
 mod sparge_config;
 mod sparge_tuner;
-mod stride_order;
-mod top_cdf;
-mod top_k;
-mod tuning_call;
 mod xattention;
 
 pub use antidiagonal::antidiagonal_scores;
 pub use attention::BlockSparse;
+pub use config_file::{LayerConfig, LayerSettings};
 pub use error::BaselineError;
 pub use flexprefill::{FlexPattern, FlexPrefill};
 pub use head_pattern::{HeadPattern, MInferenceConfig};
@@ -48,14 +44,12 @@ pub use mean_pooling::MeanPooling;
 pub use minference::MInference;
 pub use pbs::{Pbs, PbsScore};
 pub use pooling::{block_means, block_scores};
-pub use row_choice::{RowChoice, Select};
-pub use selector::{BlockSelector, Reordered, Selection};
+pub use row_choice::{RowChoice, Select, top_cdf};
+pub use selector::{BlockSelector, Reordered, Selection, TuningCall};
 pub use sliding_window::SlidingWindow;
 pub use sparge::Sparge;
 pub use sparge_config::{SpargeConfig, SpargeHead, SpargeLayer};
 pub use sparge_tuner::SpargeBounds;
-pub use top_cdf::top_cdf;
-pub use tuning_call::TuningCall;
 pub use xattention::XAttention;
 
 /// Most elements of an intermediate tensor, 128 MiB of f32. Larger ones are computed in parts.

@@ -12,10 +12,9 @@ use crate::error::BaselineError;
 use crate::head_pattern::{HeadPattern, MInferenceConfig};
 use crate::mask::BlockMask;
 use crate::pooling::{block_scores, block_sums};
-use crate::selector::{BlockSelector, Selection};
+use crate::row_choice::top_k;
+use crate::selector::{BlockSelector, Selection, TuningCall};
 use crate::slash::{LastQueries, blocks_of_distances, vertical_slash_mask};
-use crate::top_k::top_k;
-use crate::tuning_call::TuningCall;
 
 const NAME: &str = "minference";
 /// Number of last queries from which verticals and slashes are estimated.
@@ -74,9 +73,7 @@ impl MInference {
     /// [`BaselineError::Option`] for an empty list or a size of 0.
     pub fn candidates(self, candidates: impl IntoIterator<Item = HeadPattern>) -> Result<Self, BaselineError> {
         let candidates = candidates.into_iter().map(HeadPattern::check).collect::<Result<Vec<_>, _>>()?;
-        if candidates.is_empty() {
-            return Err(BaselineError::option(NAME, "candidates", "at least 1", 0));
-        }
+        BaselineError::unless(!candidates.is_empty(), NAME, ["candidates", "at least 1"], 0)?;
         Ok(Self { candidates, ..self })
     }
 
@@ -97,11 +94,9 @@ impl MInference {
         for TuningCall { call, q, k, v } in calls {
             let estimate = Estimate::new(q, k, shape_of(q, k, v)?, call.softmax_scale)?;
             let of_layer = captured.entry(call.layer).or_default();
-            let got = estimate.shape.num_heads();
-            if let Some(expected) =
-                of_layer.first().map(|first| first.dim(0)).transpose()?.filter(|heads| *heads != got)
-            {
-                return Err(BaselineError::HeadCount { method: NAME, layer: call.layer, expected, got });
+            if let Some(first) = of_layer.first() {
+                let got = estimate.shape.num_heads();
+                BaselineError::unless_equal_heads(NAME, call.layer, first.dim(0)?, got)?;
             }
             of_layer.push(estimate.captured(&self.candidates)?);
         }
@@ -121,13 +116,9 @@ impl MInference {
     }
 
     fn patterns(&self, layer: usize, estimate: &Estimate) -> Result<Vec<HeadPattern>, BaselineError> {
-        let expected = estimate.shape.num_heads();
         if let Some(patterns) = self.kept().layers.get(&layer) {
-            let got = patterns.len();
-            return match got == expected {
-                true => Ok(patterns.clone()),
-                false => Err(BaselineError::HeadCount { method: NAME, layer, expected, got }),
-            };
+            BaselineError::unless_equal_heads(NAME, layer, estimate.shape.num_heads(), patterns.len())?;
+            return Ok(patterns.clone());
         }
         let found = best_of(&self.candidates, &estimate.captured(&self.candidates)?)?;
         if estimate.shape.k_len() >= self.search_from {

@@ -7,9 +7,9 @@ use candle_s2o::{AttnShape, BLOCK_Q, PrefillCall};
 
 use crate::antidiagonal::{Antidiagonals, STRIDE};
 use crate::attention::shape_of;
-use crate::bounds::{bands, query_bounds};
+use crate::bounds::{bands, for_all_heads, query_bounds};
 use crate::error::{BaselineError, checked_threshold};
-use crate::key_order::{KeyOrder, attention_of_last_block};
+use crate::key_order::{attention_of_last_block, descending, first_key_block, reorder};
 use crate::mask::BlockMask;
 use crate::pooling::block_products;
 use crate::row_choice::{RowChoice, Select};
@@ -56,9 +56,8 @@ impl Pbs {
     /// # Errors
     /// [`BaselineError::Option`] unless it is a multiple of 128 up to 8192, the most that Candle sorts on a GPU.
     pub fn segment(self, segment: usize) -> Result<Self, BaselineError> {
-        if segment == 0 || !segment.is_multiple_of(BLOCK_Q) || segment > 8192 {
-            return Err(BaselineError::option(NAME, "segment", "a multiple of 128 up to 8192", segment));
-        }
+        let fits = segment > 0 && segment.is_multiple_of(BLOCK_Q) && segment <= 8192;
+        BaselineError::unless(fits, NAME, ["segment", "a multiple of 128 up to 8192"], segment)?;
         Ok(Self { segment, ..self })
     }
 
@@ -88,16 +87,16 @@ impl Pbs {
     /// # Errors
     /// If the tensors do not fit each other, or Candle fails.
     pub fn key_order(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, BaselineError> {
-        Ok(self.order(call, q, k, &shape_of(q, k, v)?)?.into_positions())
+        self.order(call, q, k, &shape_of(q, k, v)?)
     }
 
-    fn order(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, shape: &AttnShape) -> Result<KeyOrder, BaselineError> {
+    fn order(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, shape: &AttnShape) -> Result<Tensor, BaselineError> {
         let mut attention = attention_of_last_block(q, k, shape, call.softmax_scale)?;
         if self.shared_order {
             let group = shape.num_heads() / shape.num_kv_heads();
             attention = attention.reshape((shape.batch(), shape.num_kv_heads(), group, shape.k_len()))?.mean(2)?;
         }
-        KeyOrder::descending(&attention, self.segment)
+        descending(&attention, self.segment)
     }
 
     /// The reordered blocks that each query block takes: `(batch, num_heads, query_blocks, blocks)`.
@@ -106,10 +105,10 @@ impl Pbs {
         call: &PrefillCall,
         q: &Tensor,
         shape: &AttnShape,
-        order: &KeyOrder,
+        order: &Tensor,
         reordered: &Reordered,
     ) -> Result<Tensor, BaselineError> {
-        let (before, segment) = (order.len()?, self.segment);
+        let (before, segment) = (order.dim(2)?, self.segment);
         let k = reordered.k.narrow(1, 0, before)?;
         let earlier = |query_block| (own_segment(query_block, segment).start, (0..0).into());
         let earlier = query_bounds(shape, q.device(), earlier)?;
@@ -121,7 +120,7 @@ impl Pbs {
                 antidiagonals.scores(q, &k, |stride| stride * STRIDE / segment * segment / STRIDE)?
             }
         };
-        let first = order.first_key_block()?;
+        let first = first_key_block(order)?;
         let (batch, heads, _, blocks) = first.dims4()?;
         let group = shape.num_heads() / heads;
         let first = first.broadcast_as((batch, heads, group, blocks))?.contiguous()?;
@@ -161,13 +160,12 @@ impl BlockSelector for Pbs {
     fn select(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Selection, BaselineError> {
         let shape = shape_of(q, k, v)?;
         let own = bands(&shape, BLOCK_Q, q.device(), |query_block| own_segment(query_block, self.segment).into())?;
-        let (rows, blocks) = own.dims2()?;
-        let own = own.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?.contiguous()?;
+        let own = for_all_heads(&own, &shape)?;
         if shape.k_len() <= self.segment {
             return Ok(BlockMask::within_diagonal(own, BLOCK_Q).into_keys()?.into());
         }
         let order = self.order(call, q, k, &shape)?;
-        let reordered = order.apply(k, v)?;
+        let reordered = reorder(k, v, &order)?;
         let earlier = self.reordered_blocks(call, q, &shape, &order, &reordered)?;
         let mask = BlockMask::within_diagonal(Tensor::cat(&[&earlier, &own], 3)?, BLOCK_Q);
         Ok(Selection { keys: mask.into_keys()?, reordered: Some(reordered) })

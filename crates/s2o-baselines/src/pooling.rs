@@ -8,7 +8,6 @@ use crate::bounds::{causal_bounds, seen};
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::error::BaselineError;
-use crate::softmax::softmax_of_seen;
 
 /// Means over blocks of `block` tokens of `x` `(batch, len, heads, head_dim)`: `(batch, heads, blocks, head_dim)` of
 /// f32. The first token is at position `offset`, and blocks start at positions that are multiples of `block`. The mean
@@ -19,7 +18,7 @@ use crate::softmax::softmax_of_seen;
 pub fn block_means(x: &Tensor, offset: usize, block: usize) -> Result<Tensor, BaselineError> {
     #[cfg(feature = "cuda")]
     if block > 0 && cuda::supports_heads(x) {
-        return Ok(cuda::block_pool(x, offset, block, None, false)?.means);
+        return Ok(cuda::block_pool(x, offset, block, None, false)?.0);
     }
     by_blocks(x, offset, block, |tokens| Ok(tokens.mean(3)?))
 }
@@ -33,11 +32,10 @@ pub(crate) fn self_similar_blocks(
     centre: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor), BaselineError> {
     #[cfg(feature = "cuda")]
-    if cuda::supports_heads(x) {
-        let pooled = cuda::block_pool(x, offset, block, centre, true)?;
-        if let Some(self_similarity) = pooled.self_similarity {
-            return Ok((pooled.means, self_similarity));
-        }
+    if cuda::supports_heads(x)
+        && let (means, Some(self_similarity)) = cuda::block_pool(x, offset, block, centre, true)?
+    {
+        return Ok((means, self_similarity));
     }
     let (batch, _, heads, dim) = x.dims4()?;
     let centre = centre.map(|centre| centre.reshape((batch, heads, 1, 1, dim))).transpose()?;
@@ -80,9 +78,7 @@ fn by_blocks(
     block: usize,
     reduce: impl Fn(&Tensor) -> Result<Tensor, BaselineError>,
 ) -> Result<Tensor, BaselineError> {
-    if block == 0 {
-        return Err(BaselineError::option("block means", "block", "at least 1 token", block));
-    }
+    BaselineError::unless(block > 0, "block means", ["block", "at least 1 token"], block)?;
     let (batch, len, heads, dim) = x.dims4()?;
     let x = x.transpose(1, 2)?;
     let part = |start: usize, blocks: usize, tokens: usize| {
@@ -118,7 +114,19 @@ pub fn block_scores(q: &Tensor, k: &Tensor, shape: &AttnShape, scale: f32) -> Re
     if products.device().is_cuda() {
         return Ok(cuda::row_softmax(&products, scale, Some(&bounds))?);
     }
-    softmax_of_seen(&products, scale, Some(&seen(&bounds, shape.k_len().div_ceil(BLOCK_Q))?))
+    softmax_of_seen(&products, scale.into(), Some(&seen(&bounds, shape.k_len().div_ceil(BLOCK_Q))?))
+}
+
+/// Softmax of `scale * scores` over the entries of the last dimension whose `seen`, broadcast over the leading
+/// dimensions, is not 0; without `seen`, over all. The other entries are 0, also in rows without any entry.
+pub(crate) fn softmax_of_seen(scores: &Tensor, scale: f64, seen: Option<&Tensor>) -> Result<Tensor, BaselineError> {
+    let scores = (scores * scale)?;
+    let Some(seen) = seen else { return Ok(candle_nn::ops::softmax_last_dim(&scores)?) };
+    let seen = seen.broadcast_as(scores.shape())?;
+    let fill = |value: f32| Tensor::new(value, scores.device())?.broadcast_as(scores.shape());
+    // Finite, so that a row without any entry gives no NaN.
+    let scores = seen.where_cond(&scores, &fill(f32::MIN)?)?;
+    Ok(seen.where_cond(&candle_nn::ops::softmax_last_dim(&scores)?, &fill(0.0)?)?)
 }
 
 /// `<mean query, mean key>` of blocks of 128, the first query at `offset`: `(batch, num_heads, query_blocks,

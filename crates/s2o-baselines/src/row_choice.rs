@@ -7,7 +7,7 @@ use crate::bounds::{always_taken, seen};
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::error::BaselineError;
-use crate::softmax::softmax_of_seen;
+use crate::pooling::softmax_of_seen;
 
 /// The amount that is chosen from each row.
 #[derive(Debug, Clone, Copy)]
@@ -51,10 +51,9 @@ impl RowChoice<'_> {
     /// Candle or the GPU fails.
     pub fn choose(&self, scores: &Tensor, select: Select<'_>) -> Result<Tensor, BaselineError> {
         let rows = scores.elem_count() / scores.dim(D::Minus1)?.max(1);
-        if let Select::TopP(shares) = select
-            && (shares.is_empty() || !rows.is_multiple_of(shares.len()))
-        {
-            return Err(BaselineError::option("row choice", "shares", "one for each of equal groups", shares.len()));
+        if let Select::TopP(shares) = select {
+            let fits = !shares.is_empty() && rows.is_multiple_of(shares.len());
+            BaselineError::unless(fits, "row choice", ["shares", "one for each of equal groups"], shares.len())?;
         }
         let scores = scores.to_dtype(DType::F32)?;
         #[cfg(feature = "cuda")]
@@ -74,7 +73,7 @@ impl RowChoice<'_> {
             (None, None) => None,
         };
         if let Some(scale) = self.softmax {
-            scores = softmax_of_seen(&scores, scale, counted.as_ref())?;
+            scores = softmax_of_seen(&scores, scale.into(), counted.as_ref())?;
         } else if let Some(counted) = counted {
             scores = counted.broadcast_as(&shape)?.where_cond(&scores, &scores.zeros_like()?)?;
         }
@@ -149,10 +148,29 @@ fn either_of_pairs(mask: &Tensor) -> Result<Tensor, BaselineError> {
     Ok(half(0)?.maximum(&half(1)?)?.squeeze(D::Minus1)?)
 }
 
+/// Chooses, from every row (last dimension) of non-negative `scores`, the entries in descending order until their sum
+/// reaches `share` of the row's sum, including the entry that reaches it. Returns a u8 mask of the same shape, 1 for
+/// chosen entries. Of equal entries the lower index comes first on the CPU; on a GPU equal entries are chosen together.
+/// A row of zeros chooses nothing; a `share` of 1 or more chooses every entry, also those that underflowed to 0.
+///
+/// # Errors
+/// If Candle fails.
+pub fn top_cdf(scores: &Tensor, share: f64) -> Result<Tensor, BaselineError> {
+    RowChoice::default().choose(scores, Select::TopP(&[share]))
+}
+
+/// Chooses the greatest entries of every row (last dimension) of `scores`, non-negative f32. `counts` is their number
+/// per row (f32, of the same shape with a last dimension of 1). Returns a u8 mask, 1 for chosen entries. Of equal
+/// entries the lower index comes first on the CPU; on a GPU equal entries are chosen together.
+pub(crate) fn top_k(scores: &Tensor, counts: &Tensor) -> Result<Tensor, BaselineError> {
+    RowChoice::default().choose(scores, Select::TopK(counts))
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::Device;
     use candle_s2o::AttnShape;
+    use proptest::prelude::*;
 
     use super::*;
     use crate::bounds::{first_and_own, query_bounds};
@@ -207,5 +225,29 @@ mod tests {
         assert_eq!(chosen.to_vec2::<u8>().unwrap(), [[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]]);
         let pairs = RowChoice { merge_pairs: true, ..choice }.choose(&scores, Select::TopP(&[0.75])).unwrap();
         assert_eq!(pairs.to_vec2::<u8>().unwrap(), [[1, 1, 0], [1, 1, 1]]);
+    }
+
+    #[test]
+    fn the_entry_that_reaches_the_share_is_chosen() {
+        let scores = Tensor::new(&[[0.5f32, 0.2, 0.2, 0.1], [0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 3.0]], &Device::Cpu);
+        let scores = scores.unwrap();
+        let chosen = |share| top_cdf(&scores, share).unwrap().to_vec2::<u8>().unwrap();
+        assert_eq!(chosen(0.6), [[1, 1, 0, 0], [0; 4], [0, 0, 0, 1]]);
+        assert_eq!(chosen(0.95), [[1, 1, 1, 1], [0; 4], [0, 1, 0, 1]]);
+        assert_eq!(chosen(1.0), [[1; 4]; 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn as_many_as_asked_for(row in proptest::collection::vec(0.0f32..1.0, 1..300), count in 0..310usize) {
+            let scores = Tensor::new(row.as_slice(), &Device::Cpu).unwrap().unsqueeze(0).unwrap();
+            let counts = Tensor::new(&[[count as f32]], &Device::Cpu).unwrap();
+            let chosen = top_k(&scores, &counts).unwrap().to_vec2::<u8>().unwrap();
+            let chosen = |i: &usize| chosen[0][*i] != 0;
+            let (taken, left): (Vec<usize>, Vec<usize>) = (0..row.len()).partition(chosen);
+            prop_assert_eq!(taken.len(), count.min(row.len()));
+            let least = taken.iter().map(|&i| row[i]).fold(f32::INFINITY, f32::min);
+            prop_assert!(left.iter().all(|&i| row[i] <= least));
+        }
     }
 }

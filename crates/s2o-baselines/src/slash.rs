@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnShape, BLOCK_Q, Mask, query_blocks};
 
-use crate::attention_rows::attention_rows;
+use crate::attention_rows::{attention_rows, last_rows};
 #[cfg(feature = "cuda")]
 use crate::cuda::last_query_scores;
 use crate::error::BaselineError;
@@ -28,7 +28,7 @@ impl LastQueries {
             let [verticals, slashes] = last_query_scores::by_key_and_distance(q, k, scale, count)?;
             return Ok(Self { verticals, slashes });
         }
-        let rows: Vec<u32> = (shape.q_len().saturating_sub(count) as u32..shape.q_len() as u32).collect();
+        let rows = last_rows(shape, count);
         let [verticals, slashes] = attention_rows([q, k], shape, scale, &rows, |_, attention| {
             Ok([attention.mean(1)?, (diagonal_sums(attention)? / rows.len() as f64)?])
         })?;

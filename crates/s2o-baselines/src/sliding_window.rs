@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, PrefillCall};
 
 use crate::attention::shape_of;
-use crate::bounds::{Bands, bands};
+use crate::bounds::{Bands, bands, for_all_heads};
 use crate::error::BaselineError;
 use crate::mask::BlockMask;
 use crate::selector::{BlockSelector, Selection};
@@ -22,10 +22,7 @@ impl SlidingWindow {
     /// # Errors
     /// [`BaselineError::Option`] for a window of 0.
     pub fn new(window: usize, sink: usize) -> Result<Self, BaselineError> {
-        if window == 0 {
-            let (option, expected) = ("window", "at least 1 token");
-            return Err(BaselineError::Option { method: "sliding-window", option, expected, got: "0".to_owned() });
-        }
+        BaselineError::unless(window > 0, "sliding-window", ["window", "at least 1 token"], window)?;
         Ok(Self { window, sink })
     }
 }
@@ -51,8 +48,6 @@ impl BlockSelector for SlidingWindow {
             let oldest = (query_block * BLOCK_Q + 1).saturating_sub(window);
             Bands { sink: sink.min(query_block + 1), window: oldest / BLOCK_Q..query_block + 1 }
         })?;
-        let (rows, blocks) = mask.dims2()?;
-        let mask = mask.broadcast_as((shape.batch(), shape.num_heads(), rows, blocks))?;
-        Ok(BlockMask::within_diagonal(mask.contiguous()?, BLOCK_Q).into_keys()?.into())
+        Ok(BlockMask::within_diagonal(for_all_heads(&mask, &shape)?, BLOCK_Q).into_keys()?.into())
     }
 }

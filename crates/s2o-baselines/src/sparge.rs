@@ -102,13 +102,11 @@ impl Sparge {
     }
 
     fn layer(&self, layer: usize, heads: usize) -> Result<SpargeLayer, BaselineError> {
-        match self.config.layers.get(&layer) {
-            None => Ok(SpargeLayer { heads: vec![self.head; heads], lambda: self.lambda }),
-            Some(settings) if settings.heads.len() == heads => Ok(settings.clone()),
-            Some(settings) => {
-                Err(BaselineError::HeadCount { method: NAME, layer, expected: heads, got: settings.heads.len() })
-            }
-        }
+        let Some(settings) = self.config.layers.get(&layer) else {
+            return Ok(SpargeLayer { heads: vec![self.head; heads], lambda: self.lambda });
+        };
+        BaselineError::unless_equal_heads(NAME, layer, heads, settings.heads.len())?;
+        Ok(settings.clone())
     }
 }
 
@@ -122,7 +120,7 @@ impl BlockSelector for Sparge {
         let SpargeLayer { heads, lambda } = self.layer(call.layer, shape.num_heads())?;
         let on_cpu = q.device().is_cpu();
         let merge_pairs = !on_cpu || self.block_k != BLOCK_K;
-        let mask = PooledCall::new(q, k, &shape)?.choose(&heads, call.softmax_scale, merge_pairs)?;
+        let mask = choose([q, k], &shape, &heads, call.softmax_scale, merge_pairs)?;
         let mask = BlockMask::within_diagonal(mask, if merge_pairs { BLOCK_Q } else { BLOCK_K });
         if !on_cpu {
             return Ok(mask.into_keys()?.into());
@@ -131,51 +129,36 @@ impl BlockSelector for Sparge {
     }
 }
 
-/// Inputs of a choice that do not depend on the settings.
-struct PooledCall<'a> {
-    shape: &'a AttnShape,
-    /// Products of the means, `(batch, num_heads, query_blocks, key_blocks)`.
-    products: Tensor,
-    /// Self-similarity of the query blocks, `(batch, num_heads, query_blocks, 1)`.
-    query_similarity: Tensor,
-    /// Self-similarity of the key blocks, `(batch, num_heads, 1, key_blocks)`.
-    key_similarity: Tensor,
-}
-
-impl<'a> PooledCall<'a> {
-    fn new(q: &Tensor, k: &Tensor, shape: &'a AttnShape) -> Result<Self, BaselineError> {
-        let (queries, query_similarity) = self_similar_blocks(q, shape.q_offset(), BLOCK_Q, None)?;
-        let (keys, key_similarity) = self_similar_blocks(k, 0, BLOCK_K, Some(&mean_token(k)?))?;
-        let (batch, kv_heads, key_blocks) = key_similarity.dims3()?;
-        let group = shape.num_heads() / kv_heads;
-        let key_similarity = key_similarity.reshape((batch, kv_heads, 1, key_blocks))?;
-        let key_similarity = key_similarity.broadcast_as((batch, kv_heads, group, key_blocks))?.contiguous()?;
-        Ok(Self {
-            shape,
-            products: grouped_products(&queries, &keys)?,
-            query_similarity: query_similarity.unsqueeze(3)?,
-            key_similarity: key_similarity.reshape((batch, shape.num_heads(), 1, key_blocks))?,
-        })
-    }
-
-    /// The key blocks that the query blocks take, of those that they see: blocks of 64, or of 128 if `merge_pairs`.
-    fn choose(&self, heads: &[SpargeHead], scale: f32, merge_pairs: bool) -> Result<Tensor, BaselineError> {
-        let thetas: Vec<f32> = heads.iter().map(|head| head.theta as f32).collect();
-        let thetas = Tensor::new(thetas, self.products.device())?.reshape((1, heads.len(), 1, 1))?;
-        let taus: Vec<f64> = (0..self.shape.batch()).flat_map(|_| heads.iter().map(|head| head.tau)).collect();
-        let own = BLOCK_Q / BLOCK_K;
-        let bounds = query_bounds(self.shape, self.products.device(), |query_block| {
-            let always = Bands { sink: 1, window: query_block * own..(query_block + 1) * own };
-            (seen_blocks(query_block, BLOCK_K), always)
-        })?;
-        let choice = RowChoice {
-            softmax: Some(scale),
-            bounds: Some(&bounds),
-            scored: Some(&self.key_similarity.broadcast_ge(&thetas)?),
-            select_all: Some(&self.query_similarity.broadcast_lt(&thetas)?),
-            merge_pairs,
-            ..RowChoice::default()
-        };
-        choice.choose(&self.products, Select::TopP(&taus))
-    }
+/// The key blocks that the query blocks take, of those that they see, `(batch, num_heads, query_blocks, key_blocks)`:
+/// blocks of 64, or of 128 if `merge_pairs`.
+fn choose(
+    [q, k]: [&Tensor; 2],
+    shape: &AttnShape,
+    heads: &[SpargeHead],
+    scale: f32,
+    merge_pairs: bool,
+) -> Result<Tensor, BaselineError> {
+    let (queries, query_similarity) = self_similar_blocks(q, shape.q_offset(), BLOCK_Q, None)?;
+    let (keys, key_similarity) = self_similar_blocks(k, 0, BLOCK_K, Some(&mean_token(k)?))?;
+    let (batch, kv_heads, key_blocks) = key_similarity.dims3()?;
+    let key_similarity = key_similarity.reshape((batch, kv_heads, 1, key_blocks))?;
+    let key_similarity = key_similarity.broadcast_as((batch, kv_heads, heads.len() / kv_heads, key_blocks))?;
+    let key_similarity = key_similarity.contiguous()?.reshape((batch, heads.len(), 1, key_blocks))?;
+    let thetas: Vec<f32> = heads.iter().map(|head| head.theta as f32).collect();
+    let thetas = Tensor::new(thetas, q.device())?.reshape((1, heads.len(), 1, 1))?;
+    let taus: Vec<f64> = (0..batch).flat_map(|_| heads.iter().map(|head| head.tau)).collect();
+    let own = BLOCK_Q / BLOCK_K;
+    let bounds = query_bounds(shape, q.device(), |query_block| {
+        let always = Bands { sink: 1, window: query_block * own..(query_block + 1) * own };
+        (seen_blocks(query_block, BLOCK_K), always)
+    })?;
+    let choice = RowChoice {
+        softmax: Some(scale),
+        bounds: Some(&bounds),
+        scored: Some(&key_similarity.broadcast_ge(&thetas)?),
+        select_all: Some(&query_similarity.unsqueeze(3)?.broadcast_lt(&thetas)?),
+        merge_pairs,
+        ..RowChoice::default()
+    };
+    choice.choose(&grouped_products(&queries, &keys)?, Select::TopP(&taus))
 }

@@ -1,28 +1,23 @@
 //! The settings of SpargeAttn by layer and head, and the file that holds them.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use crate::config_file;
+use crate::config_file::{LayerConfig, LayerSettings};
 use crate::error::BaselineError;
 
 /// The name of the method.
 pub(crate) const NAME: &str = "spargeattn";
 
-const CONTENT: &str = "settings of SpargeAttn by layer and head";
-
-/// Settings of a model, as a tuner finds them. The file is JSON:
+/// Settings of a model, as a tuner finds them. [`Sparge::from_config`](crate::Sparge::from_config) checks their values.
+/// The file is JSON:
 ///
 /// ```json
 /// { "layers": { "0": { "heads": [{ "tau": 0.9, "theta": 0.5 }, { "tau": 1.0, "theta": 0.0 }], "lambda": -10.0 } } }
 /// ```
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SpargeConfig {
-    /// The settings of each layer.
-    pub layers: BTreeMap<usize, SpargeLayer>,
+pub type SpargeConfig = LayerConfig<SpargeLayer>;
+
+impl LayerSettings for SpargeLayer {
+    const CONTENT: &'static str = "settings of SpargeAttn by layer and head";
 }
 
 /// Settings of one layer.
@@ -47,33 +42,14 @@ pub struct SpargeHead {
 
 impl SpargeHead {
     pub(crate) fn check(self) -> Result<Self, BaselineError> {
-        if !(self.tau > 0.0 && self.tau <= 1.0) {
-            return Err(BaselineError::option(NAME, "tau", "above 0, up to 1", self.tau));
-        }
-        if !(-1.0..=1.0).contains(&self.theta) {
-            return Err(BaselineError::option(NAME, "theta", "-1 to 1", self.theta));
-        }
+        let Self { tau, theta } = self;
+        BaselineError::unless(tau > 0.0 && tau <= 1.0, NAME, ["tau", "above 0, up to 1"], tau)?;
+        BaselineError::unless((-1.0..=1.0).contains(&theta), NAME, ["theta", "-1 to 1"], theta)?;
         Ok(self)
     }
 }
 
 impl SpargeConfig {
-    /// Reads a file. [`Sparge::from_config`](crate::Sparge::from_config) checks its values.
-    ///
-    /// # Errors
-    /// If the file cannot be read or holds something else; unknown fields are refused.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, BaselineError> {
-        config_file::load(path.as_ref(), CONTENT)
-    }
-
-    /// Writes a file that [`SpargeConfig::load`] reads.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BaselineError> {
-        config_file::save(self, path.as_ref(), CONTENT)
-    }
-
     pub(crate) fn check(&self) -> Result<(), BaselineError> {
         for layer in self.layers.values() {
             check_lambda(layer.lambda)?;
@@ -84,9 +60,6 @@ impl SpargeConfig {
 }
 
 pub(crate) fn check_lambda(lambda: Option<f32>) -> Result<(), BaselineError> {
-    match lambda {
-        None => Ok(()),
-        Some(lambda) if lambda < 0.0 => Ok(()),
-        Some(lambda) => Err(BaselineError::option(NAME, "lambda", "below 0", lambda)),
-    }
+    let Some(lambda) = lambda else { return Ok(()) };
+    BaselineError::unless(lambda < 0.0, NAME, ["lambda", "below 0"], lambda)
 }

@@ -7,10 +7,9 @@ use candle_s2o::{Mask, dense_attn};
 
 use crate::attention::BlockSparse;
 use crate::error::BaselineError;
-use crate::selector::BlockSelector;
+use crate::selector::{BlockSelector, TuningCall};
 use crate::sparge::Sparge;
 use crate::sparge_config::{NAME, SpargeConfig, SpargeHead, SpargeLayer};
-use crate::tuning_call::TuningCall;
 
 /// Shares, densest first. At 1 everything is computed, so some setting always keeps the bound.
 const TAUS: [f64; 10] = [1.0, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3];
@@ -38,12 +37,8 @@ impl SpargeBounds {
     /// # Errors
     /// [`BaselineError::Option`] unless `0 < l1 <= l2`.
     pub fn new(l1: f64, l2: f64) -> Result<Self, BaselineError> {
-        if !(l1 > 0.0 && l1.is_finite()) {
-            return Err(BaselineError::option(NAME, "l1", "above 0", l1));
-        }
-        if !(l2 >= l1 && l2.is_finite()) {
-            return Err(BaselineError::option(NAME, "l2", "at least l1", l2));
-        }
+        BaselineError::unless(l1 > 0.0 && l1.is_finite(), NAME, ["l1", "above 0"], l1)?;
+        BaselineError::unless(l2 >= l1 && l2.is_finite(), NAME, ["l2", "at least l1"], l2)?;
         Ok(Self { l1, l2 })
     }
 
@@ -76,32 +71,21 @@ impl Sparge {
     }
 }
 
-/// Results of a setting on the calls of a layer, by head.
-struct Outcome {
-    /// The greatest error of any call and sequence.
-    error: Vec<f64>,
-    /// The density, summed over calls and sequences.
-    density: Vec<f64>,
-}
-
 fn tune_layer(layer: usize, calls: &[&TuningCall], bounds: SpargeBounds) -> Result<SpargeLayer, BaselineError> {
     let heads = calls[0].q.dim(2)?;
     let mut dense = Vec::with_capacity(calls.len());
     for TuningCall { call, q, k, v } in calls {
-        if q.dim(2)? != heads {
-            return Err(BaselineError::HeadCount { method: NAME, layer, expected: heads, got: q.dim(2)? });
-        }
+        BaselineError::unless_equal_heads(NAME, layer, heads, q.dim(2)?)?;
         dense.push(dense_attn(q, k, v, call.softmax_scale, Mask::Causal)?);
     }
     let measure = |settings: &SpargeLayer| measure(layer, settings, calls, &dense);
     let everything = SpargeLayer { heads: vec![SpargeHead { tau: 1.0, theta: 0.0 }; heads], lambda: None };
-    let mut density = measure(&everything)?.density;
+    let mut density: Vec<f64> = measure(&everything)?.into_iter().map(|(_, density)| density).collect();
     let mut best = everything;
     for tau in TAUS.into_iter().filter(|&tau| tau < 1.0) {
         for theta in THETAS {
             let setting = SpargeHead { tau, theta };
-            let outcome = measure(&SpargeLayer { heads: vec![setting; heads], lambda: None })?;
-            let found = outcome.error.into_iter().zip(outcome.density);
+            let found = measure(&SpargeLayer { heads: vec![setting; heads], lambda: None })?;
             for ((best, least), (error, density)) in best.heads.iter_mut().zip(&mut density).zip(found) {
                 if error <= bounds.l1 && density < *least {
                     (*best, *least) = (setting, density);
@@ -113,7 +97,7 @@ fn tune_layer(layer: usize, calls: &[&TuningCall], bounds: SpargeBounds) -> Resu
         for lambda in LAMBDAS {
             let lambda = SpargeLayer { lambda: Some(lambda), ..best.clone() };
             // No break at the first failure: errors need not grow with the number of skipped values.
-            if measure(&lambda)?.error.iter().all(|&error| error <= bounds.l2) {
+            if measure(&lambda)?.iter().all(|&(error, _)| error <= bounds.l2) {
                 best = lambda;
             }
         }
@@ -121,15 +105,16 @@ fn tune_layer(layer: usize, calls: &[&TuningCall], bounds: SpargeBounds) -> Resu
     Ok(best)
 }
 
+/// By head, the greatest error of any call and sequence, and the density, summed over calls and sequences.
 fn measure(
     layer: usize,
     settings: &SpargeLayer,
     calls: &[&TuningCall],
     dense: &[Tensor],
-) -> Result<Outcome, BaselineError> {
+) -> Result<Vec<(f64, f64)>, BaselineError> {
     let heads = settings.heads.len();
     let sparge = Sparge::from_config(SpargeConfig { layers: [(layer, settings.clone())].into() })?;
-    let mut outcome = Outcome { error: vec![0.0; heads], density: vec![0.0; heads] };
+    let mut outcome = vec![(0.0, 0.0); heads];
     for (TuningCall { call, q, k, v }, dense) in calls.iter().zip(dense) {
         let selection = sparge.select(call, q, k, v)?;
         let (out, work) = BlockSparse::<Sparge>::attend(call, [q, k, v], selection)?;
@@ -137,8 +122,9 @@ fn measure(
         let error = magnitude(&(out.to_dtype(DType::F32)? - &dense)?)?;
         for (i, (error, dense)) in error.into_iter().zip(magnitude(&dense)?).enumerate() {
             let relative = if error == 0.0 { 0.0 } else { error / dense };
-            outcome.error[i % heads] = outcome.error[i % heads].max(relative);
-            outcome.density[i % heads] += work[i].density();
+            let (greatest, density) = &mut outcome[i % heads];
+            *greatest = f64::max(*greatest, relative);
+            *density += work[i].density();
         }
     }
     Ok(outcome)

@@ -55,8 +55,7 @@ struct HfConfig {
 impl HfConfig {
     fn decoder(&self, origin: &str) -> Result<DecoderConfig> {
         let architecture = Architecture::named(self.architectures.first().unwrap_or(&self.model_type))?;
-        self.check_activation()?;
-        self.check_window(architecture)?;
+        self.check(architecture)?;
         let head_dim = match (self.head_dim, architecture) {
             (Some(head_dim), _) => head_dim,
             (None, Architecture::Qwen3) => QWEN3_HEAD_DIM,
@@ -85,29 +84,20 @@ impl HfConfig {
         })
     }
 
-    /// Refuses models whose attention is limited to a window.
-    fn check_window(&self, architecture: Architecture) -> Result<()> {
-        let (feature, expected, got) = match (architecture, self.sliding_window) {
+    /// Refuses models whose MLP activation is not SiLU, or whose attention is limited to a window.
+    fn check(&self, architecture: Architecture) -> Result<()> {
+        let (feature, expected, got) = match (architecture, self.hidden_act.as_deref(), self.sliding_window) {
+            (_, Some(other), _) if !matches!(other, "silu" | "swish") => ("hidden_act", "silu", other.to_owned()),
             // Published configurations carry a `sliding_window` that this flag switches off.
-            (Architecture::Qwen3, _) if self.use_sliding_window == Some(true) => {
+            (Architecture::Qwen3, ..) if self.use_sliding_window == Some(true) => {
                 ("use_sliding_window", "false", "true".to_owned())
             }
-            (Architecture::Llama, Some(window)) if self.use_sliding_window != Some(false) => {
+            (Architecture::Llama, _, Some(window)) if self.use_sliding_window != Some(false) => {
                 ("sliding_window", "full attention", window.to_string())
             }
             _ => return Ok(()),
         };
-        Err(ModelError::UnsupportedFeature { feature, expected, got })
-    }
-
-    /// Refuses models whose MLP activation is not SiLU.
-    fn check_activation(&self) -> Result<()> {
-        match self.hidden_act.as_deref() {
-            None | Some("silu" | "swish") => Ok(()),
-            Some(other) => {
-                Err(ModelError::UnsupportedFeature { feature: "hidden_act", expected: "silu", got: other.to_owned() })
-            }
-        }
+        Err(ModelError::unsupported(feature, expected, got))
     }
 
     /// Base frequency and scaling, from the old or the new entries, and the longest context that they allow.

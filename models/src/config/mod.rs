@@ -6,8 +6,6 @@ use crate::rope::RopeConfig;
 mod gguf;
 mod hf;
 
-pub(crate) use gguf::GgufMetadata;
-
 /// The architectures that the decoder supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
@@ -127,23 +125,22 @@ impl DecoderConfig {
             ("head_dim", self.head_dim),
             ("max_position_embeddings", self.max_positions),
         ];
-        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(ModelError::config(origin, format!("{name} is 0")));
-        }
-        if let Some((name, size)) = sizes.iter().find(|(_, size)| *size > u32::MAX as usize) {
-            return Err(ModelError::config(origin, format!("{name} is {size}, more than any model has")));
-        }
-        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            let reason = format!("{} query heads are not a multiple of {} KV heads", self.num_heads, self.num_kv_heads);
-            return Err(ModelError::config(origin, reason));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(ModelError::config(origin, format!("head_dim is {}, expected an even number", self.head_dim)));
-        }
-        if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0) {
-            return Err(ModelError::config(origin, format!("rms_norm_eps is {}", self.rms_norm_eps)));
-        }
-        self.rope.check(self.head_dim, origin)?;
-        Ok(self)
+        let zero = sizes.iter().find(|(_, size)| *size == 0);
+        let huge = sizes.iter().find(|(_, size)| *size > u32::MAX as usize);
+        let Self { num_heads, num_kv_heads, head_dim, rms_norm_eps, .. } = self;
+        let reason = match (zero, huge) {
+            (Some((name, _)), _) => format!("{name} is 0"),
+            (_, Some((name, size))) => format!("{name} is {size}, more than any model has"),
+            _ if !num_heads.is_multiple_of(num_kv_heads) => {
+                format!("{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+            }
+            _ if !head_dim.is_multiple_of(2) => format!("head_dim is {head_dim}, expected an even number"),
+            _ if !(rms_norm_eps.is_finite() && rms_norm_eps >= 0.0) => format!("rms_norm_eps is {rms_norm_eps}"),
+            _ => {
+                self.rope.check(head_dim, origin)?;
+                return Ok(self);
+            }
+        };
+        Err(ModelError::config(origin, reason))
     }
 }

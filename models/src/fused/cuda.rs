@@ -11,7 +11,7 @@ use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, 
 use s2o_kernels::params::{NormParams, RotateParams, RotationParams, SiluParams};
 use s2o_kernels::{Dtype, Function, HeadDim, Kernel, decoder};
 
-use super::heads::{Heads, QkNorm};
+use super::{Heads, QkNorm};
 
 type Result<T> = std::result::Result<T, CudaError>;
 

@@ -6,13 +6,40 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
-mod heads;
 mod norm;
 mod rotary;
 mod stacked;
-pub(crate) mod support;
 
-pub use heads::{Heads, QkNorm};
 pub use norm::{add_rms_norm, rms_norm};
-pub use rotary::{LayerCache, Rotary, Rotation, rotate_into_cache};
+pub use rotary::{Heads, LayerCache, QkNorm, Rotary, Rotation, rotate_into_cache};
 pub use stacked::{Stacked, StackedLinear, silu_mul};
+
+use candle_core::{DType, Device};
+#[cfg(feature = "cuda")]
+use {
+    candle_core::{Result, Tensor, bail},
+    s2o_kernels::HeadDim,
+};
+
+/// Whether this build has the kernels, and they support this dtype and device.
+pub(crate) fn supports(device: &Device, dtype: DType) -> bool {
+    cfg!(feature = "cuda") && device.is_cuda() && matches!(dtype, DType::BF16 | DType::F16)
+}
+
+/// Whether heads of this size can be rotated and attended to.
+#[cfg(feature = "cuda")]
+pub(crate) fn supports_head_dim(head_dim: usize) -> bool {
+    HeadDim::new(head_dim).is_some()
+}
+
+/// Refuses tensors of another dtype or on another device.
+#[cfg(feature = "cuda")]
+fn same_kind(what: &str, x: &Tensor, others: &[Option<&Tensor>]) -> Result<()> {
+    for other in others.iter().flatten() {
+        if other.dtype() != x.dtype() || !other.device().same_device(x.device()) {
+            let kind = |tensor: &Tensor| format!("{:?} on {:?}", tensor.dtype(), tensor.device().location());
+            bail!("{what}: expected tensors of {}, got {}", kind(x), kind(other))
+        }
+    }
+    Ok(())
+}

@@ -1,14 +1,12 @@
 //! RMS norms of the residual stream.
 
-#[cfg(feature = "cuda")]
-use candle_core::{D, bail};
 use candle_core::{Result, Tensor};
 use candle_nn::ops;
-
 #[cfg(feature = "cuda")]
-use super::{
-    cuda,
-    support::{same_kind, supports, supports_norm_width},
+use {
+    super::{cuda, same_kind, supports},
+    candle_core::{D, bail},
+    s2o_kernels::decoder::{MAX_NORM_WIDTH, VECTOR},
 };
 
 /// RMS norm over the last dimension, times `weight`: `x / sqrt(mean(x^2) + eps) * weight`, in the shape and dtype of
@@ -46,7 +44,8 @@ pub fn add_rms_norm(x: Tensor, delta: &Tensor, weight: &Tensor, eps: f64) -> Res
 #[cfg(feature = "cuda")]
 fn norm_on_gpu(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor) -> Result<bool> {
     let width = x.dim(D::Minus1)?;
-    if !supports(x.device(), x.dtype()) || !supports_norm_width(width) || x.elem_count() == 0 {
+    let fits = width.is_multiple_of(VECTOR) && width <= MAX_NORM_WIDTH;
+    if !supports(x.device(), x.dtype()) || !fits || x.elem_count() == 0 {
         return Ok(false);
     }
     if weight.dims() != [width] || !weight.is_contiguous() {

@@ -1,18 +1,37 @@
 //! Rotary embedding, and the step from the projections of a layer to its queries and cache.
 
-#[cfg(feature = "cuda")]
-use candle_core::bail;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::rotary_emb;
 
-use super::heads::{Heads, QkNorm};
 use super::norm::rms_norm;
 use super::stacked::Stacked;
 #[cfg(feature = "cuda")]
-use super::{
-    cuda,
-    support::{same_kind, supports, supports_head_dim},
+use {
+    super::{cuda, same_kind, supports, supports_head_dim},
+    candle_core::bail,
 };
+
+/// Heads of a layer's queries, keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key / value heads.
+    pub num_kv_heads: usize,
+    /// Width of one head; even.
+    pub head_dim: usize,
+}
+
+/// RMS norms of every query and key head, before the rotation (Qwen3).
+#[derive(Debug, Clone, Copy)]
+pub struct QkNorm<'a> {
+    /// Weight of the query norm, `(head_dim)`.
+    pub q: &'a Tensor,
+    /// Weight of the key norm, `(head_dim)`.
+    pub k: &'a Tensor,
+    /// Added to the mean square.
+    pub eps: f64,
+}
 
 /// Half-split (NeoX) rotary embedding of heads: entries `i` and `i + head_dim / 2` rotate together, by the position
 /// times inverse frequency `i`.

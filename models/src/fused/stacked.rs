@@ -3,9 +3,9 @@
 use candle_core::{D, Module, Result, Tensor, bail};
 use candle_nn::Linear;
 
-use super::support::supports;
 #[cfg(feature = "cuda")]
-use super::{cuda, support::supports_silu_width};
+use super::cuda;
+use super::supports;
 
 /// Linear layers on one input. On a GPU their weights are stacked, and one matrix product computes all outputs. On a
 /// CPU they stay separate, because the next steps need contiguous outputs.
@@ -110,7 +110,7 @@ pub fn silu_mul(gate_up: Stacked) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if let Some(joined) = gate_up.on_gpu()
         && gate_up.sizes[0] == gate_up.sizes[1]
-        && supports_silu_width(gate_up.sizes[0])
+        && gate_up.sizes[0].is_multiple_of(s2o_kernels::decoder::VECTOR)
         && joined.elem_count() > 0
     {
         return Ok(cuda::silu_mul(&joined.contiguous()?)?);

@@ -5,13 +5,13 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use candle_core::quantized::gguf_file::{Content, Value};
+use candle_core::quantized::gguf_file::Content;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 
 use super::safetensors::first_line;
 use super::{LoadOptions, Parts, gguf_tokenizer, io_error, read_tokenizer};
-use crate::config::{Architecture, DecoderConfig, GgufMetadata};
+use crate::config::{Architecture, DecoderConfig};
 use crate::error::{ModelError, Result};
 
 /// Divisors of the rotary frequencies, present in Llama 3.1 and later.
@@ -66,19 +66,11 @@ struct Source<'p> {
 
 impl Source<'_> {
     fn config(&mut self) -> Result<DecoderConfig> {
-        let origin = self.path.display().to_string();
         let divisors = match self.content.tensor_infos.contains_key(ROPE_FREQS) {
             true => Some(self.read(ROPE_FREQS, DType::F32, &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?),
             false => None,
         };
-        let architecture = match self.content.metadata.get("general.architecture").map(Value::to_string) {
-            Some(Ok(name)) => name.clone(),
-            _ => {
-                return Err(ModelError::config(origin, "general.architecture is missing or not a string"));
-            }
-        };
-        let content = &self.content;
-        GgufMetadata { content, architecture: &architecture, origin: &origin, divisors }.decoder()
+        DecoderConfig::from_gguf(&self.content, divisors, &self.path.display().to_string())
     }
 
     /// A weight under its Hugging Face name and in its Hugging Face layout.

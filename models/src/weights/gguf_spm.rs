@@ -19,7 +19,7 @@ const SPACE: char = '▁';
 
 const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
-const USER_DEFINED: i64 = 4;
+pub(super) const USER_DEFINED: i64 = 4;
 
 /// One vocabulary entry.
 pub(super) struct Piece {

@@ -13,11 +13,9 @@ use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::processors::template::TemplateProcessing;
-use tokenizers::{
-    AddedToken, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer,
-};
+use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer};
 
-use super::gguf_spm::{self, Piece};
+use super::gguf_spm::{self, Piece, USER_DEFINED};
 use crate::error::{ModelError, Result};
 
 const QWEN2: &str =
@@ -28,7 +26,6 @@ const LLAMA3: &str = concat!(
 );
 
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
-const USER_DEFINED: i64 = 4;
 const NORMAL: u32 = 1;
 
 /// End-of-turn and end-of-text tokens at which llama.cpp stops in addition to that in the metadata.
@@ -59,59 +56,51 @@ impl Flavour {
             "smollm" => flavour(Sequence::new(vec![Digits::new(true).into(), gpt2().into()]).into()),
             "gpt-2" | "gpt2" | "default" => flavour(gpt2().into()),
             other => {
-                return Err(ModelError::UnsupportedFeature {
-                    feature: "tokenizer.ggml.pre",
-                    expected: "llama-bpe, qwen2, smollm or gpt-2; for others give the model's tokenizer.json",
-                    got: other.to_owned(),
-                });
+                let expected = "llama-bpe, qwen2, smollm or gpt-2; for others give the model's tokenizer.json";
+                return Err(ModelError::unsupported("tokenizer.ggml.pre", expected, other));
             }
         })
     }
 }
 
-pub(super) fn build(mut content: Content) -> Result<Tokenizer> {
+pub(super) fn build(content: Content) -> Result<Tokenizer> {
     let model = text(&content, "tokenizer.ggml.model").unwrap_or_default();
-    if model == "llama" {
-        let flag = content.metadata.get("tokenizer.ggml.add_space_prefix");
-        let space_prefix = flag.is_none_or(|flag| flag.to_bool().unwrap_or(true));
-        let mut tokenizer = gguf_spm::build(&pieces(&content)?, space_prefix)?;
-        let around = special_tokens_around(&content, &tokenizer, true)?;
-        tokenizer.with_post_processor(around);
-        return Ok(tokenizer);
+    match model.as_str() {
+        "llama" => {
+            let flag = content.metadata.get("tokenizer.ggml.add_space_prefix");
+            let space_prefix = flag.is_none_or(|flag| flag.to_bool().unwrap_or(true));
+            with_special_tokens_around(gguf_spm::build(&pieces(&content)?, space_prefix)?, &content, true)
+        }
+        "gpt2" => byte_level(content),
+        other => {
+            let expected = "gpt2 (byte-level BPE) or llama (SentencePiece); for others give the model's tokenizer.json";
+            let got = if other.is_empty() { "nothing" } else { other };
+            Err(ModelError::unsupported("tokenizer.ggml.model", expected, got))
+        }
     }
-    if model != "gpt2" {
-        return Err(ModelError::UnsupportedFeature {
-            feature: "tokenizer.ggml.model",
-            expected: "gpt2 (byte-level BPE) or llama (SentencePiece); for others give the model's tokenizer.json",
-            got: if model.is_empty() { "nothing".to_owned() } else { model },
-        });
-    }
+}
+
+fn byte_level(mut content: Content) -> Result<Tokenizer> {
     let pre = text(&content, "tokenizer.ggml.pre").unwrap_or_else(|| "default".to_owned());
     let flavour = Flavour::named(&pre)?;
     let user_defined = take_user_defined(&mut content);
     content.metadata.insert("tokenizer.ggml.ignore_merges".to_owned(), Value::Bool(flavour.ignore_merges));
-
     let mut tokenizer = Tokenizer::from_gguf(&content).map_err(ModelError::tokenizer)?;
     tokenizer.with_normalizer(flavour.normalizer).map_err(ModelError::tokenizer)?;
     tokenizer.with_pre_tokenizer(Some(flavour.pre_tokenizer));
     tokenizer.with_decoder(Some(ByteLevelDecoder::new(false, true, true)));
-    let around = special_tokens_around(&content, &tokenizer, flavour.add_bos)?;
-    tokenizer.with_post_processor(around);
-    let user_defined: Vec<AddedToken> =
-        user_defined.into_iter().map(|token| AddedToken::from(token, false).normalized(false)).collect();
-    tokenizer.add_tokens(user_defined).map_err(ModelError::tokenizer)?;
+    let mut tokenizer = with_special_tokens_around(tokenizer, &content, flavour.add_bos)?;
+    let user_defined = user_defined.into_iter().map(|token| AddedToken::from(token, false).normalized(false));
+    tokenizer.add_tokens(user_defined.collect::<Vec<_>>()).map_err(ModelError::tokenizer)?;
     Ok(tokenizer)
 }
 
 /// The vocabulary of a SentencePiece tokenizer.
 fn pieces(content: &Content) -> Result<Vec<Piece>> {
     let list = |key: &str| content.metadata.get(key).and_then(|value| value.to_vec().ok());
-    let number = |value: &Value| {
-        value.to_i64().or_else(|_| value.to_i32().map(i64::from)).or_else(|_| value.to_u32().map(i64::from)).ok()
-    };
     let scores: Vec<f32> =
         list("tokenizer.ggml.scores").into_iter().flatten().filter_map(|score| score.to_f32().ok()).collect();
-    let kinds: Vec<i64> = list(TOKEN_TYPE).into_iter().flatten().filter_map(number).collect();
+    let kinds: Vec<i64> = list(TOKEN_TYPE).into_iter().flatten().filter_map(kind_of).collect();
     let texts: Vec<&str> = tokens(content).collect();
     for (name, got) in [("scores", scores.len()), ("token_type", kinds.len())] {
         if got != texts.len() {
@@ -144,11 +133,7 @@ fn take_user_defined(content: &mut Content) -> Vec<String> {
     };
     let mut taken = Vec::new();
     for (kind, token) in types.iter_mut().zip(all) {
-        let is_user_defined = match &*kind {
-            Value::I32(id) => i64::from(*id) == USER_DEFINED,
-            other => other.to_u64().is_ok_and(|id| id as i64 == USER_DEFINED),
-        };
-        if is_user_defined {
+        if kind_of(kind) == Some(USER_DEFINED) {
             *kind = Value::U32(NORMAL);
             taken.push(token);
         }
@@ -156,41 +141,40 @@ fn take_user_defined(content: &mut Content) -> Vec<String> {
     taken
 }
 
+/// A `tokenizer.ggml.token_type`, of whichever integer type the writer chose.
+fn kind_of(value: &Value) -> Option<i64> {
+    match value {
+        Value::I64(kind) => Some(*kind),
+        Value::I32(kind) => Some(i64::from(*kind)),
+        other => other.to_u64().ok().and_then(|kind| i64::try_from(kind).ok()),
+    }
+}
+
 /// Adds `bos` before and `eos` after a text, if the metadata says so.
-fn special_tokens_around(
-    content: &Content,
-    tokenizer: &Tokenizer,
-    default_bos: bool,
-) -> Result<Option<PostProcessorWrapper>> {
-    let flag = |key: &str| content.metadata.get(key).and_then(|value| value.to_bool().ok());
-    let token = |key: &str| -> Result<(String, u32)> {
+fn with_special_tokens_around(mut tokenizer: Tokenizer, content: &Content, default_bos: bool) -> Result<Tokenizer> {
+    let token = |flag: &str, default: bool, key: &str| -> Result<Option<(String, u32)>> {
+        let flag = content.metadata.get(flag).and_then(|value| value.to_bool().ok());
+        if !flag.unwrap_or(default) {
+            return Ok(None);
+        }
         let id = content.metadata.get(key).and_then(|value| value.to_u64().ok()).map(|id| id as u32);
-        let token = id.and_then(|id| Some((tokenizer.id_to_token(id)?, id)));
-        token.ok_or_else(|| ModelError::tokenizer(format!("{key} is missing or names no token")))
+        match id.and_then(|id| Some((tokenizer.id_to_token(id)?, id))) {
+            None => Err(ModelError::tokenizer(format!("{key} is missing or names no token"))),
+            found => Ok(found),
+        }
     };
-    let bos = flag("tokenizer.ggml.add_bos_token").unwrap_or(default_bos);
-    let eos = flag("tokenizer.ggml.add_eos_token").unwrap_or(false);
-    if !bos && !eos {
-        return Ok(None);
-    }
-    let (mut pieces, mut specials) = (vec!["$A".to_owned()], Vec::new());
-    if bos {
-        let (text, id) = token("tokenizer.ggml.bos_token_id")?;
-        pieces.insert(0, text.clone());
-        specials.push((text, id));
-    }
-    if eos {
-        let (text, id) = token("tokenizer.ggml.eos_token_id")?;
-        pieces.push(text.clone());
-        specials.push((text, id));
-    }
+    let bos = token("tokenizer.ggml.add_bos_token", default_bos, "tokenizer.ggml.bos_token_id")?;
+    let eos = token("tokenizer.ggml.add_eos_token", false, "tokenizer.ggml.eos_token_id")?;
+    let text = |token: &(String, u32)| token.0.clone();
+    let pieces: Vec<String> = bos.iter().map(text).chain(["$A".to_owned()]).chain(eos.iter().map(text)).collect();
     let template = TemplateProcessing::builder()
         .try_single(pieces)
         .map_err(ModelError::tokenizer)?
-        .special_tokens(specials)
+        .special_tokens(bos.into_iter().chain(eos).collect::<Vec<_>>())
         .build()
         .map_err(ModelError::tokenizer)?;
-    Ok(Some(template.into()))
+    tokenizer.with_post_processor(Some(template));
+    Ok(tokenizer)
 }
 
 fn text(content: &Content, key: &str) -> Option<String> {

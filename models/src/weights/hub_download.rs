@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
+use super::LoadOptions;
 use super::hub::HubOptions;
 use super::safetensors::{CONFIG, GENERATION_CONFIG, INDEX, SINGLE, TOKENIZER, shard_names};
-use super::{LoadOptions, read_text};
 use crate::error::{HubFile, ModelError, Result};
 
 /// Further attempts after an interrupted download; they resume where it stopped.
@@ -17,13 +17,13 @@ const RETRIES: usize = 3;
 /// not requested again, and a complete cache makes no request at all.
 pub(super) fn fetch(id: &str, revision: &str, options: &LoadOptions) -> Result<PathBuf> {
     let repository = Repository::new(id, revision, &options.hub)?;
-    if let Some(directory) = repository.complete(options)? {
-        return Ok(directory);
-    }
     let config = repository.get(CONFIG)?;
-    match repository.get(GENERATION_CONFIG) {
-        Ok(_) | Err(ModelError::HubFileNotFound { .. } | ModelError::Offline { .. }) => {}
-        Err(error) => return Err(error),
+    // Not every repository has it. It is requested before the weights, so if these are present it has been requested.
+    if !repository.has_weights()? {
+        match repository.get(GENERATION_CONFIG) {
+            Ok(_) | Err(ModelError::HubFileNotFound { .. } | ModelError::Offline { .. }) => {}
+            Err(error) => return Err(error),
+        }
     }
     if options.tokenizer.is_none() {
         repository.get(TOKENIZER)?;
@@ -38,7 +38,7 @@ pub(super) fn fetch(id: &str, revision: &str, options: &LoadOptions) -> Result<P
         },
     };
     if let Some(index) = index {
-        for shard in shard_names(&read_text(&index, "")?, &index.display().to_string())? {
+        for shard in shard_names(&index)? {
             repository.get(&shard)?;
         }
     }
@@ -46,57 +46,41 @@ pub(super) fn fetch(id: &str, revision: &str, options: &LoadOptions) -> Result<P
 }
 
 struct Repository<'a> {
-    id: &'a str,
-    revision: &'a str,
+    /// For errors; its file is another one each time.
+    at: HubFile,
     options: &'a HubOptions,
-    endpoint: String,
     repo: Repo,
     cache: CacheRepo,
     api: Api,
 }
 
 impl<'a> Repository<'a> {
-    fn new(id: &'a str, revision: &'a str, options: &'a HubOptions) -> Result<Self> {
+    fn new(id: &str, revision: &str, options: &'a HubOptions) -> Result<Self> {
         let endpoint = options.endpoint.trim_end_matches('/').to_owned();
+        let at = HubFile { id: id.to_owned(), file: CONFIG.to_owned(), revision: revision.to_owned(), endpoint };
         let repo = Repo::with_revision(id.to_owned(), RepoType::Model, revision.to_owned());
         let cache = Cache::new(options.cache.clone());
         let api = ApiBuilder::from_cache(cache.clone())
-            .with_endpoint(endpoint.clone())
+            .with_endpoint(at.endpoint.clone())
             .with_token(options.token.clone())
             .with_retries(RETRIES)
             .with_progress(true)
             .build()
-            .map_err(|error| ModelError::Hub {
-                at: Box::new(HubFile {
-                    id: id.to_owned(),
-                    file: CONFIG.to_owned(),
-                    revision: revision.to_owned(),
-                    endpoint: endpoint.clone(),
-                }),
-                reason: error.to_string(),
-            })?;
-        Ok(Self { id, revision, options, endpoint, cache: cache.repo(repo.clone()), repo, api })
+            .map_err(|error| ModelError::Hub { at: Box::new(at.clone()), reason: error.to_string() })?;
+        Ok(Self { at, options, cache: cache.repo(repo.clone()), repo, api })
     }
 
     fn cached(&self, file: &str) -> Option<PathBuf> {
         // Python writes no reference for a commit given by its hash.
-        let by_hash = || Some(self.cache.pointer_path(self.revision).join(file)).filter(|path| path.exists());
+        let by_hash = || Some(self.cache.pointer_path(&self.at.revision).join(file)).filter(|path| path.exists());
         self.cache.get(file).or_else(by_hash)
     }
 
-    /// The directory, if it has everything that loading needs. `generation_config.json` does not count, because not
-    /// every repository has one; it is requested before the weights, so if these are present it has been requested.
-    fn complete(&self, options: &LoadOptions) -> Result<Option<PathBuf>> {
-        let Some(config) = self.cached(CONFIG) else { return Ok(None) };
-        let has_tokenizer = options.tokenizer.is_some() || self.cached(TOKENIZER).is_some();
-        let has_weights = match self.cached(INDEX) {
-            Some(index) => {
-                let shards = shard_names(&read_text(&index, "")?, &index.display().to_string())?;
-                shards.iter().all(|shard| self.cached(shard).is_some())
-            }
-            None => self.cached(SINGLE).is_some(),
-        };
-        Ok(config.parent().filter(|_| has_tokenizer && has_weights).map(Path::to_owned))
+    fn has_weights(&self) -> Result<bool> {
+        match self.cached(INDEX) {
+            Some(index) => Ok(shard_names(&index)?.iter().all(|shard| self.cached(shard).is_some())),
+            None => Ok(self.cached(SINGLE).is_some()),
+        }
     }
 
     fn get(&self, file: &str) -> Result<PathBuf> {
@@ -124,12 +108,7 @@ impl<'a> Repository<'a> {
     }
 
     fn at(&self, file: &str) -> Box<HubFile> {
-        Box::new(HubFile {
-            id: self.id.to_owned(),
-            file: file.to_owned(),
-            revision: self.revision.to_owned(),
-            endpoint: self.endpoint.clone(),
-        })
+        Box::new(HubFile { file: file.to_owned(), ..self.at.clone() })
     }
 
     fn offline(&self, file: &str, reason: String) -> ModelError {

@@ -8,7 +8,7 @@ use candle_nn::VarBuilder;
 use tokenizers::Tokenizer;
 
 use crate::config::DecoderConfig;
-use crate::decoder::{Decoder, Progress};
+use crate::decoder::{Decoder, Progress, check_dtype};
 use crate::error::{ModelError, Result};
 use crate::model::LoadedModel;
 
@@ -18,7 +18,6 @@ mod gguf_tokenizer;
 mod hub;
 #[cfg(feature = "hub")]
 mod hub_download;
-mod needle;
 mod safetensors;
 pub mod synthetic;
 
@@ -27,9 +26,6 @@ use hub_download::fetch;
 use synthetic::Synthetic;
 
 pub use hub::HubOptions;
-pub(crate) use needle::PASSKEY_JSONL;
-#[cfg(test)]
-pub(crate) use needle::tokenizer as needle_tokenizer;
 
 /// Name of the embedded model.
 pub const NEEDLE_7M: &str = "needle-7m";
@@ -101,16 +97,7 @@ impl Default for LoadOptions {
 
 impl LoadOptions {
     fn dtype(&self) -> Result<DType> {
-        match self.dtype {
-            None if self.device.is_cpu() => Ok(DType::F32),
-            None => Ok(DType::BF16),
-            Some(dtype @ (DType::F32 | DType::BF16 | DType::F16)) => Ok(dtype),
-            Some(other) => Err(ModelError::UnsupportedFeature {
-                feature: "dtype",
-                expected: "f32, bf16 or f16",
-                got: format!("{other:?}"),
-            }),
-        }
+        check_dtype(self.dtype.unwrap_or(if self.device.is_cpu() { DType::F32 } else { DType::BF16 }))
     }
 }
 
@@ -123,7 +110,12 @@ impl ModelSource {
     pub fn load(&self, options: &LoadOptions, progress: Option<&mut Progress>) -> Result<LoadedModel> {
         let dtype = options.dtype()?;
         let parts = match self {
-            Self::Needle7m => needle::open(dtype, &options.device)?,
+            Self::Needle7m => Parts {
+                config: DecoderConfig::from_json(s2o_needle_7m::CONFIG, NEEDLE_7M)?,
+                vb: VarBuilder::from_buffered_safetensors(s2o_needle_7m::safetensors(), dtype, &options.device)?,
+                tokenizer: Tokenizer::from_str(s2o_needle_7m::TOKENIZER).map_err(ModelError::tokenizer)?,
+                eos_ids: eos_ids(s2o_needle_7m::CONFIG, NEEDLE_7M)?,
+            },
             Self::Directory(directory) => safetensors::open(directory, dtype, options)?,
             Self::Gguf(path) => gguf::open(path, dtype, options)?,
             Self::Hub { id, revision } => {
@@ -155,11 +147,8 @@ impl ModelSource {
 
 #[cfg(not(feature = "hub"))]
 fn fetch(id: &str, _: &str, _: &LoadOptions) -> Result<PathBuf> {
-    Err(ModelError::UnsupportedFeature {
-        feature: "loading from the hub in a build without the feature `hub`",
-        expected: "a directory, a .gguf file or `needle-7m`",
-        got: id.to_owned(),
-    })
+    let feature = "loading from the hub in a build without the feature `hub`";
+    Err(ModelError::unsupported(feature, "a directory, a .gguf file or `needle-7m`", id))
 }
 
 /// The parts of a model before the decoder is built.

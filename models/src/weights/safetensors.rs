@@ -33,10 +33,7 @@ pub(super) fn open(directory: &Path, dtype: DType, options: &LoadOptions) -> Res
         let json = read_text(&generation_path, "")?;
         eos.extend(eos_ids(&json, &generation_path.display().to_string())?);
     }
-    let tokenizer = match &options.tokenizer {
-        Some(path) => read_tokenizer(path)?,
-        None => read_tokenizer(&directory.join(TOKENIZER))?,
-    };
+    let tokenizer = read_tokenizer(options.tokenizer.as_deref().unwrap_or(&directory.join(TOKENIZER)))?;
     let files = weight_files(directory)?;
     for file in &files {
         check(file)?;
@@ -55,14 +52,11 @@ fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
         return Ok(vec![single]);
     }
     if !index.exists() {
-        return Err(ModelError::MissingFile {
-            path: single,
-            hint: format!(": a model directory needs it, or {INDEX} with its shards (pytorch .bin files are not read)"),
-        });
+        let hint =
+            format!(": a model directory needs it, or {INDEX} with its shards (pytorch .bin files are not read)");
+        return Err(ModelError::MissingFile { path: single, hint });
     }
-    let json = read_text(&index, "")?;
-    let files: Vec<PathBuf> =
-        shard_names(&json, &index.display().to_string())?.iter().map(|n| directory.join(n)).collect();
+    let files: Vec<PathBuf> = shard_names(&index)?.iter().map(|name| directory.join(name)).collect();
     match files.iter().find(|file| !file.exists()) {
         Some(missing) => {
             Err(ModelError::MissingFile { path: missing.clone(), hint: format!(": {INDEX} names it as a shard") })
@@ -72,12 +66,13 @@ fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// File names in a `model.safetensors.index.json`, sorted and unique.
-pub(super) fn shard_names(json: &str, origin: &str) -> Result<Vec<String>> {
+pub(super) fn shard_names(path: &Path) -> Result<Vec<String>> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: HashMap<String, String>,
     }
-    let index: Index = serde_json::from_str(json).map_err(|e| ModelError::config(origin, e))?;
+    let origin = path.display().to_string();
+    let index: Index = serde_json::from_str(&read_text(path, "")?).map_err(|e| ModelError::config(&origin, e))?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     // An index is not trusted: it must not lead out of the directory.
     if let Some(bad) = names.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {

@@ -10,20 +10,11 @@ use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, address, cuda_storag
 use s2o_kernels::params::BlockPoolParams;
 use s2o_kernels::{Function, HeadDim, Kernel};
 
-use super::{aligned, shape_mismatch};
+use super::{aligned, check_size, shape_mismatch};
 
-/// Mean and self-similarity of each block of tokens.
-#[derive(Debug, Clone)]
-pub struct PooledBlocks {
-    /// Mean token of each block: `(batch, heads, blocks, head_dim)` of f32.
-    pub means: Tensor,
-    /// Mean cosine over all pairs of tokens of a block, each token with itself included: `(batch, heads, blocks)` of
-    /// f32. `None` if not requested.
-    pub self_similarity: Option<Tensor>,
-}
-
-/// Computes the mean, and if `self_similarity` is true the self-similarity, of each block of `block` tokens. Reads
-/// every token once, in place if heads are contiguous and start at multiples of 16 bytes.
+/// Mean token of each block of `block` tokens, `(batch, heads, blocks, head_dim)` of f32. If `self_similarity` is true,
+/// also the mean cosine over all pairs of tokens of a block, each token with itself included: `(batch, heads, blocks)`
+/// of f32. Reads every token once, in place if heads are contiguous and start at multiples of 16 bytes.
 ///
 /// - `x`: `(batch, len, heads, head_dim)`, bf16 or f16 on a GPU, head_dim 64 or 128.
 /// - `offset`: position of the first token. Blocks start at positions that are multiples of `block`, so the first and
@@ -38,7 +29,7 @@ pub fn block_pool(
     block: usize,
     centre: Option<&Tensor>,
     self_similarity: bool,
-) -> Result<PooledBlocks, CudaError> {
+) -> Result<(Tensor, Option<Tensor>), CudaError> {
     match x.dtype() {
         DType::BF16 => typed::<bf16>(x, offset, block, centre, self_similarity),
         DType::F16 => typed::<f16>(x, offset, block, centre, self_similarity),
@@ -52,13 +43,10 @@ fn typed<T: Element>(
     block: usize,
     centre: Option<&Tensor>,
     self_similarity: bool,
-) -> Result<PooledBlocks, CudaError> {
+) -> Result<(Tensor, Option<Tensor>), CudaError> {
     let (batch, len, heads, head_dim) = x.dims4()?;
     let size = HeadDim::new(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
-    if len == 0 || block == 0 {
-        let (name, expected) = ("block_pool", "at least 1 token, in all and in a block".to_owned());
-        return Err(CudaError::Size { name, expected, got: 0 });
-    }
+    check_size(len > 0 && block > 0, "block_pool", "at least 1 token, in all and in a block", 0)?;
     let centre = centre.map(|centre| aligned(centre, x, DType::F32)).transpose()?;
     if let Some(centre) = centre.as_ref().filter(|centre| centre.dims() != [batch, heads, head_dim]) {
         return Err(shape_mismatch(x, centre, "block-pool"));
@@ -101,8 +89,6 @@ fn typed<T: Element>(
         unsafe { launcher.launch(function, &params, Grid::Blocks([batch * heads * blocks, 1, 1])) }?;
     }
     let [of_means, of_similarity] = shapes;
-    Ok(PooledBlocks {
-        means: launcher.tensor(means, of_means),
-        self_similarity: similarity.map(|similarity| launcher.tensor(similarity, of_similarity)),
-    })
+    let similarity = similarity.map(|similarity| launcher.tensor(similarity, of_similarity));
+    Ok((launcher.tensor(means, of_means), similarity))
 }

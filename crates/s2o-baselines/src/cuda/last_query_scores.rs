@@ -11,7 +11,7 @@ use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, check_i32, cuda_stor
 use s2o_kernels::params::{LastQueryParams, RowState};
 use s2o_kernels::{Function, HeadDim, Kernel};
 
-use super::supports_heads;
+use super::{check_size, supports_heads};
 
 /// Largest number of queries whose attention is summed.
 pub const MAX_LAST_QUERIES: usize = 128;
@@ -25,8 +25,7 @@ const BLOCKS_PER_SM: usize = 8;
 
 /// Whether the kernels support these tensors and this number of queries.
 pub(crate) fn supports(q: &Tensor, k: &Tensor, count: usize) -> bool {
-    let counts = 1..=MAX_LAST_QUERIES;
-    supports_heads(q) && supports_heads(k) && q.dtype() == k.dtype() && counts.contains(&count)
+    supports_heads(q) && supports_heads(k) && q.dtype() == k.dtype() && (1..=MAX_LAST_QUERIES).contains(&count)
 }
 
 /// Mean attention that each key receives from the last `count` queries of a causal call, or from all if there are
@@ -54,10 +53,8 @@ pub fn by_key_and_distance(q: &Tensor, k: &Tensor, softmax_scale: f32, count: us
 /// The scores by key and, if `N` is 2, by distance.
 fn scores<const N: usize>(q: &Tensor, k: &Tensor, softmax_scale: f32, count: usize) -> Result<[Tensor; N], AttnError> {
     let shape = checked(q, k, softmax_scale)?;
-    if count == 0 || count > MAX_LAST_QUERIES {
-        let expected = format!("1 to {MAX_LAST_QUERIES}");
-        return Err(CudaError::Size { name: "last queries", expected, got: count }.into());
-    }
+    let fits = (1..=MAX_LAST_QUERIES).contains(&count);
+    check_size(fits, "last queries", format_args!("1 to {MAX_LAST_QUERIES}"), count)?;
     let rows = count.min(shape.q_len());
     let last = q.narrow(1, shape.q_len() - rows, rows)?;
     match q.dtype() {

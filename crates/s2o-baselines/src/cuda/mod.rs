@@ -6,14 +6,16 @@ mod reorder;
 mod rows;
 mod strides;
 
-pub use block_pool::{PooledBlocks, block_pool};
+pub use block_pool::block_pool;
 pub use reorder::reorder_keys;
 pub use rows::row_softmax;
 pub use strides::{stride_shares, token_strides};
 
-pub use crate::stride_order::StrideOrder;
-
 pub(crate) use rows::choose;
+
+pub use crate::antidiagonal::StrideOrder;
+
+use std::fmt::Display;
 
 use candle_core::{DType, Tensor};
 use s2o_cuda::CudaError;
@@ -42,12 +44,28 @@ fn aligned(x: &Tensor, like: &Tensor, expected: DType) -> Result<Tensor, CudaErr
         let msg = "operand of a selection";
         return Err(candle_core::Error::UnexpectedDType { msg, expected, got: x.dtype() }.bt().into());
     }
-    if !x.device().same_device(like.device()) {
-        let (lhs, rhs) = (like.device().location(), x.device().location());
-        return Err(candle_core::Error::DeviceMismatchBinaryOp { lhs, rhs, op: "selection" }.bt().into());
-    }
+    same_device(like, x)?;
     let in_place = x.is_contiguous() && x.layout().start_offset().is_multiple_of(decoder::VECTOR);
     Ok(if in_place { x.clone() } else { x.force_contiguous()? })
+}
+
+fn same_device(lhs: &Tensor, rhs: &Tensor) -> Result<(), CudaError> {
+    if lhs.device().same_device(rhs.device()) {
+        return Ok(());
+    }
+    let (lhs, rhs) = (lhs.device().location(), rhs.device().location());
+    Err(candle_core::Error::DeviceMismatchBinaryOp { lhs, rhs, op: "selection" }.bt().into())
+}
+
+/// Refuses a head width that the kernels cannot copy in vectors.
+fn check_vectors(head_dim: usize) -> Result<(), CudaError> {
+    let fits = head_dim.is_multiple_of(decoder::VECTOR);
+    check_size(fits, "head_dim", format_args!("a multiple of {}", decoder::VECTOR), head_dim)
+}
+
+/// Refuses a size unless it fits.
+fn check_size(fits: bool, name: &'static str, expected: impl Display, got: usize) -> Result<(), CudaError> {
+    if fits { Ok(()) } else { Err(CudaError::Size { name, expected: expected.to_string(), got }) }
 }
 
 /// The error for operands whose shapes do not fit each other.

@@ -7,9 +7,9 @@ use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, Operand, address, check_i32, cuda_storage, to_i32};
 use s2o_kernels::params::ReorderParams;
-use s2o_kernels::{Dtype, Function, Kernel, decoder};
+use s2o_kernels::{Dtype, Function, Kernel};
 
-use super::shape_mismatch;
+use super::{aligned, check_vectors, same_device, shape_mismatch};
 
 /// Output rows per thread block.
 const ROWS: usize = 8;
@@ -33,24 +33,14 @@ pub fn reorder_keys(k: &Tensor, v: &Tensor, positions: &Tensor) -> Result<[Tenso
         if !fit {
             return Err(shape_mismatch(lhs, rhs, "reorder-keys"));
         }
-        if !lhs.device().same_device(rhs.device()) {
-            let (lhs, rhs) = (lhs.device().location(), rhs.device().location());
-            return Err(Error::DeviceMismatchBinaryOp { lhs, rhs, op: "reorder-keys" }.bt().into());
-        }
+        same_device(lhs, rhs)?;
     }
-    if !head_dim.is_multiple_of(decoder::VECTOR) {
-        let expected = format!("a multiple of {}", decoder::VECTOR);
-        return Err(CudaError::Size { name: "head_dim", expected, got: head_dim });
-    }
+    check_vectors(head_dim)?;
     if v.dtype() != k.dtype() {
         let (lhs, rhs) = (k.dtype(), v.dtype());
         return Err(Error::DTypeMismatchBinaryOp { lhs, rhs, op: "reorder-keys" }.bt().into());
     }
-    if positions.dtype() != DType::U32 {
-        let (msg, got) = ("positions of reorder_keys", positions.dtype());
-        return Err(Error::UnexpectedDType { msg, expected: DType::U32, got }.bt().into());
-    }
-    let positions = positions.contiguous()?;
+    let positions = aligned(positions, k, DType::U32)?;
     match k.dtype() {
         DType::BF16 => typed::<bf16>(k, v, &positions),
         DType::F16 => typed::<f16>(k, v, &positions),

@@ -182,12 +182,8 @@ impl Rows {
         }
     }
 
-    /// For each group of rows, the share of a row's sum that need not be chosen.
+    /// For each of equal groups of rows, the share of a row's sum that need not be chosen.
     fn left_out(&self, scores: &Tensor, shares: &[f64]) -> Result<Operand, CudaError> {
-        if shares.is_empty() || !self.rows.is_multiple_of(shares.len()) {
-            let expected = format!("shares for equal groups of {} rows", self.rows);
-            return Err(CudaError::Size { name: "shares", expected, got: shares.len() });
-        }
         let left_out: Vec<f32> = shares.iter().map(|share| (1.0 - share) as f32).collect();
         let index =
             RowIndex { each: to_i32("rows", self.rows / shares.len())?, count: to_i32("shares", shares.len())? };

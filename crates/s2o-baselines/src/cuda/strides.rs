@@ -2,16 +2,16 @@
 
 use std::ffi::c_void;
 
-use candle_core::{DType, Error, Shape, Tensor};
+use candle_core::{DType, Shape, Tensor};
 use candle_s2o::BLOCK_Q;
 use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, Operand, address, check_i32, cuda_storage, to_i32};
 use s2o_kernels::params::{StrideSharesParams, StridesParams};
-use s2o_kernels::{Dtype, Function, Kernel, decoder};
+use s2o_kernels::{Dtype, Function, Kernel};
 
-use super::{aligned, shape_mismatch};
-use crate::stride_order::StrideOrder;
+use super::{aligned, check_size, check_vectors, shape_mismatch};
+use crate::antidiagonal::StrideOrder;
 
 /// Tokens, including padding zeros, that one thread block copies.
 const SLOTS: usize = 64;
@@ -30,14 +30,9 @@ pub fn token_strides(
 ) -> Result<Tensor, CudaError> {
     let (len, _, head_dim) = x.dims3()?;
     let slots = before + len + after;
-    if stride == 0 || !slots.is_multiple_of(stride) {
-        let expected = format!("a multiple of the stride {stride}");
-        return Err(CudaError::Size { name: "tokens", expected, got: slots });
-    }
-    if !head_dim.is_multiple_of(decoder::VECTOR) {
-        let expected = format!("a multiple of {}", decoder::VECTOR);
-        return Err(CudaError::Size { name: "head_dim", expected, got: head_dim });
-    }
+    let fits = stride > 0 && slots.is_multiple_of(stride);
+    check_size(fits, "tokens", format_args!("a multiple of the stride {stride}"), slots)?;
+    check_vectors(head_dim)?;
     match x.dtype() {
         DType::BF16 => cut::<bf16>(x, stride, [before, slots], order),
         DType::F16 => cut::<f16>(x, stride, [before, slots], order),
@@ -104,30 +99,15 @@ pub fn stride_shares(
     if limits.dims() != [rows] {
         return Err(shape_mismatch(products, limits, "stride-shares"));
     }
-    if !products.device().same_device(limits.device()) {
-        let (lhs, rhs) = (products.device().location(), limits.device().location());
-        return Err(Error::DeviceMismatchBinaryOp { lhs, rhs, op: "stride-shares" }.bt().into());
-    }
-    if limits.dtype() != DType::U32 {
-        let (msg, got) = ("limits of stride_shares", limits.dtype());
-        return Err(Error::UnexpectedDType { msg, expected: DType::U32, got }.bt().into());
-    }
-    if !per_block.is_power_of_two() || per_block > BLOCK_Q {
-        let expected = format!("a power of two up to {BLOCK_Q}");
-        return Err(CudaError::Size { name: "strides of a block", expected, got: per_block });
-    }
+    let limits = aligned(limits, products, DType::U32)?;
+    let fits = per_block.is_power_of_two() && per_block <= BLOCK_Q;
+    check_size(fits, "strides of a block", format_args!("a power of two up to {BLOCK_Q}"), per_block)?;
     for (name, got) in [("rows", rows), ("columns", columns)] {
-        if !got.is_multiple_of(per_block) {
-            let expected = format!("a multiple of {per_block}");
-            return Err(CudaError::Size { name, expected, got });
-        }
+        check_size(got.is_multiple_of(per_block), name, format_args!("a multiple of {per_block}"), got)?;
     }
-    if key_blocks * per_block < columns {
-        let expected = format!("at least {}", columns / per_block);
-        return Err(CudaError::Size { name: "key blocks", expected, got: key_blocks });
-    }
+    let fits = key_blocks * per_block >= columns;
+    check_size(fits, "key blocks", format_args!("at least {}", columns / per_block), key_blocks)?;
     let products = aligned(products, products, products.dtype())?;
-    let limits = aligned(limits, limits, DType::U32)?;
     match products.dtype() {
         DType::BF16 => share::<bf16>(&products, &limits, per_block, key_blocks, scale),
         DType::F16 => share::<f16>(&products, &limits, per_block, key_blocks, scale),

@@ -1,14 +1,13 @@
 //! Tests of each selector against a plain re-implementation, and of the properties that all selectors share.
 
-mod agreement;
 mod flexprefill;
+mod inputs;
 mod mean_pooling;
 mod minference;
+mod options;
 mod pbs;
 mod plain;
-mod plain_cdf;
-mod real;
 mod sliding_window;
-mod smollm2;
 mod sparge;
+mod vectors;
 mod xattention;

@@ -1,13 +1,13 @@
 //! MInference against its definition, one head at a time in f64.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_s2o::{BLOCK_Q, Mask, PrefillCall, query_blocks};
 use proptest::prelude::*;
-use s2o_baselines::{BaselineError, BlockSelector, HeadPattern, MInference, MInferenceConfig, Selection, TuningCall};
+use s2o_baselines::{BlockSelector, HeadPattern, MInference, MInferenceConfig, Selection, TuningCall};
 
-use crate::agreement::{Bracket, Inputs, assert_blocks, assert_causal, assert_dense};
-use crate::plain::{ascending, calls, lists};
-use crate::smollm2;
+use crate::inputs::{Inputs, ascending, assert_causal, assert_dense, calls, lists};
+use crate::plain::{Compared, any, top_k};
+use crate::vectors;
 
 fn fixed(patterns: &[HeadPattern]) -> MInference {
     MInference::from_config(MInferenceConfig { layers: [(0, patterns.to_vec())].into() }).unwrap()
@@ -21,68 +21,54 @@ fn pattern() -> impl Strategy<Value = HeadPattern> {
     ]
 }
 
-/// Returns the numbers of undecided and of all blocks and columns.
-fn compare(inputs: &Inputs, patterns: &[HeadPattern]) -> (usize, usize) {
+/// The single keys that a head takes.
+fn columns(selection: &Selection, number: usize) -> Vec<usize> {
+    let columns = lists(selection).columns.as_ref();
+    columns.map_or_else(Vec::new, |columns| columns[number].iter().map(|&key| key as usize).collect())
+}
+
+/// Compares blocks and columns.
+fn compare(inputs: &Inputs, patterns: &[HeadPattern]) -> Compared {
     let selection = inputs.select(&fixed(patterns));
-    let first = inputs.shape.q_offset() / BLOCK_Q;
     let k_len = inputs.shape.k_len();
-    let (plain, mut undecided, mut all) = (inputs.in_f32(), 0, 0);
-    for (number, at) in inputs.heads().enumerate() {
-        let head = plain.head(at);
-        let mut columns = Bracket { must: vec![false; k_len], may: vec![false; k_len] };
-        undecided += match patterns[at.1] {
-            HeadPattern::AShape { sink, window } => {
-                assert_blocks(inputs, &selection, number, |row, key_block| {
-                    // Position by position: the keys that any query of the whole block sees.
-                    let seen = ((first + row) * BLOCK_Q..(first + row + 1) * BLOCK_Q).any(|position| {
-                        (key_block * BLOCK_Q..(key_block + 1) * BLOCK_Q)
-                            .any(|key| key <= position && (key < sink || key + window > position))
-                    });
-                    let diagonal = key_block == first + row;
-                    (seen || diagonal, seen || diagonal)
-                })
-            }
+    let mut of_columns = Compared::default();
+    let of_blocks = inputs.compare(&selection, |number, head| {
+        let mut keys = vec![Some(false); k_len];
+        // By query block and key block.
+        let decided: Box<dyn Fn(usize, usize) -> Option<bool>> = match patterns[number % patterns.len()] {
+            HeadPattern::AShape { sink, window } => Box::new(move |block, key_block| {
+                // Position by position: the keys that any query of the whole block sees.
+                let seen = (block * BLOCK_Q..(block + 1) * BLOCK_Q).any(|position| {
+                    (key_block * BLOCK_Q..(key_block + 1) * BLOCK_Q)
+                        .any(|key| key <= position && (key < sink || key + window > position))
+                });
+                Some(seen || key_block == block)
+            }),
             HeadPattern::VerticalSlash { verticals, slashes } => {
-                let (mut keys, mut distances) = head.last_queries(64);
-                keys.iter_mut().take(30).for_each(|mass| *mass += 2.0);
-                distances.iter_mut().take(100).for_each(|mass| *mass += 2.0);
-                let counts = (verticals.max(30), slashes.max(100));
-                columns = Bracket::top_k(&keys, (counts.0, counts.0));
-                let distances = Bracket::top_k(&distances, (counts.1, counts.1));
+                let (mut of_keys, mut of_distances) = head.last_queries(64);
+                of_keys.iter_mut().take(30).for_each(|mass| *mass += 2.0);
+                of_distances.iter_mut().take(100).for_each(|mass| *mass += 2.0);
+                let (verticals, slashes) = (verticals.max(30), slashes.max(100));
+                keys = top_k(&of_keys, (verticals, verticals));
+                let distances = top_k(&of_distances, (slashes, slashes));
                 // The query at `position` sees the key at this distance, if the key exists.
-                let touches = |chosen: &[bool], row: usize, key_block: usize| {
-                    let (queries, keys) = ((first + row) * BLOCK_Q, key_block * BLOCK_Q);
+                Box::new(move |block, key_block| {
+                    let (queries, keys) = (block * BLOCK_Q, key_block * BLOCK_Q);
                     let reach = (queries + BLOCK_Q - keys).min(k_len);
                     let nearest = (queries + 1).saturating_sub(keys + BLOCK_Q);
-                    (nearest..reach).any(|distance| chosen[distance])
-                };
-                assert_blocks(inputs, &selection, number, |row, key_block| {
-                    (touches(&distances.must, row, key_block), touches(&distances.may, row, key_block))
+                    any((nearest..reach).map(|distance| distances[distance]))
                 })
             }
             HeadPattern::BlockSparse { blocks } => {
-                let rows: Vec<Bracket> = head
-                    .pooled()
-                    .iter()
-                    .enumerate()
-                    .map(|(row, scores)| Bracket::top_k(&scores[..=first + row], (blocks, blocks)))
-                    .collect();
-                assert_blocks(inputs, &selection, number, |row, key_block| {
-                    let diagonal = key_block == first + row;
-                    (rows[row].must[key_block] || diagonal, rows[row].may[key_block] || diagonal)
-                })
+                let rows: Vec<_> = head.pooled().iter().map(|scores| top_k(scores, (blocks, blocks))).collect();
+                let first = head.offset() / BLOCK_Q;
+                Box::new(move |block, key_block| any([rows[block - first][key_block], Some(key_block == block)]))
             }
         };
-        let got = lists(&selection).columns.as_ref().map_or(&[][..], |columns| &columns[number]);
-        for key in 0..k_len {
-            let chosen = got.binary_search(&(key as u32)).is_ok();
-            assert!(!columns.must[key] || chosen, "head {number} misses key {key}");
-            assert!(columns.may[key] || !chosen, "head {number} has key {key}");
-            undecided += usize::from(columns.must[key] != columns.may[key]);
-        }
-        all += k_len + query_blocks(&inputs.shape, Mask::Causal).len() * k_len.div_ceil(BLOCK_Q);
-    }
-    (undecided, all)
+        of_columns.list(&columns(&selection, number), &keys, &format_args!("keys of head {number}"));
+        head.query_blocks().map(|(block, _)| (0..=block).map(|key| decided(block, key)).collect()).collect()
+    });
+    Compared { all: of_blocks.all + of_columns.all, open: of_blocks.open + of_columns.open }
 }
 
 /// The share of the attention of 64 queries, spread over the call, that a head captures; mean over the batch.
@@ -91,16 +77,13 @@ fn captured(inputs: &Inputs, selection: &Selection, number: usize) -> f64 {
     let samples = shape.q_len().min(64);
     let blocks = query_blocks(shape, Mask::Causal).len();
     let mut sum = 0.0;
-    for (i, at) in inputs.heads().enumerate().filter(|(_, at)| at.1 == number) {
-        let head = inputs.head(at);
+    for i in (number..inputs.num_heads()).step_by(shape.num_heads()) {
+        let (head, columns) = (inputs.head(i), columns(selection, i));
         for sample in 1..=samples {
             let row = sample * shape.q_len() / samples - 1;
             let block = (shape.q_offset() + row) / BLOCK_Q - shape.q_offset() / BLOCK_Q;
             let list = ascending(selection, i * blocks + block);
-            let columns = lists(selection).columns.as_ref().map_or(&[][..], |columns| &columns[i]);
-            let seen = |key: usize| {
-                list.binary_search(&(key / BLOCK_Q)).is_ok() || columns.binary_search(&(key as u32)).is_ok()
-            };
+            let seen = |key: usize| list.binary_search(&(key / BLOCK_Q)).is_ok() || columns.binary_search(&key).is_ok();
             let attention = head.attention(row);
             sum += (0..attention.len()).filter(|&key| seen(key)).map(|key| attention[key]).sum::<f64>();
         }
@@ -113,27 +96,25 @@ proptest! {
 
     #[test]
     fn keys_of_the_definition(call in calls(), patterns in proptest::collection::vec(pattern(), 4)) {
-        let (undecided, all) = compare(&call.into(), &patterns[..call.shape.num_heads()]);
-        prop_assert!(undecided <= 4 + all / 20, "{undecided} of {all}");
+        compare(&call, &patterns[..call.shape.num_heads()]).assert_decided(4, 20);
     }
 
     #[test]
     fn the_search_takes_what_captures_most(call in calls(), candidates in proptest::collection::vec(pattern(), 1..4)) {
-        let inputs = Inputs::from(call);
         let method = MInference::default().candidates(candidates.clone()).unwrap().search_from(0);
-        let found = inputs.select(&method);
+        let found = call.select(&method);
         let config = method.config();
         for number in 0..call.shape.num_heads() {
             let with = |&candidate: &HeadPattern| {
-                let selection = inputs.select(&fixed(&vec![candidate; call.shape.num_heads()]));
-                captured(&inputs, &selection, number)
+                let selection = call.select(&fixed(&vec![candidate; call.shape.num_heads()]));
+                captured(&call, &selection, number)
             };
             let best = candidates.iter().map(with).fold(0.0, f64::max);
             prop_assert!(candidates.contains(&config.layers[&0][number]));
-            prop_assert!(captured(&inputs, &found, number) > best - 1e-4);
+            prop_assert!(captured(&call, &found, number) > best - 1e-4);
         }
         // The patterns found are kept, and select the same.
-        let again = [inputs.select(&method), inputs.select(&MInference::from_config(config).unwrap())];
+        let again = [call.select(&method), call.select(&MInference::from_config(config).unwrap())];
         prop_assert!(again.iter().all(|selection| lists(selection) == lists(&found)));
     }
 
@@ -147,39 +128,38 @@ proptest! {
             HeadPattern::VerticalSlash { verticals: 0, slashes: k_len },
             HeadPattern::BlockSparse { blocks: k_len },
         ] {
-            assert_dense(&call.into(), fixed(&vec![pattern; heads]));
+            assert_dense(&call, fixed(&vec![pattern; heads]));
         }
     }
 
     #[test]
     fn queries_see_no_later_key(call in calls(), patterns in proptest::collection::vec(pattern(), 4)) {
-        assert_causal(&call.into(), &fixed(&patterns[..call.shape.num_heads()]));
+        assert_causal(&call, &fixed(&patterns[..call.shape.num_heads()]));
     }
 }
 
 #[test]
 fn real_tensors() {
-    for inputs in smollm2::calls() {
+    for inputs in vectors::smollm2() {
         for pattern in [
             HeadPattern::AShape { sink: 128, window: 300 },
             HeadPattern::VerticalSlash { verticals: 50, slashes: 120 },
             HeadPattern::VerticalSlash { verticals: 300, slashes: 100 },
             HeadPattern::BlockSparse { blocks: 4 },
         ] {
-            for inputs in [inputs.clone(), inputs.in_bf16()] {
-                let (undecided, all) = compare(&inputs, &[pattern]);
-                assert!(undecided <= 2 + all / 50, "{pattern:?}: {undecided} of {all}");
+            for inputs in [inputs.clone(), inputs.in_dtype(DType::BF16)] {
+                compare(&inputs, &[pattern]).assert_decided(2, 50);
             }
         }
     }
     let vertical_slash = HeadPattern::VerticalSlash { verticals: 100, slashes: 200 };
-    let [density, _, l1] = smollm2::measure(&fixed(&[vertical_slash]));
+    let [density, _, l1] = vectors::measure(fixed(&[vertical_slash]));
     assert!(density < 0.9 && l1 < 0.01, "{density} {l1}");
 }
 
 #[test]
 fn short_prompts_decide_nothing() {
-    let inputs = smollm2::calls().swap_remove(0);
+    let inputs = vectors::smollm2().swap_remove(0);
     let method = MInference::default();
     inputs.select(&method);
     assert_eq!(method.config(), MInferenceConfig::default());
@@ -190,7 +170,7 @@ fn short_prompts_decide_nothing() {
 
 /// The whole prompt and a part of it as calls of `layer`.
 fn tuning_calls(layer: usize) -> Vec<TuningCall> {
-    let calls = smollm2::calls().into_iter().take(2);
+    let calls = vectors::smollm2().into_iter().take(2);
     calls
         .map(|Inputs { call, tensors: [q, k, v], .. }| TuningCall { call: PrefillCall { layer, ..call }, q, k, v })
         .collect()
@@ -221,7 +201,7 @@ fn a_search_ahead_finds_what_a_call_does() {
 
 #[test]
 fn a_pattern_is_dense_up_to_its_size() {
-    let inputs = smollm2::calls().swap_remove(0);
+    let inputs = vectors::smollm2().swap_remove(0);
     for pattern in [
         HeadPattern::AShape { sink: 128, window: 1408 },
         HeadPattern::VerticalSlash { verticals: 30, slashes: 1536 },
@@ -229,10 +209,10 @@ fn a_pattern_is_dense_up_to_its_size() {
         HeadPattern::BlockSparse { blocks: 12 },
     ] {
         assert_eq!(pattern.dense_up_to(), inputs.shape.k_len());
-        let [density, ..] = smollm2::measure(&fixed(&[pattern]));
+        let [density, ..] = vectors::measure(fixed(&[pattern]));
         assert_eq!(density, 1.0, "{pattern:?}");
         // Half of all distances, scattered, still touch every block.
-        let [density, ..] = smollm2::measure(&fixed(&[pattern.scaled(0.05)]));
+        let [density, ..] = vectors::measure(fixed(&[pattern.scaled(0.05)]));
         assert!(density < 1.0, "{pattern:?}: {density}");
     }
 }
@@ -270,20 +250,8 @@ fn a_configuration_is_json() {
 }
 
 #[test]
-fn bad_options_are_refused() {
-    let message = |refused: Result<MInference, BaselineError>| refused.unwrap_err().to_string();
-    let with = |pattern| MInference::default().candidates([pattern]);
-    assert_eq!(
-        message(with(HeadPattern::AShape { sink: 0, window: 0 })),
-        "minference: window: expected at least 1 token, got 0"
-    );
-    let layers = [(3, vec![HeadPattern::BlockSparse { blocks: 0 }])].into();
-    assert_eq!(
-        message(MInference::from_config(MInferenceConfig { layers })),
-        "minference: blocks: expected at least 1, got 0"
-    );
-    assert_eq!(message(MInference::default().candidates([])), "minference: candidates: expected at least 1, got 0");
-    let Inputs { call, tensors: [q, k, v], .. } = smollm2::calls().swap_remove(0);
+fn patterns_of_other_heads_are_refused() {
+    let Inputs { call, tensors: [q, k, v], .. } = vectors::smollm2().swap_remove(0);
     let two = fixed(&[HeadPattern::BlockSparse { blocks: 1 }; 2]);
     let error = two.select(&call, &q, &k, &v).unwrap_err();
     assert_eq!(error.to_string(), "minference: layer 0: expected settings of 1 heads, got 2");

@@ -1,15 +1,15 @@
 //! SpargeAttn against its definition, one head at a time in f64.
 
-use candle_core::Tensor;
-use candle_s2o::{BLOCK_Q, Mask, dense_attn, query_blocks};
+use candle_core::{DType, Tensor};
+use candle_s2o::{BLOCK_Q, Mask, PrefillCall, dense_attn, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{
-    BaselineError, BlockSelector, BlockSparse, Sparge, SpargeBounds, SpargeConfig, SpargeHead, SpargeLayer, TuningCall,
+    BlockSelector, BlockSparse, Sparge, SpargeBounds, SpargeConfig, SpargeHead, SpargeLayer, TuningCall,
 };
 
-use crate::agreement::{Bracket, Inputs, PlainHead, assert_blocks, assert_causal, assert_dense, dot, mean, softmax};
-use crate::plain::{ascending, calls, lists};
-use crate::smollm2;
+use crate::inputs::{Inputs, ascending, assert_causal, assert_dense, calls, lists};
+use crate::plain::{Compared, PlainHead, dot, mean, softmax, top_cdf};
+use crate::vectors;
 
 const BLOCK_K: usize = 64;
 
@@ -24,8 +24,8 @@ fn similarity(rows: &[Vec<f64>]) -> f64 {
     sum / (rows.len() * rows.len()) as f64
 }
 
-/// (must, may) for each query block and key block; `None` if a similarity is too close to theta to decide.
-fn expected(head: &PlainHead, tau: f64, theta: f64) -> Option<Vec<Bracket>> {
+/// The choices of each query block; `None` if a similarity is too close to theta to decide.
+fn expected(head: &PlainHead, tau: f64, theta: f64) -> Option<Vec<Vec<Option<bool>>>> {
     let mean_key = mean(&head.k);
     let keys: Vec<Vec<f64>> =
         head.k.iter().map(|key| key.iter().zip(&mean_key).map(|(x, mean)| x - mean).collect()).collect();
@@ -35,22 +35,15 @@ fn expected(head: &PlainHead, tau: f64, theta: f64) -> Option<Vec<Bracket>> {
     if alike.iter().any(|&similarity| close(similarity)) {
         return None;
     }
-    let rows = head.query_blocks().into_iter().map(|(block, rows)| {
-        let queries: Vec<_> = rows.into_iter().map(|row| head.q[row].clone()).collect();
-        let similarity = similarity(&queries);
+    let rows = head.query_blocks().map(|(block, rows)| {
+        let (query, similarity) = (mean(&head.q[rows.clone()]), similarity(&head.q[rows]));
         let causal = ((block + 1) * (BLOCK_Q / BLOCK_K)).min(means.len());
-        let query = mean(&queries);
         let trusted: Vec<usize> = (0..causal).filter(|&key_block| alike[key_block] >= theta).collect();
         let scores: Vec<f64> = trusted.iter().map(|&key_block| head.scale * dot(&query, &means[key_block])).collect();
-        let attention = if scores.is_empty() { Vec::new() } else { softmax(&scores) };
-        let chosen = Bracket::top_cdf(&attention, tau);
-        let mut row = Bracket { must: vec![false; causal], may: vec![false; causal] };
-        for (i, &key_block) in trusted.iter().enumerate() {
-            (row.must[key_block], row.may[key_block]) = (chosen.must[i], chosen.may[i]);
-        }
-        for (key_block, &alike) in alike[..causal].iter().enumerate() {
-            if alike < theta || similarity < theta || key_block == 0 || key_block / 2 == block {
-                (row.must[key_block], row.may[key_block]) = (true, true);
+        let mut row = vec![Some(true); causal];
+        for (&key_block, chosen) in trusted.iter().zip(top_cdf(&softmax(&scores), |_| false, tau)) {
+            if similarity >= theta && key_block > 0 && key_block / 2 != block {
+                row[key_block] = chosen;
             }
         }
         (!close(similarity)).then_some(row)
@@ -58,18 +51,9 @@ fn expected(head: &PlainHead, tau: f64, theta: f64) -> Option<Vec<Bracket>> {
     rows.collect()
 }
 
-/// Returns the numbers of undecided blocks and of all blocks.
-fn compare(inputs: &Inputs, tau: f64, theta: f64) -> (usize, usize) {
+fn compare(inputs: &Inputs, tau: f64, theta: f64) -> Compared {
     let selection = inputs.select(&Sparge::default().tau(tau).unwrap().theta(theta).unwrap());
-    let (plain, mut undecided, mut all) = (inputs.in_f32(), 0, 0);
-    for (number, at) in inputs.heads().enumerate() {
-        let Some(expected) = expected(&plain.head(at), tau, theta) else { continue };
-        undecided += assert_blocks(inputs, &selection, number, |row, key_block| {
-            (expected[row].must[key_block], expected[row].may[key_block])
-        });
-        all += expected.iter().map(|row| row.may.len()).sum::<usize>();
-    }
-    (undecided, all)
+    inputs.compare(&selection, |_, head| expected(head, tau, theta).unwrap_or_default())
 }
 
 proptest! {
@@ -77,26 +61,24 @@ proptest! {
 
     #[test]
     fn blocks_of_the_definition(call in calls(), tau in 0.3..0.99f64, theta in -0.2..0.8f64) {
-        let (undecided, all) = compare(&call.into(), tau, theta);
-        prop_assert!(undecided <= 4 + all / 20, "{undecided} of {all}");
+        compare(&call, tau, theta).assert_decided(4, 20);
     }
 
     #[test]
     fn everything_is_dense(call in calls()) {
-        assert_dense(&call.into(), Sparge::default().tau(1.0).unwrap().lambda(None).unwrap());
-        assert_dense(&call.into(), Sparge::default().tau(1.0).unwrap().lambda(None).unwrap().whole_key_blocks());
+        assert_dense(&call, Sparge::default().tau(1.0).unwrap().lambda(None).unwrap());
+        assert_dense(&call, Sparge::default().tau(1.0).unwrap().lambda(None).unwrap().whole_key_blocks());
     }
 
     #[test]
     fn queries_see_no_later_key(call in calls()) {
-        assert_causal(&call.into(), &Sparge::default().tau(0.5).unwrap().theta(0.1).unwrap());
+        assert_causal(&call, &Sparge::default().tau(0.5).unwrap().theta(0.1).unwrap());
     }
 
     #[test]
     fn whole_key_blocks_hold_either_half(call in calls(), tau in 0.3..0.9f64) {
-        let inputs = Inputs::from(call);
         let sparge = Sparge::default().tau(tau).unwrap().theta(0.2).unwrap();
-        let (halves, wholes) = (inputs.select(&sparge), inputs.select(&sparge.whole_key_blocks()));
+        let (halves, wholes) = (call.select(&sparge), call.select(&sparge.whole_key_blocks()));
         prop_assert_eq!(lists(&wholes).blocks.block_k(), 128);
         for list in 0..lists(&wholes).blocks.len() {
             let mut expected: Vec<usize> = ascending(&halves, list).into_iter().map(|block| block / 2).collect();
@@ -108,33 +90,30 @@ proptest! {
 
 #[test]
 fn real_tensors() {
-    for inputs in smollm2::calls() {
+    for inputs in vectors::smollm2() {
         for (tau, theta) in [(0.98, 0.6), (0.9, 0.1), (0.7, 0.3), (0.5, -1.0)] {
-            for inputs in [inputs.clone(), inputs.in_bf16()] {
-                let (undecided, all) = compare(&inputs, tau, theta);
-                assert!(undecided <= 1 + all / 50, "{tau} {theta}: {undecided} of {all}");
+            for inputs in [inputs.clone(), inputs.in_dtype(DType::BF16)] {
+                compare(&inputs, tau, theta).assert_decided(1, 50);
             }
         }
     }
     // No block of this head is as self-similar as the default requires.
-    let [density, _, l1] = smollm2::measure(&Sparge::default());
+    let [density, _, l1] = vectors::measure(Sparge::default());
     assert!(density == 1.0 && l1 < 1e-5, "{density} {l1}");
-    let [density, _, l1] = smollm2::measure(&Sparge::default().tau(0.9).unwrap().theta(0.1).unwrap());
+    let [density, _, l1] = vectors::measure(Sparge::default().tau(0.9).unwrap().theta(0.1).unwrap());
     assert!(density < 0.3 && l1 < 0.1, "{density} {l1}");
 }
 
 /// Two layers, one of them with two calls.
 fn tuning_calls() -> Vec<TuningCall> {
-    [0, 3, 3].into_iter().zip(smollm2::calls()).map(|(layer, inputs)| tuning_call(layer, &inputs)).collect()
+    [0, 3, 3].into_iter().zip(vectors::smollm2()).map(|(layer, inputs)| tuning_call(layer, &inputs)).collect()
 }
 
 /// Three heads over one KV head: unchanged, flatter and more peaked.
 fn tuning_call(layer: usize, inputs: &Inputs) -> TuningCall {
     let [q, k, v] = inputs.tensors.clone();
     let q = Tensor::cat(&[q.clone(), (&q * 0.3).unwrap(), (&q * 2.0).unwrap()], 2).unwrap();
-    let mut call = inputs.call;
-    call.layer = layer;
-    TuningCall { call, q, k, v }
+    TuningCall { call: PrefillCall { layer, ..inputs.call }, q, k, v }
 }
 
 /// By head, the relative L1 error and the density.
@@ -180,7 +159,7 @@ fn the_tuner_keeps_its_bounds() {
 
 #[test]
 fn calls_of_a_layer_have_the_same_heads() {
-    let calls = smollm2::calls();
+    let calls = vectors::smollm2();
     let [one, mut two] = [tuning_call(2, &calls[3]), tuning_call(2, &calls[3])];
     two.q = two.q.narrow(2, 0, 2).unwrap();
     let error = Sparge::tune(&[one, two], SpargeBounds::default()).unwrap_err();
@@ -190,16 +169,12 @@ fn calls_of_a_layer_have_the_same_heads() {
 
 #[test]
 fn settings_are_by_layer_and_head() {
-    let call = tuning_call(3, &smollm2::calls()[0]);
+    let call = tuning_call(3, &vectors::smollm2()[0]);
     let heads = [1.0, 0.3, 0.3].map(|tau| SpargeHead { tau, theta: -1.0 }).to_vec();
     let layers = [(3, SpargeLayer { heads, lambda: Some(-5.0) })].into();
     let sparge = Sparge::from_config(SpargeConfig { layers }).unwrap();
-    let select = |layer: usize| {
-        let mut other = call.call;
-        other.layer = layer;
-        sparge.select(&other, &call.q, &call.k, &call.v)
-    };
-    let shape = &smollm2::calls()[0].shape;
+    let select = |layer: usize| sparge.select(&PrefillCall { layer, ..call.call }, &call.q, &call.k, &call.v);
+    let shape = &vectors::smollm2()[0].shape;
     let selection = select(3).unwrap();
     assert_eq!(lists(&selection).value_threshold, Some(-5.0));
     let rows = query_blocks(shape, Mask::Causal).len();
@@ -235,21 +210,4 @@ fn a_configuration_is_a_file() {
     }
     let error = SpargeConfig::load(directory.path().join("none")).unwrap_err().to_string();
     assert!(error.starts_with("cannot read ") && error.contains("none: No such file"), "{error}");
-}
-
-#[test]
-fn bad_options_are_refused() {
-    let message = |refused: Result<Sparge, BaselineError>| refused.unwrap_err().to_string();
-    let sparge = Sparge::default;
-    assert_eq!(message(sparge().tau(0.0)), "spargeattn: tau: expected above 0, up to 1, got 0");
-    assert_eq!(message(sparge().theta(1.5)), "spargeattn: theta: expected -1 to 1, got 1.5");
-    assert_eq!(message(sparge().lambda(Some(0.0))), "spargeattn: lambda: expected below 0, got 0");
-    assert_eq!(message(sparge().lambda(Some(f32::NAN))), "spargeattn: lambda: expected below 0, got NaN");
-    let heads = vec![SpargeHead { tau: 2.0, theta: 0.0 }];
-    let layers = [(0, SpargeLayer { heads, lambda: None })].into();
-    assert_eq!(
-        message(Sparge::from_config(SpargeConfig { layers })),
-        "spargeattn: tau: expected above 0, up to 1, got 2"
-    );
-    assert_eq!(SpargeBounds::new(0.1, 0.05).unwrap_err().to_string(), "spargeattn: l2: expected at least l1, got 0.05");
 }

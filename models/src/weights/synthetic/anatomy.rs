@@ -18,7 +18,6 @@
 
 use std::ops::Range;
 
-use super::head::Head;
 use crate::config::DecoderConfig;
 use crate::random::SplitMix64;
 
@@ -49,6 +48,54 @@ const K_SINK: f64 = 4.0;
 /// Standard deviation of the content in k, and in those of its pairs that q reads at a large scale.
 const K_CONTENT: f64 = 0.6;
 const K_QUIET: f64 = 0.1;
+
+/// A kind of head: its share of all heads, and the ranges from which a [`Head`] of it is drawn.
+struct Kind {
+    share: f64,
+    local: [f64; 2],
+    stripes: [f64; 2],
+    sink: [f64; 2],
+    noise: [f64; 2],
+}
+
+/// Many heads of a trained model attend little beyond the window, some attend everywhere, and the rest do both.
+const KINDS: [Kind; 3] = [
+    Kind { share: 0.44, local: [12.0, 18.0], stripes: [0.3, 0.8], sink: [6.0, 16.0], noise: [0.5, 1.1] },
+    Kind { share: 0.35, local: [6.0, 12.0], stripes: [0.4, 0.9], sink: [6.0, 16.0], noise: [0.6, 1.3] },
+    Kind { share: 0.21, local: [0.0, 5.0], stripes: [0.1, 0.6], sink: [4.0, 9.0], noise: [1.0, 2.0] },
+];
+
+/// The strengths of a query head's attention, in nats of the attention score.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Head {
+    /// Height of the local bump at distance 0.
+    local: f64,
+    /// Score of a key for each unit of its importance.
+    stripes: f64,
+    /// Score of the first token.
+    sink: f64,
+    /// Standard deviation of the content's part.
+    noise: f64,
+}
+
+impl Head {
+    /// `rank` (0 to 1) chooses the kind, `random` the rest.
+    fn draw(rank: f64, random: &mut SplitMix64, focus: f64) -> Self {
+        let mut left = rank;
+        let kind = KINDS.iter().find(|kind| {
+            left -= kind.share;
+            left < 0.0
+        });
+        let kind = kind.unwrap_or(&KINDS[KINDS.len() - 1]);
+        let mut between = |[low, high]: [f64; 2]| low + (high - low) * random.unit();
+        Self {
+            local: focus * between(kind.local),
+            stripes: focus * between(kind.stripes),
+            sink: focus * between(kind.sink),
+            noise: between(kind.noise),
+        }
+    }
+}
 
 /// Columns of a matrix for the reserved channels, and the standard deviation of the rest of each row.
 #[derive(Debug)]
@@ -128,13 +175,14 @@ impl Anatomy {
         let mut rows = self.rows(self.num_heads);
         for (number, head) in heads.iter().enumerate() {
             let phases = self.phases(layer, number * self.num_kv_heads / self.num_heads);
-            let deviation = self.q_content(head) / self.hidden.sqrt();
+            let [of_local, of_importance, of_sink, content] = self.q_parts(head);
+            let deviation = content / self.hidden.sqrt();
             rows.deviations[number * self.head_dim..][..self.head_dim].fill(deviation as f32);
             let mut add =
                 |pairs: &[usize], norm: f64| self.add(&mut rows, number, &phases, pairs, CONSTANT, norm * unit);
-            add(&self.local, self.q_local(head));
-            add(&importance, self.q_importance(head));
-            add(&sink, self.q_sink(head));
+            add(&self.local, of_local);
+            add(&importance, of_importance);
+            add(&sink, of_sink);
             if self.qk_norm {
                 add(&[self.ballast], (largest - self.q_square(head)).max(0.0).sqrt());
             }
@@ -238,20 +286,14 @@ impl Anatomy {
         (mean_square + CONSTANT_SHARE.powi(2)).sqrt() / (CONSTANT_SHARE * self.hidden.sqrt())
     }
 
-    fn q_local(&self, head: &Head) -> f64 {
-        head.local / (self.scale * K_LOCAL)
-    }
-
-    fn q_importance(&self, head: &Head) -> f64 {
-        head.stripes / (self.scale * K_IMPORTANCE)
-    }
-
-    fn q_sink(&self, head: &Head) -> f64 {
-        head.sink / (self.scale * K_SINK)
-    }
-
-    fn q_content(&self, head: &Head) -> f64 {
-        head.noise / (self.scale * K_CONTENT * (self.head_dim as f64).sqrt())
+    /// Norms in q of the local constant, the importance and the sink of a head, and the deviation of its content.
+    fn q_parts(&self, head: &Head) -> [f64; 4] {
+        [
+            head.local / (self.scale * K_LOCAL),
+            head.stripes / (self.scale * K_IMPORTANCE),
+            head.sink / (self.scale * K_SINK),
+            head.noise / (self.scale * K_CONTENT * (self.head_dim as f64).sqrt()),
+        ]
     }
 
     fn largest_q_square(&self, heads: &[Head]) -> f64 {
@@ -259,10 +301,8 @@ impl Anatomy {
     }
 
     fn q_square(&self, head: &Head) -> f64 {
-        self.q_local(head).powi(2)
-            + self.q_importance(head).powi(2)
-            + self.q_sink(head).powi(2)
-            + self.q_content(head).powi(2) * self.head_dim as f64
+        let [local, importance, sink, content] = self.q_parts(head);
+        local.powi(2) + importance.powi(2) + sink.powi(2) + content.powi(2) * self.head_dim as f64
     }
 }
 
@@ -270,7 +310,6 @@ impl Anatomy {
 mod tests {
     use super::*;
     use crate::weights::synthetic::Shape;
-    use crate::weights::synthetic::head::KINDS;
 
     /// The score of a key `distance` tokens back, from the constant in q and `channel` in k, both normalised.
     fn score(

@@ -43,7 +43,6 @@ use crate::random::SplitMix64;
 
 mod anatomy;
 mod generator;
-mod head;
 
 use anatomy::Anatomy;
 use generator::Generator;
@@ -71,11 +70,8 @@ impl Profile {
     fn check(self, config: &DecoderConfig) -> Result<()> {
         let Self::Calibrated { focus } = self else { return Ok(()) };
         if !(0.0..=Self::MAX_FOCUS).contains(&focus) {
-            return Err(ModelError::WrongInput {
-                what: "focus of calibrated weights",
-                expected: format!("a number from 0 to {}", Self::MAX_FOCUS),
-                got: focus.to_string(),
-            });
+            let expected = format!("a number from 0 to {}", Self::MAX_FOCUS);
+            return Err(ModelError::input("focus of calibrated weights", expected, focus));
         }
         for (name, got) in [("head_dim", config.head_dim), ("hidden_size", config.hidden_size)] {
             if got < Anatomy::MIN_HEAD_DIM {
