@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::BaselineError;
 
 /// Settings of a layer that a file holds.
-pub trait LayerSettings: Serialize + DeserializeOwned {
+pub trait LayerEntry: Serialize + DeserializeOwned {
     /// The content of such a file, for errors.
     const CONTENT: &'static str;
 }
@@ -29,7 +29,7 @@ impl<T> Default for LayerConfig<T> {
     }
 }
 
-impl<T: LayerSettings> LayerConfig<T> {
+impl<T: LayerEntry> LayerConfig<T> {
     /// Reads a file. The method that takes the settings checks their values.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl<T: LayerSettings> LayerConfig<T> {
     }
 }
 
-fn invalid<T: LayerSettings>(path: &Path, error: &serde_json::Error) -> BaselineError {
+fn invalid<T: LayerEntry>(path: &Path, error: &serde_json::Error) -> BaselineError {
     BaselineError::ConfigFile { path: path.to_owned(), expected: T::CONTENT, got: error.to_string() }
 }
 

@@ -3,7 +3,7 @@
 use candle_s2o::BLOCK_Q;
 use serde::{Deserialize, Serialize};
 
-use crate::config_file::{LayerConfig, LayerSettings};
+use crate::config_file::{LayerConfig, LayerEntry};
 use crate::error::BaselineError;
 
 /// A pattern of [`MInference`](crate::MInference) with its size.
@@ -83,6 +83,6 @@ impl HeadPattern {
 /// ```
 pub type MInferenceConfig = LayerConfig<Vec<HeadPattern>>;
 
-impl LayerSettings for Vec<HeadPattern> {
+impl LayerEntry for Vec<HeadPattern> {
     const CONTENT: &'static str = "patterns of MInference by layer and head";
 }

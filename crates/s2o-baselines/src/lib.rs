@@ -35,7 +35,7 @@ mod xattention;
 
 pub use antidiagonal::antidiagonal_scores;
 pub use attention::BlockSparse;
-pub use config_file::{LayerConfig, LayerSettings};
+pub use config_file::{LayerConfig, LayerEntry};
 pub use error::BaselineError;
 pub use flexprefill::{FlexPattern, FlexPrefill};
 pub use head_pattern::{HeadPattern, MInferenceConfig};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config_file::{LayerConfig, LayerSettings};
+use crate::config_file::{LayerConfig, LayerEntry};
 use crate::error::BaselineError;
 
 /// The name of the method.
@@ -16,7 +16,7 @@ pub(crate) const NAME: &str = "spargeattn";
 /// ```
 pub type SpargeConfig = LayerConfig<SpargeLayer>;
 
-impl LayerSettings for SpargeLayer {
+impl LayerEntry for SpargeLayer {
     const CONTENT: &'static str = "settings of SpargeAttn by layer and head";
 }
 
