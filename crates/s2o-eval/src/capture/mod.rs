@@ -6,7 +6,9 @@ mod prefill;
 use candle_core::{Result, Tensor};
 use candle_s2o::{AttnShape, PrefillCall};
 
-pub use file::{TensorFile, TensorFileError, save_layers, save_tensors, tensor_name};
+use crate::method::shape_of;
+
+pub use file::{TensorFile, save_layers, save_tensors, tensor_name};
 pub use prefill::capture;
 
 /// The operands of one attention call.
@@ -38,7 +40,6 @@ impl LayerTensors {
     /// # Errors
     /// If the shapes of the tensors do not match.
     pub fn shape(&self) -> Result<AttnShape> {
-        let dims = |tensor: &Tensor| tensor.dims4().map(|(b, s, h, d)| [b, s, h, d]);
-        AttnShape::of(dims(&self.q)?, dims(&self.k)?, dims(&self.v)?).map_err(candle_core::Error::wrap)
+        shape_of(&self.q, &self.k, &self.v)
     }
 }

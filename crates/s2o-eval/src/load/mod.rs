@@ -11,7 +11,7 @@ mod needle_7m;
 mod ruler;
 mod truncation;
 
-pub use infinitebench::{INFINITEBENCH_TASKS, infinitebench, infinitebench_directory};
+pub use infinitebench::{infinitebench, infinitebench_directory};
 pub use longbench_v2::longbench_v2;
 pub use needle_7m::{NEEDLE_7M, needle_7m};
 pub use ruler::{ruler, ruler_directory};

@@ -31,12 +31,9 @@ pub fn depth_grids(outcomes: &[Outcome]) -> Vec<DepthGrid> {
     let mut grids: Vec<(&Outcome, Vec<Cell>)> = Vec::new();
     for outcome in outcomes {
         let (Some(depth), Some(score)) = (outcome.depth, outcome.score()) else { continue };
-        let cell = Cell { length: outcome.context_tokens, depth, score };
-        let same = |(first, _): &&mut (&Outcome, Vec<Cell>)| {
-            (&first.task, &first.key.method, &first.key.setting)
-                == (&outcome.task, &outcome.key.method, &outcome.key.setting)
-        };
-        match grids.iter_mut().find(same) {
+        let key = |outcome: &Outcome| (outcome.task.clone(), outcome.key.method.clone(), outcome.key.setting.clone());
+        let cell = (outcome.context_tokens, depth, score);
+        match grids.iter_mut().find(|(first, _)| key(first) == key(outcome)) {
             Some((_, cells)) => cells.push(cell),
             None => grids.push((outcome, vec![cell])),
         }
@@ -44,23 +41,19 @@ pub fn depth_grids(outcomes: &[Outcome]) -> Vec<DepthGrid> {
     grids.into_iter().map(|(first, cells)| grid(first, &cells)).collect()
 }
 
-/// One outcome's place and score.
-struct Cell {
-    length: usize,
-    depth: f64,
-    score: f64,
-}
+/// An outcome's length, depth and score.
+type Cell = (usize, f64, f64);
 
 fn grid(first: &Outcome, cells: &[Cell]) -> DepthGrid {
-    let mut lengths: Vec<usize> = cells.iter().map(|cell| cell.length).collect();
+    let mut lengths: Vec<usize> = cells.iter().map(|cell| cell.0).collect();
     lengths.sort_unstable();
     lengths.dedup();
-    let mut depths: Vec<f64> = cells.iter().map(|cell| cell.depth).collect();
+    let mut depths: Vec<f64> = cells.iter().map(|cell| cell.1).collect();
     depths.sort_by(f64::total_cmp);
     depths.dedup();
     let mean = |length: usize, depth: f64| {
-        let of_place = cells.iter().filter(|cell| cell.length == length && cell.depth == depth);
-        let (sum, count) = of_place.fold((0.0, 0), |(sum, count), cell| (sum + cell.score, count + 1));
+        let of_place = cells.iter().filter(|cell| (cell.0, cell.1) == (length, depth));
+        let (sum, count) = of_place.fold((0.0, 0), |(sum, count), cell| (sum + cell.2, count + 1));
         (count > 0).then(|| sum / f64::from(count))
     };
     let scores = depths.iter().map(|&depth| lengths.iter().map(|&length| mean(length, depth)).collect()).collect();

@@ -14,12 +14,8 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
     let rows = rows(outcomes);
     let mut text = String::new();
     for models_rows in rows_of_models(&rows) {
-        let first = models_rows[0];
-        heading(
-            &mut text,
-            2,
-            &format!("{}, {}, {}, chat template {}", first.model, first.dtype, first.device, first.template),
-        );
+        let Row { model, dtype, device, template, .. } = models_rows[0];
+        heading(&mut text, 2, &format!("{model}, {dtype}, {device}, chat template {template}"));
         let (answers, passages): (Vec<&Row>, Vec<&Row>) = models_rows.iter().partition(|row| row.score.is_some());
         let (tasks, groups): (Vec<&Row>, Vec<&Row>) = answers.into_iter().partition(|row| row.group.is_empty());
         pivot(&mut text, "Accuracy in percent, with its 95 % interval", &tasks, accuracy);
@@ -30,11 +26,8 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
         pivot(&mut text, "Answers that differ from those with the first chunk size", &changed, CHANGED.cell);
         perplexity(&mut text, &passages);
     }
-    for grid in
-        depth_grids(outcomes).iter().filter(|grid| grid.is_full() && grid.depths.len() > 1 && grid.lengths.len() > 1)
-    {
-        depth_table(&mut text, grid);
-    }
+    let is_shown = |grid: &&DepthGrid| grid.is_full() && grid.depths.len() > 1 && grid.lengths.len() > 1;
+    depth_grids(outcomes).iter().filter(is_shown).for_each(|grid| depth_table(&mut text, grid));
     text
 }
 
@@ -104,19 +97,16 @@ fn by_length(text: &mut String, rows: &[&Row]) {
     if rows.iter().all(|row| row.task == rows[0].task) {
         return;
     }
-    let header: Vec<String> =
-        ["method".to_owned()].into_iter().chain(lengths.iter().map(ToString::to_string)).collect();
+    let header = header_of("method", &lengths);
     let lines = variants(&rows).into_iter().map(|column| {
         let mut line = vec![column.label.clone()];
         line.extend(lengths.iter().map(|&length| {
             let tasks: Vec<&&Row> = rows.iter().filter(|row| column.has(row) && row.context_tokens == length).collect();
             let mean = |value: fn(&Row) -> f64| tasks.iter().map(|row| value(row)).sum::<f64>() / tasks.len() as f64;
-            match tasks.is_empty() {
-                true => String::new(),
-                false => {
-                    format!("{:.1} / {:.3}", 100.0 * mean(|row| row.score.unwrap_or_default()), mean(|row| row.density))
-                }
+            if tasks.is_empty() {
+                return String::new();
             }
+            format!("{:.1} / {:.3}", 100.0 * mean(|row| row.score.unwrap_or_default()), mean(|row| row.density))
         }));
         line
     });
@@ -138,12 +128,16 @@ fn perplexity(text: &mut String, rows: &[&Row]) {
 fn depth_table(text: &mut String, grid: &DepthGrid) {
     let DepthGrid { task, method, setting, lengths, depths, scores } = grid;
     heading(text, 3, &format!("{task} by depth and length: {method}, chunk {}, {}", setting.chunk, setting.model));
-    let header: Vec<String> = ["depth".to_owned()].into_iter().chain(lengths.iter().map(ToString::to_string)).collect();
+    let header = header_of("depth", lengths);
     let lines = depths.iter().zip(scores).map(|(depth, scores)| {
         let percent = |score: &Option<f64>| score.map(|score| format!("{:.0}", 100.0 * score)).unwrap_or_default();
         [format!("{:.0} %", 100.0 * depth)].into_iter().chain(scores.iter().map(percent)).collect()
     });
     text.push_str(&table(&header, lines));
+}
+
+fn header_of(first: &str, lengths: &[usize]) -> Vec<String> {
+    [first.to_owned()].into_iter().chain(lengths.iter().map(ToString::to_string)).collect()
 }
 
 /// A method with a chunk size, which is named if there are several sizes.

@@ -48,14 +48,14 @@ impl Journal {
         let mut text = String::new();
         let reads = |source| EvalError::Io { path: journal.path.clone(), source };
         journal.file.read_to_string(&mut text).map_err(reads)?;
-        let whole = parse(&journal.path, &text)?;
-        journal.file.set_len(whole.bytes as u64).map_err(|source| journal.write_failed(source))?;
+        let (outcomes, bytes) = parse(&journal.path, &text)?;
+        journal.file.set_len(bytes as u64).map_err(|source| journal.write_failed(source))?;
         journal.file.seek(SeekFrom::End(0)).map_err(|source| journal.write_failed(source))?;
-        if whole.bytes == 0 {
-            journal.write_header()?;
+        if bytes == 0 {
+            journal.write_line(&Header::current())?;
         }
-        journal.done = whole.outcomes.iter().map(|outcome| outcome.key.clone()).collect();
-        journal.outcomes = whole.outcomes;
+        journal.done = outcomes.iter().map(|outcome| outcome.key.clone()).collect();
+        journal.outcomes = outcomes;
         Ok(journal)
     }
 
@@ -66,7 +66,7 @@ impl Journal {
     pub fn fresh(path: impl AsRef<Path>) -> Result<Self> {
         let mut journal = Self::locked(path.as_ref())?;
         journal.file.set_len(0).map_err(|source| journal.write_failed(source))?;
-        journal.write_header()?;
+        journal.write_line(&Header::current())?;
         Ok(journal)
     }
 
@@ -110,10 +110,6 @@ impl Journal {
         Ok(Self { path: path.to_owned(), file, outcomes: Vec::new(), done: HashSet::new() })
     }
 
-    fn write_header(&mut self) -> Result<()> {
-        self.write_line(&Header::current())
-    }
-
     fn write_line(&mut self, value: &impl Serialize) -> Result<()> {
         let line = serde_json::to_string(value).map_err(|error| self.write_failed(error.into()))? + "\n";
         self.file.write_all(line.as_bytes()).map_err(|source| self.write_failed(source))
@@ -131,16 +127,11 @@ impl Journal {
 pub fn read_outcomes(path: impl AsRef<Path>) -> Result<Vec<Outcome>> {
     let path = path.as_ref();
     let text = std::fs::read_to_string(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
-    Ok(parse(path, &text)?.outcomes)
+    Ok(parse(path, &text)?.0)
 }
 
-/// The complete lines.
-struct Whole {
-    outcomes: Vec<Outcome>,
-    bytes: usize,
-}
-
-fn parse(path: &Path, text: &str) -> Result<Whole> {
+/// The outcomes of the complete lines, and the bytes of these lines.
+fn parse(path: &Path, text: &str) -> Result<(Vec<Outcome>, usize)> {
     let bytes = text.rfind('\n').map_or(0, |end| end + 1);
     let mut lines = text[..bytes].lines().enumerate();
     let header = lines.next().map_or(&text[bytes..], |(_, line)| line);
@@ -153,7 +144,7 @@ fn parse(path: &Path, text: &str) -> Result<Whole> {
             got: error.to_string(),
         })
     };
-    Ok(Whole { outcomes: lines.map(outcome).collect::<Result<_>>()?, bytes })
+    Ok((lines.map(outcome).collect::<Result<_>>()?, bytes))
 }
 
 /// An unfinished first line may be the beginning of a header but nothing else, so that other files are not overwritten.

@@ -1,5 +1,6 @@
 //! [`Runner`]: runs samples with several methods on one model.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use candle_core::Device;
@@ -50,15 +51,8 @@ pub enum Event<'a> {
     Finished(&'a Outcome),
 }
 
-/// A tokenized sample and a cache with room for it.
-struct Prepared<'s> {
-    content: Content<'s>,
-    tokens: Vec<u32>,
-    cache: KvCache,
-}
-
 enum Content<'s> {
-    Item(Box<Item>),
+    Item(Cow<'s, Item>),
     Passage(&'s Passage),
 }
 
@@ -70,11 +64,8 @@ impl<'m> Runner<'m> {
     /// template's tokens.
     pub fn new(model: &'m LoadedModel, template: ChatTemplate) -> Result<Self> {
         if model.is_synthetic {
-            return Err(EvalError::WrongInput {
-                what: "model to evaluate",
-                expected: "trained weights".to_owned(),
-                got: format!("{}, whose answers mean nothing", model.name),
-            });
+            let got = format!("{}, whose answers mean nothing", model.name);
+            return Err(EvalError::wrong("model to evaluate", "trained weights", got));
         }
         template.check(&model.tokenizer)?;
         Ok(Self { model, template, methods: Vec::new(), chunks: vec![Chunk::Whole] })
@@ -151,10 +142,11 @@ impl<'m> Runner<'m> {
         self.check_lengths(trials)?;
         for trials in trials.chunk_by(|a, b| a.key.sample == b.key.sample) {
             let Some(first) = trials.first() else { continue };
-            let mut prepared = self.prepare(first.sample)?;
+            let (content, tokens) = self.encode(first.sample)?;
+            let mut cache = self.model.decoder.new_cache(1, content.room(tokens.len()))?;
             for trial in trials {
                 on_event(Event::Started(trial));
-                journal.append(self.outcome(trial, &mut prepared)?)?;
+                journal.append(self.outcome(trial, &content, &tokens, &mut cache)?)?;
                 if let Some(outcome) = journal.outcomes().last() {
                     on_event(Event::Finished(outcome));
                 }
@@ -193,7 +185,7 @@ impl<'m> Runner<'m> {
             Sample::Generated { .. } | Sample::Given(_) => match sample.item(&self.model.tokenizer)? {
                 Some(item) => {
                     let tokens = self.template.encode(&self.model.tokenizer, &item)?;
-                    (Content::Item(Box::new(item.into_owned())), tokens)
+                    (Content::Item(item), tokens)
                 }
                 None => return Err(ModelError::EmptyPrompt.into()),
             },
@@ -205,19 +197,12 @@ impl<'m> Runner<'m> {
         Ok((content, tokens))
     }
 
-    fn prepare<'s>(&self, sample: &'s Sample) -> Result<Prepared<'s>> {
-        let (content, tokens) = self.encode(sample)?;
-        let cache = self.model.decoder.new_cache(1, content.room(tokens.len()))?;
-        Ok(Prepared { content, tokens, cache })
-    }
-
-    fn outcome(&self, trial: &Trial, prepared: &mut Prepared) -> Result<Outcome> {
-        let Prepared { content, tokens, cache } = prepared;
+    fn outcome(&self, trial: &Trial, content: &Content, tokens: &[u32], cache: &mut KvCache) -> Result<Outcome> {
         let method = self.methods[trial.method].1.as_ref();
         cache.reset();
         // The chunk size is chosen after the cache is allocated, so that all methods use the same chunks.
         let chunk = self.model.decoder.chunk_tokens(trial.chunk, 1)?;
-        let (result, prefill) = match &content {
+        let (result, prefill) = match content {
             Content::Item(item) => {
                 let (prediction, prefill) = answer(self.model, tokens, item, cache, method, chunk)?;
                 let score = item.score(&prediction);

@@ -1,19 +1,18 @@
 //! Runs of needle-7m on short prompts: computed trials, repeated trials and errors.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Result as CandleResult, Tensor};
-use candle_s2o::{Attention, Dense, HeadWork, PrefillCall};
+use candle_s2o::{Attention, Dense, PrefillCall};
 use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelError, ModelSource};
 use tempfile::TempDir;
 
 use super::*;
 use crate::error::EvalError;
 use crate::load;
-use crate::method::{Method, Timed};
+use crate::method::Method;
 use crate::report::{Row, rows};
 use crate::tasks::ChatTemplate;
 
@@ -73,15 +72,7 @@ impl Attention for Fails {
     }
 }
 
-impl Method for Fails {
-    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
-        BTreeMap::new()
-    }
-
-    fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> CandleResult<Timed> {
-        Dense.timed(call, q, k, v)
-    }
-}
+impl Method for Fails {}
 
 #[test]
 fn an_interrupted_run_goes_on_where_it_stopped() {
