@@ -38,6 +38,11 @@ impl Look {
         table
     }
 
+    /// Separates text from the progress bars above it.
+    pub fn gap(self) -> &'static str {
+        if self == Self::Terminal { "\n" } else { "" }
+    }
+
     /// A bar that is `share` (0 to 1) of `width` full.
     pub fn bar(self, share: f64, width: usize) -> String {
         let full = ((share.clamp(0.0, 1.0) * width as f64).round() as usize).min(width);

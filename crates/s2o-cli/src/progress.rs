@@ -45,6 +45,22 @@ pub fn start(phase: impl Into<String>, len: usize, unit: &'static str) -> Progre
     Progress::new(phase.into(), len as u64, unit, &template)
 }
 
+/// Runs a phase of `len` steps, which reports the numbers of steps done and of all steps.
+pub fn during<T, E>(
+    phase: &str,
+    len: usize,
+    unit: &'static str,
+    run: impl FnOnce(&mut dyn FnMut(usize, usize)) -> Result<T, E>,
+) -> Result<T, E> {
+    let progress = start(phase, len, unit);
+    let result = run(&mut |done, all| {
+        progress.bar.set_length(all as u64);
+        progress.set(done);
+    })?;
+    progress.finish();
+    Ok(result)
+}
+
 /// Begins a long phase of `len` steps. Its bar shows the remaining time and the name of the step.
 pub fn start_with_eta(phase: impl Into<String>, len: u64, unit: &'static str) -> Progress {
     Progress::new(phase.into(), len, unit, "{bar:24} {percent:>3} %, {elapsed} gone, {eta} left  {prefix}: {msg}")
@@ -62,10 +78,6 @@ impl Progress {
             eprintln!("{}{length}", bar.prefix());
         }
         Self { bar, unit, next_line: (look == Look::Lines).then(|| AtomicU64::new(LINE_SECONDS)) }
-    }
-
-    pub fn set_len(&self, len: usize) {
-        self.bar.set_length(len as u64);
     }
 
     pub fn set(&self, done: usize) {

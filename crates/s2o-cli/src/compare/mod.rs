@@ -17,6 +17,7 @@ mod verdict;
 
 use self::peers::Peer;
 use self::rows::Contender;
+use crate::evaluate::record;
 use crate::layout::Look;
 use crate::s2o_flags::S2oFlags;
 use crate::tensor_flags::TensorFlags;
@@ -72,12 +73,9 @@ impl Flags {
             methods.insert(0, reference()?);
         }
         let reference = reference()?;
-        let mut csv = match &self.csv {
-            Some(path) => {
-                Some(csv::Writer::from_path(path).with_context(|| format!("cannot write {}", path.display()))?)
-            }
-            None => None,
-        };
+        let create =
+            |path: &PathBuf| csv::Writer::from_path(path).with_context(|| format!("cannot write {}", path.display()));
+        let mut csv = self.csv.as_ref().map(create).transpose()?;
 
         let mut source = self.source.open(|model| self.s2o.check_layers(model.config().num_layers))?;
         if let Some(path) = &self.save_tensors {
@@ -101,11 +99,7 @@ impl Flags {
                 csv.flush()?;
             }
             if self.json {
-                let mut lines = String::new();
-                for row in &rows {
-                    writeln!(lines, "{}", serde_json::to_string(row)?)?;
-                }
-                exit::print(&lines)?;
+                exit::print(&record::json_lines(&rows)?)?;
             }
             all_rows.extend(rows);
         }
@@ -115,9 +109,7 @@ impl Flags {
         if !self.json {
             let look = Look::of_stdout();
             let table = rows::table(&all_rows, look);
-            // Separates the table from the progress bars.
-            let gap = if look == Look::Terminal { "\n" } else { "" };
-            let (header, footer) = (source.description, machine::describe(&source.device));
+            let (gap, header, footer) = (look.gap(), source.description, machine::describe(&source.device));
             let mut verdict = String::new();
             if self.against.is_some() {
                 for line in verdict::lines(&all_rows, &reference.name, dtype) {

@@ -5,14 +5,12 @@ use clap::{Args, Subcommand};
 
 mod experiment;
 mod list;
-mod record;
-mod report;
+pub mod record;
 mod run;
 mod samples;
-mod search_minference;
 mod tables;
 mod tune;
-mod tune_spargeattn;
+mod tune_published;
 mod tuning;
 
 /// Evaluate attention methods on long-context tasks and by the experiments of the S2O paper
@@ -25,24 +23,25 @@ pub struct Flags {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Flags>),
-    List(list::Flags),
-    Report(report::Flags),
+    /// List tasks and methods
+    List,
+    Report(run::ReportFlags),
     Experiment(experiment::Flags),
     Tune(tune::Flags),
-    TuneSpargeattn(tune_spargeattn::Flags),
-    SearchMinference(search_minference::Flags),
+    TuneSpargeattn(tune_published::SpargeFlags),
+    SearchMinference(tune_published::MInferenceFlags),
 }
 
 impl Flags {
     pub fn run(&self) -> Result<()> {
         match &self.command {
             Command::Run(flags) => flags.run(),
-            Command::List(flags) => flags.run(),
+            Command::List => list::run(),
             Command::Report(flags) => flags.run(),
-            Command::Experiment(flags) => experiment::run(flags),
-            Command::Tune(flags) => tune::run(flags),
-            Command::TuneSpargeattn(flags) => tune_spargeattn::run(flags),
-            Command::SearchMinference(flags) => search_minference::run(flags),
+            Command::Experiment(flags) => flags.run(),
+            Command::Tune(flags) => flags.run(),
+            Command::TuneSpargeattn(flags) => flags.run(),
+            Command::SearchMinference(flags) => flags.run(),
         }
     }
 }

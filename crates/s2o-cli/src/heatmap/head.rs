@@ -60,7 +60,7 @@ impl Head {
     }
 }
 
-pub fn softmax(scores: &mut [f32]) {
+fn softmax(scores: &mut [f32]) {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     scores.iter_mut().for_each(|score| *score = (*score - max).exp());
     let sum: f64 = scores.iter().copied().map(f64::from).sum();
