@@ -134,7 +134,6 @@ pub fn run(arguments: &GpuArguments, tokens: &[usize], repeats: usize, place: &P
     Ok(())
 }
 
-/// A configuration of S2O.
 struct Method {
     name: String,
     config: S2oConfig,

@@ -17,7 +17,6 @@ pub use s2o_eval::metrics::median;
 use s2o_eval::provenance::{Provenance, cpu};
 use serde::Serialize;
 
-/// One measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     pub date: String,
@@ -53,7 +52,6 @@ impl Row {
     }
 }
 
-/// Destination of the rows.
 #[derive(Debug, Clone, Args)]
 pub struct Place {
     /// Directory of the records.

@@ -10,7 +10,6 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Time between the lines of a phase, in seconds.
 const LINE_SECONDS: u64 = 10;
 
-/// The form of the progress output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Look {
     Bars,
@@ -29,7 +28,6 @@ pub fn init(quiet: bool) {
     });
 }
 
-/// A phase and its progress.
 #[derive(Debug)]
 pub struct Progress {
     /// Hidden unless bars are shown. It always counts steps and time.
@@ -90,7 +88,6 @@ impl Progress {
         self.line();
     }
 
-    /// Names the current step.
     pub fn name_step(&self, step: String) {
         self.bar.set_message(step);
     }
@@ -103,7 +100,6 @@ impl Progress {
         }
     }
 
-    /// Prints a line if one is due.
     fn line(&self) {
         let Some(next) = &self.next_line else { return };
         let seconds = self.bar.elapsed().as_secs();

@@ -89,7 +89,6 @@ impl Flags {
     }
 }
 
-/// One head.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     density: f64,

@@ -33,9 +33,7 @@ pub struct TensorFlags {
 /// The layers, and a description of their origin.
 pub struct Source {
     pub layers: Box<dyn Iterator<Item = Result<LayerTensors>>>,
-    /// Number of layers to come.
     pub count: usize,
-    /// A description on one or two lines.
     pub description: String,
     pub device: Device,
 }

@@ -13,7 +13,6 @@ use s2o_eval::method::{Method, MethodSpec};
 
 mod peers;
 mod rows;
-mod verdict;
 
 use self::peers::Peer;
 use self::rows::Contender;
@@ -61,7 +60,6 @@ pub struct Flags {
 const PLAIN_S2O: &str = "s2o";
 
 impl Flags {
-    /// Runs the methods and prints or writes their results.
     pub fn run(&self) -> Result<()> {
         if self.s2o.any() && !self.methods.iter().any(|spec| spec.to_string() == PLAIN_S2O) {
             wrong_usage("compare", "the S2O flags have no effect without 's2o' in '--methods'");
@@ -112,7 +110,7 @@ impl Flags {
             let (gap, header, footer) = (look.gap(), source.description, machine::describe(&source.device));
             let mut verdict = String::new();
             if self.against.is_some() {
-                for line in verdict::lines(&all_rows, &reference.name, dtype) {
+                for line in rows::verdict(&all_rows, &reference.name, dtype) {
                     writeln!(verdict, "{line}")?;
                 }
                 verdict.push('\n');

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use s2o_eval::report::{
-    CHANGED, Column, Row, answer_columns, markdown, naming_columns, niah_result, perplexity_columns, rows,
+    CHANGED, Column, Row, answer_columns, grouped, markdown, naming_columns, niah_result, perplexity_columns, rows,
     ruler_prediction, write_csv,
 };
 use s2o_eval::run::{Key, Outcome, Sample};
@@ -26,17 +26,10 @@ pub fn write(directory: &Path, outcomes: &[Outcome]) -> Result<()> {
     write_csv(&directory.join("table.csv"), &rows(outcomes))?;
     let path = directory.join("table.md");
     fs::write(&path, markdown(outcomes)).with_context(|| cannot_write(&path))?;
-    let mut needles: Vec<(String, Vec<_>)> = Vec::new();
-    for outcome in outcomes.iter().filter(|outcome| outcome.task == NIAH) {
-        let Some(result) = niah_result(outcome) else { continue };
-        let name = file_name(&outcome.key);
-        match needles.iter_mut().find(|(there, _)| *there == name) {
-            Some((_, results)) => results.push(result),
-            None => needles.push((name, vec![result])),
-        }
-    }
-    for (name, results) in needles {
-        let path = directory.join(NIAH).join(name + ".json");
+    let needles = outcomes.iter().filter(|outcome| outcome.task == NIAH && niah_result(outcome).is_some());
+    for outcomes in grouped(needles, |outcome| file_name(&outcome.key)) {
+        let results: Vec<_> = outcomes.iter().filter_map(|outcome| niah_result(outcome)).collect();
+        let path = directory.join(NIAH).join(file_name(&outcomes[0].key) + ".json");
         let mut file = create(&path)?;
         serde_json::to_writer_pretty(&mut file, &results)?;
         file.flush().with_context(|| cannot_write(&path))?;
@@ -98,7 +91,6 @@ pub fn print(outcomes: &[Outcome]) -> Result<()> {
     exit::print(&text)
 }
 
-/// File name for one method, model and chunk size.
 fn file_name(key: &Key) -> String {
     let name = format!("{}-{}-chunk-{}", key.setting.model, key.method, key.setting.chunk);
     name.replace(|c: char| !(c.is_ascii_alphanumeric() || "-._=".contains(c)), "_")

@@ -14,9 +14,7 @@ use crate::layout::Look;
 use crate::model_flags::{self, ModelFlags};
 use crate::{exit, machine, prompt_flags};
 
-/// Tokens of the default prompt.
 const DEFAULT_TOKENS: usize = 8192;
-/// Depth of the passkey in built prompts.
 const DEPTH: f64 = 0.5;
 
 /// Flags for the prompts and the model.

@@ -42,7 +42,6 @@ impl Head {
         self.k.dims()[1]
     }
 
-    /// Position of the first query.
     pub fn q_offset(&self) -> usize {
         self.k_len() - self.q_len()
     }

@@ -26,7 +26,6 @@ use crate::prompt_flags::PromptFlags;
 use crate::s2o_flags::{self, S2oFlags};
 use crate::{exit, machine, model_flags};
 
-/// Width and height of the picture.
 const SIZE: (u32, u32) = (1600, 1520);
 
 /// Draw the attention of one head, with the tiles that PBS-Attn and S2O compute
@@ -58,7 +57,6 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Draws the picture and prints the table.
     pub fn run(&self) -> Result<()> {
         let config = self.s2o.config()?;
         let model = self.model.load()?;

@@ -100,7 +100,6 @@ impl Flags {
         }
     }
 
-    /// Runs the methods and prints their results.
     pub fn run(&self) -> Result<()> {
         if self.methods() == [Method::Dense] && self.s2o.any() {
             wrong_usage("prefill", "the S2O flags have no effect with '--attention dense'");

@@ -17,13 +17,10 @@ use crate::layout::{Look, grouped, seconds};
 use crate::prompt_flags::Prompt;
 use crate::{machine, model_flags, s2o_flags};
 
-/// Characters of a density bar.
 const BAR_WIDTH: usize = 24;
 
-/// Statistics by layer.
 type Stats = BTreeMap<usize, AttnStats>;
 
-/// The runs and their parameters.
 pub struct Report<'a> {
     pub model: &'a LoadedModel,
     pub prompt: &'a Prompt,

@@ -17,7 +17,6 @@ const COMPARED_POSITIONS: usize = 64;
 /// Tokens of the untimed run on a CPU.
 const WARM_UP_TOKENS: usize = 128;
 
-/// The results of one method.
 #[derive(Debug)]
 pub struct Run {
     /// Wall time of the prefill.
@@ -26,16 +25,13 @@ pub struct Run {
     pub attention: Vec<Duration>,
     /// Hidden state and logits.
     pub output: PrefillOutput,
-    /// Generated text.
     pub text: String,
-    /// Generated tokens.
     pub num_generated: usize,
     /// Wall time of generating.
     pub decode: Duration,
 }
 
 impl Run {
-    /// Time in attention over all layers.
     pub fn attention_total(&self) -> Duration {
         self.attention.iter().sum()
     }

@@ -223,23 +223,28 @@ fn row<'o>(group: &str, cell: &[&'o Outcome], chunks: &ByChunk<'o>, dense: &Hash
 
 /// RULER's mean: every task has the same weight, whatever its number of items.
 fn ruler_averages(rows: &[Row]) -> Vec<Row> {
-    let mut columns: Vec<Vec<&Row>> = Vec::new();
-    for row in rows.iter().filter(|row| row.group.is_empty() && is_ruler(&row.task)) {
-        match columns.iter_mut().find(|column| is_same_but_task(column[0], row)) {
-            Some(column) => column.push(row),
-            None => columns.push(vec![row]),
-        }
-    }
+    let tasks = rows.iter().filter(|row| row.group.is_empty() && is_ruler(&row.task));
+    let columns = grouped(tasks, |row| {
+        let setting = [&row.model, &row.dtype, &row.device, &row.template, &row.method, &row.chunk];
+        (row.context_tokens, row.task.starts_with("ruler/"), setting)
+    });
     columns.iter().filter(|column| column.len() > 1).map(|column| average(column)).collect()
 }
 
-/// Whether two rows differ only in their task.
-fn is_same_but_task(a: &Row, b: &Row) -> bool {
-    fn key(row: &Row) -> (usize, bool, [&str; 6]) {
-        let setting = [&row.model, &row.dtype, &row.device, &row.template, &row.method, &row.chunk];
-        (row.context_tokens, row.task.starts_with("ruler/"), setting.map(String::as_str))
+/// The items with the same key, in the order in which the keys first occur.
+pub fn grouped<'i, T, K: PartialEq>(
+    items: impl IntoIterator<Item = &'i T>,
+    key: impl Fn(&'i T) -> K,
+) -> Vec<Vec<&'i T>> {
+    let mut groups: Vec<(K, Vec<&'i T>)> = Vec::new();
+    for item in items {
+        let key = key(item);
+        match groups.iter_mut().find(|(there, _)| *there == key) {
+            Some((_, group)) => group.push(item),
+            None => groups.push((key, vec![item])),
+        }
     }
-    key(a) == key(b)
+    groups.into_iter().map(|(_, group)| group).collect()
 }
 
 fn average(tasks: &[&Row]) -> Row {

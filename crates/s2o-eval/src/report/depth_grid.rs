@@ -1,6 +1,7 @@
 //! [`DepthGrid`]: scores by the depth of the requested fact and the length of the prompt.
 
-use crate::run::{Outcome, Setting};
+use super::aggregate::grouped;
+use crate::run::{Key, Outcome, Setting};
 
 /// Mean scores of one task and method by depth and length, as in needle-in-a-haystack pictures.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,23 +29,15 @@ impl DepthGrid {
 
 /// The grids of all tasks whose outcomes have a depth, in the order of their first occurrence.
 pub fn depth_grids(outcomes: &[Outcome]) -> Vec<DepthGrid> {
-    let mut grids: Vec<(&Outcome, Vec<Cell>)> = Vec::new();
-    for outcome in outcomes {
-        let (Some(depth), Some(score)) = (outcome.depth, outcome.score()) else { continue };
-        let key = |outcome: &Outcome| (outcome.task.clone(), outcome.key.method.clone(), outcome.key.setting.clone());
-        let cell = (outcome.context_tokens, depth, score);
-        match grids.iter_mut().find(|(first, _)| key(first) == key(outcome)) {
-            Some((_, cells)) => cells.push(cell),
-            None => grids.push((outcome, vec![cell])),
-        }
-    }
-    grids.into_iter().map(|(first, cells)| grid(first, &cells)).collect()
+    let placed = outcomes.iter().filter(|outcome| outcome.depth.is_some() && outcome.score().is_some());
+    let grids = grouped(placed, |outcome| (&outcome.task, &outcome.key.method, &outcome.key.setting));
+    grids.iter().map(|outcomes| grid(outcomes)).collect()
 }
 
-/// An outcome's length, depth and score.
-type Cell = (usize, f64, f64);
-
-fn grid(first: &Outcome, cells: &[Cell]) -> DepthGrid {
+fn grid(outcomes: &[&Outcome]) -> DepthGrid {
+    let Key { method, setting, .. } = &outcomes[0].key;
+    let cell = |outcome: &&Outcome| Some((outcome.context_tokens, outcome.depth?, outcome.score()?));
+    let cells: Vec<(usize, f64, f64)> = outcomes.iter().filter_map(cell).collect();
     let mut lengths: Vec<usize> = cells.iter().map(|cell| cell.0).collect();
     lengths.sort_unstable();
     lengths.dedup();
@@ -58,9 +51,9 @@ fn grid(first: &Outcome, cells: &[Cell]) -> DepthGrid {
     };
     let scores = depths.iter().map(|&depth| lengths.iter().map(|&length| mean(length, depth)).collect()).collect();
     DepthGrid {
-        task: first.task.clone(),
-        method: first.key.method.clone(),
-        setting: first.key.setting.clone(),
+        task: outcomes[0].task.clone(),
+        method: method.clone(),
+        setting: setting.clone(),
         lengths,
         depths,
         scores,

@@ -15,16 +15,14 @@ pub const FORMAT_VERSION: u32 = 1;
 
 const FORMAT: &str = "s2o-eval outcomes";
 
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Header {
     format: String,
     version: u32,
 }
 
-impl Header {
-    fn current() -> Self {
-        Self { format: FORMAT.to_owned(), version: FORMAT_VERSION }
-    }
+fn header() -> Header {
+    Header { format: FORMAT.to_owned(), version: FORMAT_VERSION }
 }
 
 /// Outcomes, one JSON object per line after a line with the format's version. Each outcome is written before the next
@@ -52,7 +50,7 @@ impl Journal {
         journal.file.set_len(bytes as u64).map_err(|source| journal.write_failed(source))?;
         journal.file.seek(SeekFrom::End(0)).map_err(|source| journal.write_failed(source))?;
         if bytes == 0 {
-            journal.write_line(&Header::current())?;
+            journal.write_line(&header())?;
         }
         journal.done = outcomes.iter().map(|outcome| outcome.key.clone()).collect();
         journal.outcomes = outcomes;
@@ -66,7 +64,7 @@ impl Journal {
     pub fn fresh(path: impl AsRef<Path>) -> Result<Self> {
         let mut journal = Self::locked(path.as_ref())?;
         journal.file.set_len(0).map_err(|source| journal.write_failed(source))?;
-        journal.write_line(&Header::current())?;
+        journal.write_line(&header())?;
         Ok(journal)
     }
 
@@ -149,7 +147,7 @@ fn parse(path: &Path, text: &str) -> Result<(Vec<Outcome>, usize)> {
 
 /// An unfinished first line may be the beginning of a header but nothing else, so that other files are not overwritten.
 fn check_header(path: &Path, line: &str, finished: bool) -> Result<()> {
-    let current = serde_json::to_string(&Header::current()).unwrap_or_default();
+    let current = serde_json::to_string(&header()).unwrap_or_default();
     if line == current || (!finished && current.starts_with(line)) {
         return Ok(());
     }
