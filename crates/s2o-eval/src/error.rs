@@ -92,14 +92,6 @@ pub enum EvalError {
         /// The reason.
         reason: String,
     },
-    /// The model or the file lacks a layer.
-    #[error("layers: expected {expected}, got {got}")]
-    NoSuchLayer {
-        /// The existing layers.
-        expected: String,
-        /// The requested layer.
-        got: usize,
-    },
     /// A file of queries, keys and values is not a safetensors file.
     #[error("{} is not a valid safetensors file: {reason}", path.display())]
     NotSafetensors {

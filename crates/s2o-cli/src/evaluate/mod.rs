@@ -1,10 +1,14 @@
 //! `s2o evaluate`: effect of sparse attention on answers and on error, and the time that it saves.
 
+use std::fmt::Write;
+
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use s2o_eval::load::NEEDLE_7M;
+use s2o_eval::run::GROUPS;
+use s2o_eval::{method, tasks};
 
 mod experiment;
-mod list;
 pub mod record;
 mod run;
 mod samples;
@@ -12,6 +16,9 @@ mod tables;
 mod tune;
 mod tune_published;
 mod tuning;
+
+use self::samples::PERPLEXITY;
+use crate::exit;
 
 /// Evaluate attention methods on long-context tasks and by the experiments of the S2O paper
 #[derive(Debug, Args)]
@@ -36,7 +43,7 @@ impl Flags {
     pub fn run(&self) -> Result<()> {
         match &self.command {
             Command::Run(flags) => flags.run(),
-            Command::List => list::run(),
+            Command::List => list(),
             Command::Report(flags) => flags.run(),
             Command::Experiment(flags) => flags.run(),
             Command::Tune(flags) => flags.run(),
@@ -44,4 +51,27 @@ impl Flags {
             Command::SearchMinference(flags) => flags.run(),
         }
     }
+}
+
+fn list() -> Result<()> {
+    let mut text = String::from("Tasks, for --tasks; for those with * --depths sets the place of the answer\n");
+    for task in tasks::ALL {
+        let mark = if task.takes_depth { '*' } else { ' ' };
+        writeln!(text, "  {:<17}{mark} {}", task.name, task.summary)?;
+    }
+    writeln!(text, "  {NEEDLE_7M:<17}  the 30 recorded prompts of the model needle-7m, of 4096 and 32768 tokens")?;
+    writeln!(text, "  {PERPLEXITY:<17}  perplexity of English text that comes with needle-7m")?;
+    text.push_str("\nSeveral tasks under one name\n");
+    for group in GROUPS {
+        writeln!(text, "  {:<17}  {}", group.name, group.summary)?;
+    }
+    text.push_str("\nMethods, for --methods, with their options as in s2o:tau=0.05:segment=1024\n");
+    for row in method::ALL {
+        writeln!(text, "  {:<17}  {}", row.name, row.summary)?;
+        let options = row.options();
+        if !options.is_empty() {
+            writeln!(text, "  {:<17}  options: {}", "", options.join(", "))?;
+        }
+    }
+    exit::print(&text)
 }

@@ -190,7 +190,6 @@ fn read_header(path: &Path) -> Result<(File, u64, Metadata)> {
     Ok((file, data_start, header))
 }
 
-/// Value of a key in the header's metadata.
 fn text_of<'h>(header: &'h Metadata, key: &str) -> Option<&'h String> {
     header.metadata().as_ref()?.get(key)
 }

@@ -84,7 +84,7 @@ impl Attention for Recorder {
 /// empty. `progress` gets the number of tokens done and of all tokens.
 ///
 /// # Errors
-/// [`EvalError::NoSuchLayer`] for a layer that the model lacks; an error of the model if it refuses the prompt.
+/// [`EvalError::WrongInput`] for a layer that the model lacks; an error of the model if it refuses the prompt.
 pub fn capture(
     model: &LoadedModel,
     prompt: &[u32],
@@ -94,7 +94,7 @@ pub fn capture(
 ) -> crate::Result<Vec<LayerTensors>> {
     let num_layers = model.config().num_layers;
     if let Some(&got) = layers.iter().find(|layer| **layer >= num_layers) {
-        return Err(EvalError::NoSuchLayer { expected: format!("layers 0 to {}", num_layers - 1), got });
+        return Err(EvalError::wrong("layers", format!("layers 0 to {}", num_layers - 1), got));
     }
     let layers = if layers.is_empty() { vec![0, num_layers / 2, num_layers - 1] } else { layers.to_vec() };
     let recorder = Recorder { layers, parts: Mutex::default() };

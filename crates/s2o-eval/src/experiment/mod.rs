@@ -142,7 +142,6 @@ impl<'t> Exact<'t> {
         Ok((all.remove(0).seconds(), all))
     }
 
-    /// Errors, density and times of a run.
     fn compare(&self, timed: &Timed) -> Result<Measured> {
         let sums = ErrorSums::by_head(&self.out, &timed.out)?;
         let num_heads = sums.len();

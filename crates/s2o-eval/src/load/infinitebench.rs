@@ -6,14 +6,13 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use super::{json, truncate_middle};
+use super::{Place, lines, read, truncate_middle};
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
 use crate::tasks::Item;
 
 const EXPECTED: &str = "an InfiniteBench record with id, context, input, answer and options";
 
-/// Prompt form and scorer of one task.
 struct Form {
     name: &'static str,
     max_new_tokens: usize,
@@ -128,7 +127,7 @@ pub fn infinitebench(dir: &Path, task: &str, tokenizer: &Tokenizer, max_tokens: 
     let form = form.ok_or_else(|| EvalError::unknown("task", names(), task))?;
     let path = dir.join(format!("{task}.jsonl"));
     let for_prefix = tokenizer.encode(form.answer_prefix, false).map_err(EvalError::tokenizer)?.len();
-    let item = |(index, (place, record)): (u64, (json::Place, Record))| {
+    let item = |(index, (place, record)): (u64, (Place, Record))| {
         let references = references(form, &record, place)?;
         let prompt = truncate_middle(tokenizer, &prompt(form, &record), max_tokens.saturating_sub(for_prefix))?;
         Ok(Item {
@@ -141,7 +140,7 @@ pub fn infinitebench(dir: &Path, task: &str, tokenizer: &Tokenizer, max_tokens: 
             ..Item::read(form.max_new_tokens, form.scorer, max_tokens)
         })
     };
-    (0..).zip(json::lines(&path, &json::read(&path)?, EXPECTED)?).map(item).collect()
+    (0..).zip(lines(&path, &read(&path)?, EXPECTED)?).map(item).collect()
 }
 
 /// The items of every task whose file is in `dir`. The task names begin with `infinitebench/`.
@@ -179,7 +178,7 @@ fn prompt(form: &Form, record: &Record) -> String {
 }
 
 /// The answers as text, followed by the letter of the option that equals an answer.
-fn references(form: &Form, record: &Record, place: json::Place) -> Result<Vec<String>> {
+fn references(form: &Form, record: &Record, place: Place) -> Result<Vec<String>> {
     let mut references = match &record.answer {
         Value::Array(answers) => answers.iter().map(|answer| text_of(answer, place)).collect::<Result<Vec<_>>>()?,
         answer => vec![text_of(answer, place)?],
@@ -199,7 +198,7 @@ fn references(form: &Form, record: &Record, place: json::Place) -> Result<Vec<St
     Ok(references)
 }
 
-fn text_of(value: &Value, place: json::Place) -> Result<String> {
+fn text_of(value: &Value, place: Place) -> Result<String> {
     match value {
         Value::String(text) => Ok(text.clone()),
         Value::Number(number) => Ok(number.to_string()),

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
-use super::{json, truncate_middle};
+use super::{read, truncate_middle, whole};
 use crate::error::Result;
 use crate::score::Scorer;
 use crate::tasks::Item;
@@ -69,7 +69,7 @@ enum Length {
 /// [`crate::EvalError::Io`]; [`crate::EvalError::MalformedLine`] with the line of the first invalid record;
 /// [`crate::EvalError::Tokenizer`].
 pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
-    let records: Vec<Record> = json::whole(path, &json::read(path)?, EXPECTED)?;
+    let records: Vec<Record> = whole(path, &read(path)?, EXPECTED)?;
     let item = |(index, record): (u64, Record)| {
         let prompt = truncate_middle(tokenizer, &prompt(&record), max_tokens)?;
         // The names of the variants are the benchmark's words.
@@ -129,10 +129,9 @@ mod tests {
         assert_eq!((items.len(), item.id.as_str()), (2, "longbench_v2-100000-y"));
         assert_eq!(item.groups, ["hard", "short", "Code", "Repositories"]);
         assert_eq!((item.score("The correct answer is (B)."), item.score("The correct answer is (A).")), (1.0, 0.0));
-        assert!(
-            item.prompt.contains("\n(A) red\n(B) blue\n(C) green\n(D) grey\n")
-                && item.prompt.contains("The correct answer is (X)")
-        );
+        for part in ["\n(A) red\n(B) blue\n(C) green\n(D) grey\n", "The correct answer is (X)"] {
+            assert!(item.prompt.contains(part), "{part}");
+        }
         assert_eq!(item.max_new_tokens, 128);
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::json;
+use super::{Place, lines, read};
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
 use crate::tasks::Item;
@@ -43,7 +43,7 @@ pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
     let &(_, max_new_tokens, scorer) =
         known.ok_or_else(|| EvalError::unknown("task", TASKS.iter().map(|(name, ..)| *name), task))?;
     let path = dir.join(task).join("validation.jsonl");
-    let item = |(place, record): (json::Place, Record)| {
+    let item = |(place, record): (Place, Record)| {
         let Record { index, input, outputs, length, answer_prefix } = record;
         if outputs.is_empty() {
             return Err(place.malformed("at least one output", "none"));
@@ -58,7 +58,7 @@ pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
             ..Item::read(max_new_tokens, scorer, length)
         })
     };
-    json::lines(&path, &json::read(&path)?, EXPECTED)?.into_iter().map(item).collect()
+    lines(&path, &read(&path)?, EXPECTED)?.into_iter().map(item).collect()
 }
 
 /// The items of every task in `dir`, sorted by name. A directory holds data of one length, so all items get its largest

@@ -105,7 +105,6 @@ impl Method for S2o {
     }
 }
 
-/// Work by head from the statistics.
 pub(crate) fn head_work(stats: &AttnStats) -> Vec<HeadWork> {
     let work = |head: &HeadStats| HeadWork { visited: head.tiles_visited() as f64, causal: head.tiles_causal() };
     stats.heads.iter().map(work).collect()

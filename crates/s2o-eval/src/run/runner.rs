@@ -2,18 +2,19 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use candle_s2o::HeadWork;
-use s2o_models::{Chunk, KvCache, LoadedModel, ModelError};
+use candle_s2o::{Attention, HeadWork};
+use s2o_models::{Chunk, GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, TextStream, TokenStream};
 
-use super::answer::answer;
 use super::journal::Journal;
 use super::outcome::{Key, Outcome, SampleResult, Setting};
 use super::passage::{Passage, perplexity};
 use super::sample::Sample;
 use crate::error::{EvalError, Result};
 use crate::method::{self, Method, MethodSpec};
+use crate::score::Scorer;
 use crate::tasks::{ChatTemplate, Item};
 
 /// Upper bound of the tokens that template and answer add to a generated prompt.
@@ -269,6 +270,44 @@ fn densities(work: &BTreeMap<usize, Vec<HeadWork>>, num_layers: usize) -> (f64, 
     ((joint * known + num_layers as f64 - known) / num_layers as f64, layers)
 }
 
+/// Prefills `tokens`, then generates until the model ends its turn, `item.max_new_tokens` are generated, or the score
+/// can no longer change. The time is that of the prefill.
+fn answer(
+    model: &LoadedModel,
+    tokens: &[u32],
+    item: &Item,
+    cache: &mut KvCache,
+    method: &dyn Attention,
+    chunk: Option<usize>,
+) -> Result<(String, Duration)> {
+    let start = Instant::now();
+    let options = PrefillOptions::new().chunk(chunk);
+    let logits = model.decoder.prefill(&model.prompt(tokens)?, cache, method, options)?.last_logits()?;
+    model.decoder.device().synchronize()?;
+    let prefill = start.elapsed();
+
+    let options = GenerationOptions { max_new_tokens: item.max_new_tokens, ..GenerationOptions::default() };
+    let mut text = String::new();
+    let mut pieces = TextStream::new(&model.tokenizer);
+    for token in TokenStream::new(&model.decoder, cache, &logits, tokens, &model.eos_ids, &options)? {
+        text.push_str(&pieces.push(token?)?);
+        if let Some(end) = decided_at(item.scorer, &text) {
+            text.truncate(end);
+            return Ok((text, prefill));
+        }
+    }
+    text.push_str(&pieces.finish()?);
+    Ok((text, prefill))
+}
+
+/// Length of the part of the prediction that counts, once it is complete.
+fn decided_at(scorer: Scorer, prediction: &str) -> Option<usize> {
+    match scorer {
+        Scorer::FirstSentence => prediction.find('.').map(|stop| stop + 1),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,5 +318,12 @@ mod tests {
         let work = BTreeMap::from([(1, half(10)), (3, half(10))]);
         assert_eq!(densities(&work, 4), (0.75, vec![1.0, 0.5, 1.0, 0.5]));
         assert_eq!(densities(&BTreeMap::new(), 2), (1.0, vec![1.0, 1.0]));
+    }
+
+    #[test]
+    fn only_a_first_sentence_decides_before_the_end() {
+        assert_eq!(decided_at(Scorer::FirstSentence, " 1234567"), None);
+        assert_eq!(decided_at(Scorer::FirstSentence, " 1234567. The"), Some(9));
+        assert_eq!(decided_at(Scorer::StringMatchAll, " 1234567. The"), None);
     }
 }

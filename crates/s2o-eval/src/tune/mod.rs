@@ -27,7 +27,6 @@ pub const TAUS: [f32; 14] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05
 /// Dense attention that measures S2O on the same inputs.
 #[derive(Debug)]
 pub struct Tuner {
-    /// One configuration for each threshold.
     configs: Vec<S2oConfig>,
     /// Measurements by layer, one for each threshold.
     layers: Mutex<BTreeMap<usize, Vec<Trial>>>,
