@@ -48,8 +48,8 @@ impl Flags {
         for prompt in &prompts {
             ensure!(
                 prompt.len() >= least,
-                "prompts to tune on: expected at least {least} tokens, below which everything is dense (--dense-below), \
-             got {}",
+                "prompts to tune on: expected at least {least} tokens, below which everything is dense \
+                 (--dense-below), got {}",
                 prompt.len()
             );
             self.tuning.model.prefill("tuning", &model, prompt, &tuner)?;

@@ -44,7 +44,8 @@ impl SpargeFlags {
         config.save(&self.save)?;
 
         let conclusion = format!(
-            "mean density {:.3}, relative L1 of each head at most {} by blocks and {} with values left out; written to {}",
+            "mean density {:.3}, relative L1 of each head at most {} by blocks and {} with values left out; \
+             written to {}",
             mean(&rows, |layer| layer.density),
             self.l1,
             self.l2,
@@ -84,8 +85,8 @@ impl MInferenceFlags {
         for prompt in &prompts {
             ensure!(
                 prompt.len() > trivial,
-                "prompts to search on: expected more than {trivial} tokens, up to which a pattern attends to everything \
-             (--budget), got {}",
+                "prompts to search on: expected more than {trivial} tokens, up to which a pattern attends to \
+                 everything (--budget), got {}",
                 prompt.len()
             );
         }

@@ -36,13 +36,13 @@ pub enum Scorer {
     Substring,
     /// needle-7m: whether the prediction up to its first full stop, without surrounding spaces, is a reference.
     FirstSentence,
-    /// LongBench v2: whether the letter after `The correct answer is` is a reference. It is in parentheses if the sentence
-    /// occurs so, otherwise without them. Asterisks are ignored. An answer without this sentence is wrong.
+    /// LongBench v2: whether the letter after `The correct answer is` is a reference. It is in parentheses if the
+    /// sentence occurs so, otherwise without them. Asterisks are ignored. An answer without this sentence is wrong.
     LongbenchChoice,
     /// InfiniteBench's pass keys and numbers: whether the first run of digits equals a reference.
     FirstInteger,
-    /// InfiniteBench's key-value retrieval: whether a reference is a word of the prediction. Punctuation counts as white
-    /// space.
+    /// InfiniteBench's key-value retrieval: whether a reference is a word of the prediction. Punctuation counts as
+    /// white space.
     KeyValue,
     /// InfiniteBench's choices about books: whether the prediction chooses a reference, which may be the letter or the
     /// option's text. The choice is the first character if it is A, B, C or D; otherwise the text after `answer is:`,
@@ -53,22 +53,22 @@ pub enum Scorer {
     /// InfiniteBench's English questions: the best F1 over the references of the words that both texts share, without
     /// case, punctuation and the articles a, an, the.
     TokenF1,
-    /// InfiniteBench's Chinese questions: the best F1 over the references of the characters that both texts share, without
-    /// case, punctuation (ASCII and Chinese) and white space.
+    /// InfiniteBench's Chinese questions: the best F1 over the references of the characters that both texts share,
+    /// without case, punctuation (ASCII and Chinese) and white space.
     CharacterF1,
     /// InfiniteBench's summaries: the best ROUGE-Lsum over the references, the F-measure of the summary-level longest
-    /// common subsequences. Lines are the sentences. Words are runs of ASCII letters and digits without case and without
-    /// stemming. For each reference line, the words in a longest common subsequence with any predicted line count, each at
-    /// most as often as both texts contain it.
+    /// common subsequences. Lines are the sentences. Words are runs of ASCII letters and digits without case and
+    /// without stemming. For each reference line, the words in a longest common subsequence with any predicted line
+    /// count, each at most as often as both texts contain it.
     RougeLsum,
     /// InfiniteBench's search for a number: whether the first number, with or without decimals, equals a reference.
     MathFind,
     /// InfiniteBench's search for a bug: whether the prediction names a reference: the function with the bug, or its
-    /// letter. The first of the letters A to J that stands alone decides if it is right. Otherwise the text after `answer
-    /// is:`, `is:` or `answer:` decides.
+    /// letter. The first of the letters A to J that stands alone decides if it is right. Otherwise the text after
+    /// `answer is:`, `is:` or `answer:` decides.
     CodeDebug,
-    /// InfiniteBench's simulated code: whether the last word equals the integer of a reference. Punctuation counts as white
-    /// space.
+    /// InfiniteBench's simulated code: whether the last word equals the integer of a reference. Punctuation counts as
+    /// white space.
     CodeRun,
 }
 

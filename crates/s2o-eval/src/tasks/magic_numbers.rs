@@ -13,7 +13,8 @@ use crate::error::Result;
 use crate::score::Scorer;
 
 const CITIES: &str = "Amsterdam Athens Bogota Cairo Dakar Dublin Hanoi Havana Helsinki Istanbul Jakarta Kyoto Lagos \
-                      Lima Lisbon Manila Montreal Nairobi Oslo Prague Quito Riga Seoul Sydney Tunis Vienna Warsaw Zurich";
+                      Lima Lisbon Manila Montreal Nairobi Oslo Prague Quito Riga Seoul Sydney Tunis Vienna Warsaw \
+                      Zurich";
 
 /// One number of one city in an essay. The answer may contain it anywhere.
 pub(super) fn of_city(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
