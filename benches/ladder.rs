@@ -13,12 +13,13 @@
 mod measure;
 
 use anyhow::{Result, ensure};
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use candle_s2o::cuda::{KernelTime, dense_attn_timed, gather_attn_timed};
 use candle_s2o::{Mask, Permutation, Ranking, S2oConfig, S2oOp, SegmentLen, SegmentOrder};
 use clap::Parser;
 use measure::gpu::Gpu;
 use measure::{Machine, Place, Row, agree, causal_tflop, median};
+use s2o_eval::capture::LayerTensors;
 
 const NUM_HEADS: usize = 32;
 const NUM_KV_HEADS: usize = 8;
@@ -54,52 +55,36 @@ fn main() -> Result<()> {
     let machine = gpu.machine()?;
     println!("{}", machine.device());
     for &tokens in &arguments.tokens {
-        let problem = Problem::random(&gpu, tokens)?;
+        let tensors = gpu.random(tokens, NUM_HEADS, NUM_KV_HEADS)?;
         for ladder in [causal_ladder, full_ladder] {
-            machine.append(&ladder(&machine, &problem, arguments.repeats)?, &arguments.place)?;
+            machine.append(&ladder(&machine, &tensors, arguments.repeats)?, &arguments.place)?;
         }
     }
     for &tokens in &arguments.ranking_tokens {
-        let problem = Problem::random(&gpu, tokens)?;
+        let tensors = gpu.random(tokens, NUM_HEADS, NUM_KV_HEADS)?;
         let mut rows = Vec::new();
         for &segment_len in arguments.segments.iter().filter(|&&len| len < tokens) {
-            rows.push(ranking(&machine, &problem, segment_len, arguments.repeats)?);
+            rows.push(ranking(&machine, &tensors, segment_len, arguments.repeats)?);
         }
         machine.append(&rows, &arguments.place)?;
     }
     Ok(())
 }
 
-struct Problem {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: f32,
+/// Dense attention and the time of its kernel.
+fn dense(LayerTensors { q, k, v, softmax_scale, .. }: &LayerTensors, mask: Mask) -> Result<Timed> {
+    total(dense_attn_timed(q, k, v, *softmax_scale, mask)?, |_| true)
 }
 
-impl Problem {
-    fn random(gpu: &Gpu, tokens: usize) -> Result<Self> {
-        let random = |heads| -> Result<Tensor> {
-            Ok(Tensor::randn(0f32, 1.0, (1, tokens, heads, HEAD_DIM), &gpu.device)?.to_dtype(DType::BF16)?)
-        };
-        let (q, k, v) = (random(NUM_HEADS)?, random(NUM_KV_HEADS)?, random(NUM_KV_HEADS)?);
-        Ok(Self { q, k, v, scale: (HEAD_DIM as f32).sqrt().recip() })
-    }
+/// S2O and the time of the kernels that `counts` selects.
+fn s2o(tensors: &LayerTensors, op: &S2oOp, counts: fn(&KernelTime) -> bool) -> Result<Timed> {
+    total(op.clone().apply_timed(&tensors.q, &tensors.k, &tensors.v)?, counts)
+}
 
-    /// Dense attention and the time of its kernel.
-    fn dense(&self, mask: Mask) -> Result<Timed> {
-        total(dense_attn_timed(&self.q, &self.k, &self.v, self.scale, mask)?, |_| true)
-    }
-
-    /// S2O and the time of the kernels that `counts` selects.
-    fn s2o(&self, op: &S2oOp, counts: fn(&KernelTime) -> bool) -> Result<Timed> {
-        total(op.clone().apply_timed(&self.q, &self.k, &self.v)?, counts)
-    }
-
-    /// Attention to all keys in the orders of the heads, and the time of its kernel.
-    fn gather(&self, orders: &[Permutation], tau: f32) -> Result<Timed> {
-        total(gather_attn_timed(&self.q, &self.k, &self.v, self.scale, orders, tau)?, |_| true)
-    }
+/// Attention to all keys in the orders of the heads, and the time of its kernel.
+fn gather(tensors: &LayerTensors, orders: &[Permutation], tau: f32) -> Result<Timed> {
+    let LayerTensors { q, k, v, softmax_scale, .. } = tensors;
+    total(gather_attn_timed(q, k, v, *softmax_scale, orders, tau)?, |_| true)
 }
 
 /// An output and its time in milliseconds.
@@ -132,23 +117,23 @@ fn natural(tokens: usize, segment_len: usize) -> Ranking {
 /// A step of the ladder: its name, its threshold and its function.
 type Step<'a> = (&'static str, f32, Box<dyn Fn() -> Result<Timed> + 'a>);
 
-fn causal_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
-    let (tokens, segment_len) = (problem.q.dim(1)?, 2048);
+fn causal_ladder(machine: &Machine, tensors: &LayerTensors, repeats: usize) -> Result<Vec<Row>> {
+    let (tokens, segment_len) = (tensors.q.dim(1)?, 2048);
     let attends = |kernel: &KernelTime| kernel.kernel.starts_with("single_pass");
-    let never_asks = S2oOp::new(problem.scale, config(segment_len, 0.0)?);
-    let never_true = S2oOp::new(problem.scale, config(segment_len, NEVER)?);
+    let never_asks = S2oOp::new(tensors.softmax_scale, config(segment_len, 0.0)?);
+    let never_true = S2oOp::new(tensors.softmax_scale, config(segment_len, NEVER)?);
     let natural = never_asks.clone().with_ranking(natural(tokens, segment_len));
     let steps: [Step<'_>; 3] = [
-        ("B natural order gathered", 0.0, Box::new(move || problem.s2o(&natural, attends))),
-        ("C ranked order gathered", 0.0, Box::new(move || problem.s2o(&never_asks, attends))),
-        ("D stop asked, never true", NEVER, Box::new(move || problem.s2o(&never_true, attends))),
+        ("B natural order gathered", 0.0, Box::new(move || s2o(tensors, &natural, attends))),
+        ("C ranked order gathered", 0.0, Box::new(move || s2o(tensors, &never_asks, attends))),
+        ("D stop asked, never true", NEVER, Box::new(move || s2o(tensors, &never_true, attends))),
     ];
-    let tflop = causal_tflop(&problem.q, &problem.k)?;
-    climb(machine, problem, "A dense", || problem.dense(Mask::Causal), steps, tflop, repeats)
+    let tflop = causal_tflop(&tensors.q, &tensors.k)?;
+    climb(machine, tensors, "A dense", || dense(tensors, Mask::Causal), steps, tflop, repeats)
 }
 
-fn full_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<Vec<Row>> {
-    let tokens = problem.q.dim(1)?;
+fn full_ladder(machine: &Machine, tensors: &LayerTensors, repeats: usize) -> Result<Vec<Row>> {
+    let tokens = tensors.q.dim(1)?;
     let natural: Vec<Permutation> = (0..NUM_HEADS).map(|_| Permutation::identity(tokens)).collect();
     let scattered: Result<Vec<Permutation>, _> = (0..NUM_HEADS as u64)
         // Neighbours end up far apart. This is a permutation unless 7919 divides the length.
@@ -158,25 +143,25 @@ fn full_ladder(machine: &Machine, problem: &Problem, repeats: usize) -> Result<V
         .collect();
     let scattered = &scattered?;
     let steps: [Step<'_>; 3] = [
-        ("B natural order gathered, not causal", 0.0, Box::new(move || problem.gather(&natural, 0.0))),
-        ("C scattered order gathered, not causal", 0.0, Box::new(move || problem.gather(scattered, 0.0))),
-        ("D stop asked, never true, not causal", NEVER, Box::new(move || problem.gather(scattered, NEVER))),
+        ("B natural order gathered, not causal", 0.0, Box::new(move || gather(tensors, &natural, 0.0))),
+        ("C scattered order gathered, not causal", 0.0, Box::new(move || gather(tensors, scattered, 0.0))),
+        ("D stop asked, never true, not causal", NEVER, Box::new(move || gather(tensors, scattered, NEVER))),
     ];
     let tflop = 4e-12 * (tokens * tokens * NUM_HEADS * HEAD_DIM) as f64;
-    climb(machine, problem, "A dense, not causal", || problem.dense(Mask::Full), steps, tflop, repeats)
+    climb(machine, tensors, "A dense, not causal", || dense(tensors, Mask::Full), steps, tflop, repeats)
 }
 
 /// Checks each step against dense attention, then times it alternating with dense attention.
 fn climb(
     machine: &Machine,
-    problem: &Problem,
+    tensors: &LayerTensors,
     baseline: &'static str,
     dense: impl Fn() -> Result<Timed>,
     steps: [Step<'_>; 3],
     tflop: f64,
     repeats: usize,
 ) -> Result<Vec<Row>> {
-    let tokens = problem.q.dim(1)?;
+    let tokens = tensors.q.dim(1)?;
     let (exact, _) = dense()?;
     let mut rows = Vec::new();
     for (method, tau, step) in steps {
@@ -194,30 +179,22 @@ fn climb(
             "{tokens:7}  {method:38} {ms:9.3} ms  {tflops:6.1} TF/s, {baseline} {dense_ms:9.3} ms: x{:.3}",
             ms / dense_ms
         );
-        rows.push(Row {
-            segment: "2048".into(),
-            tau: Some(tau),
-            density: Some(1.0),
-            ms,
-            tflops: Some(tflops),
-            baseline: baseline.into(),
-            baseline_ms: Some(dense_ms),
-            ratio: Some(dense_ms / ms),
-            ..machine.row("ladder", method, &problem.q, &problem.k)?
-        });
+        let row = machine.row("ladder", method, &tensors.q, &tensors.k)?;
+        let (segment, density, tflops) = ("2048".to_owned(), Some(1.0), Some(tflops));
+        rows.push(Row { segment, tau: Some(tau), density, tflops, ..row }.against(baseline, ms, dense_ms));
     }
     Ok(rows)
 }
 
-fn ranking(machine: &Machine, problem: &Problem, segment_len: usize, repeats: usize) -> Result<Row> {
+fn ranking(machine: &Machine, tensors: &LayerTensors, segment_len: usize, repeats: usize) -> Result<Row> {
     let ranks = |kernel: &KernelTime| matches!(kernel.kernel, "moments" | "scores" | "sort");
-    let op = S2oOp::new(problem.scale, config(segment_len, S2oConfig::default().tau())?);
-    problem.s2o(&op, ranks)?;
-    let times: Result<Vec<f64>> = (0..repeats).map(|_| Ok(problem.s2o(&op, ranks)?.1)).collect();
+    let op = S2oOp::new(tensors.softmax_scale, config(segment_len, S2oConfig::default().tau())?);
+    s2o(tensors, &op, ranks)?;
+    let times: Result<Vec<f64>> = (0..repeats).map(|_| Ok(s2o(tensors, &op, ranks)?.1)).collect();
     let ms = median(times?);
     ensure!(ms > 0.0, "no ranking kernel ran");
-    let tokens = problem.q.dim(1)?;
+    let tokens = tensors.q.dim(1)?;
     println!("{tokens:7}  ranking, S {segment_len:4}             {ms:9.3} ms");
     let segment = segment_len.to_string();
-    Ok(Row { segment, ms, ..machine.row("ladder ranking", "ranking", &problem.q, &problem.k)? })
+    Ok(Row { segment, ms, ..machine.row("ladder ranking", "ranking", &tensors.q, &tensors.k)? })
 }

@@ -18,9 +18,11 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use candle_core::{Device, Tensor};
-use candle_s2o::{Attention, Dense, PrefillCall};
+use candle_s2o::{Attention, Dense};
 use clap::Parser;
-use measure::{Machine, Row, causal_tflop, limit_threads, median, relative_error};
+use measure::{Machine, Row, causal_tflop, median, relative_error};
+use s2o_eval::capture::LayerTensors;
+use s2o_eval::limit_threads;
 use s2o_eval::method::{self, MethodSpec, Timed};
 
 /// Times the methods and appends to benches/record/.
@@ -45,14 +47,6 @@ struct Arguments {
     bench: bool,
 }
 
-/// The tensors of one length.
-struct Problem {
-    call: PrefillCall,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-}
-
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     limit_threads(arguments.threads);
@@ -65,9 +59,7 @@ fn main() -> Result<()> {
         arguments.methods
     };
     for tokens in arguments.tokens {
-        let ([q, k, v], softmax_scale) = tensors::stacked(tokens, &device)?;
-        let call = PrefillCall { layer: 0, softmax_scale, prompt_len: q.dim(1)? };
-        let rows = compare(&machine, &Problem { call, q, k, v }, &specs, arguments.repeats.get())?;
+        let rows = compare(&machine, &tensors::stacked(tokens, &device)?, &specs, arguments.repeats.get())?;
         println!("{}", machine.append(&rows, &arguments.place)?.display());
     }
     Ok(())
@@ -87,19 +79,18 @@ fn place() -> Result<(Device, Machine)> {
 
 /// Exact attention of another implementation if the build has one, otherwise ours.
 #[cfg(feature = "flash-attn")]
-fn baseline(problem: &Problem) -> Result<(&'static str, Tensor)> {
-    let Problem { call, q, k, v } = problem;
-    Ok(("candle-flash-attn 0.11.1", candle_flash_attn::flash_attn(q, k, v, call.softmax_scale, true)?))
+fn baseline(LayerTensors { q, k, v, softmax_scale, .. }: &LayerTensors) -> Result<(&'static str, Tensor)> {
+    Ok(("candle-flash-attn 0.11.1", candle_flash_attn::flash_attn(q, k, v, *softmax_scale, true)?))
 }
 
 #[cfg(not(feature = "flash-attn"))]
-fn baseline(problem: &Problem) -> Result<(&'static str, Tensor)> {
-    let Problem { call, q, k, v } = problem;
-    Ok(("dense", Dense.prefill(call, q, k, v)?))
+fn baseline(tensors: &LayerTensors) -> Result<(&'static str, Tensor)> {
+    Ok(("dense", Dense.prefill(&tensors.call()?, &tensors.q, &tensors.k, &tensors.v)?))
 }
 
-fn compare(machine: &Machine, problem: &Problem, specs: &[MethodSpec], repeats: usize) -> Result<Vec<Row>> {
-    let Problem { call, q, k, v } = problem;
+fn compare(machine: &Machine, tensors: &LayerTensors, specs: &[MethodSpec], repeats: usize) -> Result<Vec<Row>> {
+    let LayerTensors { q, k, v, .. } = tensors;
+    let call = &tensors.call()?;
     let tokens = call.prompt_len;
     let exact = Dense.prefill(call, q, k, v)?;
     let methods = specs.iter().map(MethodSpec::build).collect::<Result<Vec<_>, _>>()?;
@@ -119,7 +110,7 @@ fn compare(machine: &Machine, problem: &Problem, specs: &[MethodSpec], repeats: 
     let (mut baseline_times, mut name) = (Vec::new(), "");
     for _ in 0..repeats {
         let start = Instant::now();
-        let (by, out) = baseline(problem)?;
+        let (by, out) = baseline(tensors)?;
         out.device().synchronize()?;
         baseline_times.push(start.elapsed().as_secs_f64() * 1e3);
         name = by;
@@ -142,16 +133,10 @@ fn compare(machine: &Machine, problem: &Problem, specs: &[MethodSpec], repeats: 
             baseline_ms / whole
         );
         for (phase, ms) in [("", whole), (", selection", selection), (", attention", attention)] {
-            rows.push(Row {
-                density: Some(density),
-                error: Some(error),
-                ms,
-                tflops: (phase != ", selection").then(|| density * tflop / ms * 1e3),
-                baseline: name.into(),
-                baseline_ms: Some(baseline_ms),
-                ratio: Some(baseline_ms / ms),
-                ..machine.row("methods", &format!("{spec}{phase}"), q, k)?
-            });
+            let tflops = (phase != ", selection").then(|| density * tflop / ms * 1e3);
+            let row = machine.row("methods", &format!("{spec}{phase}"), q, k)?;
+            let row = Row { density: Some(density), error: Some(error), tflops, ..row };
+            rows.push(row.against(name, ms, baseline_ms));
         }
     }
     Ok(rows)

@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use candle_core::{Device, Tensor};
 use candle_nn::attention::{AttnMask, flash_attn};
 use candle_s2o::{Mask, S2oConfig, dense_attn, s2o_attn_with_stats};
+use s2o_eval::capture::LayerTensors;
 
 use crate::measure::{Machine, Row, agree, causal_tflop, pair, relative_error};
 use crate::tensors::captured;
@@ -18,17 +19,10 @@ pub fn dense(machine: &Machine, repeats: usize) -> Result<Row> {
     let candle = || flash_attn::<f32>(&q, &k, &v, scale, AttnMask::causal_with_offset(0), None, None);
     agree("dense", &ours()?, &candle()?.transpose(1, 2)?, 1e-5)?;
     let (ms, baseline_ms) = pair(repeats, || Ok(ours().map(drop)?), || Ok(candle().map(drop)?))?;
-    let row = Row {
-        ms,
-        tflops: Some(causal_tflop(&q, &k)? / ms * 1e3),
-        baseline: "candle_nn::attention::flash_attn".into(),
-        baseline_ms: Some(baseline_ms),
-        ratio: Some(baseline_ms / ms),
-        density: Some(1.0),
-        ..machine.row("dense", "dense", &q, &k)?
-    };
     println!("dense   8192 tokens  {ms:9.1} ms, Candle {baseline_ms:9.1} ms: {:.1}x", baseline_ms / ms);
-    Ok(row)
+    let tflops = Some(causal_tflop(&q, &k)? / ms * 1e3);
+    let row = Row { tflops, density: Some(1.0), ..machine.row("dense", "dense", &q, &k)? };
+    Ok(row.against("candle_nn::attention::flash_attn", ms, baseline_ms))
 }
 
 /// S2O against our dense, layer by layer.
@@ -36,7 +30,7 @@ pub fn s2o(machine: &Machine, repeats: usize, layers: &[usize], bench: &str, tok
     let config = S2oConfig::builder().dense_below(0).build()?;
     let mut rows = Vec::new();
     let mut sums = (0.0, 0.0, 0.0);
-    for (layer, [q, k, v], scale) in captured(tokens, layers, &Device::Cpu)? {
+    for LayerTensors { layer, q, k, v, softmax_scale: scale } in captured(tokens, layers, &Device::Cpu)? {
         let never_stops = config.to_builder().tau(0.0).build()?;
         let exact = dense_attn(&q, &k, &v, scale, Mask::Causal)?;
         agree("S2O that never stops", &s2o_attn_with_stats(&q, &k, &v, scale, &never_stops)?.0, &exact, 1e-5)?;
@@ -55,18 +49,15 @@ pub fn s2o(machine: &Machine, repeats: usize, layers: &[usize], bench: &str, tok
             ratio * density
         );
         sums = (sums.0 + ms, sums.1 + baseline_ms, sums.2 + density);
-        rows.push(Row {
+        let row = Row {
             segment: config.segment_len().resolve(tokens).to_string(),
             tau: Some(config.tau()),
             density: Some(density),
             error: Some(error),
-            ms,
             tflops: Some(density * causal_tflop(&q, &k)? / ms * 1e3),
-            baseline: "dense_attn".into(),
-            baseline_ms: Some(baseline_ms),
-            ratio: Some(ratio),
             ..machine.row(bench, &format!("s2o needle-7m layer {layer}"), &q, &k)?
-        });
+        };
+        rows.push(row.against("dense_attn", ms, baseline_ms));
     }
     let (ratio, density) = (sums.1 / sums.0, sums.2 / rows.len() as f64);
     println!(

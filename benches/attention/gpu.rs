@@ -1,17 +1,22 @@
 //! Dense attention and S2O on an NVIDIA GPU, in bf16, against candle-flash-attn and PyTorch's cuDNN attention, on the
 //! tensors of a trained model and on random tensors (near-uniform attention: the worst case).
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Result, ensure};
-use candle_core::{DType, Tensor};
+use anyhow::{Context, Result, ensure};
+#[cfg(feature = "flash-attn")]
+use candle_core::DType;
+use candle_core::Tensor;
 use candle_s2o::{Mask, S2oConfig, dense_attn, s2o_attn, s2o_attn_with_stats};
 use clap::Args;
+use half::bf16;
+use s2o_eval::capture::LayerTensors;
 
 use crate::measure::gpu::Gpu;
 use crate::measure::{Machine, Place, Row, agree, causal_tflop, relative_error};
 use crate::tensors::stacked;
-use crate::torch::Torch;
 
 /// Default prompt lengths in units of 1024 tokens.
 const LENGTHS: [usize; 6] = [8, 32, 64, 128, 256, 512];
@@ -40,55 +45,38 @@ enum Source {
     Random,
 }
 
-/// Queries, keys and values of one comparison.
-struct Problem {
-    source: Source,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: f32,
+impl Source {
+    fn tensors(self, tokens: usize, gpu: &Gpu) -> Result<LayerTensors> {
+        match self {
+            Self::Trained => stacked(tokens, &gpu.device),
+            Self::Random => gpu.random(tokens, 32, 8),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Trained => "needle-7m layers",
+            Self::Random => "random",
+        }
+    }
 }
 
-impl Problem {
-    fn new(source: Source, tokens: usize, gpu: &Gpu) -> Result<Self> {
-        match source {
-            Source::Trained => {
-                let ([q, k, v], scale) = stacked(tokens, &gpu.device)?;
-                Ok(Self { source, q, k, v, scale })
-            }
-            Source::Random => {
-                let random = |heads| -> Result<Tensor> {
-                    Ok(Tensor::randn(0f32, 1.0, (1, tokens, heads, 128), &gpu.device)?.to_dtype(DType::BF16)?)
-                };
-                Ok(Self { source, q: random(32)?, k: random(8)?, v: random(8)?, scale: 128f32.sqrt().recip() })
-            }
-        }
-    }
+fn dense(LayerTensors { q, k, v, softmax_scale, .. }: &LayerTensors) -> Result<Tensor> {
+    Ok(dense_attn(q, k, v, *softmax_scale, Mask::Causal)?)
+}
 
-    fn name(&self) -> &'static str {
-        match self.source {
-            Source::Trained => "needle-7m layers",
-            Source::Random => "random",
-        }
-    }
+fn s2o(LayerTensors { q, k, v, softmax_scale, .. }: &LayerTensors, config: &S2oConfig) -> Result<Tensor> {
+    Ok(s2o_attn(q, k, v, *softmax_scale, config)?)
+}
 
-    fn dense(&self) -> Result<Tensor> {
-        Ok(dense_attn(&self.q, &self.k, &self.v, self.scale, Mask::Causal)?)
-    }
+#[cfg(feature = "flash-attn")]
+fn flash(LayerTensors { q, k, v, softmax_scale, .. }: &LayerTensors) -> Result<Option<Tensor>> {
+    Ok(Some(candle_flash_attn::flash_attn(q, k, v, *softmax_scale, true)?))
+}
 
-    fn s2o(&self, config: &S2oConfig) -> Result<Tensor> {
-        Ok(s2o_attn(&self.q, &self.k, &self.v, self.scale, config)?)
-    }
-
-    #[cfg(feature = "flash-attn")]
-    fn flash(&self) -> Result<Option<Tensor>> {
-        Ok(Some(candle_flash_attn::flash_attn(&self.q, &self.k, &self.v, self.scale, true)?))
-    }
-
-    #[cfg(not(feature = "flash-attn"))]
-    fn flash(&self) -> Result<Option<Tensor>> {
-        Ok(None)
-    }
+#[cfg(not(feature = "flash-attn"))]
+fn flash(_: &LayerTensors) -> Result<Option<Tensor>> {
+    Ok(None)
 }
 
 /// The error of our dense attention against f64 must be at most twice that of candle-flash-attn on the same tensors.
@@ -138,7 +126,7 @@ pub fn run(arguments: &GpuArguments, tokens: &[usize], repeats: usize, place: &P
         for source in [Source::Trained, Source::Random] {
             let exists = source == Source::Random || tokens <= LONGEST_TRAINED;
             if exists && arguments.tensors.is_none_or(|only| only == source) {
-                let rows = compare(&gpu, &machine, &Problem::new(source, tokens, &gpu)?, arguments, repeats)?;
+                let rows = compare(&gpu, &machine, source, &source.tensors(tokens, &gpu)?, arguments, repeats)?;
                 machine.append(&rows, place)?;
             }
         }
@@ -146,7 +134,6 @@ pub fn run(arguments: &GpuArguments, tokens: &[usize], repeats: usize, place: &P
     Ok(())
 }
 
-/// A configuration of S2O.
 struct Method {
     name: String,
     config: S2oConfig,
@@ -157,17 +144,19 @@ struct Method {
 fn compare(
     gpu: &Gpu,
     machine: &Machine,
-    problem: &Problem,
+    source: Source,
+    tensors: &LayerTensors,
     arguments: &GpuArguments,
     repeats: usize,
 ) -> Result<Vec<Row>> {
-    let tokens = problem.q.dim(1)?;
-    let exact = problem.dense()?;
-    if let Some(flash) = problem.flash()? {
+    let LayerTensors { q, k, v, softmax_scale, .. } = tensors;
+    let (tokens, from) = (q.dim(1)?, source.name());
+    let exact = dense(tensors)?;
+    if let Some(flash) = flash(tensors)? {
         agree("our dense against candle-flash-attn", &exact, &flash, 1e-2)?;
     }
     let never_stops = S2oConfig::builder().tau(0.0).build()?;
-    agree("S2O that never stops", &problem.s2o(&never_stops)?, &exact, 1e-2)?;
+    agree("S2O that never stops", &s2o(tensors, &never_stops)?, &exact, 1e-2)?;
 
     let mut configs = vec![("default".to_owned(), S2oConfig::default()), ("paper".to_owned(), S2oConfig::paper())];
     for &tau in &arguments.tau {
@@ -175,27 +164,21 @@ fn compare(
     }
     let mut methods = Vec::new();
     for (name, config) in configs {
-        let (out, stats) = s2o_attn_with_stats(&problem.q, &problem.k, &problem.v, problem.scale, &config)?;
+        let (out, stats) = s2o_attn_with_stats(q, k, v, *softmax_scale, &config)?;
         // With near-uniform attention the skipped keys matter as much as the others, so only NaN is an error.
         let error = relative_error(&out, &exact)?;
-        let most = if problem.source == Source::Trained { 0.5 } else { f64::MAX };
+        let most = if source == Source::Trained { 0.5 } else { f64::MAX };
         ensure!(error <= most, "{name}: relative error {error}: not timed");
-        println!("{tokens:7} {:17} {name:10} density {:.4} relative error {error:.4}", problem.name(), stats.density());
+        println!("{tokens:7} {from:17} {name:10} density {:.4} relative error {error:.4}", stats.density());
         methods.push(Method { name, config, density: stats.density(), error });
     }
     drop(exact);
 
-    let cudnn_ms = match &arguments.torch {
-        Some(python) => {
-            let torch = Torch { python: python.clone() };
-            Some(torch.cudnn_ms([&problem.q, &problem.k, &problem.v], problem.scale, true, repeats)?)
-        }
-        None => None,
-    };
-    let mut flash = || problem.flash().map(drop);
-    let mut dense = || problem.dense().map(drop);
-    let mut sparse: Vec<_> = methods.iter().map(|method| || problem.s2o(&method.config).map(drop)).collect();
-    let mut contestants: Vec<&mut dyn FnMut() -> Result<()>> = vec![&mut flash, &mut dense];
+    let cudnn_ms = arguments.torch.as_deref().map(|python| cudnn_ms(python, tensors, repeats)).transpose()?;
+    let mut run_flash = || flash(tensors).map(drop);
+    let mut run_dense = || dense(tensors).map(drop);
+    let mut sparse: Vec<_> = methods.iter().map(|method| || s2o(tensors, &method.config).map(drop)).collect();
+    let mut contestants: Vec<&mut dyn FnMut() -> Result<()>> = vec![&mut run_flash, &mut run_dense];
     contestants.extend(sparse.iter_mut().map(|run| run as &mut dyn FnMut() -> Result<()>));
     let medians = gpu.medians(repeats, &mut contestants)?;
 
@@ -203,42 +186,53 @@ fn compare(
     let baselines = [("candle-flash-attn 0.11.1", flash_ms), ("PyTorch SDPA, cuDNN", cudnn_ms)];
     for (name, ms) in &baselines {
         if let Some(ms) = ms {
-            println!("{tokens:7} {:17} {name:24} {ms:9.3} ms", problem.name());
+            println!("{tokens:7} {from:17} {name:24} {ms:9.3} ms");
         }
     }
-    let dense = Method { name: "dense".into(), config: S2oConfig::default(), density: 1.0, error: 0.0 };
-    let tflop = causal_tflop(&problem.q, &problem.k)?;
+    let exact = Method { name: "dense".into(), config: S2oConfig::default(), density: 1.0, error: 0.0 };
+    let tflop = causal_tflop(q, k)?;
     let mut rows = Vec::new();
-    for (method, &ms) in std::iter::once(&dense).chain(&methods).zip(&medians[1..]) {
+    for (method, &ms) in std::iter::once(&exact).chain(&methods).zip(&medians[1..]) {
         let tflops = method.density * tflop / ms * 1e3;
-        print!(
-            "{tokens:7} {:17} {:10} {ms:9.3} ms  {tflops:6.1} TF/s of what is computed",
-            problem.name(),
-            method.name
-        );
-        let is_dense = std::ptr::eq(method, &dense);
+        print!("{tokens:7} {from:17} {:10} {ms:9.3} ms  {tflops:6.1} TF/s of what is computed", method.name);
+        let is_dense = std::ptr::eq(method, &exact);
         for (baseline, baseline_ms) in baselines {
             let Some(baseline_ms) = baseline_ms else { continue };
             print!("  x{:.2} {baseline}", baseline_ms / ms);
-            rows.push(Row {
+            let row = Row {
                 segment: if is_dense { String::new() } else { method.config.segment_len().resolve(tokens).to_string() },
                 tau: (!is_dense).then(|| method.config.tau()),
                 density: Some(method.density),
                 error: (!is_dense).then_some(method.error),
-                ms,
                 tflops: Some(tflops),
-                baseline: baseline.into(),
-                baseline_ms: Some(baseline_ms),
-                ratio: Some(baseline_ms / ms),
-                ..machine.row(
-                    "attention gpu",
-                    &format!("{}, {}", method.name, problem.name()),
-                    &problem.q,
-                    &problem.k,
-                )?
-            });
+                ..machine.row("attention gpu", &format!("{}, {from}", method.name), q, k)?
+            };
+            rows.push(row.against(baseline, ms, baseline_ms));
         }
         println!();
     }
     Ok(rows)
+}
+
+/// Median milliseconds of causal attention on bf16 tensors by PyTorch's cuDNN attention, in a separate process on the
+/// same GPU.
+fn cudnn_ms(python: &Path, tensors: &LayerTensors, repeats: usize) -> Result<f64> {
+    let LayerTensors { q, k, v, softmax_scale, .. } = tensors;
+    let directory = tempfile::tempdir_in(if PathBuf::from("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" })?;
+    for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+        let values = tensor.flatten_all()?.to_vec1::<bf16>()?;
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_bits().to_ne_bytes()).collect();
+        fs::write(directory.path().join(name), bytes)?;
+    }
+    let (_, len, heads, head_dim) = q.dims4()?;
+    let output = Command::new(python)
+        .arg("-c")
+        .arg(include_str!("sdpa.py"))
+        .arg(directory.path())
+        .args([len, heads, k.dim(2)?, head_dim, repeats].map(|n| n.to_string()))
+        .args([softmax_scale.to_string(), "1".to_owned()])
+        .output()
+        .with_context(|| format!("running {}", python.display()))?;
+    ensure!(output.status.success(), "PyTorch: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?.trim().parse()?)
 }

@@ -14,14 +14,13 @@ mod gpu;
 mod measure;
 #[allow(dead_code, reason = "the GPU benchmark stacks the layers")]
 mod tensors;
-#[cfg(feature = "cuda")]
-mod torch;
 
 use std::num::NonZeroUsize;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use measure::{Machine, limit_threads};
+use measure::Machine;
+use s2o_eval::limit_threads;
 
 /// Times attention and appends to benches/record/.
 #[derive(Debug, Parser)]

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use candle_core::Device;
+use candle_core::{DType, Device, Tensor};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+use s2o_eval::capture::LayerTensors;
 use s2o_eval::provenance::{Provenance, first_line_of};
 
 use super::{Machine, median};
@@ -27,6 +28,15 @@ impl Gpu {
     pub fn machine(&self) -> Result<Machine> {
         let driver = first_line_of("nvidia-smi", &["--query-gpu=driver_version", "--format=csv,noheader"]);
         Ok(Machine(Provenance { device: self.stream.context().name()?, driver, ..Machine::here().0 }))
+    }
+
+    /// Normal random values in bf16, (1, tokens, `num_heads` or `num_kv_heads`, 128).
+    pub fn random(&self, tokens: usize, num_heads: usize, num_kv_heads: usize) -> Result<LayerTensors> {
+        let random = |heads| -> Result<Tensor> {
+            Ok(Tensor::randn(0f32, 1.0, (1, tokens, heads, 128), &self.device)?.to_dtype(DType::BF16)?)
+        };
+        let (q, k, v) = (random(num_heads)?, random(num_kv_heads)?, random(num_kv_heads)?);
+        Ok(LayerTensors { layer: 0, q, k, v, softmax_scale: 128f32.sqrt().recip() })
     }
 
     pub fn context(&self) -> &Arc<CudaContext> {

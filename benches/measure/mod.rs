@@ -7,7 +7,6 @@
 pub mod gpu;
 
 use std::fs::{self, OpenOptions};
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -18,7 +17,6 @@ pub use s2o_eval::metrics::median;
 use s2o_eval::provenance::{Provenance, cpu};
 use serde::Serialize;
 
-/// One measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     pub date: String,
@@ -46,21 +44,19 @@ pub struct Row {
     pub command: String,
 }
 
-/// Destination of the rows.
+impl Row {
+    /// The row with its time and that of the baseline that ran in turns with it.
+    pub fn against(self, baseline: &str, ms: f64, baseline_ms: f64) -> Self {
+        let (baseline, ratio) = (baseline.to_owned(), Some(baseline_ms / ms));
+        Self { ms, baseline, baseline_ms: Some(baseline_ms), ratio, ..self }
+    }
+}
+
 #[derive(Debug, Clone, Args)]
 pub struct Place {
     /// Directory of the records.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/record"))]
     pub record: PathBuf,
-}
-
-/// Limits every thread pool of the process.
-pub fn limit_threads(threads: NonZeroUsize) {
-    // Candle has a pool next to Rayon's, and both take their size from the environment when they are first used.
-    for variable in ["RAYON_NUM_THREADS", "CANDLE_NUM_THREADS"] {
-        // SAFETY: main calls this before anything else, so there is no other thread that could read the environment.
-        unsafe { std::env::set_var(variable, threads.to_string()) };
-    }
 }
 
 /// Provenance of the benchmark, the same in every row.
@@ -80,11 +76,6 @@ impl Machine {
             command = format!("{command} -- {}", arguments.join(" "));
         }
         Self(Provenance::here(cpu(), command))
-    }
-
-    /// The same machine, with the command of a program that is not a cargo benchmark.
-    pub fn with_command(self, command: String) -> Self {
-        Self(Provenance { command, ..self.0 })
     }
 
     /// The device, as rows name it.

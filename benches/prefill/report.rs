@@ -154,14 +154,7 @@ impl<'a> Report<'a> {
                 .into_iter()
                 .filter(|base| *base != m.method && m.method != Method::Stock)
                 .filter_map(|base| measured.iter().find(|other| other.method == base));
-            let against: Vec<Row> = baselines
-                .map(|base| Row {
-                    baseline: base.method.name().to_owned(),
-                    baseline_ms: Some(base.ms),
-                    ratio: Some(base.ms / m.ms),
-                    ..whole()
-                })
-                .collect();
+            let against: Vec<Row> = baselines.map(|base| whole().against(base.method.name(), m.ms, base.ms)).collect();
             if against.is_empty() {
                 rows.push(whole());
             }

@@ -5,12 +5,10 @@ use std::io::IsTerminal;
 use comfy_table::presets::{ASCII_BORDERS_ONLY_CONDENSED, UTF8_BORDERS_ONLY};
 use comfy_table::{Attribute, Cell, CellAlignment, Table};
 
-/// The style of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// Colours and box characters.
     Terminal,
-    /// ASCII, no escape codes.
     Plain,
 }
 
@@ -36,6 +34,11 @@ impl Look {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table
+    }
+
+    /// Separates text from the progress bars above it.
+    pub fn gap(self) -> &'static str {
+        if self == Self::Terminal { "\n" } else { "" }
     }
 
     /// A bar that is `share` (0 to 1) of `width` full.

@@ -60,7 +60,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let program = Program::parse();
-    machine::limit_threads(program.threads);
+    if let Some(threads) = program.threads {
+        s2o_eval::limit_threads(threads);
+    }
     progress::init(program.quiet);
     exit::with(match &program.command {
         Command::Prefill(flags) => flags.run(),

@@ -5,9 +5,11 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
+use candle_s2o::Attention;
 use clap::{Args, ValueEnum};
+use s2o_eval::capture::{LayerTensors, capture};
 use s2o_models::weights::synthetic::{Profile, Synthetic};
-use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource};
+use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
 
 use crate::progress;
 
@@ -83,6 +85,29 @@ impl ModelFlags {
     pub fn load(&self) -> Result<LoadedModel> {
         self.load.load()
     }
+
+    /// Prefills a prompt with `attention`, for its effects.
+    pub fn prefill(&self, phase: &str, model: &LoadedModel, prompt: &[u32], attention: &dyn Attention) -> Result<()> {
+        let tokens = model.prompt(prompt)?;
+        let mut cache = model.decoder.new_cache(1, prompt.len())?;
+        progress::during(phase, prompt.len(), "tokens", |report| {
+            let options = PrefillOptions::new().chunk(self.chunk).num_logits(0).on_progress(report);
+            Ok(model.decoder.prefill(&tokens, &mut cache, attention, options).map(drop)?)
+        })
+    }
+
+    /// Prefills a prompt densely and returns queries, keys and values of some layers.
+    pub fn capture(
+        &self,
+        phase: &str,
+        model: &LoadedModel,
+        prompt: &[u32],
+        layers: &[usize],
+    ) -> Result<Vec<LayerTensors>> {
+        Ok(progress::during(phase, prompt.len(), "tokens", |report| {
+            capture(model, prompt, self.chunk, layers, report)
+        })?)
+    }
 }
 
 impl LoadFlags {
@@ -107,14 +132,7 @@ impl LoadFlags {
             tokenizer: self.tokenizer_file.clone(),
             ..LoadOptions::default()
         };
-        let phase = progress::start("loading", 0, "layers");
-        let mut report = |done: usize, all: usize| {
-            phase.set_len(all);
-            phase.set(done);
-        };
-        let model = source.load(&options, Some(&mut report))?;
-        phase.finish();
-        Ok(model)
+        Ok(progress::during("loading", 0, "layers", |report| source.load(&options, Some(report)))?)
     }
 
     /// Whether the weights are synthetic, so that only time can be measured.

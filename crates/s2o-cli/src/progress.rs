@@ -10,7 +10,6 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Time between the lines of a phase, in seconds.
 const LINE_SECONDS: u64 = 10;
 
-/// The form of the progress output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Look {
     Bars,
@@ -29,7 +28,6 @@ pub fn init(quiet: bool) {
     });
 }
 
-/// A phase and its progress.
 #[derive(Debug)]
 pub struct Progress {
     /// Hidden unless bars are shown. It always counts steps and time.
@@ -43,6 +41,22 @@ pub struct Progress {
 pub fn start(phase: impl Into<String>, len: usize, unit: &'static str) -> Progress {
     let template = format!("{{prefix:<16}} {{bar:32}} {{pos:>7}} / {{len}} {unit}, {{elapsed}}");
     Progress::new(phase.into(), len as u64, unit, &template)
+}
+
+/// Runs a phase of `len` steps, which reports the numbers of steps done and of all steps.
+pub fn during<T, E>(
+    phase: &str,
+    len: usize,
+    unit: &'static str,
+    run: impl FnOnce(&mut dyn FnMut(usize, usize)) -> Result<T, E>,
+) -> Result<T, E> {
+    let progress = start(phase, len, unit);
+    let result = run(&mut |done, all| {
+        progress.bar.set_length(all as u64);
+        progress.set(done);
+    })?;
+    progress.finish();
+    Ok(result)
 }
 
 /// Begins a long phase of `len` steps. Its bar shows the remaining time and the name of the step.
@@ -64,10 +78,6 @@ impl Progress {
         Self { bar, unit, next_line: (look == Look::Lines).then(|| AtomicU64::new(LINE_SECONDS)) }
     }
 
-    pub fn set_len(&self, len: usize) {
-        self.bar.set_length(len as u64);
-    }
-
     pub fn set(&self, done: usize) {
         self.bar.set_position(done as u64);
         self.line();
@@ -78,7 +88,6 @@ impl Progress {
         self.line();
     }
 
-    /// Names the current step.
     pub fn name_step(&self, step: String) {
         self.bar.set_message(step);
     }
@@ -91,7 +100,6 @@ impl Progress {
         }
     }
 
-    /// Prints a line if one is due.
     fn line(&self) {
         let Some(next) = &self.next_line else { return };
         let seconds = self.bar.elapsed().as_secs();

@@ -9,7 +9,6 @@ use s2o_eval::tasks::passkey;
 use s2o_models::LoadedModel;
 use s2o_models::weights::synthetic;
 
-/// Default number of tokens of a prompt.
 const DEFAULT_TOKENS: usize = 8192;
 
 /// Flags for the prompt.
@@ -47,7 +46,6 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// The passkey to find, if the prompt is a passkey task.
     pub expected: Option<String>,
-    /// A description on one line.
     pub description: String,
 }
 
@@ -57,7 +55,6 @@ impl PromptFlags {
         self.prompt.is_some() || self.prompt_file.is_some()
     }
 
-    /// Makes the prompt as tokens of the model.
     pub fn prompt(&self, model: &LoadedModel) -> Result<Prompt> {
         match self.tokens {
             Some(len) => return random_tokens(model, len, self.seed),

@@ -55,7 +55,6 @@ pub struct S2oFlags {
 }
 
 impl S2oFlags {
-    /// Whether any of the flags was given.
     pub fn any(&self) -> bool {
         *self != Self::default()
     }

@@ -10,13 +10,12 @@ use anyhow::Result;
 use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, PrefillCall, S2o};
 use clap::Args;
-use s2o_models::PrefillOptions;
 
 use crate::layout::Look;
 use crate::model_flags::ModelFlags;
 use crate::prompt_flags::PromptFlags;
 use crate::s2o_flags::S2oFlags;
-use crate::{exit, machine, model_flags, progress};
+use crate::{exit, machine, model_flags};
 
 /// Number of keys at the start that count as the sink: the first key tile.
 const SINK: usize = 128;
@@ -52,13 +51,7 @@ impl Flags {
         let config = model.config();
         let heads = vec![vec![Mass::default(); config.num_heads]; config.num_layers];
         let observer = Observer { s2o, positions, heads: Mutex::new(heads) };
-
-        let mut cache = model.decoder.new_cache(1, len)?;
-        let phase = progress::start("observing", len, "tokens");
-        let mut report = |done: usize, _: usize| phase.set(done);
-        let options = PrefillOptions::new().chunk(self.model.chunk).num_logits(0).on_progress(&mut report);
-        model.decoder.prefill(&model.prompt(&prompt.tokens)?, &mut cache, &observer, options)?;
-        phase.finish();
+        self.model.prefill("observing", &model, &prompt.tokens, &observer)?;
 
         let stats = observer.s2o.take_stats();
         let heads = observer.heads.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -66,17 +59,13 @@ impl Flags {
         let mut table = Look::of_stdout().table(header);
         let mut all = Vec::new();
         for (layer, masses) in heads.iter().enumerate() {
-            let empty = Vec::new();
-            let tiles = stats.get(&layer).map_or(&empty, |stats| &stats.heads);
-            let rows: Vec<Row> = masses
-                .iter()
-                .enumerate()
-                .map(|(head, mass)| Row {
-                    density: tiles.get(head).map_or(1.0, |tiles| tiles.density()),
-                    visited: tiles.get(head).map_or(f64::NAN, |tiles| tiles.mean_visited()),
-                    mass: *mass,
-                })
-                .collect();
+            let tiles = stats.get(&layer).map_or(&[][..], |stats| &stats.heads);
+            let row = |(head, &mass): (usize, &Mass)| Row {
+                density: tiles.get(head).map_or(1.0, |tiles| tiles.density()),
+                visited: tiles.get(head).map_or(f64::NAN, |tiles| tiles.mean_visited()),
+                mass,
+            };
+            let rows: Vec<Row> = masses.iter().enumerate().map(row).collect();
             if self.heads {
                 for (head, row) in rows.iter().enumerate() {
                     table.add_row(cells(format!("layer {layer} head {head}"), std::slice::from_ref(row)));
@@ -100,7 +89,6 @@ impl Flags {
     }
 }
 
-/// One head.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     density: f64,

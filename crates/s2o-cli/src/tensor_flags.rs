@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use candle_core::Device;
 use clap::Args;
-use s2o_eval::capture::{self, LayerTensors, TensorFile};
+use s2o_eval::capture::{LayerTensors, TensorFile};
 use s2o_models::LoadedModel;
 
 use crate::model_flags::{self, ModelFlags};
-use crate::progress;
 use crate::prompt_flags::PromptFlags;
 
 /// Flags for the source of the tensors.
@@ -34,9 +33,7 @@ pub struct TensorFlags {
 /// The layers, and a description of their origin.
 pub struct Source {
     pub layers: Box<dyn Iterator<Item = Result<LayerTensors>>>,
-    /// Number of layers to come.
     pub count: usize,
-    /// A description on one or two lines.
     pub description: String,
     pub device: Device,
 }
@@ -58,10 +55,7 @@ impl TensorFlags {
         let model = self.model.load()?;
         check(&model)?;
         let prompt = self.prompt.prompt(&model)?;
-        let phase = progress::start("capturing", prompt.tokens.len(), "tokens");
-        let mut report = |done: usize, _: usize| phase.set(done);
-        let layers = capture::capture(&model, &prompt.tokens, self.model.chunk, &self.layers, &mut report)?;
-        phase.finish();
+        let layers = self.model.capture("capturing", &model, &prompt.tokens, &self.layers)?;
         Ok(Source {
             count: layers.len(),
             description: format!("model   {}\nprompt  {}", model_flags::describe(&model), prompt.description),

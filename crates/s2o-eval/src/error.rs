@@ -6,23 +6,15 @@ use s2o_baselines::BaselineError;
 use s2o_models::ModelError;
 use thiserror::Error;
 
-use crate::capture::TensorFileError;
-
 /// An error of tasks, methods, runs or experiments.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EvalError {
-    /// No task has this name.
-    #[error("`{got}` is not a task: expected one of {expected}")]
-    UnknownTask {
-        /// The existing names, separated by commas.
-        expected: String,
-        /// The given name.
-        got: String,
-    },
-    /// No method has this name.
-    #[error("`{got}` is not a method: expected one of {expected}")]
-    UnknownMethod {
+    /// No task or method has this name.
+    #[error("`{got}` is not a {what}: expected one of {expected}")]
+    Unknown {
+        /// `task` or `method`.
+        what: &'static str,
         /// The existing names, separated by commas.
         expected: String,
         /// The given name.
@@ -100,17 +92,22 @@ pub enum EvalError {
         /// The reason.
         reason: String,
     },
-    /// The model or the file lacks a layer.
-    #[error("layers: expected {expected}, got {got}")]
-    NoSuchLayer {
-        /// The existing layers.
-        expected: String,
-        /// The requested layer.
-        got: usize,
+    /// A file of queries, keys and values is not a safetensors file.
+    #[error("{} is not a valid safetensors file: {reason}", path.display())]
+    NotSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
     },
-    /// A file of queries, keys and values is invalid.
-    #[error(transparent)]
-    TensorFile(#[from] TensorFileError),
+    /// A file of queries, keys and values lacks a part.
+    #[error("{}: {reason}", path.display())]
+    TensorFile {
+        /// The file.
+        path: PathBuf,
+        /// The expected and the actual content.
+        reason: String,
+    },
     /// A published method refuses its settings or the tensors.
     #[error(transparent)]
     Baseline(#[from] BaselineError),
@@ -130,8 +127,11 @@ impl EvalError {
         Self::Tokenizer { reason: reason.to_string() }
     }
 
-    pub(crate) fn unknown_task<'a>(names: impl IntoIterator<Item = &'a str>, got: &str) -> Self {
-        let expected = names.into_iter().collect::<Vec<_>>().join(", ");
-        Self::UnknownTask { expected, got: got.to_owned() }
+    pub(crate) fn unknown<'a>(what: &'static str, names: impl IntoIterator<Item = &'a str>, got: &str) -> Self {
+        Self::Unknown { what, expected: names.into_iter().collect::<Vec<_>>().join(", "), got: got.to_owned() }
+    }
+
+    pub(crate) fn wrong(what: &'static str, expected: impl Into<String>, got: impl ToString) -> Self {
+        Self::WrongInput { what, expected: expected.into(), got: got.to_string() }
     }
 }

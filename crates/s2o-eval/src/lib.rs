@@ -18,7 +18,9 @@ pub mod report;
 pub mod run;
 pub mod score;
 pub mod tasks;
+mod threads;
 pub mod tune;
 
 pub use error::{EvalError, Result};
 pub use provenance::Provenance;
+pub use threads::limit_threads;

@@ -10,16 +10,11 @@ use serde::Serialize;
 const POSITIONS: usize = 2048;
 
 /// Sums for [`Errors`], in f64. The sums of a tensor's parts add up to those of the tensor.
+///
+/// In this order: the number of elements, squares and absolute values of the difference, absolute values and squares of
+/// the exact output, squares of the other output, products of both.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct ErrorSums {
-    count: f64,
-    squared: f64,
-    absolute: f64,
-    exact_absolute: f64,
-    exact_squared: f64,
-    other_squared: f64,
-    product: f64,
-}
+pub struct ErrorSums([f64; 7]);
 
 impl ErrorSums {
     /// Sums over elements of the exact output and of the other output.
@@ -27,14 +22,8 @@ impl ErrorSums {
         let mut sums = Self::default();
         for (&exact, &other) in exact.iter().zip(other) {
             let (exact, other) = (f64::from(exact), f64::from(other));
-            let difference = exact - other;
-            sums.count += 1.0;
-            sums.squared += difference * difference;
-            sums.absolute += difference.abs();
-            sums.exact_absolute += exact.abs();
-            sums.exact_squared += exact * exact;
-            sums.other_squared += other * other;
-            sums.product += exact * other;
+            let off = exact - other;
+            sums += Self([1.0, off * off, off.abs(), exact.abs(), exact * exact, other * other, exact * other]);
         }
         sums
     }
@@ -68,25 +57,19 @@ impl ErrorSums {
         let ratio = |part: f64, whole: f64, of_zeros: f64| {
             if part == whole && whole == 0.0 { of_zeros } else { part / whole }
         };
-        let norms = (self.exact_squared * self.other_squared).sqrt();
+        let [count, squared, absolute, exact_absolute, exact_squared, other_squared, product] = self.0;
         Errors {
-            mse: ratio(self.squared, self.count, 0.0),
-            mae: ratio(self.absolute, self.count, 0.0),
-            rel_l1: ratio(self.absolute, self.exact_absolute, 0.0),
-            cosine: ratio(self.product, norms, 1.0),
+            mse: ratio(squared, count, 0.0),
+            mae: ratio(absolute, count, 0.0),
+            rel_l1: ratio(absolute, exact_absolute, 0.0),
+            cosine: ratio(product, (exact_squared * other_squared).sqrt(), 1.0),
         }
     }
 }
 
 impl AddAssign for ErrorSums {
     fn add_assign(&mut self, other: Self) {
-        self.count += other.count;
-        self.squared += other.squared;
-        self.absolute += other.absolute;
-        self.exact_absolute += other.exact_absolute;
-        self.exact_squared += other.exact_squared;
-        self.other_squared += other.other_squared;
-        self.product += other.product;
+        self.0.iter_mut().zip(other.0).for_each(|(sum, other)| *sum += other);
     }
 }
 

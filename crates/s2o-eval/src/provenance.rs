@@ -44,10 +44,17 @@ impl Provenance {
 
 /// The CPU and the number of threads in Rayon's pool.
 pub fn cpu() -> String {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.trim_start().strip_prefix(':'));
-    let words: Vec<&str> = model.unwrap_or(std::env::consts::ARCH).split_whitespace().collect();
-    format!("{}, {} threads", words.join(" "), rayon::current_num_threads())
+    let model = proc_entry("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    format!("{model}, {} threads", rayon::current_num_threads())
+}
+
+/// The first value of a key in a file of `key: value` lines; `None` if there is no such file.
+pub fn proc_entry(path: &str, key: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == key).then(|| value.split_whitespace().collect::<Vec<_>>().join(" "))
+    })
 }
 
 /// First line of a program's output; empty if the program cannot be run.

@@ -13,10 +13,10 @@ use s2o_eval::method::{Method, MethodSpec};
 
 mod peers;
 mod rows;
-mod verdict;
 
 use self::peers::Peer;
 use self::rows::Contender;
+use crate::evaluate::record;
 use crate::layout::Look;
 use crate::s2o_flags::S2oFlags;
 use crate::tensor_flags::TensorFlags;
@@ -60,7 +60,6 @@ pub struct Flags {
 const PLAIN_S2O: &str = "s2o";
 
 impl Flags {
-    /// Runs the methods and prints or writes their results.
     pub fn run(&self) -> Result<()> {
         if self.s2o.any() && !self.methods.iter().any(|spec| spec.to_string() == PLAIN_S2O) {
             wrong_usage("compare", "the S2O flags have no effect without 's2o' in '--methods'");
@@ -72,12 +71,9 @@ impl Flags {
             methods.insert(0, reference()?);
         }
         let reference = reference()?;
-        let mut csv = match &self.csv {
-            Some(path) => {
-                Some(csv::Writer::from_path(path).with_context(|| format!("cannot write {}", path.display()))?)
-            }
-            None => None,
-        };
+        let create =
+            |path: &PathBuf| csv::Writer::from_path(path).with_context(|| format!("cannot write {}", path.display()));
+        let mut csv = self.csv.as_ref().map(create).transpose()?;
 
         let mut source = self.source.open(|model| self.s2o.check_layers(model.config().num_layers))?;
         if let Some(path) = &self.save_tensors {
@@ -101,11 +97,7 @@ impl Flags {
                 csv.flush()?;
             }
             if self.json {
-                let mut lines = String::new();
-                for row in &rows {
-                    writeln!(lines, "{}", serde_json::to_string(row)?)?;
-                }
-                exit::print(&lines)?;
+                exit::print(&record::json_lines(&rows)?)?;
             }
             all_rows.extend(rows);
         }
@@ -115,12 +107,10 @@ impl Flags {
         if !self.json {
             let look = Look::of_stdout();
             let table = rows::table(&all_rows, look);
-            // Separates the table from the progress bars.
-            let gap = if look == Look::Terminal { "\n" } else { "" };
-            let (header, footer) = (source.description, machine::describe(&source.device));
+            let (gap, header, footer) = (look.gap(), source.description, machine::describe(&source.device));
             let mut verdict = String::new();
             if self.against.is_some() {
-                for line in verdict::lines(&all_rows, &reference.name, dtype) {
+                for line in rows::verdict(&all_rows, &reference.name, dtype) {
                     writeln!(verdict, "{line}")?;
                 }
                 verdict.push('\n');

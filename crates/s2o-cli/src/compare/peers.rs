@@ -1,17 +1,10 @@
 //! Exact attention of other implementations, to compare ours with (`--against`).
 
+use anyhow::{Result, bail};
 use candle_core::Device;
 use candle_s2o::Dense;
 use clap::ValueEnum;
 use s2o_eval::method::{Method, Sdpa};
-use thiserror::Error;
-#[cfg(feature = "flash-attn")]
-use {
-    candle_core::{Result, Tensor},
-    candle_s2o::{Attention, HeadWork, PrefillCall},
-    s2o_eval::method::{Timed, timed_exact},
-    std::collections::BTreeMap,
-};
 
 /// Exact attention of another implementation, the reference for outputs and times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -22,37 +15,22 @@ pub enum Peer {
     SdpaDense,
 }
 
-/// A reason why a peer cannot be used.
-#[derive(Debug, Error)]
-pub enum PeerError {
-    #[cfg(not(feature = "flash-attn"))]
-    #[error(
-        "--against flash-attn: expected a build with candle-flash-attn, got one without; build with --features \
-         cuda,flash-attn, or take --against sdpa-dense"
-    )]
-    NotBuilt,
-    #[cfg(feature = "flash-attn")]
-    #[error("--against flash-attn: expected --device cuda, got the CPU; --against sdpa-dense runs there")]
-    GpuOnly,
-}
-
 /// The reference of the comparison: our dense attention if no peer is named.
-pub fn reference(peer: Option<Peer>, device: &Device) -> std::result::Result<Box<dyn Method>, PeerError> {
-    match peer {
-        None => Ok(Box::new(Dense)),
-        Some(Peer::SdpaDense) => Ok(Box::new(Sdpa)),
-        Some(Peer::FlashAttn) => flash_attn(device),
-    }
-}
-
-#[cfg(feature = "flash-attn")]
-fn flash_attn(device: &Device) -> std::result::Result<Box<dyn Method>, PeerError> {
-    if device.is_cuda() { Ok(Box::new(FlashAttn)) } else { Err(PeerError::GpuOnly) }
-}
-
-#[cfg(not(feature = "flash-attn"))]
-fn flash_attn(_: &Device) -> std::result::Result<Box<dyn Method>, PeerError> {
-    Err(PeerError::NotBuilt)
+pub fn reference(peer: Option<Peer>, device: &Device) -> Result<Box<dyn Method>> {
+    Ok(match peer {
+        None => Box::new(Dense),
+        Some(Peer::SdpaDense) => Box::new(Sdpa),
+        Some(Peer::FlashAttn) if cfg!(feature = "flash-attn") && !device.is_cuda() => {
+            bail!("--against flash-attn: expected --device cuda, got the CPU; --against sdpa-dense runs there")
+        }
+        #[cfg(feature = "flash-attn")]
+        Some(Peer::FlashAttn) => Box::new(FlashAttn),
+        #[cfg(not(feature = "flash-attn"))]
+        Some(Peer::FlashAttn) => bail!(
+            "--against flash-attn: expected a build with candle-flash-attn, got one without; build with --features \
+             cuda,flash-attn, or take --against sdpa-dense"
+        ),
+    })
 }
 
 #[cfg(feature = "flash-attn")]
@@ -60,23 +38,21 @@ fn flash_attn(_: &Device) -> std::result::Result<Box<dyn Method>, PeerError> {
 struct FlashAttn;
 
 #[cfg(feature = "flash-attn")]
-impl Attention for FlashAttn {
+impl candle_s2o::Attention for FlashAttn {
     fn name(&self) -> &str {
         "flash-attn"
     }
 
-    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    fn prefill(
+        &self,
+        call: &candle_s2o::PrefillCall,
+        q: &candle_core::Tensor,
+        k: &candle_core::Tensor,
+        v: &candle_core::Tensor,
+    ) -> candle_core::Result<candle_core::Tensor> {
         candle_flash_attn::flash_attn(q, k, v, call.softmax_scale, true)
     }
 }
 
 #[cfg(feature = "flash-attn")]
-impl Method for FlashAttn {
-    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
-        BTreeMap::new()
-    }
-
-    fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
-        timed_exact(self, call, q, k, v)
-    }
-}
+impl Method for FlashAttn {}

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, Dense, HeadWork, Mask, dense_attn};
 use comfy_table::{Cell, Table};
 use s2o_eval::capture::LayerTensors;
@@ -21,7 +21,6 @@ const ALL_HEADS: i64 = -1;
 pub struct Row {
     pub method: String,
     pub layer: usize,
-    /// -1 for all heads together.
     pub head: i64,
     density: f64,
     mse: f64,
@@ -33,7 +32,6 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether the row is about all heads together.
     pub fn is_total(&self) -> bool {
         self.head == ALL_HEADS
     }
@@ -52,7 +50,6 @@ impl From<Box<dyn Method>> for Contender {
     }
 }
 
-/// Output, density and time of one method on a layer.
 struct Measured {
     output: Tensor,
     density: f64,
@@ -151,4 +148,44 @@ pub fn table(rows: &[Row], look: Look) -> Table {
         ]);
     }
     table
+}
+
+/// Largest relative L1 difference of two exact implementations: they round 16-bit outputs and weights differently.
+fn rounding(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 2f64.powi(-7),
+        DType::F16 => 2f64.powi(-10),
+        _ => 1e-5,
+    }
+}
+
+/// The verdict of a comparison with another exact attention: a line for each method that was compared with `reference`.
+pub fn verdict(rows: &[Row], reference: &str, dtype: DType) -> Vec<String> {
+    let mut methods: Vec<&str> = Vec::new();
+    for row in rows.iter().filter(|row| row.method != reference) {
+        if !methods.contains(&row.method.as_str()) {
+            methods.push(&row.method);
+        }
+    }
+    let seconds = |method: &str| -> f64 {
+        rows.iter().filter(|row| row.is_total() && row.method == method).map(|row| row.seconds).sum()
+    };
+    let by_error = |a: &&Row, b: &&Row| a.rel_l1.total_cmp(&b.rel_l1);
+    let line = |method: &str| {
+        let own = || rows.iter().filter(|row| row.method == method);
+        let total = own().filter(|row| row.is_total()).max_by(by_error)?;
+        let head = own().filter(|row| !row.is_total()).max_by(by_error)?;
+        let (error, within) = (total.rel_l1, rounding(dtype));
+        let relation = if error <= within {
+            format!(
+                "agrees with {reference} to {error:.1e} relative L1, within {} rounding ({within:.1e})",
+                dtype.as_str()
+            )
+        } else {
+            format!("differs from {reference} by {error:.1e} relative L1")
+        };
+        let worst = format!("most in layer {} head {} ({:.1e})", head.layer, head.head, head.rel_l1);
+        Some(format!("{method} {relation}, {worst}; it is {:.2}x as fast", seconds(reference) / seconds(method)))
+    };
+    methods.into_iter().filter_map(line).collect()
 }

@@ -132,45 +132,41 @@ fn check(specs: &[MethodSpec]) -> Result<()> {
     specs.iter().try_for_each(|spec| Ok(spec.build().map(drop)?))
 }
 
-pub fn run(flags: &Flags) -> Result<()> {
-    match &flags.experiment {
-        Experiment::MatchedDensity { methods, densities, common } => {
-            if let Some(got) = densities.iter().find(|density| !(**density > 0.0 && **density < 1.0)) {
-                anyhow::bail!("--densities: expected numbers above 0 and below 1, got {got}");
+impl Flags {
+    pub fn run(&self) -> Result<()> {
+        match &self.experiment {
+            Experiment::MatchedDensity { methods, densities, common } => {
+                if let Some(got) = densities.iter().find(|density| !(**density > 0.0 && **density < 1.0)) {
+                    anyhow::bail!("--densities: expected numbers above 0 and below 1, got {got}");
+                }
+                let specs = methods.specs()?;
+                check(&specs)?;
+                let (rows, report) = common.layers(|exact| matched_density::sweep(exact, &specs))?;
+                report.keep("sweep", &rows)?;
+                report.rows("matched-density", &matched_density::at_densities(&rows, densities))
             }
-            let specs = methods.specs()?;
-            check(&specs)?;
-            let (rows, report) = common.layers(|exact| Ok(matched_density::sweep(exact, &specs)?))?;
-            report.keep("sweep", &rows)?;
-            report.rows("matched-density", &matched_density::at_densities(&rows, densities))
-        }
-        Experiment::TimeSplit { methods, repeat, common } => {
-            let specs = methods.specs()?;
-            check(&specs)?;
-            let (rows, report) = common.layers(|exact| Ok(time_split(exact, &specs, repeat.repeat.get())?))?;
-            report.rows("time-split", &rows)
-        }
-        Experiment::MatchedSpeed { method, repeat, common } => {
-            check(std::slice::from_ref(method))?;
-            let (rows, report) = common.layers(|exact| Ok(matched_speed(exact, method, repeat.repeat.get())?))?;
-            report.rows("matched-speed", &rows)
-        }
-        Experiment::TauAndSegment { method, taus, segments, repeat, common } => {
-            let repeats = repeat.repeat.get();
-            for tau in taus {
-                segments.iter().try_for_each(|s| check(&[method.clone().with("segment", s).with("tau", tau)]))?;
+            Experiment::TimeSplit { methods, repeat, common } => {
+                let specs = methods.specs()?;
+                check(&specs)?;
+                common.report("time-split", |exact| time_split(exact, &specs, repeat.repeat))
             }
-            let (rows, report) = common.layers(|exact| Ok(tau_and_segment(exact, method, taus, segments, repeats)?))?;
-            report.rows("tau-and-segment", &rows)
-        }
-        Experiment::Components { repeat, common } => {
-            let (rows, report) = common.layers(|exact| Ok(components(exact, repeat.repeat.get())?))?;
-            report.rows("components", &rows)
-        }
-        Experiment::Heads { methods, common } => {
-            check(methods)?;
-            let (rows, report) = common.layers(|exact| Ok(heads(exact, methods)?))?;
-            report.rows("heads", &rows)
+            Experiment::MatchedSpeed { method, repeat, common } => {
+                check(std::slice::from_ref(method))?;
+                common.report("matched-speed", |exact| matched_speed(exact, method, repeat.repeat))
+            }
+            Experiment::TauAndSegment { method, taus, segments, repeat, common } => {
+                for tau in taus {
+                    segments.iter().try_for_each(|s| check(&[method.clone().with("segment", s).with("tau", tau)]))?;
+                }
+                common.report("tau-and-segment", |exact| tau_and_segment(exact, method, taus, segments, repeat.repeat))
+            }
+            Experiment::Components { repeat, common } => {
+                common.report("components", |exact| components(exact, repeat.repeat))
+            }
+            Experiment::Heads { methods, common } => {
+                check(methods)?;
+                common.report("heads", |exact| heads(exact, methods))
+            }
         }
     }
 }
@@ -185,7 +181,10 @@ struct Report<'c> {
 
 impl Common {
     /// Runs an experiment on each layer.
-    fn layers<R>(&self, mut experiment: impl FnMut(&Exact) -> Result<Vec<R>>) -> Result<(Vec<R>, Report<'_>)> {
+    fn layers<R>(
+        &self,
+        mut experiment: impl FnMut(&Exact) -> s2o_eval::Result<Vec<R>>,
+    ) -> Result<(Vec<R>, Report<'_>)> {
         let Source { layers, count, description, device } = self.source.open(|_| Ok(()))?;
         let phase = progress::start("measuring", count, "layers");
         let mut rows = Vec::new();
@@ -197,6 +196,16 @@ impl Common {
         ensure!(!rows.is_empty(), "expected at least one method, got none");
         let origin = record::here(&description, &device);
         Ok((rows, Report { common: self, description, machine: machine::describe(&device), origin }))
+    }
+
+    /// Runs an experiment on each layer, writes its rows and prints them.
+    fn report<R: Serialize>(
+        &self,
+        name: &str,
+        experiment: impl FnMut(&Exact) -> s2o_eval::Result<Vec<R>>,
+    ) -> Result<()> {
+        let (rows, report) = self.layers(experiment)?;
+        report.rows(name, &rows)
     }
 }
 
@@ -216,9 +225,7 @@ impl Report<'_> {
             return exit::print(&record::json_lines(rows)?);
         }
         let look = Look::of_stdout();
-        // Separates the output from the progress bars.
-        let gap = if look == Look::Terminal { "\n" } else { "" };
         let table = record::table(rows, look)?;
-        exit::print(&format!("{gap}{}\n\n{table}\n\n{}\n", self.description, self.machine))
+        exit::print(&format!("{}{}\n\n{table}\n\n{}\n", look.gap(), self.description, self.machine))
     }
 }

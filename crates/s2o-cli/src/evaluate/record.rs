@@ -1,7 +1,7 @@
 //! Rows of experiments: as CSV with their provenance, as JSON, and as a table.
 
 use std::fs::{self, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::Device;
@@ -18,12 +18,12 @@ pub fn here(source: &str, device: &Device) -> Provenance {
     Provenance::here(machine::name(device), command).with_source(source)
 }
 
-/// Appends rows to `<directory>/<name>.csv`, and returns its path.
-pub fn append<R: Serialize>(directory: &Path, name: &str, rows: &[R], origin: &Provenance) -> Result<PathBuf> {
+/// Appends rows to `<directory>/<name>.csv`.
+pub fn append<R: Serialize>(directory: &Path, name: &str, rows: &[R], origin: &Provenance) -> Result<()> {
     let path = directory.join(format!("{name}.csv"));
     let describe = || format!("cannot write {}", path.display());
     fs::create_dir_all(directory).with_context(describe)?;
-    let Some(first) = rows.first() else { return Ok(path) };
+    let Some(first) = rows.first() else { return Ok(()) };
     let header = format!("{},{}", header_of(first)?, header_of(origin)?);
     let before = match path.exists() {
         true => fs::read_to_string(&path).with_context(describe)?,
@@ -40,11 +40,9 @@ pub fn append<R: Serialize>(directory: &Path, name: &str, rows: &[R], origin: &P
     for row in rows {
         writer.serialize((row, origin))?;
     }
-    writer.flush().with_context(describe)?;
-    Ok(path)
+    writer.flush().with_context(describe)
 }
 
-/// One JSON object per line.
 pub fn json_lines<R: Serialize>(rows: &[R]) -> Result<String> {
     let lines = rows.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
     Ok(lines.into_iter().map(|line| line + "\n").collect())

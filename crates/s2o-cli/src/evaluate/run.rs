@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use s2o_eval::method::MethodSpec;
-use s2o_eval::run::{Event, Journal, Runner, Sample};
+use s2o_eval::run::{Event, Journal, Runner, Sample, read_outcomes};
 use s2o_eval::tasks::ChatTemplate;
 use s2o_eval::{EvalError, Provenance};
 use s2o_models::{Chunk, LoadedModel};
@@ -21,7 +21,7 @@ use crate::progress::{self, Progress};
 use crate::{exit, machine, model_flags};
 
 /// File of outcomes, in the directory of a run.
-pub const OUTCOMES: &str = "outcomes.jsonl";
+const OUTCOMES: &str = "outcomes.jsonl";
 /// Name of the CSV file next to it that holds the provenance.
 const RUNS: &str = "runs";
 
@@ -55,6 +55,22 @@ pub struct Flags {
     model: LoadFlags,
 }
 
+/// Make the tables of a run again, even while it is running
+#[derive(Debug, Args)]
+pub struct ReportFlags {
+    /// Directory that `run` got as --out
+    #[arg(default_value = "evaluation")]
+    directory: PathBuf,
+}
+
+impl ReportFlags {
+    pub fn run(&self) -> Result<()> {
+        let outcomes = read_outcomes(self.directory.join(OUTCOMES))?;
+        tables::write(&self.directory, &outcomes)?;
+        tables::print(&outcomes)
+    }
+}
+
 /// A started or continued run: a row of `runs.csv`.
 #[derive(Debug, Serialize)]
 struct RunRecord {
@@ -84,12 +100,8 @@ impl Flags {
         let samples = self.samples.samples(&model.tokenizer)?;
         let mut journal = self.journal()?;
         self.announce(&model, template, found, &samples, &journal)?;
-        self.go(
-            &runner,
-            &samples,
-            &mut journal,
-            &record::here(&model_flags::describe(&model), model.decoder.device()),
-        )?;
+        let origin = record::here(&model_flags::describe(&model), model.decoder.device());
+        self.go(&runner, &samples, &mut journal, &origin)?;
 
         tables::write(&self.out, journal.outcomes())?;
         if self.predictions {
@@ -144,13 +156,14 @@ impl Flags {
 
     fn go(&self, runner: &Runner, samples: &[Sample], journal: &mut Journal, origin: &Provenance) -> Result<()> {
         let trials = runner.pending(samples, journal).map_err(with_way_out)?;
-        let (count, tokens) = (trials.len(), trials.iter().map(|trial| trial.sample.context_tokens() as u64).sum());
+        let count = trials.len();
         if count == 0 {
             return Ok(());
         }
         // Written before the first outcome, because an interrupted run has outcomes too.
         record::append(&self.out, RUNS, &[RunRecord { outcomes: count }], origin)?;
         // In tokens, because long prompts take longer.
+        let tokens = trials.iter().map(|trial| trial.sample.context_tokens() as u64).sum();
         let phase = progress::start_with_eta(format!("{count} outcomes"), tokens, "tokens");
         let result = runner.run(&trials, journal, &mut |event| show(&phase, event));
         phase.finish();
@@ -170,7 +183,7 @@ fn show(phase: &Progress, event: Event) {
 
 fn template(name: &str) -> Result<ChatTemplate> {
     name.parse().map_err(|_| {
-        let names = ChatTemplate::ALL.map(ChatTemplate::name).join(", ");
+        let names = ChatTemplate::ALL.map(|template| template.to_string()).join(", ");
         anyhow::anyhow!("--template: expected auto, {names}, got {name}")
     })
 }

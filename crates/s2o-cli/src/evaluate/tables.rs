@@ -1,16 +1,18 @@
 //! Results of a run: tables in files and on the terminal, and files for other projects' scripts.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use s2o_eval::report::{
-    CHANGED, Column, NiahResult, Row, RulerPrediction, answer_columns, markdown, naming_columns, perplexity_columns,
-    rows, write_csv,
+    CHANGED, Column, Row, answer_columns, grouped, markdown, naming_columns, niah_result, perplexity_columns, rows,
+    ruler_prediction, write_csv,
 };
 use s2o_eval::run::{Key, Outcome, Sample};
-use s2o_eval::tasks::RULER;
+use s2o_eval::tasks::is_ruler;
 use s2o_models::LoadedModel;
 
 use crate::exit;
@@ -24,17 +26,10 @@ pub fn write(directory: &Path, outcomes: &[Outcome]) -> Result<()> {
     write_csv(&directory.join("table.csv"), &rows(outcomes))?;
     let path = directory.join("table.md");
     fs::write(&path, markdown(outcomes)).with_context(|| cannot_write(&path))?;
-    let mut needles: Vec<(String, Vec<NiahResult>)> = Vec::new();
-    for outcome in outcomes.iter().filter(|outcome| outcome.task == NIAH) {
-        let Some(result) = NiahResult::of(outcome) else { continue };
-        let name = file_name(&outcome.key);
-        match needles.iter_mut().find(|(there, _)| *there == name) {
-            Some((_, results)) => results.push(result),
-            None => needles.push((name, vec![result])),
-        }
-    }
-    for (name, results) in needles {
-        let path = directory.join(NIAH).join(name + ".json");
+    let needles = outcomes.iter().filter(|outcome| outcome.task == NIAH && niah_result(outcome).is_some());
+    for outcomes in grouped(needles, |outcome| file_name(&outcome.key)) {
+        let results: Vec<_> = outcomes.iter().filter_map(|outcome| niah_result(outcome)).collect();
+        let path = directory.join(NIAH).join(file_name(&outcomes[0].key) + ".json");
         let mut file = create(&path)?;
         serde_json::to_writer_pretty(&mut file, &results)?;
         file.flush().with_context(|| cannot_write(&path))?;
@@ -49,26 +44,20 @@ pub fn write_predictions(
     samples: &[Sample],
     model: &LoadedModel,
 ) -> Result<()> {
-    let mut open: Vec<(PathBuf, BufWriter<File>)> = Vec::new();
-    let is_ruler = |sample: &&Sample| {
-        let task = sample.task();
-        task.starts_with("ruler/") || RULER.contains(&task)
-    };
-    for sample in samples.iter().filter(is_ruler) {
+    let mut open: HashMap<PathBuf, BufWriter<File>> = HashMap::new();
+    for sample in samples.iter().filter(|sample| is_ruler(sample.task())) {
         let Some(item) = sample.item(&model.tokenizer)? else { continue };
         for outcome in outcomes.iter().filter(|outcome| outcome.key.sample == item.id) {
-            let Some(prediction) = RulerPrediction::of(outcome, &item) else { continue };
+            let Some(prediction) = ruler_prediction(outcome, &item) else { continue };
             let task = item.task.trim_start_matches("ruler/");
             let length = outcome.context_tokens.to_string();
             let path = directory.join("ruler").join(file_name(&outcome.key)).join(length).join(format!("{task}.jsonl"));
-            let place = match open.iter().position(|(there, _)| *there == path) {
-                Some(place) => place,
-                None => {
-                    open.push((path.clone(), create(&path)?));
-                    open.len() - 1
-                }
+            let line = serde_json::to_string(&prediction)?;
+            let file = match open.entry(path.clone()) {
+                Entry::Occupied(file) => file.into_mut(),
+                Entry::Vacant(place) => place.insert(create(&path)?),
             };
-            writeln!(open[place].1, "{}", serde_json::to_string(&prediction)?).with_context(|| cannot_write(&path))?;
+            writeln!(file, "{line}").with_context(|| cannot_write(&path))?;
         }
     }
     open.iter_mut().try_for_each(|(path, file)| file.flush().with_context(|| cannot_write(path)))
@@ -102,7 +91,6 @@ pub fn print(outcomes: &[Outcome]) -> Result<()> {
     exit::print(&text)
 }
 
-/// File name for one method, model and chunk size.
 fn file_name(key: &Key) -> String {
     let name = format!("{}-{}-chunk-{}", key.setting.model, key.method, key.setting.chunk);
     name.replace(|c: char| !(c.is_ascii_alphanumeric() || "-._=".contains(c)), "_")

@@ -7,7 +7,7 @@ use candle_s2o::{LayerSettings, TunedOn};
 use clap::Args;
 use s2o_eval::tune::{TAUS, TunedLayer, Tuner};
 
-use super::tuning::{Found, TuningFlags, mean};
+use super::tuning::{TuningFlags, mean};
 use crate::s2o_flags::{self, S2oFlags};
 
 /// Find a threshold for each layer that keeps its error within a bound
@@ -32,45 +32,46 @@ pub struct Flags {
     s2o: S2oFlags,
 }
 
-pub fn run(flags: &Flags) -> Result<()> {
-    flags.tuning.begin(&flags.save)?;
-    if let Some(flag) = flags.s2o.tuned_flag() {
-        bail!("{flag}: expected none of the flags that tuning decides, got it");
-    }
-    let base = flags.s2o.config()?;
-    let tuner = Tuner::new(&base, &flags.taus)?;
-    tuner.choose(flags.max_rel_l1).context("--max-rel-l1")?;
+impl Flags {
+    pub fn run(&self) -> Result<()> {
+        self.tuning.begin(&self.save)?;
+        if let Some(flag) = self.s2o.tuned_flag() {
+            bail!("{flag}: expected none of the flags that tuning decides, got it");
+        }
+        let base = self.s2o.config()?;
+        let tuner = Tuner::new(&base, &self.taus)?;
+        tuner.choose(self.max_rel_l1).context("--max-rel-l1")?;
 
-    let model = flags.tuning.model.load()?;
-    let prompts = flags.tuning.prompts(&model)?;
-    let least = s2o_flags::dense_below(&base, model.decoder.device());
-    for prompt in &prompts {
-        ensure!(
-            prompt.len() >= least,
-            "prompts to tune on: expected at least {least} tokens, below which everything is dense (--dense-below), \
-             got {}",
-            prompt.len()
+        let model = self.tuning.model.load()?;
+        let prompts = self.tuning.prompts(&model)?;
+        let least = s2o_flags::dense_below(&base, model.decoder.device());
+        for prompt in &prompts {
+            ensure!(
+                prompt.len() >= least,
+                "prompts to tune on: expected at least {least} tokens, below which everything is dense \
+                 (--dense-below), got {}",
+                prompt.len()
+            );
+            self.tuning.model.prefill("tuning", &model, prompt, &tuner)?;
+        }
+
+        let layers = tuner.choose(self.max_rel_l1)?;
+        let tuned_on = TunedOn {
+            model: model.name.clone(),
+            prompt_tokens: prompts.iter().map(Vec::len).collect(),
+            max_rel_l1: self.max_rel_l1,
+            options: s2o_flags::describe_untuned(&base),
+        };
+        let settings = LayerSettings::new(tuned_on, layers.iter().map(TunedLayer::setting).collect())?;
+        settings.check(model.config().num_layers)?;
+        settings.save(&self.save)?;
+        let options = format!("S2O     {}\n", settings.tuned_on().options);
+        let conclusion = format!(
+            "mean density {:.3}, relative L1 of each layer at most {}; written to {}",
+            mean(&layers, |layer| layer.density),
+            self.max_rel_l1,
+            self.save.display(),
         );
-        flags.tuning.prefill(&model, prompt, &tuner)?;
+        self.tuning.print(&model, &prompts, &options, &layers, &conclusion)
     }
-
-    let layers = tuner.choose(flags.max_rel_l1)?;
-    let tuned_on = TunedOn {
-        model: model.name.clone(),
-        prompt_tokens: prompts.iter().map(Vec::len).collect(),
-        max_rel_l1: flags.max_rel_l1,
-        options: s2o_flags::describe_untuned(&base),
-    };
-    let settings = LayerSettings::new(tuned_on, layers.iter().map(TunedLayer::setting).collect())?;
-    settings.check(model.config().num_layers)?;
-    settings.save(&flags.save)?;
-    let options = format!("S2O     {}", settings.tuned_on().options);
-    let found = Found { model: &model, prompts: &prompts, options: Some(&options), rows: &layers };
-    let conclusion = format!(
-        "mean density {:.3}, relative L1 of each layer at most {}; written to {}",
-        mean(&layers, |layer| layer.density),
-        flags.max_rel_l1,
-        flags.save.display(),
-    );
-    flags.tuning.print(&found, &conclusion)
 }

@@ -3,21 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use candle_s2o::Attention;
 use clap::Args;
-use s2o_eval::capture::{LayerTensors, capture};
+use s2o_eval::capture::LayerTensors;
 use s2o_eval::tasks::passkey;
-use s2o_models::{LoadedModel, PrefillOptions};
+use s2o_models::LoadedModel;
 use serde::Serialize;
 
 use super::record;
 use crate::layout::Look;
 use crate::model_flags::{self, ModelFlags};
-use crate::{exit, machine, progress, prompt_flags};
+use crate::{exit, machine, prompt_flags};
 
-/// Tokens of the default prompt.
 const DEFAULT_TOKENS: usize = 8192;
-/// Depth of the passkey in built prompts.
 const DEPTH: f64 = 0.5;
 
 /// Flags for the prompts and the model.
@@ -78,57 +75,35 @@ impl TuningFlags {
         Ok(prompts)
     }
 
-    /// Prefills a prompt and shows progress.
-    pub fn prefill(&self, model: &LoadedModel, prompt: &[u32], attention: &dyn Attention) -> Result<()> {
-        let tokens = model.prompt(prompt)?;
-        let mut cache = model.decoder.new_cache(1, prompt.len())?;
-        let phase = progress::start("tuning", prompt.len(), "tokens");
-        let mut report = |done: usize, _: usize| phase.set(done);
-        let options = PrefillOptions::new().chunk(self.model.chunk).num_logits(0).on_progress(&mut report);
-        model.decoder.prefill(&tokens, &mut cache, attention, options)?;
-        phase.finish();
-        Ok(())
-    }
-
     /// Prefills each prompt densely and returns the queries, keys and values of all layers.
     pub fn tensors(&self, model: &LoadedModel, prompts: &[Vec<u32>]) -> Result<Vec<LayerTensors>> {
         let layers: Vec<usize> = (0..model.config().num_layers).collect();
-        let mut tensors = Vec::new();
-        for prompt in prompts {
-            let phase = progress::start("prefill", prompt.len(), "tokens");
-            let mut report = |done: usize, _: usize| phase.set(done);
-            tensors.extend(capture(model, prompt, self.model.chunk, &layers, &mut report)?);
-            phase.finish();
-        }
-        Ok(tensors)
+        let tensors = prompts.iter().map(|prompt| self.model.capture("prefill", model, prompt, &layers));
+        Ok(tensors.collect::<Result<Vec<_>>>()?.concat())
     }
 
-    /// Prints a row for each layer, and `conclusion` below the table.
-    pub fn print<R: Serialize>(&self, found: &Found<R>, conclusion: &str) -> Result<()> {
+    /// Prints a row for each layer below `options`, lines about what was not tuned, and `conclusion` below the table.
+    pub fn print<R: Serialize>(
+        &self,
+        model: &LoadedModel,
+        prompts: &[Vec<u32>],
+        options: &str,
+        rows: &[R],
+        conclusion: &str,
+    ) -> Result<()> {
         if self.json {
-            return exit::print(&record::json_lines(found.rows)?);
+            return exit::print(&record::json_lines(rows)?);
         }
         let look = Look::of_stdout();
-        // Separates the output from the progress bars.
-        let gap = if look == Look::Terminal { "\n" } else { "" };
-        let lengths = found.prompts.iter().map(|prompt| prompt.len().to_string()).collect::<Vec<_>>().join(", ");
-        let options = found.options.map_or(String::new(), |options| format!("{options}\n"));
+        let lengths = prompts.iter().map(|prompt| prompt.len().to_string()).collect::<Vec<_>>().join(", ");
         exit::print(&format!(
-            "{gap}model   {}\nprompts {lengths} tokens\n{options}\n{}\n\n{conclusion}\n\n{}\n",
-            model_flags::describe(found.model),
-            record::table(found.rows, look)?,
-            machine::describe(found.model.decoder.device()),
+            "{}model   {}\nprompts {lengths} tokens\n{options}\n{}\n\n{conclusion}\n\n{}\n",
+            look.gap(),
+            model_flags::describe(model),
+            record::table(rows, look)?,
+            machine::describe(model.decoder.device()),
         ))
     }
-}
-
-/// The settings found by layer, and the prompts they were found on.
-pub struct Found<'f, R> {
-    pub model: &'f LoadedModel,
-    pub prompts: &'f [Vec<u32>],
-    /// A line about options that were not tuned.
-    pub options: Option<&'f str>,
-    pub rows: &'f [R],
 }
 
 pub fn mean<R>(rows: &[R], of: fn(&R) -> f64) -> f64 {

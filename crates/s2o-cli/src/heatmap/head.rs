@@ -42,7 +42,6 @@ impl Head {
         self.k.dims()[1]
     }
 
-    /// Position of the first query.
     pub fn q_offset(&self) -> usize {
         self.k_len() - self.q_len()
     }
@@ -60,7 +59,7 @@ impl Head {
     }
 }
 
-pub fn softmax(scores: &mut [f32]) {
+fn softmax(scores: &mut [f32]) {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     scores.iter_mut().for_each(|score| *score = (*score - max).exp());
     let sum: f64 = scores.iter().copied().map(f64::from).sum();

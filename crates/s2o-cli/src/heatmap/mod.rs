@@ -9,9 +9,7 @@ use anyhow::{Result, bail};
 use candle_core::Device;
 use candle_s2o::S2oConfig;
 use clap::Args;
-use comfy_table::Cell;
-use s2o_eval::capture::capture;
-use s2o_plot::{AttentionMaps, Figure, Files};
+use s2o_plot::{AttentionMaps, Figure};
 
 mod head;
 mod panel;
@@ -21,14 +19,13 @@ mod ranked;
 
 use self::head::Head;
 use self::panel::Panel;
-use self::pooled::{Pool, Pooled};
+use self::pooled::Pool;
 use crate::layout::Look;
 use crate::model_flags::ModelFlags;
 use crate::prompt_flags::PromptFlags;
 use crate::s2o_flags::{self, S2oFlags};
-use crate::{exit, machine, model_flags, progress};
+use crate::{exit, machine, model_flags};
 
-/// Width and height of the picture.
 const SIZE: (u32, u32) = (1600, 1520);
 
 /// Draw the attention of one head, with the tiles that PBS-Attn and S2O compute
@@ -60,7 +57,6 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Draws the picture and prints the table.
     pub fn run(&self) -> Result<()> {
         let config = self.s2o.config()?;
         let model = self.model.load()?;
@@ -73,10 +69,7 @@ impl Flags {
             }
         }
         let prompt = self.prompt.prompt(&model)?;
-        let phase = progress::start("capturing", prompt.tokens.len(), "tokens");
-        let mut report = |done: usize, _: usize| phase.set(done);
-        let layers = capture(&model, &prompt.tokens, self.model.chunk, &[layer], &mut report)?;
-        phase.finish();
+        let layers = self.model.capture("capturing", &model, &prompt.tokens, &[layer])?;
         let Some(captured) = layers.first() else { bail!("layer {layer} made no attention call") };
 
         let head = Head::new(captured, self.head)?;
@@ -97,19 +90,19 @@ impl Flags {
         };
         let files = Figure::new(SIZE.0, SIZE.1)?.write(&maps, &self.out, &name)?;
 
-        let device = model.decoder.device();
-        let header = format!(
-            "model   {}\nprompt  {}\ns2o     {}",
+        let mut table = Look::of_stdout().table(["panel", "density", "softmax mass"]);
+        for (panel, pooled) in panels.iter().zip(&pooled) {
+            table.add_row([panel.title.to_owned(), format!("{:.3}", panel.density), format!("{:.4}", pooled.mass)]);
+        }
+        exit::print(&format!(
+            "model   {}\nprompt  {}\ns2o     {}\n\n{table}\n\nwritten {} and {}\n{}\n",
             model_flags::describe(&model),
             prompt.description,
             // The head is computed on the CPU, wherever the model ran.
             s2o_flags::describe(&config, false, head.k_len(), &Device::Cpu),
-        );
-        exit::print(&format!(
-            "{header}\n\n{}\n\n{}\n{}\n",
-            table(&panels, &pooled),
-            written(&files),
-            machine::describe(device)
+            files.png.display(),
+            files.svg.display(),
+            machine::describe(model.decoder.device()),
         ))
     }
 }
@@ -123,20 +116,4 @@ fn panels(head: &Head, config: &S2oConfig) -> Result<Vec<Panel>> {
         ranked::panel("(c) K/V-permuted by S2O", head, &with(false)?)?,
         ranked::panel("(d) Q and K/V permuted by S2O", head, &with(true)?)?,
     ])
-}
-
-fn table(panels: &[Panel], pooled: &[Pooled]) -> comfy_table::Table {
-    let mut table = Look::of_stdout().table(["panel", "density", "softmax mass"]);
-    for (panel, pooled) in panels.iter().zip(pooled) {
-        table.add_row(vec![
-            Cell::new(panel.title),
-            Cell::new(format!("{:.3}", panel.density)),
-            Cell::new(format!("{:.4}", pooled.mass)),
-        ]);
-    }
-    table
-}
-
-fn written(files: &Files) -> String {
-    format!("written {} and {}", files.png.display(), files.svg.display())
 }

@@ -8,11 +8,8 @@ use super::head::Head;
 #[derive(Debug)]
 pub struct Panel {
     pub title: &'static str,
-    /// Label of the key axis.
     pub key_label: String,
-    /// Label of the query axis.
     pub query_label: &'static str,
-    /// The place of each query.
     pub query_places: Vec<usize>,
     /// The places of the keys, in the order of the queries that see them.
     pub key_orders: Vec<KeyOrder>,
@@ -22,10 +19,8 @@ pub struct Panel {
     pub density: f64,
 }
 
-/// The order in which keys are shown to some queries.
 #[derive(Debug)]
 pub struct KeyOrder {
-    /// The queries.
     pub queries: Range<usize>,
     /// The place of each of the first keys. Later keys keep their position.
     pub places: Vec<usize>,
@@ -34,9 +29,7 @@ pub struct KeyOrder {
 /// A tile of queries with all keys that are computed for it.
 #[derive(Debug)]
 pub struct Band {
-    /// Places of the queries.
     pub queries: Range<usize>,
-    /// Places of the keys.
     pub keys: Vec<Range<usize>>,
 }
 
@@ -54,7 +47,6 @@ impl Panel {
         }
     }
 
-    /// The place of each key for a query.
     pub fn key_places(&self, query: usize) -> &[usize] {
         &self.key_orders[self.key_orders.partition_point(|order| order.queries.end <= query)].places
     }

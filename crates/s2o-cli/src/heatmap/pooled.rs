@@ -32,7 +32,6 @@ impl Pool {
     }
 }
 
-/// A panel's cells.
 #[derive(Debug)]
 pub struct Pooled {
     how: Pool,
@@ -87,7 +86,6 @@ impl Pooled {
         self.mass += computed / head.q_len() as f64;
     }
 
-    /// The picture of a panel.
     pub fn map(&self, head: &Head, panel: &Panel) -> std::result::Result<AttentionMap, PlotError> {
         let tile = |band: &Band, keys: &Range<usize>| Tile { queries: band.queries.clone(), keys: keys.clone() };
         Ok(AttentionMap {

@@ -8,7 +8,6 @@ use s2o_core::{AttnShape, Plan, query_tiles};
 use super::head::Head;
 use super::panel::{Band, KeyOrder, Panel};
 
-/// The panel of S2O with these options.
 pub fn panel(title: &'static str, head: &Head, config: &S2oConfig) -> Result<Panel> {
     let op = S2oOp::new(head.softmax_scale, config.clone());
     let ranking = op.clone().rank(&head.q, &head.k)?;

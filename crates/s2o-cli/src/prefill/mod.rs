@@ -9,7 +9,6 @@ use tracing_subscriber::prelude::*;
 
 mod report;
 mod run;
-mod timed;
 
 use self::report::Report;
 use self::run::Session;
@@ -88,13 +87,6 @@ impl Flags {
         }
     }
 
-    /// Ends the program if S2O flags are given but only dense attention is run.
-    fn check(&self) {
-        if self.methods() == [Method::Dense] && self.s2o.any() {
-            wrong_usage("prefill", "the S2O flags have no effect with '--attention dense'");
-        }
-    }
-
     fn generation(&self) -> GenerationOptions {
         let flags = &self.generation;
         GenerationOptions {
@@ -108,9 +100,10 @@ impl Flags {
         }
     }
 
-    /// Runs the methods and prints their results.
     pub fn run(&self) -> Result<()> {
-        self.check();
+        if self.methods() == [Method::Dense] && self.s2o.any() {
+            wrong_usage("prefill", "the S2O flags have no effect with '--attention dense'");
+        }
         // The trace is written when this is dropped.
         let _trace = self.tracing.then(|| {
             let (layer, guard) = ChromeLayerBuilder::new().include_args(true).build();
@@ -152,12 +145,8 @@ impl Flags {
             exit::print(&format!("{}\n", serde_json::to_string(&report.json()?)?))
         } else {
             let look = Look::of_stdout();
-            // Separates the output from the generated text or the progress bars.
-            let gap = match look {
-                _ if streams => "\n\n",
-                Look::Terminal => "\n",
-                Look::Plain => "",
-            };
+            // Separates the output from the generated text.
+            let gap = if streams { "\n\n" } else { look.gap() };
             exit::print(&format!("{gap}{}", report.text(look)?))
         }
     }

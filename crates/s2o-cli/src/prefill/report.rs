@@ -17,13 +17,10 @@ use crate::layout::{Look, grouped, seconds};
 use crate::prompt_flags::Prompt;
 use crate::{machine, model_flags, s2o_flags};
 
-/// Characters of a density bar.
 const BAR_WIDTH: usize = 24;
 
-/// Statistics by layer.
 type Stats = BTreeMap<usize, AttnStats>;
 
-/// The runs and their parameters.
 pub struct Report<'a> {
     pub model: &'a LoadedModel,
     pub prompt: &'a Prompt,
@@ -49,12 +46,6 @@ pub struct Json<'a> {
     expected: Option<&'a str>,
 }
 
-/// S2O against dense.
-struct Difference {
-    hidden: Errors,
-    top1_agreement: f64,
-}
-
 impl Report<'_> {
     pub fn json(&self) -> Result<Json<'_>> {
         let (dense, sparse) = (self.dense.as_ref(), self.sparse.as_ref());
@@ -65,8 +56,8 @@ impl Report<'_> {
             seconds_dense: dense.map(|run| run.prefill.as_secs_f64()),
             seconds_s2o: sparse.map(|(run, _)| run.prefill.as_secs_f64()),
             density: sparse.map(|(_, stats)| density(stats)),
-            rel_l1: difference.as_ref().map(|d| d.hidden.rel_l1),
-            top1_agree: difference.as_ref().map(|d| d.top1_agreement),
+            rel_l1: difference.map(|(hidden, _)| hidden.rel_l1),
+            top1_agree: difference.map(|(_, agreement)| agreement),
             answer_dense: dense.map(|run| self.answer(run)),
             answer_s2o: sparse.map(|(run, _)| self.answer(run)),
             expected: self.prompt.expected.as_deref(),
@@ -111,20 +102,16 @@ impl Report<'_> {
     }
 
     fn table(&self, look: Look) -> Result<comfy_table::Table> {
-        let runs: Vec<(&str, &Run)> =
-            [self.dense.as_ref().map(|run| ("dense", run)), self.sparse.as_ref().map(|(run, _)| ("S2O", run))]
-                .into_iter()
-                .flatten()
-                .collect();
+        let dense = self.dense.as_ref().map(|run| ("dense", run));
+        let sparse = self.sparse.as_ref().map(|(run, _)| ("S2O", run));
+        let runs: Vec<(&str, &Run)> = dense.into_iter().chain(sparse).collect();
         let difference = self.difference()?;
         let header = [""].into_iter().chain(runs.iter().map(|(name, _)| *name));
-        let mut table = look.table(header.chain(difference.as_ref().map(|_| "speed-up")));
+        let mut table = look.table(header.chain(difference.map(|_| "speed-up")));
 
-        let speed_up = |time: fn(&Run) -> Duration| match (&self.dense, &self.sparse) {
-            (Some(dense), Some((sparse, _))) => {
-                Some(Cell::new(format!("{:.2}x", time(dense).as_secs_f64() / time(sparse).as_secs_f64())))
-            }
-            _ => None,
+        let speed_up = |time: fn(&Run) -> Duration| {
+            let ((_, dense), (_, sparse)) = (dense?, sparse?);
+            Some(Cell::new(format!("{:.2}x", time(dense).as_secs_f64() / time(sparse).as_secs_f64())))
         };
         let row = |name: &str, cell: &dyn Fn(&Run) -> String, last: Option<Cell>| {
             let cells = runs.iter().map(|(_, run)| Cell::new(cell(run)));
@@ -140,13 +127,13 @@ impl Report<'_> {
 
         // Dense has no such values: it computes everything and is the reference of the differences.
         let mut sparse_row = |name: &str, value: String| {
-            let dense = self.dense.as_ref().map(|_| Cell::new(if name == "density" { "1.000" } else { "" }));
+            let dense = dense.map(|_| Cell::new(if name == "density" { "1.000" } else { "" }));
             table.add_row([Cell::new(name)].into_iter().chain(dense).chain([Cell::new(value)]).collect::<Vec<_>>());
         };
         if let Some((_, stats)) = &self.sparse {
             sparse_row("density", format!("{:.3}", density(stats)));
         }
-        if let Some(Difference { hidden, top1_agreement }) = &difference {
+        if let Some((hidden, top1_agreement)) = difference {
             sparse_row("hidden state: MSE", format!("{:.2e}", hidden.mse));
             sparse_row("  relative L1", format!("{:.2e}", hidden.rel_l1));
             sparse_row("  cosine", format!("{:.6}", hidden.cosine));
@@ -175,17 +162,14 @@ impl Report<'_> {
             let density = layer_stats.density();
             let time = |run: &Run| seconds(run.attention[*layer].as_secs_f64());
             let before = dense.map(|run| format!("{:>7} {arrow} ", time(run))).unwrap_or_default();
-            let skipped = layer_stats
-                .heads
-                .iter()
-                .all(|head| head.skipped_mass().is_some())
-                .then(|| mean(|head| head.skipped_mass().map_or(0.0, |skipped| skipped.by_key_scores)));
+            let is_known = layer_stats.heads.iter().all(|head| head.skipped_mass().is_some());
+            let skipped = mean(|head| head.skipped_mass().map_or(0.0, |skipped| skipped.by_key_scores));
             writeln!(
                 out,
                 "layer {layer:>3} {}  {density:>7.3}  {:>6.2}  {:>7}  {before}{:>7}",
                 look.bar(density, BAR_WIDTH),
                 mean(HeadStats::local_window_share),
-                skipped.map_or_else(|| "n/a".to_owned(), |skipped| format!("{skipped:.3}")),
+                if is_known { format!("{skipped:.3}") } else { "n/a".to_owned() },
                 time(sparse),
             )?;
         }
@@ -213,13 +197,12 @@ impl Report<'_> {
         Ok(())
     }
 
-    fn difference(&self) -> Result<Option<Difference>> {
-        let (Some(dense), Some((sparse, _))) = (&self.dense, &self.sparse) else {
-            return Ok(None);
-        };
+    /// Errors of S2O's hidden state, and the share of positions with the likeliest token of dense.
+    fn difference(&self) -> Result<Option<(Errors, f64)>> {
+        let (Some(dense), Some((sparse, _))) = (&self.dense, &self.sparse) else { return Ok(None) };
         let [exact, other] = [dense, sparse].map(|run| run.output.hidden.flatten_all()?.to_vec1::<f32>());
         let hidden = ErrorSums::of(&exact?, &other?).errors();
-        Ok(Some(Difference { hidden, top1_agreement: dense.top1_agreement(sparse)? }))
+        Ok(Some((hidden, dense.top1_agreement(sparse)?)))
     }
 
     /// The answer of a passkey task ends with its sentence; any other answer is the whole text.
@@ -231,9 +214,7 @@ impl Report<'_> {
     }
 
     fn is_right(&self, run: &Run) -> bool {
-        let Some(expected) = &self.prompt.expected else {
-            return false;
-        };
+        let Some(expected) = &self.prompt.expected else { return false };
         if self.model.name == NEEDLE_7M {
             passkey::answers_exactly(&run.text, expected)
         } else {

@@ -1,23 +1,22 @@
 //! [`Session`]: one loaded model, prompt and cache, so that all methods run under the same conditions.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use candle_core::{D, Tensor};
-use candle_s2o::Attention;
+use candle_s2o::{Attention, PrefillCall};
 use s2o_models::{
     Chunk, GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream, TokenStream,
 };
 
-use super::timed::Timed;
-use crate::progress;
+use crate::progress::{self, Progress};
 
 /// Number of positions at the prompt's end whose likeliest next token is compared.
 const COMPARED_POSITIONS: usize = 64;
 /// Tokens of the untimed run on a CPU.
 const WARM_UP_TOKENS: usize = 128;
 
-/// The results of one method.
 #[derive(Debug)]
 pub struct Run {
     /// Wall time of the prefill.
@@ -26,16 +25,13 @@ pub struct Run {
     pub attention: Vec<Duration>,
     /// Hidden state and logits.
     pub output: PrefillOutput,
-    /// Generated text.
     pub text: String,
-    /// Generated tokens.
     pub num_generated: usize,
     /// Wall time of generating.
     pub decode: Duration,
 }
 
 impl Run {
-    /// Time in attention over all layers.
     pub fn attention_total(&self) -> Duration {
         self.attention.iter().sum()
     }
@@ -113,13 +109,14 @@ impl<'m> Session<'m> {
         self.cache.reset();
         let decoder = &self.model.decoder;
         let phase = progress::start(format!("prefill, {name}"), self.prompt.len(), "tokens");
-        let timed = Timed::new(method, decoder.config().num_layers, &phase);
+        let layers = Mutex::new(vec![Duration::ZERO; decoder.config().num_layers]);
+        let timed = Timed { inner: method, progress: &phase, layers };
         let options = PrefillOptions::new().chunk(self.chunk).num_logits(self.num_logits);
         let start = Instant::now();
         let output = decoder.prefill(&self.tokens, &mut self.cache, &timed, options)?;
         decoder.device().synchronize()?;
         let prefill = start.elapsed();
-        let attention = timed.into_layers();
+        let attention = timed.layers.into_inner().unwrap_or_else(PoisonError::into_inner);
         phase.finish();
 
         let start = Instant::now();
@@ -147,5 +144,34 @@ impl<'m> Session<'m> {
         }
         show(pieces.finish()?)?;
         Ok((text, count))
+    }
+}
+
+/// An attention method with a timer. It also reports progress in tokens after each layer, because a chunk of a large
+/// model takes too long for one report per chunk.
+#[derive(Debug)]
+struct Timed<'a> {
+    inner: &'a dyn Attention,
+    progress: &'a Progress,
+    /// Time spent in each layer, over all chunks.
+    layers: Mutex<Vec<Duration>>,
+}
+
+impl Attention for Timed<'_> {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        // Devices work asynchronously: without waiting, the projections would be timed too.
+        q.device().synchronize()?;
+        let start = Instant::now();
+        let out = self.inner.prefill(call, q, k, v)?;
+        out.device().synchronize()?;
+        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        layers[call.layer] += start.elapsed();
+        let (chunk, end) = (q.dim(1)?, k.dim(1)?);
+        self.progress.set(end - chunk + chunk * (call.layer + 1) / layers.len());
+        Ok(out)
     }
 }

@@ -9,7 +9,7 @@ use candle_s2o::{KeyScore, Mask, S2oConfig, SegmentLen, StopRule, dense_attn, s2
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{error_of, stdout_of, text};
+use crate::{assert_has, assert_refused, error_of, number, rows_of, stdout_of, text};
 
 /// Numbers of about unit variance, the same on every machine.
 fn numbers(seed: u64, shape: (usize, usize, usize, usize)) -> Tensor {
@@ -29,8 +29,7 @@ fn save(path: &Path, tensors: &[(&str, &Tensor)]) {
 }
 
 fn rows(args: &[&str]) -> Vec<Value> {
-    let stdout = stdout_of("compare", &[args, &["--json"]].concat());
-    stdout.lines().map(|line| serde_json::from_str(line).expect("a JSON object a line")).collect()
+    rows_of("compare", &[args, &["--json"]].concat())
 }
 
 fn f32s(tensor: &Tensor) -> Vec<f32> {
@@ -48,40 +47,24 @@ fn compare_agrees_with_the_library() {
     let scale = Tensor::new(&[0.5f32], &Device::Cpu).expect("a tensor");
     save(&input, &[("q", &q), ("k", &k), ("v", &v), ("softmax_scale", &scale)]);
 
-    let flags = [
-        "--preset",
-        "paper",
-        "--segment",
-        "256",
-        "--tau",
-        "0.2",
-        "--stop-rule",
-        "sum",
-        "--score",
-        "second-cumulant=0.5",
-        "--dense-below",
-        "0",
-    ];
+    let flags = "--preset paper --segment 256 --tau 0.2 --stop-rule sum --score second-cumulant=0.5 --dense-below 0";
+    let flags: Vec<&str> = flags.split(' ').collect();
     let files = ["--tensors", text(&input), "--out-tensors", text(&out), "--csv", text(&csv), "--repeat", "2"];
     let rows = rows(&[&files[..], &flags].concat());
 
     // Two methods, each with one row for all heads and one for each of four heads.
     assert_eq!(rows.len(), 10);
-    let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
     for row in &rows {
-        let mut keys: Vec<&String> = row.as_object().expect("an object").keys().collect();
+        let mut keys: Vec<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
         keys.sort();
-        let expected = ["cosine", "density", "head", "layer", "mae", "method", "mse", "rel_l1", "seconds"];
-        assert_eq!(keys, expected);
+        assert_eq!(keys.join(" "), "cosine density head layer mae method mse rel_l1 seconds");
         assert_eq!(row["layer"], 0);
         assert!(number(row, "seconds") > 0.0);
     }
     for row in &rows[..5] {
         assert_eq!(row["method"], "dense");
-        assert_eq!(
-            ["mse", "mae", "rel_l1", "cosine", "density"].map(|key| number(row, key)),
-            [0.0, 0.0, 0.0, 1.0, 1.0]
-        );
+        let exact = ["mse", "mae", "rel_l1", "cosine", "density"].map(|key| number(row, key));
+        assert_eq!(exact, [0.0, 0.0, 0.0, 1.0, 1.0]);
     }
     let (total, heads) = (&rows[5], &rows[6..]);
     assert_eq!((&total["method"], &total["head"]), (&json!("s2o"), &json!(-1)));
@@ -147,8 +130,7 @@ fn bad_tensor_files_are_refused() {
     let file = directory.path().join("bad.safetensors");
     let refused = |tensors: &[(&str, &Tensor)], part: &str| {
         save(&file, tensors);
-        let error = error_of("compare", &["--tensors", text(&file)]);
-        assert!(error.contains(part), "{part}: {error}");
+        assert_refused("compare", &["--tensors", text(&file)], &[(&[], part)]);
     };
     let q = numbers(6, (1, 64, 2, 16));
     let flat = q.squeeze(0).expect("three dimensions");
@@ -170,14 +152,14 @@ fn bad_tensor_files_are_refused() {
     );
 
     save(&file, &[("q", &q), ("k", &q), ("v", &q)]);
-    let error = error_of("compare", &["--tensors", text(&file), "--layers", "4"]);
-    assert!(error.contains("expected layers [0], got layer 4"), "{error}");
+    let path = text(&file);
+    assert_refused("compare", &["--tensors", path], &[(&["--layers", "4"], "expected layers [0], got layer 4")]);
     let bytes = fs::read(&file).expect("a file");
     fs::write(&file, &bytes[..bytes.len() - 100]).expect("written");
-    let error = error_of("compare", &["--tensors", text(&file)]);
-    assert!(error.contains("bad.safetensors is not a valid safetensors file"), "{error}");
-    let error = error_of("compare", &["--tensors", text(&directory.path().join("none"))]);
-    assert!(error.contains("cannot read"), "{error}");
+    let cases = [(path, "bad.safetensors is not a valid safetensors file"), ("no/such", "cannot read no/such")];
+    for (path, part) in cases {
+        assert_refused("compare", &["--tensors", path], &[(&[], part)]);
+    }
 }
 
 #[test]
@@ -186,13 +168,9 @@ fn captured_tensors_compare_as_the_model_does() {
     let file = directory.path().join("captured.safetensors");
     for (layers, names) in [("4", vec!["k", "q", "softmax_scale", "v"]), ("1,4", vec![])] {
         let capture = ["--context", "1500", "--chunk", "600", "--layers", layers, "--save-tensors", text(&file)];
-        let untimed = |rows: Vec<Value>| -> Vec<Value> {
-            rows.into_iter()
-                .map(|mut row| {
-                    row.as_object_mut().expect("an object").remove("seconds");
-                    row
-                })
-                .collect()
+        let untimed = |mut rows: Vec<Value>| -> Vec<Value> {
+            rows.iter_mut().for_each(|row| row["seconds"] = Value::Null);
+            rows
         };
         let captured = untimed(rows(&capture));
         let read = untimed(rows(&["--tensors", text(&file)]));
@@ -207,8 +185,8 @@ fn captured_tensors_compare_as_the_model_does() {
             assert_eq!(found, names);
         }
     }
-    let error = error_of("compare", &["--layers", "6", "--context", "100"]);
-    assert!(error.contains("expected layers 0 to 5, got 6"), "{error}");
+    let args = ["--layers", "6", "--context", "100"];
+    assert_refused("compare", &[], &[(&args, "expected layers 0 to 5, got 6")]);
 }
 
 #[test]
@@ -224,21 +202,16 @@ fn compare_against_candles_own_ops() {
     let totals: Vec<&Value> = rows.iter().filter(|row| row["head"] == -1).collect();
     let methods: Vec<&str> = totals.iter().filter_map(|row| row["method"].as_str()).collect();
     assert_eq!(methods, ["sdpa-dense", "dense", "s2o"]);
-    let error = |row: &Value| row["rel_l1"].as_f64().expect("a number");
-    assert_eq!(error(totals[0]), 0.0);
-    assert!(error(totals[1]) > 0.0 && error(totals[1]) < 1e-5, "{}", totals[1]);
-    assert!(error(totals[2]) > 1e-4, "{}", totals[2]);
+    let [own, dense, sparse] = [0, 1, 2].map(|i| number(totals[i], "rel_l1"));
+    assert!(own == 0.0 && dense > 0.0 && dense < 1e-5 && sparse > 1e-4, "{totals:?}");
 
-    let printed = stdout_of("compare", &flags);
-    assert!(printed.contains("dense agrees with sdpa-dense to "), "{printed}");
-    assert!(printed.contains("s2o differs from sdpa-dense by "), "{printed}");
-    assert!(printed.contains("most in layer 0 head "), "{printed}");
+    let parts = ["dense agrees with sdpa-dense to ", "s2o differs from sdpa-dense by ", "most in layer 0 head "];
+    assert_has(&stdout_of("compare", &flags), &parts);
 }
 
 #[test]
 #[cfg(not(feature = "flash-attn"))]
 fn a_peer_that_is_not_built_says_how_to_get_it() {
     let error = error_of("compare", &["--against", "flash-attn", "--cpu"]);
-    assert!(error.contains("expected a build with candle-flash-attn, got one without"), "{error}");
-    assert!(error.contains("--features cuda,flash-attn"), "{error}");
+    assert_has(&error, &["expected a build with candle-flash-attn, got one without", "--features cuda,flash-attn"]);
 }

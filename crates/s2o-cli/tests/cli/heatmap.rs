@@ -3,10 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{error_of, stdout_of, text};
+use crate::{assert_refused, number, rows_of, stdout_of, text};
 
 /// A prompt that is short enough for a test and long enough for a prefix.
 const PROMPT: [&str; 6] = ["--context", "1024", "--segment", "256", "--dense-below", "0"];
@@ -43,10 +42,9 @@ fn heatmap_draws_four_panels_and_says_what_they_hold() {
         assert!(*density > 0.0 && *mass > 0.5 && *mass < 1.0, "{title}: {density}, {mass}");
     }
 
-    let json = stdout_of("compare", &[&PROMPT[..], &["--layers", "4", "--methods", "s2o", "--json"], &flags].concat());
-    let compared: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    let head = compared.iter().find(|row| row["head"] == 2).expect("the head");
-    let density = head["density"].as_f64().expect("a number");
+    let args = [&PROMPT[..], &["--layers", "4", "--methods", "s2o", "--json"], &flags].concat();
+    let compared = rows_of("compare", &args);
+    let density = number(compared.iter().find(|row| row["head"] == 2).expect("the head"), "density");
     assert!(density < 0.9 && (rows[2].1 - density).abs() < 5.1e-4, "{} and {density}", rows[2].1);
 
     let png = fs::read(out.join("attention-layer4-head2.png")).expect("a PNG");
@@ -78,13 +76,10 @@ fn heatmap_says_what_there_is_to_look_at() {
     let directory = TempDir::new().expect("a temporary directory");
     let file = directory.path().join("file");
     fs::write(&file, "").expect("written");
-    let wrong: [(&[&str], &str); 3] = [
+    let wrong: &[(&[&str], &str)] = &[
         (&["--head", "4"], "--head: expected heads 0 to 3, got 4"),
         (&["--layer", "6"], "--layer: expected layers 0 to 5, got 6"),
         (&["--out", text(&file)], "cannot write"),
     ];
-    for (args, part) in wrong {
-        let error = error_of("heatmap", &[&["--context", "256"], args].concat());
-        assert!(error.contains(part), "{error}");
-    }
+    assert_refused("heatmap", &["--context", "256"], wrong);
 }

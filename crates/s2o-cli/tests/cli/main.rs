@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 mod compare;
@@ -45,6 +46,33 @@ pub(crate) fn error_of(name: &str, args: &[&str]) -> String {
     stderr
 }
 
+/// The JSON objects that a run prints, one a line.
+pub(crate) fn rows_of(name: &str, args: &[&str]) -> Vec<Value> {
+    stdout_of(name, args).lines().map(|line| serde_json::from_str(line).expect("a JSON object a line")).collect()
+}
+
+/// The number of a key.
+pub(crate) fn number(row: &Value, key: &str) -> f64 {
+    row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"))
+}
+
+pub(crate) fn assert_has(text: &str, parts: &[&str]) {
+    parts.iter().for_each(|part| assert!(text.contains(part), "{part} in {text}"));
+}
+
+/// Each of the cases fails with an error that contains its part.
+pub(crate) fn assert_refused(name: &str, before: &[&str], cases: &[(&[&str], &str)]) {
+    for (args, part) in cases {
+        let error = error_of(name, &[before, *args].concat());
+        assert!(error.contains(part), "{args:?}: {error}");
+    }
+}
+
+/// Each of the cases is a usage error.
+pub(crate) fn assert_misused(name: &str, cases: &[&[&str]]) {
+    cases.iter().for_each(|args| assert_eq!(run(name, args).status.code(), Some(2), "{args:?}"));
+}
+
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are UTF-8")
 }
@@ -53,9 +81,7 @@ pub(crate) fn text(path: &Path) -> &str {
 fn help_and_version_name_the_program() {
     assert_eq!(stdout_of("--version", &[]), concat!("s2o ", env!("CARGO_PKG_VERSION"), "\n"));
     let help = stdout_of("--help", &[]);
-    for part in ["prefill", "compare", "evaluate", "heatmap", "statistics", "--quiet", "Examples:"] {
-        assert!(help.contains(part), "{part} in {help}");
-    }
+    assert_has(&help, &["prefill", "compare", "evaluate", "heatmap", "statistics", "--quiet", "Examples:"]);
     // Without a command the short help goes to stderr.
     let output = Command::new(env!("CARGO_BIN_EXE_s2o")).output().expect("the program starts");
     assert_eq!(output.status.code(), Some(2));

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{command, error_of, run, text};
+use crate::{assert_has, assert_refused, command, error_of, run, text};
 
 /// needle-7m with a changed configuration.
 fn model_directory(change: impl FnOnce(&mut Value)) -> TempDir {
@@ -21,29 +21,23 @@ fn model_directory(change: impl FnOnce(&mut Value)) -> TempDir {
 #[test]
 #[cfg(not(feature = "cuda"))]
 fn a_build_without_gpus_says_so() {
-    let error = error_of("prefill", &["--device", "cuda"]);
-    assert!(error.contains("build with --features cuda"), "{error}");
+    assert_refused("prefill", &[], &[(&["--device", "cuda"], "build with --features cuda")]);
 }
 
 #[test]
 fn bad_models_are_refused() {
-    let missing = error_of("prefill", &["--model", "./no/such/directory"]);
-    assert!(missing.contains("config.json is missing"), "{missing}");
-
+    let refused = |command: &str, model: &str, part: &str| assert_refused(command, &["--model", model], &[(&[], part)]);
+    refused("prefill", "./no/such/directory", "config.json is missing");
     let other = model_directory(|config| config["architectures"] = json!(["MambaForCausalLM"]));
-    let error = error_of("prefill", &["--model", text(other.path())]);
-    assert!(error.contains("`MambaForCausalLM` is not supported: expected LlamaForCausalLM"), "{error}");
+    refused("prefill", text(other.path()), "`MambaForCausalLM` is not supported: expected LlamaForCausalLM");
 
     let truncated = model_directory(|_| {});
     let weights = truncated.path().join("model.safetensors");
     let bytes = fs::read(&weights).expect("weights");
     fs::write(&weights, &bytes[..bytes.len() / 2]).expect("written");
-    let error = error_of("compare", &["--model", text(truncated.path())]);
-    assert!(error.contains("model.safetensors is not a valid weight file"), "{error}");
-
+    refused("compare", text(truncated.path()), "model.safetensors is not a valid weight file");
     fs::remove_file(&weights).expect("removed");
-    let error = error_of("prefill", &["--model", text(truncated.path())]);
-    assert!(error.contains("model.safetensors is missing"), "{error}");
+    refused("prefill", text(truncated.path()), "model.safetensors is missing");
 }
 
 #[test]
@@ -73,10 +67,7 @@ fn a_model_in_the_hubs_cache_needs_no_network() {
         assert_eq!((&object["model"], &object["answer_dense"]), (&json!("needle"), &object["expected"]));
     }
     let (_, stderr) = prefill("HF_HOME", home.path(), "org/other");
-    assert!(
-        stderr.contains("cannot reach config.json of org/other at revision main on http://127.0.0.1:9"),
-        "{stderr}"
-    );
+    assert_has(&stderr, &["cannot reach config.json of org/other at revision main on http://127.0.0.1:9"]);
 }
 
 #[test]
@@ -86,8 +77,8 @@ fn the_models_context_is_the_limit() {
     let error = error_of("prefill", &["--model", model, "--context", "1024"]);
     let got: usize = error.trim().rsplit(", but ").next().and_then(|s| s.split(' ').next()?.parse().ok()).expect("got");
     assert!(error.contains("the model has 512 positions") && (961..=1024).contains(&got), "{error}");
-    let error = error_of("compare", &["--model", model, "--context", "1024"]);
-    assert!(error.contains("the model has 512 positions"), "{error}");
+    let part = "the model has 512 positions";
+    assert_refused("compare", &["--model", model], &[(&["--context", "1024"], part)]);
 
     // A file is cut in the middle, and no more tokens are generated than the context has room for.
     let file = short.path().join("prompt.txt");
@@ -95,8 +86,7 @@ fn the_models_context_is_the_limit() {
     let output = run("prefill", &["--model", model, "--prompt-file", text(&file), "--context", "511", "--json"]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
-    assert!(stderr.contains("the first 256 and the last 255 are kept (--context 511)"), "{stderr}");
-    assert!(stderr.contains("generating at most 2 tokens"), "{stderr}");
+    assert_has(&stderr, &["the first 256 and the last 255 are kept (--context 511)", "generating at most 2 tokens"]);
     let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert_eq!(object["tokens"], 511);
 }

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{error_of, run, stdout_of, text};
+use crate::{assert_has, assert_misused, assert_refused, rows_of, stdout_of, text};
 
 /// The `config.json` of a model that is fast to make.
 fn shape() -> (TempDir, String) {
@@ -25,8 +25,7 @@ fn shape() -> (TempDir, String) {
 fn prefill_times_a_synthetic_model() {
     let (_directory, shape) = shape();
     let args = ["--synthetic", &shape, "--tokens", "3000", "-n", "3"];
-    let object = stdout_of("prefill", &[&args[..], &["--json"]].concat());
-    let object: Value = serde_json::from_str(&object).expect("one JSON object");
+    let object = &rows_of("prefill", &[&args[..], &["--json"]].concat())[0];
     assert_eq!((&object["model"], &object["tokens"]), (&json!("synthetic-tiny-calibrated"), &json!(3000)));
     assert!(object["seconds_dense"].is_number() && object["seconds_s2o"].is_number(), "{object}");
     assert!((0.05..1.0).contains(&object["density"].as_f64().expect("a density")), "{object}");
@@ -36,15 +35,11 @@ fn prefill_times_a_synthetic_model() {
     assert_eq!(answer.split(' ').filter(|id| id.parse::<u32>().is_ok()).count(), 3, "{answer}");
 
     let report = stdout_of("prefill", &args);
-    for part in
-        ["model   synthetic-tiny-calibrated: Llama", "SYNTHETIC: made-up weights", "3000 random tokens", "speed-up"]
-    {
-        assert!(report.contains(part), "{part} in {report}");
-    }
+    let model = "model   synthetic-tiny-calibrated: Llama";
+    assert_has(&report, &[model, "SYNTHETIC: made-up weights", "3000 random tokens", "speed-up"]);
     assert!(!stdout_of("prefill", &["--context", "500", "-n", "1"]).contains("SYNTHETIC"));
 
-    let focused = stdout_of("prefill", &[&args[..], &["--json", "--synthetic-focus", "2"]].concat());
-    let focused: Value = serde_json::from_str(&focused).expect("one JSON object");
+    let focused = &rows_of("prefill", &[&args[..], &["--json", "--synthetic-focus", "2"]].concat())[0];
     assert_eq!(focused["model"], "synthetic-tiny-focus-2");
     assert!(focused["density"].as_f64() < object["density"].as_f64(), "{focused} {object}");
 }
@@ -54,13 +49,13 @@ fn compare_says_that_a_model_is_synthetic() {
     let (_directory, shape) = shape();
     let args = ["--synthetic", &shape, "--synthetic-weights", "random", "--tokens", "2500", "--layers", "1"];
     let table = stdout_of("compare", &args);
-    assert!(table.contains("synthetic-tiny-random") && table.contains("2500 random tokens"), "{table}");
+    assert_has(&table, &["synthetic-tiny-random", "2500 random tokens"]);
 }
 
 #[test]
 fn random_tokens_suit_any_model() {
     let args = ["--tokens", "300", "-n", "1", "--attention", "dense", "--json"];
-    let object: Value = serde_json::from_str(&stdout_of("prefill", &args)).expect("one JSON object");
+    let object = &rows_of("prefill", &args)[0];
     assert_eq!((&object["model"], &object["tokens"]), (&json!("needle-7m"), &json!(300)));
 }
 
@@ -80,15 +75,7 @@ fn what_makes_no_sense_is_refused() {
         (&["--synthetic", &shape, "--tokens", "9000"], "the model has 8192 positions, but 9000"),
         (&["--synthetic", &shape, "--tokens", "0"], "expected at least one token"),
     ];
-    for (args, part) in cases {
-        let error = error_of("prefill", args);
-        assert!(error.contains(part), "{args:?}: {error}");
-    }
-    for args in [
-        &["--synthetic", &shape, "--model", "needle-7m"][..],
-        &["--synthetic-focus", "1"],
-        &["--tokens", "9", "--prompt", "a"],
-    ] {
-        assert_eq!(run("prefill", args).status.code(), Some(2), "{args:?}");
-    }
+    assert_refused("prefill", &[], cases);
+    let other = ["--synthetic", &shape, "--model", "needle-7m"];
+    assert_misused("prefill", &[&other, &["--synthetic-focus", "1"], &["--tokens", "9", "--prompt", "a"]]);
 }

@@ -4,7 +4,7 @@ use candle_s2o::{LayerSetting, LayerSettings};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{error_of, run, stdout_of, text};
+use crate::{assert_has, assert_misused, assert_refused, rows_of, stdout_of, text};
 
 #[test]
 fn tuned_thresholds_are_read_by_the_other_commands() {
@@ -12,9 +12,8 @@ fn tuned_thresholds_are_read_by_the_other_commands() {
     let file = directory.path().join("layers.json");
     let args = ["tune", "--max-rel-l1", "0.05", "--lengths", "2304", "--taus", "0.005,0.02,0.1", "--save", text(&file)];
     let table = stdout_of("evaluate", &args);
-    for part in ["needle-7m", "layer", "density", "mean density 0.", "layers.json", "score second-cumulant=0.35"] {
-        assert!(table.contains(part), "{part} in {table}");
-    }
+    let parts = ["needle-7m", "layer", "density", "mean density 0.", "layers.json", "score second-cumulant=0.35"];
+    assert_has(&table, &parts);
     let settings = LayerSettings::load(&file).expect("settings");
     assert_eq!((settings.layers().len(), settings.tuned_on().model.as_str()), (6, "needle-7m"));
     assert_eq!(settings.tuned_on().max_rel_l1, 0.05);
@@ -24,9 +23,7 @@ fn tuned_thresholds_are_read_by_the_other_commands() {
     // The bound holds on the tuning prompt, layer by layer.
     let compared = |methods: &str, more: &[&str]| -> Vec<Value> {
         let args = ["--context", "2304", "--layers", "0,1,2,3,4,5", "--json", "--methods", methods];
-        let stdout = stdout_of("compare", &[&args[..], more].concat());
-        let rows = stdout.lines().map(|line| serde_json::from_str::<Value>(line).expect("a JSON object a line"));
-        rows.filter(|row| row["head"] == -1).collect()
+        rows_of("compare", &[&args[..], more].concat()).into_iter().filter(|row| row["head"] == -1).collect()
     };
     let tuned = compared("s2o", &["--layers-file", text(&file)]);
     assert_eq!(tuned.len(), 6);
@@ -50,12 +47,9 @@ fn a_bound_of_zero_leaves_everything_dense() {
     std::fs::write(&prompt, "The grass is green. The sky is blue. ".repeat(200)).expect("written");
     let args = ["--prompt-file", text(&prompt), "--context", "600", "--dense-below", "0", "--segment", "128"];
     let more = ["--taus", "0.1", "--json", "--save", text(&file)];
-    let output = run("evaluate", &[&["tune", "--max-rel-l1", "0"], &args[..], &more].concat());
-    assert!(output.status.success());
-    let stdout = String::from_utf8(output.stdout).expect("UTF-8");
-    let rows: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+    let rows = rows_of("evaluate", &[&["tune", "--max-rel-l1", "0"], &args[..], &more].concat());
     assert_eq!(rows.len(), 6);
-    assert!(rows.iter().all(|row| row["tau"].is_null() && row["density"] == 1.0), "{stdout}");
+    assert!(rows.iter().all(|row| row["tau"].is_null() && row["density"] == 1.0), "{rows:?}");
     let settings = LayerSettings::load(&file).expect("settings");
     assert!(settings.layers().iter().all(|layer| *layer == LayerSetting::Dense));
     assert_eq!(settings.tuned_on().prompt_tokens, [600]);
@@ -67,22 +61,20 @@ fn settings_that_do_not_fit_are_refused() {
     let file = directory.path().join("layers.json");
     let tuned_on = r#"{"model":"other","prompt_tokens":[],"max_rel_l1":0.1,"options":""}"#;
     std::fs::write(&file, format!(r#"{{"version":1,"tuned_on":{tuned_on},"layers":["dense"]}}"#)).expect("written");
+    let (args, part) = (["--layers-file", text(&file)], "expected 6 layers as the model has, got settings for 1");
     for command in ["prefill", "compare"] {
-        let error = error_of(command, &["--layers-file", text(&file), "--context", "100"]);
-        assert!(error.contains("expected 6 layers as the model has, got settings for 1"), "{error}");
+        assert_refused(command, &["--context", "100"], &[(&args, part)]);
     }
     let spec = format!("s2o:layers={}", text(&file));
-    let error = error_of("compare", &["--methods", &spec, "--context", "100", "--layers", "2"]);
-    assert!(error.contains("expected layers 0 to 0, got a call for layer 2"), "{error}");
-    for (args, part) in [
-        (&["--max-rel-l1=-1"][..], "expected a number of at least 0, got -1"),
+    let part = "expected layers 0 to 0, got a call for layer 2";
+    assert_refused("compare", &["--context", "100", "--layers", "2"], &[(&["--methods", &spec], part)]);
+    let cases: &[(&[&str], &str)] = &[
+        (&["--max-rel-l1=-1"], "expected a number of at least 0, got -1"),
         (&["--max-rel-l1", "0.1", "--tau", "0.1"], "--tau: expected none of the flags that tuning decides"),
         (&["--max-rel-l1", "0.1", "--taus", "1"], "tau: expected a number in [0, 1), got 1"),
         (&["--max-rel-l1", "0.1", "--lengths", "500"], "expected at least 2048 tokens"),
         (&["--max-rel-l1", "0.1", "--prompt-file", "none"], "cannot read none"),
-    ] {
-        let error = error_of("evaluate", &[&["tune"], args].concat());
-        assert!(error.contains(part), "{args:?}: {error}");
-    }
-    assert_eq!(run("evaluate", &["tune"]).status.code(), Some(2));
+    ];
+    assert_refused("evaluate", &["tune"], cases);
+    assert_misused("evaluate", &[&["tune"]]);
 }

@@ -4,13 +4,11 @@ use s2o_baselines::{MInferenceConfig, SpargeConfig};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{error_of, stdout_of, text};
+use crate::{assert_has, assert_refused, error_of, rows_of, stdout_of, text};
 
 /// All heads of all layers with one method, on the prompt that the tuners build.
 fn compared(method: &str, tokens: &str) -> Vec<Value> {
-    let args = ["--context", tokens, "--layers", "0,1,2,3,4,5", "--json", "--methods", method];
-    let stdout = stdout_of("compare", &args);
-    stdout.lines().map(|line| serde_json::from_str(line).expect("a JSON object a line")).collect()
+    rows_of("compare", &["--context", tokens, "--layers", "0,1,2,3,4,5", "--json", "--methods", method])
 }
 
 fn of_heads(rows: &[Value]) -> impl Iterator<Item = &Value> {
@@ -25,9 +23,7 @@ fn tuned_spargeattn_keeps_its_bounds() {
     let file = directory.path().join("spargeattn.json");
     let args = ["tune-spargeattn", "--l1", "0.2", "--l2", "0.25", "--lengths", TOKENS, "--save", text(&file)];
     let table = stdout_of("evaluate", &args);
-    for part in ["needle-7m", "layer", "density", "mean density 0.", "spargeattn.json"] {
-        assert!(table.contains(part), "{part} in {table}");
-    }
+    assert_has(&table, &["needle-7m", "layer", "density", "mean density 0.", "spargeattn.json"]);
     assert_eq!(SpargeConfig::load(&file).expect("settings").layers.len(), 6);
 
     let method = format!("spargeattn:config={}", text(&file));
@@ -49,8 +45,7 @@ fn tuned_spargeattn_keeps_its_bounds() {
     assert!(sweep.lines().count() == 2 && sweep.contains(&format!("{method},tau,,4,")), "{sweep}");
 
     let both = format!("spargeattn:config={}:tau=0.9", text(&file));
-    let error = error_of("compare", &["--context", TOKENS, "--methods", &both]);
-    assert!(error.contains("tau") && error.contains("config"), "{error}");
+    assert_has(&error_of("compare", &["--context", TOKENS, "--methods", &both]), &["tau", "config"]);
 }
 
 #[test]
@@ -60,7 +55,7 @@ fn a_saved_search_selects_as_the_search_on_the_prompt_does() {
     let file = directory.path().join("minference.json");
     let args = ["search-minference", "--budget", "0.02", "--lengths", TOKENS, "--save", text(&file)];
     let table = stdout_of("evaluate", &args);
-    assert!(table.contains("mean density 0.") && table.contains("minference.json"), "{table}");
+    assert_has(&table, &["mean density 0.", "minference.json"]);
     let config = MInferenceConfig::load(&file).expect("patterns");
     assert!(config.layers.values().all(|heads| heads.len() == 4) && config.layers.len() == 6);
 
@@ -77,20 +72,23 @@ fn what_cannot_be_tuned_or_read_is_refused() {
     let directory = TempDir::new().expect("a temporary directory");
     let save = directory.path().join("settings.json");
     let elsewhere = directory.path().join("no/settings.json");
-    for (args, part) in [
-        (&["tune-spargeattn", "--l1", "0"][..], "l1: expected above 0, got 0"),
+    let cases: &[(&[&str], &str)] = &[
+        (&["tune-spargeattn", "--l1", "0"], "l1: expected above 0, got 0"),
         (&["tune-spargeattn", "--l1", "0.1", "--pv-l1", "0.05"], "l2: expected at least l1, got 0.05"),
         (&["tune-spargeattn", "--prompt-file", "none"], "cannot read none"),
         (&["search-minference", "--budget", "0"], "--budget: expected a number above 0, got 0"),
         (&["search-minference", "--lengths", "600"], "expected more than 6400 tokens, up to which a pattern attends"),
-    ] {
-        let error = error_of("evaluate", &[args, &["--save", text(&save)]].concat());
-        assert!(error.contains(part), "{args:?}: {error}");
+    ];
+    for (args, part) in cases {
+        assert_refused("evaluate", args, &[(&["--save", text(&save)], part)]);
     }
+    // The model does not exist either; that error would come later.
+    let cases: &[(&[&str], &str)] = &[(
+        &["--save", text(&elsewhere), "--model", "no-such-model"],
+        "--save: expected a file in a directory that exists",
+    )];
     for command in ["tune-spargeattn", "search-minference"] {
-        // The model does not exist either; that error would come later.
-        let error = error_of("evaluate", &[command, "--save", text(&elsewhere), "--model", "no-such-model"]);
-        assert!(error.contains("--save: expected a file in a directory that exists"), "{error}");
+        assert_refused("evaluate", &[command], cases);
     }
     assert!(!save.exists(), "nothing is written");
 
@@ -117,12 +115,12 @@ fn what_cannot_be_tuned_or_read_is_refused() {
     ] {
         std::fs::write(&file, content).expect("written");
         let method = format!("{method}:config={}", text(&file));
-        let error = error_of("compare", &["--context", "300", "--layers", "0", "--methods", &method]);
-        assert!(error.contains(part), "{method}: {error}");
+        assert_refused("compare", &["--context", "300", "--layers", "0"], &[(&["--methods", &method], part)]);
     }
-    let error = error_of("compare", &["--methods", &format!("minference:config={}:budget=1", text(&file))]);
-    assert!(error.contains("budget: expected none together with config, which sets it"), "{error}");
+    let both = format!("minference:config={}:budget=1", text(&file));
+    let part = "budget: expected none together with config, which sets it";
+    assert_refused("compare", &[], &[(&["--methods", &both], part)]);
     let missing = directory.path().join("nothing.json");
     let error = error_of("compare", &["--methods", &format!("minference:config={}", text(&missing))]);
-    assert!(error.contains("cannot read") && error.contains("nothing.json"), "{error}");
+    assert_has(&error, &["cannot read", "nothing.json"]);
 }

@@ -8,9 +8,9 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::Metadata;
-use thiserror::Error;
 
 use super::LayerTensors;
+use crate::error::{EvalError, Result};
 
 /// Bytes of the header's length, at the start of a safetensors file.
 const LENGTH_BYTES: usize = 8;
@@ -18,75 +18,6 @@ const LENGTH_BYTES: usize = 8;
 const SOFTMAX_SCALE: &str = "softmax_scale";
 /// Metadata key of the layer that plain q, k, v were captured from.
 const LAYER: &str = "layer";
-
-/// An error of a tensor file.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum TensorFileError {
-    /// The file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        source: std::io::Error,
-    },
-    /// The file cannot be written.
-    #[error("cannot write {}: {reason}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
-    /// The file is not a valid safetensors file.
-    #[error("{} is not a valid safetensors file: {reason}", path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
-    /// The file has no queries.
-    #[error("{}: expected tensors q, k and v, or layer.N.q, layer.N.k and layer.N.v, got {got}", path.display())]
-    NoQueries {
-        /// The file.
-        path: PathBuf,
-        /// Names of the tensors in the file.
-        got: String,
-    },
-    /// The file has queries, but no keys or values that belong to them.
-    #[error("{}: expected a tensor `{expected}` in addition to the queries, got {got}", path.display())]
-    Missing {
-        /// The file.
-        path: PathBuf,
-        /// The missing name.
-        expected: String,
-        /// Names of the tensors in the file.
-        got: String,
-    },
-    /// The file lacks a layer.
-    #[error("{}: expected layers {expected:?}, got layer {got}", path.display())]
-    NoSuchLayer {
-        /// The file.
-        path: PathBuf,
-        /// The layers in the file.
-        expected: Vec<usize>,
-        /// The requested layer.
-        got: usize,
-    },
-    /// The factor on `q . k` is not a number.
-    #[error("{}: softmax_scale: expected one number, got {got}", path.display())]
-    SoftmaxScale {
-        /// The file.
-        path: PathBuf,
-        /// The value in the file.
-        got: String,
-    },
-    /// Candle failed.
-    #[error(transparent)]
-    Candle(#[from] candle_core::Error),
-}
 
 /// An open file with q, k, v of one or more layers.
 #[derive(Debug)]
@@ -106,7 +37,7 @@ impl TensorFile {
     ///
     /// # Errors
     /// If the file cannot be read, is not a safetensors file or has no queries.
-    pub fn open(path: &Path) -> Result<Self, TensorFileError> {
+    pub fn open(path: &Path) -> Result<Self> {
         let (file, data_start, header) = read_header(path)?;
         let names: BTreeSet<String> = header.offset_keys().into_iter().collect();
         let mut layers: Vec<(usize, String)> = names
@@ -122,7 +53,9 @@ impl TensorFile {
             layers = vec![(layer, String::new())];
         }
         if layers.is_empty() {
-            return Err(TensorFileError::NoQueries { path: path.to_owned(), got: listed(&names) });
+            let parts = "tensors q, k and v, or layer.N.q, layer.N.k and layer.N.v";
+            let reason = format!("expected {parts}, got {}", listed(&names));
+            return Err(EvalError::TensorFile { path: path.to_owned(), reason });
         }
         Ok(Self { path: path.to_owned(), file: Mutex::new(file), data_start, header, names, layers })
     }
@@ -130,11 +63,11 @@ impl TensorFile {
     /// The layers to read: `wanted`, or all layers if `wanted` is empty.
     ///
     /// # Errors
-    /// [`TensorFileError::NoSuchLayer`] for a layer that the file lacks.
-    pub fn choose(&self, wanted: &[usize]) -> Result<Vec<usize>, TensorFileError> {
+    /// [`EvalError::TensorFile`] for a layer that the file lacks.
+    pub fn choose(&self, wanted: &[usize]) -> Result<Vec<usize>> {
         let all: Vec<usize> = self.layers.iter().map(|(layer, _)| *layer).collect();
         if let Some(&got) = wanted.iter().find(|layer| !all.contains(layer)) {
-            return Err(TensorFileError::NoSuchLayer { path: self.path.clone(), expected: all, got });
+            return Err(self.wrong(format!("expected layers {all:?}, got layer {got}")));
         }
         Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
     }
@@ -143,7 +76,7 @@ impl TensorFile {
     ///
     /// # Errors
     /// If the layer lacks keys or values, or cannot be read.
-    pub fn load(&self, layer: usize, device: &Device) -> Result<LayerTensors, TensorFileError> {
+    pub fn load(&self, layer: usize, device: &Device) -> Result<LayerTensors> {
         let prefix = self.layers.iter().find(|(l, _)| *l == layer).map_or("", |(_, prefix)| prefix);
         let [q, k, v] = ["q", "k", "v"].map(|name| self.read(&format!("{prefix}{name}"), device));
         let (q, k, v) = (q?, k?, v?);
@@ -155,24 +88,28 @@ impl TensorFile {
         Ok(LayerTensors { layer, q, k, v, softmax_scale })
     }
 
-    fn read(&self, name: &str, device: &Device) -> Result<Tensor, TensorFileError> {
+    fn wrong(&self, reason: String) -> EvalError {
+        EvalError::TensorFile { path: self.path.clone(), reason }
+    }
+
+    fn read(&self, name: &str, device: &Device) -> Result<Tensor> {
         let Some(info) = self.header.info(name) else {
-            let (path, expected, got) = (self.path.clone(), name.to_owned(), listed(&self.names));
-            return Err(TensorFileError::Missing { path, expected, got });
+            let got = listed(&self.names);
+            return Err(self.wrong(format!("expected a tensor `{name}` in addition to the queries, got {got}")));
         };
         let (start, end) = info.data_offsets;
         let mut bytes = vec![0; end - start];
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(self.data_start + start as u64))
             .and_then(|_| file.read_exact(&mut bytes))
-            .map_err(|source| TensorFileError::Read { path: self.path.clone(), source })?;
+            .map_err(|source| EvalError::Io { path: self.path.clone(), source })?;
         drop(file);
         Ok(Tensor::from_raw_buffer(&bytes, info.dtype.try_into()?, &info.shape, device)?)
     }
 
     /// The scale of the layer, otherwise of the file, otherwise of the metadata.
-    fn softmax_scale(&self, prefix: &str) -> Result<Option<f32>, TensorFileError> {
-        let wrong = |got: String| TensorFileError::SoftmaxScale { path: self.path.clone(), got };
+    fn softmax_scale(&self, prefix: &str) -> Result<Option<f32>> {
+        let wrong = |got: String| self.wrong(format!("softmax_scale: expected one number, got {got}"));
         let own = format!("{prefix}{SOFTMAX_SCALE}");
         if let Some(name) = [own.as_str(), SOFTMAX_SCALE].into_iter().find(|name| self.names.contains(*name)) {
             let tensor = self.read(name, &Device::Cpu)?;
@@ -197,7 +134,7 @@ pub fn tensor_name(name: &str, layer: usize, num_layers: usize) -> String {
 ///
 /// # Errors
 /// If the file cannot be written.
-pub fn save_layers(path: &Path, layers: &[LayerTensors]) -> Result<(), TensorFileError> {
+pub fn save_layers(path: &Path, layers: &[LayerTensors]) -> Result<()> {
     let mut tensors = HashMap::new();
     for layer in layers {
         let name = |part| tensor_name(part, layer.layer, layers.len());
@@ -221,15 +158,15 @@ pub fn save_tensors(
     path: &Path,
     tensors: HashMap<String, Tensor>,
     metadata: Option<HashMap<String, String>>,
-) -> Result<(), TensorFileError> {
+) -> Result<()> {
     safetensors::serialize_to_file(&tensors, metadata, path)
-        .map_err(|error| TensorFileError::Write { path: path.to_owned(), reason: error.to_string() })
+        .map_err(|error| EvalError::Write { path: path.to_owned(), source: std::io::Error::other(error) })
 }
 
 /// The open file, the byte at which its tensors begin, and its header.
-fn read_header(path: &Path) -> Result<(File, u64, Metadata), TensorFileError> {
-    let read = |source| TensorFileError::Read { path: path.to_owned(), source };
-    let invalid = |reason: String| TensorFileError::Invalid { path: path.to_owned(), reason };
+fn read_header(path: &Path) -> Result<(File, u64, Metadata)> {
+    let read = |source| EvalError::Io { path: path.to_owned(), source };
+    let invalid = |reason: String| EvalError::NotSafetensors { path: path.to_owned(), reason };
     let short = |error: std::io::Error| match error.kind() {
         ErrorKind::UnexpectedEof => invalid("it ends before its header does".to_owned()),
         _ => read(error),
@@ -253,7 +190,6 @@ fn read_header(path: &Path) -> Result<(File, u64, Metadata), TensorFileError> {
     Ok((file, data_start, header))
 }
 
-/// Value of a key in the header's metadata.
 fn text_of<'h>(header: &'h Metadata, key: &str) -> Option<&'h String> {
     header.metadata().as_ref()?.get(key)
 }

@@ -1,5 +1,7 @@
 //! Contribution of the parts of S2O (Table 3): local window alone, with ranked keys, with ranked queries too.
 
+use std::num::NonZeroUsize;
+
 use candle_core::Tensor;
 use candle_s2o::{BLOCK_Q, BlockLists, BlockSelection, Mask, PrefillCall, S2oConfig, SegmentLen, query_blocks};
 use s2o_baselines::{BaselineError, BlockSelector, BlockSparse, Selection};
@@ -7,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Exact;
 use crate::error::Result;
-use crate::method::{Method, MethodSpec};
+use crate::method::{Method, MethodSpec, shape_of};
 
 /// One variant on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,42 +49,40 @@ pub struct ComponentRow {
 ///
 /// # Errors
 /// If a variant refuses the tensors.
-pub fn components(exact: &Exact, repeats: usize) -> Result<Vec<ComponentRow>> {
+pub fn components(exact: &Exact, repeats: NonZeroUsize) -> Result<Vec<ComponentRow>> {
     let tails = [0, S2oConfig::default().dense_tail()];
-    let mut variants: Vec<(&str, &str, usize, Box<dyn Method>)> = Vec::new();
+    let (mut variants, mut methods) = (Vec::new(), Vec::<Box<dyn Method>>::new());
     for (settings, preset) in [("s2o-paper", S2oConfig::paper()), ("s2o", S2oConfig::default())] {
         for tail in tails {
             let window = SegmentWindow { segment_len: preset.segment_len(), dense_tail: tail };
-            variants.push((settings, "local window only", tail, Box::new(BlockSparse::new(window))));
+            variants.push((settings, "local window only", tail));
+            methods.push(Box::new(BlockSparse::new(window)));
             for (component, q_perm) in [("keys ranked", "off"), ("keys and queries ranked", "on")] {
                 let spec: MethodSpec = settings.parse()?;
                 // The parts are measured at any length, even where dense attention is faster.
                 let spec = spec.with("dense-below", 0).with("dense-tail", tail).with("q-perm", q_perm);
-                variants.push((settings, component, tail, spec.build()?));
+                variants.push((settings, component, tail));
+                methods.push(spec.build()?);
             }
         }
     }
-    let mut all: Vec<&dyn Method> = vec![&candle_s2o::Dense];
-    all.extend(variants.iter().map(|(.., method)| method.as_ref()));
-    let measured = exact.measure_in_turns(&all, repeats)?;
-    let dense_seconds = measured[0].seconds();
-    let rows =
-        variants.iter().zip(&measured[1..]).map(|((settings, component, dense_tail, _), measured)| ComponentRow {
-            settings: (*settings).to_owned(),
-            component: (*component).to_owned(),
-            dense_tail: *dense_tail,
-            layer: exact.layer(),
-            tokens: exact.tokens(),
-            density: measured.density,
-            mse: measured.errors.mse,
-            mae: measured.errors.mae,
-            rel_l1: measured.errors.rel_l1,
-            cosine: measured.errors.cosine,
-            selection_seconds: measured.selection_seconds,
-            attention_seconds: measured.attention_seconds,
-            dense_seconds,
-            speed_up: dense_seconds / measured.seconds(),
-        });
+    let (dense_seconds, measured) = exact.measure_in_turns(&methods, repeats)?;
+    let rows = variants.into_iter().zip(&measured).map(|((settings, component, dense_tail), measured)| ComponentRow {
+        settings: settings.to_owned(),
+        component: component.to_owned(),
+        dense_tail,
+        layer: exact.layer(),
+        tokens: exact.tokens(),
+        density: measured.density,
+        mse: measured.errors.mse,
+        mae: measured.errors.mae,
+        rel_l1: measured.errors.rel_l1,
+        cosine: measured.errors.cosine,
+        selection_seconds: measured.selection_seconds,
+        attention_seconds: measured.attention_seconds,
+        dense_seconds,
+        speed_up: dense_seconds / measured.seconds(),
+    });
     Ok(rows.collect())
 }
 
@@ -106,8 +106,7 @@ impl BlockSelector for SegmentWindow {
         k: &Tensor,
         v: &Tensor,
     ) -> std::result::Result<Selection, BaselineError> {
-        let dims = |tensor: &Tensor| tensor.dims4().map(|(b, s, h, d)| [b, s, h, d]);
-        let shape = candle_s2o::AttnShape::of(dims(q)?, dims(k)?, dims(v)?)?;
+        let shape = shape_of(q, k, v)?;
         let segment = self.segment_len.resolve(call.prompt_len);
         let tail_start = call.prompt_len.saturating_sub(self.dense_tail);
         let lists: Vec<_> = query_blocks(&shape, Mask::Causal)
@@ -154,14 +153,12 @@ mod tests {
     #[test]
     fn each_part_comes_closer_to_dense() {
         let layer = random_layer(9, 3000);
-        let rows = components(&Exact::new(&layer).unwrap(), 1).unwrap();
+        let rows = components(&Exact::new(&layer).unwrap(), NonZeroUsize::MIN).unwrap();
         assert_eq!(rows.len(), 12);
         let find = |settings: &str, component: &str, tail| {
-            rows.iter()
-                .find(|row| {
-                    (row.settings.as_str(), row.component.as_str(), row.dense_tail) == (settings, component, tail)
-                })
-                .unwrap()
+            let is =
+                |row: &&ComponentRow| (&*row.settings, &*row.component, row.dense_tail) == (settings, component, tail);
+            rows.iter().find(is).unwrap()
         };
         assert!(rows.iter().all(|row| row.dense_seconds == rows[0].dense_seconds && row.speed_up > 0.0), "{rows:?}");
         for settings in ["s2o-paper", "s2o"] {

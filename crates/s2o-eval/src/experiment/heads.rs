@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Exact;
+use super::{Exact, HeadMeasured};
 use crate::error::Result;
 use crate::method::MethodSpec;
 
@@ -33,14 +33,9 @@ pub fn heads(exact: &Exact, methods: &[MethodSpec]) -> Result<Vec<HeadRow>> {
     let mut rows = Vec::new();
     for spec in methods {
         let measured = exact.measure(spec.build()?.as_ref())?;
-        rows.extend(measured.heads.iter().enumerate().map(|(head, own)| HeadRow {
-            method: spec.to_string(),
-            layer: exact.layer(),
-            head,
-            tokens: exact.tokens(),
-            density: own.density,
-            mse: own.errors.mse,
-            rel_l1: own.errors.rel_l1,
+        rows.extend(measured.heads.iter().enumerate().map(|(head, &HeadMeasured { density, errors })| {
+            let (method, layer, tokens) = (spec.to_string(), exact.layer(), exact.tokens());
+            HeadRow { method, layer, head, tokens, density, mse: errors.mse, rel_l1: errors.rel_l1 }
         }));
     }
     Ok(rows)

@@ -3,6 +3,7 @@
 //! The blocks are chosen at random, and their choice takes no time. The comparison shows how well each way of skipping
 //! turns density into speed, with S2O's ranking counted as S2O's time.
 
+use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use candle_s2o::{BlockLists, BlockSelection, Dense, HeadWork, Mask, block_sparse_attn, query_blocks};
@@ -13,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Exact;
 use super::matched_density::settings;
-use crate::error::{EvalError, Result};
+use crate::capture::LayerTensors;
+use crate::error::Result;
 use crate::method::MethodSpec;
 use crate::metrics::median;
 
@@ -50,12 +52,8 @@ pub struct SpeedRow {
 /// Times `method` at every value of its knob against random blocks of the same density in every head.
 ///
 /// # Errors
-/// If the method refuses its options or the tensors, or if `repeats` is 0.
-pub fn matched_speed(exact: &Exact, method: &MethodSpec, repeats: usize) -> Result<Vec<SpeedRow>> {
-    if repeats == 0 {
-        let (what, expected) = ("repeats", "at least 1".to_owned());
-        return Err(EvalError::WrongInput { what, expected, got: "0".to_owned() });
-    }
+/// If the method refuses its options or the tensors.
+pub fn matched_speed(exact: &Exact, method: &MethodSpec, repeats: NonZeroUsize) -> Result<Vec<SpeedRow>> {
     let shape = exact.tensors.shape()?;
     let mut rows = Vec::new();
     for (value, setting) in settings(method)? {
@@ -63,9 +61,9 @@ pub fn matched_speed(exact: &Exact, method: &MethodSpec, repeats: usize) -> Resu
         let first = exact.run(built.as_ref())?;
         let selection = random_blocks(exact, &first.work)?;
         let blocks = || -> Result<f64> {
-            let (q, k, v) = (&exact.tensors.q, &exact.tensors.k, &exact.tensors.v);
+            let LayerTensors { q, k, v, softmax_scale, .. } = exact.tensors;
             let start = Instant::now();
-            block_sparse_attn(q, k, v, exact.call.softmax_scale, Mask::Causal, selection.clone())
+            block_sparse_attn(q, k, v, *softmax_scale, Mask::Causal, selection.clone())
                 .map_err(candle_core::Error::from)?;
             q.device().synchronize()?;
             Ok(start.elapsed().as_secs_f64())
@@ -74,7 +72,7 @@ pub fn matched_speed(exact: &Exact, method: &MethodSpec, repeats: usize) -> Resu
         blocks()?;
         exact.run(&Dense)?;
         let [mut own, mut ranking, mut block, mut dense] = [const { Vec::new() }; 4];
-        for _ in 0..repeats {
+        for _ in 0..repeats.get() {
             let timed = exact.run(built.as_ref())?;
             ranking.push(timed.selection.as_secs_f64());
             own.push((timed.selection + timed.attention).as_secs_f64());
@@ -153,13 +151,12 @@ mod tests {
         let layer = random_layer(7, 1500);
         let exact = Exact::new(&layer).unwrap();
         let method: MethodSpec = "s2o:dense-below=0:segment=128".parse().unwrap();
-        let rows = matched_speed(&exact, &method, 2).unwrap();
+        let rows = matched_speed(&exact, &method, NonZeroUsize::new(2).unwrap()).unwrap();
         assert_eq!(rows.len(), settings(&method).unwrap().len());
         for row in &rows {
             assert!((row.density - row.block_density).abs() < 0.02, "{row:?}");
             assert!(row.seconds > row.selection_seconds && row.block_seconds > 0.0 && row.dense_seconds > 0.0);
             assert!((row.ratio - row.block_seconds / row.seconds).abs() < 1e-12);
         }
-        assert!(matched_speed(&exact, &method, 0).is_err());
     }
 }

@@ -14,17 +14,18 @@
 
 pub mod components;
 pub mod heads;
-pub mod interpolation;
 pub mod matched_density;
 pub mod matched_speed;
 pub mod tau_and_segment;
 pub mod time_split;
 
+use std::num::NonZeroUsize;
+
 use candle_core::{DType, Tensor};
-use candle_s2o::{Mask, PrefillCall, dense_attn};
+use candle_s2o::{Dense, Mask, PrefillCall, dense_attn};
 
 use crate::capture::LayerTensors;
-use crate::error::{EvalError, Result};
+use crate::error::Result;
 use crate::method::{Method, Sdpa, Timed};
 use crate::metrics::{ErrorSums, Errors, median};
 
@@ -116,20 +117,19 @@ impl<'t> Exact<'t> {
         self.compare(&self.run(method)?)
     }
 
-    /// Measures each method `repeats` times, alternating, so that changes of the machine affect all methods alike.
-    /// Errors and density are those of the first run, seconds are medians.
+    /// Measures each method `repeats` times, alternating with the others and with our dense attention, so that changes
+    /// of the machine affect all alike. Errors and density are those of the first run, seconds are medians. The first
+    /// value is the time of dense attention.
     ///
     /// # Errors
-    /// If a method refuses the tensors, or if `repeats` is 0.
-    pub fn measure_in_turns(&self, methods: &[&dyn Method], repeats: usize) -> Result<Vec<Measured>> {
-        if repeats == 0 {
-            let (what, expected) = ("repeats", "at least 1".to_owned());
-            return Err(EvalError::WrongInput { what, expected, got: "0".to_owned() });
-        }
+    /// If a method refuses the tensors.
+    pub fn measure_in_turns(&self, methods: &[Box<dyn Method>], repeats: NonZeroUsize) -> Result<(f64, Vec<Measured>)> {
+        let methods: Vec<&dyn Method> =
+            [&Dense as &dyn Method].into_iter().chain(methods.iter().map(AsRef::as_ref)).collect();
         let mut all = methods.iter().map(|method| self.measure(*method)).collect::<Result<Vec<_>>>()?;
         let mut times: Vec<[Vec<f64>; 2]> =
             all.iter().map(|first| [vec![first.selection_seconds], vec![first.attention_seconds]]).collect();
-        for _ in 1..repeats {
+        for _ in 1..repeats.get() {
             for (method, [selection, attention]) in methods.iter().zip(&mut times) {
                 let timed = self.run(*method)?;
                 selection.push(timed.selection.as_secs_f64());
@@ -139,14 +139,10 @@ impl<'t> Exact<'t> {
         for (measured, [selection, attention]) in all.iter_mut().zip(times) {
             (measured.selection_seconds, measured.attention_seconds) = (median(selection), median(attention));
         }
-        Ok(all)
+        Ok((all.remove(0).seconds(), all))
     }
 
-    /// Errors, density and times of a run.
-    ///
-    /// # Errors
-    /// If the shapes of the output and of the exact output differ.
-    pub fn compare(&self, timed: &Timed) -> Result<Measured> {
+    fn compare(&self, timed: &Timed) -> Result<Measured> {
         let sums = ErrorSums::by_head(&self.out, &timed.out)?;
         let num_heads = sums.len();
         let heads = sums.iter().enumerate().map(|(head, sums)| HeadMeasured {
@@ -185,8 +181,6 @@ pub(crate) fn random_layer(layer: usize, len: usize) -> LayerTensors {
 
 #[cfg(test)]
 mod tests {
-    use candle_s2o::Dense;
-
     use super::*;
 
     #[test]
@@ -194,10 +188,11 @@ mod tests {
         let layer = random_layer(3, 600);
         let exact = Exact::new(&layer).unwrap();
         assert_eq!((exact.layer(), exact.tokens()), (3, 600));
-        let all = exact.measure_in_turns(&[&Dense, &Sdpa], 2).unwrap();
+        let methods: [Box<dyn Method>; 2] = [Box::new(Dense), Box::new(Sdpa)];
+        let (dense_seconds, all) = exact.measure_in_turns(&methods, NonZeroUsize::new(2).unwrap()).unwrap();
         assert_eq!((all[0].errors.mse, all[0].density, all[0].selection_seconds), (0.0, 1.0, 0.0));
         assert!(all[1].errors.mse > 0.0 && all[1].errors.rel_l1 < 1e-5, "{:?}", all[1]);
+        assert!(dense_seconds > 0.0);
         assert!(all.iter().all(|measured| measured.heads.len() == 2 && measured.seconds() > 0.0));
-        assert!(exact.measure_in_turns(&[&Dense], 0).is_err());
     }
 }

@@ -1,10 +1,12 @@
 //! Threshold and segment length of S2O (Table 2).
 
+use std::num::NonZeroUsize;
+
 use serde::{Deserialize, Serialize};
 
 use super::Exact;
 use crate::error::Result;
-use crate::method::{Method, MethodSpec};
+use crate::method::MethodSpec;
 
 /// One threshold and segment length on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,7 +46,7 @@ pub fn tau_and_segment(
     method: &MethodSpec,
     taus: &[f64],
     segments: &[usize],
-    repeats: usize,
+    repeats: NonZeroUsize,
 ) -> Result<Vec<GridRow>> {
     let mut rows = Vec::new();
     for &segment in segments {
@@ -52,11 +54,8 @@ pub fn tau_and_segment(
             .iter()
             .map(|tau| method.clone().with("segment", segment).with("tau", tau).build())
             .collect::<Result<Vec<_>>>()?;
-        let mut all: Vec<&dyn Method> = vec![&candle_s2o::Dense];
-        all.extend(built.iter().map(AsRef::as_ref));
-        let measured = exact.measure_in_turns(&all, repeats)?;
-        let dense_seconds = measured[0].seconds();
-        rows.extend(taus.iter().zip(&measured[1..]).map(|(&tau, measured)| GridRow {
+        let (dense_seconds, measured) = exact.measure_in_turns(&built, repeats)?;
+        rows.extend(taus.iter().zip(&measured).map(|(&tau, measured)| GridRow {
             method: method.to_string(),
             tau,
             segment,
@@ -84,7 +83,7 @@ mod tests {
         let layer = random_layer(5, 1024);
         let exact = Exact::new(&layer).unwrap();
         let method: MethodSpec = "s2o:dense-below=0".parse().unwrap();
-        let rows = tau_and_segment(&exact, &method, &[0.0, 0.3], &[128, 256], 1).unwrap();
+        let rows = tau_and_segment(&exact, &method, &[0.0, 0.3], &[128, 256], NonZeroUsize::MIN).unwrap();
         let grid: Vec<(f64, usize)> = rows.iter().map(|row| (row.tau, row.segment)).collect();
         assert_eq!(grid, [(0.0, 128), (0.3, 128), (0.0, 256), (0.3, 256)]);
         assert!(rows[0].density == 1.0 && rows[1].density < rows[3].density, "{rows:?}");
@@ -92,7 +91,7 @@ mod tests {
             let seconds = row.selection_seconds + row.attention_seconds;
             assert!((row.speed_up - row.dense_seconds / seconds).abs() < 1e-12, "{row:?}");
         }
-        let refused = tau_and_segment(&exact, &"sliding-window".parse().unwrap(), &[0.1], &[128], 1).unwrap_err();
-        assert!(refused.to_string().contains("sliding-window: expected window"), "{refused}");
+        let refused = tau_and_segment(&exact, &"sliding-window".parse().unwrap(), &[0.1], &[128], NonZeroUsize::MIN);
+        assert!(refused.unwrap_err().to_string().contains("sliding-window: expected window"));
     }
 }

@@ -6,14 +6,13 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use super::{json, truncate_middle};
+use super::{Place, lines, read, truncate_middle};
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
-use crate::tasks::{Item, Origin};
+use crate::tasks::Item;
 
 const EXPECTED: &str = "an InfiniteBench record with id, context, input, answer and options";
 
-/// Prompt form and scorer of one task.
 struct Form {
     name: &'static str,
     max_new_tokens: usize,
@@ -25,16 +24,6 @@ struct Form {
 }
 
 /// The tasks that [`infinitebench`] loads. `math_calc` is left out because it generates 30000 tokens per item.
-pub const INFINITEBENCH_TASKS: [&str; 11] = {
-    let mut names = [""; FORMS.len()];
-    let mut i = 0;
-    while i < FORMS.len() {
-        names[i] = FORMS[i].name;
-        i += 1;
-    }
-    names
-};
-
 const FORMS: [Form; 11] = [
     Form {
         name: "passkey",
@@ -131,64 +120,56 @@ struct Record {
 /// References are the answers as text, and for multiple choice also the letter of the right option.
 ///
 /// # Errors
-/// [`EvalError::UnknownTask`] for a name that is not in [`INFINITEBENCH_TASKS`]; [`EvalError::Io`];
+/// [`EvalError::Unknown`] for a name that is not a file of InfiniteBench, or `math_calc`; [`EvalError::Io`];
 /// [`EvalError::MalformedLine`]; [`EvalError::Tokenizer`].
 pub fn infinitebench(dir: &Path, task: &str, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
     let form = FORMS.iter().find(|form| form.name == task);
-    let form = form.ok_or_else(|| EvalError::unknown_task(INFINITEBENCH_TASKS, task))?;
+    let form = form.ok_or_else(|| EvalError::unknown("task", names(), task))?;
     let path = dir.join(format!("{task}.jsonl"));
     let for_prefix = tokenizer.encode(form.answer_prefix, false).map_err(EvalError::tokenizer)?.len();
-    let item = |(index, (place, record)): (u64, (json::Place, Record))| {
+    let item = |(index, (place, record)): (u64, (Place, Record))| {
         let references = references(form, &record, place)?;
         let prompt = truncate_middle(tokenizer, &prompt(form, &record), max_tokens.saturating_sub(for_prefix))?;
         Ok(Item {
             id: format!("infinitebench-{task}-{max_tokens}-{}", text_of(&record.id, place)?),
             task: task.to_owned(),
             index,
-            seed: None,
             prompt,
             answer_prefix: form.answer_prefix.to_owned(),
             references,
-            options: record.options,
-            max_new_tokens: form.max_new_tokens,
-            scorer: form.scorer,
-            context_tokens: max_tokens,
-            depth: None,
-            groups: Vec::new(),
-            provenance: Origin::File(path.clone()),
+            ..Item::read(form.max_new_tokens, form.scorer, max_tokens)
         })
     };
-    (0..).zip(json::lines(&path, &json::read(&path)?, EXPECTED)?).map(item).collect()
+    (0..).zip(lines(&path, &read(&path)?, EXPECTED)?).map(item).collect()
 }
 
-/// The items of every task whose file is in `dir`, in the order of [`INFINITEBENCH_TASKS`]. The task names begin with
-/// `infinitebench/`.
+/// The items of every task whose file is in `dir`. The task names begin with `infinitebench/`.
 ///
 /// # Errors
 /// As [`infinitebench`]; [`EvalError::WrongInput`] if `dir` has no such files.
 pub fn infinitebench_directory(dir: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
     let mut items = Vec::new();
-    for task in INFINITEBENCH_TASKS {
+    for task in names() {
         if dir.join(format!("{task}.jsonl")).exists() {
             items.extend(infinitebench(dir, task, tokenizer, max_tokens)?);
         }
     }
     if items.is_empty() {
-        return Err(EvalError::WrongInput {
-            what: "directory of InfiniteBench",
-            expected: format!("TASK.jsonl in it, TASK one of {}", INFINITEBENCH_TASKS.join(", ")),
-            got: format!("none in {}", dir.display()),
-        });
+        let expected = format!("TASK.jsonl in it, TASK one of {}", names().collect::<Vec<_>>().join(", "));
+        return Err(EvalError::wrong("directory of InfiniteBench", expected, format!("none in {}", dir.display())));
     }
     items.iter_mut().for_each(|item| item.task.insert_str(0, "infinitebench/"));
     Ok(items)
 }
 
+fn names() -> impl Iterator<Item = &'static str> {
+    FORMS.iter().map(|form| form.name)
+}
+
 fn prompt(form: &Form, record: &Record) -> String {
     let mut prompt = format!("{}\n\n{}", form.instruction, record.context);
     if !record.input.is_empty() {
-        prompt.push_str("\n\n");
-        prompt.push_str(&record.input);
+        prompt = format!("{prompt}\n\n{}", record.input);
     }
     for (letter, option) in ('A'..).zip(&record.options) {
         prompt.push_str(&format!("\n{letter}. {option}"));
@@ -197,7 +178,7 @@ fn prompt(form: &Form, record: &Record) -> String {
 }
 
 /// The answers as text, followed by the letter of the option that equals an answer.
-fn references(form: &Form, record: &Record, place: json::Place) -> Result<Vec<String>> {
+fn references(form: &Form, record: &Record, place: Place) -> Result<Vec<String>> {
     let mut references = match &record.answer {
         Value::Array(answers) => answers.iter().map(|answer| text_of(answer, place)).collect::<Result<Vec<_>>>()?,
         answer => vec![text_of(answer, place)?],
@@ -217,7 +198,7 @@ fn references(form: &Form, record: &Record, place: json::Place) -> Result<Vec<St
     Ok(references)
 }
 
-fn text_of(value: &Value, place: json::Place) -> Result<String> {
+fn text_of(value: &Value, place: Place) -> Result<String> {
     match value {
         Value::String(text) => Ok(text.clone()),
         Value::Number(number) => Ok(number.to_string()),
@@ -251,7 +232,7 @@ mod tests {
     #[test]
     fn every_task_loads_with_its_budget() {
         let budgets = [6, 12, 50, 1200, 40, 40, 40, 40, 3, 5, 5];
-        for (task, budget) in INFINITEBENCH_TASKS.into_iter().zip(budgets) {
+        for (task, budget) in names().zip(budgets) {
             let item = one(task, r#""41""#, r#"["x", "41"]"#).unwrap();
             assert_eq!((item.task.as_str(), item.max_new_tokens), (task, budget));
             assert_eq!(item.id, format!("infinitebench-{task}-300-7"));
@@ -290,16 +271,12 @@ mod tests {
             (r#"{"id": 1, "context": "c", "answer": []}"#, "none"),
         ] {
             let error = load("passkey", &format!("{good}\n\n{bad}")).unwrap_err();
-            assert!(
-                matches!(&error, EvalError::MalformedLine { line: 3, got: found, .. } if found.contains(got)),
-                "{error}"
-            );
+            let EvalError::MalformedLine { line: 3, got: found, .. } = &error else { panic!("{error}") };
+            assert!(found.contains(got), "{error}");
         }
         let error = one("code_debug", r#"["f"]"#, r#"["g", "h"]"#).unwrap_err();
-        assert!(
-            error.to_string().contains(r#"line 1: expected an answer among the options ["g", "h"], got ["f"]"#),
-            "{error}"
-        );
+        let part = r#"line 1: expected an answer among the options ["g", "h"], got ["f"]"#;
+        assert!(error.to_string().contains(part), "{error}");
     }
 
     #[test]
@@ -320,7 +297,7 @@ mod tests {
     fn unknown_tasks_and_missing_files_are_errors() {
         let dir = TempDir::new().unwrap();
         let load = |task| infinitebench(dir.path(), task, tokenizer_for_tests(), 300).unwrap_err();
-        assert!(matches!(load("math_calc"), EvalError::UnknownTask { .. }));
+        assert!(matches!(load("math_calc"), EvalError::Unknown { .. }));
         assert!(matches!(load("passkey"), EvalError::Io { .. }));
     }
 }

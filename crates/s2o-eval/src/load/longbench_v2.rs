@@ -5,10 +5,10 @@ use std::path::Path;
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
-use super::{json, truncate_middle};
+use super::{read, truncate_middle, whole};
 use crate::error::Result;
 use crate::score::Scorer;
-use crate::tasks::{Item, Origin};
+use crate::tasks::Item;
 
 const EXPECTED: &str = "a list of LongBench v2 records with _id, domain, sub_domain, difficulty, length, question, \
                         choice_A to choice_D, answer and context";
@@ -37,7 +37,7 @@ struct Record {
 }
 
 // Enums instead of later checks, so that the parser names the line of a wrong word.
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize)]
 enum Letter {
     A,
     B,
@@ -45,14 +45,14 @@ enum Letter {
     D,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Difficulty {
     Easy,
     Hard,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Length {
     Short,
@@ -69,39 +69,19 @@ enum Length {
 /// [`crate::EvalError::Io`]; [`crate::EvalError::MalformedLine`] with the line of the first invalid record;
 /// [`crate::EvalError::Tokenizer`].
 pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
-    let records: Vec<Record> = json::whole(path, &json::read(path)?, EXPECTED)?;
+    let records: Vec<Record> = whole(path, &read(path)?, EXPECTED)?;
     let item = |(index, record): (u64, Record)| {
         let prompt = truncate_middle(tokenizer, &prompt(&record), max_tokens)?;
-        let answer = match record.answer {
-            Letter::A => "A",
-            Letter::B => "B",
-            Letter::C => "C",
-            Letter::D => "D",
-        };
-        let difficulty = match record.difficulty {
-            Difficulty::Easy => "easy",
-            Difficulty::Hard => "hard",
-        };
-        let length = match record.length {
-            Length::Short => "short",
-            Length::Medium => "medium",
-            Length::Long => "long",
-        };
+        // The names of the variants are the benchmark's words.
+        let (difficulty, length) = (format!("{:?}", record.difficulty), format!("{:?}", record.length));
         Ok(Item {
             id: format!("longbench_v2-{max_tokens}-{}", record.id),
             task: "longbench_v2".to_owned(),
             index,
-            seed: None,
             prompt,
-            answer_prefix: String::new(),
-            references: vec![answer.to_owned()],
-            options: vec![record.a, record.b, record.c, record.d],
-            max_new_tokens: MAX_NEW_TOKENS,
-            scorer: Scorer::LongbenchChoice,
-            context_tokens: max_tokens,
-            depth: None,
-            groups: vec![difficulty.to_owned(), length.to_owned(), record.domain, record.sub_domain],
-            provenance: Origin::File(path.to_owned()),
+            references: vec![format!("{:?}", record.answer)],
+            groups: vec![difficulty.to_lowercase(), length.to_lowercase(), record.domain, record.sub_domain],
+            ..Item::read(MAX_NEW_TOKENS, Scorer::LongbenchChoice, max_tokens)
         })
     };
     (0..).zip(records).map(item).collect()
@@ -148,9 +128,10 @@ mod tests {
         let item = &items[1];
         assert_eq!((items.len(), item.id.as_str()), (2, "longbench_v2-100000-y"));
         assert_eq!(item.groups, ["hard", "short", "Code", "Repositories"]);
-        assert_eq!(item.options, ["red", "blue", "green", "grey"]);
         assert_eq!((item.score("The correct answer is (B)."), item.score("The correct answer is (A).")), (1.0, 0.0));
-        assert!(item.prompt.contains("\n(B) blue\n") && item.prompt.contains("The correct answer is (X)"));
+        for part in ["\n(A) red\n(B) blue\n(C) green\n(D) grey\n", "The correct answer is (X)"] {
+            assert!(item.prompt.contains(part), "{part}");
+        }
         assert_eq!(item.max_new_tokens, 128);
     }
 
@@ -180,11 +161,7 @@ mod tests {
             let EvalError::MalformedLine { line: at, got: found, .. } = &error else { panic!("{error}") };
             assert!(*at == line && found.contains(got), "{error}");
         }
-    }
-
-    #[test]
-    fn a_missing_file_is_an_error() {
-        let error = longbench_v2(Path::new("nowhere/data.json"), tokenizer_for_tests(), 10).unwrap_err();
-        assert!(matches!(error, EvalError::Io { .. }));
+        let missing = longbench_v2(Path::new("nowhere/data.json"), tokenizer_for_tests(), 10);
+        assert!(matches!(missing, Err(EvalError::Io { .. })));
     }
 }

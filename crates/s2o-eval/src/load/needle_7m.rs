@@ -4,7 +4,8 @@ use s2o_models::passkey::{self, PasskeyRecord};
 
 use crate::error::Result;
 use crate::score::Scorer;
-use crate::tasks::{Item, Origin};
+use crate::tasks::Item;
+use crate::tasks::passkey::split_at_question;
 
 /// The task's name.
 pub const NEEDLE_7M: &str = "needle-7m";
@@ -17,28 +18,22 @@ const MAX_NEW_TOKENS: usize = 12;
 /// # Errors
 /// As [`passkey::records`].
 pub fn needle_7m() -> Result<Vec<Item>> {
-    Ok((0..).zip(passkey::records()?).map(|(index, record)| item(index, record)).collect())
+    Ok((0..).zip(passkey::records()?).map(item).collect())
 }
 
-fn item(index: u64, record: PasskeyRecord) -> Item {
-    let PasskeyRecord { input: mut prompt, answer, kind, tokens, depth } = record;
-    // The beginning of the answer follows the question.
-    let answer_prefix = prompt.split_off(prompt.rfind('?').map_or(prompt.len(), |mark| mark + 1));
+fn item((index, record): (u64, PasskeyRecord)) -> Item {
+    let PasskeyRecord { input, answer, kind, tokens, depth } = record;
+    let (prompt, answer_prefix) = split_at_question(input);
     Item {
         id: format!("{NEEDLE_7M}-{index}"),
         task: NEEDLE_7M.to_owned(),
         index,
-        seed: None,
         prompt,
         answer_prefix,
         references: vec![answer],
-        options: Vec::new(),
-        max_new_tokens: MAX_NEW_TOKENS,
-        scorer: Scorer::FirstSentence,
-        context_tokens: tokens.next_multiple_of(1024),
         depth: Some(depth),
         groups: vec![kind],
-        provenance: Origin::File("models/passkey.jsonl".into()),
+        ..Item::read(MAX_NEW_TOKENS, Scorer::FirstSentence, tokens.next_multiple_of(1024))
     }
 }
 

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::json;
+use super::{Place, lines, read};
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
-use crate::tasks::{Item, Origin};
+use crate::tasks::Item;
 
 const EXPECTED: &str = "a RULER record with index, input, outputs and length";
 
@@ -35,15 +35,15 @@ struct Record {
 /// The items of one task. Nothing is cut, because the data was made for its length.
 ///
 /// # Errors
-/// [`EvalError::UnknownTask`] for a name that is not `niah*`, `vt`, `cwe`, `fwe` or `qa*`; [`EvalError::Io`];
+/// [`EvalError::Unknown`] for a name that is not `niah*`, `vt`, `cwe`, `fwe` or `qa*`; [`EvalError::Io`];
 /// [`EvalError::MalformedLine`] for a line that is not such a record or has no outputs.
 pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
     let family = task.split('_').next().unwrap_or_default();
     let known = TASKS.iter().find(|(name, ..)| *name == family);
     let &(_, max_new_tokens, scorer) =
-        known.ok_or_else(|| EvalError::unknown_task(TASKS.iter().map(|(name, ..)| *name), task))?;
+        known.ok_or_else(|| EvalError::unknown("task", TASKS.iter().map(|(name, ..)| *name), task))?;
     let path = dir.join(task).join("validation.jsonl");
-    let item = |(place, record): (json::Place, Record)| {
+    let item = |(place, record): (Place, Record)| {
         let Record { index, input, outputs, length, answer_prefix } = record;
         if outputs.is_empty() {
             return Err(place.malformed("at least one output", "none"));
@@ -52,20 +52,13 @@ pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
             id: format!("ruler-{task}-{length}-i{index}"),
             task: task.to_owned(),
             index,
-            seed: None,
             prompt: input,
             answer_prefix,
             references: outputs,
-            options: Vec::new(),
-            max_new_tokens,
-            scorer,
-            context_tokens: length,
-            depth: None,
-            groups: Vec::new(),
-            provenance: Origin::File(path.clone()),
+            ..Item::read(max_new_tokens, scorer, length)
         })
     };
-    json::lines(&path, &json::read(&path)?, EXPECTED)?.into_iter().map(item).collect()
+    lines(&path, &read(&path)?, EXPECTED)?.into_iter().map(item).collect()
 }
 
 /// The items of every task in `dir`, sorted by name. A directory holds data of one length, so all items get its largest
@@ -84,11 +77,8 @@ pub fn ruler_directory(dir: &Path) -> Result<Vec<Item>> {
     }
     tasks.sort();
     if tasks.is_empty() {
-        return Err(EvalError::WrongInput {
-            what: "directory of RULER",
-            expected: "TASK/validation.jsonl in it".to_owned(),
-            got: format!("none in {}", dir.display()),
-        });
+        let (expected, got) = ("TASK/validation.jsonl in it", format!("none in {}", dir.display()));
+        return Err(EvalError::wrong("directory of RULER", expected, got));
     }
     let mut items = Vec::new();
     for task in &tasks {
@@ -129,7 +119,6 @@ mod tests {
         assert_eq!((item.prompt.as_str(), item.answer_prefix.as_str()), ("Text. What?", " They are"));
         assert_eq!((item.max_new_tokens, item.scorer, item.context_tokens), (128, Scorer::StringMatchAll, 4096));
         assert_eq!(item.score("12"), 0.5);
-        assert!(item.provenance.to_string().ends_with("niah_multivalue/validation.jsonl"));
         assert_ne!(item.id, items[1].id);
     }
 
@@ -153,10 +142,8 @@ mod tests {
             (no_outputs.as_str(), "none"),
         ] {
             let error = load("vt", &format!("{GOOD}\n{bad}\n")).unwrap_err();
-            assert!(
-                matches!(&error, EvalError::MalformedLine { line: 2, got: found, .. } if found.contains(got)),
-                "{error}"
-            );
+            let EvalError::MalformedLine { line: 2, got: found, .. } = &error else { panic!("{error}") };
+            assert!(found.contains(got), "{error}");
         }
     }
 

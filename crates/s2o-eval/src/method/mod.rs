@@ -2,37 +2,38 @@
 //!
 //! [`ALL`] is the only table. A new method is a file in `s2o-baselines` and a row in this table.
 
-mod options;
-mod s2o;
 mod sdpa;
 mod spec;
 mod table;
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use candle_core::{Device, Result, Tensor};
-use candle_s2o::{Attention, AttnShape, Dense, HeadWork, PrefillCall};
+use candle_core::{Device, Error, Result, Tensor};
+use candle_s2o::{Attention, AttnShape, AttnStats, Dense, HeadStats, HeadWork, PrefillCall, S2o, S2oOp};
 use s2o_baselines::{BlockSelector, BlockSparse};
 
-pub use options::Options;
-pub use s2o::head_work;
 pub use sdpa::Sdpa;
 pub use spec::MethodSpec;
 pub use table::{ALL, DENSE, Knob, MethodRow, find};
 
-/// An attention method that reports its computed tiles and its time for selection.
+/// An attention method that reports its computed tiles and its time for selection. The defaults are those of
+/// exact attention.
 pub trait Method: Attention {
     /// Takes the work of the last prompt by layer, for each query head (`b * num_heads + h`). A method that is always
     /// dense may return an empty map.
-    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>>;
+    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
+        BTreeMap::new()
+    }
 
     /// One call with its two phases timed separately. Waits for a GPU after each phase.
     ///
     /// # Errors
     /// As [`Attention::prefill`].
-    fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed>;
+    fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
+        let (out, attention) = time(q.device(), || self.prefill(call, q, k, v))?;
+        Ok(Timed { out, selection: Duration::ZERO, attention, work: HeadWork::dense(&shape_of(q, k, v)?) })
+    }
 }
 
 /// One call of a method.
@@ -57,11 +58,14 @@ impl Timed {
 
 /// Joint share of the causal tiles that `heads` computed.
 pub fn density<'w>(heads: impl IntoIterator<Item = &'w HeadWork>) -> f64 {
-    let sum = heads.into_iter().fold(HeadWork::default(), |sum, head| HeadWork {
+    total(heads).density()
+}
+
+pub(crate) fn total<'w>(heads: impl IntoIterator<Item = &'w HeadWork>) -> HeadWork {
+    heads.into_iter().fold(HeadWork::default(), |sum, head| HeadWork {
         visited: sum.visited + head.visited,
         causal: sum.causal + head.causal,
-    });
-    sum.density()
+    })
 }
 
 /// Runs `step` and waits for the device.
@@ -72,23 +76,38 @@ fn time<T>(device: &Device, step: impl FnOnce() -> Result<T>) -> Result<(T, Dura
     Ok((result, start.elapsed()))
 }
 
-impl Method for Dense {
+impl Method for Dense {}
+
+impl Method for S2o {
     fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
-        BTreeMap::new()
+        self.take_stats().into_iter().map(|(layer, stats)| (layer, head_work(&stats))).collect()
     }
 
+    /// On the CPU all orders are made before attention, so that they can be timed; a plain call makes them group by
+    /// group. On a GPU these are the times of the kernels.
     fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
-        timed_exact(self, call, q, k, v)
+        self.check_layer(call.layer).map_err(Error::wrap)?;
+        let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(call.prompt_len);
+        #[cfg(feature = "cuda")]
+        if q.device().is_cuda() {
+            let (_, stats) = op.clone().apply_with_stats(q, k, v)?;
+            let (out, kernels) = op.apply_timed(q, k, v)?;
+            let total = |ranks| {
+                let ms: f64 = kernels.iter().filter(|kernel| kernel.ranks() == ranks).map(|kernel| kernel.ms).sum();
+                Duration::from_secs_f64(ms / 1e3)
+            };
+            return Ok(Timed { out, selection: total(true), attention: total(false), work: head_work(&stats) });
+        }
+        let (ranking, selection) = time(q.device(), || Ok(op.clone().rank(q, k)?))?;
+        let op = op.with_ranking(ranking);
+        let ((out, stats), attention) = time(q.device(), || Ok(op.apply_with_stats(q, k, v)?))?;
+        Ok(Timed { out, selection, attention, work: head_work(&stats) })
     }
 }
 
-/// [`Method::timed`] for a method that selects nothing.
-///
-/// # Errors
-/// As [`Attention::prefill`].
-pub fn timed_exact(attention: &dyn Attention, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
-    let (out, attention) = time(q.device(), || attention.prefill(call, q, k, v))?;
-    Ok(Timed { out, selection: Duration::ZERO, attention, work: HeadWork::dense(&shape_of(q, k, v)?) })
+pub(crate) fn head_work(stats: &AttnStats) -> Vec<HeadWork> {
+    let work = |head: &HeadStats| HeadWork { visited: head.tiles_visited() as f64, causal: head.tiles_causal() };
+    stats.heads.iter().map(work).collect()
 }
 
 impl<S: BlockSelector> Method for BlockSparse<S> {
@@ -103,7 +122,7 @@ impl<S: BlockSelector> Method for BlockSparse<S> {
     }
 }
 
-fn shape_of(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<AttnShape> {
+pub(crate) fn shape_of(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<AttnShape> {
     let dims = |tensor: &Tensor| tensor.dims4().map(|(b, s, h, d)| [b, s, h, d]);
-    AttnShape::of(dims(q)?, dims(k)?, dims(v)?).map_err(candle_core::Error::wrap)
+    AttnShape::of(dims(q)?, dims(k)?, dims(v)?).map_err(Error::wrap)
 }

@@ -1,11 +1,9 @@
 //! Exact attention with Candle's own ops, in f32 on every device: the reference for other methods.
 
-use std::collections::BTreeMap;
-
 use candle_core::{DType, Device, Result, Tensor};
-use candle_s2o::{Attention, HeadWork, PrefillCall};
+use candle_s2o::{Attention, PrefillCall};
 
-use super::{Method, Timed, timed_exact};
+use super::Method;
 
 /// Number of scores in memory at a time.
 const SCORES: usize = 1 << 26;
@@ -57,15 +55,7 @@ impl Attention for Sdpa {
     }
 }
 
-impl Method for Sdpa {
-    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
-        BTreeMap::new()
-    }
-
-    fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
-        timed_exact(self, call, q, k, v)
-    }
-}
+impl Method for Sdpa {}
 
 /// `(rows, visible)`: 0 for the keys up to a query's own position, minus infinity for later keys. `first` is the
 /// position of the first query.

@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::options::Options;
 use super::{Method, table};
 use crate::error::{EvalError, Result};
 
@@ -41,10 +40,14 @@ impl MethodSpec {
     /// # Errors
     /// [`EvalError::MethodOption`] for an option that the method lacks or a value that it refuses.
     pub fn build(&self) -> Result<Box<dyn Method>> {
-        let mut options = Options::new(&self.name, &self.options);
-        let method = table::find(&self.name)?.make(&mut options)?;
-        options.finish()?;
-        Ok(method)
+        let mut options = Options { method: &self.name, given: &self.options, known: Vec::new() };
+        let method = (table::find(&self.name)?.make)(&mut options)?;
+        let Options { known, .. } = &options;
+        let Some((name, _)) = self.options.iter().find(|(name, _)| !known.contains(&name.as_str())) else {
+            return Ok(method);
+        };
+        let known = if known.is_empty() { "no options".to_owned() } else { known.join(", ") };
+        Err(options.refuse(&format!("expected {known}, got {name}")))
     }
 }
 
@@ -57,11 +60,7 @@ impl FromStr for MethodSpec {
         let options = parts
             .map(|part| match part.split_once('=') {
                 Some((option, value)) => Ok((option.to_owned(), value.to_owned())),
-                None => Err(EvalError::WrongInput {
-                    what: "option of a method",
-                    expected: "option=value".to_owned(),
-                    got: part.to_owned(),
-                }),
+                None => Err(EvalError::wrong("option of a method", "option=value", part)),
             })
             .collect::<Result<_>>()?;
         Ok(Self { name, options })
@@ -86,6 +85,44 @@ impl TryFrom<String> for MethodSpec {
 
     fn try_from(text: String) -> Result<Self> {
         text.parse()
+    }
+}
+
+/// Options by name. A method reads the options that it supports; [`MethodSpec::build`] refuses the rest.
+#[derive(Debug)]
+pub(super) struct Options<'s> {
+    pub(super) method: &'s str,
+    pub(super) given: &'s [(String, String)],
+    /// The options that the method has read.
+    pub(super) known: Vec<&'static str>,
+}
+
+impl<'s> Options<'s> {
+    /// The text of an option, if it is given.
+    pub(super) fn text(&mut self, name: &'static str) -> Option<&'s str> {
+        if !self.known.contains(&name) {
+            self.known.push(name);
+        }
+        self.given.iter().rev().find(|(given, _)| given == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The value of an option, if it is given. `expected` describes the valid values.
+    pub(super) fn take<T: FromStr>(&mut self, name: &'static str, expected: &str) -> Result<Option<T>> {
+        let Some(value) = self.text(name) else { return Ok(None) };
+        value.parse().map(Some).map_err(|_| self.refuse(&format!("{name}: expected {expected}, got {value}")))
+    }
+
+    pub(super) fn number(&mut self, name: &'static str) -> Result<Option<f64>> {
+        self.take(name, "a number")
+    }
+
+    pub(super) fn count(&mut self, name: &'static str) -> Result<Option<usize>> {
+        self.take(name, "a whole number")
+    }
+
+    /// The error for an option value that the method refuses.
+    pub(super) fn refuse(&self, reason: &impl ToString) -> EvalError {
+        EvalError::MethodOption { method: self.method.to_owned(), reason: reason.to_string() }
     }
 }
 
@@ -130,19 +167,16 @@ mod tests {
         assert!(parse("sparse").contains("expected one of dense, s2o"), "{}", parse("sparse"));
         assert_eq!(parse("s2o:tau"), "option of a method: expected option=value, got tau");
         let build = |text: &str| text.parse::<MethodSpec>().unwrap().build().unwrap_err().to_string();
-        assert!(build("s2o:tau=2").contains("tau"), "{}", build("s2o:tau=2"));
-        assert!(build("s2o:tau=x").contains("expected a number"), "{}", build("s2o:tau=x"));
-        let rule = "s2o: stop-rule: expected `all` or `mean` or `sum`, got \"median\"";
-        assert_eq!(build("s2o:stop-rule=median"), rule);
-        let both = build("s2o:tau=0.1:layers=tuned.json");
-        assert!(both.contains("expected none together with layers"), "{both}");
-        assert!(
-            build("s2o:layers=no-such-file").contains("s2o: no-such-file: "),
-            "{}",
-            build("s2o:layers=no-such-file")
-        );
-        let unknown = build("sliding-window:threshold=1");
-        assert!(unknown.contains("window, sink") && unknown.contains("threshold"), "{unknown}");
-        assert!(build("dense:tau=1").contains("no options"), "{}", build("dense:tau=1"));
+        for (spec, part) in [
+            ("s2o:tau=2", "tau"),
+            ("s2o:tau=x", "expected a number"),
+            ("s2o:stop-rule=median", "s2o: stop-rule: expected `all` or `mean` or `sum`, got \"median\""),
+            ("s2o:tau=0.1:layers=tuned.json", "expected none together with layers"),
+            ("s2o:layers=no-such-file", "s2o: no-such-file: "),
+            ("sliding-window:threshold=1", "expected window, sink, dense-below, got threshold"),
+            ("dense:tau=1", "expected no options, got tau"),
+        ] {
+            assert!(build(spec).contains(part), "{}", build(spec));
+        }
     }
 }

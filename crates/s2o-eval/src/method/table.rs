@@ -8,7 +8,8 @@ use s2o_baselines::{
     Pbs, PbsScore, SlidingWindow, Sparge, SpargeConfig, XAttention,
 };
 
-use super::{Method, Options};
+use super::Method;
+use super::spec::Options;
 use crate::error::{EvalError, Result};
 
 /// A row of the table.
@@ -20,7 +21,7 @@ pub struct MethodRow {
     pub summary: &'static str,
     /// The option that trades error for density.
     pub knob: Option<Knob>,
-    make: fn(&mut Options) -> Result<Box<dyn Method>>,
+    pub(super) make: fn(&mut Options) -> Result<Box<dyn Method>>,
 }
 
 /// The option that trades error for density.
@@ -37,14 +38,10 @@ pub struct Knob {
 impl MethodRow {
     /// Names of the method's options.
     pub fn options(&self) -> Vec<&'static str> {
-        let mut options = Options::new(self.name, &[]);
+        let mut options = Options { method: self.name, given: &[], known: Vec::new() };
         // The constructor reads every option. Its result does not matter here.
-        let _ = self.make(&mut options);
-        options.known()
-    }
-
-    pub(super) fn make(&self, options: &mut Options) -> Result<Box<dyn Method>> {
-        (self.make)(options)
+        let _ = (self.make)(&mut options);
+        options.known
     }
 }
 
@@ -181,12 +178,10 @@ const THRESHOLD: Knob =
 /// The method of this name.
 ///
 /// # Errors
-/// [`EvalError::UnknownMethod`] with the existing names.
+/// [`EvalError::Unknown`] with the existing names.
 pub fn find(name: &str) -> Result<&'static MethodRow> {
-    ALL.iter().find(|row| row.name == name).ok_or_else(|| {
-        let expected = ALL.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
-        EvalError::UnknownMethod { expected, got: name.to_owned() }
-    })
+    let row = ALL.iter().find(|row| row.name == name);
+    row.ok_or_else(|| EvalError::unknown("method", ALL.iter().map(|row| row.name), name))
 }
 
 /// The block-sparse executor with a selector; an error of the selector names the method.

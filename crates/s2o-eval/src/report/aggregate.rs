@@ -5,12 +5,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::wilson;
 use crate::error::{EvalError, Result};
 use crate::method::DENSE;
 use crate::metrics::median;
 use crate::run::{Outcome, SampleResult, Setting};
-use crate::tasks::RULER;
+use crate::tasks::is_ruler;
 
 /// The task name of rows that hold RULER's mean over its tasks.
 pub const RULER_AVERAGE: &str = "ruler average";
@@ -174,14 +173,13 @@ fn prediction(outcome: &Outcome) -> Option<&str> {
 /// Likeliest tokens of exact attention, by passage and setting.
 fn dense_predictions(outcomes: &[Outcome]) -> HashMap<(&str, &Setting), &[u32]> {
     let dense = outcomes.iter().filter(|outcome| outcome.key.method == DENSE);
-    dense
-        .filter_map(|outcome| match &outcome.result {
-            SampleResult::Perplexity { likeliest, .. } => {
-                Some(((outcome.key.sample.as_str(), &outcome.key.setting), likeliest.as_slice()))
-            }
-            SampleResult::Answer { .. } => None,
-        })
-        .collect()
+    let predicted = dense.filter_map(|outcome| match &outcome.result {
+        SampleResult::Perplexity { likeliest, .. } => {
+            Some(((outcome.key.sample.as_str(), &outcome.key.setting), likeliest.as_slice()))
+        }
+        SampleResult::Answer { .. } => None,
+    });
+    predicted.collect()
 }
 
 fn row<'o>(group: &str, cell: &[&'o Outcome], chunks: &ByChunk<'o>, dense: &HashMap<(&str, &Setting), &[u32]>) -> Row {
@@ -225,24 +223,28 @@ fn row<'o>(group: &str, cell: &[&'o Outcome], chunks: &ByChunk<'o>, dense: &Hash
 
 /// RULER's mean: every task has the same weight, whatever its number of items.
 fn ruler_averages(rows: &[Row]) -> Vec<Row> {
-    let is_ruler = |task: &str| task.starts_with("ruler/") || RULER.contains(&task);
-    let mut columns: Vec<Vec<&Row>> = Vec::new();
-    for row in rows.iter().filter(|row| row.group.is_empty() && is_ruler(&row.task)) {
-        match columns.iter_mut().find(|column| is_same_but_task(column[0], row)) {
-            Some(column) => column.push(row),
-            None => columns.push(vec![row]),
-        }
-    }
+    let tasks = rows.iter().filter(|row| row.group.is_empty() && is_ruler(&row.task));
+    let columns = grouped(tasks, |row| {
+        let setting = [&row.model, &row.dtype, &row.device, &row.template, &row.method, &row.chunk];
+        (row.context_tokens, row.task.starts_with("ruler/"), setting)
+    });
     columns.iter().filter(|column| column.len() > 1).map(|column| average(column)).collect()
 }
 
-/// Whether two rows differ only in their task.
-fn is_same_but_task(a: &Row, b: &Row) -> bool {
-    fn key(row: &Row) -> (usize, bool, [&str; 6]) {
-        let setting = [&row.model, &row.dtype, &row.device, &row.template, &row.method, &row.chunk];
-        (row.context_tokens, row.task.starts_with("ruler/"), setting.map(String::as_str))
+/// The items with the same key, in the order in which the keys first occur.
+pub fn grouped<'i, T, K: PartialEq>(
+    items: impl IntoIterator<Item = &'i T>,
+    key: impl Fn(&'i T) -> K,
+) -> Vec<Vec<&'i T>> {
+    let mut groups: Vec<(K, Vec<&'i T>)> = Vec::new();
+    for item in items {
+        let key = key(item);
+        match groups.iter_mut().find(|(there, _)| *there == key) {
+            Some((_, group)) => group.push(item),
+            None => groups.push((key, vec![item])),
+        }
     }
-    key(a) == key(b)
+    groups.into_iter().map(|(_, group)| group).collect()
 }
 
 fn average(tasks: &[&Row]) -> Row {
@@ -262,4 +264,35 @@ fn average(tasks: &[&Row]) -> Row {
 
 fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// The Wilson 95 % interval of a mean of `count` scores from 0 to 1. It assumes scores of 0 and 1. Scores between
+/// these vary less, so the interval is rather too wide than too narrow.
+fn wilson(mean: f64, count: usize) -> (f64, f64) {
+    // The quantile of the normal distribution for 95 %.
+    const Z: f64 = 1.959_963_984_540_054;
+    if count == 0 {
+        return (0.0, 1.0);
+    }
+    let n = count as f64;
+    let shrink = 1.0 + Z * Z / n;
+    let centre = (mean + Z * Z / (2.0 * n)) / shrink;
+    let half = Z / shrink * (mean * (1.0 - mean) / n + Z * Z / (4.0 * n * n)).sqrt();
+    ((centre - half).max(0.0), (centre + half).min(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_of_textbooks() {
+        for (mean, count, low, high) in
+            [(1.0, 20, 0.8389, 1.0), (0.5, 10, 0.2366, 0.7634), (0.0, 5, 0.0, 0.4345), (0.5, 0, 0.0, 1.0)]
+        {
+            let (got_low, got_high) = wilson(mean, count);
+            let off = (got_low - low).abs().max((got_high - high).abs());
+            assert!(off < 1e-4, "{mean} of {count}: {got_low} {got_high}");
+        }
+    }
 }

@@ -22,7 +22,6 @@ const INTERVAL: Column = Column { name: "95 %", cell: interval };
 const PERPLEXITY: Column = Column { name: "perplexity", cell: |row| decimals(row.perplexity) };
 const TOP1_AGREES: Column = Column { name: "top-1 agrees", cell: |row| decimals(row.top1_agreement) };
 
-/// Mean density.
 pub(super) const DENSITY: Column = Column { name: "density", cell: |row| decimals(Some(row.density)) };
 
 /// Number of answers that differ from those with the first chunk size.

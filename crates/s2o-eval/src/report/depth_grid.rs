@@ -1,6 +1,7 @@
 //! [`DepthGrid`]: scores by the depth of the requested fact and the length of the prompt.
 
-use crate::run::{Outcome, Setting};
+use super::aggregate::grouped;
+use crate::run::{Key, Outcome, Setting};
 
 /// Mean scores of one task and method by depth and length, as in needle-in-a-haystack pictures.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,46 +29,31 @@ impl DepthGrid {
 
 /// The grids of all tasks whose outcomes have a depth, in the order of their first occurrence.
 pub fn depth_grids(outcomes: &[Outcome]) -> Vec<DepthGrid> {
-    let mut grids: Vec<(&Outcome, Vec<Cell>)> = Vec::new();
-    for outcome in outcomes {
-        let (Some(depth), Some(score)) = (outcome.depth, outcome.score()) else { continue };
-        let cell = Cell { length: outcome.context_tokens, depth, score };
-        let same = |(first, _): &&mut (&Outcome, Vec<Cell>)| {
-            (&first.task, &first.key.method, &first.key.setting)
-                == (&outcome.task, &outcome.key.method, &outcome.key.setting)
-        };
-        match grids.iter_mut().find(same) {
-            Some((_, cells)) => cells.push(cell),
-            None => grids.push((outcome, vec![cell])),
-        }
-    }
-    grids.into_iter().map(|(first, cells)| grid(first, &cells)).collect()
+    let placed = outcomes.iter().filter(|outcome| outcome.depth.is_some() && outcome.score().is_some());
+    let grids = grouped(placed, |outcome| (&outcome.task, &outcome.key.method, &outcome.key.setting));
+    grids.iter().map(|outcomes| grid(outcomes)).collect()
 }
 
-/// One outcome's place and score.
-struct Cell {
-    length: usize,
-    depth: f64,
-    score: f64,
-}
-
-fn grid(first: &Outcome, cells: &[Cell]) -> DepthGrid {
-    let mut lengths: Vec<usize> = cells.iter().map(|cell| cell.length).collect();
+fn grid(outcomes: &[&Outcome]) -> DepthGrid {
+    let Key { method, setting, .. } = &outcomes[0].key;
+    let cell = |outcome: &&Outcome| Some((outcome.context_tokens, outcome.depth?, outcome.score()?));
+    let cells: Vec<(usize, f64, f64)> = outcomes.iter().filter_map(cell).collect();
+    let mut lengths: Vec<usize> = cells.iter().map(|cell| cell.0).collect();
     lengths.sort_unstable();
     lengths.dedup();
-    let mut depths: Vec<f64> = cells.iter().map(|cell| cell.depth).collect();
+    let mut depths: Vec<f64> = cells.iter().map(|cell| cell.1).collect();
     depths.sort_by(f64::total_cmp);
     depths.dedup();
     let mean = |length: usize, depth: f64| {
-        let of_place = cells.iter().filter(|cell| cell.length == length && cell.depth == depth);
-        let (sum, count) = of_place.fold((0.0, 0), |(sum, count), cell| (sum + cell.score, count + 1));
+        let of_place = cells.iter().filter(|cell| (cell.0, cell.1) == (length, depth));
+        let (sum, count) = of_place.fold((0.0, 0), |(sum, count), cell| (sum + cell.2, count + 1));
         (count > 0).then(|| sum / f64::from(count))
     };
     let scores = depths.iter().map(|&depth| lengths.iter().map(|&length| mean(length, depth)).collect()).collect();
     DepthGrid {
-        task: first.task.clone(),
-        method: first.key.method.clone(),
-        setting: first.key.setting.clone(),
+        task: outcomes[0].task.clone(),
+        method: method.clone(),
+        setting: setting.clone(),
         lengths,
         depths,
         scores,

@@ -1,9 +1,8 @@
 //! The tables as Markdown, with methods side by side.
 
 use std::fmt::Write;
-use std::ops::RangeInclusive;
 
-use super::aggregate::{RULER_AVERAGE, Row, rows};
+use super::aggregate::{RULER_AVERAGE, Row, grouped, rows};
 use super::columns::{CHANGED, DENSITY, accuracy, passage_columns};
 use super::depth_grid::{DepthGrid, depth_grids};
 use crate::run::Outcome;
@@ -14,12 +13,8 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
     let rows = rows(outcomes);
     let mut text = String::new();
     for models_rows in rows_of_models(&rows) {
-        let first = models_rows[0];
-        heading(
-            &mut text,
-            2,
-            &format!("{}, {}, {}, chat template {}", first.model, first.dtype, first.device, first.template),
-        );
+        let Row { model, dtype, device, template, .. } = models_rows[0];
+        heading(&mut text, 2, &format!("{model}, {dtype}, {device}, chat template {template}"));
         let (answers, passages): (Vec<&Row>, Vec<&Row>) = models_rows.iter().partition(|row| row.score.is_some());
         let (tasks, groups): (Vec<&Row>, Vec<&Row>) = answers.into_iter().partition(|row| row.group.is_empty());
         pivot(&mut text, "Accuracy in percent, with its 95 % interval", &tasks, accuracy);
@@ -30,25 +25,14 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
         pivot(&mut text, "Answers that differ from those with the first chunk size", &changed, CHANGED.cell);
         perplexity(&mut text, &passages);
     }
-    for grid in
-        depth_grids(outcomes).iter().filter(|grid| grid.is_full() && grid.depths.len() > 1 && grid.lengths.len() > 1)
-    {
-        depth_table(&mut text, grid);
-    }
+    let is_shown = |grid: &&DepthGrid| grid.is_full() && grid.depths.len() > 1 && grid.lengths.len() > 1;
+    depth_grids(outcomes).iter().filter(is_shown).for_each(|grid| depth_table(&mut text, grid));
     text
 }
 
 /// The rows, split by model, precision, device and chat template.
 pub fn rows_of_models(rows: &[Row]) -> Vec<Vec<&Row>> {
-    let setting = |row: &Row| [&row.model, &row.dtype, &row.device, &row.template].map(String::clone);
-    let mut models: Vec<Vec<&Row>> = Vec::new();
-    for row in rows {
-        match models.iter_mut().find(|model| setting(model[0]) == setting(row)) {
-            Some(model) => model.push(row),
-            None => models.push(vec![row]),
-        }
-    }
-    models
+    grouped(rows, |row| [&row.model, &row.dtype, &row.device, &row.template])
 }
 
 fn pivot(text: &mut String, title: &str, rows: &[&Row], cell: impl Fn(&Row) -> String) {
@@ -66,30 +50,20 @@ pub fn pivot_table(rows: &[&Row], cell: impl Fn(&Row) -> String) -> String {
     header.extend(has_groups.then(|| "group".to_owned()));
     header.extend(["context".to_owned(), "items".to_owned()]);
     header.extend(columns.iter().map(|column| column.label.clone()));
-    let mut lines: Vec<(&Row, RangeInclusive<usize>, Vec<String>)> = Vec::new();
-    for row in rows {
-        let Some(column) = columns.iter().position(|column| column.has(row)) else { continue };
-        let same = |line: &(&Row, _, _)| {
-            (&line.0.task, &line.0.group, line.0.context_tokens) == (&row.task, &row.group, row.context_tokens)
-        };
-        let line = lines.iter().position(same).unwrap_or_else(|| {
-            lines.push((row, row.items..=row.items, vec![String::new(); columns.len()]));
-            lines.len() - 1
-        });
-        let (_, items, cells) = &mut lines[line];
-        *items = row.items.min(*items.start())..=row.items.max(*items.end());
-        cells[column] = cell(row);
-    }
-    let lines = lines.into_iter().map(|(row, items, cells)| {
-        let mut line = vec![row.task.clone()];
-        line.extend(has_groups.then(|| row.group.clone()));
+    let places = grouped(rows.iter().copied(), |row| (&row.task, &row.group, row.context_tokens));
+    let lines = places.into_iter().map(|own| {
+        let mut line = vec![own[0].task.clone()];
+        line.extend(has_groups.then(|| own[0].group.clone()));
         // An interrupted run may have more samples of one method than of the next.
-        let items = match items.start() == items.end() {
-            true => items.end().to_string(),
-            false => format!("{} to {}", items.start(), items.end()),
+        let mut items: Vec<usize> = own.iter().map(|row| row.items).collect();
+        items.sort_unstable();
+        let items = match (items[0], items[items.len() - 1]) {
+            (least, most) if least == most => most.to_string(),
+            (least, most) => format!("{least} to {most}"),
         };
-        line.extend([row.context_tokens.to_string(), items]);
-        line.extend(cells);
+        line.extend([own[0].context_tokens.to_string(), items]);
+        let of_column = |column: &Variant| own.iter().rev().find(|row| column.has(row)).map(|row| cell(row));
+        line.extend(columns.iter().map(|column| of_column(column).unwrap_or_default()));
         line
     });
     table(&header, lines)
@@ -104,19 +78,16 @@ fn by_length(text: &mut String, rows: &[&Row]) {
     if rows.iter().all(|row| row.task == rows[0].task) {
         return;
     }
-    let header: Vec<String> =
-        ["method".to_owned()].into_iter().chain(lengths.iter().map(ToString::to_string)).collect();
+    let header = header_of("method", &lengths);
     let lines = variants(&rows).into_iter().map(|column| {
         let mut line = vec![column.label.clone()];
         line.extend(lengths.iter().map(|&length| {
             let tasks: Vec<&&Row> = rows.iter().filter(|row| column.has(row) && row.context_tokens == length).collect();
             let mean = |value: fn(&Row) -> f64| tasks.iter().map(|row| value(row)).sum::<f64>() / tasks.len() as f64;
-            match tasks.is_empty() {
-                true => String::new(),
-                false => {
-                    format!("{:.1} / {:.3}", 100.0 * mean(|row| row.score.unwrap_or_default()), mean(|row| row.density))
-                }
+            if tasks.is_empty() {
+                return String::new();
             }
+            format!("{:.1} / {:.3}", 100.0 * mean(|row| row.score.unwrap_or_default()), mean(|row| row.density))
         }));
         line
     });
@@ -138,12 +109,16 @@ fn perplexity(text: &mut String, rows: &[&Row]) {
 fn depth_table(text: &mut String, grid: &DepthGrid) {
     let DepthGrid { task, method, setting, lengths, depths, scores } = grid;
     heading(text, 3, &format!("{task} by depth and length: {method}, chunk {}, {}", setting.chunk, setting.model));
-    let header: Vec<String> = ["depth".to_owned()].into_iter().chain(lengths.iter().map(ToString::to_string)).collect();
+    let header = header_of("depth", lengths);
     let lines = depths.iter().zip(scores).map(|(depth, scores)| {
         let percent = |score: &Option<f64>| score.map(|score| format!("{:.0}", 100.0 * score)).unwrap_or_default();
         [format!("{:.0} %", 100.0 * depth)].into_iter().chain(scores.iter().map(percent)).collect()
     });
     text.push_str(&table(&header, lines));
+}
+
+fn header_of(first: &str, lengths: &[usize]) -> Vec<String> {
+    [first.to_owned()].into_iter().chain(lengths.iter().map(ToString::to_string)).collect()
 }
 
 /// A method with a chunk size, which is named if there are several sizes.
@@ -161,17 +136,13 @@ impl Variant {
 
 fn variants(rows: &[&Row]) -> Vec<Variant> {
     let are_several = rows.iter().any(|row| row.chunk != rows[0].chunk);
-    let mut columns: Vec<Variant> = Vec::new();
-    for row in rows {
-        if !columns.iter().any(|column| column.has(row)) {
-            let label = match are_several {
-                true => format!("{}, chunk {}", row.method, row.chunk),
-                false => row.method.clone(),
-            };
-            columns.push(Variant { method: row.method.clone(), chunk: row.chunk.clone(), label });
-        }
-    }
-    columns
+    let own = grouped(rows.iter().copied(), |row| (&row.method, &row.chunk));
+    let variant = |own: &Vec<&Row>| {
+        let Row { method, chunk, .. } = own[0];
+        let label = if are_several { format!("{method}, chunk {chunk}") } else { method.clone() };
+        Variant { method: method.clone(), chunk: chunk.clone(), label }
+    };
+    own.iter().map(variant).collect()
 }
 
 fn heading(text: &mut String, level: usize, title: &str) {

@@ -147,30 +147,28 @@ fn grids_have_depths_down_and_lengths_across() {
     assert!(!grids[0].is_full() && !markdown(&outcomes).contains("by depth and length"));
     outcomes.push(at(200, 0.0, 3, "yes"));
     assert!(depth_grids(&outcomes)[0].is_full());
-    assert!(
-        markdown(&outcomes)
-            .contains("| depth | 100 | 200 |\n| --- | --- | --- |\n| 0 % | 100 | 100 |\n| 100 % | 50 | 0 |")
-    );
+    let table = "| depth | 100 | 200 |\n| --- | --- | --- |\n| 0 % | 100 | 100 |\n| 100 % | 50 | 0 |";
+    assert!(markdown(&outcomes).contains(table));
 }
 
 #[test]
 fn exports_have_the_fields_of_others() {
     let outcome = Outcome { depth: Some(0.25), ..answer("niah", 100, 3, "dense", "auto", "yes") };
-    let json = serde_json::to_value(NiahResult::of(&outcome).unwrap()).unwrap();
+    let json = serde_json::to_value(niah_result(&outcome).unwrap()).unwrap();
     let expected = serde_json::json!({
         "context_length": 100, "depth_percent": 25.0, "response": "yes", "answer": "yes", "correct": true, "seed": 7,
     });
     assert_eq!(json, expected);
-    assert_eq!(NiahResult::of(&Outcome { depth: None, ..outcome.clone() }), None);
+    assert!(niah_result(&Outcome { depth: None, ..outcome.clone() }).is_none());
 
     let mut item = crate::load::needle_7m().unwrap().remove(0);
     item.prompt = "What?".into();
-    let json = serde_json::to_value(RulerPrediction::of(&outcome, &item).unwrap()).unwrap();
+    let json = serde_json::to_value(ruler_prediction(&outcome, &item).unwrap()).unwrap();
     let expected = serde_json::json!({
         "index": 3, "pred": "yes", "input": "What?", "outputs": ["yes"], "others": {}, "truncation": -1, "length": 99,
     });
     assert_eq!(json, expected);
-    assert_eq!(RulerPrediction::of(&passage("dense", 1.0, &[]), &item), None);
+    assert!(ruler_prediction(&passage("dense", 1.0, &[]), &item).is_none());
 }
 
 #[test]

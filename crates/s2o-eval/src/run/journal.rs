@@ -15,16 +15,14 @@ pub const FORMAT_VERSION: u32 = 1;
 
 const FORMAT: &str = "s2o-eval outcomes";
 
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Header {
     format: String,
     version: u32,
 }
 
-impl Header {
-    fn current() -> Self {
-        Self { format: FORMAT.to_owned(), version: FORMAT_VERSION }
-    }
+fn header() -> Header {
+    Header { format: FORMAT.to_owned(), version: FORMAT_VERSION }
 }
 
 /// Outcomes, one JSON object per line after a line with the format's version. Each outcome is written before the next
@@ -48,14 +46,14 @@ impl Journal {
         let mut text = String::new();
         let reads = |source| EvalError::Io { path: journal.path.clone(), source };
         journal.file.read_to_string(&mut text).map_err(reads)?;
-        let whole = parse(&journal.path, &text)?;
-        journal.file.set_len(whole.bytes as u64).map_err(|source| journal.write_failed(source))?;
+        let (outcomes, bytes) = parse(&journal.path, &text)?;
+        journal.file.set_len(bytes as u64).map_err(|source| journal.write_failed(source))?;
         journal.file.seek(SeekFrom::End(0)).map_err(|source| journal.write_failed(source))?;
-        if whole.bytes == 0 {
-            journal.write_header()?;
+        if bytes == 0 {
+            journal.write_line(&header())?;
         }
-        journal.done = whole.outcomes.iter().map(|outcome| outcome.key.clone()).collect();
-        journal.outcomes = whole.outcomes;
+        journal.done = outcomes.iter().map(|outcome| outcome.key.clone()).collect();
+        journal.outcomes = outcomes;
         Ok(journal)
     }
 
@@ -66,7 +64,7 @@ impl Journal {
     pub fn fresh(path: impl AsRef<Path>) -> Result<Self> {
         let mut journal = Self::locked(path.as_ref())?;
         journal.file.set_len(0).map_err(|source| journal.write_failed(source))?;
-        journal.write_header()?;
+        journal.write_line(&header())?;
         Ok(journal)
     }
 
@@ -110,10 +108,6 @@ impl Journal {
         Ok(Self { path: path.to_owned(), file, outcomes: Vec::new(), done: HashSet::new() })
     }
 
-    fn write_header(&mut self) -> Result<()> {
-        self.write_line(&Header::current())
-    }
-
     fn write_line(&mut self, value: &impl Serialize) -> Result<()> {
         let line = serde_json::to_string(value).map_err(|error| self.write_failed(error.into()))? + "\n";
         self.file.write_all(line.as_bytes()).map_err(|source| self.write_failed(source))
@@ -131,16 +125,11 @@ impl Journal {
 pub fn read_outcomes(path: impl AsRef<Path>) -> Result<Vec<Outcome>> {
     let path = path.as_ref();
     let text = std::fs::read_to_string(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
-    Ok(parse(path, &text)?.outcomes)
+    Ok(parse(path, &text)?.0)
 }
 
-/// The complete lines.
-struct Whole {
-    outcomes: Vec<Outcome>,
-    bytes: usize,
-}
-
-fn parse(path: &Path, text: &str) -> Result<Whole> {
+/// The outcomes of the complete lines, and the bytes of these lines.
+fn parse(path: &Path, text: &str) -> Result<(Vec<Outcome>, usize)> {
     let bytes = text.rfind('\n').map_or(0, |end| end + 1);
     let mut lines = text[..bytes].lines().enumerate();
     let header = lines.next().map_or(&text[bytes..], |(_, line)| line);
@@ -153,12 +142,12 @@ fn parse(path: &Path, text: &str) -> Result<Whole> {
             got: error.to_string(),
         })
     };
-    Ok(Whole { outcomes: lines.map(outcome).collect::<Result<_>>()?, bytes })
+    Ok((lines.map(outcome).collect::<Result<_>>()?, bytes))
 }
 
 /// An unfinished first line may be the beginning of a header but nothing else, so that other files are not overwritten.
 fn check_header(path: &Path, line: &str, finished: bool) -> Result<()> {
-    let current = serde_json::to_string(&Header::current()).unwrap_or_default();
+    let current = serde_json::to_string(&header()).unwrap_or_default();
     if line == current || (!finished && current.starts_with(line)) {
         return Ok(());
     }

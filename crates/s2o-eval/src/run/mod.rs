@@ -21,7 +21,6 @@
 //! # }
 //! ```
 
-mod answer;
 mod journal;
 mod outcome;
 mod passage;

@@ -44,19 +44,13 @@ impl Passage {
     pub(super) fn encode(&self, model: &LoadedModel) -> Result<Vec<u32>> {
         let Self { context_tokens, last, .. } = *self;
         if !(1..context_tokens).contains(&last) {
-            return Err(EvalError::WrongInput {
-                what: "tokens at the end whose perplexity counts",
-                expected: format!("1 to {}", context_tokens.saturating_sub(1)),
-                got: last.to_string(),
-            });
+            let (what, most) = ("tokens at the end whose perplexity counts", context_tokens.saturating_sub(1));
+            return Err(EvalError::wrong(what, format!("1 to {most}"), last));
         }
         let mut tokens = model.encode(&self.text)?;
         if tokens.len() < context_tokens {
-            return Err(EvalError::WrongInput {
-                what: "text for perplexity",
-                expected: format!("at least {context_tokens} tokens in {}", self.name),
-                got: tokens.len().to_string(),
-            });
+            let expected = format!("at least {context_tokens} tokens in {}", self.name);
+            return Err(EvalError::wrong("text for perplexity", expected, tokens.len()));
         }
         tokens.truncate(context_tokens);
         Ok(tokens)
@@ -86,8 +80,7 @@ pub(super) fn perplexity(
     let likelihood = candle_nn::ops::log_softmax(&logits, 1)?.gather(&targets, 1)?;
     let loss = f64::from(likelihood.mean_all()?.neg()?.to_scalar::<f32>()?);
     if !loss.is_finite() {
-        let expected = "a finite loss".to_owned();
-        return Err(EvalError::WrongInput { what: "perplexity", expected, got: loss.to_string() });
+        return Err(EvalError::wrong("perplexity", "a finite loss", loss));
     }
     Ok((SampleResult::Perplexity { loss, likeliest: logits.argmax(1)?.to_vec1()? }, prefill))
 }

@@ -1,18 +1,20 @@
 //! [`Runner`]: runs samples with several methods on one model.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use candle_s2o::HeadWork;
-use s2o_models::{Chunk, KvCache, LoadedModel, ModelError};
+use candle_s2o::{Attention, HeadWork};
+use s2o_models::{Chunk, GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, TextStream, TokenStream};
 
-use super::answer::answer;
 use super::journal::Journal;
 use super::outcome::{Key, Outcome, SampleResult, Setting};
 use super::passage::{Passage, perplexity};
 use super::sample::Sample;
 use crate::error::{EvalError, Result};
 use crate::method::{self, Method, MethodSpec};
+use crate::score::Scorer;
 use crate::tasks::{ChatTemplate, Item};
 
 /// Upper bound of the tokens that template and answer add to a generated prompt.
@@ -50,15 +52,8 @@ pub enum Event<'a> {
     Finished(&'a Outcome),
 }
 
-/// A tokenized sample and a cache with room for it.
-struct Prepared<'s> {
-    content: Content<'s>,
-    tokens: Vec<u32>,
-    cache: KvCache,
-}
-
 enum Content<'s> {
-    Item(Box<Item>),
+    Item(Cow<'s, Item>),
     Passage(&'s Passage),
 }
 
@@ -70,11 +65,8 @@ impl<'m> Runner<'m> {
     /// template's tokens.
     pub fn new(model: &'m LoadedModel, template: ChatTemplate) -> Result<Self> {
         if model.is_synthetic {
-            return Err(EvalError::WrongInput {
-                what: "model to evaluate",
-                expected: "trained weights".to_owned(),
-                got: format!("{}, whose answers mean nothing", model.name),
-            });
+            let got = format!("{}, whose answers mean nothing", model.name);
+            return Err(EvalError::wrong("model to evaluate", "trained weights", got));
         }
         template.check(&model.tokenizer)?;
         Ok(Self { model, template, methods: Vec::new(), chunks: vec![Chunk::Whole] })
@@ -151,10 +143,11 @@ impl<'m> Runner<'m> {
         self.check_lengths(trials)?;
         for trials in trials.chunk_by(|a, b| a.key.sample == b.key.sample) {
             let Some(first) = trials.first() else { continue };
-            let mut prepared = self.prepare(first.sample)?;
+            let (content, tokens) = self.encode(first.sample)?;
+            let mut cache = self.model.decoder.new_cache(1, content.room(tokens.len()))?;
             for trial in trials {
                 on_event(Event::Started(trial));
-                journal.append(self.outcome(trial, &mut prepared)?)?;
+                journal.append(self.outcome(trial, &content, &tokens, &mut cache)?)?;
                 if let Some(outcome) = journal.outcomes().last() {
                     on_event(Event::Finished(outcome));
                 }
@@ -193,7 +186,7 @@ impl<'m> Runner<'m> {
             Sample::Generated { .. } | Sample::Given(_) => match sample.item(&self.model.tokenizer)? {
                 Some(item) => {
                     let tokens = self.template.encode(&self.model.tokenizer, &item)?;
-                    (Content::Item(Box::new(item.into_owned())), tokens)
+                    (Content::Item(item), tokens)
                 }
                 None => return Err(ModelError::EmptyPrompt.into()),
             },
@@ -205,19 +198,12 @@ impl<'m> Runner<'m> {
         Ok((content, tokens))
     }
 
-    fn prepare<'s>(&self, sample: &'s Sample) -> Result<Prepared<'s>> {
-        let (content, tokens) = self.encode(sample)?;
-        let cache = self.model.decoder.new_cache(1, content.room(tokens.len()))?;
-        Ok(Prepared { content, tokens, cache })
-    }
-
-    fn outcome(&self, trial: &Trial, prepared: &mut Prepared) -> Result<Outcome> {
-        let Prepared { content, tokens, cache } = prepared;
+    fn outcome(&self, trial: &Trial, content: &Content, tokens: &[u32], cache: &mut KvCache) -> Result<Outcome> {
         let method = self.methods[trial.method].1.as_ref();
         cache.reset();
         // The chunk size is chosen after the cache is allocated, so that all methods use the same chunks.
         let chunk = self.model.decoder.chunk_tokens(trial.chunk, 1)?;
-        let (result, prefill) = match &content {
+        let (result, prefill) = match content {
             Content::Item(item) => {
                 let (prediction, prefill) = answer(self.model, tokens, item, cache, method, chunk)?;
                 let score = item.score(&prediction);
@@ -284,6 +270,44 @@ fn densities(work: &BTreeMap<usize, Vec<HeadWork>>, num_layers: usize) -> (f64, 
     ((joint * known + num_layers as f64 - known) / num_layers as f64, layers)
 }
 
+/// Prefills `tokens`, then generates until the model ends its turn, `item.max_new_tokens` are generated, or the score
+/// can no longer change. The time is that of the prefill.
+fn answer(
+    model: &LoadedModel,
+    tokens: &[u32],
+    item: &Item,
+    cache: &mut KvCache,
+    method: &dyn Attention,
+    chunk: Option<usize>,
+) -> Result<(String, Duration)> {
+    let start = Instant::now();
+    let options = PrefillOptions::new().chunk(chunk);
+    let logits = model.decoder.prefill(&model.prompt(tokens)?, cache, method, options)?.last_logits()?;
+    model.decoder.device().synchronize()?;
+    let prefill = start.elapsed();
+
+    let options = GenerationOptions { max_new_tokens: item.max_new_tokens, ..GenerationOptions::default() };
+    let mut text = String::new();
+    let mut pieces = TextStream::new(&model.tokenizer);
+    for token in TokenStream::new(&model.decoder, cache, &logits, tokens, &model.eos_ids, &options)? {
+        text.push_str(&pieces.push(token?)?);
+        if let Some(end) = decided_at(item.scorer, &text) {
+            text.truncate(end);
+            return Ok((text, prefill));
+        }
+    }
+    text.push_str(&pieces.finish()?);
+    Ok((text, prefill))
+}
+
+/// Length of the part of the prediction that counts, once it is complete.
+fn decided_at(scorer: Scorer, prediction: &str) -> Option<usize> {
+    match scorer {
+        Scorer::FirstSentence => prediction.find('.').map(|stop| stop + 1),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,5 +318,12 @@ mod tests {
         let work = BTreeMap::from([(1, half(10)), (3, half(10))]);
         assert_eq!(densities(&work, 4), (0.75, vec![1.0, 0.5, 1.0, 0.5]));
         assert_eq!(densities(&BTreeMap::new(), 2), (1.0, vec![1.0, 1.0]));
+    }
+
+    #[test]
+    fn only_a_first_sentence_decides_before_the_end() {
+        assert_eq!(decided_at(Scorer::FirstSentence, " 1234567"), None);
+        assert_eq!(decided_at(Scorer::FirstSentence, " 1234567. The"), Some(9));
+        assert_eq!(decided_at(Scorer::StringMatchAll, " 1234567. The"), None);
     }
 }

@@ -7,7 +7,7 @@ use tokenizers::Tokenizer;
 use super::passage::Passage;
 use crate::error::{EvalError, Result};
 use crate::load::{self, NEEDLE_7M};
-use crate::tasks::{self, Item, ItemSpec, RULER, Task};
+use crate::tasks::{self, Item, ItemSpec, Task};
 
 /// One prompt to run.
 #[derive(Debug, Clone)]
@@ -93,16 +93,9 @@ pub struct Group {
     tasks: fn() -> Vec<&'static str>,
 }
 
-impl Group {
-    /// The names of its tasks.
-    pub fn tasks(&self) -> Vec<&'static str> {
-        (self.tasks)()
-    }
-}
-
 /// All groups.
 pub static GROUPS: &[Group] = &[
-    Group { name: "ruler", summary: "RULER's thirteen tasks", tasks: || RULER.to_vec() },
+    Group { name: "ruler", summary: "RULER's thirteen tasks", tasks: || tasks::ruler().collect() },
     Group {
         name: "keyed",
         summary: "the number of one of 1, 4, 16 and 64 words",
@@ -114,14 +107,18 @@ pub static GROUPS: &[Group] = &[
 /// Task names with groups expanded, each name once. `needle-7m` stands for the recorded prompts ([`load::needle_7m`]).
 ///
 /// # Errors
-/// [`EvalError::UnknownTask`].
+/// [`EvalError::Unknown`].
 pub fn task_names<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Vec<&'static str>> {
     let mut chosen = Vec::new();
     for name in names {
         let more = match GROUPS.iter().find(|group| group.name == name) {
-            Some(group) => group.tasks(),
+            Some(group) => (group.tasks)(),
             None if name == NEEDLE_7M => vec![NEEDLE_7M],
-            None => vec![tasks::find(name).map_err(|_| unknown(name))?.name],
+            None => {
+                let groups = GROUPS.iter().map(|group| group.name).chain([NEEDLE_7M]);
+                let known = groups.chain(tasks::ALL.iter().map(|task| task.name));
+                vec![tasks::find(name).map_err(|_| EvalError::unknown("task", known, name))?.name]
+            }
         };
         for name in more {
             if !chosen.contains(&name) {
@@ -130,11 +127,6 @@ pub fn task_names<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Vec<&'
         }
     }
     Ok(chosen)
-}
-
-fn unknown(name: &str) -> EvalError {
-    let groups = GROUPS.iter().map(|group| group.name);
-    EvalError::unknown_task(groups.chain([NEEDLE_7M]).chain(tasks::ALL.iter().map(|task| task.name)), name)
 }
 
 /// Lengths, depths and number of items to make for each task.
@@ -162,7 +154,7 @@ impl Grid {
     /// recorded prompts that have one of the lengths.
     ///
     /// # Errors
-    /// [`EvalError::UnknownTask`]; as [`load::needle_7m`].
+    /// [`EvalError::Unknown`]; as [`load::needle_7m`].
     pub fn samples<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Result<Vec<Sample>> {
         let mut lengths = self.lengths.clone();
         lengths.sort_unstable();
@@ -207,14 +199,12 @@ mod tests {
 
     #[test]
     fn groups_are_taken_apart_and_doubles_dropped() {
-        assert_eq!(task_names(["ruler"]).unwrap(), RULER);
+        assert_eq!(task_names(["ruler"]).unwrap(), tasks::ruler().collect::<Vec<_>>());
         assert_eq!(task_names(["vt", "keyed", "keyed_4", "needle-7m"]).unwrap().len(), 6);
         assert_eq!(task_names(["all"]).unwrap().len(), tasks::ALL.len());
         let error = task_names(["niha"]).unwrap_err().to_string();
-        assert!(
-            error.starts_with("`niha` is not a task: expected one of ruler, keyed, all, needle-7m, niah, "),
-            "{error}"
-        );
+        let start = "`niha` is not a task: expected one of ruler, keyed, all, needle-7m, niah, ";
+        assert!(error.starts_with(start), "{error}");
     }
 
     #[test]

@@ -1,19 +1,18 @@
 //! Runs of needle-7m on short prompts: computed trials, repeated trials and errors.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Result as CandleResult, Tensor};
-use candle_s2o::{Attention, Dense, HeadWork, PrefillCall};
+use candle_s2o::{Attention, Dense, PrefillCall};
 use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelError, ModelSource};
 use tempfile::TempDir;
 
 use super::*;
 use crate::error::EvalError;
 use crate::load;
-use crate::method::{Method, Timed};
+use crate::method::Method;
 use crate::report::{Row, rows};
 use crate::tasks::ChatTemplate;
 
@@ -28,7 +27,6 @@ fn runner() -> Runner<'static> {
     Runner::new(&MODEL, ChatTemplate::None).unwrap()
 }
 
-/// The rows without times.
 fn timeless(journal: &Journal) -> Vec<Row> {
     rows(journal.outcomes()).into_iter().map(|row| Row { prefill_seconds: 0.0, ..row }).collect()
 }
@@ -73,15 +71,7 @@ impl Attention for Fails {
     }
 }
 
-impl Method for Fails {
-    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
-        BTreeMap::new()
-    }
-
-    fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> CandleResult<Timed> {
-        Dense.timed(call, q, k, v)
-    }
-}
+impl Method for Fails {}
 
 #[test]
 fn an_interrupted_run_goes_on_where_it_stopped() {
@@ -127,10 +117,8 @@ fn outcomes_say_what_came_out() {
     for outcome in outcomes {
         let SampleResult::Answer { prediction, references, score } = &outcome.result else { panic!("{outcome:?}") };
         let answer = format!("{}.", references[0]);
-        assert!(
-            prediction.trim().starts_with(&answer) && *score == 1.0,
-            "{prediction:?} for {answer:?}, score {score}"
-        );
+        assert!(prediction.trim().starts_with(&answer), "{prediction:?} for {answer:?}");
+        assert_eq!(*score, 1.0);
         assert!((960..=1024).contains(&outcome.prompt_tokens) && outcome.prefill_seconds > 0.0);
         assert_eq!(outcome.layer_density.len(), MODEL.config().num_layers);
         assert_eq!((outcome.seed, outcome.depth.is_some(), outcome.digest.is_none()), (Some(0), true, true));
@@ -205,10 +193,8 @@ fn another_file_under_the_same_name_is_noticed() {
     run(&runner, &[Sample::Given(item.clone())], &mut journal).0.unwrap();
     item.prompt.push('!');
     let error = runner.pending(&[Sample::Given(item)], &journal).unwrap_err();
-    assert!(
-        matches!(&error, EvalError::OtherRun { expected, .. } if expected.contains("needle-7m-0 with digest")),
-        "{error}"
-    );
+    let EvalError::OtherRun { expected, .. } = error else { panic!("{error}") };
+    assert!(expected.contains("needle-7m-0 with digest"), "{expected}");
 }
 
 #[test]

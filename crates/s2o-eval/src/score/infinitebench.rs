@@ -11,28 +11,22 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"[0-9]+(\.[0-9]+)?
 /// A letter that stands alone. Code debugging has up to ten options.
 static LONE_LETTER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\b[A-J]\b").unwrap());
 
-/// Whether the first run of digits equals a reference. For pass keys and numbers.
-pub fn first_integer(prediction: &str, references: &[String]) -> bool {
+pub(super) fn first_integer(prediction: &str, references: &[String]) -> bool {
     let first = prediction.split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty());
     first.is_some_and(|digits| references.iter().any(|reference| reference == digits))
 }
 
-/// Whether a reference is a word of the prediction. Punctuation counts as white space.
-pub fn key_value(prediction: &str, references: &[String]) -> bool {
+pub(super) fn key_value(prediction: &str, references: &[String]) -> bool {
     let spaced = spaced(prediction, "\n:\"'.,?!{}");
     spaced.split_whitespace().any(|word| references.iter().any(|reference| reference == word))
 }
 
-/// Whether a reference is a word of the prediction, both in upper case. Punctuation counts as white space.
-pub fn dialogue(prediction: &str, references: &[String]) -> bool {
+pub(super) fn dialogue(prediction: &str, references: &[String]) -> bool {
     let spaced = spaced(prediction, "\n:\"'.,?!{}").to_uppercase();
     spaced.split_whitespace().any(|word| references.iter().any(|reference| reference.to_uppercase() == word))
 }
 
-/// Whether the prediction chooses a reference, which may be the letter or the option's text. The choice is the first
-/// character if it is A, B, C or D; otherwise the text after `answer is:`, `answer:`, `answer is` or `option is`;
-/// otherwise the first of these letters that stands alone.
-pub fn book_choice(prediction: &str, references: &[String]) -> bool {
+pub(super) fn book_choice(prediction: &str, references: &[String]) -> bool {
     let prediction = prediction.trim();
     let is_reference = |letter: char| references.iter().any(|reference| reference.chars().eq([letter]));
     if let Some(first) = prediction.chars().next().filter(|first| CHOICES.contains(first)) {
@@ -47,9 +41,7 @@ pub fn book_choice(prediction: &str, references: &[String]) -> bool {
     lone.is_some_and(is_reference)
 }
 
-/// Whether the prediction names a reference: the function with the bug, or its letter. The first of the letters A to J
-/// that stands alone decides if it is right. Otherwise the text after `answer is:`, `is:` or `answer:` decides.
-pub fn code_debug(prediction: &str, references: &[String]) -> bool {
+pub(super) fn code_debug(prediction: &str, references: &[String]) -> bool {
     let lone = LONE_LETTER.find(prediction);
     if lone.is_some_and(|letter| references.iter().any(|reference| reference == letter.as_str())) {
         return true;
@@ -61,15 +53,13 @@ pub fn code_debug(prediction: &str, references: &[String]) -> bool {
     after_first_prefix(&text, &["answer is:", "is:", "answer:"]).is_some_and(|rest| starts_with_any(rest, references))
 }
 
-/// Whether the last word equals the integer of a reference. Punctuation counts as white space.
-pub fn code_run(prediction: &str, references: &[String]) -> bool {
+pub(super) fn code_run(prediction: &str, references: &[String]) -> bool {
     let spaced = spaced(prediction, "\n.`'\":");
     let last = spaced.split_whitespace().next_back().and_then(|word| word.parse::<i64>().ok());
     last.is_some_and(|value| references.iter().any(|reference| reference.trim().parse() == Ok(value)))
 }
 
-/// Whether the first number, with or without decimals, equals a reference.
-pub fn math_find(prediction: &str, references: &[String]) -> bool {
+pub(super) fn math_find(prediction: &str, references: &[String]) -> bool {
     let number = |text: &str| text.trim().parse::<f64>().ok();
     let first = NUMBER.find(prediction).and_then(|found| number(found.as_str()));
     first.is_some_and(|value| references.iter().any(|reference| number(reference) == Some(value)))

@@ -6,8 +6,7 @@ use std::hash::Hash;
 /// Chinese punctuation in addition to ASCII's.
 const CHINESE_PUNCTUATION: &str = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏";
 
-/// F1 of the words that both texts share, without case, punctuation and the articles a, an, the.
-pub fn token_f1(prediction: &str, reference: &str) -> f64 {
+pub(super) fn token_f1(prediction: &str, reference: &str) -> f64 {
     let (prediction, reference) = (unpunctuated(prediction, ""), unpunctuated(reference, ""));
     let words = |text: &str| -> Vec<String> {
         let words = text.split_whitespace().filter(|word| !["a", "an", "the"].contains(word));
@@ -16,8 +15,7 @@ pub fn token_f1(prediction: &str, reference: &str) -> f64 {
     f1(&words(&prediction), &words(&reference))
 }
 
-/// F1 of the characters that both texts share, without case, punctuation (ASCII and Chinese) and white space.
-pub fn character_f1(prediction: &str, reference: &str) -> f64 {
+pub(super) fn character_f1(prediction: &str, reference: &str) -> f64 {
     let characters = |text: &str| -> Vec<char> {
         unpunctuated(text, CHINESE_PUNCTUATION).chars().filter(|c| !c.is_whitespace()).collect()
     };

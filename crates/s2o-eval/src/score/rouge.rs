@@ -4,10 +4,7 @@ use std::collections::HashMap;
 
 use super::overlap::f_measure;
 
-/// F-measure of the summary-level longest common subsequences. Lines are the sentences. Words are runs of ASCII letters
-/// and digits without case and without stemming. For each reference line, the words in a longest common subsequence
-/// with any predicted line count, each at most as often as both texts contain it.
-pub fn rouge_lsum(prediction: &str, reference: &str) -> f64 {
+pub(super) fn rouge_lsum(prediction: &str, reference: &str) -> f64 {
     let (prediction, reference) = (prediction.to_lowercase(), reference.to_lowercase());
     let (predicted, referenced) = (sentences(&prediction), sentences(&reference));
     let (mut left_predicted, mut left_referenced) = (counts(&predicted), counts(&referenced));

@@ -56,21 +56,10 @@ impl ChatTemplate {
         };
         match needed.iter().find(|token| tokenizer.token_to_id(token).is_none()) {
             None => Ok(()),
-            Some(token) => Err(EvalError::WrongInput {
-                what: "tokenizer of the chat template",
-                expected: format!("one with {token}, for {self}"),
-                got: "one without".to_owned(),
-            }),
-        }
-    }
-
-    /// The name on command lines.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Llama3 => "llama3",
-            Self::ChatMl => "chat-ml",
-            Self::Qwen3 => "qwen3",
+            Some(token) => {
+                let expected = format!("one with {token}, for {self}");
+                Err(EvalError::wrong("tokenizer of the chat template", expected, "one without"))
+            }
         }
     }
 
@@ -108,9 +97,10 @@ impl ChatTemplate {
     }
 }
 
+/// The name in files and on command lines.
 impl fmt::Display for ChatTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.serialize(f)
     }
 }
 
@@ -118,10 +108,8 @@ impl FromStr for ChatTemplate {
     type Err = EvalError;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|template| template.name() == name).ok_or_else(|| EvalError::WrongInput {
-            what: "chat template",
-            expected: Self::ALL.map(Self::name).join(", "),
-            got: name.to_owned(),
+        Self::ALL.into_iter().find(|template| template.to_string() == name).ok_or_else(|| {
+            EvalError::wrong("chat template", Self::ALL.map(|template| template.to_string()).join(", "), name)
         })
     }
 }
@@ -129,7 +117,7 @@ impl FromStr for ChatTemplate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tasks::{ItemSpec, find, tokenizer_for_tests};
+    use crate::tasks::{generated, tokenizer_for_tests};
 
     #[test]
     fn llama3_is_rulers() {
@@ -140,7 +128,7 @@ mod tests {
 
     #[test]
     fn prefix_begins_the_models_turn() {
-        let item = find("passkey").unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(512, 0)).unwrap();
+        let item = generated("passkey", 512, 0);
         for template in ChatTemplate::ALL {
             let text = template.apply(&item);
             assert!(text.contains(&item.prompt) && text.ends_with(&item.answer_prefix), "{template}");
@@ -152,7 +140,7 @@ mod tests {
     fn only_a_bare_prompt_gets_the_tokenizers_own_start() {
         let tokenizer = tokenizer_for_tests();
         let start = tokenizer.token_to_id("<|bos|>").unwrap();
-        let item = find("passkey").unwrap().generate(tokenizer, &ItemSpec::new(512, 0)).unwrap();
+        let item = generated("passkey", 512, 0);
         assert_eq!(ChatTemplate::None.encode(tokenizer, &item).unwrap()[0], start);
         assert_ne!(ChatTemplate::Llama3.encode(tokenizer, &item).unwrap()[0], start);
     }
@@ -176,17 +164,15 @@ mod tests {
         add(&mut chat, &["<think>", "</think>"]);
         assert_eq!(ChatTemplate::of_model(&chat, &[id(&chat, "<|im_end|>")]), ChatTemplate::Qwen3);
         assert!(ChatTemplate::ALL.into_iter().all(|template| template.check(&chat).is_ok()));
-        assert_eq!(
-            ChatTemplate::Llama3.check(plain).unwrap_err().to_string(),
-            "tokenizer of the chat template: expected one with <|begin_of_text|>, for llama3, got one without"
-        );
+        let error = "tokenizer of the chat template: expected one with <|begin_of_text|>, for llama3, got one without";
+        assert_eq!(ChatTemplate::Llama3.check(plain).unwrap_err().to_string(), error);
     }
 
     #[test]
     fn names_parse_and_others_are_refused() {
         for template in ChatTemplate::ALL {
             assert_eq!(template.to_string().parse::<ChatTemplate>().unwrap(), template);
-            assert_eq!(serde_json::to_value(template).unwrap(), template.name());
+            assert_eq!(serde_json::to_value(template).unwrap(), template.to_string());
         }
         let error = "alpaca".parse::<ChatTemplate>().unwrap_err().to_string();
         assert_eq!(error, "chat template: expected none, llama3, chat-ml, qwen3, got alpaca");

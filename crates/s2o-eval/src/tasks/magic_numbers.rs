@@ -1,6 +1,5 @@
 //! Special magic numbers in a haystack: the needle task by depth and length, and RULER's eight needle tasks.
 
-use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 // One of the prefaces that needle-7m was trained with, and RULER's own.
 use s2o_models::passkey::HEADER;
@@ -8,46 +7,19 @@ use tokenizers::Tokenizer;
 
 use super::fitting::{Draft, fit};
 use super::haystack::{Essay, depths, hide, noise, place_among};
-use super::vocabulary::{Words, distinct, number, uuid};
+use super::vocabulary::{Words, distinct, number, uuid, word_of};
 use super::{Item, ItemSpec};
 use crate::error::Result;
 use crate::score::Scorer;
 
-const CITIES: &[&str] = &[
-    "Amsterdam",
-    "Athens",
-    "Bogota",
-    "Cairo",
-    "Dakar",
-    "Dublin",
-    "Hanoi",
-    "Havana",
-    "Helsinki",
-    "Istanbul",
-    "Jakarta",
-    "Kyoto",
-    "Lagos",
-    "Lima",
-    "Lisbon",
-    "Manila",
-    "Montreal",
-    "Nairobi",
-    "Oslo",
-    "Prague",
-    "Quito",
-    "Riga",
-    "Seoul",
-    "Sydney",
-    "Tunis",
-    "Vienna",
-    "Warsaw",
-    "Zurich",
-];
+const CITIES: &str = "Amsterdam Athens Bogota Cairo Dakar Dublin Hanoi Havana Helsinki Istanbul Jakarta Kyoto Lagos \
+                      Lima Lisbon Manila Montreal Nairobi Oslo Prague Quito Riga Seoul Sydney Tunis Vienna Warsaw \
+                      Zurich";
 
 /// One number of one city in an essay. The answer may contain it anywhere.
 pub(super) fn of_city(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
-    let city = CITIES.choose(&mut random).copied().unwrap_or_default();
+    let city = word_of(CITIES, &mut random);
     let number = number(&mut random, 7);
     let depth = depths(&mut random, 1, spec.depth)[0];
     let essay = Essay::from_somewhere(&mut random)?;
@@ -112,13 +84,6 @@ pub(super) enum Value {
 }
 
 impl Value {
-    fn singular(self) -> &'static str {
-        match self {
-            Self::Number => "number",
-            Self::Uuid => "uuid",
-        }
-    }
-
     fn draw(self, random: &mut ChaCha8Rng) -> String {
         match self {
             Self::Number => number(random, 7),
@@ -131,7 +96,10 @@ impl Value {
 pub(super) fn of_words(name: &'static str, needles: Needles, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let words = Words::shuffled(&mut random)?;
-    let kind = needles.value.singular();
+    let kind = match needles.value {
+        Value::Number => "number",
+        Value::Uuid => "uuid",
+    };
     let line = |key: &str, value: &str| format!("One of the special magic {kind}s for {key} is: {value}.");
 
     let keys: Vec<String> = (0..needles.keys).map(|i| needles.key.draw(&words, i, &mut random)).collect();
@@ -192,10 +160,10 @@ fn question(kind: &str, keys: &[String], is_single: bool) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tasks::{find, tokenizer_for_tests};
+    use crate::tasks::generated;
 
     fn item(task: &str) -> Item {
-        find(task).unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(2048, 11)).unwrap()
+        generated(task, 2048, 11)
     }
 
     #[test]

@@ -30,14 +30,12 @@ mod variable_tracking;
 mod vocabulary;
 mod word_extraction;
 
-use std::fmt;
-
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use tokenizers::Tokenizer;
 
 pub use chat_template::ChatTemplate;
-pub use item::{Item, Origin};
+pub use item::Item;
 
 use crate::error::{EvalError, Result};
 use magic_numbers::{Filling, Key, Needles, Value};
@@ -95,7 +93,7 @@ impl ItemSpec {
 type Generator = fn(&'static str, &Tokenizer, &ItemSpec) -> Result<Item>;
 
 /// A task: its name and the generator of its items.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct Task {
     /// The name on the command line.
     pub name: &'static str,
@@ -104,12 +102,6 @@ pub struct Task {
     /// Whether the answer is at one place, so that [`ItemSpec::depth`] may choose it.
     pub takes_depth: bool,
     generator: Generator,
-}
-
-impl fmt::Debug for Task {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Task").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 impl Task {
@@ -125,21 +117,17 @@ impl Task {
     /// [`EvalError::ContextTooShort`] if question and needles alone are longer; [`EvalError::WrongInput`] for a depth
     /// outside `0..=1`, a depth that the task does not take, or more than [`MAX_TOKENS`]; [`EvalError::Tokenizer`].
     pub fn generate(&self, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
-        let wrong = |what, expected: &str, got| Err(EvalError::WrongInput { what, expected: expected.to_owned(), got });
         if let Some(depth) = spec.depth {
             if !self.takes_depth {
-                return wrong(
-                    "depth of a task whose answer has no one place",
-                    "none",
-                    format!("{depth} for {}", self.name),
-                );
+                let what = "depth of a task whose answer has no one place";
+                return Err(EvalError::wrong(what, "none", format!("{depth} for {}", self.name)));
             }
             if !(0.0..=1.0).contains(&depth) {
-                return wrong("depth", "a number from 0 to 1", depth.to_string());
+                return Err(EvalError::wrong("depth", "a number from 0 to 1", depth));
             }
         }
         if spec.num_tokens > MAX_TOKENS {
-            return wrong("tokens of a prompt", &format!("at most {MAX_TOKENS}"), spec.num_tokens.to_string());
+            return Err(EvalError::wrong("tokens of a prompt", format!("at most {MAX_TOKENS}"), spec.num_tokens));
         }
         (self.generator)(self.name, tokenizer, spec)
     }
@@ -200,30 +188,23 @@ pub static ALL: &[Task] = &[
     at_depth("kv_retrieval", "InfiniteBench: the value of a key in a JSON object", retrieval::key_value),
 ];
 
-/// RULER's thirteen tasks, whose mean RULER reports.
-pub const RULER: [&str; 13] = [
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-    "niah_multivalue",
-    "niah_multiquery",
-    "vt",
-    "cwe",
-    "fwe",
-    "qa_1",
-    "qa_2",
-];
+/// Names of RULER's thirteen tasks, whose mean RULER reports.
+pub fn ruler() -> impl Iterator<Item = &'static str> {
+    ALL.iter().filter(|task| task.summary.starts_with("RULER: ")).map(|task| task.name)
+}
+
+/// Whether a task is one of RULER's, generated or read from RULER's own files.
+pub fn is_ruler(name: &str) -> bool {
+    name.starts_with("ruler/") || ruler().any(|task| task == name)
+}
 
 /// The task of this name.
 ///
 /// # Errors
-/// [`EvalError::UnknownTask`] with the existing names.
+/// [`EvalError::Unknown`] with the existing names.
 pub fn find(name: &str) -> Result<&'static Task> {
     let task = ALL.iter().find(|task| task.name == name);
-    task.ok_or_else(|| EvalError::unknown_task(ALL.iter().map(|task| task.name), name))
+    task.ok_or_else(|| EvalError::unknown("task", ALL.iter().map(|task| task.name), name))
 }
 
 #[cfg(test)]
@@ -233,6 +214,12 @@ pub(crate) fn tokenizer_for_tests() -> &'static Tokenizer {
         Tokenizer::from_file(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/needle-7m/tokenizer.json")).unwrap()
     });
     &TOKENIZER
+}
+
+/// An item of a task.
+#[cfg(test)]
+pub(crate) fn generated(task: &str, num_tokens: usize, seed: u64) -> Item {
+    find(task).unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(num_tokens, seed)).unwrap()
 }
 
 #[cfg(test)]

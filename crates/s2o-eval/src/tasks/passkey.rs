@@ -11,7 +11,8 @@ use s2o_models::passkey::HEADER;
 use tokenizers::Tokenizer;
 
 use super::fitting::Draft;
-use super::haystack::{Essay, depths, english, hide};
+use super::haystack::{Essay, depths, hide};
+use super::vocabulary::english_words;
 use super::{Item, ItemSpec};
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
@@ -44,8 +45,7 @@ pub struct PasskeyPrompt {
 /// depth outside `0..=1`; [`EvalError::Tokenizer`].
 pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) -> Result<PasskeyPrompt> {
     if !(0.0..=1.0).contains(&depth) {
-        let (expected, got) = ("a number from 0 to 1".to_owned(), depth.to_string());
-        return Err(EvalError::WrongInput { what: "depth of a passkey", expected, got });
+        return Err(EvalError::wrong("depth of a passkey", "a number from 0 to 1", depth));
     }
     let mut random = SplitMix64::seed_from_u64(seed);
     let answer = number(&mut random);
@@ -61,15 +61,9 @@ pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) ->
 /// [`EvalError::ContextTooShort`] if header, needles and question alone are longer; [`EvalError::WrongInput`] if `keys`
 /// is 0 or more than the haystack's words; [`EvalError::Tokenizer`].
 pub fn build_keyed(tokenizer: &Tokenizer, num_tokens: usize, keys: usize, seed: u64) -> Result<PasskeyPrompt> {
-    let mut words: Vec<&str> = english()?
-        .split(|c: char| !c.is_ascii_alphanumeric())
-        .filter(|word| (5..=9).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_lowercase()))
-        .collect();
-    words.sort_unstable();
-    words.dedup();
+    let mut words = english_words()?.to_vec();
     if keys == 0 || keys > words.len() {
-        let (expected, got) = (format!("1 to {}", words.len()), keys.to_string());
-        return Err(EvalError::WrongInput { what: "keys to hide", expected, got });
+        return Err(EvalError::wrong("keys to hide", format!("1 to {}", words.len()), keys));
     }
     let mut random = SplitMix64::seed_from_u64(seed);
     let chosen: Vec<&str> = (0..keys).map(|_| words.swap_remove(below(&mut random, words.len()))).collect();
@@ -163,30 +157,30 @@ pub(super) fn keyed<const KEYS: usize>(name: &'static str, tokenizer: &Tokenizer
 
 /// Scored as InfiniteBench scores pass keys and numbers: the right digits in a different sentence count.
 fn item(name: &'static str, spec: &ItemSpec, prompt: Result<PasskeyPrompt>) -> Result<Item> {
-    let PasskeyPrompt { mut text, answer, .. } = prompt.map_err(|error| match error {
+    let PasskeyPrompt { text, answer, .. } = prompt.map_err(|error| match error {
         EvalError::ContextTooShort { expected, got, .. } => {
             EvalError::ContextTooShort { task: name.to_owned(), expected, got }
         }
         other => other,
     })?;
-    // The beginning of the answer follows the question.
-    let answer_prefix = text.split_off(text.rfind('?').map_or(text.len(), |mark| mark + 1));
-    let draft = Draft { prompt: text, answer_prefix, references: vec![answer] };
+    let (prompt, answer_prefix) = split_at_question(text);
+    let draft = Draft { prompt, answer_prefix, references: vec![answer] };
     Ok(Item::generated(name, spec, draft, MAX_NEW_TOKENS, Scorer::FirstInteger))
+}
+
+/// The prompt up to its question, and the beginning of the answer that follows.
+pub(crate) fn split_at_question(mut text: String) -> (String, String) {
+    let answer_prefix = text.split_off(text.rfind('?').map_or(text.len(), |mark| mark + 1));
+    (text, answer_prefix)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::tasks::{find, tokenizer_for_tests};
-
-    fn generate(task: &str) -> Item {
-        find(task).unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(2048, 2)).unwrap()
-    }
+    use crate::tasks::generated;
 
     #[test]
     fn words_are_the_demo_models() {
-        let item = generate("passkey");
+        let item = generated("passkey", 2048, 2);
         assert!(item.prompt.ends_with("\n\nWhat is the pass key?"));
         assert_eq!(item.answer_prefix, " The pass key is");
         let number = &item.references[0];
@@ -196,7 +190,7 @@ mod tests {
     #[test]
     fn keyed_prompts_hide_as_many_as_they_say() {
         for (task, keys) in [("keyed_1", 1), ("keyed_4", 4), ("keyed_16", 16)] {
-            let item = generate(task);
+            let item = generated(task, 2048, 2);
             assert_eq!(item.prompt.matches("\nThe special magic number for ").count(), keys, "{task}");
             let key = item.answer_prefix.strip_prefix(" The special magic number for ").unwrap();
             let key = key.strip_suffix(" is:").unwrap();

@@ -1,13 +1,13 @@
 //! RULER's question answering over many documents, which state facts about invented people and towns.
 
 use rand::RngExt;
-use rand::seq::{IndexedRandom, SliceRandom};
+use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use tokenizers::Tokenizer;
 
 use super::fitting::{Draft, fit};
 use super::haystack::{depths, place_among};
-use super::vocabulary::Names;
+use super::vocabulary::{Names, word_of};
 use super::{Item, ItemSpec};
 use crate::error::Result;
 use crate::score::Scorer;
@@ -16,52 +16,32 @@ const GIVEN_NAMES: &[&str] = &[
     "Ada", "Anton", "Clara", "Dora", "Edgar", "Elena", "Felix", "Greta", "Hugo", "Ines", "Jonas", "Karla", "Leon",
     "Mira", "Nora", "Oskar", "Paula", "Robin", "Selma", "Theo", "Ursula", "Victor", "Wanda", "Yusuf",
 ];
-const TRADES: &[&str] = &[
-    "baker",
-    "bookbinder",
-    "botanist",
-    "carpenter",
-    "clockmaker",
-    "geologist",
-    "gardener",
-    "painter",
-    "pilot",
-    "potter",
-    "surveyor",
-    "teacher",
-    "translator",
-    "weaver",
-];
-const GOODS: &[&str] = &["barley", "bells", "bricks", "cheese", "glass", "ink", "leather", "paper", "rope", "wool"];
+const TRADES: &str = "baker bookbinder botanist carpenter clockmaker geologist gardener painter pilot potter surveyor \
+                      teacher translator weaver";
+const GOODS: &str = "barley bells bricks cheese glass ink leather paper rope wool";
 
 /// The facts of one item. No two people, towns or rivers share a name.
 #[derive(Debug, Clone, Copy)]
-struct Facts {
-    names: Names,
-}
+struct Facts(Names);
 
 impl Facts {
-    fn surname(self, index: usize) -> String {
-        self.names.get(3 * index)
-    }
-
     fn town(self, index: usize) -> String {
-        self.names.get(3 * index + 1)
+        self.0.get(3 * index + 1)
     }
 
     fn river(self, index: usize) -> String {
-        self.names.get(3 * index + 2)
+        self.0.get(3 * index + 2)
     }
 
     fn person(self, index: usize) -> String {
         // The given name depends only on the index, so that the question can name a person without the document.
-        format!("{} {}", GIVEN_NAMES[index % GIVEN_NAMES.len()], self.surname(index))
+        format!("{} {}", GIVEN_NAMES[index % GIVEN_NAMES.len()], self.0.get(3 * index))
     }
 
     /// The document of person `index` and their place of birth.
     fn biography(self, index: usize, random: &mut ChaCha8Rng) -> String {
         let (person, town) = (self.person(index), self.town(index));
-        let trade = TRADES.choose(random).copied().unwrap_or_default();
+        let trade = word_of(TRADES, random);
         let year = random.random_range(1700..1950);
         format!("{person}\n{person} was born in the town of {town} in {year} and became a {trade} there.")
     }
@@ -69,7 +49,7 @@ impl Facts {
     /// The document of town `index` and its river.
     fn gazetteer(self, index: usize, random: &mut ChaCha8Rng) -> String {
         let (town, river) = (self.town(index), self.river(index));
-        let goods = GOODS.choose(random).copied().unwrap_or_default();
+        let goods = word_of(GOODS, random);
         format!("{town}\nThe town of {town} lies on the river {river} and is known for its {goods}.")
     }
 }
@@ -77,7 +57,7 @@ impl Facts {
 /// The town in which a person was born, which one document states.
 pub(super) fn one_hop(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
-    let facts = Facts { names: Names::new(&mut random) };
+    let facts = Facts(Names::new(&mut random));
     let depth = depths(&mut random, 1, spec.depth)[0];
     let draft = fit(name, tokenizer, spec.num_tokens, |others| {
         let mut random = random.clone();
@@ -92,7 +72,7 @@ pub(super) fn one_hop(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec
 /// The river of the town in which a person was born: one document names the town, another one its river.
 pub(super) fn two_hops(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
-    let facts = Facts { names: Names::new(&mut random) };
+    let facts = Facts(Names::new(&mut random));
     let draft = fit(name, tokenizer, spec.num_tokens, |others| {
         let mut random = random.clone();
         let document = |i: usize, random: &mut ChaCha8Rng| match i % 2 {
@@ -124,12 +104,7 @@ fn draft(documents: &[String], question: &str, answer: String) -> Draft {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::tasks::{find, tokenizer_for_tests};
-
-    fn generate(task: &str, seed: u64) -> Item {
-        find(task).unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(2048, seed)).unwrap()
-    }
+    use crate::tasks::generated;
 
     fn after<'a>(text: &'a str, marker: &str) -> &'a str {
         text.split_once(marker).unwrap_or_else(|| panic!("no {marker:?}")).1.split([' ', '.']).next().unwrap()
@@ -137,7 +112,7 @@ mod tests {
 
     #[test]
     fn one_document_answers_the_first_kind() {
-        let item = generate("qa_1", 3);
+        let item = generated("qa_1", 2048, 3);
         let (_, question) = item.prompt.rsplit_once("Question: In which town was ").unwrap();
         let person = question.strip_suffix(" born?").unwrap();
         assert_eq!(after(&item.prompt, &format!("{person} was born in the town of ")), item.references[0]);
@@ -148,7 +123,7 @@ mod tests {
     #[test]
     fn two_documents_answer_the_second_kind() {
         for seed in 0..4 {
-            let item = generate("qa_2", seed);
+            let item = generated("qa_2", 2048, seed);
             let (_, question) = item.prompt.rsplit_once("town where ").unwrap();
             let person = question.strip_suffix(" was born?").unwrap();
             let town = after(&item.prompt, &format!("{person} was born in the town of "));

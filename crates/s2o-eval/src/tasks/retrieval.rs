@@ -57,13 +57,11 @@ pub(super) fn key_value(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSp
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::*;
-    use crate::tasks::{find, tokenizer_for_tests};
+    use crate::tasks::generated;
 
     #[test]
     fn the_object_is_json_and_holds_the_answer() {
-        let spec = ItemSpec::new(3000, 1);
-        let item = find("kv_retrieval").unwrap().generate(tokenizer_for_tests(), &spec).unwrap();
+        let item = generated("kv_retrieval", 3000, 1);
         let (_, rest) = item.prompt.split_once("JSON object:\n").unwrap();
         let (object, question) = rest.split_once("\n\nKey: ").unwrap();
         let object: BTreeMap<String, String> = serde_json::from_str(object).unwrap();
@@ -73,8 +71,7 @@ mod tests {
 
     #[test]
     fn a_longer_number_is_wrong() {
-        let spec = ItemSpec::new(1024, 1);
-        let item = find("number_retrieval").unwrap().generate(tokenizer_for_tests(), &spec).unwrap();
+        let item = generated("number_retrieval", 1024, 1);
         assert_eq!(item.references[0].len(), 10);
         assert_eq!(item.score(&format!(" {}1.", item.references[0])), 0.0);
     }

@@ -15,11 +15,10 @@ fn count_tokens(item: &Item) -> usize {
 fn every_task_fits_its_length() {
     for task in ALL {
         for num_tokens in LENGTHS {
-            let item = task.generate(tokenizer_for_tests(), &ItemSpec::new(num_tokens, 1)).unwrap();
+            let item = generated(task.name, num_tokens, 1);
             let tokens = count_tokens(&item);
             assert!(tokens <= num_tokens && tokens + SLACK >= num_tokens, "{}: {tokens} of {num_tokens}", task.name);
             assert_eq!((item.context_tokens, item.task.as_str()), (num_tokens, task.name));
-            assert_eq!(item.provenance, Origin::Generated);
             assert_eq!(item.id, task.item_id(&ItemSpec::new(num_tokens, 1)));
         }
     }
@@ -41,7 +40,7 @@ fn every_task_is_deterministic_and_its_items_differ() {
 #[test]
 fn every_task_accepts_its_references_and_nothing_else() {
     for task in ALL {
-        let item = task.generate(tokenizer_for_tests(), &ItemSpec::new(2300, 5)).unwrap();
+        let item = generated(task.name, 2300, 5);
         assert!(!item.references.is_empty() && item.references.iter().all(|answer| item.prompt.contains(answer)));
         assert_eq!(item.score(&format!(" {}.\n", item.references.join(" "))), 1.0, "{}", task.name);
         for wrong in ["", "I do not know.", " 1234567890. zzzzzz", "The answer is in the text."] {
@@ -86,7 +85,7 @@ fn rulers_token_budgets_and_scorers() {
         ("qa_1", 32, StringMatchPart),
         ("qa_2", 32, StringMatchPart),
     ] {
-        let item = find(name).unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(2300, 0)).unwrap();
+        let item = generated(name, 2300, 0);
         assert_eq!((item.max_new_tokens, item.scorer), (max_new_tokens, scorer), "{name}");
     }
 }
@@ -95,14 +94,12 @@ fn rulers_token_budgets_and_scorers() {
 fn names_are_unique_and_found() {
     let names: HashSet<&str> = ALL.iter().map(|task| task.name).collect();
     assert_eq!(names.len(), ALL.len());
-    assert!(RULER.iter().all(|name| find(name).unwrap().summary.starts_with("RULER: ")));
-    assert_eq!(ALL.iter().filter(|task| task.summary.starts_with("RULER: ")).count(), RULER.len());
+    assert_eq!(ruler().count(), 13);
+    assert!(is_ruler("vt") && is_ruler("ruler/vt") && !is_ruler("niah"));
     assert!(ALL.iter().all(|task| find(task.name).unwrap().name == task.name && !task.summary.is_empty()));
     let error = find("niah_single_4").unwrap_err();
-    assert!(
-        error.to_string().starts_with("`niah_single_4` is not a task: expected one of niah, niah_single_1, "),
-        "{error}"
-    );
+    let start = "`niah_single_4` is not a task: expected one of niah, niah_single_1, ";
+    assert!(error.to_string().starts_with(start), "{error}");
 }
 
 #[test]
@@ -116,12 +113,8 @@ fn wrong_arguments_are_refused() {
     assert!(matches!(generate("fwe", ItemSpec::new(usize::MAX, 0)), EvalError::WrongInput { .. }));
     for task in ALL {
         for num_tokens in [0, 20] {
-            let error = task.generate(tokenizer_for_tests(), &ItemSpec::new(num_tokens, 0)).unwrap_err();
-            assert!(
-                matches!(error, EvalError::ContextTooShort { got, .. } if got == num_tokens),
-                "{}: {error}",
-                task.name
-            );
+            let error = generate(task.name, ItemSpec::new(num_tokens, 0));
+            assert!(matches!(error, EvalError::ContextTooShort { got, .. } if got == num_tokens), "{error}");
         }
     }
 }

@@ -73,13 +73,12 @@ pub(super) fn generate(name: &'static str, tokenizer: &Tokenizer, spec: &ItemSpe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tasks::{find, tokenizer_for_tests};
+    use crate::tasks::generated;
 
     #[test]
     fn following_the_chain_gives_the_references() {
         for seed in 0..8 {
-            let spec = ItemSpec::new(2048, seed);
-            let item = find("vt").unwrap().generate(tokenizer_for_tests(), &spec).unwrap();
+            let item = generated("vt", 2048, seed);
             let (_, asked) = item.prompt.rsplit_once("Memorize and track").unwrap();
             let value = item.answer_prefix.split("value ").nth(1).unwrap().split(',').next().unwrap();
             let mut found: Vec<&str> = Vec::new();
@@ -95,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_example_comes_first_and_is_answered() {
-        let item = find("vt").unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(2048, 0)).unwrap();
+        let item = generated("vt", 2048, 0);
         let (example, _) = item.prompt.split_once("\n\nMemorize").unwrap();
         let (_, answer) = example.rsplit_once("they are: ").unwrap();
         assert_eq!(answer.split(' ').count(), NUM_VARIABLES);

@@ -1,11 +1,11 @@
 //! Words, numbers and names for tasks. Within one item they are all different.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::Hash;
 use std::sync::OnceLock;
 
 use rand::RngExt;
-use rand::seq::SliceRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
 use super::haystack::english;
@@ -17,9 +17,7 @@ pub(super) struct Words(Vec<&'static str>);
 
 impl Words {
     pub(super) fn shuffled(random: &mut ChaCha8Rng) -> Result<Self> {
-        static WORDS: OnceLock<Vec<&'static str>> = OnceLock::new();
-        let text = english()?;
-        let mut words = WORDS.get_or_init(|| distinct_words(text)).clone();
+        let mut words = english_words()?.to_vec();
         words.shuffle(random);
         Ok(Self(words))
     }
@@ -34,15 +32,15 @@ impl Words {
     }
 }
 
-/// Lower-case words of five to nine letters, as in needle-7m's keys.
-fn distinct_words(text: &str) -> Vec<&str> {
-    let mut words: Vec<&str> = text
-        .split(|c: char| !c.is_ascii_alphanumeric())
-        .filter(|word| (5..=9).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_lowercase()))
-        .collect();
-    words.sort_unstable();
-    words.dedup();
-    words
+/// Lower-case words of five to nine letters, as in needle-7m's keys, in alphabetical order.
+pub(super) fn english_words() -> Result<&'static [&'static str]> {
+    static WORDS: OnceLock<Vec<&'static str>> = OnceLock::new();
+    let text = english()?;
+    Ok(WORDS.get_or_init(|| {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric());
+        let is_key = |word: &&str| (5..=9).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_lowercase());
+        words.filter(is_key).collect::<BTreeSet<_>>().into_iter().collect()
+    }))
 }
 
 /// `count` distinct values of `draw`.
@@ -60,6 +58,11 @@ pub(super) fn distinct<T: Hash + Eq + Clone>(count: usize, mut draw: impl FnMut(
 /// A number of `digits` digits that does not start with 0. At most 18 digits.
 pub(super) fn number(random: &mut ChaCha8Rng, digits: u32) -> String {
     random.random_range(10_u64.pow(digits - 1)..10_u64.pow(digits)).to_string()
+}
+
+/// One of the words of a text.
+pub(super) fn word_of(words: &'static str, random: &mut ChaCha8Rng) -> &'static str {
+    words.split_whitespace().collect::<Vec<_>>().choose(random).copied().unwrap_or_default()
 }
 
 /// A random UUID (version 4).

@@ -1,35 +1,26 @@
 //! RULER's aggregation tasks: common words of a list, and frequent coded words.
 
-use std::collections::HashSet;
-
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use tokenizers::Tokenizer;
 
 use super::fitting::{Draft, fit};
-use super::vocabulary::{Words, letters};
+use super::vocabulary::{Words, distinct, letters};
 use super::{Item, ItemSpec};
 use crate::error::Result;
 use crate::score::Scorer;
 
 const NUM_COMMON: usize = 10;
 
-/// Number of occurrences of common and of other words in the list.
-#[derive(Clone, Copy)]
-struct Frequencies {
-    common: usize,
-    other: usize,
-}
-
-/// RULER's frequencies.
-const LONG: Frequencies = Frequencies { common: 30, other: 3 };
+/// RULER's number of occurrences of each common and of each other word in the list.
+const LONG: [usize; 2] = [30, 3];
 
 /// Three hundred entries of common words leave no room for other words in a short prompt.
-const SHORT: Frequencies = Frequencies { common: 10, other: 1 };
+const SHORT: [usize; 2] = [10, 1];
 const SHORT_BELOW: usize = 4096;
 
-/// Frequencies in the worked example.
-const EXAMPLE: Frequencies = Frequencies { common: 3, other: 1 };
+/// Occurrences in the worked example.
+const EXAMPLE: [usize; 2] = [3, 1];
 const EXAMPLE_OTHERS: usize = 10;
 
 /// A numbered list with ten common words, after a short worked example.
@@ -45,11 +36,11 @@ pub(super) fn common_words(name: &'static str, tokenizer: &Tokenizer, spec: &Ite
     let example = format!(
         "{}{answer_prefix} {}",
         list_prompt(&numbered(&example_common, &example_others, EXAMPLE, &mut random)),
-        numbered_once(example_common.iter())
+        numbered_once(&example_common)
     );
-    let frequencies = if spec.num_tokens < SHORT_BELOW { SHORT } else { LONG };
+    let occurrences = if spec.num_tokens < SHORT_BELOW { SHORT } else { LONG };
     let draft = fit(name, tokenizer, spec.num_tokens, |others| {
-        let list = numbered(&common, &take(others_from, others), frequencies, &mut random.clone());
+        let list = numbered(&common, &take(others_from, others), occurrences, &mut random.clone());
         Draft {
             prompt: format!("{example}\n\n{}", list_prompt(&list)),
             answer_prefix: answer_prefix.to_owned(),
@@ -66,18 +57,17 @@ fn list_prompt(list: &str) -> String {
     )
 }
 
-/// `1. word 2. word ...` in random order, each word with its frequency.
-fn numbered(common: &[String], others: &[String], frequencies: Frequencies, random: &mut ChaCha8Rng) -> String {
-    let repeat =
-        |words: &'_ [String], times| words.iter().cycle().take(words.len() * times).cloned().collect::<Vec<_>>();
-    let mut entries = repeat(common, frequencies.common);
-    entries.extend(repeat(others, frequencies.other));
+/// `1. word 2. word ...` in random order, with the occurrences of each common and each other word.
+fn numbered(common: &[String], others: &[String], occurrences: [usize; 2], random: &mut ChaCha8Rng) -> String {
+    let [mut entries, others] =
+        [(common, occurrences[0]), (others, occurrences[1])].map(|(words, n)| vec![words; n].concat());
+    entries.extend(others);
     entries.shuffle(random);
-    numbered_once(entries.iter())
+    numbered_once(&entries)
 }
 
-fn numbered_once<'a>(words: impl Iterator<Item = &'a String>) -> String {
-    words.enumerate().map(|(i, word)| format!("{}. {word}", i + 1)).collect::<Vec<_>>().join(" ")
+fn numbered_once(words: &[String]) -> String {
+    words.iter().enumerate().map(|(i, word)| format!("{}. {word}", i + 1)).collect::<Vec<_>>().join(" ")
 }
 
 const NUM_FREQUENT: usize = 3;
@@ -98,21 +88,14 @@ pub(super) fn frequent_words(name: &'static str, tokenizer: &Tokenizer, spec: &I
     let draft = fit(name, tokenizer, spec.num_tokens, |more| {
         // Words are drawn rank by rank from the same random state, so that the answer does not depend on the length.
         let mut random = random.clone();
-        let mut seen = HashSet::new();
+        let count = |rank: i32| ((MIN_ENTRIES + more) as f64 / f64::from(rank).powi(ZIPF_EXPONENT) / ZIPF_SUM) as usize;
+        let counts: Vec<usize> = (1..).map(count).take_while(|count| *count > 0).collect();
         let mut words = vec![DOTS.to_owned()];
-        let mut entries = Vec::new();
-        for rank in 1.. {
-            let count = ((MIN_ENTRIES + more) as f64 / f64::from(rank).powi(ZIPF_EXPONENT) / ZIPF_SUM) as usize;
-            if count == 0 {
-                break;
-            }
-            if rank > 1 {
-                words.push(coded_word(&mut random, &mut seen));
-            }
-            entries.extend(std::iter::repeat_n(words.len() - 1, count));
-        }
+        words.extend(distinct(counts.len() - 1, || letters(&mut random, b"abcdefghijklmnopqrstuvwxyz", 6)));
+        let mut entries: Vec<&str> =
+            words.iter().zip(counts).flat_map(|(word, count)| std::iter::repeat_n(word.as_str(), count)).collect();
         entries.shuffle(&mut random);
-        let text = entries.iter().map(|&word| words[word].as_str()).collect::<Vec<_>>().join(" ");
+        let text = entries.join(" ");
         Draft {
             prompt: format!(
                 "Read the following coded text and track the frequency of each coded word. Find the three most \
@@ -127,21 +110,12 @@ pub(super) fn frequent_words(name: &'static str, tokenizer: &Tokenizer, spec: &I
     Ok(Item::generated(name, spec, draft, 50, Scorer::StringMatchAll))
 }
 
-fn coded_word(random: &mut ChaCha8Rng, seen: &mut HashSet<String>) -> String {
-    loop {
-        let word = letters(random, b"abcdefghijklmnopqrstuvwxyz", 6);
-        if seen.insert(word.clone()) {
-            return word;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::{HashMap, HashSet};
 
     use super::*;
-    use crate::tasks::{find, tokenizer_for_tests};
+    use crate::tasks::generated;
 
     fn most_frequent<'a>(words: impl Iterator<Item = &'a str>, count: usize) -> (HashSet<String>, usize, usize) {
         let mut counts: HashMap<&str, usize> = HashMap::new();
@@ -155,8 +129,7 @@ mod tests {
     #[test]
     fn counting_the_list_gives_the_references() {
         for (num_tokens, common, other) in [(2048, 10, 1), (6000, 30, 3)] {
-            let spec = ItemSpec::new(num_tokens, 4);
-            let item = find("cwe").unwrap().generate(tokenizer_for_tests(), &spec).unwrap();
+            let item = generated("cwe", num_tokens, 4);
             let (_, asked) = item.prompt.rsplit_once("most often.\n").unwrap();
             let (list, _) = asked.split_once("\nQuestion").unwrap();
             let words = list.split(' ').filter(|word| !word.ends_with('.'));
@@ -168,8 +141,7 @@ mod tests {
     #[test]
     fn counting_the_coded_text_gives_the_references() {
         for num_tokens in [1024, 4096] {
-            let spec = ItemSpec::new(num_tokens, 4);
-            let item = find("fwe").unwrap().generate(tokenizer_for_tests(), &spec).unwrap();
+            let item = generated("fwe", num_tokens, 4);
             let (_, rest) = item.prompt.split_once("coded words. ").unwrap();
             let (text, _) = rest.split_once("\nQuestion").unwrap();
             let expected: HashSet<String> = item.references.iter().cloned().collect();
@@ -181,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_worked_example_does_not_give_the_answer_away() {
-        let item = find("cwe").unwrap().generate(tokenizer_for_tests(), &ItemSpec::new(2048, 4)).unwrap();
+        let item = generated("cwe", 2048, 4);
         let (example, _) = item.prompt.split_once("\n\n").unwrap();
         assert_eq!(item.score(example), 0.0);
     }

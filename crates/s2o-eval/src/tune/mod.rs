@@ -16,7 +16,7 @@ use candle_s2o::{Attention, Dense, HeadWork, LayerSetting, PrefillCall, S2oConfi
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EvalError, Result};
-use crate::method::head_work;
+use crate::method::{head_work, total};
 use crate::metrics::ErrorSums;
 
 pub use published::{SearchedMInference, TunedSparge, search_minference, tune_spargeattn};
@@ -27,7 +27,6 @@ pub const TAUS: [f32; 14] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05
 /// Dense attention that measures S2O on the same inputs.
 #[derive(Debug)]
 pub struct Tuner {
-    /// One configuration for each threshold.
     configs: Vec<S2oConfig>,
     /// Measurements by layer, one for each threshold.
     layers: Mutex<BTreeMap<usize, Vec<Trial>>>,
@@ -80,8 +79,7 @@ impl Tuner {
     /// [`EvalError::WrongInput`] if `bound` is negative or not finite.
     pub fn choose(&self, bound: f64) -> Result<Vec<TunedLayer>> {
         if !(bound >= 0.0 && bound.is_finite()) {
-            let (what, expected) = ("bound on the relative L1 error", "a number of at least 0".to_owned());
-            return Err(EvalError::WrongInput { what, expected, got: bound.to_string() });
+            return Err(EvalError::wrong("bound on the relative L1 error", "a number of at least 0", bound));
         }
         let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         let chosen = layers.iter().map(|(&layer, trials)| {
@@ -101,16 +99,6 @@ impl Tuner {
         });
         Ok(chosen.collect())
     }
-
-    fn note(&self, layer: usize, trials: Vec<Trial>) {
-        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = layers.entry(layer).or_insert_with(|| vec![Trial::default(); trials.len()]);
-        for (sum, trial) in all.iter_mut().zip(trials) {
-            sum.errors += trial.errors;
-            sum.work.visited += trial.work.visited;
-            sum.work.causal += trial.work.causal;
-        }
-    }
 }
 
 impl Attention for Tuner {
@@ -123,15 +111,16 @@ impl Attention for Tuner {
         let trials = self.configs.iter().map(|config| {
             let op = S2oOp::new(call.softmax_scale, config.clone()).with_prompt_len(call.prompt_len);
             let (out, stats) = op.apply_with_stats(q, k, v)?;
-            let work = head_work(&stats);
-            let work = HeadWork {
-                visited: work.iter().map(|head| head.visited).sum(),
-                causal: work.iter().map(|head| head.causal).sum(),
-            };
-            Ok(Trial { errors: ErrorSums::by_head(&exact, &out)?.into_iter().sum(), work })
+            let errors = ErrorSums::by_head(&exact, &out)?.into_iter().sum();
+            Ok(Trial { errors, work: total(&head_work(&stats)) })
         });
-        let trials = trials.collect::<CandleResult<_>>()?;
-        self.note(call.layer, trials);
+        let trials = trials.collect::<CandleResult<Vec<Trial>>>()?;
+        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        let sums = layers.entry(call.layer).or_insert_with(|| vec![Trial::default(); trials.len()]);
+        for (sum, trial) in sums.iter_mut().zip(trials) {
+            sum.errors += trial.errors;
+            sum.work = total([&sum.work, &trial.work]);
+        }
         Ok(exact)
     }
 }

@@ -67,7 +67,7 @@ pub fn tune_spargeattn(
     let mut config = SpargeConfig::default();
     let rows = by_layer(prompts, progress, |layer, calls| {
         let found = Sparge::tune(calls, bounds)?;
-        let Measured { density, rel_l1, head_rel_l1 } = measure(&Sparge::from_config(found.clone())?, calls)?;
+        let (density, rel_l1, head_rel_l1) = measure(&Sparge::from_config(found.clone())?, calls)?;
         let settings = found.layers.values().flat_map(|settings| &settings.heads);
         let (dense, sparse): (Vec<SpargeHead>, Vec<SpargeHead>) = settings.partition(|head| head.tau >= 1.0);
         let row = TunedSparge {
@@ -99,7 +99,7 @@ pub fn search_minference(
     let mut config = MInferenceConfig::default();
     let rows = by_layer(prompts, progress, |layer, calls| {
         let found = method.search(calls)?;
-        let Measured { density, rel_l1, head_rel_l1 } = measure(&MInference::from_config(found.clone())?, calls)?;
+        let (density, rel_l1, head_rel_l1) = measure(&MInference::from_config(found.clone())?, calls)?;
         let count =
             |is: fn(&HeadPattern) -> bool| found.layers.values().flatten().filter(|pattern| is(pattern)).count();
         let row = SearchedMInference {
@@ -137,14 +137,8 @@ fn by_layer<R>(
     rows.collect()
 }
 
-/// Density and errors of a selector on the calls of a layer.
-struct Measured {
-    density: f64,
-    rel_l1: f64,
-    head_rel_l1: f64,
-}
-
-fn measure<S: BlockSelector>(selector: &S, calls: &[TuningCall]) -> Result<Measured> {
+/// Density, relative L1 error, and the largest such error of a head, of a selector on the calls of a layer.
+fn measure<S: BlockSelector>(selector: &S, calls: &[TuningCall]) -> Result<(f64, f64, f64)> {
     let (mut sums, mut work, mut head_rel_l1) = (ErrorSums::default(), Vec::new(), 0.0f64);
     for TuningCall { call, q, k, v } in calls {
         let exact = Dense.prefill(call, q, k, v)?;
@@ -154,7 +148,7 @@ fn measure<S: BlockSelector>(selector: &S, calls: &[TuningCall]) -> Result<Measu
         sums += heads.into_iter().sum();
         work.extend(of_call);
     }
-    Ok(Measured { density: density(&work), rel_l1: sums.errors().rel_l1, head_rel_l1 })
+    Ok((density(&work), sums.errors().rel_l1, head_rel_l1))
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
