@@ -7,7 +7,7 @@ use candle_core::DType;
 use thiserror::Error;
 
 use crate::config::DecoderConfig;
-use crate::device::DeviceMemory;
+use crate::device_memory::DeviceMemory;
 
 /// Number of prompt tokens that go through all layers together. It bounds the activations for any prompt length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use candle_nn::{Embedding, Linear, Module, VarBuilder};
 
 use crate::attention::{Phase, SelfAttention};
 use crate::config::DecoderConfig;
-use crate::device::DeviceMemory;
+use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::fused::{Rotary, Rotation};
 use crate::kv_cache::KvCache;

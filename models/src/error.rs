@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use candle_core::Device;
 use thiserror::Error;
 
-use crate::device::{DeviceMemory, is_out_of_memory};
+use crate::device_memory::{DeviceMemory, is_out_of_memory};
 
 /// An error while a model is found, loaded or run.
 #[derive(Debug, Error)]

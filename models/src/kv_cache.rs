@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use crate::config::DecoderConfig;
-use crate::device::DeviceMemory;
+use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::fused::LayerCache;
 

@@ -8,7 +8,7 @@ use candle_s2o::Attention;
 use crate::attention::Phase;
 use crate::chunk::{Chunk, activation_bytes};
 use crate::decoder::{Decoder, Progress};
-use crate::device::DeviceMemory;
+use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::kv_cache::KvCache;
 

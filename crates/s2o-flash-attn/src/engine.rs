@@ -4,13 +4,45 @@ use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnError, Mask, S2oError, S2oOp, ShapeError, dense_attn};
 
 use crate::error::FlashAttnError;
-use crate::fixed::FlashAttn;
 use crate::mask::{Reach, Window};
 use crate::plain::{self, Scores};
 use crate::s2o::{self, Policy};
 
 /// Head dims of the CUDA kernels. Smaller heads are padded with zeros, which changes neither scores nor outputs.
 const CUDA_HEAD_DIMS: [usize; 2] = [64, 128];
+
+/// Attention as a Candle op. As an op it copies its inputs and its output once. The functions of this crate do not copy
+/// their inputs.
+#[derive(Debug, Clone)]
+pub struct FlashAttn {
+    /// Factor on `q . k` before the softmax.
+    pub softmax_scale: f32,
+    /// ALiBi slopes (num_heads), f32.
+    pub alibi_slopes: Option<Tensor>,
+    /// Number of keys left of its position that a query sees; `None` for all.
+    pub window_size_left: Option<usize>,
+    /// Number of keys right of its position that a query sees; `None` for all, `Some(0)` for causal.
+    pub window_size_right: Option<usize>,
+    /// Scores become `softcap * tanh(score / softcap)`.
+    pub softcap: Option<f32>,
+}
+
+impl FlashAttn {
+    pub(crate) fn new(
+        softmax_scale: f32,
+        window_size_left: Option<usize>,
+        window_size_right: Option<usize>,
+        alibi_slopes: Option<&Tensor>,
+        softcap: Option<f32>,
+    ) -> Self {
+        Self { softmax_scale, alibi_slopes: alibi_slopes.cloned(), window_size_left, window_size_right, softcap }
+    }
+
+    /// The window for keys of at most this length.
+    pub(crate) fn window(&self, max_k_len: usize) -> Window {
+        Window::new(self.window_size_left, self.window_size_right, max_k_len)
+    }
+}
 
 /// One attention call, without its tensors.
 #[derive(Debug)]

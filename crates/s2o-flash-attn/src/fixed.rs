@@ -4,44 +4,12 @@ use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor};
 
-use crate::engine::{self, Call};
-use crate::mask::Window;
-
-/// Attention as a Candle op. As an op it copies its inputs and its output once. The functions of this crate do not copy
-/// their inputs.
-#[derive(Debug, Clone)]
-pub struct FlashAttn {
-    /// Factor on `q . k` before the softmax.
-    pub softmax_scale: f32,
-    /// ALiBi slopes (num_heads), f32.
-    pub alibi_slopes: Option<Tensor>,
-    /// Number of keys left of its position that a query sees; `None` for all.
-    pub window_size_left: Option<usize>,
-    /// Number of keys right of its position that a query sees; `None` for all, `Some(0)` for causal.
-    pub window_size_right: Option<usize>,
-    /// Scores become `softcap * tanh(score / softcap)`.
-    pub softcap: Option<f32>,
-}
+use crate::engine::{self, Call, FlashAttn};
 
 impl FlashAttn {
-    pub(crate) fn new(
-        softmax_scale: f32,
-        window_size_left: Option<usize>,
-        window_size_right: Option<usize>,
-        alibi_slopes: Option<&Tensor>,
-        softcap: Option<f32>,
-    ) -> Self {
-        Self { softmax_scale, alibi_slopes: alibi_slopes.cloned(), window_size_left, window_size_right, softcap }
-    }
-
     fn run(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let window = self.window(k.dims().get(1).copied().unwrap_or_default());
         Ok(engine::dispatch(q, k, v, &Call { op: self, window, ranges: Vec::new(), may_skip: true })?)
-    }
-
-    /// The window for keys of at most this length.
-    pub(crate) fn window(&self, max_k_len: usize) -> Window {
-        Window::new(self.window_size_left, self.window_size_right, max_k_len)
     }
 
     /// `hold` and `held` convert between the backend's storage and Candle's.

@@ -27,10 +27,10 @@ mod plain;
 pub mod s2o;
 mod varlen;
 
+pub use engine::FlashAttn;
 pub use error::FlashAttnError;
 pub use fixed::{
-    FlashAttn, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
-    flash_attn_windowed,
+    flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap, flash_attn_windowed,
 };
 pub use varlen::{
     flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,

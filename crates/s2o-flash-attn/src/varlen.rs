@@ -4,9 +4,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 use candle_s2o::{AttnError, S2oError, ShapeError};
 
-use crate::engine::{self, Call};
+use crate::engine::{self, Call, FlashAttn};
 use crate::error::FlashAttnError;
-use crate::fixed::FlashAttn;
 
 /// Keys and values as (num_pages, page_len, num_kv_heads, head_dim).
 struct Pages<'a> {

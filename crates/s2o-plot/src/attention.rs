@@ -3,7 +3,8 @@
 use std::{ops, slice};
 
 use super::axis::{self, Range, Scale};
-use super::figure::{Plot, PlotError};
+use super::error::PlotError;
+use super::figure::Plot;
 use super::heatmap::{ColourBar, Matrix, runs};
 use super::palette::{self, OUTLINE};
 use super::scene::{Rect, Scene};

@@ -1,6 +1,6 @@
 //! Axes around the data: the place of a value, the values that get a tick, and the name of the quantity.
 
-use super::figure::PlotError;
+use super::error::PlotError;
 use super::palette::{GRID, INK};
 use super::scene::{Anchor, Rect, Scene};
 use super::typeface;

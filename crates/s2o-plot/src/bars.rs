@@ -1,7 +1,8 @@
 //! [`Bars`]: stacked bars, such as the time of a method split into selection and attention.
 
 use super::axis::{self, Range, Scale, number};
-use super::figure::{Plot, PlotError};
+use super::error::PlotError;
+use super::figure::Plot;
 use super::palette::{self, INK};
 use super::scene::{Anchor, Rect, Scene};
 use super::typeface;

@@ -3,7 +3,8 @@
 use std::ops;
 
 use super::axis::{self, Range, Scale, Tick, number};
-use super::figure::{Plot, PlotError};
+use super::error::PlotError;
+use super::figure::Plot;
 use super::palette::{self, BLANK, Colour, INK};
 use super::scene::{Anchor, Rect, Scene};
 use super::typeface;

@@ -27,6 +27,7 @@
 mod attention;
 mod axis;
 mod bars;
+mod error;
 mod figure;
 mod heatmap;
 mod lines;
@@ -40,6 +41,7 @@ mod tests;
 pub use attention::{AttentionMap, AttentionMaps, Tile};
 pub use axis::{Axis, Scale};
 pub use bars::{Bar, Bars};
-pub use figure::{Figure, Files, Plot, PlotError};
+pub use error::PlotError;
+pub use figure::{Figure, Files, Plot};
 pub use heatmap::{Heatmap, Matrix};
 pub use lines::{Level, Lines, Series};

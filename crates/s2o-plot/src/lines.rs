@@ -1,7 +1,8 @@
 //! [`Lines`]: curves over a common axis, such as error against density or speed-up against length.
 
 use super::axis::{self, Axis, Range};
-use super::figure::{Plot, PlotError};
+use super::error::PlotError;
+use super::figure::Plot;
 use super::palette::{self, INK};
 use super::scene::{Anchor, Point, Scene};
 use super::typeface;

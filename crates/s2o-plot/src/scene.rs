@@ -4,7 +4,7 @@ use tiny_skia::{
     FillRule, LineCap, LineJoin, Paint, Path, PathBuilder, Pixmap, Rect as Pixels, Stroke, StrokeDash, Transform,
 };
 
-use super::figure::PlotError;
+use super::error::PlotError;
 use super::palette::{Colour, INK, PAPER};
 use super::typeface;
 

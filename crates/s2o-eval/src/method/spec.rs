@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Method, table};
+use super::Method;
+use super::table::{self, Options};
 use crate::error::{EvalError, Result};
 
 /// A method with options, written `name` or `name:option=value:option=value`, such as `s2o:tau=0.05:segment=1024`.
@@ -85,44 +86,6 @@ impl TryFrom<String> for MethodSpec {
 
     fn try_from(text: String) -> Result<Self> {
         text.parse()
-    }
-}
-
-/// Options by name. A method reads the options that it supports; [`MethodSpec::build`] refuses the rest.
-#[derive(Debug)]
-pub(super) struct Options<'s> {
-    pub(super) method: &'s str,
-    pub(super) given: &'s [(String, String)],
-    /// The options that the method has read.
-    pub(super) known: Vec<&'static str>,
-}
-
-impl<'s> Options<'s> {
-    /// The text of an option, if it is given.
-    pub(super) fn text(&mut self, name: &'static str) -> Option<&'s str> {
-        if !self.known.contains(&name) {
-            self.known.push(name);
-        }
-        self.given.iter().rev().find(|(given, _)| given == name).map(|(_, value)| value.as_str())
-    }
-
-    /// The value of an option, if it is given. `expected` describes the valid values.
-    pub(super) fn take<T: FromStr>(&mut self, name: &'static str, expected: &str) -> Result<Option<T>> {
-        let Some(value) = self.text(name) else { return Ok(None) };
-        value.parse().map(Some).map_err(|_| self.refuse(&format!("{name}: expected {expected}, got {value}")))
-    }
-
-    pub(super) fn number(&mut self, name: &'static str) -> Result<Option<f64>> {
-        self.take(name, "a number")
-    }
-
-    pub(super) fn count(&mut self, name: &'static str) -> Result<Option<usize>> {
-        self.take(name, "a whole number")
-    }
-
-    /// The error for an option value that the method refuses.
-    pub(super) fn refuse(&self, reason: &impl ToString) -> EvalError {
-        EvalError::MethodOption { method: self.method.to_owned(), reason: reason.to_string() }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The table of methods.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use candle_s2o::{ConfigOption, Dense, LayerSettings, Preset, S2o, S2oConfig};
 use s2o_baselines::{
@@ -9,7 +10,6 @@ use s2o_baselines::{
 };
 
 use super::Method;
-use super::spec::Options;
 use crate::error::{EvalError, Result};
 
 /// A row of the table.
@@ -42,6 +42,44 @@ impl MethodRow {
         // The constructor reads every option. Its result does not matter here.
         let _ = (self.make)(&mut options);
         options.known
+    }
+}
+
+/// Options by name. A method reads the options that it supports; [`MethodSpec::build`](super::MethodSpec::build) refuses the rest.
+#[derive(Debug)]
+pub(super) struct Options<'s> {
+    pub(super) method: &'s str,
+    pub(super) given: &'s [(String, String)],
+    /// The options that the method has read.
+    pub(super) known: Vec<&'static str>,
+}
+
+impl<'s> Options<'s> {
+    /// The text of an option, if it is given.
+    pub(super) fn text(&mut self, name: &'static str) -> Option<&'s str> {
+        if !self.known.contains(&name) {
+            self.known.push(name);
+        }
+        self.given.iter().rev().find(|(given, _)| given == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The value of an option, if it is given. `expected` describes the valid values.
+    pub(super) fn take<T: FromStr>(&mut self, name: &'static str, expected: &str) -> Result<Option<T>> {
+        let Some(value) = self.text(name) else { return Ok(None) };
+        value.parse().map(Some).map_err(|_| self.refuse(&format!("{name}: expected {expected}, got {value}")))
+    }
+
+    pub(super) fn number(&mut self, name: &'static str) -> Result<Option<f64>> {
+        self.take(name, "a number")
+    }
+
+    pub(super) fn count(&mut self, name: &'static str) -> Result<Option<usize>> {
+        self.take(name, "a whole number")
+    }
+
+    /// The error for an option value that the method refuses.
+    pub(super) fn refuse(&self, reason: &impl ToString) -> EvalError {
+        EvalError::MethodOption { method: self.method.to_owned(), reason: reason.to_string() }
     }
 }
 
