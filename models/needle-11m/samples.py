@@ -6,7 +6,7 @@ from tasks import TASKS
 BOS = 0
 NAMES = ["plain"] + list(TASKS)
 # relative share of each task among the samples that are not plain text
-SHARES = dict(passkey=7, needles=30, keyed=12, mk2=10, mk3=12, json=4, vt=13, cwe=12, fwe=8, count=2)
+SHARES = dict(passkey=7, needles=30, keyed=12, mk2=10, mk3=12, json=4, vt=13, cwe=14, fwe=11, count=1)
 
 
 class Maker(Source):

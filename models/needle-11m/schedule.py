@@ -5,13 +5,16 @@ import torch
 from samples import Maker
 
 POSITIONS = 131072
-STAGES = [  # until this progress: tokens per step and GPU, {length: share of the steps}, share of generated tasks,
-    # share of samples with skipped positions
+STAGES = [  # until this progress: tokens per step and GPU, {length: share of the steps}, share of generated tasks (one
+    # for all lengths, or by length), share of samples with skipped positions
     (0.04, 65536, {512: 0.5, 1024: 0.5}, 0.55, 0.0),
     (0.28, 65536, {1024: 0.35, 2048: 0.65}, 0.55, 0.1),
     (0.50, 131072, {2048: 0.35, 8192: 0.65}, 0.55, 0.3),
-    (0.72, 131072, {2048: 0.25, 8192: 0.35, 32768: 0.4}, 0.55, 0.25),
-    (1.01, 131072, {2048: 0.2, 8192: 0.28, 32768: 0.32, 131072: 0.2}, 0.55, 0.15)]
+    (0.7187, 131072, {2048: 0.25, 8192: 0.35, 32768: 0.4}, 0.55, 0.25),
+    # the tasks are learned, the text is not: mostly text, and the longest samples
+    (1.01, 131072, {2048: 0.67, 8192: 0.22, 32768: 0.07, 131072: 0.04},
+     {2048: 0.15, 8192: 0.25, 32768: 0.5, 131072: 0.65}, 0.1)]
+LATE = 0.7187                                # from here on the answers weigh half, and diffuse attention a quarter
 FLAT, QUANTISED = 0.4, 0.85                  # the rate is constant until FLAT; weights are quantised from QUANTISED on
 
 
@@ -62,6 +65,7 @@ class Stream(torch.utils.data.IterableDataset):
         for i, (step, progress, n) in enumerate(walk(*start)):
             if i % workers == w:
                 _, N, _, synthetic, skips = stage(progress)
+                synthetic = synthetic[n] if isinstance(synthetic, dict) else synthetic
                 n = min(n, maxlen)
                 batch = mk.batch(max(tokens or N, n), n, synthetic, skips, POSITIONS)
                 yield [torch.from_numpy(t) for t in batch] + [progress]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from model import Model, loss_parts, post, pre, spread
 from muon import Muon
 from samples import NAMES
-from schedule import QUANTISED, Stream, cost, rate, sizes
+from schedule import LATE, QUANTISED, Stream, cost, rate, sizes
 
 PARTS = 3                                    # files of the exported float32 weights
 SPREAD = 0.01                                # factor of the penalty on diffuse attention, once it is complete
@@ -123,6 +123,8 @@ class Trainer:
         m.quantise = progress >= QUANTISED
         S, L = S.long(), Po.shape[1]
         factor = SPREAD * min(1.0, max(0.0, (progress - 0.08) / 0.2))
+        if progress >= LATE:
+            factor *= 0.25
         spreads, hook = [], None
         if factor:
             rows = torch.randint(L // 8, L, (16,), device=self.dev)
@@ -131,7 +133,7 @@ class Trainer:
         marks = Fl[:, 1:].reshape(-1)
         ps, hit = m.lossf(x, m.norm, m.weight(m.emb), S[:, 1:].reshape(-1), marks)
         # one lost needle must not outweigh a batch: at least 100 answer tokens are counted
-        loss = ps[0] / ps[1].clamp(min=1) + self.a.lam * ps[2] / ps[3].clamp(min=100)
+        loss = ps[0] / ps[1].clamp(min=1) + self.a.lam * (0.5 if progress >= LATE else 1.0) * ps[2] / ps[3].clamp(min=100)
         wide = torch.stack(spreads).mean() if spreads else torch.zeros((), device=self.dev)
         (loss + factor * wide).backward()
         if self.world > 1:
