@@ -78,6 +78,11 @@ impl Machine {
         Self(Provenance::here(cpu(), command))
     }
 
+    /// The same machine, with the command of a program that is not a cargo benchmark.
+    pub fn with_command(self, command: String) -> Self {
+        Self(Provenance { command, ..self.0 })
+    }
+
     /// The device, as rows name it.
     pub fn device(&self) -> &str {
         &self.0.device

@@ -9,8 +9,7 @@ use s2o_models::weights::synthetic::{self, Profile, Shape};
 
 /// The dtype of all timed tensors.
 pub const DTYPE: DType = DType::BF16;
-/// Of weights and prompts.
-pub const SEED: u64 = 299_792_458;
+const SEED: u64 = 299_792_458;
 
 /// The kind of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -49,4 +48,9 @@ pub fn checkpoint(
     };
     let vb = synthetic::var_builder(&config, profile, SEED, DTYPE, device)?;
     Ok((config, vb))
+}
+
+/// Tokens of a prompt, the same for the same vocabulary and length.
+pub fn prompt(config: &DecoderConfig, tokens: usize) -> Vec<u32> {
+    synthetic::prompt(config.vocab_size, tokens, SEED)
 }

@@ -22,14 +22,13 @@ mod stock;
 
 use anyhow::{Result, ensure};
 use candle_core::Tensor;
-use checkpoint::{SEED, Weights, checkpoint};
+use checkpoint::{Weights, checkpoint, prompt};
 use clap::Parser;
 use logits::{EXACT_WITHIN, apart};
 use measure::gpu::Gpu;
 use measure::{Place, median};
 use methods::{Method, Models};
 use report::{Measured, Report};
-use s2o_models::weights::synthetic;
 use s2o_models::{Chunk, DecoderConfig};
 
 /// Times prefill and appends to benches/record/.
@@ -88,9 +87,8 @@ fn main() -> Result<()> {
     let report = Report::new(&gpu, &config, &arguments.shape, arguments.weights)?;
     report.heading();
 
-    let ids = |tokens: usize| -> Result<Tensor> {
-        Ok(Tensor::new(synthetic::prompt(config.vocab_size, tokens, SEED), &gpu.device)?.unsqueeze(0)?)
-    };
+    let ids =
+        |tokens: usize| -> Result<Tensor> { Ok(Tensor::new(prompt(&config, tokens), &gpu.device)?.unsqueeze(0)?) };
     if methods.contains(&Method::Stock) {
         check(&mut models, &ids(arguments.check_tokens)?)?;
     }
