@@ -4,8 +4,8 @@
     anatomy.py --model DIR --items items.jsonl --task niah_multikey_1 --length 32768
 
 Per layer and head, for queries of the second half and apart for the queries that predict the answer: the share of the
-mass on the first token (sink), on the last 2,048 keys (recent), on the heaviest 1 % and 5 % of the visible keys, and the
-median number of keys that hold 95 % of the mass.
+mass on the first token (sink), on the last 2,048 keys (recent), on the heaviest 1 % and 5 % of the visible keys, and
+the median number of keys that hold 95 % of the mass.
 """
 import argparse, json, os
 import torch
@@ -26,8 +26,9 @@ def statistics(model, ids, answer, dev, dtype, window=2048, late=256):
                 mass = p.sort(-1, descending=True).values.cumsum(-1)
                 top = lambda f: mass.gather(1, ((at + 1).float() * f).ceil().long()[:, None] - 1).mean().item()
                 recent = torch.stack([p[j, max(0, int(t) - window + 1):].sum() for j, t in enumerate(at)]).mean().item()
-                rows.append(dict(layer=i, head=h, queries=name, sink=p[:, 0].mean().item(), recent=recent, top1=top(0.01),
-                                 top5=top(0.05), k95=((mass < 0.95).sum(-1) + 1).float().median().item()))
+                rows.append(dict(layer=i, head=h, queries=name, sink=p[:, 0].mean().item(), recent=recent,
+                                 top1=top(0.01), top5=top(0.05),
+                                 k95=((mass < 0.95).sum(-1) + 1).float().median().item()))
     x = torch.tensor(ids, device=dev)[None]
     model.hidden(x, torch.arange(L, device=dev)[None], dtype, hook=hook)
     return rows
@@ -49,14 +50,16 @@ def main():
     answer = tok.encode(" " + item["references"][0], add_special_tokens=False).ids
     ids = tok.encode(item["prompt"] + item["answer_prefix"]).ids + answer
     ids = ids[:131072]
-    rows = statistics(load_model(a.model, dev), ids, len(answer), dev, torch.bfloat16 if dev == "cuda" else torch.float32)
+    dtype = torch.bfloat16 if dev == "cuda" else torch.float32
+    rows = statistics(load_model(a.model, dev), ids, len(answer), dev, dtype)
     both = [[r for r in rows if r["queries"] == name] for name in ("late", "answer")]
     print(f"{a.task}, {len(ids)} tokens")
-    print("| layer.head | late sink | recent | top 1 % | top 5 % | k95 | answer sink | recent | top 1 % | top 5 % | k95 |")
+    columns = "sink | recent | top 1 % | top 5 % | k95 |"
+    print(f"| layer.head | late {columns} answer {columns}")
     print("| --- " * 11 + "|")
     for pair in zip(*both):
-        cells = " | ".join("%.3f | %.3f | %.3f | %.3f | %.0f" % tuple(r[k] for k in ("sink", "recent", "top1", "top5", "k95"))
-                           for r in pair)
+        names = ("sink", "recent", "top1", "top5", "k95")
+        cells = " | ".join("%.3f | %.3f | %.3f | %.3f | %.0f" % tuple(r[k] for k in names) for r in pair)
         print(f"| {pair[0]['layer']}.{pair[0]['head']} | {cells} |")
 
 

@@ -22,7 +22,8 @@ MB = 1_000_000
 # name, licence (as the package's own copyright file states it), sub-path, kind, path filter, cap in bytes
 SOURCES = [
     ("bible-kjv", "public domain text (package: GPL-2+)", "bible", None, None, 5 * MB),
-    ("dict-gcide", "GPL-1+/GPL-2 (GNU Collaborative International Dictionary of English)", "dict", "gcide", None, 26 * MB),
+    ("dict-gcide", "GPL-1+/GPL-2 (GNU Collaborative International Dictionary of English)", "dict", "gcide", None,
+     26 * MB),
     ("dict-foldoc", "GFDL-1.2 (Free On-line Dictionary of Computing)", "dict", "foldoc", None, 6 * MB),
     ("dict-jargon", "public domain (The Jargon File)", "dict", "jargon", None, 2 * MB),
     ("dict-devil", "public domain (The Devil's Dictionary)", "dict", "devil", None, 1 * MB),
@@ -37,7 +38,8 @@ SOURCES = [
     ("installation-guide-amd64", "GPL-2", "html", r"/en/.*\.html", None, 3 * MB),
     ("gnome-user-docs", "CC-BY-SA-3.0", "html", r"/help/C/.*\.(page|xml|docbook)", None, 3 * MB),
     ("libreoffice-help-en-us", "MPL-2.0", "html", r"/en-US/.*\.html", None, 8 * MB),
-    ("linux-doc-6.1", "GPL-2", "text", r"\.(rst|txt)\.gz|\.rst|Documentation/.*\.txt", r"translations|devicetree|/html/", 22 * MB),
+    ("linux-doc-6.1", "GPL-2", "text", r"\.(rst|txt)\.gz|\.rst|Documentation/.*\.txt",
+     r"translations|devicetree|/html/", 22 * MB),
     ("manpages", "GPL-2+, Linux man-pages copyleft and others (free)", "man", r"man[1-8]/.*\.gz", None, 3 * MB),
     ("manpages-dev", "GPL-2+, Linux man-pages copyleft and others (free)", "man", r"man[1-8]/.*\.gz", None, 6 * MB),
     ("perl-doc", "GPL-1+ or Artistic", "pod", r"\.pod", r"perl(ko|jp|cn|tw)\.pod", 9 * MB),
@@ -55,11 +57,12 @@ SOURCES = [
     ("mutt", "GPL-2+", "html", r"manual.*\.html", None, 1 * MB),
     ("rust-doc", "MIT or Apache-2.0 (Rust books and library documentation)", "rust", None, None, 24 * MB),
 ]
-RUST_DIRS = ["book", "rust-by-example", "reference", "nomicon", "cargo", "rustc", "rustdoc", "edition-guide", "embedded-book",
-             "unstable-book", "clippy", "style-guide", "error_codes", "std/"]
+RUST_DIRS = ["book", "rust-by-example", "reference", "nomicon", "cargo", "rustc", "rustdoc", "edition-guide",
+             "embedded-book", "unstable-book", "clippy", "style-guide", "error_codes", "std/"]
 STOP = set("the of to and a in is that for it as be on with this are or by an if not can from which you".split())
-QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2010": "-", "\u2011": "-", "\u2013": "-",
-                        "\u2014": "-", "\u00a0": " ", "\u2026": "...", "\u2212": "-", "\ufeff": "", "\u00ad": "", "\u200b": ""})
+QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2010": "-", "\u2011": "-",
+                        "\u2013": "-", "\u2014": "-", "\u00a0": " ", "\u2026": "...", "\u2212": "-", "\ufeff": "",
+                        "\u00ad": "", "\u200b": ""})
 
 
 def read(p):
@@ -68,7 +71,8 @@ def read(p):
 
 
 DROP = re.compile(r"(?is)<(script|style|nav|head|footer|svg|select|button|noscript)\b.*?</\1>|<!--.*?-->")
-BLOCK = re.compile(r"(?i)</?(p|div|h[1-6]|li|ul|ol|tr|table|pre|dt|dd|dl|br|section|blockquote|title|page|note|item|para|simpara)\b[^>]*>")
+BLOCK = re.compile(r"(?i)</?(p|div|h[1-6]|li|ul|ol|tr|table|pre|dt|dd|dl|br|section|blockquote|title|page|note|item|"
+                   r"para|simpara)\b[^>]*>")
 
 
 def html_text(s, main=None):
@@ -106,7 +110,8 @@ def unwrap(s):
     out = []
     for para in s.split("\n\n"):
         ls = para.split("\n")
-        if len(ls) > 1 and all(len(l) > 50 for l in ls[:-1]) and not any(l.startswith((" ", "|", "+", "-", "*", "#")) for l in ls):
+        marked = any(l.startswith((" ", "|", "+", "-", "*", "#")) for l in ls)
+        if len(ls) > 1 and all(len(l) > 50 for l in ls[:-1]) and not marked:
             para = " ".join(l.strip() for l in ls)
         out.append(para)
     return "\n\n".join(out)
@@ -131,7 +136,9 @@ def docs(name, kind, arg, skip, debs, rust):
             base = Path(rust) / d
             for p in sorted(base.rglob("*.html")):
                 rel = str(p.relative_to(rust))
-                if p.name in ("print.html", "toc.html", "all.html", "404.html") or rel.startswith(("std/arch", "std/simd", "std/intrinsics")):
+                if p.name in ("print.html", "toc.html", "all.html", "404.html"):
+                    continue
+                if rel.startswith(("std/arch", "std/simd", "std/intrinsics")):
                     continue
                 s = read(p)
                 if d.startswith("std"):   # only the prose of the API pages
@@ -140,7 +147,8 @@ def docs(name, kind, arg, skip, debs, rust):
     elif kind == "bible":
         exe = str(Path(debs) / "bible-kjv/usr/bin/bible")
         lib = str(Path(debs) / "bible-kjv-text/usr/lib")
-        books = subprocess.run([exe, "-p", lib, "-l10000", "gen1:1-rev22:21"], capture_output=True, text=True, timeout=120).stdout
+        books = subprocess.run([exe, "-p", lib, "-l10000", "gen1:1-rev22:21"], capture_output=True, text=True,
+                               timeout=120).stdout
         for part in re.split(r"\n(?=\S[^\n]* \d+\n)", books):
             yield clean(re.sub(r"\n\n+", "\n", part))
     elif kind == "dict":
@@ -160,20 +168,23 @@ def docs(name, kind, arg, skip, debs, rust):
                 f = l.split(" ")
                 n = int(f[3], 16)
                 ws = [f[4 + 2 * i].replace("_", " ") for i in range(n)]
-                out.append("%s: %s." % (", ".join(re.sub(r"\(.*", "", w) for w in ws), l.split(" | ", 1)[1].strip().replace("; ", ". ").rstrip(".")))
+                meaning = l.split(" | ", 1)[1].strip().replace("; ", ". ").rstrip(".")
+                out.append("%s: %s." % (", ".join(re.sub(r"\(.*", "", w) for w in ws), meaning))
         for i in range(0, len(out), 300):
             yield clean("\n".join(out[i:i + 300]))
     else:
         for p in sorted(root.rglob("*")):
             rel = "/" + str(p.relative_to(root))
-            if not p.is_file() or p.is_symlink() or not re.search("(?:%s)$" % arg, rel) or (skip and re.search(skip, rel)):
+            wanted = re.search("(?:%s)$" % arg, rel) and not (skip and re.search(skip, rel))
+            if not p.is_file() or p.is_symlink() or not wanted:
                 continue
             if kind == "html":
                 yield clean(html_text(read(p), r"<body\b"))
             elif kind == "text":
                 yield clean(unwrap(read(p)))
             elif kind == "man":
-                t = subprocess.run(["groff", "-man", "-Tutf8", "-P-cbou", "-rLL=2000n", "-rHY=0"], input=read(p).encode(), capture_output=True).stdout
+                t = subprocess.run(["groff", "-man", "-Tutf8", "-P-cbou", "-rLL=2000n", "-rHY=0"],
+                                   input=read(p).encode(), capture_output=True).stdout
                 yield clean(re.sub(r"\n {5,}", "\n", t.decode("utf-8", "replace")))
             elif kind == "pod":
                 t = subprocess.run(["pod2text", "-w", "2000", "-i", "2", str(p)], capture_output=True).stdout

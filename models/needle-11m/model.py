@@ -7,7 +7,7 @@ CFG = dict(vocab_size=4096, hidden_size=256, num_hidden_layers=10, num_attention
            head_dim=128, intermediate_size=768, rope_theta=1e6, max_position_embeddings=131072, rms_norm_eps=1e-6)
 BOS, EOS = 0, 1
 LEVELS = 63                                 # quantised weights are the integers from -LEVELS to LEVELS
-GAIN = 1.4                                  # first value of the gains of query and key norms: sharp heads from the start
+GAIN = 1.4                                  # first gains of the query and key norms: sharp heads from the start
 MATRICES = ("wq", "wk", "wv", "wo", "wg", "wu", "wd")
 
 

@@ -49,7 +49,8 @@ class Source:
         strings = [self.tok.decode([i], skip_special_tokens=False) for i in range(self.tok.get_vocab_size())]
         self.vocab = len(strings)
         # tokens after which a fact may stand, with the tokens that they become if one or two line ends follow
-        ends = [i for i, s in enumerate(strings) if i > 7 and (s.endswith("\n") or s in (".", "!", "?", ":", ";", ".)"))]
+        marks = (".", "!", "?", ":", ";", ".)")
+        ends = [i for i, s in enumerate(strings) if i > 7 and (s.endswith("\n") or s in marks)]
         self.is_end = np.zeros(self.vocab, bool)
         self.is_end[ends] = True
         self.broken = [{i: self.raw(strings[i] + "\n" * n) for i in ends} for n in (1, 2)]

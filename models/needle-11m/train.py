@@ -3,9 +3,11 @@
 
     torchrun --standalone --nproc-per-node 2 train.py --data DATA --ckpt CKPT --out OUT --run-seconds 500 --total 1000
 
-The first invocation measures the seconds of a step at each length, by which the curriculum goes. `--total` is the length of the whole schedule in seconds of training steps, `--run-seconds` what this invocation may
-use, all included. A later invocation continues from CKPT, or from the weights OUT/master.*.safetensors in CKPT. The
-samples are in samples.py, the curriculum in schedule.py. See README.md.
+The first invocation measures the seconds of a step at each length, by which the curriculum goes. `--total` is the
+length of the whole schedule in seconds of training steps, `--run-seconds` what this invocation may use, all included.
+A later invocation continues from CKPT/state.pt, or else from the exported CKPT/master.*.safetensors and
+CKPT/train_state.json.
+The samples are in samples.py, the curriculum in schedule.py. See README.md.
 """
 import argparse, copy, json, os, time
 import torch
@@ -133,7 +135,8 @@ class Trainer:
         marks = Fl[:, 1:].reshape(-1)
         ps, hit = m.lossf(x, m.norm, m.weight(m.emb), S[:, 1:].reshape(-1), marks)
         # one lost needle must not outweigh a batch: at least 100 answer tokens are counted
-        loss = ps[0] / ps[1].clamp(min=1) + self.a.lam * (0.5 if progress >= LATE else 1.0) * ps[2] / ps[3].clamp(min=100)
+        weight = self.a.lam * (0.5 if progress >= LATE else 1.0)
+        loss = ps[0] / ps[1].clamp(min=1) + weight * ps[2] / ps[3].clamp(min=100)
         wide = torch.stack(spreads).mean() if spreads else torch.zeros((), device=self.dev)
         (loss + factor * wide).backward()
         if self.world > 1:
@@ -202,7 +205,7 @@ def main():
     ap.add_argument("--muon-lr", type=float, default=0.02)
     ap.add_argument("--adam-lr", type=float, default=3e-3)
     ap.add_argument("--maxlen", type=int, default=131072, help="cut all lengths (for tests)")
-    ap.add_argument("--tokens", type=int, default=0, help="tokens per step and GPU instead of the schedule's (for tests)")
+    ap.add_argument("--tokens", type=int, default=0, help="tokens per step and GPU (for tests)")
     ap.add_argument("--no-compile", action="store_true")
     a = ap.parse_args()
     rank, world, dev = setup(a)
