@@ -25,7 +25,7 @@ impl Attention for DenseFirst {
 }
 
 fn main() -> Result<()> {
-    let model = "needle-7m".parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
+    let model = "needle-11m".parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
     // English text of 4096 tokens with a seven-digit key in it, and a question about the key.
     let prompt = passkey::records()?.swap_remove(0);
     let tokens = model.encode(&prompt.input)?;

@@ -9,7 +9,10 @@ use s2o_models::{Chunk, LoadOptions, ModelSource};
 /// Post-RoPE q, k, v of the layers of needle-7m on a passkey prompt.
 pub fn captured(tokens: usize, layers: &[usize], device: &Device) -> Result<Vec<LayerTensors>> {
     let options = LoadOptions { device: device.clone(), ..LoadOptions::default() };
-    let model = ModelSource::Needle7m.load(&options, None)?;
+    // The records of this benchmark are of this model.
+    let directory = tempfile::tempdir()?;
+    s2o_needle_7m::write(directory.path())?;
+    let model = ModelSource::Directory(directory.path().to_owned()).load(&options, None)?;
     let prompt = passkey::build(&model.tokenizer, tokens, 0.5, 0)?;
     let captured = capture(&model, &prompt.tokens, Chunk::Whole, layers, &mut |_, _| {})?;
     // Copies, because keys and values are views of the cache.

@@ -14,7 +14,7 @@ use crate::device_memory::{DeviceMemory, is_out_of_memory};
 pub enum ModelError {
     /// A model source string is none of the accepted forms.
     #[error(
-        "`{got}` is not a model source: expected `needle-7m`, a directory, a file ending in .gguf, or a hub id \
+        "`{got}` is not a model source: expected `needle-11m`, a directory, a file ending in .gguf, or a hub id \
          `org/name[@revision]`"
     )]
     InvalidSource {

@@ -12,7 +12,7 @@
 //! # fn run(method: &dyn candle_s2o::Attention) -> s2o_models::Result<()> {
 //! use s2o_models::{GenerationOptions, LoadOptions, ModelSource, PrefillOptions, passkey};
 //!
-//! let model = "needle-7m".parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
+//! let model = "needle-11m".parse::<ModelSource>()?.load(&LoadOptions::default(), None)?;
 //! let prompt = &passkey::records()?[0];
 //! let tokens = model.encode(&prompt.input)?;
 //! let mut cache = model.decoder.new_cache(1, tokens.len() + 24)?;

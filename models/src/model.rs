@@ -50,7 +50,7 @@ impl LoadedModel {
         self.config().num_parameters()
     }
 
-    /// Tokens of `text`, with the special tokens that the tokenizer puts around a prompt (`<|bos|>` for `needle-7m`).
+    /// Tokens of `text`, with the special tokens that the tokenizer puts around a prompt (`<|bos|>` for `needle-11m`).
     ///
     /// # Errors
     /// [`ModelError::Tokenizer`].

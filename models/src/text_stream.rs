@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_str(s2o_needle_7m::TOKENIZER).unwrap());
+    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_str(s2o_needle_11m::TOKENIZER).unwrap());
 
     fn streamed(tokens: &[u32]) -> (Vec<String>, String) {
         let mut stream = TextStream::new(&TOKENIZER);

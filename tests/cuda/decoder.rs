@@ -122,13 +122,13 @@ pub fn cases(runner: &mut Runner) {
             other => panic!("expected OutOfMemory, got {:?}", other.map(|cache| cache.len())),
         }
     });
-    runner.case("decoder needle-7m", |runner| needle(&runner.device));
+    runner.case("decoder needle-11m", |runner| needle(&runner.device));
 }
 
 fn needle(device: &Device) {
     let load = |device: &Device, dtype| {
         let options = LoadOptions { device: device.clone(), dtype: Some(dtype), ..Default::default() };
-        ModelSource::Needle7m.load(&options, None).unwrap()
+        ModelSource::Embedded.load(&options, None).unwrap()
     };
     let (here, there) = (load(&Device::Cpu, DType::F32), load(device, DType::BF16));
     let prompt = s2o_eval::tasks::passkey::build(&here.tokenizer, 3000, 0.4, 7).unwrap();

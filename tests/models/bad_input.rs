@@ -108,7 +108,7 @@ fn unsupported_models() {
     let error = DecoderConfig::from_json(&windowed.to_string(), "config.json").unwrap_err();
     assert!(matches!(error, ModelError::UnsupportedFeature { feature: "use_sliding_window", .. }));
     let options = LoadOptions { dtype: Some(DType::F64), ..Default::default() };
-    let error = ModelSource::Needle7m.load(&options, None).unwrap_err();
+    let error = ModelSource::Embedded.load(&options, None).unwrap_err();
     assert!(matches!(error, ModelError::UnsupportedFeature { feature: "dtype", .. }));
 }
 

@@ -174,7 +174,7 @@ fn sources_parse() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let parse = |source: &str| source.parse::<ModelSource>();
-    assert_eq!(parse("needle-7m").unwrap(), ModelSource::Needle7m);
+    assert_eq!(parse("needle-11m").unwrap(), ModelSource::Embedded);
     assert_eq!(parse(path).unwrap(), ModelSource::Directory(PathBuf::from(path)));
     assert_eq!(parse("a/b/c.gguf").unwrap(), ModelSource::Gguf(PathBuf::from("a/b/c.gguf")));
     let hub = |id: &str, revision: &str| ModelSource::Hub { id: id.to_owned(), revision: revision.to_owned() };

@@ -10,10 +10,10 @@ use s2o_models::{GenerationOptions, LoadOptions, LoadedModel, ModelSource, Prefi
 use crate::fixtures::*;
 
 fn needle() -> LoadedModel {
-    let source: ModelSource = "needle-7m".parse().unwrap();
+    let source: ModelSource = "needle-11m".parse().unwrap();
     let mut layers = Vec::new();
     let model = source.load(&LoadOptions::default(), Some(&mut |done, total| layers.push((done, total)))).unwrap();
-    assert_eq!(layers, (1..=6).map(|layer| (layer, 6)).collect::<Vec<_>>());
+    assert_eq!(layers, (1..=10).map(|layer| (layer, 10)).collect::<Vec<_>>());
     model
 }
 
@@ -52,7 +52,7 @@ fn s2o_finds_the_needles() {
 #[test]
 fn what_it_is() {
     let model = needle();
-    assert_eq!(model.num_parameters(), 6_951_680);
+    assert_eq!(model.num_parameters(), 10_886_912);
     assert_eq!(model.eos_ids, [1]);
     assert_eq!(model.config().max_positions, 131_072);
     assert_eq!(model.encode("a").unwrap()[0], 0, "<|bos|> goes in front");
@@ -68,8 +68,8 @@ fn logits_equal_candles_on_2k_tokens() {
     let options = PrefillOptions::new().chunk(600);
     let ours = model.decoder.prefill(&tokens, &mut cache, &Dense, options).unwrap().last_logits().unwrap();
 
-    let config: qwen3::Config = serde_json::from_str(s2o_needle_7m::CONFIG).unwrap();
-    let vb = VarBuilder::from_buffered_safetensors(s2o_needle_7m::safetensors(), DType::F32, &Device::Cpu).unwrap();
+    let config: qwen3::Config = serde_json::from_str(s2o_needle_11m::CONFIG).unwrap();
+    let vb = VarBuilder::from_buffered_safetensors(s2o_needle_11m::safetensors(), DType::F32, &Device::Cpu).unwrap();
     let mut theirs = qwen3::ModelForCausalLM::new(&config, vb).unwrap();
     let theirs = theirs.forward(&tokens, 0).unwrap().squeeze(1).unwrap();
     let (difference, scale) = (max_diff(&ours, &theirs), max_abs(&theirs));

@@ -154,7 +154,7 @@ fn a_synthetic_model_says_so_and_speaks_numbers() {
     for text in ["words", "17 288", "-1"] {
         assert!(matches!(model.encode(text), Err(ModelError::Tokenizer { .. })), "{text}");
     }
-    assert!(!ModelSource::Needle7m.load(&LoadOptions::default(), None).unwrap().is_synthetic);
+    assert!(!ModelSource::Embedded.load(&LoadOptions::default(), None).unwrap().is_synthetic);
 }
 
 #[test]

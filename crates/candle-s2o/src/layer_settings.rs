@@ -36,7 +36,7 @@ pub struct TunedOn {
 /// ```json
 /// {
 ///   "version": 1,
-///   "tuned_on": { "model": "needle-7m", "prompt_tokens": [8190], "max_rel_l1": 0.02, "options": "segment auto, ..." },
+///   "tuned_on": { "model": "needle-11m", "prompt_tokens": [8190], "max_rel_l1": 0.02, "options": "segment auto, ..." },
 ///   "layers": ["dense", { "tau": 0.02 }]
 /// }
 /// ```
@@ -185,7 +185,7 @@ mod tests {
 
     fn settings() -> LayerSettings {
         let tuned_on = TunedOn {
-            model: "needle-7m".to_owned(),
+            model: "needle-11m".to_owned(),
             prompt_tokens: vec![4096, 8190],
             max_rel_l1: 0.02,
             options: "segment auto".to_owned(),

@@ -47,8 +47,8 @@ pub struct ModelFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct LoadFlags {
-    /// `needle-7m` (built in), a directory, a .gguf file, or a Hugging Face id such as meta-llama/Llama-3.1-8B
-    #[arg(long, visible_alias = "model-id", value_name = "MODEL", default_value = "needle-7m")]
+    /// `needle-11m` (built in), a directory, a .gguf file, or a Hugging Face id such as meta-llama/Llama-3.1-8B
+    #[arg(long, visible_alias = "model-id", value_name = "MODEL", default_value = "needle-11m")]
     model: String,
     /// Branch, tag or commit of a Hugging Face id
     #[arg(long)]

@@ -27,7 +27,7 @@ use tokenizers::Tokenizer;
 /// Stock candle-transformers with its attention swapped by one line.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Directory of a Llama or Qwen3 model: config.json, tokenizer.json and safetensors. Default: needle-7m.
+    /// Directory of a Llama or Qwen3 model: config.json, tokenizer.json and safetensors. Default: needle-11m.
     #[arg(long)]
     model: Option<PathBuf>,
     /// Text to prefill. Default: a passkey question of 16384 tokens, or of --tokens tokens.
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
     }
     let needle = tempfile::tempdir()?;
     if args.model.is_none() {
-        s2o_needle_7m::write(needle.path())?;
+        s2o_needle_11m::write(needle.path())?;
     }
     let dir = args.model.as_deref().unwrap_or(needle.path());
     let device = if args.cpu { Device::Cpu } else { Device::new_cuda(0).context("no GPU; use --cpu")? };

@@ -2,7 +2,8 @@
 //! that was trained to find passkeys and keyed values at 4K to 128K tokens. It tests attention methods end to end
 //! without a download. The README documents the training, the measurements and the sources of the text.
 //!
-//! `s2o-models` loads it as the model `needle-7m`. [`write()`] makes a model directory for every other program:
+//! It was the embedded model of `s2o-models` before needle-11m; the benchmark `attention` times its tensors. [`write()`]
+//! makes a model directory:
 //!
 //! ```no_run
 //! s2o_needle_7m::write("needle-7m".as_ref())?;

@@ -28,14 +28,14 @@ use synthetic::Synthetic;
 pub use hub::HubOptions;
 
 /// Name of the embedded model.
-pub const NEEDLE_7M: &str = "needle-7m";
+pub const EMBEDDED: &str = "needle-11m";
 
-/// A source of a model. Parses from a string: `needle-7m`, a directory, a path that ends in `.gguf`, or
+/// A source of a model. Parses from a string: `needle-11m`, a directory, a path that ends in `.gguf`, or
 /// `org/name[@revision]`. An existing directory has priority over a hub id of the same form.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelSource {
-    /// The 7M-parameter Qwen3 retrieval model inside this library.
-    Needle7m,
+    /// needle-11m, the 11M-parameter Qwen3 model inside this library.
+    Embedded,
     /// A directory with `config.json`, safetensors weights and `tokenizer.json`.
     Directory(PathBuf),
     /// A GGUF file.
@@ -56,8 +56,8 @@ impl FromStr for ModelSource {
 
     fn from_str(source: &str) -> Result<Self> {
         let path = Path::new(source);
-        if source == NEEDLE_7M {
-            return Ok(Self::Needle7m);
+        if source == EMBEDDED {
+            return Ok(Self::Embedded);
         }
         if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
             return Ok(Self::Gguf(path.to_owned()));
@@ -110,11 +110,11 @@ impl ModelSource {
     pub fn load(&self, options: &LoadOptions, progress: Option<&mut Progress>) -> Result<LoadedModel> {
         let dtype = options.dtype()?;
         let parts = match self {
-            Self::Needle7m => Parts {
-                config: DecoderConfig::from_json(s2o_needle_7m::CONFIG, NEEDLE_7M)?,
-                vb: VarBuilder::from_buffered_safetensors(s2o_needle_7m::safetensors(), dtype, &options.device)?,
-                tokenizer: Tokenizer::from_str(s2o_needle_7m::TOKENIZER).map_err(ModelError::tokenizer)?,
-                eos_ids: eos_ids(s2o_needle_7m::CONFIG, NEEDLE_7M)?,
+            Self::Embedded => Parts {
+                config: DecoderConfig::from_json(s2o_needle_11m::CONFIG, EMBEDDED)?,
+                vb: VarBuilder::from_buffered_safetensors(s2o_needle_11m::safetensors(), dtype, &options.device)?,
+                tokenizer: Tokenizer::from_str(s2o_needle_11m::TOKENIZER).map_err(ModelError::tokenizer)?,
+                eos_ids: eos_ids(s2o_needle_11m::CONFIG, EMBEDDED)?,
             },
             Self::Directory(directory) => safetensors::open(directory, dtype, options)?,
             Self::Gguf(path) => gguf::open(path, dtype, options)?,
@@ -136,7 +136,7 @@ impl ModelSource {
             part.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
         };
         match self {
-            Self::Needle7m => NEEDLE_7M.to_owned(),
+            Self::Embedded => EMBEDDED.to_owned(),
             Self::Directory(path) => last(path, true),
             Self::Gguf(path) => last(path, false),
             Self::Hub { id, .. } => last(Path::new(id), true),
@@ -148,7 +148,7 @@ impl ModelSource {
 #[cfg(not(feature = "hub"))]
 fn fetch(id: &str, _: &str, _: &LoadOptions) -> Result<PathBuf> {
     let feature = "loading from the hub in a build without the feature `hub`";
-    Err(ModelError::unsupported(feature, "a directory, a .gguf file or `needle-7m`", id))
+    Err(ModelError::unsupported(feature, "a directory, a .gguf file or `needle-11m`", id))
 }
 
 /// The parts of a model before the decoder is built.

@@ -8,7 +8,7 @@ use anyhow::Result;
 use candle_s2o::{AttnStats, HeadStats, S2o};
 use comfy_table::{Cell, Color};
 use s2o_eval::metrics::{ErrorSums, Errors};
-use s2o_models::weights::NEEDLE_7M;
+use s2o_models::weights::EMBEDDED;
 use s2o_models::{LoadedModel, passkey};
 use serde::Serialize;
 
@@ -215,7 +215,7 @@ impl Report<'_> {
 
     fn is_right(&self, run: &Run) -> bool {
         let Some(expected) = &self.prompt.expected else { return false };
-        if self.model.name == NEEDLE_7M {
+        if self.model.name == EMBEDDED {
             passkey::answers_exactly(&run.text, expected)
         } else {
             passkey::answers(&run.text, expected)

@@ -185,8 +185,8 @@ fn captured_tensors_compare_as_the_model_does() {
             assert_eq!(found, names);
         }
     }
-    let args = ["--layers", "6", "--context", "100"];
-    assert_refused("compare", &[], &[(&args, "expected layers 0 to 5, got 6")]);
+    let args = ["--layers", "10", "--context", "100"];
+    assert_refused("compare", &[], &[(&args, "expected layers 0 to 9, got 10")]);
 }
 
 #[test]

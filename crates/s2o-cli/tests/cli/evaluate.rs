@@ -39,7 +39,7 @@ fn a_run_leaves_outcomes_and_tables() {
     assert!(output.status.success(), "{stderr}");
     assert_eq!(stderr, "");
     let spec = "s2o:tau=0.05:dense-below=0";
-    assert_has(&stdout, &["needle-7m: Qwen3", "none (auto)", "8 samples", spec, "1 thread,", "table.md are in"]);
+    assert_has(&stdout, &["needle-11m: Qwen3", "none (auto)", "8 samples", spec, "1 thread,", "table.md are in"]);
     let outcomes = file(&directory, "outcomes.jsonl");
     assert_eq!(outcomes.lines().count(), 1 + 16);
     let last: Value = serde_json::from_str(outcomes.lines().last().expect("lines")).expect("JSON");
@@ -52,7 +52,7 @@ fn a_run_leaves_outcomes_and_tables() {
 
     let runs = file(&directory, "runs.csv");
     assert!(runs.starts_with("outcomes,date,commit,device,source,command\n16,"), "{runs}");
-    assert_has(&runs, &["needle-7m: Qwen3", ",\"evaluate run --tasks passkey --lengths 300,400"]);
+    assert_has(&runs, &["needle-11m: Qwen3", ",\"evaluate run --tasks passkey --lengths 300,400"]);
 
     let again = stdout_of("evaluate", &["report", text(directory.path())]);
     assert!(stdout.contains(again.trim_end()), "{again} in {stdout}");
@@ -92,7 +92,7 @@ fn files_of_benchmarks_are_run() {
     let args = ["run", "--ruler-dir", text(&data), "--methods", "dense", "--out", text(&out), "--predictions"];
     let stdout = stdout_of("evaluate", &args);
     assert!(stdout.contains("1 samples") && stdout.contains("ruler/vt"), "{stdout}");
-    let path = out.join("ruler/needle-7m-dense-chunk-auto/1024/vt.jsonl");
+    let path = out.join("ruler/needle-11m-dense-chunk-auto/1024/vt.jsonl");
     let prediction: Value = serde_json::from_str(&fs::read_to_string(path).expect("predictions")).expect("one line");
     assert_eq!((&prediction["index"], &prediction["outputs"][0]), (&7.into(), &"12".into()));
 }
@@ -104,7 +104,7 @@ fn perplexity_and_chunks_are_compared() {
     let args = ["run", "--tasks", "perplexity,niah", "--lengths", "600", "--last", "100", "--items", "1", "--out", out];
     let stdout = stdout_of("evaluate", &[&args[..], &["--chunk", "whole,256", "--depths", "0.5"]].concat());
     assert_has(&stdout, &["perplexity", "top-1 agrees", "changed", "whole", "256"]);
-    let needles = file(&directory, "niah/needle-7m-dense-chunk-whole.json");
+    let needles = file(&directory, "niah/needle-11m-dense-chunk-whole.json");
     let needles: Value = serde_json::from_str(&needles).expect("JSON");
     assert_eq!((&needles[0]["context_length"], &needles[0]["depth_percent"]), (&600.into(), &50.0.into()));
 }

@@ -35,7 +35,7 @@ fn matched_density_compares_methods_and_records_where_rows_come_from() {
         for record in reader.records().map(|record| record.expect("a record")) {
             let of = |column: &str| &record[header.iter().position(|name| name == column).expect("a column")];
             assert!(of("command").starts_with("evaluate experiment matched-density"), "{record:?}");
-            assert!(of("source").contains("needle-7m") && of("device").contains("thread"), "{record:?}");
+            assert!(of("source").contains("needle-11m") && of("device").contains("thread"), "{record:?}");
             assert!(of("date").len() == 10 && !of("method").is_empty(), "{record:?}");
         }
     }
@@ -77,7 +77,7 @@ fn the_tables_of_the_paper_have_their_rows() {
 #[test]
 fn tables_are_for_people() {
     let table = stdout_of("evaluate", &["experiment", "heads", "--context", "2304", "--layers", "4"]);
-    assert_has(&table, &["needle-7m", "passkey at depth 0.5", "method", "density", "rel_l1", "s2o", "thread"]);
+    assert_has(&table, &["needle-11m", "passkey at depth 0.5", "method", "density", "rel_l1", "s2o", "thread"]);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn what_cannot_be_is_refused() {
         (&["time-split", "--methods", "s2o:tau=2"], "tau: expected a number in [0, 1), got 2"),
         (&["tau-and-segment", "--segments", "100"], "segment_len: expected a positive multiple of tile_q = 128"),
         (&["matched-speed", "--method", "sliding-window:window=0"], "expected at least 1 token, got 0"),
-        (&["heads", "--layers", "6", "--context", "100"], "layers: expected layers 0 to 5, got 6"),
+        (&["heads", "--layers", "10", "--context", "100"], "layers: expected layers 0 to 9, got 10"),
         (&["components", "--tensors", "no-such-file"], "cannot read no-such-file"),
     ];
     assert_refused("evaluate", &["experiment"], cases);

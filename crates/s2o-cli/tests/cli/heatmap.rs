@@ -31,7 +31,7 @@ fn heatmap_draws_four_panels_and_says_what_they_hold() {
     let directory = TempDir::new().expect("a temporary directory");
     let out = directory.path().join("pictures");
     let flags = ["--tau", "0.2", "--dense-tail", "0"];
-    let rows = heatmap(&out, &[&["--layer", "4", "--head", "2", "--cells", "64"][..], &flags].concat());
+    let rows = heatmap(&out, &[&["--layer", "7", "--head", "2", "--cells", "64"][..], &flags].concat());
 
     let titles: Vec<&str> = rows.iter().map(|row| row.0.as_str()).collect();
     let expected =
@@ -42,14 +42,14 @@ fn heatmap_draws_four_panels_and_says_what_they_hold() {
         assert!(*density > 0.0 && *mass > 0.5 && *mass < 1.0, "{title}: {density}, {mass}");
     }
 
-    let args = [&PROMPT[..], &["--layers", "4", "--methods", "s2o", "--json"], &flags].concat();
+    let args = [&PROMPT[..], &["--layers", "7", "--methods", "s2o", "--json"], &flags].concat();
     let compared = rows_of("compare", &args);
     let density = number(compared.iter().find(|row| row["head"] == 2).expect("the head"), "density");
     assert!(density < 0.9 && (rows[2].1 - density).abs() < 5.1e-4, "{} and {density}", rows[2].1);
 
-    let png = fs::read(out.join("attention-layer4-head2.png")).expect("a PNG");
+    let png = fs::read(out.join("attention-layer7-head2.png")).expect("a PNG");
     assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.len() > 10_000);
-    let svg = fs::read_to_string(out.join("attention-layer4-head2.svg")).expect("an SVG");
+    let svg = fs::read_to_string(out.join("attention-layer7-head2.svg")).expect("an SVG");
     for label in expected.iter().chain(&["key, ranked per segment of 256", "query, permuted per segment"]) {
         assert!(svg.contains(&format!(">{label}</text>")), "{label}");
     }
@@ -78,7 +78,7 @@ fn heatmap_says_what_there_is_to_look_at() {
     fs::write(&file, "").expect("written");
     let wrong: &[(&[&str], &str)] = &[
         (&["--head", "4"], "--head: expected heads 0 to 3, got 4"),
-        (&["--layer", "6"], "--layer: expected layers 0 to 5, got 6"),
+        (&["--layer", "10"], "--layer: expected layers 0 to 9, got 10"),
         (&["--out", text(&file)], "cannot write"),
     ];
     assert_refused("heatmap", &["--context", "256"], wrong);

@@ -17,6 +17,9 @@ mod synthetic;
 mod tune;
 mod tune_published;
 
+/// The layers of the embedded model.
+pub(crate) const ALL_LAYERS: &str = "0,1,2,3,4,5,6,7,8,9";
+
 /// `s2o <name>`.
 pub(crate) fn command(name: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_s2o"));

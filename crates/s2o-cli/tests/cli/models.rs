@@ -8,11 +8,11 @@ use tempfile::TempDir;
 
 use crate::{assert_has, assert_refused, command, error_of, run, text};
 
-/// needle-7m with a changed configuration.
+/// needle-11m with a changed configuration.
 fn model_directory(change: impl FnOnce(&mut Value)) -> TempDir {
     let directory = TempDir::new().expect("a temporary directory");
-    s2o_needle_7m::write(directory.path()).expect("written");
-    let mut config: Value = serde_json::from_str(s2o_needle_7m::CONFIG).expect("JSON");
+    s2o_needle_11m::write(directory.path()).expect("written");
+    let mut config: Value = serde_json::from_str(s2o_needle_11m::CONFIG).expect("JSON");
     change(&mut config);
     fs::write(directory.path().join("config.json"), config.to_string()).expect("written");
     directory

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{assert_has, number, run, stdout_of};
+use crate::{ALL_LAYERS, assert_has, number, run, stdout_of};
 
 fn json_of(args: &[&str]) -> Value {
     serde_json::from_str(&stdout_of("prefill", args)).expect("one JSON object")
@@ -16,7 +16,7 @@ fn prefill_compares_dense_and_s2o() {
     let expected = "answer_dense answer_s2o density expected model rel_l1 seconds_dense seconds_s2o tokens top1_agree";
     assert_eq!(keys.join(" "), expected);
     let number = |key: &str| number(&object, key);
-    assert_eq!(object["model"], "needle-7m");
+    assert_eq!(object["model"], "needle-11m");
     assert!((4033..=4096).contains(&object["tokens"].as_u64().expect("tokens")));
     assert!(number("seconds_dense") > 0.0 && number("seconds_s2o") > 0.0);
     assert!(number("density") > 0.0 && number("density") < 1.0);
@@ -41,7 +41,7 @@ fn prefill_is_plain_on_a_pipe() {
     let quiet = run("prefill", &["--context", "100", "-n", "1", "--quiet"]);
     assert!(quiet.status.success() && quiet.stderr.is_empty(), "{quiet:?}");
     assert!(!stdout.contains(['\x1b', '│', '█', '→']), "{stdout}");
-    let parts = ["needle-7m", "prefill", "attention", "density", "cosine", "right", "layer   5 #", "1 thread,"];
+    let parts = ["needle-11m", "prefill", "attention", "density", "cosine", "right", "layer   9 #", "1 thread,"];
     assert_has(&stdout, &parts);
     assert!(!stdout.contains("wrong"), "{stdout}");
 }
@@ -50,7 +50,7 @@ fn prefill_is_plain_on_a_pipe() {
 fn a_dense_prefill_has_no_chart() {
     let short = stdout_of("prefill", &["--context", "500"]);
     assert!(short.contains("S2O     dense path: the prompt is shorter than 2048 tokens (--dense-below)\n"), "{short}");
-    let skipped = stdout_of("prefill", &["--context", "2304", "--skip-layers", "0,1,2,3,4,5"]);
+    let skipped = stdout_of("prefill", &["--context", "2304", "--skip-layers", ALL_LAYERS]);
     assert!(skipped.contains("S2O computed all key tiles of every layer"), "{skipped}");
     for text in [short, skipped] {
         assert!(text.contains("density") && !text.contains("layer   0"), "{text}");
@@ -75,7 +75,7 @@ fn prefill_runs_one_method_alone() {
     assert_eq!(own["density"], 1.0);
 
     let sparse = json_of(&["--attention", "s2o", "--context", "3000", "--json"]);
-    let skipped = ["--attention", "s2o", "--context", "3000", "--json", "--skip-layers", "0,1,2,3,4,5"];
+    let skipped = ["--attention", "s2o", "--context", "3000", "--json", "--skip-layers", ALL_LAYERS];
     assert!(sparse["density"].as_f64() < Some(1.0));
     assert_eq!(json_of(&skipped)["density"], 1.0);
 }
@@ -133,7 +133,7 @@ fn wrong_options_say_expected_and_got() {
         (&["--segment", "100"], "segment_len: expected a positive multiple of tile_q = 128, got 100"),
         (&["--preset", "paper", "--tile-k", "0"], "tile_k: expected 1 to 1024, got 0"),
         (&["--score", "second-cumulant=-1"], "expected a finite number >= 0, got -1"),
-        (&["--skip-layers", "6", "--context", "100"], "expected layers 0 to 5, got 6"),
+        (&["--skip-layers", "10", "--context", "100"], "expected layers 0 to 9, got 10"),
         (&["--workspace-mib", "0", "--context", "3000"], "got 0"),
         (&["--context", "10"], "at least 77 tokens with this tokenizer, got 10"),
         (&["--depth", "2"], "expected a number from 0 to 1, got 2"),

@@ -56,7 +56,7 @@ fn compare_says_that_a_model_is_synthetic() {
 fn random_tokens_suit_any_model() {
     let args = ["--tokens", "300", "-n", "1", "--attention", "dense", "--json"];
     let object = &rows_of("prefill", &args)[0];
-    assert_eq!((&object["model"], &object["tokens"]), (&json!("needle-7m"), &json!(300)));
+    assert_eq!((&object["model"], &object["tokens"]), (&json!("needle-11m"), &json!(300)));
 }
 
 #[test]
@@ -76,6 +76,6 @@ fn what_makes_no_sense_is_refused() {
         (&["--synthetic", &shape, "--tokens", "0"], "expected at least one token"),
     ];
     assert_refused("prefill", &[], cases);
-    let other = ["--synthetic", &shape, "--model", "needle-7m"];
+    let other = ["--synthetic", &shape, "--model", "needle-11m"];
     assert_misused("prefill", &[&other, &["--synthetic-focus", "1"], &["--tokens", "9", "--prompt", "a"]]);
 }

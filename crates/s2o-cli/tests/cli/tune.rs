@@ -4,7 +4,7 @@ use candle_s2o::{LayerSetting, LayerSettings};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{assert_has, assert_misused, assert_refused, rows_of, stdout_of, text};
+use crate::{ALL_LAYERS, assert_has, assert_misused, assert_refused, rows_of, stdout_of, text};
 
 #[test]
 fn tuned_thresholds_are_read_by_the_other_commands() {
@@ -12,21 +12,21 @@ fn tuned_thresholds_are_read_by_the_other_commands() {
     let file = directory.path().join("layers.json");
     let args = ["tune", "--max-rel-l1", "0.05", "--lengths", "2304", "--taus", "0.005,0.02,0.1", "--save", text(&file)];
     let table = stdout_of("evaluate", &args);
-    let parts = ["needle-7m", "layer", "density", "mean density 0.", "layers.json", "score second-cumulant=0.35"];
+    let parts = ["needle-11m", "layer", "density", "mean density 0.", "layers.json", "score second-cumulant=0.35"];
     assert_has(&table, &parts);
     let settings = LayerSettings::load(&file).expect("settings");
-    assert_eq!((settings.layers().len(), settings.tuned_on().model.as_str()), (6, "needle-7m"));
+    assert_eq!((settings.layers().len(), settings.tuned_on().model.as_str()), (10, "needle-11m"));
     assert_eq!(settings.tuned_on().max_rel_l1, 0.05);
     let sparse = settings.layers().iter().position(|layer| *layer == LayerSetting::Tau(0.1));
     let sparse = sparse.expect("a layer that bears the largest threshold");
 
     // The bound holds on the tuning prompt, layer by layer.
     let compared = |methods: &str, more: &[&str]| -> Vec<Value> {
-        let args = ["--context", "2304", "--layers", "0,1,2,3,4,5", "--json", "--methods", methods];
+        let args = ["--context", "2304", "--layers", ALL_LAYERS, "--json", "--methods", methods];
         rows_of("compare", &[&args[..], more].concat()).into_iter().filter(|row| row["head"] == -1).collect()
     };
     let tuned = compared("s2o", &["--layers-file", text(&file)]);
-    assert_eq!(tuned.len(), 6);
+    assert_eq!(tuned.len(), 10);
     for row in &tuned {
         assert!(row["rel_l1"].as_f64() <= Some(0.05), "{row}");
     }
@@ -48,7 +48,7 @@ fn a_bound_of_zero_leaves_everything_dense() {
     let args = ["--prompt-file", text(&prompt), "--context", "600", "--dense-below", "0", "--segment", "128"];
     let more = ["--taus", "0.1", "--json", "--save", text(&file)];
     let rows = rows_of("evaluate", &[&["tune", "--max-rel-l1", "0"], &args[..], &more].concat());
-    assert_eq!(rows.len(), 6);
+    assert_eq!(rows.len(), 10);
     assert!(rows.iter().all(|row| row["tau"].is_null() && row["density"] == 1.0), "{rows:?}");
     let settings = LayerSettings::load(&file).expect("settings");
     assert!(settings.layers().iter().all(|layer| *layer == LayerSetting::Dense));
@@ -61,7 +61,7 @@ fn settings_that_do_not_fit_are_refused() {
     let file = directory.path().join("layers.json");
     let tuned_on = r#"{"model":"other","prompt_tokens":[],"max_rel_l1":0.1,"options":""}"#;
     std::fs::write(&file, format!(r#"{{"version":1,"tuned_on":{tuned_on},"layers":["dense"]}}"#)).expect("written");
-    let (args, part) = (["--layers-file", text(&file)], "expected 6 layers as the model has, got settings for 1");
+    let (args, part) = (["--layers-file", text(&file)], "expected 10 layers as the model has, got settings for 1");
     for command in ["prefill", "compare"] {
         assert_refused(command, &["--context", "100"], &[(&args, part)]);
     }

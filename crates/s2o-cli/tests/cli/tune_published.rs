@@ -4,11 +4,11 @@ use s2o_baselines::{MInferenceConfig, SpargeConfig};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{assert_has, assert_refused, error_of, rows_of, stdout_of, text};
+use crate::{ALL_LAYERS, assert_has, assert_refused, error_of, rows_of, stdout_of, text};
 
 /// All heads of all layers with one method, on the prompt that the tuners build.
 fn compared(method: &str, tokens: &str) -> Vec<Value> {
-    rows_of("compare", &["--context", tokens, "--layers", "0,1,2,3,4,5", "--json", "--methods", method])
+    rows_of("compare", &["--context", tokens, "--layers", ALL_LAYERS, "--json", "--methods", method])
 }
 
 fn of_heads(rows: &[Value]) -> impl Iterator<Item = &Value> {
@@ -23,12 +23,12 @@ fn tuned_spargeattn_keeps_its_bounds() {
     let file = directory.path().join("spargeattn.json");
     let args = ["tune-spargeattn", "--l1", "0.2", "--l2", "0.25", "--lengths", TOKENS, "--save", text(&file)];
     let table = stdout_of("evaluate", &args);
-    assert_has(&table, &["needle-7m", "layer", "density", "mean density 0.", "spargeattn.json"]);
-    assert_eq!(SpargeConfig::load(&file).expect("settings").layers.len(), 6);
+    assert_has(&table, &["needle-11m", "layer", "density", "mean density 0.", "spargeattn.json"]);
+    assert_eq!(SpargeConfig::load(&file).expect("settings").layers.len(), 10);
 
     let method = format!("spargeattn:config={}", text(&file));
     let tuned = compared(&method, TOKENS);
-    assert_eq!(of_heads(&tuned).count(), 24);
+    assert_eq!(of_heads(&tuned).count(), 40);
     for row in of_heads(&tuned) {
         assert!(row["rel_l1"].as_f64() <= Some(0.25), "{row}");
     }
@@ -57,7 +57,7 @@ fn a_saved_search_selects_as_the_search_on_the_prompt_does() {
     let table = stdout_of("evaluate", &args);
     assert_has(&table, &["mean density 0.", "minference.json"]);
     let config = MInferenceConfig::load(&file).expect("patterns");
-    assert!(config.layers.values().all(|heads| heads.len() == 4) && config.layers.len() == 6);
+    assert!(config.layers.values().all(|heads| heads.len() == 4) && config.layers.len() == 10);
 
     let densities = |method: &str| -> Vec<Value> {
         of_heads(&compared(method, TOKENS)).map(|row| row["density"].clone()).collect()

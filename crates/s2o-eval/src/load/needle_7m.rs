@@ -1,4 +1,4 @@
-//! The recorded prompts of needle-7m, which are embedded with the model.
+//! The recorded prompts of needle-7m, the predecessor of the embedded model.
 
 use s2o_models::passkey::{self, PasskeyRecord};
 

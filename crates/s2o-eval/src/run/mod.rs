@@ -10,7 +10,7 @@
 //! use s2o_models::{LoadOptions, ModelSource};
 //!
 //! # fn main() -> s2o_eval::Result<()> {
-//! let model = ModelSource::Needle7m.load(&LoadOptions::default(), None)?;
+//! let model = ModelSource::Embedded.load(&LoadOptions::default(), None)?;
 //! let runner = Runner::new(&model, ChatTemplate::None)?.specs(&["dense".parse()?, "s2o:tau=0.05".parse()?])?;
 //! let samples = Grid { lengths: vec![4096], items: 10, ..Grid::default() }.samples(["passkey", "keyed_4"])?;
 //! let mut journal = Journal::open("outcomes.jsonl")?;

@@ -1,4 +1,4 @@
-//! Runs of needle-7m on short prompts: computed trials, repeated trials and errors.
+//! Runs of needle-11m on short prompts: computed trials, repeated trials and errors.
 
 use std::fs;
 use std::sync::LazyLock;
@@ -17,7 +17,7 @@ use crate::report::{Row, rows};
 use crate::tasks::ChatTemplate;
 
 static MODEL: LazyLock<LoadedModel> =
-    LazyLock::new(|| ModelSource::Needle7m.load(&LoadOptions::default(), None).unwrap());
+    LazyLock::new(|| ModelSource::Embedded.load(&LoadOptions::default(), None).unwrap());
 
 fn samples(items: u64) -> Vec<Sample> {
     Grid { lengths: vec![300], items, ..Grid::default() }.samples(["passkey"]).unwrap()

@@ -1,7 +1,7 @@
 //! Special magic numbers in a haystack: the needle task by depth and length, and RULER's eight needle tasks.
 
 use rand_chacha::ChaCha8Rng;
-// One of the prefaces that needle-7m was trained with, and RULER's own.
+// One of the prefaces that needle-11m was trained with, and RULER's own.
 use s2o_models::passkey::HEADER;
 use tokenizers::Tokenizer;
 
@@ -92,7 +92,7 @@ impl Value {
     }
 }
 
-/// A RULER needle task in RULER's words. needle-7m was trained with the words for one value.
+/// A RULER needle task in RULER's words.
 pub(super) fn of_words(name: &'static str, needles: Needles, tokenizer: &Tokenizer, spec: &ItemSpec) -> Result<Item> {
     let mut random = spec.random();
     let words = Words::shuffled(&mut random)?;

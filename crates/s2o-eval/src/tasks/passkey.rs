@@ -1,4 +1,4 @@
-//! Prompts in needle-7m's own words: lines hidden in English text, and a question about one of them.
+//! Prompts in the words of needle-11m's training: lines hidden in English text, and a question about one of them.
 //!
 //! [`build`] and [`build_keyed`] make the same prompt for the same arguments on every machine. The haystack is the text
 //! of [`s2o_models::passkey::haystack`] from a line that the seed chooses. After its end (about 1.2 million characters)

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::*;
 
-/// Above the shortest prompt of every task with needle-7m's tokenizer.
+/// Above the shortest prompt of every task with needle-11m's tokenizer.
 const LENGTHS: [usize; 2] = [2300, 4096];
 
 fn count_tokens(item: &Item) -> usize {

@@ -32,7 +32,7 @@ impl Words {
     }
 }
 
-/// Lower-case words of five to nine letters, as in needle-7m's keys, in alphabetical order.
+/// Lower-case words of five to nine letters, as in needle-11m's keys, in alphabetical order.
 pub(super) fn english_words() -> Result<&'static [&'static str]> {
     static WORDS: OnceLock<Vec<&'static str>> = OnceLock::new();
     let text = english()?;
