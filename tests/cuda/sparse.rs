@@ -178,15 +178,13 @@ fn rules(runner: &mut Runner) {
                         let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
                         let (_, stats) = check_s2o(runner, &problem, &config, 2000);
                         let mut scattered = cpu::rank(&problem.inputs(), &config, 2000).unwrap();
-                        for (head, order) in scattered
-                            .iter_mut()
-                            .enumerate()
-                            .flat_map(|(h, orders)| orders.iter_mut().map(move |order| (h, order)))
-                        {
-                            // 37 and the lengths, multiples of 256, have no common factor.
-                            let len = order.kv_perm.len();
-                            let keys = (0..len).map(|i| ((i * 37 + head * 11) % len) as u32).collect();
-                            order.kv_perm = Permutation::new(keys).unwrap();
+                        for (head, orders) in scattered.iter_mut().enumerate() {
+                            for order in orders {
+                                // 37 and the lengths, multiples of 256, have no common factor.
+                                let len = order.kv_perm.len();
+                                let keys = (0..len).map(|i| ((i * 37 + head * 11) % len) as u32).collect();
+                                order.kv_perm = Permutation::new(keys).unwrap();
+                            }
                         }
                         check_ranked(runner, &problem, &config, 2000, &scattered);
                         if gain_frame == GainFrame::NewMax {
