@@ -2,7 +2,7 @@
 """Convert model.safetensors to model.planes, the layout of the weights in this repository, and back.
 
     pack.py pack DIR      DIR/model.safetensors -> DIR/model.planes
-    pack.py unpack DIR    DIR/model.planes -> DIR/model.safetensors, which makes DIR a Hugging Face model directory
+    pack.py unpack DIR    DIR/model.planes -> DIR/model.safetensors
 
 The header of the safetensors file stays as it is.  The bf16 words behind it are rotated left by one bit, which moves
 the whole exponent into the high byte; all high bytes come first, then all low bytes.  gzip packs the exponents to 38 %
