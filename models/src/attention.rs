@@ -92,7 +92,8 @@ impl SelfAttention {
 /// # Errors
 /// If shapes, dtypes or devices do not fit.
 pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> candle_core::Result<Tensor> {
-    let (batch, _, num_heads, head_dim) = q.dims4()?;
+    let dims = q.dims4()?;
+    let (batch, _, num_heads, head_dim) = dims;
     let num_kv_heads = k.dim(2)?;
     let group = num_heads / num_kv_heads;
     #[cfg(feature = "cuda")]
@@ -100,17 +101,19 @@ pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> ca
         if k.dim(1)? < group {
             return Ok(dense_attn(q, k, v, softmax_scale, Mask::Causal)?);
         }
-        // The heads of a group act as positions that see all keys, so the cache is read once per group. The groups act
-        // as a batch, so the output needs no reordering.
-        let groups = |x: Tensor| x.transpose(0, 1)?.unsqueeze(2);
-        let of_sequence = |b: usize| {
-            let q = q.get(b)?.reshape((num_kv_heads, group, 1, head_dim))?;
-            let out = dense_attn(&q, &groups(k.get(b)?)?, &groups(v.get(b)?)?, softmax_scale, Mask::Full)?;
-            out.reshape((1, 1, num_heads, head_dim))
-        };
+        // The heads of a group act as positions that see all keys, so the cache is read once per group.
         return match batch {
-            1 => of_sequence(0),
-            _ => Tensor::cat(&(0..batch).map(of_sequence).collect::<candle_core::Result<Vec<_>>>()?, 0),
+            // The groups act as a batch, so the output needs no reordering.
+            1 => {
+                let q = q.reshape((num_kv_heads, group, 1, head_dim))?;
+                let groups = |x: &Tensor| x.squeeze(0)?.transpose(0, 1)?.unsqueeze(2);
+                let out = dense_attn(&q, &groups(k)?, &groups(v)?, softmax_scale, Mask::Full)?;
+                out.reshape(dims)
+            }
+            _ => {
+                let q = q.reshape((batch, num_kv_heads, group, head_dim))?.transpose(1, 2)?;
+                dense_attn(&q, k, v, softmax_scale, Mask::Full)?.transpose(1, 2)?.reshape(dims)
+            }
         };
     }
     let q = q.reshape((batch, num_kv_heads, group, head_dim))?;
@@ -130,5 +133,5 @@ pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> ca
         let weights = candle_nn::ops::softmax_last_dim(&scores)?.to_dtype(v.dtype())?;
         rows.push(weights.matmul(&v)?.flatten_all()?);
     }
-    Tensor::stack(&rows, 0)?.reshape((batch, 1, num_heads, head_dim))
+    Tensor::stack(&rows, 0)?.reshape(dims)
 }

@@ -1,5 +1,7 @@
 //! Keys and values of all layers, allocated once and written in place.
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Tensor};
 
 use crate::config::DecoderConfig;
@@ -11,7 +13,7 @@ use crate::fused::LayerCache;
 ///
 /// Keys and values of a layer are `(batch, capacity, num_kv_heads, head_dim)`, the layout in which attention reads
 /// them, so a chunk is one copy into place and a view of the first positions needs no copy. It is not `Clone`, because
-/// clones would share the memory that prefill writes.
+/// clones would share the memory that prefill writes; [`Self::sequences`] shares it on purpose.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<(Tensor, Tensor)>,
@@ -35,10 +37,9 @@ impl KvCache {
             return Err(ModelError::input("batch and capacity of a KV cache", "at least 1 each", got));
         }
         let shape = (batch, capacity, config.num_kv_heads, config.head_dim);
-        let elements = [2 * config.num_layers, batch, capacity, config.num_kv_heads, config.head_dim];
         let need = Need {
             what: "a KV cache",
-            bytes: elements.into_iter().fold(dtype.size_in_bytes() as u64, |n, m| n.saturating_mul(m as u64)),
+            bytes: Self::bytes(config, batch, capacity, dtype),
             way_out: "take a shorter prompt, a smaller batch, or bf16 or f16 instead of f32",
         };
         // Checked before any layer is allocated.
@@ -48,6 +49,27 @@ impl KvCache {
         let side = || Tensor::zeros(shape, dtype, device);
         let layers = (0..config.num_layers).map(|_| Ok((side()?, side()?))).collect::<Result<_>>();
         Ok(Self { layers: need.check(layers, device)?, batch, capacity, len: 0 })
+    }
+
+    /// The memory of a cache, in bytes.
+    pub fn bytes(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType) -> u64 {
+        let elements = [2 * config.num_layers, batch, capacity, config.num_kv_heads, config.head_dim];
+        elements.into_iter().fold(dtype.size_in_bytes() as u64, |n, m| n.saturating_mul(m as u64))
+    }
+
+    /// A cache of some of the sequences in the same memory, for sequences that are prefilled one by one and decoded
+    /// together. It has this cache's length; later the lengths change separately ([`Self::set_len`]).
+    ///
+    /// # Errors
+    /// [`ModelError::WrongInput`] if a sequence does not exist or the range is empty.
+    pub fn sequences(&self, range: Range<usize>) -> Result<Self> {
+        if range.is_empty() || range.end > self.batch {
+            let expected = format!("a part of 0..{}", self.batch);
+            return Err(ModelError::input("sequences of the KV cache", expected, format!("{range:?}")));
+        }
+        let some = |side: &Tensor| side.narrow(0, range.start, range.len());
+        let layers = self.layers.iter().map(|(k, v)| Ok((some(k)?, some(v)?))).collect::<Result<_>>()?;
+        Ok(Self { layers, batch: range.len(), ..*self })
     }
 
     /// Number of filled positions.
@@ -73,6 +95,19 @@ impl KvCache {
     /// Keeps the first `len` positions (all if there are fewer), so that a common prefix is not computed again.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+    }
+
+    /// Counts the first `len` positions as filled, after they were written through [`Self::sequences`]. Positions that
+    /// were never written hold zeros.
+    ///
+    /// # Errors
+    /// [`ModelError::CacheFull`] beyond the capacity.
+    pub fn set_len(&mut self, len: usize) -> Result<()> {
+        if len > self.capacity {
+            return Err(ModelError::CacheFull { expected: self.capacity, got: len });
+        }
+        self.len = len;
+        Ok(())
     }
 
     /// The filled keys and values of a layer, each a view `(batch, len, num_kv_heads, head_dim)`.

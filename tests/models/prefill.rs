@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_s2o::{Dense, PrefillCall};
-use s2o_models::{Decoder, GenerationOptions, PrefillOptions, StopReason, TokenStream};
+use s2o_models::{Decoder, GenerationOptions, ModelError, PrefillOptions, StopReason, TokenStream};
 use serde_json::{Value, json};
 
 use crate::fixtures::*;
@@ -80,6 +80,47 @@ fn last_logits_equal_those_of_shorter_prompts() {
         let got = last.narrow(1, len - 14, 1).unwrap();
         assert!(max_diff(&got, &expected.logits) < TOLERANCE, "prompt of {len}");
     }
+}
+
+#[test]
+fn sequences_prefilled_alone_decode_together() {
+    for json in both() {
+        let decoder = decoder(&json, 3);
+        let tokens = tokens(3, 40, 288);
+        let part = |first, len| tokens.narrow(1, first, len).unwrap();
+        let mut whole = decoder.new_cache(3, 41).unwrap();
+        decoder.prefill(&part(0, 39), &mut whole, &Dense, PrefillOptions::new()).unwrap();
+        let expected = decoder.decode(&part(39, 1), &mut whole).unwrap();
+
+        let mut cache = decoder.new_cache(3, 41).unwrap();
+        for i in [2, 0, 1] {
+            let mut own = cache.sequences(i..i + 1).unwrap();
+            assert_eq!((own.batch(), own.len()), (1, 0));
+            let prompt = part(0, 39).narrow(0, i, 1).unwrap();
+            decoder.prefill(&prompt, &mut own, &Dense, PrefillOptions::new()).unwrap();
+        }
+        assert!(cache.is_empty());
+        cache.set_len(39).unwrap();
+        let mut last_two = cache.sequences(1..3).unwrap();
+        let two = decoder.decode(&part(39, 1).narrow(0, 1, 2).unwrap(), &mut last_two).unwrap();
+        assert!(max_diff(&two, &expected.narrow(0, 1, 2).unwrap()) < TOLERANCE);
+        let three = decoder.decode(&part(39, 1), &mut cache).unwrap();
+        assert!(max_diff(&three, &expected) < TOLERANCE);
+        assert_eq!((cache.len(), last_two.len()), (40, 40));
+    }
+}
+
+#[test]
+fn parts_of_a_cache_that_cannot_be() {
+    let mut cache = decoder(&llama_json(), 1).new_cache(2, 5).unwrap();
+    for range in [0..0, 2..3, 0..3] {
+        let error = cache.sequences(range.clone()).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("expected a part of 0..2, got {range:?}")), "{error}");
+    }
+    assert!(matches!(cache.set_len(6), Err(ModelError::CacheFull { expected: 5, got: 6 })));
+    assert_eq!(cache.len(), 0);
+    cache.set_len(5).unwrap();
+    assert_eq!(cache.len(), 5);
 }
 
 #[test]

@@ -21,6 +21,7 @@
 //! # }
 //! ```
 
+mod answers;
 mod journal;
 mod outcome;
 mod passage;

@@ -2,19 +2,19 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use candle_core::Device;
-use candle_s2o::{Attention, HeadWork};
-use s2o_models::{Chunk, GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, TextStream, TokenStream};
+use candle_core::{Device, Tensor};
+use candle_s2o::HeadWork;
+use s2o_models::{Chunk, DeviceMemory, KvCache, LoadedModel, ModelError};
 
+use super::answers;
 use super::journal::Journal;
 use super::outcome::{Key, Outcome, SampleResult, Setting};
 use super::passage::{Passage, perplexity};
 use super::sample::Sample;
 use crate::error::{EvalError, Result};
 use crate::method::{self, Method, MethodSpec};
-use crate::score::Scorer;
 use crate::tasks::{ChatTemplate, Item};
 
 /// Upper bound of the tokens that template and answer add to a generated prompt.
@@ -22,6 +22,9 @@ const ROOM_FOR_ANSWER: usize = 256;
 
 /// A length in tokens above the shortest prompt of every task.
 const SHORT: usize = 4096;
+
+/// Bytes for the caches of sequences that are decoded together on a CPU.
+const CACHES_ON_CPU: u64 = 1 << 30;
 
 /// A model, and the methods and chunk sizes that every sample is run with.
 #[derive(Debug)]
@@ -50,6 +53,19 @@ pub enum Event<'a> {
     Started(&'a Trial<'a>),
     /// Its outcome is in the journal.
     Finished(&'a Outcome),
+}
+
+/// What a prefill yields: the result of a passage, or the logits `(1, vocab_size)` from which an answer is decoded.
+enum Prefilled {
+    Result(SampleResult),
+    Logits(Tensor),
+}
+
+/// The work of a prefill.
+struct Work {
+    density: f64,
+    layer_density: Vec<f64>,
+    time: Duration,
 }
 
 enum Content<'s> {
@@ -135,7 +151,8 @@ impl<'m> Runner<'m> {
     }
 
     /// Runs trials of [`Runner::pending`] and adds their outcomes to the journal. Lengths that a task or the model does
-    /// not support are detected before the first sample is run.
+    /// not support are detected before the first sample is run. The answers to one prompt are decoded together, as many
+    /// as have their caches in a quarter of a GPU's free memory or in 1 GiB on a CPU.
     ///
     /// # Errors
     /// Errors of items, the model, methods and the journal. Earlier outcomes stay in the journal.
@@ -144,16 +161,30 @@ impl<'m> Runner<'m> {
         for trials in trials.chunk_by(|a, b| a.key.sample == b.key.sample) {
             let Some(first) = trials.first() else { continue };
             let (content, tokens) = self.encode(first.sample)?;
-            let mut cache = self.model.decoder.new_cache(1, content.room(tokens.len()))?;
-            for trial in trials {
-                on_event(Event::Started(trial));
-                journal.append(self.outcome(trial, &content, &tokens, &mut cache)?)?;
-                if let Some(outcome) = journal.outcomes().last() {
-                    on_event(Event::Finished(outcome));
+            let room = content.room(tokens.len());
+            // Passages have no answers to decode together.
+            let together = content.item().map_or(Ok(1), |_| self.together(room))?;
+            for trials in trials.chunks(together) {
+                let cache = self.model.decoder.new_cache(trials.len(), room)?;
+                let (outcomes, error) = self.outcomes(trials, &content, &tokens, &cache, on_event)?;
+                for outcome in outcomes {
+                    journal.append(outcome)?;
+                    if let Some(outcome) = journal.outcomes().last() {
+                        on_event(Event::Finished(outcome));
+                    }
                 }
+                error.map_or(Ok(()), Err)?;
             }
         }
         Ok(())
+    }
+
+    /// Number of sequences of `room` positions to decode together.
+    fn together(&self, room: usize) -> Result<usize> {
+        let decoder = &self.model.decoder;
+        let memory = DeviceMemory::of(decoder.device())?.map_or(CACHES_ON_CPU, |memory| memory.free / 4);
+        let bytes = KvCache::bytes(decoder.config(), 1, room, decoder.dtype());
+        Ok(usize::try_from(memory / bytes.max(1)).unwrap_or(usize::MAX).max(1))
     }
 
     /// Encodes one prompt of each task and length that may be too short for the task or too long for the model.
@@ -198,36 +229,82 @@ impl<'m> Runner<'m> {
         Ok((content, tokens))
     }
 
-    fn outcome(&self, trial: &Trial, content: &Content, tokens: &[u32], cache: &mut KvCache) -> Result<Outcome> {
+    /// The outcomes of trials on one sample, and the error that ended them early.
+    fn outcomes(
+        &self,
+        trials: &[Trial],
+        content: &Content,
+        tokens: &[u32],
+        cache: &KvCache,
+        on_event: &mut dyn FnMut(Event),
+    ) -> Result<(Vec<Outcome>, Option<EvalError>)> {
+        let (mut prefills, mut error) = (Vec::new(), None);
+        for (i, trial) in trials.iter().enumerate() {
+            on_event(Event::Started(trial));
+            match self.prefill(trial, content, tokens, cache.sequences(i..i + 1)?) {
+                Ok(prefill) => prefills.push(prefill),
+                Err(failed) => {
+                    error = Some(failed);
+                    break;
+                }
+            }
+        }
+        let (work, results): (Vec<Work>, Vec<Prefilled>) = prefills.into_iter().unzip();
+        let results = self.results(content, tokens, cache, results)?;
+        let outcome = |((trial, work), result)| outcome(trial, content, tokens, work, result);
+        Ok((trials.iter().zip(work).zip(results).map(outcome).collect(), error))
+    }
+
+    fn prefill(
+        &self,
+        trial: &Trial,
+        content: &Content,
+        tokens: &[u32],
+        mut cache: KvCache,
+    ) -> Result<(Work, Prefilled)> {
         let method = self.methods[trial.method].1.as_ref();
-        cache.reset();
         // The chunk size is chosen after the cache is allocated, so that all methods use the same chunks.
         let chunk = self.model.decoder.chunk_tokens(trial.chunk, 1)?;
-        let (result, prefill) = match content {
-            Content::Item(item) => {
-                let (prediction, prefill) = answer(self.model, tokens, item, cache, method, chunk)?;
-                let score = item.score(&prediction);
-                (SampleResult::Answer { prediction, references: item.references.clone(), score }, prefill)
+        let (prefilled, time) = match content {
+            Content::Item(_) => {
+                let (logits, time) = answers::prefill(self.model, tokens, &mut cache, method, chunk)?;
+                (Prefilled::Logits(logits), time)
             }
-            Content::Passage(passage) => perplexity(self.model, tokens, passage.last, cache, method, chunk)?,
+            Content::Passage(passage) => {
+                let (result, time) = perplexity(self.model, tokens, passage.last, &mut cache, method, chunk)?;
+                (Prefilled::Result(result), time)
+            }
         };
         let (density, layer_density) = densities(&method.take_work(), self.model.config().num_layers);
-        let item = content.item();
-        Ok(Outcome {
-            key: trial.key.clone(),
-            digest: trial.sample.digest(),
-            task: trial.sample.task().to_owned(),
-            groups: item.map(|item| item.groups.clone()).unwrap_or_default(),
-            context_tokens: trial.sample.context_tokens(),
-            depth: item.and_then(|item| item.depth),
-            index: item.map(|item| item.index).unwrap_or_default(),
-            seed: item.and_then(|item| item.seed),
-            prompt_tokens: tokens.len(),
-            density,
-            layer_density,
-            prefill_seconds: prefill.as_secs_f64(),
-            result,
-        })
+        Ok((Work { density, layer_density, time }, prefilled))
+    }
+
+    /// Decodes the answers of the first sequences of `cache`, if the sample is an item.
+    fn results(
+        &self,
+        content: &Content,
+        tokens: &[u32],
+        cache: &KvCache,
+        prefilled: Vec<Prefilled>,
+    ) -> Result<Vec<SampleResult>> {
+        let (mut results, mut logits) = (Vec::new(), Vec::new());
+        for prefilled in prefilled {
+            match prefilled {
+                Prefilled::Result(result) => results.push(result),
+                Prefilled::Logits(last) => logits.push(last),
+            }
+        }
+        if let Some(item) = content.item()
+            && !logits.is_empty()
+        {
+            let mut cache = cache.sequences(0..logits.len())?;
+            cache.set_len(tokens.len())?;
+            for prediction in answers::decode(self.model, item, &mut cache, &logits)? {
+                let score = item.score(&prediction);
+                results.push(SampleResult::Answer { prediction, references: item.references.clone(), score });
+            }
+        }
+        Ok(results)
     }
 
     fn setting(&self, chunk: Chunk) -> Setting {
@@ -261,6 +338,25 @@ impl Content<'_> {
     }
 }
 
+fn outcome(trial: &Trial, content: &Content, tokens: &[u32], work: Work, result: SampleResult) -> Outcome {
+    let item = content.item();
+    Outcome {
+        key: trial.key.clone(),
+        digest: trial.sample.digest(),
+        task: trial.sample.task().to_owned(),
+        groups: item.map(|item| item.groups.clone()).unwrap_or_default(),
+        context_tokens: trial.sample.context_tokens(),
+        depth: item.and_then(|item| item.depth),
+        index: item.map(|item| item.index).unwrap_or_default(),
+        seed: item.and_then(|item| item.seed),
+        prompt_tokens: tokens.len(),
+        density: work.density,
+        layer_density: work.layer_density,
+        prefill_seconds: work.time.as_secs_f64(),
+        result,
+    }
+}
+
 /// Joint density of all layers, and density of each. A layer without work was dense; all layers have the same tiles.
 fn densities(work: &BTreeMap<usize, Vec<HeadWork>>, num_layers: usize) -> (f64, Vec<f64>) {
     let of_layer = |layer| work.get(&layer).map_or(1.0, method::density);
@@ -268,44 +364,6 @@ fn densities(work: &BTreeMap<usize, Vec<HeadWork>>, num_layers: usize) -> (f64, 
     let known = work.len().min(num_layers) as f64;
     let joint = method::density(work.values().flatten());
     ((joint * known + num_layers as f64 - known) / num_layers as f64, layers)
-}
-
-/// Prefills `tokens`, then generates until the model ends its turn, `item.max_new_tokens` are generated, or the score
-/// can no longer change. The time is that of the prefill.
-fn answer(
-    model: &LoadedModel,
-    tokens: &[u32],
-    item: &Item,
-    cache: &mut KvCache,
-    method: &dyn Attention,
-    chunk: Option<usize>,
-) -> Result<(String, Duration)> {
-    let start = Instant::now();
-    let options = PrefillOptions::new().chunk(chunk);
-    let logits = model.decoder.prefill(&model.prompt(tokens)?, cache, method, options)?.last_logits()?;
-    model.decoder.device().synchronize()?;
-    let prefill = start.elapsed();
-
-    let options = GenerationOptions { max_new_tokens: item.max_new_tokens, ..GenerationOptions::default() };
-    let mut text = String::new();
-    let mut pieces = TextStream::new(&model.tokenizer);
-    for token in TokenStream::new(&model.decoder, cache, &logits, tokens, &model.eos_ids, &options)? {
-        text.push_str(&pieces.push(token?)?);
-        if let Some(end) = decided_at(item.scorer, &text) {
-            text.truncate(end);
-            return Ok((text, prefill));
-        }
-    }
-    text.push_str(&pieces.finish()?);
-    Ok((text, prefill))
-}
-
-/// Length of the part of the prediction that counts, once it is complete.
-fn decided_at(scorer: Scorer, prediction: &str) -> Option<usize> {
-    match scorer {
-        Scorer::FirstSentence => prediction.find('.').map(|stop| stop + 1),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -318,12 +376,5 @@ mod tests {
         let work = BTreeMap::from([(1, half(10)), (3, half(10))]);
         assert_eq!(densities(&work, 4), (0.75, vec![1.0, 0.5, 1.0, 0.5]));
         assert_eq!(densities(&BTreeMap::new(), 2), (1.0, vec![1.0, 1.0]));
-    }
-
-    #[test]
-    fn only_a_first_sentence_decides_before_the_end() {
-        assert_eq!(decided_at(Scorer::FirstSentence, " 1234567"), None);
-        assert_eq!(decided_at(Scorer::FirstSentence, " 1234567. The"), Some(9));
-        assert_eq!(decided_at(Scorer::StringMatchAll, " 1234567. The"), None);
     }
 }

@@ -130,6 +130,43 @@ fn outcomes_say_what_came_out() {
     assert!(outcomes[0].density == 1.0 && outcomes[2].density < 1.0 && outcomes[2].layer_density[4] < 1.0);
 }
 
+/// Attends to nothing.
+#[derive(Debug)]
+struct Blind;
+
+impl Attention for Blind {
+    fn name(&self) -> &str {
+        "blind"
+    }
+
+    fn prefill(&self, _: &PrefillCall, q: &Tensor, _: &Tensor, _: &Tensor) -> CandleResult<Tensor> {
+        q.zeros_like()
+    }
+}
+
+impl Method for Blind {}
+
+#[test]
+fn answers_decoded_together_are_those_decoded_alone() {
+    let samples = Grid { lengths: vec![1024], ..Grid::default() }.samples(["niah_single_3"]).unwrap();
+    let answers = |names: &[&str]| -> Vec<String> {
+        let dir = TempDir::new().unwrap();
+        let mut journal = Journal::open(dir.path().join("outcomes.jsonl")).unwrap();
+        let method =
+            |name: &str| -> Box<dyn Method> { if name == "blind" { Box::new(Blind) } else { Box::new(Dense) } };
+        let runner = names.iter().fold(runner(), |runner, name| runner.method(*name, method(name)));
+        run(&runner, &samples, &mut journal).0.unwrap();
+        let prediction = |outcome: &Outcome| match &outcome.result {
+            SampleResult::Answer { prediction, .. } => prediction.clone(),
+            other => panic!("{other:?}"),
+        };
+        journal.outcomes().iter().map(prediction).collect()
+    };
+    let together = answers(&["blind", "dense"]);
+    assert_ne!(together[0], together[1]);
+    assert_eq!(together, ["blind", "dense"].map(|name| answers(&[name]).remove(0)));
+}
+
 #[test]
 fn a_passage_has_a_perplexity_and_an_agreement() {
     let dir = TempDir::new().unwrap();
