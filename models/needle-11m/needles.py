@@ -78,7 +78,7 @@ def passkey(mk, n):
 
 def needles(mk, n):
     """RULER's needles, with one or several keys, values of a key, and keys of a question"""
-    kind = mk.r.choices(["number", "uuid", "word"], [75, 18, 7])[0]
+    kind = mk.r.choices(["number", "uuid", "word"], [67, 26, 7])[0]
     cost = 30 if kind != "uuid" else 56
     most = max(1, n // (4 * cost))
     u = mk.r.random()

@@ -12,10 +12,15 @@ STAGES = [  # until this progress: tokens per step and GPU, {length: share of th
     (0.50, 131072, {2048: 0.35, 8192: 0.65}, 0.55, 0.3),
     (0.7187, 131072, {2048: 0.25, 8192: 0.35, 32768: 0.4}, 0.55, 0.25),
     # the tasks are learned, the text is not: mostly text, and the longest samples
-    (1.01, 131072, {2048: 0.67, 8192: 0.22, 32768: 0.07, 131072: 0.04},
-     {2048: 0.15, 8192: 0.25, 32768: 0.5, 131072: 0.65}, 0.1)]
+    (1.0, 131072, {2048: 0.67, 8192: 0.22, 32768: 0.07, 131072: 0.04},
+     {2048: 0.15, 8192: 0.25, 32768: 0.5, 131072: 0.65}, 0.1),
+    # more of the longest samples and of far distances
+    (1.3, 131072, {2048: 0.45, 8192: 0.2, 32768: 0.2, 131072: 0.15},
+     {2048: 0.3, 8192: 0.4, 32768: 0.7, 131072: 0.9}, 0.35)]
+END = 1.26
 LATE = 0.7187                                # from here on the answers weigh half, and diffuse attention a quarter
 FLAT, QUANTISED = 0.4, 0.85                  # the rate is constant until FLAT; weights are quantised from QUANTISED on
+AGAIN = 0.3                                  # the rate with which the stage after 1.0 begins
 
 
 def cost(length, tokens):
@@ -38,7 +43,11 @@ def length(step, progress):
 
 
 def rate(progress):
-    return 1.0 if progress < FLAT else max(0.02, 1 - (progress - FLAT) / (1 - FLAT))
+    if progress < FLAT:
+        return 1.0
+    if progress < 1.0:
+        return max(0.02, 1 - (progress - FLAT) / (1 - FLAT))
+    return max(0.02, AGAIN * (END - progress) / (END - 1.0))
 
 
 def walk(step, progress, total, costs):
@@ -46,7 +55,7 @@ def walk(step, progress, total, costs):
     while True:
         n = length(step, progress)
         yield step, progress, n
-        progress = min(1.0, progress + costs[n, stage(progress)[1]] / total)
+        progress = min(END, progress + costs[n, stage(progress)[1]] / total)
         step += 1
 
 

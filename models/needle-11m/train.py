@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from model import Model, loss_parts, post, pre, spread
 from muon import Muon
 from samples import NAMES
-from schedule import LATE, QUANTISED, Stream, cost, rate, sizes
+from schedule import END, LATE, QUANTISED, Stream, cost, rate, sizes
 
 PARTS = 3                                    # files of the exported float32 weights
 SPREAD = 0.01                                # factor of the penalty on diffuse attention, once it is complete
@@ -135,7 +135,7 @@ class Trainer:
         marks = Fl[:, 1:].reshape(-1)
         ps, hit = m.lossf(x, m.norm, m.weight(m.emb), S[:, 1:].reshape(-1), marks)
         # one lost needle must not outweigh a batch: at least 100 answer tokens are counted
-        weight = self.a.lam * (0.5 if progress >= LATE else 1.0)
+        weight = self.a.lam * (0.5 if LATE <= progress < 1.0 else 1.0)
         loss = ps[0] / ps[1].clamp(min=1) + weight * ps[2] / ps[3].clamp(min=100)
         wide = torch.stack(spreads).mean() if spreads else torch.zeros((), device=self.dev)
         (loss + factor * wide).backward()
@@ -243,7 +243,7 @@ def run(a, t, it, rank, world, dev, log):
         lengths[L] = lengths.get(L, 0) + 1
         if t.step % 10 == 0 or L > 32768:               # the same steps on all GPUs
             now = time.time()
-            flag = torch.tensor([float(now - a.started > a.run_seconds or progress >= 1.0)], device=dev)
+            flag = torch.tensor([float(now - a.started > a.run_seconds or progress >= END)], device=dev)
             if world > 1:
                 dist.broadcast(flag, 0)
             stop = bool(flag.item())

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     /// Hash of the file that `pack.py unpack` writes.
-    const SHA256: &str = "b3bd72320f4406efeaa8d9b4ee45e9d55bf1bcd2eac798955de010ed53041c98";
+    const SHA256: &str = "9f12f5c8acc5066726cf735011116de5c741f04127277501591983dd1685f813";
 
     #[test]
     fn weights_are_those_that_were_measured() {
