@@ -4,13 +4,13 @@ use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 use s2o_eval::Provenance;
-use s2o_eval::report::{DepthGrid, Row, accuracy, depth_grids, pivot_table, rows, rows_of_models};
+use s2o_eval::report::{DepthGrid, RULER_AVERAGE, Row, depth_grids, rows, rows_of_models};
 use s2o_eval::run::{Setting, read_outcomes};
 use s2o_plot::{Heatmap, Matrix, Scale};
 
-use crate::rows::{distinct, missing, read};
+use crate::rows::{ascending, distinct, missing, read};
 use crate::section::Section;
-use crate::text::{inline, share, slug, tokens};
+use crate::text::{inline, pivot, share, slug, tokens};
 
 /// If the run has only table.csv, there are no depths and thus no picture.
 pub fn section(directory: &Path) -> Result<Section> {
@@ -55,15 +55,84 @@ fn scores(rows: &[Row]) -> String {
         }
         let chunks = distinct(shown.iter().map(|row| row.chunk.as_str())).join(", ");
         let setting = [first.model.as_str(), &first.dtype, &first.device].map(inline).join(", ");
-        text.push_str(&format!(
-            "Accuracy in percent with its 95 % interval, and density: {setting}, chat template {}, chunk {}.\n\n",
-            inline(&first.template),
-            inline(&chunks)
-        ));
-        text.push_str(&pivot_table(&shown, |row| format!("{}, {}", accuracy(row), share(row.density, 3))));
-        text.push('\n');
+        let (template, chunks) = (inline(&first.template), inline(&chunks));
+        text.push_str(&format!("{setting}, chat template {template}, chunk {chunks}.\n\n"));
+        let tasks = distinct(shown.iter().map(|row| row.task.as_str()));
+        // The mean over the tasks stands for them.
+        let whole = tasks.iter().find(|task| **task == RULER_AVERAGE).or(tasks.first());
+        let means: Vec<&Row> = shown.iter().copied().filter(|row| Some(&row.task.as_str()) == whole).collect();
+        for density in distinct(shown.iter().map(|row| target(row))) {
+            let means: Vec<&Row> = means.iter().copied().filter(|row| target(row) == density).collect();
+            let at = if density.is_empty() { String::new() } else { format!(" at density {density}") };
+            text.push_str(&format!("Mean score in percent{at}:\n\n{}\n", by_length(&means, score)));
+            if means.iter().any(|row| row.strict_score.is_some()) {
+                let table = by_length(&means, |row| row.strict_score.map(percent));
+                text.push_str(&format!("The same with 0 for answers that do not begin right{at}:\n\n{table}\n"));
+            }
+            let table = by_length(&means, |row| Some(share(row.density, 3)));
+            text.push_str(&format!("Density{at}:\n\n{table}\n"));
+        }
+        if tasks.len() > 1 {
+            let own: Vec<&Row> = shown.into_iter().filter(|row| target(row).is_empty()).collect();
+            for length in ascending(own.iter().map(|row| row.context_tokens)) {
+                let own: Vec<&Row> = own.iter().copied().filter(|row| row.context_tokens == length).collect();
+                let items = ascending(own.iter().filter(|row| row.task != RULER_AVERAGE).map(|row| row.items));
+                let items = items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+                let table = by_task(&own);
+                text.push_str(&format!("By task, {length} tokens, {items} items a task:\n\n{table}\n"));
+            }
+        }
     }
     text
+}
+
+/// The density that the method was set to, as text; empty for its own settings.
+fn target(row: &Row) -> &str {
+    row.method.split_once('@').map_or("", |(_, density)| density)
+}
+
+fn method(row: &Row) -> &str {
+    row.method.split_once('@').map_or(row.method.as_str(), |(method, _)| method)
+}
+
+fn score(row: &Row) -> Option<String> {
+    row.score.map(percent)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}", 100.0 * share)
+}
+
+/// Methods as rows, lengths as columns.
+fn by_length(rows: &[&Row], cell: impl Fn(&Row) -> Option<String>) -> String {
+    let lengths = ascending(rows.iter().map(|row| row.context_tokens));
+    let columns: Vec<_> = lengths.into_iter().map(|length| (tokens(length), length)).collect();
+    pivot(&["method"], &columns, lines(rows), |(name, chunk), length| {
+        let row =
+            rows.iter().find(|row| (method(row), row.chunk.as_str(), row.context_tokens) == (name, chunk, *length));
+        row.and_then(|row| cell(row))
+    })
+}
+
+/// Methods as rows, tasks as columns.
+fn by_task(rows: &[&Row]) -> String {
+    let tasks = distinct(rows.iter().map(|row| row.task.as_str()));
+    let columns: Vec<_> = tasks.into_iter().map(|task| (inline(task), task)).collect();
+    pivot(&["method"], &columns, lines(rows), |(name, chunk), task| {
+        let row = rows.iter().find(|row| (method(row), row.chunk.as_str(), row.task.as_str()) == (name, chunk, *task));
+        row.and_then(|row| score(row))
+    })
+}
+
+/// Methods with their chunk size, which is named if there are several.
+fn lines<'r>(rows: &[&'r Row]) -> Vec<(Vec<String>, (&'r str, &'r str))> {
+    let are_several = rows.iter().any(|row| row.chunk != rows[0].chunk);
+    let name = |(method, chunk): (&str, &str)| match are_several {
+        true => format!("{}, chunk {}", inline(method), inline(chunk)),
+        false => inline(method),
+    };
+    let keys = distinct(rows.iter().copied().map(|row| (method(row), row.chunk.as_str())));
+    keys.into_iter().map(|key| (vec![name(key)], key)).collect()
 }
 
 /// Depths as rows, lengths as columns. The settings that distinguish a grid from the `others` are part of its name.

@@ -231,12 +231,18 @@ fn a_record_is_shown_by_its_newest_rows() {
 #[test]
 fn needles_are_shown_by_depth_or_from_a_table_alone() {
     let mut outcomes = "{\"format\":\"s2o-eval outcomes\",\"version\":1}\n".to_owned();
-    for (method, depth, score) in [("dense", 0, 1), ("dense", 1, 1), ("s2o:tau=0.5", 0, 1), ("s2o:tau=0.5", 1, 0)] {
+    for (method, depth, score, prediction) in [
+        ("dense", 0, 1, "x"),
+        ("dense", 1, 1, "x"),
+        ("s2o:tau=0.5", 0, 1, "is x"),
+        ("s2o:tau=0.5", 1, 0, ""),
+        ("s2o:tau=0.5@0.2", 0, 1, "x"),
+    ] {
         outcomes.push_str(&format!(
             r#"{{"sample":"niah-{depth}","method":"{method}","model":"m","dtype":"f32","device":"cpu","template":"none",
             "chunk":"whole","digest":null,"task":"niah","groups":[],"context_tokens":4096,"depth":{depth}.0,"index":0,
             "seed":null,"prompt_tokens":4096,"density":0.125,"layer_density":[],"prefill_seconds":1.0,"kind":"answer",
-            "prediction":"","references":[],"score":{score}.0}}"#
+            "prediction":"{prediction}","references":["x"],"score":{score}.0}}"#
         ).replace('\n', ""));
         outcomes.push('\n');
     }
@@ -245,9 +251,15 @@ fn needles_are_shown_by_depth_or_from_a_table_alone() {
         ("docs/rows/a/outcomes.jsonl", &outcomes),
         ("docs/rows/b/runs.csv", "outcomes\n4\n"),
     ]);
-    let table = ", and density: m, f32, cpu, chat template none, chunk whole.\n\n\
-        | task | context | items | dense | s2o:tau=0.5 |\n| --- | --- | --- | --- | --- |\n\
-        | niah | 4096 | 2 | 100.0 (34.2 to 100.0), .125 | 50.0 (9.5 to 90.5), .125 |\n";
+    let table = "m, f32, cpu, chat template none, chunk whole.\n\n\
+        Mean score in percent:\n\n\
+        | method | 4K |\n| --- | --- |\n| dense | 100.0 |\n| s2o:tau=0.5 | 50.0 |\n\n\
+        The same with 0 for answers that do not begin right:\n\n\
+        | method | 4K |\n| --- | --- |\n| dense | 100.0 |\n| s2o:tau=0.5 | 0.0 |\n\n\
+        Density:\n\n\
+        | method | 4K |\n| --- | --- |\n| dense | .125 |\n| s2o:tau=0.5 | .125 |\n\n\
+        Mean score in percent at density 0.2:\n\n\
+        | method | 4K |\n| --- | --- |\n| s2o:tau=0.5 | 100.0 |\n";
     let parts = [table, "[runs.csv](rows/a/runs.csv); commit abc; as vectors"];
     site.shows("niah a", &["depth-niah-dense", "depth-niah-s2o-tau-0.5"], &parts);
 

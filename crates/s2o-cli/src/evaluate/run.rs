@@ -1,13 +1,13 @@
 //! `run`: every sample with every method; continues an interrupted run.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::{fs, slice};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use s2o_eval::method::MethodSpec;
-use s2o_eval::run::{Event, Journal, Runner, Sample, read_outcomes};
+use s2o_eval::run::{AtDensity, Event, Journal, Runner, Sample, read_outcomes};
 use s2o_eval::tasks::ChatTemplate;
 use s2o_eval::{EvalError, Provenance};
 use s2o_models::{Chunk, LoadedModel};
@@ -24,6 +24,10 @@ use crate::{exit, machine, model_flags};
 const OUTCOMES: &str = "outcomes.jsonl";
 /// Name of the CSV file next to it that holds the provenance.
 const RUNS: &str = "runs";
+/// Name of the CSV file of settings at equal density.
+const KNOBS: &str = "knobs";
+/// Number of tasks whose first prompt decides a setting at equal density.
+const KNOB_TASKS: usize = 3;
 
 /// Score a model's answers with every method
 ///
@@ -34,6 +38,10 @@ pub struct Flags {
     /// Methods with their options, such as `dense,s2o,s2o:tau=0.05,sliding-window`; `list` shows them
     #[arg(long, value_name = "SPECS", value_delimiter = ',', default_values = ["dense", "s2o"])]
     methods: Vec<String>,
+    /// Also run each method at these densities, by its knob, as `s2o@0.1`. The setting is found for each length on the
+    /// first prompts of three tasks and stored in knobs.csv; the density of other prompts differs somewhat
+    #[arg(long, value_name = "SHARES", value_delimiter = ',')]
+    densities: Vec<f64>,
     /// Chat template: auto, none, llama3, chat-ml or qwen3; auto uses the token that ends the model's turns
     #[arg(long, value_name = "NAME", default_value = "auto")]
     template: String,
@@ -92,16 +100,28 @@ impl Flags {
             name => Some(template(name)?),
         };
         self.samples.check()?;
+        for density in &self.densities {
+            ensure!(*density > 0.0 && *density < 1.0, "--densities: expected numbers between 0 and 1, got {density}");
+        }
 
         let model = self.model.load()?;
         let found = ChatTemplate::of_model(&model.tokenizer, &model.eos_ids);
-        let runner = Runner::new(&model, template.unwrap_or(found))?.chunks(self.chunk.iter().copied());
+        let bare = || Ok(Runner::new(&model, template.unwrap_or(found))?.chunks(self.chunk.iter().copied()));
+        let runner = bare()?;
         let runner = methods.into_iter().fold(runner, |runner, (name, method)| runner.method(name, method));
-        let samples = self.samples.samples(&model.tokenizer)?;
+        let mut samples = self.samples.samples(&model.tokenizer)?;
         let mut journal = self.journal()?;
         self.announce(&model, template, found, &samples, &journal)?;
         let origin = record::here(&model_flags::describe(&model), model.decoder.device());
         self.go(&runner, &samples, &mut journal, &origin)?;
+        samples.sort_by_key(Sample::context_tokens);
+        for samples in samples.chunk_by(|a, b| a.context_tokens() == b.context_tokens()) {
+            let found = self.at_densities(&specs, &bare()?, samples, &origin)?;
+            let built = found.iter().filter_map(|found| Some((found.name(), found.setting.as_ref()?)));
+            let runner =
+                built.fold(bare(), |runner: Result<Runner>, (name, spec)| Ok(runner?.method(name, spec.build()?)))?;
+            self.go(&runner, samples, &mut journal, &origin)?;
+        }
 
         tables::write(&self.out, journal.outcomes())?;
         if self.predictions {
@@ -119,13 +139,57 @@ impl Flags {
             return Journal::open(path).map_err(with_way_out);
         }
         let journal = Journal::fresh(path)?;
-        let runs = self.out.join(RUNS).with_extension("csv");
-        match fs::remove_file(&runs) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("cannot write {}", runs.display()))
+        for name in [RUNS, KNOBS] {
+            let path = self.out.join(name).with_extension("csv");
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot write {}", path.display()));
+                }
+                _ => {}
             }
-            _ => Ok(journal),
         }
+        Ok(journal)
+    }
+
+    /// The methods at equal densities for samples of one length: those in the file of an earlier run, and the rest.
+    fn at_densities(
+        &self,
+        specs: &[MethodSpec],
+        runner: &Runner,
+        samples: &[Sample],
+        origin: &Provenance,
+    ) -> Result<Vec<AtDensity>> {
+        let (Some(first), false) = (samples.first(), self.densities.is_empty()) else { return Ok(Vec::new()) };
+        let path = self.out.join(KNOBS).with_extension("csv");
+        let mut there: Vec<AtDensity> =
+            match path.exists() {
+                true => csv::Reader::from_path(&path)?.into_deserialize().collect::<csv::Result<_>>().with_context(
+                    || format!("{}: expected settings at equal density; --fresh starts anew", path.display()),
+                )?,
+                false => Vec::new(),
+            };
+        let is_asked = |row: &AtDensity| {
+            row.context_tokens == first.context_tokens()
+                && specs.contains(&row.method)
+                && self.densities.contains(&row.density)
+        };
+        there.retain(is_asked);
+        let mut tasks: Vec<&Sample> = Vec::new();
+        for sample in samples {
+            if tasks.len() < KNOB_TASKS && tasks.iter().all(|task| task.task() != sample.task()) {
+                tasks.push(sample);
+            }
+        }
+        let mut all = Vec::new();
+        for spec in specs {
+            let is_there = |density: &f64| there.iter().any(|row| row.method == *spec && row.density == *density);
+            let missing: Vec<f64> = self.densities.iter().copied().filter(|density| !is_there(density)).collect();
+            let found = runner.at_densities(slice::from_ref(spec), &missing, &tasks)?;
+            record::append(&self.out, KNOBS, &found, origin)?;
+            all.extend(found);
+        }
+        all.extend(there);
+        Ok(all)
     }
 
     /// Prints the settings of the run. Most differences between published scores come from a wrong template.

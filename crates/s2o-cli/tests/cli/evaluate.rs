@@ -31,6 +31,43 @@ fn timeless(table: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
+fn methods_are_run_at_equal_densities() {
+    let directory = TempDir::new().expect("a directory");
+    let methods = "dense,s2o:segment=128,sliding-window:sink=16";
+    let args = ["run", "--tasks", "passkey", "--lengths", "1024", "--items", "1", "--out", text(directory.path())];
+    let args = [&args[..], &["--methods", methods, "--densities", "0.9,0.001", "--quiet"]].concat();
+    stdout_of("evaluate", &args);
+    let knobs = file(&directory, "knobs.csv");
+    let settings: Vec<&str> = knobs.lines().skip(1).map(|line| line.split(',').nth(3).expect("a setting")).collect();
+    assert!(settings[0].starts_with("s2o:segment=128:dense-below=0:tau=0.0"), "{knobs}");
+    assert!(settings[2].starts_with("sliding-window:sink=16:dense-below=0:window="), "{knobs}");
+    assert_eq!((settings.len(), settings[1], settings[3]), (4, "", ""), "{knobs}");
+
+    let table = file(&directory, "table.csv");
+    let mut reader = csv::Reader::from_reader(table.as_bytes());
+    let column = |name: &str| table.lines().next().and_then(|header| header.split(',').position(|it| it == name));
+    let (method, density) = (column("method").expect("methods"), column("density").expect("densities"));
+    let rows = reader.records().map(|row| row.expect("a row"));
+    let rows: Vec<(String, f64)> =
+        rows.map(|row| (row[method].to_owned(), row[density].parse().expect("a number"))).collect();
+    let names: Vec<&str> = rows.iter().map(|row| row.0.as_str()).collect();
+    let own = ["dense", "s2o:segment=128", "sliding-window:sink=16"];
+    assert_eq!(names, [&own[..], &["s2o:segment=128@0.9", "sliding-window:sink=16@0.9"]].concat());
+    for (method, density) in &rows[3..] {
+        assert!((density - 0.9).abs() < 0.05, "{method}: {density}");
+    }
+
+    stdout_of("evaluate", &args);
+    assert_eq!(file(&directory, "knobs.csv"), knobs);
+    assert_eq!(timeless(&file(&directory, "table.csv")), timeless(&table));
+    assert_refused(
+        "evaluate",
+        &["run", "--densities"],
+        &[(&["0.5,1"], "--densities: expected numbers between 0 and 1")],
+    );
+}
+
+#[test]
 fn a_run_leaves_outcomes_and_tables() {
     let directory = TempDir::new().expect("a directory");
     let args = ["--methods", "dense,s2o:tau=0.05:dense-below=0", "--depths", "0,1", "--threads", "1", "--quiet"];

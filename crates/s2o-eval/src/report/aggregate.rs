@@ -35,6 +35,8 @@ pub struct Row {
     pub score_low: Option<f64>,
     /// Upper end of the interval.
     pub score_high: Option<f64>,
+    /// Mean score with 0 for answers that do not begin with a reference ([`Outcome::strict_score`]).
+    pub strict_score: Option<f64>,
     /// Mean density.
     pub density: f64,
     /// Median time of the prefill, in seconds.
@@ -209,6 +211,7 @@ fn row<'o>(group: &str, cell: &[&'o Outcome], chunks: &ByChunk<'o>, dense: &Hash
         score,
         score_low: interval.map(|(low, _)| low),
         score_high: interval.map(|(_, high)| high),
+        strict_score: mean(&cell.iter().filter_map(|outcome| outcome.strict_score()).collect::<Vec<_>>()),
         density: mean(&densities).unwrap_or_default(),
         prefill_seconds: median(cell.iter().map(|outcome| outcome.prefill_seconds).collect()),
         changed_by_chunks: chunks.changed(cell),
@@ -255,6 +258,7 @@ fn average(tasks: &[&Row]) -> Row {
         score: mean_of(|row| row.score.unwrap_or_default()),
         score_low: None,
         score_high: None,
+        strict_score: tasks.iter().map(|row| row.strict_score).sum::<Option<f64>>().map(|sum| sum / tasks.len() as f64),
         density: mean_of(|row| row.density).unwrap_or_default(),
         prefill_seconds: median(tasks.iter().map(|row| row.prefill_seconds).collect()),
         changed_by_chunks: tasks.iter().map(|row| row.changed_by_chunks).sum(),

@@ -17,7 +17,8 @@ const METHOD: Column = Column { name: "method", cell: |row| row.method.clone() }
 const CHUNK: Column = Column { name: "chunk", cell: |row| row.chunk.clone() };
 const MODEL: Column = Column { name: "model", cell: |row| row.model.clone() };
 const ITEMS: Column = Column { name: "items", cell: |row| row.items.to_string() };
-const ACCURACY: Column = Column { name: "accuracy", cell: |row| row.score.map(percent).unwrap_or_default() };
+pub(super) const ACCURACY: Column = Column { name: "accuracy", cell: |row| row.score.map(percent).unwrap_or_default() };
+const STRICT: Column = Column { name: "strict", cell: |row| row.strict_score.map(percent).unwrap_or_default() };
 const INTERVAL: Column = Column { name: "95 %", cell: interval };
 const PERPLEXITY: Column = Column { name: "perplexity", cell: |row| decimals(row.perplexity) };
 const TOP1_AGREES: Column = Column { name: "top-1 agrees", cell: |row| decimals(row.top1_agreement) };
@@ -39,8 +40,8 @@ pub fn naming_columns(rows: &[&Row]) -> Vec<Column> {
 }
 
 /// The columns of answers, in percent.
-pub fn answer_columns() -> [Column; 4] {
-    [ITEMS, ACCURACY, INTERVAL, DENSITY]
+pub fn answer_columns() -> [Column; 5] {
+    [ITEMS, ACCURACY, INTERVAL, STRICT, DENSITY]
 }
 
 /// The columns of passages.
@@ -51,14 +52,6 @@ pub fn perplexity_columns() -> [Column; 3] {
 /// The columns of a table of one model's passages.
 pub(super) fn passage_columns() -> Vec<Column> {
     [Column { name: "text", ..TASK }, CONTEXT, METHOD, CHUNK].into_iter().chain(perplexity_columns()).collect()
-}
-
-/// Accuracy in percent, with its 95 % interval if the row has one.
-pub fn accuracy(row: &Row) -> String {
-    match ((ACCURACY.cell)(row), interval(row)) {
-        (accuracy, interval) if interval.is_empty() => accuracy,
-        (accuracy, interval) => format!("{accuracy} ({interval})"),
-    }
 }
 
 fn interval(row: &Row) -> String {

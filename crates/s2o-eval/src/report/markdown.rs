@@ -3,11 +3,11 @@
 use std::fmt::Write;
 
 use super::aggregate::{RULER_AVERAGE, Row, grouped, rows};
-use super::columns::{CHANGED, DENSITY, accuracy, passage_columns};
+use super::columns::{ACCURACY, CHANGED, DENSITY, passage_columns};
 use super::depth_grid::{DepthGrid, depth_grids};
 use crate::run::Outcome;
 
-/// All tables of `outcomes`: accuracy and density by task and length, means over tasks by length, groups, changes by
+/// All tables of `outcomes`: accuracy and density by task and length, with intervals only in the CSV file, means over tasks by length, groups, changes by
 /// chunk size, perplexity, and depth by length if every cell was run.
 pub fn markdown(outcomes: &[Outcome]) -> String {
     let rows = rows(outcomes);
@@ -17,10 +17,10 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
         heading(&mut text, 2, &format!("{model}, {dtype}, {device}, chat template {template}"));
         let (answers, passages): (Vec<&Row>, Vec<&Row>) = models_rows.iter().partition(|row| row.score.is_some());
         let (tasks, groups): (Vec<&Row>, Vec<&Row>) = answers.into_iter().partition(|row| row.group.is_empty());
-        pivot(&mut text, "Accuracy in percent, with its 95 % interval", &tasks, accuracy);
+        pivot(&mut text, "Accuracy in percent", &tasks, ACCURACY.cell);
         pivot(&mut text, "Density", &tasks, DENSITY.cell);
         by_length(&mut text, &tasks);
-        pivot(&mut text, "Accuracy in percent by group", &groups, accuracy);
+        pivot(&mut text, "Accuracy in percent by group", &groups, ACCURACY.cell);
         let changed: Vec<&Row> = tasks.into_iter().filter(|row| row.changed_by_chunks.is_some()).collect();
         pivot(&mut text, "Answers that differ from those with the first chunk size", &changed, CHANGED.cell);
         perplexity(&mut text, &passages);
@@ -43,7 +43,7 @@ fn pivot(text: &mut String, title: &str, rows: &[&Row], cell: impl Fn(&Row) -> S
 }
 
 /// Task, group and length as rows, methods and chunks as columns. `rows` must not be empty.
-pub fn pivot_table(rows: &[&Row], cell: impl Fn(&Row) -> String) -> String {
+fn pivot_table(rows: &[&Row], cell: impl Fn(&Row) -> String) -> String {
     let columns = variants(rows);
     let has_groups = rows.iter().any(|row| !row.group.is_empty());
     let mut header = vec!["task".to_owned()];
@@ -87,11 +87,13 @@ fn by_length(text: &mut String, rows: &[&Row]) {
             if tasks.is_empty() {
                 return String::new();
             }
-            format!("{:.1} / {:.3}", 100.0 * mean(|row| row.score.unwrap_or_default()), mean(|row| row.density))
+            let accuracy = 100.0 * mean(|row| row.score.unwrap_or_default());
+            let strict = 100.0 * mean(|row| row.strict_score.unwrap_or_default());
+            format!("{accuracy:.1} / {strict:.1} / {:.3}", mean(|row| row.density))
         }));
         line
     });
-    heading(text, 3, "Accuracy in percent / density by length, means over tasks");
+    heading(text, 3, "Accuracy in percent / strictly / density by length, means over tasks");
     text.push_str(&table(&header, lines));
 }
 

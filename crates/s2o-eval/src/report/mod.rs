@@ -12,7 +12,7 @@ mod markdown;
 mod tests;
 
 pub use aggregate::{RULER_AVERAGE, Row, grouped, rows, write_csv};
-pub use columns::{CHANGED, Column, accuracy, answer_columns, naming_columns, perplexity_columns};
+pub use columns::{CHANGED, Column, answer_columns, naming_columns, perplexity_columns};
 pub use depth_grid::{DepthGrid, depth_grids};
 pub use export::{niah_result, ruler_prediction};
-pub use markdown::{markdown, pivot_table, rows_of_models, table};
+pub use markdown::{markdown, rows_of_models, table};

@@ -22,6 +22,7 @@
 //! ```
 
 mod answers;
+mod equal_density;
 mod journal;
 mod outcome;
 mod passage;
@@ -30,6 +31,7 @@ mod sample;
 #[cfg(test)]
 mod tests;
 
+pub use equal_density::AtDensity;
 pub use journal::{FORMAT_VERSION, Journal, read_outcomes};
 pub use outcome::{Key, Outcome, SampleResult, Setting};
 pub use passage::Passage;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::score::begins_right;
 use crate::tasks::ChatTemplate;
 
 /// The parameters of a run besides samples and methods.
@@ -93,6 +94,16 @@ impl Outcome {
     pub fn score(&self) -> Option<f64> {
         match self.result {
             SampleResult::Answer { score, .. } => Some(score),
+            SampleResult::Perplexity { .. } => None,
+        }
+    }
+
+    /// The score if the answer begins with a reference, otherwise 0; `None` for a passage.
+    pub fn strict_score(&self) -> Option<f64> {
+        match &self.result {
+            SampleResult::Answer { prediction, references, score } => {
+                Some(if begins_right(prediction, references) { *score } else { 0.0 })
+            }
             SampleResult::Perplexity { .. } => None,
         }
     }

@@ -150,6 +150,20 @@ impl<'m> Runner<'m> {
         Ok(trials)
     }
 
+    /// Mean density of a method's prefills of `samples`, with the first chunk size.
+    pub(super) fn density(&self, spec: &MethodSpec, samples: &[&Sample]) -> Result<f64> {
+        let method = spec.build()?;
+        let mut sum = 0.0;
+        for sample in samples {
+            let (_, tokens) = self.encode(sample)?;
+            let mut cache = self.model.decoder.new_cache(1, tokens.len())?;
+            let chunk = self.model.decoder.chunk_tokens(self.chunks.first().copied().unwrap_or_default(), 1)?;
+            answers::prefill(self.model, &tokens, &mut cache, method.as_ref(), chunk)?;
+            sum += densities(&method.take_work(), self.model.config().num_layers).0;
+        }
+        Ok(sum / samples.len() as f64)
+    }
+
     /// Runs trials of [`Runner::pending`] and adds their outcomes to the journal. Lengths that a task or the model does
     /// not support are detected before the first sample is run. The answers to one prompt are decoded together, as many
     /// as have their caches in a quarter of a GPU's free memory or in 1 GiB on a CPU.

@@ -113,6 +113,15 @@ impl fmt::Display for Scorer {
     }
 }
 
+/// Whether a prediction begins with a reference, in any case, after white space and the number of a list (`1.`). Sparse
+/// attention decides only the first token of an answer; dense decoding can find what the prefill lost in later ones.
+pub fn begins_right(prediction: &str, references: &[String]) -> bool {
+    let text = prediction.trim_start().to_lowercase();
+    let item = text.strip_prefix("1.").map_or("", str::trim_start);
+    let begin = references.iter().filter(|reference| !reference.is_empty()).map(|reference| reference.to_lowercase());
+    begin.into_iter().any(|begin| text.starts_with(&begin) || item.starts_with(&begin))
+}
+
 /// The number of references in the prediction by RULER's rules: control characters are line ends, and case is ignored.
 fn found(prediction: &str, references: &[String]) -> usize {
     let text: String = prediction.chars().map(|c| if c <= '\x1f' { '\n' } else { c }).collect();
@@ -202,6 +211,22 @@ mod tests {
         assert_eq!(Scorer::StringMatchAll.to_string(), "string_match_all");
         for scorer in ALL {
             assert_eq!(serde_json::to_string(&scorer).unwrap(), format!("\"{scorer}\""));
+        }
+    }
+
+    #[test]
+    fn an_answer_begins_right_or_not() {
+        let references = ["Abc".to_owned(), "1.5".to_owned(), String::new()];
+        for (prediction, expected) in [
+            (" abc, x", true),
+            ("1. ABC 2. x", true),
+            (" 1.5", true),
+            ("1. 1.5", true),
+            (" is abc", false),
+            (" ab", false),
+            ("", false),
+        ] {
+            assert_eq!(begins_right(prediction, &references), expected, "{prediction:?}");
         }
     }
 
