@@ -3,5 +3,6 @@
 mod blocks;
 mod cpu;
 mod invariants;
+mod probes;
 mod random;
 mod vectors;

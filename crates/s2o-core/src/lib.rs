@@ -12,6 +12,7 @@
 //! | Algorithm 3, pass 2: resume, gather in order, stop early | [`reference::pass2`], [`cpu::attention`] |
 //! | Algorithm 4, both in one pass, without [`S2oConfig::q_perm`] | [`reference::single_pass`], [`cpu::attention`] |
 //! | the stop condition on the gain of a tile | [`Gain`], [`StopVote`], [`StopRule`], [`GainFrame`] |
+//! | exact probe queries (not of the paper) | [`is_probe`], [`reference::attention_with_probes`] |
 //! | density and sparsity | [`AttnStats`], [`HeadStats`] |
 //! | the block-sparse methods it is compared with | [`BlockSelection`], [`cpu::block_sparse`] |
 //!
@@ -48,6 +49,7 @@ mod error;
 mod online_softmax;
 mod permutation;
 mod plan;
+mod probes;
 pub mod reference;
 mod segment;
 mod shape;
@@ -63,6 +65,7 @@ pub use error::S2oError;
 pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};
+pub use probes::is_probe;
 pub use segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 pub use shape::{AttnShape, Mask, ShapeError};
 pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats, Visit};

@@ -5,11 +5,13 @@
 
 mod pass1;
 mod pass2;
+mod probes;
 mod ranking;
 mod single_pass;
 
 pub use pass1::pass1;
 pub use pass2::pass2;
+pub use probes::{Attended, Measured, Probes, Tail, TailMass, attention_with_probes};
 pub use ranking::{key_scores, query_scores, rank};
 pub use single_pass::single_pass;
 
@@ -17,6 +19,7 @@ use std::ops::Range;
 
 use crate::config::S2oConfig;
 use crate::error::S2oError;
+use crate::online_softmax::SoftmaxState;
 use crate::plan::{Plan, Ranking, SegmentOrder};
 use crate::shape::AttnShape;
 use crate::stats::{AttnStats, Visit};
@@ -87,23 +90,32 @@ impl Head {
     }
 }
 
+/// A query outside the dense tail after its prefix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SparseRow {
+    /// The softmax over the visited keys.
+    pub state: SoftmaxState,
+    /// The mass of the last scored key tile over the mass of the visited keys; `None` if the query saw every key.
+    pub last_gain: Option<f64>,
+}
+
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(x, y)| x * y).sum()
 }
 
 /// Exact causal attention of the queries `rows`: (rows, head_dim). It sweeps the keys twice, without online softmax.
 pub fn dense(head: &Head, rows: Range<usize>) -> Vec<f64> {
-    let mut out = Vec::with_capacity(rows.len() * head.head_dim);
-    for row in rows {
-        let scores: Vec<f64> = (0..=head.position(row)).map(|t| head.score(row, t)).collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-        let sum: f64 = weights.iter().sum();
-        for d in 0..head.head_dim {
-            out.push(weights.iter().enumerate().map(|(t, w)| w * head.v(t)[d]).sum::<f64>() / sum);
-        }
-    }
-    out
+    rows.flat_map(|row| exact(head, row).0).collect()
+}
+
+/// Exact causal attention of one query: its output, and the logarithm of its sum of `exp(score)`.
+fn exact(head: &Head, row: usize) -> (Vec<f64>, f64) {
+    let scores: Vec<f64> = (0..=head.position(row)).map(|t| head.score(row, t)).collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let mean = |d: usize| weights.iter().enumerate().map(|(t, w)| w * head.v(t)[d]).sum::<f64>() / sum;
+    ((0..head.head_dim).map(mean).collect(), max + sum.ln())
 }
 
 /// Ranks every segment of `plan`.
@@ -111,26 +123,45 @@ pub fn rank_all(head: &Head, plan: &Plan, config: &S2oConfig) -> Vec<SegmentOrde
     plan.segments.iter().map(|segment| rank(head, segment, plan.segment_len, config)).collect()
 }
 
-/// S2O attention of one head, given the orders of its segments: the output (q_len, head_dim), and for each segment the
-/// visits of its query tiles outside the dense tail.
-fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> (Vec<f64>, Vec<Vec<Visit>>) {
+/// S2O attention of one head: the output (q_len, head_dim), for each segment the visits of its query tiles outside the
+/// dense tail, and what the probes measured, if there are any.
+struct HeadResult {
+    out: Vec<f64>,
+    visits: Vec<Vec<Visit>>,
+    measured: Vec<Measured>,
+}
+
+fn one_head(
+    head: &Head,
+    plan: &Plan,
+    orders: &[SegmentOrder],
+    config: &S2oConfig,
+    probes: Option<&Probes>,
+) -> HeadResult {
     if plan.is_dense() {
-        return (dense(head, 0..head.q_len()), Vec::new());
+        return HeadResult { out: dense(head, 0..head.q_len()), visits: Vec::new(), measured: Vec::new() };
     }
-    let mut out = vec![0.0; head.q.len()];
-    let mut all_visits = Vec::new();
+    let mut result = HeadResult { out: vec![0.0; head.q.len()], visits: Vec::new(), measured: Vec::new() };
     for (segment, order) in plan.segments.iter().zip(orders) {
-        write_rows(&mut out, segment.tail_rows.clone(), &dense(head, segment.tail_rows.clone()));
-        let (rows_out, visits) = if config.q_perm() {
+        write_rows(&mut result.out, segment.tail_rows.clone(), &dense(head, segment.tail_rows.clone()));
+        let (rows, visits) = if config.q_perm() {
             let states = pass1(head, segment, config.tile_k());
             pass2(head, segment, states, order, config)
         } else {
             single_pass(head, segment, order, config)
         };
-        write_rows(&mut out, segment.rows.clone(), &rows_out);
-        all_visits.push(visits);
+        let out = match probes {
+            Some(probes) => {
+                let (out, measured) = probes.correct(head, segment, &rows);
+                result.measured.push(measured);
+                out
+            }
+            None => rows.iter().flat_map(|row| row.state.finish()).collect(),
+        };
+        write_rows(&mut result.out, segment.rows.clone(), &out);
+        result.visits.push(visits);
     }
-    (out, all_visits)
+    result
 }
 
 /// S2O attention of all heads: the output (batch, q_len, num_heads, head_dim) and the statistics. If `ranking` is
@@ -149,27 +180,42 @@ pub fn attention(
     prompt_len: usize,
     ranking: Option<&Ranking>,
 ) -> Result<(Vec<f64>, AttnStats), S2oError> {
+    let Attended { out, stats, .. } = all_heads(shape, qkv, softmax_scale, config, prompt_len, ranking, None)?;
+    Ok((out, stats))
+}
+
+fn all_heads(
+    shape: &AttnShape,
+    qkv: [&[f32]; 3],
+    softmax_scale: f32,
+    config: &S2oConfig,
+    prompt_len: usize,
+    ranking: Option<&Ranking>,
+    probes: Option<&Probes>,
+) -> Result<Attended, S2oError> {
     let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if let Some(given) = ranking.filter(|_| !plan.is_dense()) {
         plan.check_ranking(shape, given)?;
     }
     let (d, heads) = (shape.head_dim(), shape.num_heads());
     let mut out = vec![0.0; shape.batch() * shape.q_len() * heads * d];
-    let mut visits = Vec::new();
+    let (mut visits, mut measured) = (Vec::new(), Vec::new());
     for b in 0..shape.batch() {
         for h in 0..heads {
             let head = Head::new(shape, qkv, softmax_scale, b, h);
-            let (head_out, head_visits) = match ranking {
-                Some(given) if !plan.is_dense() => one_head(&head, &plan, &given[b * heads + h], config),
-                _ => one_head(&head, &plan, &rank_all(&head, &plan, config), config),
+            let result = match ranking {
+                Some(given) if !plan.is_dense() => one_head(&head, &plan, &given[b * heads + h], config, probes),
+                _ => one_head(&head, &plan, &rank_all(&head, &plan, config), config, probes),
             };
-            for (s, row) in head_out.chunks_exact(d).enumerate() {
+            for (s, row) in result.out.chunks_exact(d).enumerate() {
                 out[((b * shape.q_len() + s) * heads + h) * d..][..d].copy_from_slice(row);
             }
-            visits.push(head_visits);
+            visits.push(result.visits);
+            measured.push(result.measured);
         }
     }
-    Ok((out, plan.stats(shape, config, |head, segment, tile| visits[head][segment][tile])))
+    let stats = plan.stats(shape, config, |head, segment, tile| visits[head][segment][tile]);
+    Ok(Attended { out, stats, measured })
 }
 
 fn write_rows(out: &mut [f64], rows: Range<usize>, values: &[f64]) {

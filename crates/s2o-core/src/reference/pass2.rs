@@ -1,4 +1,4 @@
-use super::Head;
+use super::{Head, SparseRow};
 use crate::config::{S2oConfig, TriggeringTile};
 use crate::early_stop::{Gain, StopVote};
 use crate::online_softmax::SoftmaxState;
@@ -7,15 +7,16 @@ use crate::segment::Segment;
 use crate::stats::{SkippedMass, Visit};
 
 /// Algorithm 3: query tiles in `q_perm` order resume their states and process the prefix in `kv_perm` order until the
-/// gain is too small. `states` and the output (rows, head_dim) follow the segment's rows in natural order. The visits
-/// are in processing order.
+/// gain is too small. `states` and the result follow the segment's rows in natural order. The visits are in processing
+/// order.
 pub fn pass2(
     head: &Head,
     segment: &Segment,
     mut states: Vec<SoftmaxState>,
     order: &SegmentOrder,
     config: &S2oConfig,
-) -> (Vec<f64>, Vec<Visit>) {
+) -> (Vec<SparseRow>, Vec<Visit>) {
+    let mut last_gains = vec![None; states.len()];
     let visits = order
         .q_perm
         .as_slice()
@@ -23,24 +24,24 @@ pub fn pass2(
         .map(|tile| {
             let mut tile_states: Vec<SoftmaxState> = tile.iter().map(|&i| states[i as usize].clone()).collect();
             let rows: Vec<usize> = tile.iter().map(|&i| segment.rows.start + i as usize).collect();
-            let visit = prefix(head, &rows, &mut tile_states, order, config);
-            for (&i, state) in tile.iter().zip(tile_states) {
-                states[i as usize] = state;
+            let (visit, gains) = prefix(head, &rows, &mut tile_states, order, config);
+            for ((&i, state), gain) in tile.iter().zip(tile_states).zip(gains) {
+                (states[i as usize], last_gains[i as usize]) = (state, gain);
             }
             visit
         })
         .collect();
-    (states.iter().flat_map(SoftmaxState::finish).collect(), visits)
+    (states.into_iter().zip(last_gains).map(|(state, last_gain)| SparseRow { state, last_gain }).collect(), visits)
 }
 
-/// The prefix loop of one query tile. `states[i]` belongs to `rows[i]`.
+/// The prefix loop of one query tile. `states[i]` belongs to `rows[i]`, and so does [`SparseRow::last_gain`] in the result.
 pub(super) fn prefix(
     head: &Head,
     rows: &[usize],
     states: &mut [SoftmaxState],
     order: &SegmentOrder,
     config: &S2oConfig,
-) -> Visit {
+) -> (Visit, Vec<Option<f64>>) {
     let before: Vec<SoftmaxState> = states.to_vec();
     let tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = tiles.len();
@@ -52,6 +53,14 @@ pub(super) fn prefix(
             vote.add(Gain::of(&state.preview(scores), config.gain_frame()));
         }
         let stops = vote.stops();
+        let tile_mass: Vec<(f64, f64)> = states
+            .iter()
+            .zip(&scores)
+            .map(|(state, scores)| {
+                let update = state.preview(scores);
+                (update.tile_sum, update.new_max)
+            })
+            .collect();
         let keep = config.triggering_tile() == TriggeringTile::Keep;
         if !stops || keep {
             for (state, scores) in states.iter_mut().zip(&scores) {
@@ -67,10 +76,14 @@ pub(super) fn prefix(
                 share / rows.len() as f64,
                 order.unvisited_over_visited(visited - usize::from(!keep)),
             );
-            return Visit { visited, skipped_mass: Some(skipped_mass) };
+            let share =
+                |(state, (mass, max)): (&SoftmaxState, &(f64, f64))| mass * (max - state.row_max).exp() / state.row_sum;
+            let saw_all = keep && visited == total;
+            let gains = states.iter().zip(&tile_mass).map(|row| (!saw_all).then(|| share(row))).collect();
+            return (Visit { visited, skipped_mass: Some(skipped_mass) }, gains);
         }
     }
-    Visit::all(total)
+    (Visit::all(total), vec![None; states.len()])
 }
 
 /// Share of a row's mass that came from the prefix.

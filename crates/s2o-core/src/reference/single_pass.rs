@@ -1,4 +1,4 @@
-use super::{Head, pass1, pass2};
+use super::{Head, SparseRow, pass1, pass2};
 use crate::config::S2oConfig;
 use crate::online_softmax::SoftmaxState;
 use crate::plan::SegmentOrder;
@@ -6,16 +6,22 @@ use crate::segment::Segment;
 use crate::stats::Visit;
 
 /// Algorithm 4: without query permutation, each query tile processes its window and then its prefix, so no state leaves
-/// the loop. The output is (rows, head_dim) in natural order.
-pub fn single_pass(head: &Head, segment: &Segment, order: &SegmentOrder, config: &S2oConfig) -> (Vec<f64>, Vec<Visit>) {
-    let mut out = Vec::with_capacity(segment.rows.len() * head.head_dim);
+/// the loop. The rows are in natural order.
+pub fn single_pass(
+    head: &Head,
+    segment: &Segment,
+    order: &SegmentOrder,
+    config: &S2oConfig,
+) -> (Vec<SparseRow>, Vec<Visit>) {
+    let mut out = Vec::with_capacity(segment.rows.len());
     let mut visits = Vec::new();
     for rows in segment.ranked_tiles(head.q_offset(), config) {
         let mut states: Vec<SoftmaxState> =
             rows.clone().map(|row| pass1::window(head, segment, row, config.tile_k())).collect();
         let rows: Vec<usize> = rows.collect();
-        visits.push(pass2::prefix(head, &rows, &mut states, order, config));
-        out.extend(states.iter().flat_map(SoftmaxState::finish));
+        let (visit, gains) = pass2::prefix(head, &rows, &mut states, order, config);
+        visits.push(visit);
+        out.extend(states.into_iter().zip(gains).map(|(state, last_gain)| SparseRow { state, last_gain }));
     }
     (out, visits)
 }
