@@ -104,6 +104,32 @@ fn a_common_tail_is_corrected_exactly() {
 }
 
 #[test]
+fn nan_in_a_probe_stays_there() {
+    let shape = AttnShape::new([1, 512, 1, 16], [512, 1]).unwrap();
+    let mut case = case(1, 512, 16, 256, 0.3, tensors(&shape, 2, 1.0));
+    let want = probed(&case, 16, TailMass::GeometricMean).out;
+    case.v[400 * 16] = f32::NAN;
+    let got = probed(&case, 16, TailMass::GeometricMean).out;
+    assert!(got[..400 * 16].iter().all(|x| x.is_finite()));
+    assert!(got[400 * 16..].iter().step_by(16).all(|x| x.is_nan()));
+    // The probes before the NaN still correct.
+    let (got, want) = (&got[256 * 16..400 * 16], &want[256 * 16..400 * 16]);
+    assert!(relative_l2(&narrow(got), &narrow(want)) < 0.2);
+}
+
+#[test]
+fn a_probe_does_not_vouch_for_itself() {
+    let shape = AttnShape::new([1, 512, 1, 16], [512, 1]).unwrap();
+    let case = case(1, 512, 16, 256, 0.3, tensors(&shape, 2, 1.0));
+    // One probe in each segment: alone it would predict itself exactly.
+    for tail_mass in BOTH {
+        let alone = probed(&case, 256, tail_mass).measured[0][1];
+        assert_eq!(alone.probes, 1);
+        assert!(alone.uncorrected > 0.0 && alone.corrected == alone.uncorrected);
+    }
+}
+
+#[test]
 fn queries_that_saw_every_key_stay() {
     let [q, k, v] = [1, 2, 3].map(|seed| noise(256 * 16, seed));
     // The only other segment has no prefix.

@@ -193,3 +193,33 @@ pub fn attention_with_probes(
 ) -> Result<Attended, S2oError> {
     all_heads(shape, qkv, softmax_scale, config, prompt_len, ranking, Some(&probes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::online_softmax::SoftmaxState;
+
+    /// A row whose output over the visited keys is `out`.
+    fn row(out: f64, last_gain: Option<f64>) -> SparseRow {
+        SparseRow { state: SoftmaxState { row_max: 2.0, row_sum: 4.0, acc: vec![4.0 * out] }, last_gain }
+    }
+
+    #[test]
+    fn a_tail_is_the_sum_over_the_probes() {
+        let rows = [row(1.0, Some(0.1)), row(1.0, Some(0.2)), row(9.0, None), row(f64::NAN, Some(0.1))];
+        let probes = [(3.0, 0.5), (2.0, 0.25), (9.0, 0.0), (1.0, 0.5)];
+        let probe = |(row, (exact, skipped))| Probe { index: 0, row, exact: vec![exact], skipped };
+        let probes: Vec<Probe> = rows.iter().zip(probes).map(probe).collect();
+        // (2.5 + 1.25) / 0.75, 0.75 / (0.1 * 0.5 + 0.2 * 0.75) and 0.75 / (3 - 0.75); the probe with NaN does not count.
+        let tail = common_tail(probes.iter(), 1).unwrap();
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} is not {b}");
+        near(tail.value[0], 5.0);
+        near(tail.per_gain, 3.75);
+        near(tail.odds, 1.0 / 3.0);
+        near(tail.mass(0.1, TailMass::LastGain), 0.375);
+        near(tail.mass(0.1, TailMass::GeometricMean), 0.125f64.sqrt());
+        near(tail.corrected(&row(1.0, Some(0.4)), TailMass::LastGain)[0], (1.0 + 1.5 * 5.0) / 2.5);
+        near(tail.corrected(&row(1.0, None), TailMass::LastGain)[0], 1.0);
+        assert_eq!(common_tail(probes[2..].iter(), 1), None);
+    }
+}
