@@ -10,7 +10,7 @@ use crate::random::{Case, cases, dense, tensors};
 const BOTH: [TailMass; 2] = [TailMass::LastGain, TailMass::GeometricMean];
 
 fn probed(case: &Case, stride: usize, tail_mass: TailMass) -> Attended {
-    let probes = Probes { stride, tail_mass };
+    let probes = Some(&Probes { stride, tail_mass });
     let (shape, config) = (&case.shape, &case.config);
     reference::attention_with_probes(shape, case.qkv(), case.scale(), config, case.prompt_len, None, probes).unwrap()
 }

@@ -114,13 +114,15 @@ impl Flags {
         self.announce(&model, template, found, &samples, &journal)?;
         let origin = record::here(&model_flags::describe(&model), model.decoder.device());
         self.go(&runner, &samples, &mut journal, &origin)?;
-        samples.sort_by_key(Sample::context_tokens);
-        for samples in samples.chunk_by(|a, b| a.context_tokens() == b.context_tokens()) {
-            let found = self.at_densities(&specs, &bare()?, samples, &origin)?;
-            let built = found.iter().filter_map(|found| Some((found.name(), found.setting.as_ref()?)));
-            let runner =
-                built.fold(bare(), |runner: Result<Runner>, (name, spec)| Ok(runner?.method(name, spec.build()?)))?;
-            self.go(&runner, samples, &mut journal, &origin)?;
+        if !self.densities.is_empty() {
+            samples.sort_by_key(Sample::context_tokens);
+            for samples in samples.chunk_by(|a, b| a.context_tokens() == b.context_tokens()) {
+                let found = self.at_densities(&specs, &bare()?, samples, &origin)?;
+                let built = found.iter().filter_map(|found| Some((found.name(), found.setting.as_ref()?)));
+                let runner = built
+                    .fold(bare(), |runner: Result<Runner>, (name, spec)| Ok(runner?.method(name, spec.build()?)))?;
+                self.go(&runner, samples, &mut journal, &origin)?;
+            }
         }
 
         tables::write(&self.out, journal.outcomes())?;
@@ -159,7 +161,7 @@ impl Flags {
         samples: &[Sample],
         origin: &Provenance,
     ) -> Result<Vec<AtDensity>> {
-        let (Some(first), false) = (samples.first(), self.densities.is_empty()) else { return Ok(Vec::new()) };
+        let Some(first) = samples.first() else { return Ok(Vec::new()) };
         let path = self.out.join(KNOBS).with_extension("csv");
         let mut there: Vec<AtDensity> =
             match path.exists() {

@@ -11,7 +11,7 @@ mod single_pass;
 
 pub use pass1::pass1;
 pub use pass2::pass2;
-pub use probes::{Attended, Measured, Probes, Tail, TailMass, attention_with_probes};
+pub use probes::{Attended, Measured, Probes, Tail, TailMass};
 pub use ranking::{key_scores, query_scores, rank};
 pub use single_pass::single_pass;
 
@@ -180,11 +180,19 @@ pub fn attention(
     prompt_len: usize,
     ranking: Option<&Ranking>,
 ) -> Result<(Vec<f64>, AttnStats), S2oError> {
-    let Attended { out, stats, .. } = all_heads(shape, qkv, softmax_scale, config, prompt_len, ranking, None)?;
+    let Attended { out, stats, .. } =
+        attention_with_probes(shape, qkv, softmax_scale, config, prompt_len, ranking, None)?;
     Ok((out, stats))
 }
 
-fn all_heads(
+/// [`attention`] that `probes` correct and measure, if they are given.
+///
+/// # Errors
+/// As [`attention`].
+///
+/// # Panics
+/// If a slice is shorter than `shape` requires, or the stride is 0.
+pub fn attention_with_probes(
     shape: &AttnShape,
     qkv: [&[f32]; 3],
     softmax_scale: f32,

@@ -1,7 +1,7 @@
 use super::{Head, SparseRow};
 use crate::config::{S2oConfig, TriggeringTile};
 use crate::early_stop::{Gain, StopVote};
-use crate::online_softmax::SoftmaxState;
+use crate::online_softmax::{RowUpdate, SoftmaxState};
 use crate::plan::SegmentOrder;
 use crate::segment::Segment;
 use crate::stats::{SkippedMass, Visit};
@@ -49,18 +49,11 @@ pub(super) fn prefix(
         let scores: Vec<Vec<f64>> =
             rows.iter().map(|&row| tile.iter().map(|&t| head.score(row, t as usize)).collect()).collect();
         let mut vote = StopVote::new(config);
-        for (state, scores) in states.iter().zip(&scores) {
-            vote.add(Gain::of(&state.preview(scores), config.gain_frame()));
+        let updates: Vec<RowUpdate> = states.iter().zip(&scores).map(|(state, scores)| state.preview(scores)).collect();
+        for update in &updates {
+            vote.add(Gain::of(update, config.gain_frame()));
         }
         let stops = vote.stops();
-        let tile_mass: Vec<(f64, f64)> = states
-            .iter()
-            .zip(&scores)
-            .map(|(state, scores)| {
-                let update = state.preview(scores);
-                (update.tile_sum, update.new_max)
-            })
-            .collect();
         let keep = config.triggering_tile() == TriggeringTile::Keep;
         if !stops || keep {
             for (state, scores) in states.iter_mut().zip(&scores) {
@@ -76,10 +69,11 @@ pub(super) fn prefix(
                 share / rows.len() as f64,
                 order.unvisited_over_visited(visited - usize::from(!keep)),
             );
-            let share =
-                |(state, (mass, max)): (&SoftmaxState, &(f64, f64))| mass * (max - state.row_max).exp() / state.row_sum;
+            let gain = |(state, update): (&SoftmaxState, &RowUpdate)| {
+                update.tile_sum * (update.new_max - state.row_max).exp() / state.row_sum
+            };
             let saw_all = keep && visited == total;
-            let gains = states.iter().zip(&tile_mass).map(|row| (!saw_all).then(|| share(row))).collect();
+            let gains = states.iter().zip(&updates).map(|row| (!saw_all).then(|| gain(row))).collect();
             return (Visit { visited, skipped_mass: Some(skipped_mass) }, gains);
         }
     }

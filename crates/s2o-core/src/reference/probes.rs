@@ -5,13 +5,9 @@
 //! last visited tile. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the difference
 //! of its output to its neighbours.
 
-use super::{Head, SparseRow, all_heads, exact};
-use crate::config::S2oConfig;
-use crate::error::S2oError;
-use crate::plan::Ranking;
+use super::{Head, SparseRow, exact};
 use crate::probes::is_probe;
 use crate::segment::Segment;
-use crate::shape::AttnShape;
 use crate::stats::AttnStats;
 
 /// How the mass of a query's skipped keys is estimated.
@@ -55,7 +51,7 @@ impl Measured {
     }
 }
 
-/// The result of [`attention_with_probes`].
+/// The result of [`super::attention_with_probes`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attended {
     /// The output (batch, q_len, num_heads, head_dim).
@@ -173,25 +169,6 @@ impl Probes {
 
 fn squared_distance(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum()
-}
-
-/// [`super::attention`] with probes.
-///
-/// # Errors
-/// As [`super::attention`].
-///
-/// # Panics
-/// If a slice is shorter than `shape` requires, or the stride is 0.
-pub fn attention_with_probes(
-    shape: &AttnShape,
-    qkv: [&[f32]; 3],
-    softmax_scale: f32,
-    config: &S2oConfig,
-    prompt_len: usize,
-    ranking: Option<&Ranking>,
-    probes: Probes,
-) -> Result<Attended, S2oError> {
-    all_heads(shape, qkv, softmax_scale, config, prompt_len, ranking, Some(&probes))
 }
 
 #[cfg(test)]
