@@ -61,26 +61,35 @@ fn scores(rows: &[Row]) -> String {
         // The mean over the tasks stands for them.
         let whole = tasks.iter().find(|task| **task == RULER_AVERAGE).or(tasks.first());
         let means: Vec<&Row> = shown.iter().copied().filter(|row| Some(&row.task.as_str()) == whole).collect();
-        for density in distinct(shown.iter().map(|row| target(row))) {
+        let mut densities = distinct(shown.iter().map(|row| target(row)));
+        // The methods' own settings, without a density, come first.
+        let value = |density: &str| density.parse().unwrap_or(0.0);
+        densities.sort_by(|a, b| f64::total_cmp(&value(a), &value(b)));
+        for density in densities {
             let means: Vec<&Row> = means.iter().copied().filter(|row| target(row) == density).collect();
-            let at = if density.is_empty() { String::new() } else { format!(" at density {density}") };
-            text.push_str(&format!("Mean score in percent{at}:\n\n{}\n", by_length(&means, score)));
+            if !density.is_empty() {
+                text.push_str(&format!(
+                    "Mean score in percent at density {density}:\n\n{}\n",
+                    by_length(&means, score)
+                ));
+                continue;
+            }
+            text.push_str(&format!("Mean score in percent:\n\n{}\n", by_length(&means, score)));
             if means.iter().any(|row| row.strict_score.is_some()) {
                 let table = by_length(&means, |row| row.strict_score.map(percent));
-                text.push_str(&format!("The same with 0 for answers that do not begin right{at}:\n\n{table}\n"));
+                text.push_str(&format!("The same with 0 for answers that do not begin right:\n\n{table}\n"));
             }
             let table = by_length(&means, |row| Some(share(row.density, 3)));
-            text.push_str(&format!("Density{at}:\n\n{table}\n"));
+            text.push_str(&format!("Density:\n\n{table}\n"));
         }
-        if tasks.len() > 1 {
-            let own: Vec<&Row> = shown.into_iter().filter(|row| target(row).is_empty()).collect();
-            for length in ascending(own.iter().map(|row| row.context_tokens)) {
-                let own: Vec<&Row> = own.iter().copied().filter(|row| row.context_tokens == length).collect();
-                let items = ascending(own.iter().filter(|row| row.task != RULER_AVERAGE).map(|row| row.items));
-                let items = items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
-                let table = by_task(&own);
-                text.push_str(&format!("By task, {length} tokens, {items} items a task:\n\n{table}\n"));
-            }
+        // Methods differ most at the longest prompts; table.csv has the others.
+        if let (Some(&length), true) = (ascending(shown.iter().map(|row| row.context_tokens)).last(), tasks.len() > 1) {
+            let is_own = |row: &&Row| target(row).is_empty() && row.context_tokens == length;
+            let own: Vec<&Row> = shown.into_iter().filter(is_own).collect();
+            let items = ascending(own.iter().filter(|row| row.task != RULER_AVERAGE).map(|row| row.items));
+            let items = items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+            let table = by_task(&own);
+            text.push_str(&format!("By task, {length} tokens, {items} items a task:\n\n{table}\n"));
         }
     }
     text
