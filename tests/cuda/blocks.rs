@@ -158,6 +158,6 @@ pub fn cases(runner: &mut Runner) {
             block_mask_attn(q, k, v, problem.scale, Mask::Causal, &on_cpu, None).expect_err("the mask is elsewhere");
         assert!(matches!(error, AttnError::DeviceMismatch { name: "mask", .. }));
         let columns = BlockSelection { columns: Some(vec![vec![3]]), ..fits().into() };
-        assert!(matches!(refused(columns), AttnError::Cuda(CudaError::CpuOnly { what: "columns" })));
+        assert!(matches!(refused(columns), AttnError::Cuda(CudaError::CpuOnly { what: "selected columns" })));
     });
 }

@@ -25,7 +25,7 @@ pub use methods::{Dense, S2o, break_even};
 pub use ops::{KeyColumns, S2oOp, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn, s2o_attn_with_stats};
 pub use s2o_core::{
     AttnShape, AttnStats, BLOCK_Q, BlockError, BlockLists, BlockSelection, ConfigError, ConfigOption, DenseBelow,
-    GainFrame, HeadStats, HeadWork, KeyScore, Mask, Permutation, Preset, Ranking, S2oConfig, S2oConfigBuilder,
-    S2oError, SegmentLen, SegmentOrder, ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile, ValueError,
-    query_blocks,
+    GainFrame, HeadStats, HeadWork, KeyScore, Mask, Permutation, Preset, ProbeStats, ProbeStride, Ranking, S2oConfig,
+    S2oConfigBuilder, S2oError, SegmentLen, SegmentOrder, ShapeError, SkippedMass, StopRule, TileStats, TriggeringTile,
+    ValueError, query_blocks,
 };

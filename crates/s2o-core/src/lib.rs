@@ -12,7 +12,7 @@
 //! | Algorithm 3, pass 2: resume, gather in order, stop early | [`reference::pass2`], [`cpu::attention`] |
 //! | Algorithm 4, both in one pass, without [`S2oConfig::q_perm`] | [`reference::single_pass`], [`cpu::attention`] |
 //! | the stop condition on the gain of a tile | [`Gain`], [`StopVote`], [`StopRule`], [`GainFrame`] |
-//! | exact probe queries (not of the paper) | [`is_probe`], [`reference::attention_with_probes`] |
+//! | exact probe queries (not of the paper) | [`S2oConfig::probe_stride`], [`is_probe`], [`ProbeStats`] |
 //! | density and sparsity | [`AttnStats`], [`HeadStats`] |
 //! | the block-sparse methods it is compared with | [`BlockSelection`], [`cpu::block_sparse`] |
 //!
@@ -57,15 +57,15 @@ mod stats;
 
 pub use blocks::{BLOCK_Q, BlockError, BlockLists, BlockSelection, HeadWork, query_blocks};
 pub use config::{
-    ConfigError, ConfigOption, DenseBelow, GainFrame, KeyScore, Preset, S2oConfig, S2oConfigBuilder, SegmentLen,
-    StopRule, TriggeringTile, ValueError,
+    ConfigError, ConfigOption, DenseBelow, GainFrame, KeyScore, Preset, ProbeStride, S2oConfig, S2oConfigBuilder,
+    SegmentLen, StopRule, TriggeringTile, ValueError,
 };
 pub use early_stop::{Gain, StopVote};
 pub use error::S2oError;
 pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};
-pub use probes::is_probe;
+pub use probes::{ProbeStats, is_probe};
 pub use segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 pub use shape::{AttnShape, Mask, ShapeError};
 pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats, Visit};

@@ -3,6 +3,7 @@
 use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::permutation::{Permutation, PermutationError};
+use crate::probes::ProbeStats;
 use crate::segment::{Segment, position_tiles, query_tiles, segments};
 use crate::shape::AttnShape;
 use crate::stats::{AttnStats, HeadStats, TileStats, Visit};
@@ -14,6 +15,8 @@ pub struct Plan {
     pub segment_len: usize,
     /// The segments that hold queries of the call, in order. Empty if the call uses the dense path.
     pub segments: Vec<Segment>,
+    /// One query in so many positions is an exact probe; `None` without probes.
+    pub probe_stride: Option<usize>,
 }
 
 impl Plan {
@@ -34,7 +37,7 @@ impl Plan {
             let tail_start = prompt_len.saturating_sub(config.dense_tail());
             segments(shape.q_offset(), shape.q_len(), segment_len, tail_start)
         };
-        Ok(Self { segment_len, segments })
+        Ok(Self { segment_len, segments, probe_stride: config.probe_stride().resolve(prompt_len) })
     }
 
     /// Checks that orders given by a caller fit the call's heads and segments.
@@ -56,15 +59,17 @@ impl Plan {
     }
 
     /// The statistics of a call. `visit(head, segment, tile)` is the visit of the `tile`-th query tile outside the dense
-    /// tail, in the plan's `segment`-th segment for head `b * num_heads + h`.
+    /// tail, in the plan's `segment`-th segment for head `b * num_heads + h`. `probes` is empty or has a list for each
+    /// such head.
     pub fn stats(
         &self,
         shape: &AttnShape,
         config: &S2oConfig,
         visit: impl Fn(usize, usize, usize) -> Visit,
+        mut probes: Vec<Vec<ProbeStats>>,
     ) -> AttnStats {
         let (q_offset, tile_q, tile_k) = (shape.q_offset(), config.tile_q(), config.tile_k());
-        let head_stats = |head: usize| {
+        let mut head_stats = |head: usize| {
             let mut tiles = Vec::new();
             if self.is_dense() {
                 // One segment with all keys in its window.
@@ -82,9 +87,9 @@ impl Plan {
                 let stats = |(rows, visit)| TileStats::new(segment, rows, q_offset, tile_k, visit);
                 tiles.extend(tail.chain(ranked).map(stats));
             }
-            HeadStats { tiles }
+            HeadStats { tiles, probes: probes.get_mut(head).map(std::mem::take).unwrap_or_default() }
         };
-        let heads = (0..shape.batch() * shape.num_heads()).map(head_stats).collect();
+        let heads = (0..shape.batch() * shape.num_heads()).map(&mut head_stats).collect();
         AttnStats { num_heads: shape.num_heads(), heads }
     }
 

@@ -1,4 +1,11 @@
-//! The positions of exact probe queries.
+//! Exact probe queries: exact attention for a few queries of each segment corrects the others for the keys that they
+//! skipped, and measures the error that remains.
+//!
+//! The keys that the queries of a segment skip have a common mean value, and their mass follows from the gain of the
+//! last visited tile. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the difference
+//! of its output to its neighbours.
+
+use std::ops::AddAssign;
 
 /// Whether the query at an absolute position is a probe. Each run of `stride` positions from a multiple of `stride` has one
 /// probe, at a pseudo-random offset, so that probes meet every place in segments and tiles alike. It depends on the
@@ -19,6 +26,144 @@ fn mixed(index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// A probe: the results of the sparse pass and of exact attention for one query.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Probe {
+    /// Output over the visited keys.
+    pub(crate) out: Vec<f64>,
+    /// Mass of the last visited tile over the mass of the visited keys; `None` if the query saw every key.
+    pub(crate) last_gain: Option<f64>,
+    /// Output over all keys.
+    pub(crate) exact: Vec<f64>,
+    /// Share of the softmax mass that the sparse pass skipped.
+    pub(crate) skipped: f64,
+}
+
+impl Probe {
+    /// A query that skipped keys. `visited` and `all` are the logarithms of its sums of `exp(score)` over the visited
+    /// and over all keys.
+    pub(crate) fn skipping(out: Vec<f64>, last_gain: f64, visited: f64, exact: Vec<f64>, all: f64) -> Self {
+        // Rounding must not make mass negative. This form propagates NaN.
+        let skipped = -(visited - all).exp_m1();
+        Self { out, last_gain: Some(last_gain), exact, skipped: if skipped < 0.0 { 0.0 } else { skipped } }
+    }
+
+    /// A query that saw every key.
+    pub(crate) fn complete(out: Vec<f64>) -> Self {
+        Self { exact: out.clone(), out, last_gain: None, skipped: 0.0 }
+    }
+
+    /// The skipped keys' part of the exact output.
+    fn tail(&self) -> impl Iterator<Item = f64> {
+        self.exact.iter().zip(&self.out).map(|(exact, out)| exact - (1.0 - self.skipped) * out)
+    }
+
+    /// NaN in a probe must not reach queries that do not see it.
+    fn is_finite(&self) -> bool {
+        self.skipped.is_finite()
+            && self.last_gain.is_none_or(f64::is_finite)
+            && self.exact.iter().chain(&self.out).all(|x| x.is_finite())
+    }
+}
+
+/// The skipped keys of a segment's queries, as its probes saw them.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Tail {
+    /// Mean value vector.
+    pub(crate) value: Vec<f64>,
+    /// Skipped mass per unit of the last gain, both relative to the visited mass.
+    per_gain: f64,
+    /// Mean skipped mass over mean visited mass.
+    odds: f64,
+}
+
+impl Tail {
+    /// The common tail of some probes; `None` if they skipped nothing.
+    pub(crate) fn of<'p>(probes: impl IntoIterator<Item = &'p Probe>) -> Option<Self> {
+        let (mut count, mut skipped, mut gain, mut value) = (0.0, 0.0, 0.0, Vec::new());
+        for probe in probes.into_iter().filter(|probe| probe.is_finite()) {
+            count += 1.0;
+            skipped += probe.skipped;
+            gain += probe.last_gain.unwrap_or(0.0) * (1.0 - probe.skipped);
+            value.resize(probe.out.len(), 0.0);
+            value.iter_mut().zip(probe.tail()).for_each(|(sum, tail)| *sum += tail);
+        }
+        if !(skipped > 0.0 && gain > 0.0 && skipped < count) {
+            return None;
+        }
+        value.iter_mut().for_each(|sum| *sum /= skipped);
+        Some(Self { value, per_gain: skipped / gain, odds: skipped / (count - skipped) })
+    }
+
+    /// Estimate of a query's skipped mass, relative to its visited mass: the geometric mean of the probes' mean and of
+    /// the estimate in proportion to its last gain, which varies too much if there are few probes.
+    pub(crate) fn mass(&self, last_gain: f64) -> f64 {
+        (self.odds * self.per_gain * last_gain).sqrt()
+    }
+
+    /// The output of a query with the skipped keys added.
+    pub(crate) fn corrected(&self, out: &[f64], last_gain: f64) -> Vec<f64> {
+        let mass = self.mass(last_gain);
+        out.iter().zip(&self.value).map(|(o, u)| (o + mass * u) / (1.0 + mass)).collect()
+    }
+}
+
+/// What the probes of one head and segment measured. Sums are over the probes.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ProbeStats {
+    /// Segment number, on absolute positions.
+    pub segment: usize,
+    /// Number of probes.
+    pub probes: usize,
+    /// Sum of squared L2 norms of the exact outputs.
+    pub norm: f64,
+    /// Sum of squared L2 errors of the outputs before the correction.
+    pub uncorrected: f64,
+    /// Sum of squared L2 errors of outputs that the other probes correct (leave one out). With fewer than two probes
+    /// it is the uncorrected error.
+    pub corrected: f64,
+    /// Sum of the shares of softmax mass that the probes skipped.
+    pub skipped_mass: f64,
+}
+
+impl ProbeStats {
+    pub(crate) fn measure(segment: usize, probes: &[Probe]) -> Self {
+        let mut stats = Self { segment, probes: probes.len(), ..Self::default() };
+        for (i, probe) in probes.iter().enumerate() {
+            let others = Tail::of(probes.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, other)| other));
+            let uncorrected = squared_distance(&probe.out, &probe.exact);
+            stats.norm += probe.exact.iter().map(|x| x * x).sum::<f64>();
+            stats.uncorrected += uncorrected;
+            stats.corrected += match (others, probe.last_gain) {
+                (Some(tail), Some(gain)) => squared_distance(&tail.corrected(&probe.out, gain), &probe.exact),
+                _ => uncorrected,
+            };
+            stats.skipped_mass += probe.skipped;
+        }
+        stats
+    }
+
+    /// Relative L2 error of the corrected outputs; 0 without probes.
+    pub fn relative_error(&self) -> f64 {
+        if self.norm > 0.0 { (self.corrected / self.norm).sqrt() } else { 0.0 }
+    }
+}
+
+/// Adds the sums. The segment stays.
+impl AddAssign for ProbeStats {
+    fn add_assign(&mut self, more: Self) {
+        self.probes += more.probes;
+        self.norm += more.norm;
+        self.uncorrected += more.uncorrected;
+        self.corrected += more.corrected;
+        self.skipped_mass += more.skipped_mass;
+    }
+}
+
+fn squared_distance(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,5 +178,33 @@ mod tests {
             let (middle, deviation) = ((stride - 1) as f64 / 2.0, stride as f64 / 12f64.sqrt() / 20.0);
             assert!((mean - middle).abs() < 3.0 * deviation, "stride {stride}: mean offset {mean}");
         }
+    }
+
+    #[test]
+    fn a_tail_is_the_sum_over_the_probes() {
+        let probe = |out, last_gain, exact, skipped| Probe { out: vec![out], last_gain, exact: vec![exact], skipped };
+        let probes = [
+            probe(1.0, Some(0.1), 3.0, 0.5),
+            probe(1.0, Some(0.2), 2.0, 0.25),
+            Probe::complete(vec![9.0]),
+            probe(f64::NAN, Some(0.1), 1.0, 0.5),
+        ];
+        // (2.5 + 1.25) / 0.75, 0.75 / (0.1 * 0.5 + 0.2 * 0.75) and 0.75 / (3 - 0.75); the probe with NaN does not count.
+        let tail = Tail::of(&probes).unwrap();
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} is not {b}");
+        near(tail.value[0], 5.0);
+        near(tail.per_gain, 3.75);
+        near(tail.odds, 1.0 / 3.0);
+        near(tail.mass(0.2), 0.5);
+        near(tail.corrected(&[1.0], 0.8)[0], (1.0 + 1.0 * 5.0) / 2.0);
+        assert_eq!(Tail::of(&probes[2..]), None);
+    }
+
+    #[test]
+    fn skipped_mass_is_never_negative() {
+        let skipped = |visited, all| Probe::skipping(vec![1.0], 0.1, visited, vec![1.0], all).skipped;
+        assert!((skipped(0.25f64.ln(), 0.0) - 0.75).abs() < 1e-12);
+        assert_eq!(skipped(1e-7, 0.0), 0.0);
+        assert!(skipped(f64::NAN, 0.0).is_nan());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::probes::ProbeStats;
 use crate::segment::{Segment, causal_tiles};
 
 /// The prefix tiles that one query tile computed.
@@ -95,6 +96,8 @@ impl SkippedMass {
 pub struct HeadStats {
     /// Query tiles in the order of their segments. In a segment, the tiles of the dense tail come first.
     pub tiles: Vec<TileStats>,
+    /// What the probes of each segment measured; empty without probes. Their work does not count as tiles.
+    pub probes: Vec<ProbeStats>,
 }
 
 impl HeadStats {
@@ -176,6 +179,13 @@ impl AttnStats {
         self.heads.resize_with(chunk.heads.len().max(self.heads.len()), HeadStats::default);
         for (head, more) in self.heads.iter_mut().zip(chunk.heads) {
             head.tiles.extend(more.tiles);
+            for part in more.probes {
+                match head.probes.last_mut() {
+                    // A chunk may end inside a segment.
+                    Some(last) if last.segment == part.segment => *last += part,
+                    _ => head.probes.push(part),
+                }
+            }
         }
     }
 }
@@ -200,9 +210,13 @@ mod tests {
         }
     }
 
+    fn head_stats(tiles: Vec<TileStats>) -> HeadStats {
+        HeadStats { tiles, probes: Vec::new() }
+    }
+
     #[test]
     fn density_counts_window_and_visited_over_causal() {
-        let head = HeadStats { tiles: vec![tile(1, 0, 0), tile(2, 8, 3), tile(1, 8, 1)] };
+        let head = head_stats(vec![tile(1, 0, 0), tile(2, 8, 3), tile(1, 8, 1)]);
         assert_eq!(head.tiles_causal(), 20);
         assert_eq!(head.tiles_visited(), 8);
         assert_eq!(head.density(), 0.4);
@@ -210,20 +224,20 @@ mod tests {
         assert_eq!(head.mean_visited(), 2.0);
         assert!(head.skipped_mass().is_some());
         let unknown = TileStats { skipped_mass: None, ..tile(1, 0, 0) };
-        assert_eq!(HeadStats { tiles: vec![tile(1, 0, 0), unknown] }.skipped_mass(), None);
+        assert_eq!(head_stats(vec![tile(1, 0, 0), unknown]).skipped_mass(), None);
     }
 
     #[test]
     fn the_window_alone_is_the_papers_sparsity_at_128k() {
         // "local window only" at 128K with S 2048 and tiles of 128: sparsity 0.983 in the paper.
         let tiles = (0..1024).map(|q| tile(q % 16 + 1, q / 16 * 16, 0)).collect();
-        let stats = AttnStats { num_heads: 1, heads: vec![HeadStats { tiles }] };
+        let stats = AttnStats { num_heads: 1, heads: vec![head_stats(tiles)] };
         assert!((1.0 - stats.density() - 0.9834).abs() < 5e-5, "{}", stats.density());
     }
 
     #[test]
     fn chunks_append_head_by_head() {
-        let chunk = AttnStats { num_heads: 2, heads: vec![HeadStats { tiles: vec![tile(1, 1, 1)] }; 2] };
+        let chunk = AttnStats { num_heads: 2, heads: vec![head_stats(vec![tile(1, 1, 1)]); 2] };
         let mut all = AttnStats::default();
         all.append(chunk.clone());
         all.append(chunk);

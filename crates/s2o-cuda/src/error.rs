@@ -52,7 +52,7 @@ pub enum CudaError {
     #[error("{doing} needs the host to wait for the GPU, but the stream is capturing a graph; {instead}")]
     Capturing { doing: &'static str, instead: &'static str },
     /// An option that only the CPU path supports.
-    #[error("block selection: expected no {what} on CUDA; the CPU path takes them")]
+    #[error("expected no {what} on CUDA; the CPU path takes them")]
     CpuOnly { what: &'static str },
     /// A size or a count does not fit the call.
     #[error("{name}: expected {expected}, got {got}")]

@@ -69,7 +69,7 @@ fn launch_lists(call: &Call, mask: Mask, selection: &BlockSelection) -> Result<(
         return Err(CudaError::Tile { name: "block_k", got: blocks.block_k() });
     }
     for (what, given) in
-        [("columns", selection.columns.is_some()), ("a value threshold", selection.value_threshold.is_some())]
+        [("selected columns", selection.columns.is_some()), ("value threshold", selection.value_threshold.is_some())]
     {
         if given {
             return Err(CudaError::CpuOnly { what });

@@ -4,8 +4,8 @@
 use std::ptr;
 
 use s2o_core::{
-    AttnStats, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
-    TriggeringTile, Visit,
+    AttnStats, GainFrame, Mask, Permutation, Plan, ProbeStride, Ranking, S2oConfig, S2oError, Segment, SegmentOrder,
+    StopRule, TriggeringTile, Visit,
 };
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::params::{RowState, S2oParams};
@@ -22,7 +22,7 @@ use crate::ops::{RankOp, S2oOp};
 impl CudaOp for S2oOp {
     fn run(&self, call: &Call) -> Result<Option<AttnStats>, AttnError> {
         let (config, shape, wants_stats) = (&self.config, &call.shape, self.wants_stats);
-        check_tiles(config)?;
+        check_options(config)?;
         if wants_stats {
             call.launcher.refuse_capture("reading statistics", "ask for none in the capture")?;
         }
@@ -30,7 +30,7 @@ impl CudaOp for S2oOp {
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             dense::launch(call, Mask::Causal, 0, None)?;
-            return Ok(wants_stats.then(|| plan.stats(shape, config, |_, _, _| Visit::counted(0, 0))));
+            return Ok(wants_stats.then(|| plan.stats(shape, config, |_, _, _| Visit::counted(0, 0), Vec::new())));
         }
         let ranking = self.ranking.as_deref();
         if let Some(ranking) = ranking {
@@ -49,18 +49,21 @@ impl CudaOp for S2oOp {
 impl CudaOp for RankOp {
     fn run(&self, call: &Call) -> Result<Ranking, AttnError> {
         let config = &self.0.config;
-        check_tiles(config)?;
+        check_options(config)?;
         call.launcher.refuse_capture("reading orders", "rank outside the capture")?;
         let plan = Plan::new(config, &call.shape, self.0.prompt_len.unwrap_or(call.shape.k_len()), GPU_BREAK_EVEN)?;
         Launch::new(call, config, &plan, None, false)?.rank_only()
     }
 }
 
-fn check_tiles(config: &S2oConfig) -> Result<(), CudaError> {
+fn check_options(config: &S2oConfig) -> Result<(), CudaError> {
     for (name, got, expected) in [("tile_q", config.tile_q(), TILE_Q), ("tile_k", config.tile_k(), TILE_K)] {
         if got != expected {
             return Err(CudaError::Tile { name, got });
         }
+    }
+    if config.probe_stride() != ProbeStride::Off {
+        return Err(CudaError::CpuOnly { what: "probes" });
     }
     Ok(())
 }
@@ -253,7 +256,7 @@ impl<'a> Launch<'a> {
         let Self { call, config, plan, .. } = self;
         let tiles_per_segment = plan.segment_len / TILE_Q;
         let q_offset = call.shape.q_offset();
-        Ok(plan.stats(&call.shape, config, |head, s, tile| {
+        let visit = |head: usize, s: usize, tile: usize| {
             let segment = &plan.segments[s];
             if segment.start == 0 {
                 return Visit::counted(0, 0);
@@ -267,7 +270,8 @@ impl<'a> Launch<'a> {
             };
             let count = counts[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize;
             Visit::counted(count - window_tiles, segment.prefix_tiles(TILE_K))
-        }))
+        };
+        Ok(plan.stats(&call.shape, config, visit, Vec::new()))
     }
 }
 

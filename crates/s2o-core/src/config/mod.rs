@@ -4,7 +4,9 @@ mod options;
 mod values;
 
 pub use options::{ConfigOption, S2oConfigBuilder};
-pub use values::{DenseBelow, GainFrame, KeyScore, Preset, SegmentLen, StopRule, TriggeringTile, ValueError};
+pub use values::{
+    DenseBelow, GainFrame, KeyScore, Preset, ProbeStride, SegmentLen, StopRule, TriggeringTile, ValueError,
+};
 
 use thiserror::Error;
 
@@ -31,6 +33,9 @@ pub enum ConfigError {
     /// The weight of the variance term must be finite and not negative.
     #[error("second cumulant weight c: expected a finite number >= 0, got {got}")]
     SecondCumulant { got: f32 },
+    /// A stride is a distance.
+    #[error("probe_stride: expected a positive number of tokens, got 0; `off` turns probes off")]
+    ProbeStride,
 }
 
 /// The checked S2O options. Build a configuration with [`S2oConfig::builder`], or start from [`S2oConfig::default`] or
@@ -55,6 +60,7 @@ pub struct S2oConfig {
     front_sink: usize,
     dense_tail: usize,
     q_perm: bool,
+    probe_stride: ProbeStride,
     dense_below: DenseBelow,
     workspace_cap: usize,
 }
@@ -74,6 +80,7 @@ impl Default for S2oConfig {
             front_sink: 4,
             dense_tail: 128,
             q_perm: false,
+            probe_stride: ProbeStride::Off,
             dense_below: DenseBelow::Auto,
             workspace_cap: 256 << 20,
         }
@@ -85,7 +92,7 @@ impl S2oConfig {
     pub const CPU_BREAK_EVEN: usize = 2048;
 
     /// The paper's settings: mean-query score, mean ratio rule, tau 0.005, S 2048, query permutation, the triggering
-    /// tile dropped, no front sink, no dense tail.
+    /// tile dropped, no front sink, no dense tail, no probes.
     pub fn paper() -> Self {
         Self {
             segment_len: SegmentLen::Fixed(2048),
@@ -96,6 +103,7 @@ impl S2oConfig {
             front_sink: 0,
             dense_tail: 0,
             q_perm: true,
+            probe_stride: ProbeStride::Off,
             ..Self::default()
         }
     }
@@ -124,6 +132,9 @@ impl S2oConfig {
             if got == 0 || !got.is_multiple_of(tile) {
                 return Err(ConfigError::SegmentNotMultipleOfTile { name, tile, got });
             }
+        }
+        if self.probe_stride == ProbeStride::Every(0) {
+            return Err(ConfigError::ProbeStride);
         }
         match self.key_score {
             KeyScore::SecondCumulant { c } if !(c.is_finite() && c >= 0.0) => {

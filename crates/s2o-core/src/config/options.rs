@@ -1,8 +1,8 @@
 //! The table of options: each row defines a getter, a builder method, and an option that can be set by name.
 
 use super::values::{
-    DenseBelow, GainFrame, KeyScore, SegmentLen, StopRule, TriggeringTile, mebibytes, read_mebibytes, read_switch,
-    switch,
+    DenseBelow, GainFrame, KeyScore, ProbeStride, SegmentLen, StopRule, TriggeringTile, mebibytes, read_mebibytes,
+    read_switch, switch,
 };
 use super::{ConfigError, S2oConfig, ValueError};
 
@@ -145,6 +145,9 @@ options! {
     "front-sink" ("a number of tokens") front_sink(usize) -> usize;
     /// Whether the queries of a segment are permuted too (Algorithms 2 and 3 instead of Algorithm 4).
     "q-perm" ("`on` or `off`") q_perm(bool) -> bool, read_switch, switch;
+    /// One query in so many positions is a probe: it gets exact attention, which corrects the other queries of its
+    /// segment for the keys that they skipped, and measures the error.
+    "probe-stride" (ProbeStride::EXPECTED) probe_stride(ProbeStride) -> ProbeStride;
     /// Prompts with fewer tokens use the dense path. `auto` is the measured break-even of the device.
     "dense-below" (DenseBelow::EXPECTED) dense_below(impl Into<DenseBelow>) -> DenseBelow;
     /// Score that orders the keys. `mean` is the paper's score.
@@ -179,7 +182,12 @@ mod tests {
             base().tau(0.0).segment_len(SegmentLen::Fixed(384)).dense_tail(7).front_sink(9).dense_below(77),
             base().tile_q(64).tile_k(32).q_perm(true).workspace_cap(7679).gain_frame(GainFrame::Literal),
             base().stop_rule(StopRule::SumRatio).triggering_tile(TriggeringTile::Discard).workspace_cap(usize::MAX),
-            base().key_score(KeyScore::SecondCumulant { c: 0.1 }).tau(0.3).dense_below(usize::MAX),
+            base().probe_stride(ProbeStride::Every(96)),
+            base()
+                .probe_stride(ProbeStride::Auto)
+                .key_score(KeyScore::SecondCumulant { c: 0.1 })
+                .tau(0.3)
+                .dense_below(usize::MAX),
         ];
         builders.map(|builder| builder.build().unwrap()).to_vec()
     }
@@ -208,6 +216,8 @@ mod tests {
         assert_eq!(set("dense-tail", "3"), built(|b| b.dense_tail(3)));
         assert_eq!(set("front-sink", "3"), built(|b| b.front_sink(3)));
         assert_eq!(set("q-perm", "on"), built(|b| b.q_perm(true)));
+        assert_eq!(set("probe-stride", "auto"), built(|b| b.probe_stride(ProbeStride::Auto)));
+        assert_eq!(set("probe-stride", "64"), built(|b| b.probe_stride(ProbeStride::Every(64))));
         assert_eq!(set("dense-below", "3"), built(|b| b.dense_below(3)));
         assert_eq!(set("score", "mean"), built(|b| b.key_score(KeyScore::MeanQuery)));
         assert_eq!(set("score", "second-cumulant"), built(|b| b.key_score(KeyScore::default())));
@@ -261,6 +271,7 @@ mod tests {
         assert_eq!(refused("tile-k", "0"), "tile_k: expected 1 to 1024, got 0");
         assert_eq!(refused("tile-q", "1025"), "tile_q: expected 1 to 1024, got 1025");
         assert_eq!(refused("segment", "0"), "segment_len: expected a positive multiple of tile_q = 128, got 0");
+        assert!(refused("probe-stride", "0").contains("expected a positive number of tokens, got 0; `off`"));
         assert!(refused("score", "second-cumulant=NaN").contains("expected a finite number >= 0, got NaN"));
     }
 }

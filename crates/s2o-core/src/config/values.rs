@@ -214,6 +214,53 @@ impl SegmentLen {
     }
 }
 
+/// Distance of exact probe queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeStride {
+    /// `off`: no probes.
+    Off,
+    /// `auto`, by prompt length: 64 up to 16K tokens, 128 beyond.
+    Auto,
+    /// One query in so many positions, for every prompt.
+    Every(usize),
+}
+
+impl ProbeStride {
+    pub(super) const EXPECTED: &str = "`off`, `auto` or a number of tokens";
+
+    /// The distance in tokens for a prompt of `prompt_len` tokens; `None` without probes.
+    pub fn resolve(self, prompt_len: usize) -> Option<usize> {
+        match self {
+            Self::Off => None,
+            Self::Auto if prompt_len <= 16 * 1024 => Some(64),
+            Self::Auto => Some(128),
+            Self::Every(tokens) => Some(tokens),
+        }
+    }
+}
+
+impl FromStr for ProbeStride {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "off" => Ok(Self::Off),
+            "auto" => Ok(Self::Auto),
+            _ => text.parse().map(Self::Every).map_err(|_| ValueError::new(Self::EXPECTED, text)),
+        }
+    }
+}
+
+impl fmt::Display for ProbeStride {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Auto => f.write_str("auto"),
+            Self::Every(tokens) => tokens.fmt(f),
+        }
+    }
+}
+
 /// Prompt length in tokens below which a call uses the dense path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DenseBelow {

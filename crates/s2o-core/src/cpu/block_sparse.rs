@@ -80,14 +80,14 @@ fn run_block<T: Element>(
         return 0.0;
     }
     let at = (batch, shape.kv_head(head));
-    let first = shape.q_offset() + rows.start;
+    let first_row = rows.start;
     let key_end = if mask.is_causal() { shape.q_offset() + rows.end } else { shape.k_len() };
     let Workspace { tiles, scores, keys, values, rows: row_buffer, .. } = workspace;
     let tile = &mut Workspace::at_least(tiles, 1)[0];
     tile.load(inputs, (batch, head), rows, row_buffer);
     let mut skipped = 0;
-    let mut visit = |keys: &[f32], values: &[f32], diagonal| {
-        tile.score(keys, diagonal, scores);
+    let mut visit = |keys: &[f32], values: &[f32], first_row| {
+        tile.score(keys, first_row, scores);
         if let Some(threshold) = selection.value_threshold {
             skipped += tile.skip_values(scores, threshold) * (keys.len() / shape.head_dim());
         }
@@ -100,9 +100,13 @@ fn run_block<T: Element>(
     }
     for start in blocks.iter().rev().map(|&block| block as usize * block_k) {
         let positions = start..(start + block_k).min(key_end);
-        let diagonal = (mask.is_causal() && positions.end > first + 1).then_some(first as isize - start as isize);
-        visit(inputs.k.gather(at, positions.clone(), keys), inputs.v.gather(at, positions, values), diagonal);
+        let start_row = start as isize - shape.q_offset() as isize;
+        let is_hidden = mask.is_causal() && positions.end > shape.q_offset() + first_row + 1;
+        let (keys, values) = (inputs.k.gather(at, positions.clone(), keys), inputs.v.gather(at, positions, values));
+        visit(keys, values, is_hidden.then_some(start_row));
     }
-    tile.finish(out, |row| inputs.output_row(batch, row, head), row_buffer);
+    tile.finish(row_buffer, |row, values| {
+        out.write(inputs.output_row(batch, row, head), |dst| T::narrow(values, dst));
+    });
     skipped as f64 / (BLOCK_Q * BLOCK_Q) as f64
 }

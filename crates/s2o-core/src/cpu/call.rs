@@ -2,16 +2,19 @@
 //! visits.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
 use super::microkernel::OutputRows;
+use super::probes::{ProbeRun, SparseRows};
 use super::segment_group::SegmentHeads;
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use super::tile_run::{TileRun, tiles_per_run};
 use crate::config::S2oConfig;
 use crate::plan::{Plan, SegmentOrder};
+use crate::probes::ProbeStats;
 use crate::segment::query_tiles;
 use crate::stats::{AttnStats, Visit};
 
@@ -25,6 +28,8 @@ pub(super) struct Call<'a, T> {
     out: OutputRows<'a, T>,
     /// The visits of each ranked run, after its head (`b * num_heads + h`), segment of the plan and first row.
     done: Vec<([usize; 3], Vec<Visit>)>,
+    /// The measurement of each head and segment of the plan.
+    measured: Vec<([usize; 2], ProbeStats)>,
 }
 
 impl<'a, T: Element> Call<'a, T> {
@@ -38,7 +43,8 @@ impl<'a, T: Element> Call<'a, T> {
                 tail.extend(tiles.map(|tile| TileRun { batch, head, segment, tiles: vec![tile], order: None }));
             }
         }
-        Self { inputs, plan, config, tail, out: OutputRows::new(out, inputs.shape.head_dim()), done: Vec::new() }
+        let out = OutputRows::new(out, inputs.shape.head_dim());
+        Self { inputs, plan, config, tail, out, done: Vec::new(), measured: Vec::new() }
     }
 
     /// Computes a group. `order(i, g)` returns the order of `group[i]` for the `g`-th of its heads.
@@ -72,11 +78,41 @@ impl<'a, T: Element> Call<'a, T> {
                 let workspace = Workspace::held(held, shape.head_dim(), config.tile_k());
                 let segment = run.segment.index - plan.segments[0].index;
                 let place = [run.batch * shape.num_heads() + run.head, segment, run.tiles[0].start];
-                (place, run.compute(inputs, config, workspace, out))
+                let (visits, rows) = run.compute(inputs, config, plan.probe_stride, workspace, out);
+                (place, run.order.is_some(), visits, rows)
             },
         );
-        let done: Vec<_> = done.collect();
-        self.done.extend(done);
+        let mut done: Vec<_> = done.collect();
+        let mut rows: BTreeMap<[usize; 2], SparseRows> = BTreeMap::new();
+        done.sort_by_key(|&(place, ..)| place);
+        for (place, is_ranked, visits, part) in done {
+            self.done.push((place, visits));
+            if is_ranked && plan.probe_stride.is_some() {
+                rows.entry([place[0], place[1]]).or_default().append(part);
+            }
+        }
+        self.correct(rows);
+    }
+
+    /// Corrects the rows of each head and segment by their probes.
+    fn correct(&mut self, rows: BTreeMap<[usize; 2], SparseRows>) {
+        let Self { inputs, plan, config, .. } = *self;
+        let runs = ProbeRun::cut(&inputs.shape, plan, rows).into_par_iter();
+        let corrections = runs.map_init(
+            || None,
+            |held, run| {
+                let workspace = Workspace::held(held, inputs.shape.head_dim(), config.tile_k());
+                run.corrections(inputs, plan, config.tile_k(), workspace)
+            },
+        );
+        let corrections: Vec<_> = corrections.flatten_iter().collect();
+        corrections.iter().for_each(|(_, correction)| correction.open(&mut self.out));
+        let out = &self.out;
+        corrections.par_iter().for_each_init(
+            || vec![0.0; inputs.shape.head_dim()],
+            |row_buffer, (_, correction)| correction.apply(out, row_buffer),
+        );
+        self.measured.extend(corrections.into_iter().map(|(place, correction)| (place, correction.stats)));
     }
 
     /// The statistics of the call, after all groups are done.
@@ -89,6 +125,9 @@ impl<'a, T: Element> Call<'a, T> {
         for ([head, segment, _], of_run) in self.done {
             visits[head][segment].extend(of_run);
         }
-        self.plan.stats(&shape, self.config, |head, segment, tile| visits[head][segment][tile])
+        let mut measured = vec![Vec::new(); heads];
+        self.measured.sort_by_key(|(place, _)| *place);
+        self.measured.into_iter().for_each(|([head, _], stats)| measured[head].push(stats));
+        self.plan.stats(&shape, self.config, |head, segment, tile| visits[head][segment][tile], measured)
     }
 }

@@ -34,10 +34,11 @@ pub fn dense<T: Element>(inputs: &Inputs<'_, T>, mask: Mask, out: &mut [T]) {
         || None,
         |held, (batch, head, tiles)| {
             let workspace = Workspace::held(held, shape.head_dim(), TILE);
-            pass1(inputs, (batch, head), tiles, 0, mask, TILE, workspace);
-            for tile in &workspace.tiles[..tiles.len()] {
-                tile.finish(&out, |row| inputs.output_row(batch, row, head), &mut workspace.rows);
-            }
+            workspace.load(inputs, (batch, head), tiles);
+            pass1(inputs, (batch, shape.kv_head(head)), 0, mask, TILE, workspace, tiles.len());
+            workspace.finish(tiles.len(), |row, values| {
+                out.write(inputs.output_row(batch, row, head), |dst| T::narrow(values, dst));
+            });
         },
     );
     assert!(out.is_complete());

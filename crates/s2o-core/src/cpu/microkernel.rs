@@ -78,7 +78,7 @@ pub(super) fn prefetch<T>(data: &[T]) {
     let _ = data;
 }
 
-/// The rows of an output. Each row is written once, by the thread that computes it.
+/// The rows of an output. Each row is written once, by the thread that computes it, until it is opened again.
 pub(super) struct OutputRows<'a, T> {
     data: *mut T,
     row_len: usize,
@@ -112,6 +112,11 @@ impl<'a, T> OutputRows<'a, T> {
         write(row);
     }
 
+    /// Lets a row be written once more.
+    pub(super) fn reopen(&mut self, row: usize) {
+        *self.taken[row].get_mut() = false;
+    }
+
     /// Whether every row was written.
     pub(super) fn is_complete(&mut self) -> bool {
         self.taken.iter_mut().all(|taken| *taken.get_mut())
@@ -128,7 +133,11 @@ mod tests {
         let mut data = [0u8; 6];
         let mut rows = OutputRows::new(&mut data, 3);
         rows.write(1, |row| row.fill(7));
+        rows.write(0, |row| row.fill(7));
+        assert!(rows.is_complete());
+        rows.reopen(1);
         assert!(!rows.is_complete());
+        rows.write(1, |row| assert_eq!(row, [7; 3]));
         rows.write(1, |_| {});
     }
 }

@@ -10,7 +10,8 @@
 //! **Structure of a call.** [`attention`] makes the plan and cuts it into segment groups (`segment_group`). For each
 //! group it ranks the keys (`ranking`) and distributes runs of query tiles (`call`). A run (`tile_run`)
 //! processes its window (`pass1`) and its prefix (`pass2`) one key tile at a time (`tile`), with two matrix products
-//! and a softmax per key tile (`microkernel`, `softmax`).
+//! and a softmax per key tile (`microkernel`, `softmax`). After a group, exact probes correct its other queries
+//! (`probes`).
 //!
 //! **NaN and infinity.** No input causes a hang or a panic. A non-finite key ranks before all others, so every query
 //! tile visits it, and the output is NaN where dense attention gives NaN. A non-finite query is left out of the mean
@@ -25,6 +26,7 @@ mod microkernel;
 mod moments;
 mod pass1;
 mod pass2;
+mod probes;
 mod ranking;
 mod segment_group;
 mod softmax;
@@ -60,7 +62,7 @@ pub fn attention<T: Element>(
     let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
         dense(inputs, Mask::Causal, out);
-        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0)));
+        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0), Vec::new()));
     }
     let mut call = Call::new(inputs, &plan, config, out);
     for group in segment_group::groups(&inputs.shape, &plan, config.workspace_cap())? {
@@ -88,7 +90,7 @@ pub fn attention_with_ranking<T: Element>(
     let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
         dense(inputs, Mask::Causal, out);
-        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0)));
+        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0), Vec::new()));
     }
     plan.check_ranking(&inputs.shape, ranking)?;
     let mut call = Call::new(inputs, &plan, config, out);

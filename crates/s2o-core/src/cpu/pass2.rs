@@ -20,17 +20,16 @@ pub(super) fn permute(workspace: &mut Workspace, count: usize, order: &SegmentOr
     std::mem::swap(tiles, permuted);
 }
 
-/// Updates the first `count` tiles of the workspace, all of one segment, with the prefix in `order.kv_perm` order. The
-/// tiles share each gathered key tile and stop independently.
+/// Updates the first `count` tiles of the workspace, all of one segment, with the prefix in `order.kv_perm` order. `at`
+/// is the sequence and the KV head. The tiles share each gathered key tile and stop independently.
 pub(super) fn pass2<T: Element>(
     inputs: &Inputs<'_, T>,
-    (batch, head): (usize, usize),
+    at: (usize, usize),
     order: &SegmentOrder,
     config: &S2oConfig,
     workspace: &mut Workspace,
     count: usize,
 ) -> Vec<Visit> {
-    let at = (batch, inputs.shape.kv_head(head));
     let keep = config.triggering_tile() == TriggeringTile::Keep;
     let Workspace { tiles, scores, keys, values, .. } = workspace;
     let tiles = &mut tiles[..count];
@@ -64,6 +63,9 @@ pub(super) fn pass2<T: Element>(
                     order.unvisited_over_visited(visited - usize::from(!keep)),
                 );
                 visits[i] = Visit { visited, skipped_mass: Some(skipped_mass) };
+                if visited < total || !keep {
+                    tile.stop(scores);
+                }
             }
             !stops
         });

@@ -1,9 +1,10 @@
 //! A query tile with its running softmax, and the buffers of a worker. The tile loops reuse these buffers.
 
 use std::f32::consts::LOG2_E;
+use std::f64::consts::LN_2;
 use std::ops::Range;
 
-use super::microkernel::{self, OutputRows};
+use super::microkernel;
 use super::softmax::{Columns, LANES, exponentiate, rescale_columns};
 use super::strided::{Element, Inputs};
 use crate::config::GainFrame;
@@ -28,6 +29,8 @@ pub(super) struct QueryTile {
     /// (m, l) at the start of the prefix, to measure how much the prefix added.
     entry_max: Vec<f32>,
     entry_sum: Vec<f32>,
+    /// (rows): mass of the last scored key tile over the mass of the visited keys; empty if the tile saw every key.
+    pub(super) last_gain: Vec<f32>,
 }
 
 impl QueryTile {
@@ -38,6 +41,7 @@ impl QueryTile {
     fn reset(&mut self, rows: impl Iterator<Item = usize>, head_dim: usize) {
         self.rows.clear();
         self.rows.extend(rows);
+        self.last_gain.clear();
         self.lanes = self.rows.len().next_multiple_of(LANES);
         for (column, len, value) in [
             (&mut self.q, head_dim * self.lanes, 0.0),
@@ -50,23 +54,26 @@ impl QueryTile {
         }
     }
 
-    /// Initialises the tile with consecutive `rows` and no keys.
+    pub(super) fn last_row(&self) -> usize {
+        self.rows[self.rows.len() - 1]
+    }
+
+    /// Initialises the tile with `rows` and no keys.
     pub(super) fn load<T: Element>(
         &mut self,
         inputs: &Inputs<'_, T>,
         (batch, head): (usize, usize),
-        rows: Range<usize>,
+        rows: impl Iterator<Item = usize>,
         row_buffer: &mut [f32],
     ) {
         let head_dim = inputs.shape.head_dim();
-        self.reset(rows.clone(), head_dim);
+        self.reset(rows, head_dim);
         let scale = inputs.softmax_scale * LOG2_E;
         // Transposes LANES rows at a time, to use whole cache lines on both sides.
-        for (first, lane) in rows.step_by(LANES).zip((0..self.lanes).step_by(LANES)) {
-            let count = LANES.min(self.rows.len() - lane);
-            let queries = inputs.q.gather((batch, head), first..first + count, row_buffer);
+        for (rows, lane) in self.rows.chunks(LANES).zip((0..self.lanes).step_by(LANES)) {
+            let queries = inputs.q.gather((batch, head), rows.iter().copied(), row_buffer);
             for (d, column) in self.q.chunks_exact_mut(self.lanes).enumerate() {
-                for (i, x) in column[lane..lane + count].iter_mut().enumerate() {
+                for (i, x) in column[lane..lane + rows.len()].iter_mut().enumerate() {
                     *x = queries[i * head_dim + d] * scale;
                 }
             }
@@ -89,17 +96,17 @@ impl QueryTile {
         }
     }
 
-    /// Scores a key tile and turns the scores into weights relative to the new maxima in `columns`. With `diagonal`,
-    /// the tile's rows are consecutive, and row `i` sees only the first `diagonal + i + 1` keys.
-    pub(super) fn score(&self, keys: &[f32], diagonal: Option<isize>, scores: &mut Scores) {
+    /// Scores a key tile and turns the scores into weights relative to the new maxima in `columns`. With `first_row`, the
+    /// rows ascend, and row `first_row + t` is the first that sees key `t`.
+    pub(super) fn score(&self, keys: &[f32], first_row: Option<isize>, scores: &mut Scores) {
         let head_dim = self.head_dim();
         let n = keys.len() / head_dim;
         scores.weights.resize(n * self.lanes, 0.0);
         microkernel::scores(self.lanes, head_dim, &self.q, keys, &mut scores.weights);
-        if let Some(diagonal) = diagonal {
-            for (t, column) in scores.weights.chunks_exact_mut(self.lanes).enumerate() {
-                let hidden_from = (t as isize - diagonal).clamp(0, self.lanes as isize) as usize;
-                column[..hidden_from].fill(f32::NEG_INFINITY);
+        if let Some(first_row) = first_row {
+            for (first_row, column) in (first_row..).zip(scores.weights.chunks_exact_mut(self.lanes)) {
+                let blind = self.rows.partition_point(|&row| (row as isize) < first_row);
+                column[..blind].fill(f32::NEG_INFINITY);
             }
         }
         exponentiate(&mut scores.weights, &self.row_max, &mut scores.columns);
@@ -166,13 +173,21 @@ impl QueryTile {
         1.0 - kept / rows as f64
     }
 
-    /// Writes `acc / l` to the output row of each query; `row_of` maps a row of the call to a row of `out`.
-    pub(super) fn finish<T: Element>(
-        &self,
-        out: &OutputRows<'_, T>,
-        row_of: impl Fn(usize) -> usize,
-        row_buffer: &mut [f32],
-    ) {
+    /// Stores the gains of the tile in `scores`, which may be added to the state or not.
+    pub(super) fn stop(&mut self, scores: &Scores) {
+        let columns = scores.columns.tile_sum.iter().zip(&scores.columns.new_max);
+        let states = self.row_max.iter().zip(&self.row_sum);
+        let gain = |((&gain, &at), (&max, &sum)): ((&f32, &f32), (&f32, &f32))| gain * (at - max).exp2() / sum;
+        self.last_gain.extend(columns.zip(states).map(gain).take(self.rows.len()));
+    }
+
+    /// Natural logarithm of the sum of `exp(score)` of the row in a lane.
+    pub(super) fn log_sum_exp(&self, lane: usize) -> f64 {
+        f64::from(self.row_max[lane]) * LN_2 + f64::from(self.row_sum[lane]).ln()
+    }
+
+    /// Calls `take` with each row and its output `acc / l`.
+    pub(super) fn finish(&self, row_buffer: &mut [f32], mut take: impl FnMut(usize, &[f32])) {
         let head_dim = self.head_dim();
         for (first, rows) in (0..).step_by(LANES).zip(self.rows.chunks(LANES)) {
             for (d, column) in self.acc.chunks_exact(self.lanes).enumerate() {
@@ -180,9 +195,7 @@ impl QueryTile {
                     row_buffer[i * head_dim + d] = x / self.row_sum[first + i];
                 }
             }
-            for (&row, values) in rows.iter().zip(row_buffer.chunks_exact(head_dim)) {
-                out.write(row_of(row), |dst| T::narrow(values, dst));
-            }
+            rows.iter().zip(row_buffer.chunks_exact(head_dim)).for_each(|(&row, values)| take(row, values));
         }
     }
 }
@@ -223,6 +236,20 @@ impl Workspace {
             keys: vec![0.0; tile_k * head_dim],
             values: vec![0.0; tile_k * head_dim],
             rows: vec![0.0; LANES * head_dim],
+        }
+    }
+
+    /// Loads the queries `rows` of a head, a query tile for each range.
+    pub(super) fn load<T: Element>(&mut self, inputs: &Inputs<'_, T>, at: (usize, usize), rows: &[Range<usize>]) {
+        for (tile, rows) in Self::at_least(&mut self.tiles, rows.len()).iter_mut().zip(rows) {
+            tile.load(inputs, at, rows.clone(), &mut self.rows);
+        }
+    }
+
+    /// [`QueryTile::finish`] for the first `count` tiles.
+    pub(super) fn finish(&mut self, count: usize, mut take: impl FnMut(usize, &[f32])) {
+        for tile in &self.tiles[..count] {
+            tile.finish(&mut self.rows, &mut take);
         }
     }
 

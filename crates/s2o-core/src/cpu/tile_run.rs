@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::microkernel::OutputRows;
 use super::pass1::pass1;
 use super::pass2::{pass2, permute};
+use super::probes::SparseRows;
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::config::S2oConfig;
@@ -36,18 +37,20 @@ pub(super) struct TileRun<'a> {
 impl TileRun<'_> {
     /// Computes the tiles and writes their rows: in a single pass (Algorithm 4), or with the queries regrouped between
     /// two passes (Algorithms 2 and 3). Tiles of the dense tail process their prefix in natural order, as a window, and
-    /// have no visits.
+    /// have no visits. With probes, the result has the rows outside the dense tail.
     pub(super) fn compute<T: Element>(
         &self,
         inputs: &Inputs<'_, T>,
         config: &S2oConfig,
+        probe_stride: Option<usize>,
         workspace: &mut Workspace,
         out: &OutputRows<'_, T>,
-    ) -> Vec<Visit> {
-        let at = (self.batch, self.head);
+    ) -> (Vec<Visit>, SparseRows) {
+        let at = (self.batch, inputs.shape.kv_head(self.head));
         let (count, tile_k) = (self.tiles.len(), config.tile_k());
         let window_start = if self.order.is_some() { self.segment.start } else { 0 };
-        pass1(inputs, at, &self.tiles, window_start, Mask::Causal, tile_k, workspace);
+        workspace.load(inputs, (self.batch, self.head), &self.tiles);
+        pass1(inputs, at, window_start, Mask::Causal, tile_k, workspace, count);
         let visits = match self.order {
             None => Vec::new(),
             Some(order) => {
@@ -57,10 +60,16 @@ impl TileRun<'_> {
                 pass2(inputs, at, order, config, workspace, count)
             }
         };
-        for tile in &workspace.tiles[..count] {
-            tile.finish(out, |row| inputs.output_row(self.batch, row, self.head), &mut workspace.rows);
+        workspace.finish(count, |row, values| {
+            out.write(inputs.output_row(self.batch, row, self.head), |dst| T::narrow(values, dst));
+        });
+        let mut rows = SparseRows::default();
+        if let Some(stride) = probe_stride.filter(|_| self.order.is_some()) {
+            for tile in &workspace.tiles[..count] {
+                rows.add(tile, inputs.shape.q_offset(), stride, &mut workspace.rows);
+            }
         }
-        visits
+        (visits, rows)
     }
 }
 

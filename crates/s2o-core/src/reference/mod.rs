@@ -11,7 +11,6 @@ mod single_pass;
 
 pub use pass1::pass1;
 pub use pass2::pass2;
-pub use probes::{Attended, Measured, Probes, Tail, TailMass};
 pub use ranking::{key_scores, query_scores, rank};
 pub use single_pass::single_pass;
 
@@ -21,8 +20,10 @@ use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::online_softmax::SoftmaxState;
 use crate::plan::{Plan, Ranking, SegmentOrder};
+use crate::probes::ProbeStats;
 use crate::shape::AttnShape;
 use crate::stats::{AttnStats, Visit};
+use probes::correct;
 
 /// One query head with the KV head it reads. Query `i` is at position `q_offset + i`.
 #[derive(Debug, Clone)]
@@ -123,25 +124,21 @@ pub fn rank_all(head: &Head, plan: &Plan, config: &S2oConfig) -> Vec<SegmentOrde
     plan.segments.iter().map(|segment| rank(head, segment, plan.segment_len, config)).collect()
 }
 
-/// S2O attention of one head: the output (q_len, head_dim), for each segment the visits of its query tiles outside the
-/// dense tail, and what the probes measured, if there are any.
+/// S2O attention of one head.
 struct HeadResult {
+    /// (q_len, head_dim)
     out: Vec<f64>,
+    /// For each segment the visits of its query tiles outside the dense tail.
     visits: Vec<Vec<Visit>>,
-    measured: Vec<Measured>,
+    /// For each segment with queries outside the dense tail, if there are probes.
+    probes: Vec<ProbeStats>,
 }
 
-fn one_head(
-    head: &Head,
-    plan: &Plan,
-    orders: &[SegmentOrder],
-    config: &S2oConfig,
-    probes: Option<&Probes>,
-) -> HeadResult {
+fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> HeadResult {
     if plan.is_dense() {
-        return HeadResult { out: dense(head, 0..head.q_len()), visits: Vec::new(), measured: Vec::new() };
+        return HeadResult { out: dense(head, 0..head.q_len()), visits: Vec::new(), probes: Vec::new() };
     }
-    let mut result = HeadResult { out: vec![0.0; head.q.len()], visits: Vec::new(), measured: Vec::new() };
+    let mut result = HeadResult { out: vec![0.0; head.q.len()], visits: Vec::new(), probes: Vec::new() };
     for (segment, order) in plan.segments.iter().zip(orders) {
         write_rows(&mut result.out, segment.tail_rows.clone(), &dense(head, segment.tail_rows.clone()));
         let (rows, visits) = if config.q_perm() {
@@ -150,15 +147,11 @@ fn one_head(
         } else {
             single_pass(head, segment, order, config)
         };
-        let out = match probes {
-            Some(probes) => {
-                let (out, measured) = probes.correct(head, segment, &rows);
-                result.measured.push(measured);
-                out
-            }
-            None => rows.iter().flat_map(|row| row.state.finish()).collect(),
-        };
-        write_rows(&mut result.out, segment.rows.clone(), &out);
+        let mut out: Vec<Vec<f64>> = rows.iter().map(|row| row.state.finish()).collect();
+        if let Some(stride) = plan.probe_stride.filter(|_| !segment.rows.is_empty()) {
+            result.probes.push(correct(head, segment, &rows, stride, &mut out));
+        }
+        write_rows(&mut result.out, segment.rows.clone(), &out.concat());
         result.visits.push(visits);
     }
     result
@@ -180,50 +173,29 @@ pub fn attention(
     prompt_len: usize,
     ranking: Option<&Ranking>,
 ) -> Result<(Vec<f64>, AttnStats), S2oError> {
-    let Attended { out, stats, .. } =
-        attention_with_probes(shape, qkv, softmax_scale, config, prompt_len, ranking, None)?;
-    Ok((out, stats))
-}
-
-/// [`attention`] that `probes` correct and measure, if they are given.
-///
-/// # Errors
-/// As [`attention`].
-///
-/// # Panics
-/// If a slice is shorter than `shape` requires, or the stride is 0.
-pub fn attention_with_probes(
-    shape: &AttnShape,
-    qkv: [&[f32]; 3],
-    softmax_scale: f32,
-    config: &S2oConfig,
-    prompt_len: usize,
-    ranking: Option<&Ranking>,
-    probes: Option<&Probes>,
-) -> Result<Attended, S2oError> {
     let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if let Some(given) = ranking.filter(|_| !plan.is_dense()) {
         plan.check_ranking(shape, given)?;
     }
     let (d, heads) = (shape.head_dim(), shape.num_heads());
     let mut out = vec![0.0; shape.batch() * shape.q_len() * heads * d];
-    let (mut visits, mut measured) = (Vec::new(), Vec::new());
+    let (mut visits, mut probes) = (Vec::new(), Vec::new());
     for b in 0..shape.batch() {
         for h in 0..heads {
             let head = Head::new(shape, qkv, softmax_scale, b, h);
             let result = match ranking {
-                Some(given) if !plan.is_dense() => one_head(&head, &plan, &given[b * heads + h], config, probes),
-                _ => one_head(&head, &plan, &rank_all(&head, &plan, config), config, probes),
+                Some(given) if !plan.is_dense() => one_head(&head, &plan, &given[b * heads + h], config),
+                _ => one_head(&head, &plan, &rank_all(&head, &plan, config), config),
             };
             for (s, row) in result.out.chunks_exact(d).enumerate() {
                 out[((b * shape.q_len() + s) * heads + h) * d..][..d].copy_from_slice(row);
             }
             visits.push(result.visits);
-            measured.push(result.measured);
+            probes.push(result.probes);
         }
     }
-    let stats = plan.stats(shape, config, |head, segment, tile| visits[head][segment][tile]);
-    Ok(Attended { out, stats, measured })
+    let stats = plan.stats(shape, config, |head, segment, tile| visits[head][segment][tile], probes);
+    Ok((out, stats))
 }
 
 fn write_rows(out: &mut [f64], rows: Range<usize>, values: &[f64]) {
