@@ -41,10 +41,12 @@ fn check_ranking(case: &Case) {
         for (segment, order) in plan.segments.iter().zip(orders) {
             order.check(segment).unwrap();
             let sink = case.config.front_sink().min(segment.start);
+            let recent = segment.start.saturating_sub(case.config.recent()).max(sink)..segment.start;
+            let lead: Vec<u32> = (0..sink).chain(recent).map(|t| t as u32).collect();
             let kv_perm = order.kv_perm.as_slice();
-            assert!(kv_perm[..sink].iter().copied().eq(0..sink as u32), "the front sink leads");
+            assert_eq!(kv_perm[..lead.len()], lead, "the front sink and the recent keys lead");
             let scores = reference::key_scores(&head, segment, &case.config);
-            check_descending(&order.kv_perm, &scores, sink);
+            check_descending(&order.kv_perm, &scores, lead.len());
             if case.config.q_perm() {
                 let scores = reference::query_scores(&head, segment, plan.segment_len);
                 check_descending(&order.q_perm, &scores, 0);

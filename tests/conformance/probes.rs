@@ -1,7 +1,7 @@
 //! Exact probe queries, in the reference and in the fast path: what they correct, what they leave, and what they measure.
 
 use proptest::prelude::*;
-use s2o_core::{AttnShape, AttnStats, HeadStats, Mask, ProbeStats, ProbeStride, S2oConfig, SegmentLen, cpu, reference};
+use s2o_core::{AttnShape, AttnStats, HeadStats, Mask, ProbeStride, S2oConfig, SegmentLen, cpu, reference};
 use s2o_testkit::{noise, relative_l2};
 
 use crate::random::{Case, cases, dense, tensors};
@@ -28,13 +28,6 @@ fn case(heads: usize, len: usize, head_dim: usize, segment: usize, tau: f32, qkv
     Case { shape, config, prompt_len: len, q, k, v }
 }
 
-/// Sum over all heads and segments.
-fn total(stats: &AttnStats) -> ProbeStats {
-    let mut total = ProbeStats::default();
-    stats.heads.iter().flat_map(|head| &head.probes).for_each(|&probes| total += probes);
-    total
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -43,7 +36,7 @@ proptest! {
         let case = case.with(|config| config.tau(0.0));
         let (out, stats) = of_reference(&probed(&case, stride));
         prop_assert_eq!(&out, &of_reference(&case).0);
-        let total = total(&stats);
+        let total = stats.probes().unwrap_or_default();
         prop_assert!(total.corrected == 0.0 && total.skipped_mass == 0.0);
         prop_assert_eq!(probed(&case, stride).attention(None).0, case.attention(None).0);
     }
@@ -202,7 +195,7 @@ fn what_is_measured_is_the_error_of_the_others() {
         let exact = dense(&case.inputs(), Mask::Causal);
         let before = relative_l2(&case.attention(None).0, &exact);
         let (out, stats) = probed(&case, stride).attention(None);
-        let measured = total(&stats);
+        let measured = stats.probes().unwrap();
         assert!((measured.probes as f64 / (len * heads / stride) as f64 - 1.0).abs() < 1e-12);
         // The first segment has no prefix and no error; probes are exact.
         let truth = relative_l2(&out, &exact) * (1.0 - 1.0 / stride as f64).powf(-0.5);

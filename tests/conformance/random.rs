@@ -128,6 +128,7 @@ prop_compose! {
         keep in any::<bool>(),
         key_score in prop_oneof![Just(KeyScore::MeanQuery), (0.0..1.0f32).prop_map(|c| KeyScore::SecondCumulant { c })],
         front_sink in prop_oneof![Just(0usize), Just(4), Just(40)],
+        recent in prop_oneof![Just(0usize), Just(1), Just(60), Just(400)],
         dense_tail in prop_oneof![Just(0usize), 1..80usize],
         q_perm in any::<bool>(),
     ) -> S2oConfig {
@@ -141,6 +142,7 @@ prop_compose! {
             .triggering_tile(if keep { TriggeringTile::Keep } else { TriggeringTile::Discard })
             .key_score(key_score)
             .front_sink(front_sink)
+            .recent(recent)
             .dense_tail(dense_tail)
             .q_perm(q_perm)
             .dense_below(0)

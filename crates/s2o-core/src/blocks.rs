@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use thiserror::Error;
 
+use crate::probes::ProbeStats;
 use crate::segment::{causal_tiles, position_tiles};
 use crate::shape::{AttnShape, Mask};
 
@@ -216,7 +217,7 @@ impl BlockSelection {
                     let blocks = self.blocks.list(list).len() * self.blocks.block_k;
                     blocks as f64 / BLOCK_Q as f64 + columns.div_ceil(BLOCK_Q) as f64
                 });
-                HeadWork { visited: visited.sum(), causal }
+                HeadWork::of_tiles(visited.sum(), causal)
             })
             .collect()
     }
@@ -235,13 +236,20 @@ pub struct HeadWork {
     pub visited: f64,
     /// Number of tiles that dense causal attention computes.
     pub causal: usize,
+    /// What S2O's probes measured.
+    pub probes: Option<ProbeStats>,
 }
 
 impl HeadWork {
+    /// The work of a method without probes.
+    pub fn of_tiles(visited: f64, causal: usize) -> Self {
+        Self { visited, causal, probes: None }
+    }
+
     /// The work of dense causal attention, by head (`b * num_heads + h`).
     pub fn dense(shape: &AttnShape) -> Vec<Self> {
         let causal = causal_work(shape);
-        vec![Self { visited: causal as f64, causal }; shape.batch() * shape.num_heads()]
+        vec![Self::of_tiles(causal as f64, causal); shape.batch() * shape.num_heads()]
     }
 
     /// Ratio of visited tiles to causal tiles.
@@ -307,10 +315,7 @@ mod tests {
         let columns = Some(vec![(60..200).collect()]);
         let selection = BlockSelection { columns, ..blocks.into() };
         // The second list lacks the columns 64..128, which is one tile. The third lacks 60..200, which is two tiles.
-        assert_eq!(
-            selection.work(&shape(384, 384)),
-            [HeadWork { visited: 1.0 + (1.0 + 1.0) + (1.0 + 2.0), causal: 6 }]
-        );
+        assert_eq!(selection.work(&shape(384, 384)), [HeadWork::of_tiles(1.0 + (1.0 + 1.0) + (1.0 + 2.0), 6)]);
         assert_eq!(selection.columns_of(0, 1, 128), (64..128).collect::<Vec<_>>());
     }
 }

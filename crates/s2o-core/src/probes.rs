@@ -5,7 +5,7 @@
 //! last visited tile. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the difference
 //! of its output to its neighbours.
 
-use std::ops::AddAssign;
+use crate::config::S2oConfig;
 
 /// Whether the query at an absolute position is a probe. Each run of `stride` positions from a multiple of `stride` has one
 /// probe, at a pseudo-random offset, so that probes meet every place in segments and tiles alike. It depends on the
@@ -37,20 +37,27 @@ pub(crate) struct Probe {
     pub(crate) exact: Vec<f64>,
     /// Share of the softmax mass that the sparse pass skipped.
     pub(crate) skipped: f64,
+    /// Number of keys that were scored for `exact`.
+    pub(crate) keys: usize,
 }
 
 impl Probe {
-    /// A query that skipped keys. `visited` and `all` are the logarithms of its sums of `exp(score)` over the visited
-    /// and over all keys.
-    pub(crate) fn skipping(out: Vec<f64>, last_gain: f64, visited: f64, exact: Vec<f64>, all: f64) -> Self {
+    /// A query that skipped some of the `keys` before and at its position. `visited` and `all` are the logarithms of its
+    /// sums of `exp(score)` over the visited and over all keys.
+    pub(crate) fn skipping(
+        (out, visited): (Vec<f64>, f64),
+        last_gain: f64,
+        (exact, all): (Vec<f64>, f64),
+        keys: usize,
+    ) -> Self {
         // Rounding must not make mass negative. This form propagates NaN.
         let skipped = -(visited - all).exp_m1();
-        Self { out, last_gain: Some(last_gain), exact, skipped: if skipped < 0.0 { 0.0 } else { skipped } }
+        Self { out, last_gain: Some(last_gain), exact, skipped: if skipped < 0.0 { 0.0 } else { skipped }, keys }
     }
 
     /// A query that saw every key.
     pub(crate) fn complete(out: Vec<f64>) -> Self {
-        Self { exact: out.clone(), out, last_gain: None, skipped: 0.0 }
+        Self { exact: out.clone(), out, last_gain: None, skipped: 0.0, keys: 0 }
     }
 
     /// The skipped keys' part of the exact output.
@@ -119,44 +126,93 @@ pub struct ProbeStats {
     pub norm: f64,
     /// Sum of squared L2 errors of the outputs before the correction.
     pub uncorrected: f64,
-    /// Sum of squared L2 errors of outputs that the other probes correct (leave one out). With fewer than two probes
-    /// it is the uncorrected error.
+    /// Sum of squared L2 errors of outputs that the other probes correct (leave one out). It is the uncorrected error
+    /// where that is not larger: then the outputs were not corrected.
     pub corrected: f64,
     /// Sum of the shares of softmax mass that the probes skipped.
     pub skipped_mass: f64,
+    /// Work of their exact attention, in tiles of the call.
+    pub tiles: f64,
+    /// Sums over the probes of norm * norm, norm * corrected and corrected * corrected.
+    squares: [f64; 3],
 }
 
 impl ProbeStats {
-    pub(crate) fn measure(segment: usize, probes: &[Probe]) -> Self {
-        let mut stats = Self { segment, probes: probes.len(), ..Self::default() };
+    /// Measures the probes of one head and segment. The tail is that of all probes; it is `None` if it would not lower the
+    /// error of probes that did not contribute to it, and then nothing is corrected.
+    pub(crate) fn measure(segment: usize, probes: &[Probe], config: &S2oConfig) -> (Self, Option<Tail>) {
+        let mut stats = Self::leave_one_out(segment, probes, config, true);
+        if stats.corrected < stats.uncorrected {
+            return (stats, Tail::of(probes));
+        }
+        if stats.corrected > stats.uncorrected {
+            stats = Self::leave_one_out(segment, probes, config, false);
+        }
+        (stats, None)
+    }
+
+    fn leave_one_out(segment: usize, probes: &[Probe], config: &S2oConfig, corrects: bool) -> Self {
+        let keys: usize = probes.iter().map(|probe| probe.keys).sum();
+        let tiles = keys as f64 / (config.tile_q() * config.tile_k()) as f64;
+        let mut stats = Self { segment, probes: probes.len(), tiles, ..Self::default() };
         for (i, probe) in probes.iter().enumerate() {
-            let others = Tail::of(probes.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, other)| other));
+            let others = probes.iter().enumerate().filter(|(j, _)| corrects && *j != i).map(|(_, other)| other);
+            let others = Tail::of(others);
+            let norm = probe.exact.iter().map(|x| x * x).sum::<f64>();
             let uncorrected = squared_distance(&probe.out, &probe.exact);
-            stats.norm += probe.exact.iter().map(|x| x * x).sum::<f64>();
-            stats.uncorrected += uncorrected;
-            stats.corrected += match (others, probe.last_gain) {
+            let corrected = match (others, probe.last_gain) {
                 (Some(tail), Some(gain)) => squared_distance(&tail.corrected(&probe.out, gain), &probe.exact),
                 _ => uncorrected,
             };
+            stats.norm += norm;
+            stats.uncorrected += uncorrected;
+            stats.corrected += corrected;
+            let squares = [norm * norm, norm * corrected, corrected * corrected];
+            stats.squares.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square);
             stats.skipped_mass += probe.skipped;
         }
         stats
     }
 
-    /// Relative L2 error of the corrected outputs; 0 without probes.
+    /// Relative L2 error of the corrected outputs, leave one out; 0 without probes. Other queries than the probes may
+    /// have larger errors, see [`ProbeStats::interval`].
     pub fn relative_error(&self) -> f64 {
         if self.norm > 0.0 { (self.corrected / self.norm).sqrt() } else { 0.0 }
     }
-}
 
-/// Adds the sums. The segment stays.
-impl AddAssign for ProbeStats {
-    fn add_assign(&mut self, more: Self) {
-        self.probes += more.probes;
-        self.norm += more.norm;
-        self.uncorrected += more.uncorrected;
-        self.corrected += more.corrected;
-        self.skipped_mass += more.skipped_mass;
+    /// An interval for the relative L2 error of all queries, with about 95 % confidence. Its width is two standard errors
+    /// of the ratio of the sums. The upper end also allows for errors that no probe has met: three in as many queries
+    /// as there are probes may be entirely wrong (the rule of three). That matters, because often a few queries have
+    /// most of the error.
+    pub fn interval(&self) -> (f64, f64) {
+        if self.probes == 0 || self.norm <= 0.0 {
+            return (0.0, f64::INFINITY);
+        }
+        let ratio = self.corrected / self.norm;
+        let [norms, products, errors] = self.squares;
+        // Sum of (error - ratio * norm)^2; rounding must not make it negative.
+        let residuals = (errors - 2.0 * ratio * products + ratio * ratio * norms).max(0.0);
+        let reach = 2.0 * residuals.sqrt() / self.norm;
+        ((ratio - reach).max(0.0).sqrt(), (ratio + reach + 3.0 / self.probes as f64).sqrt())
+    }
+
+    /// The sums over the probes of both. The segment is that of `self`.
+    pub fn plus(self, more: Self) -> Self {
+        Self {
+            segment: self.segment,
+            probes: self.probes + more.probes,
+            norm: self.norm + more.norm,
+            uncorrected: self.uncorrected + more.uncorrected,
+            corrected: self.corrected + more.corrected,
+            skipped_mass: self.skipped_mass + more.skipped_mass,
+            tiles: self.tiles + more.tiles,
+            squares: std::array::from_fn(|i| self.squares[i] + more.squares[i]),
+        }
+    }
+
+    /// Mean share of the softmax mass that the probes skipped; 0 without probes.
+    pub fn mean_skipped_mass(&self) -> f64 {
+        if self.probes == 0 { 0.0 } else { self.skipped_mass / self.probes as f64 }
     }
 }
 
@@ -182,7 +238,8 @@ mod tests {
 
     #[test]
     fn a_tail_is_the_sum_over_the_probes() {
-        let probe = |out, last_gain, exact, skipped| Probe { out: vec![out], last_gain, exact: vec![exact], skipped };
+        let probe =
+            |out, last_gain, exact, skipped| Probe { out: vec![out], last_gain, exact: vec![exact], skipped, keys: 1 };
         let probes = [
             probe(1.0, Some(0.1), 3.0, 0.5),
             probe(1.0, Some(0.2), 2.0, 0.25),
@@ -201,8 +258,44 @@ mod tests {
     }
 
     #[test]
+    fn a_tail_that_does_not_help_is_left_out() {
+        let probe = |exact: f64| Probe { out: vec![0.0], last_gain: Some(0.1), exact: vec![exact], skipped: 0.5, keys: 1 };
+        let measure = |exact: [f64; 2]| ProbeStats::measure(3, &exact.map(probe), &S2oConfig::default());
+        // The tail of the other probe is -2 for 1 and 2 for -1, so the corrected outputs would be -1 and 1.
+        let (stats, tail) = measure([1.0, -1.0]);
+        assert_eq!((stats.uncorrected, stats.corrected, tail), (2.0, 2.0, None));
+        // A common tail of 2.
+        let (stats, tail) = measure([1.0, 1.0]);
+        assert_eq!((stats.segment, stats.uncorrected), (3, 2.0));
+        assert!(stats.corrected < 1e-12 && tail.is_some_and(|tail| (tail.value[0] - 2.0).abs() < 1e-12));
+    }
+
+    #[test]
+    fn the_interval_allows_for_what_no_probe_met() {
+        let probe = |out: f64| Probe { out: vec![out], last_gain: None, exact: vec![2.0], skipped: 0.0, keys: 1 };
+        let measure = |outs: &[f64]| {
+            let probes: Vec<Probe> = outs.iter().copied().map(probe).collect();
+            ProbeStats::measure(0, &probes, &S2oConfig::default()).0
+        };
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} is not {b}");
+        // Errors 1, 1, 1, 1 of norms 4: no spread, so only the unseen errors widen the interval.
+        let same = measure(&[1.0, 3.0, 1.0, 3.0]);
+        near(same.relative_error(), 0.5);
+        near(same.interval().0, 0.5);
+        near(same.interval().1, 1.0);
+        // Errors 0, 0, 0, 4: the ratio is 1/4, the residuals -1, -1, -1, 3.
+        let spread = measure(&[2.0, 2.0, 2.0, 4.0]);
+        near(spread.interval().0, 0.0);
+        near(spread.interval().1, (0.25 + 2.0 * 12f64.sqrt() / 16.0 + 0.75).sqrt());
+        // The sums of parts are those of the whole.
+        assert_eq!(measure(&[2.0, 2.0]).plus(measure(&[2.0, 4.0])), spread);
+        assert_eq!(measure(&[]).interval(), (0.0, f64::INFINITY));
+        near(same.tiles, 4.0 / 128.0 / 128.0);
+    }
+
+    #[test]
     fn skipped_mass_is_never_negative() {
-        let skipped = |visited, all| Probe::skipping(vec![1.0], 0.1, visited, vec![1.0], all).skipped;
+        let skipped = |visited, all| Probe::skipping((vec![1.0], visited), 0.1, (vec![1.0], all), 1).skipped;
         assert!((skipped(0.25f64.ln(), 0.0) - 0.75).abs() < 1e-12);
         assert_eq!(skipped(1e-7, 0.0), 0.0);
         assert!(skipped(f64::NAN, 0.0).is_nan());

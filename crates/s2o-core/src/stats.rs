@@ -96,7 +96,7 @@ impl SkippedMass {
 pub struct HeadStats {
     /// Query tiles in the order of their segments. In a segment, the tiles of the dense tail come first.
     pub tiles: Vec<TileStats>,
-    /// What the probes of each segment measured; empty without probes. Their work does not count as tiles.
+    /// What the probes of each segment measured; empty without probes.
     pub probes: Vec<ProbeStats>,
 }
 
@@ -106,25 +106,30 @@ impl HeadStats {
         self.tiles.iter().map(|t| t.window_tiles + t.prefix_tiles).sum()
     }
 
-    /// Number of computed tiles, including the local windows and the triggering tiles.
+    /// Number of visited tiles, including the local windows and the triggering tiles.
     pub fn tiles_visited(&self) -> usize {
         self.tiles.iter().map(|t| t.window_tiles + t.visited).sum()
     }
 
-    /// Ratio of visited tiles to causal tiles, in `[0, 1]`.
+    /// Number of computed tiles: the visited ones and the work of the probes.
+    pub fn tiles_computed(&self) -> f64 {
+        self.tiles_visited() as f64 + self.probes.iter().map(|probes| probes.tiles).sum::<f64>()
+    }
+
+    /// Ratio of computed tiles to causal tiles.
     pub fn density(&self) -> f64 {
-        ratio(self.tiles_visited(), self.tiles_causal())
+        ratio(self.tiles_computed(), self.tiles_causal())
     }
 
     /// Share of the visited tiles that belong to local windows, in `[0, 1]`.
     pub fn local_window_share(&self) -> f64 {
-        ratio(self.tiles.iter().map(|t| t.window_tiles).sum(), self.tiles_visited())
+        ratio(self.tiles.iter().map(|t| t.window_tiles as f64).sum(), self.tiles_visited())
     }
 
     /// Mean number of prefix tiles that a query tile outside the dense tail visited.
     pub fn mean_visited(&self) -> f64 {
         let ranked = self.tiles.iter().filter(|t| !t.dense_tail && t.prefix_tiles > 0);
-        ratio(ranked.clone().map(|t| t.visited).sum(), ranked.count().max(1))
+        ratio(ranked.clone().map(|t| t.visited as f64).sum(), ranked.count().max(1))
     }
 
     /// Mean over the rows of the estimated skipped mass; `None` if a tile has no estimate.
@@ -156,21 +161,26 @@ impl AttnStats {
     }
 
     /// Number of computed tiles.
-    pub fn tiles_visited(&self) -> usize {
-        self.heads.iter().map(HeadStats::tiles_visited).sum()
+    pub fn tiles_computed(&self) -> f64 {
+        self.heads.iter().map(HeadStats::tiles_computed).sum()
     }
 
-    /// Ratio of visited tiles to causal tiles, in `[0, 1]`.
+    /// Ratio of computed tiles to causal tiles.
     pub fn density(&self) -> f64 {
-        ratio(self.tiles_visited(), self.tiles_causal())
+        Self::joint_density([self])
     }
 
     /// Density of several calls together, such as the layers of a model.
     pub fn joint_density<'s>(calls: impl IntoIterator<Item = &'s Self>) -> f64 {
-        let (visited, causal) = calls
-            .into_iter()
-            .fold((0, 0), |(visited, causal), call| (visited + call.tiles_visited(), causal + call.tiles_causal()));
-        ratio(visited, causal)
+        let (computed, causal) = calls.into_iter().fold((0.0, 0), |(computed, causal), call| {
+            (computed + call.tiles_computed(), causal + call.tiles_causal())
+        });
+        ratio(computed, causal)
+    }
+
+    /// What the probes of all heads and segments measured; `None` without probes.
+    pub fn probes(&self) -> Option<ProbeStats> {
+        self.heads.iter().flat_map(|head| &head.probes).copied().reduce(ProbeStats::plus)
     }
 
     /// Appends the query tiles of a later chunk of the same prompt.
@@ -182,7 +192,7 @@ impl AttnStats {
             for part in more.probes {
                 match head.probes.last_mut() {
                     // A chunk may end inside a segment.
-                    Some(last) if last.segment == part.segment => *last += part,
+                    Some(last) if last.segment == part.segment => *last = last.plus(part),
                     _ => head.probes.push(part),
                 }
             }
@@ -190,8 +200,8 @@ impl AttnStats {
     }
 }
 
-fn ratio(part: usize, whole: usize) -> f64 {
-    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+fn ratio(part: f64, whole: usize) -> f64 {
+    if whole == 0 { 1.0 } else { part / whole as f64 }
 }
 
 #[cfg(test)]

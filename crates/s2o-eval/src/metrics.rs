@@ -62,6 +62,7 @@ impl ErrorSums {
             mse: ratio(squared, count, 0.0),
             mae: ratio(absolute, count, 0.0),
             rel_l1: ratio(absolute, exact_absolute, 0.0),
+            rel_l2: ratio(squared, exact_squared, 0.0).sqrt(),
             cosine: ratio(product, (exact_squared * other_squared).sqrt(), 1.0),
         }
     }
@@ -91,6 +92,8 @@ pub struct Errors {
     pub mae: f64,
     /// Sum of absolute differences over sum of absolute exact values.
     pub rel_l1: f64,
+    /// L2 norm of the difference over that of the exact output.
+    pub rel_l2: f64,
     /// Cosine of the angle between the flattened outputs.
     pub cosine: f64,
 }
@@ -122,6 +125,7 @@ mod tests {
     fn measures_by_hand() {
         let errors = ErrorSums::of(&[1.0, -2.0, 2.0], &[1.0, -1.0, 4.0]).errors();
         assert_eq!((errors.mse, errors.mae, errors.rel_l1), (5.0 / 3.0, 1.0, 3.0 / 5.0));
+        assert_eq!(errors.rel_l2, (5.0f64 / 9.0).sqrt());
         assert!((errors.cosine - 11.0 / (9.0f64 * 18.0).sqrt()).abs() < 1e-15, "{errors:?}");
     }
 

@@ -62,8 +62,11 @@ fn check_options(config: &S2oConfig) -> Result<(), CudaError> {
             return Err(CudaError::Tile { name, got });
         }
     }
-    if config.probe_stride() != ProbeStride::Off {
-        return Err(CudaError::CpuOnly { what: "probes" });
+    for (what, is_set) in [("probes", config.probe_stride() != ProbeStride::Off), ("recent keys", config.recent() > 0)]
+    {
+        if is_set {
+            return Err(CudaError::CpuOnly { what });
+        }
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, Dense, HeadWork, Mask, dense_attn};
 use comfy_table::{Cell, Table};
 use s2o_eval::capture::LayerTensors;
-use s2o_eval::method::{Method, density};
+use s2o_eval::method::{Method, total};
 use s2o_eval::metrics::{ErrorSums, Errors};
 use serde::Serialize;
 
@@ -26,7 +26,12 @@ pub struct Row {
     mse: f64,
     mae: f64,
     pub rel_l1: f64,
+    rel_l2: f64,
     cosine: f64,
+    /// Relative L2 error that S2O's probes measured, and its interval.
+    measured: Option<f64>,
+    measured_low: Option<f64>,
+    measured_high: Option<f64>,
     /// Time of the whole call, also in the rows of single heads.
     pub seconds: f64,
 }
@@ -52,8 +57,8 @@ impl From<Box<dyn Method>> for Contender {
 
 struct Measured {
     output: Tensor,
-    density: f64,
-    density_by_head: Vec<f64>,
+    /// Work of each head, in all sequences of the batch.
+    work: Vec<HeadWork>,
     seconds: f64,
 }
 
@@ -81,15 +86,29 @@ pub fn compare(
             &again
         };
         let heads = ErrorSums::by_head(&exact.output, &measured.output)?;
-        let total: ErrorSums = heads.iter().copied().sum();
-        let row = |head, density, sums: &ErrorSums| {
-            let Errors { mse, mae, rel_l1, cosine } = sums.errors();
-            let (method, layer, seconds) = (name.clone(), layer.layer, measured.seconds);
-            Row { method, layer, head, density, mse, mae, rel_l1, cosine, seconds }
+        let sums_of_all: ErrorSums = heads.iter().copied().sum();
+        let row = |head, work: &HeadWork, sums: &ErrorSums| {
+            let Errors { mse, mae, rel_l1, rel_l2, cosine } = sums.errors();
+            let interval = work.probes.map(|probes| probes.interval());
+            Row {
+                method: name.clone(),
+                layer: layer.layer,
+                head,
+                density: work.density(),
+                mse,
+                mae,
+                rel_l1,
+                rel_l2,
+                cosine,
+                measured: work.probes.map(|probes| probes.relative_error()),
+                measured_low: interval.map(|(low, _)| low),
+                measured_high: interval.map(|(_, high)| high),
+                seconds: measured.seconds,
+            }
         };
-        rows.push(row(ALL_HEADS, measured.density, &total));
-        for (head, (sums, density)) in heads.iter().zip(&measured.density_by_head).enumerate() {
-            rows.push(row(head as i64, *density, sums));
+        rows.push(row(ALL_HEADS, &total(&measured.work), &sums_of_all));
+        for (head, (sums, work)) in heads.iter().zip(&measured.work).enumerate() {
+            rows.push(row(head as i64, work, sums));
         }
         keep(name, measured.output.clone());
     }
@@ -118,24 +137,27 @@ fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<M
     times.sort_by(f64::total_cmp);
     let (output, work) = last.expect("at least one repeat");
     let num_heads = output.dim(2)?;
-    let (density, density_by_head) = match work.as_slice() {
+    let work = match work.as_slice() {
         // The method is always dense.
-        [] => (1.0, vec![1.0; num_heads]),
-        // Work of a head in all sequences of the batch.
-        work => (density(work), (0..num_heads).map(|h| density(work.iter().skip(h).step_by(num_heads))).collect()),
+        [] => vec![HeadWork::of_tiles(1.0, 1); num_heads],
+        work => (0..num_heads).map(|head| total(work.iter().skip(head).step_by(num_heads))).collect(),
     };
-    Ok(Measured { output, density, density_by_head, seconds: times[times.len() / 2] })
+    Ok(Measured { output, work, seconds: times[times.len() / 2] })
 }
 
-/// The rows as a table, without the single heads of exact dense attention.
+/// The rows as a table, without the single heads of exact dense attention. If there are probes, the error that they
+/// measured stands beside the true one.
 pub fn table(rows: &[Row], look: Look) -> Table {
-    let header = ["layer", "method", "head", "density", "MSE", "MAE", "relative L1", "cosine", "time"];
-    let mut table = look.table(header);
+    let are_measured = rows.iter().any(|row| row.measured.is_some());
+    let measured = are_measured.then_some(["relative L2", "measured", "95 % interval"]);
+    let header = ["layer", "method", "head", "density", "MSE", "MAE", "relative L1"];
+    let header = header.into_iter().chain(measured.into_iter().flatten()).chain(["cosine", "time"]);
+    let mut table = look.table(header.collect::<Vec<_>>());
     for row in
         rows.iter().filter(|row| row.is_total() || row.density < 1.0 || (row.mse > 0.0 && row.method != Dense.name()))
     {
         let is_total = row.is_total();
-        table.add_row(vec![
+        let mut cells = vec![
             Cell::new(row.layer),
             Cell::new(&row.method),
             Cell::new(if is_total { "all".to_owned() } else { row.head.to_string() }),
@@ -143,9 +165,17 @@ pub fn table(rows: &[Row], look: Look) -> Table {
             Cell::new(scientific(row.mse)),
             Cell::new(scientific(row.mae)),
             Cell::new(scientific(row.rel_l1)),
-            Cell::new(format!("{:.6}", row.cosine)),
-            Cell::new(if is_total { seconds(row.seconds) } else { String::new() }),
-        ]);
+        ];
+        if are_measured {
+            let interval = row.measured_low.zip(row.measured_high);
+            let interval = interval.map(|(low, high)| format!("{} to {}", scientific(low), scientific(high)));
+            cells.push(Cell::new(scientific(row.rel_l2)));
+            cells.push(Cell::new(row.measured.map(scientific).unwrap_or_default()));
+            cells.push(Cell::new(interval.unwrap_or_default()));
+        }
+        cells.push(Cell::new(format!("{:.6}", row.cosine)));
+        cells.push(Cell::new(if is_total { seconds(row.seconds) } else { String::new() }));
+        table.add_row(cells);
     }
     table
 }

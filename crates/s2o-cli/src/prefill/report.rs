@@ -152,7 +152,9 @@ impl Report<'_> {
     fn chart(&self, out: &mut String, look: Look, sparse: &Run, stats: &Stats) -> Result<()> {
         let dense = self.dense.as_ref();
         let times = if dense.is_some() { "     attention time" } else { "   time" };
-        let labels = format!("{:BAR_WIDTH$}  density  window  skipped  {times}", "share of tiles computed");
+        let is_measured = stats.values().any(|layer| layer.probes().is_some());
+        let error = if is_measured { "  error" } else { "" };
+        let labels = format!("{:BAR_WIDTH$}  density  window  skipped  {times}{error}", "share of tiles computed");
         writeln!(out, "          {labels}")?;
         let arrow = if look == Look::Terminal { "→" } else { "->" };
         for (layer, layer_stats) in stats {
@@ -162,22 +164,40 @@ impl Report<'_> {
             let density = layer_stats.density();
             let time = |run: &Run| seconds(run.attention[*layer].as_secs_f64());
             let before = dense.map(|run| format!("{:>7} {arrow} ", time(run))).unwrap_or_default();
+            let probes = layer_stats.probes();
             let is_known = layer_stats.heads.iter().all(|head| head.skipped_mass().is_some());
-            let skipped = mean(|head| head.skipped_mass().map_or(0.0, |skipped| skipped.by_key_scores));
-            writeln!(
+            let estimate = mean(|head| head.skipped_mass().map_or(0.0, |skipped| skipped.by_key_scores));
+            let skipped = probes.map(|probes| probes.mean_skipped_mass()).or(is_known.then_some(estimate));
+            write!(
                 out,
                 "layer {layer:>3} {}  {density:>7.3}  {:>6.2}  {:>7}  {before}{:>7}",
                 look.bar(density, BAR_WIDTH),
                 mean(HeadStats::local_window_share),
-                if is_known { format!("{skipped:.3}") } else { "n/a".to_owned() },
+                skipped.map_or("n/a".to_owned(), |skipped| format!("{skipped:.3}")),
                 time(sparse),
             )?;
+            if let Some(probes) = probes {
+                let (low, high) = probes.interval();
+                write!(out, "  {:.3} ({low:.3} to {high:.3})", probes.relative_error())?;
+            }
+            writeln!(out)?;
         }
         writeln!(
             out,
             "density: key tiles computed of those that causal attention has. window: part of them in the query's own\n\
-             segment. skipped: softmax mass left out, estimated from the key scores (n/a on a GPU). Means over heads.\n"
+             segment. skipped: softmax mass left out, {}. Means over heads.",
+            match is_measured {
+                true => "measured on the probes",
+                false => "estimated from the key scores (n/a on a GPU)",
+            }
         )?;
+        if is_measured {
+            writeln!(
+                out,
+                "error: relative L2 error of the attention output, measured on the probes, and its 95 % interval."
+            )?;
+        }
+        writeln!(out)?;
         Ok(())
     }
 

@@ -36,6 +36,8 @@ fn f32s(tensor: &Tensor) -> Vec<f32> {
     tensor.to_dtype(DType::F32).and_then(|t| t.flatten_all()?.to_vec1()).expect("numbers")
 }
 
+const KEYS: &str = "cosine density head layer mae measured measured_high measured_low method mse rel_l1 rel_l2 seconds";
+
 #[test]
 fn compare_agrees_with_the_library() {
     let directory = TempDir::new().expect("a temporary directory");
@@ -57,7 +59,7 @@ fn compare_agrees_with_the_library() {
     for row in &rows {
         let mut keys: Vec<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
         keys.sort();
-        assert_eq!(keys.join(" "), "cosine density head layer mae method mse rel_l1 seconds");
+        assert_eq!(keys.join(" "), KEYS);
         assert_eq!(row["layer"], 0);
         assert!(number(row, "seconds") > 0.0);
     }
@@ -83,6 +85,7 @@ fn compare_agrees_with_the_library() {
         for (name, field) in header.iter().zip(record) {
             match &row[name] {
                 Value::String(text) => assert_eq!(field, text),
+                Value::Null => assert_eq!(field, ""),
                 value => {
                     // serde_json may be off by the last bit when it reads a number.
                     let (got, expected) = (field.parse::<f64>().expect("a number"), value.as_f64().expect("a number"));
@@ -106,7 +109,31 @@ fn compare_agrees_with_the_library() {
     let near = |key: &str, value: f64| assert!((number(total, key) / value - 1.0).abs() < 1e-9, "{key}: {value}");
     near("mse", sum(|(a, b)| (a - b).powi(2)) / dense.len() as f64);
     near("rel_l1", sum(|(a, b)| (a - b).abs()) / sum(|(a, _)| a.abs()));
+    near("rel_l2", (sum(|(a, b)| (a - b).powi(2)) / sum(|(a, _)| a * a)).sqrt());
     near("cosine", sum(|(a, b)| a * b) / (sum(|(a, _)| a * a) * sum(|(_, b)| b * b)).sqrt());
+}
+
+#[test]
+fn probes_measure_the_error() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let path = directory.path().join("qkv.safetensors");
+    let q = numbers(1, (1, 3000, 4, 32));
+    let (k, v) = (numbers(2, (1, 3000, 2, 32)), numbers(3, (1, 3000, 2, 32)));
+    save(&path, &[("q", &q), ("k", &k), ("v", &v)]);
+    let flags = ["--tensors", text(&path), "--segment", "256", "--tau", "0.2", "--dense-below", "0"];
+    let plain = rows(&flags);
+    let probed = rows(&[&flags[..], &["--probe-stride", "16"]].concat());
+    for (plain, probed) in plain[5..].iter().zip(&probed[5..]) {
+        assert_eq!(plain["measured"], Value::Null);
+        let [error, measured, low, high] =
+            ["rel_l2", "measured", "measured_low", "measured_high"].map(|key| number(probed, key));
+        assert!(error < 0.9 * number(plain, "rel_l2"), "{probed} after {plain}");
+        assert!((0.8..1.25).contains(&(measured / error)), "{probed}");
+        assert!(low < error && error < high, "{probed}");
+        // A sixteenth of dense attention, less what is in no prefix.
+        let more = number(probed, "density") - number(plain, "density");
+        assert!((0.9 / 16.0..1.1 / 16.0).contains(&more), "{more}");
+    }
 }
 
 #[test]

@@ -58,6 +58,7 @@ pub struct S2oConfig {
     triggering_tile: TriggeringTile,
     key_score: KeyScore,
     front_sink: usize,
+    recent: usize,
     dense_tail: usize,
     q_perm: bool,
     probe_stride: ProbeStride,
@@ -78,6 +79,7 @@ impl Default for S2oConfig {
             triggering_tile: TriggeringTile::Keep,
             key_score: KeyScore::default(),
             front_sink: 4,
+            recent: 0,
             dense_tail: 128,
             q_perm: false,
             probe_stride: ProbeStride::Off,
@@ -92,7 +94,7 @@ impl S2oConfig {
     pub const CPU_BREAK_EVEN: usize = 2048;
 
     /// The paper's settings: mean-query score, mean ratio rule, tau 0.005, S 2048, query permutation, the triggering
-    /// tile dropped, no front sink, no dense tail, no probes.
+    /// tile dropped, no front sink, no recent keys, no dense tail, no probes.
     pub fn paper() -> Self {
         Self {
             segment_len: SegmentLen::Fixed(2048),
@@ -101,6 +103,7 @@ impl S2oConfig {
             triggering_tile: TriggeringTile::Discard,
             key_score: KeyScore::MeanQuery,
             front_sink: 0,
+            recent: 0,
             dense_tail: 0,
             q_perm: true,
             probe_stride: ProbeStride::Off,
@@ -116,6 +119,11 @@ impl S2oConfig {
     /// A builder that starts from this configuration.
     pub fn to_builder(&self) -> S2oConfigBuilder {
         S2oConfigBuilder { config: self.clone() }
+    }
+
+    /// Whether key `t` of a prefix comes first in its order, regardless of its score.
+    pub(crate) fn leads(&self, t: usize, prefix_len: usize) -> bool {
+        t < self.front_sink || prefix_len - t <= self.recent
     }
 
     fn check(&self) -> Result<(), ConfigError> {

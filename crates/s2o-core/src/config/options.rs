@@ -143,6 +143,9 @@ options! {
     "dense-tail" ("a number of tokens") dense_tail(usize) -> usize;
     /// Number of tokens at the start of the prompt that come first in every key order, regardless of their scores.
     "front-sink" ("a number of tokens") front_sink(usize) -> usize;
+    /// Number of tokens right before a segment that come first in its key order, after the front sink. The first queries
+    /// of a segment need them, because their own window is short.
+    "recent" ("a number of tokens") recent(usize) -> usize;
     /// Whether the queries of a segment are permuted too (Algorithms 2 and 3 instead of Algorithm 4).
     "q-perm" ("`on` or `off`") q_perm(bool) -> bool, read_switch, switch;
     /// One query in so many positions is a probe: it gets exact attention, which corrects the other queries of its
@@ -179,7 +182,7 @@ mod tests {
         let builders = [
             base(),
             S2oConfig::paper().to_builder(),
-            base().tau(0.0).segment_len(SegmentLen::Fixed(384)).dense_tail(7).front_sink(9).dense_below(77),
+            base().tau(0.0).segment_len(SegmentLen::Fixed(384)).dense_tail(7).front_sink(9).recent(8).dense_below(77),
             base().tile_q(64).tile_k(32).q_perm(true).workspace_cap(7679).gain_frame(GainFrame::Literal),
             base().stop_rule(StopRule::SumRatio).triggering_tile(TriggeringTile::Discard).workspace_cap(usize::MAX),
             base().probe_stride(ProbeStride::Every(96)),
@@ -215,6 +218,7 @@ mod tests {
         assert_eq!(set("segment", "1024"), built(|b| b.segment_len(SegmentLen::Fixed(1024))));
         assert_eq!(set("dense-tail", "3"), built(|b| b.dense_tail(3)));
         assert_eq!(set("front-sink", "3"), built(|b| b.front_sink(3)));
+        assert_eq!(set("recent", "3"), built(|b| b.recent(3)));
         assert_eq!(set("q-perm", "on"), built(|b| b.q_perm(true)));
         assert_eq!(set("probe-stride", "auto"), built(|b| b.probe_stride(ProbeStride::Auto)));
         assert_eq!(set("probe-stride", "64"), built(|b| b.probe_stride(ProbeStride::Every(64))));

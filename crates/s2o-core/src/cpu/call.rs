@@ -102,7 +102,7 @@ impl<'a, T: Element> Call<'a, T> {
             || None,
             |held, run| {
                 let workspace = Workspace::held(held, inputs.shape.head_dim(), config.tile_k());
-                run.corrections(inputs, plan, config.tile_k(), workspace)
+                run.corrections(inputs, plan, config, workspace)
             },
         );
         let corrections: Vec<_> = corrections.flatten_iter().collect();

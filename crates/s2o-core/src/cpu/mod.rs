@@ -5,7 +5,8 @@
 //! **Memory.** In addition to the output, a call holds the key orders of the segments in progress, at most
 //! [`S2oConfig::workspace_cap`] bytes (segments are ranked in groups that fit). Each thread holds the states of a few
 //! query tiles: about 2 MiB at the default tiles, or `4 * segment_len * head_dim` floats with query permutation. A call
-//! also holds one byte per output row, and 72 bytes of statistics per query tile and head.
+//! also holds one byte per output row, and 72 bytes of statistics per query tile and head; with probes, 16 bytes per
+//! query and head of the segments in progress.
 //!
 //! **Structure of a call.** [`attention`] makes the plan and cuts it into segment groups (`segment_group`). For each
 //! group it ranks the keys (`ranking`) and distributes runs of query tiles (`call`). A run (`tile_run`)

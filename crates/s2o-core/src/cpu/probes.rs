@@ -6,6 +6,7 @@ use super::microkernel::OutputRows;
 use super::pass1::pass1;
 use super::strided::{Element, Inputs};
 use super::tile::{QueryTile, Workspace};
+use crate::config::S2oConfig;
 use crate::plan::Plan;
 use crate::probes::{Probe, ProbeStats, Tail, is_probe};
 use crate::shape::{AttnShape, Mask};
@@ -63,6 +64,7 @@ impl SparseRows {
         inputs: &Inputs<'_, T>,
         (batch, head): (usize, usize),
         segment: usize,
+        config: &S2oConfig,
         exact: &mut impl Iterator<Item = (f64, Vec<f32>)>,
     ) -> Correction {
         let output = |row| inputs.output_row(batch, row, head);
@@ -73,18 +75,16 @@ impl SparseRows {
                 None => Probe::complete(out),
                 Some(gain) => {
                     let (all, exact) = exact.next().expect("one for each probe that skipped keys");
-                    let probe = Probe::skipping(out, gain.into(), log_sum_exp, widen(&exact), all);
+                    let keys = inputs.shape.q_offset() + row + 1;
+                    let probe = Probe::skipping((out, log_sum_exp), gain.into(), (widen(&exact), all), keys);
                     outputs.push((output(row), exact));
                     probe
                 }
             });
         }
         let rows = self.skipping.into_iter().map(|(row, gain)| (output(row), gain)).collect();
-        Correction {
-            exact: outputs,
-            tail: Tail::of(&probes).map(|tail| (tail, rows)),
-            stats: ProbeStats::measure(segment, &probes),
-        }
+        let (stats, tail) = ProbeStats::measure(segment, &probes, config);
+        Correction { exact: outputs, tail: tail.map(|tail| (tail, rows)), stats }
     }
 }
 
@@ -123,7 +123,7 @@ impl ProbeRun {
         self,
         inputs: &Inputs<'_, T>,
         plan: &Plan,
-        tile_k: usize,
+        config: &S2oConfig,
         workspace: &mut Workspace,
     ) -> Vec<([usize; 2], Correction)> {
         let Self { batch, kv_head, units } = self;
@@ -136,7 +136,7 @@ impl ProbeRun {
                 tile.load(inputs, (batch, of_head[0].0[0]), rows, &mut workspace.rows);
             }
         }
-        pass1(inputs, (batch, kv_head), 0, Mask::Causal, tile_k, workspace, count);
+        pass1(inputs, (batch, kv_head), 0, Mask::Causal, config.tile_k(), workspace, count);
         let mut exact = Vec::new();
         for tile in &workspace.tiles[..count] {
             let mut lane = 0;
@@ -149,7 +149,7 @@ impl ProbeRun {
         let correction = |([head, segment], rows): ([usize; 2], SparseRows)| {
             let number = plan.segments[segment].index;
             let place = [batch * inputs.shape.num_heads() + head, segment];
-            (place, rows.correction(inputs, (batch, head), number, &mut exact))
+            (place, rows.correction(inputs, (batch, head), number, config, &mut exact))
         };
         units.into_iter().map(correction).collect()
     }

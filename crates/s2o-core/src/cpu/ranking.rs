@@ -91,11 +91,11 @@ struct Member<'a> {
     head: usize,
 }
 
-/// The keys before a segment with their scores, packed for sorting. The front sink sorts first regardless of its
-/// scores, which are therefore kept separately.
+/// The keys before a segment with their scores, packed for sorting. The front sink and the recent keys sort first
+/// regardless of their scores, which are therefore kept separately.
 struct Scored {
     keys: Vec<u64>,
-    sink_scores: Vec<f32>,
+    lead_scores: Vec<f32>,
 }
 
 /// `k_scores` of Algorithm 1 for all members: one product of their coefficients with each tile of keys.
@@ -120,7 +120,7 @@ fn score_keys<T: Element>(
     }
     let mut scored: Vec<Scored> = members
         .iter()
-        .map(|member| Scored { keys: Vec::with_capacity(member.segment.start), sink_scores: Vec::new() })
+        .map(|member| Scored { keys: Vec::with_capacity(member.segment.start), lead_scores: Vec::new() })
         .collect();
     let mut keys = vec![0.0; ROWS_AT_A_TIME * head_dim];
     let mut features = vec![0.0; ROWS_AT_A_TIME * depth];
@@ -139,8 +139,8 @@ fn score_keys<T: Element>(
         for (i, (scored, member)) in scored.iter_mut().zip(members).enumerate() {
             for (t, row) in (first..member.segment.start).zip(scores.chunks_exact(lanes).take(positions.len())) {
                 let index = t as u32;
-                if t < config.front_sink() {
-                    scored.sink_scores.push(row[i]);
+                if config.leads(t, member.segment.start) {
+                    scored.lead_scores.push(row[i]);
                     // Below the sort key of every score, including NaN.
                     scored.keys.push(u64::from(index));
                 } else {
@@ -184,8 +184,8 @@ fn score_coefficients<T: Element>(
 fn order_keys(mut scored: Scored, tile_k: usize) -> (Permutation, Vec<f32>) {
     sort_by_score(&mut scored.keys);
     let mut scores: Vec<f32> = scored.keys.iter().map(|&key| score_of_key(key)).collect();
-    scores[..scored.sink_scores.len()].copy_from_slice(&scored.sink_scores);
-    let max = scores.iter().take(scored.sink_scores.len() + 1).copied().fold(f32::NEG_INFINITY, f32::max);
+    scores[..scored.lead_scores.len()].copy_from_slice(&scored.lead_scores);
+    let max = scores.iter().take(scored.lead_scores.len() + 1).copied().fold(f32::NEG_INFINITY, f32::max);
     let indices = scored.keys.iter().map(|&key| key as u32).collect();
     (Permutation::from_sorted(indices), exp_sums(&scores, max, tile_k))
 }

@@ -149,7 +149,7 @@ fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfi
         };
         let mut out: Vec<Vec<f64>> = rows.iter().map(|row| row.state.finish()).collect();
         if let Some(stride) = plan.probe_stride.filter(|_| !segment.rows.is_empty()) {
-            result.probes.push(correct(head, segment, &rows, stride, &mut out));
+            result.probes.push(correct(head, segment, &rows, stride, config, &mut out));
         }
         write_rows(&mut result.out, segment.rows.clone(), &out.concat());
         result.visits.push(visits);

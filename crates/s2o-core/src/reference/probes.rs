@@ -1,14 +1,16 @@
 use super::{Head, SparseRow, exact};
-use crate::probes::{Probe, ProbeStats, Tail, is_probe};
+use crate::config::S2oConfig;
+use crate::probes::{Probe, ProbeStats, is_probe};
 use crate::segment::Segment;
 
-/// Corrects the outputs `out` of a segment's rows, and measures the error. Probes get their exact outputs, and rows that
-/// saw every key keep theirs.
+/// Corrects the outputs `out` of a segment's rows if that helps, and measures the error. Probes get their exact outputs,
+/// and rows that saw every key keep theirs.
 pub(super) fn correct(
     head: &Head,
     segment: &Segment,
     rows: &[SparseRow],
     stride: usize,
+    config: &S2oConfig,
     out: &mut [Vec<f64>],
 ) -> ProbeStats {
     let is_own = |i: &usize| is_probe(head.position(segment.rows.start + i), stride);
@@ -17,12 +19,14 @@ pub(super) fn correct(
         None => Probe::complete(out[i].clone()),
         Some(gain) => {
             let state = &rows[i].state;
-            let (exact, all) = exact(head, segment.rows.start + i);
-            Probe::skipping(out[i].clone(), gain, state.row_max + state.row_sum.ln(), exact, all)
+            let sparse = (out[i].clone(), state.row_max + state.row_sum.ln());
+            let row = segment.rows.start + i;
+            Probe::skipping(sparse, gain, exact(head, row), head.position(row) + 1)
         }
     };
     let probes: Vec<Probe> = own.iter().map(probe).collect();
-    if let Some(tail) = Tail::of(&probes) {
+    let (stats, tail) = ProbeStats::measure(segment.index, &probes, config);
+    if let Some(tail) = tail {
         for (row, out) in rows.iter().zip(out.iter_mut()) {
             if let Some(gain) = row.last_gain {
                 *out = tail.corrected(out, gain);
@@ -30,5 +34,5 @@ pub(super) fn correct(
         }
     }
     own.iter().zip(&probes).for_each(|(&i, probe)| out[i].clone_from(&probe.exact));
-    ProbeStats::measure(segment.index, &probes)
+    stats
 }

@@ -136,7 +136,7 @@ mod tests {
         let shape = layer.shape().unwrap();
         let causal = HeadWork::dense(&shape)[0].causal;
         let work: Vec<HeadWork> =
-            [0.2, 0.65].iter().map(|density| HeadWork { visited: density * causal as f64, causal }).collect();
+            [0.2, 0.65].iter().map(|density| HeadWork::of_tiles(density * causal as f64, causal)).collect();
         let selection = random_blocks(&exact, &work).unwrap();
         selection.check(&shape, Mask::Causal).unwrap();
         for (wanted, got) in work.iter().zip(selection.work(&shape)) {

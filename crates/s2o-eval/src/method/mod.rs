@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Error, Result, Tensor};
-use candle_s2o::{Attention, AttnShape, AttnStats, Dense, HeadStats, HeadWork, PrefillCall, S2o, S2oOp};
+use candle_s2o::{Attention, AttnShape, AttnStats, Dense, HeadStats, HeadWork, PrefillCall, ProbeStats, S2o, S2oOp};
 use s2o_baselines::{BlockSelector, BlockSparse};
 
 pub use sdpa::Sdpa;
@@ -61,10 +61,12 @@ pub fn density<'w>(heads: impl IntoIterator<Item = &'w HeadWork>) -> f64 {
     total(heads).density()
 }
 
-pub(crate) fn total<'w>(heads: impl IntoIterator<Item = &'w HeadWork>) -> HeadWork {
+/// The work of several heads together.
+pub fn total<'w>(heads: impl IntoIterator<Item = &'w HeadWork>) -> HeadWork {
     heads.into_iter().fold(HeadWork::default(), |sum, head| HeadWork {
         visited: sum.visited + head.visited,
         causal: sum.causal + head.causal,
+        probes: sum.probes.into_iter().chain(head.probes).reduce(ProbeStats::plus),
     })
 }
 
@@ -106,7 +108,11 @@ impl Method for S2o {
 }
 
 pub(crate) fn head_work(stats: &AttnStats) -> Vec<HeadWork> {
-    let work = |head: &HeadStats| HeadWork { visited: head.tiles_visited() as f64, causal: head.tiles_causal() };
+    let work = |head: &HeadStats| HeadWork {
+        visited: head.tiles_computed(),
+        causal: head.tiles_causal(),
+        probes: head.probes.iter().copied().reduce(ProbeStats::plus),
+    };
     stats.heads.iter().map(work).collect()
 }
 

@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn layers_without_work_are_dense() {
-        let half = |causal| vec![HeadWork { visited: causal as f64 / 2.0, causal }; 2];
+        let half = |causal| vec![HeadWork::of_tiles(causal as f64 / 2.0, causal); 2];
         let work = BTreeMap::from([(1, half(10)), (3, half(10))]);
         assert_eq!(densities(&work, 4), (0.75, vec![1.0, 0.5, 1.0, 0.5]));
         assert_eq!(densities(&BTreeMap::new(), 2), (1.0, vec![1.0, 1.0]));
