@@ -5,6 +5,8 @@
 //! last visited tile. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the difference
 //! of its output to its neighbours.
 
+use std::ptr;
+
 use crate::config::S2oConfig;
 
 /// Whether the query at an absolute position is a probe. Each run of `stride` positions from a multiple of `stride` has one
@@ -85,10 +87,10 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// The common tail of some probes; `None` if they skipped nothing.
+    /// The common tail of finite probes; `None` if they skipped nothing.
     pub(crate) fn of<'p>(probes: impl IntoIterator<Item = &'p Probe>) -> Option<Self> {
         let (mut count, mut skipped, mut gain, mut value) = (0.0, 0.0, 0.0, Vec::new());
-        for probe in probes.into_iter().filter(|probe| probe.is_finite()) {
+        for probe in probes {
             count += 1.0;
             skipped += probe.skipped;
             gain += probe.last_gain.unwrap_or(0.0) * (1.0 - probe.skipped);
@@ -141,29 +143,27 @@ impl ProbeStats {
     /// Measures the probes of one head and segment. The tail is that of all probes; it is `None` if it would not lower the
     /// error of probes that did not contribute to it, and then nothing is corrected.
     pub(crate) fn measure(segment: usize, probes: &[Probe], config: &S2oConfig) -> (Self, Option<Tail>) {
-        let mut stats = Self::leave_one_out(segment, probes, config, true);
-        if stats.corrected < stats.uncorrected {
-            return (stats, Tail::of(probes));
-        }
-        if stats.corrected > stats.uncorrected {
-            stats = Self::leave_one_out(segment, probes, config, false);
-        }
-        (stats, None)
-    }
-
-    fn leave_one_out(segment: usize, probes: &[Probe], config: &S2oConfig, corrects: bool) -> Self {
+        let finite: Vec<&Probe> = probes.iter().filter(|probe| probe.is_finite()).collect();
+        let others = |i: usize| Tail::of(finite.iter().copied().filter(|other| !ptr::eq(*other, &probes[i])));
+        let uncorrected: Vec<f64> = probes.iter().map(|probe| squared_distance(&probe.out, &probe.exact)).collect();
+        let corrected: Vec<f64> = probes
+            .iter()
+            .enumerate()
+            .map(|(i, probe)| match (others(i), probe.last_gain) {
+                (Some(tail), Some(gain)) => squared_distance(&tail.corrected(&probe.out, gain), &probe.exact),
+                _ => uncorrected[i],
+            })
+            .collect();
+        let sum = |errors: &[f64]| {
+            errors.iter().zip(probes).filter(|(_, probe)| probe.is_finite()).map(|(error, _)| error).sum::<f64>()
+        };
+        let tail = Tail::of(finite.iter().copied()).filter(|_| sum(&corrected) < sum(&uncorrected));
         let keys: usize = probes.iter().map(|probe| probe.keys).sum();
         let tiles = keys as f64 / (config.tile_q() * config.tile_k()) as f64;
         let mut stats = Self { segment, probes: probes.len(), tiles, ..Self::default() };
-        for (i, probe) in probes.iter().enumerate() {
-            let others = probes.iter().enumerate().filter(|(j, _)| corrects && *j != i).map(|(_, other)| other);
-            let others = Tail::of(others);
+        let corrected = if tail.is_some() { &corrected } else { &uncorrected };
+        for ((probe, uncorrected), corrected) in probes.iter().zip(&uncorrected).zip(corrected) {
             let norm = probe.exact.iter().map(|x| x * x).sum::<f64>();
-            let uncorrected = squared_distance(&probe.out, &probe.exact);
-            let corrected = match (others, probe.last_gain) {
-                (Some(tail), Some(gain)) => squared_distance(&tail.corrected(&probe.out, gain), &probe.exact),
-                _ => uncorrected,
-            };
             stats.norm += norm;
             stats.uncorrected += uncorrected;
             stats.corrected += corrected;
@@ -171,13 +171,13 @@ impl ProbeStats {
             stats.squares.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square);
             stats.skipped_mass += probe.skipped;
         }
-        stats
+        (stats, tail)
     }
 
-    /// Relative L2 error of the corrected outputs, leave one out; 0 without probes. Other queries than the probes may
+    /// Relative L2 error of the corrected outputs, leave one out; 0 without probes, NaN if a probe has NaN. Other queries than the probes may
     /// have larger errors, see [`ProbeStats::interval`].
     pub fn relative_error(&self) -> f64 {
-        if self.norm > 0.0 { (self.corrected / self.norm).sqrt() } else { 0.0 }
+        if self.norm == 0.0 { 0.0 } else { (self.corrected / self.norm).sqrt() }
     }
 
     /// An interval for the relative L2 error of all queries, with about 95 % confidence. Its width is two standard errors
@@ -185,7 +185,7 @@ impl ProbeStats {
     /// as there are probes may be entirely wrong (the rule of three). That matters, because often a few queries have
     /// most of the error.
     pub fn interval(&self) -> (f64, f64) {
-        if self.probes == 0 || self.norm <= 0.0 {
+        if self.norm == 0.0 {
             return (0.0, f64::INFINITY);
         }
         let ratio = self.corrected / self.norm;
@@ -240,13 +240,8 @@ mod tests {
     fn a_tail_is_the_sum_over_the_probes() {
         let probe =
             |out, last_gain, exact, skipped| Probe { out: vec![out], last_gain, exact: vec![exact], skipped, keys: 1 };
-        let probes = [
-            probe(1.0, Some(0.1), 3.0, 0.5),
-            probe(1.0, Some(0.2), 2.0, 0.25),
-            Probe::complete(vec![9.0]),
-            probe(f64::NAN, Some(0.1), 1.0, 0.5),
-        ];
-        // (2.5 + 1.25) / 0.75, 0.75 / (0.1 * 0.5 + 0.2 * 0.75) and 0.75 / (3 - 0.75); the probe with NaN does not count.
+        let probes = [probe(1.0, Some(0.1), 3.0, 0.5), probe(1.0, Some(0.2), 2.0, 0.25), Probe::complete(vec![9.0])];
+        // (2.5 + 1.25) / 0.75, 0.75 / (0.1 * 0.5 + 0.2 * 0.75) and 0.75 / (3 - 0.75).
         let tail = Tail::of(&probes).unwrap();
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} is not {b}");
         near(tail.value[0], 5.0);
@@ -259,7 +254,8 @@ mod tests {
 
     #[test]
     fn a_tail_that_does_not_help_is_left_out() {
-        let probe = |exact: f64| Probe { out: vec![0.0], last_gain: Some(0.1), exact: vec![exact], skipped: 0.5, keys: 1 };
+        let probe =
+            |exact: f64| Probe { out: vec![0.0], last_gain: Some(0.1), exact: vec![exact], skipped: 0.5, keys: 1 };
         let measure = |exact: [f64; 2]| ProbeStats::measure(3, &exact.map(probe), &S2oConfig::default());
         // The tail of the other probe is -2 for 1 and 2 for -1, so the corrected outputs would be -1 and 1.
         let (stats, tail) = measure([1.0, -1.0]);
@@ -268,6 +264,9 @@ mod tests {
         let (stats, tail) = measure([1.0, 1.0]);
         assert_eq!((stats.segment, stats.uncorrected), (3, 2.0));
         assert!(stats.corrected < 1e-12 && tail.is_some_and(|tail| (tail.value[0] - 2.0).abs() < 1e-12));
+        // NaN in a third probe shows in the error, and does not take part in the decision.
+        let (stats, tail) = ProbeStats::measure(3, &[1.0, 1.0, f64::NAN].map(probe), &S2oConfig::default());
+        assert!(stats.relative_error().is_nan() && tail.is_some_and(|tail| (tail.value[0] - 2.0).abs() < 1e-12));
     }
 
     #[test]

@@ -36,9 +36,11 @@ pub fn dense<T: Element>(inputs: &Inputs<'_, T>, mask: Mask, out: &mut [T]) {
             let workspace = Workspace::held(held, shape.head_dim(), TILE);
             workspace.load(inputs, (batch, head), tiles);
             pass1(inputs, (batch, shape.kv_head(head)), 0, mask, TILE, workspace, tiles.len());
-            workspace.finish(tiles.len(), |row, values| {
-                out.write(inputs.output_row(batch, row, head), |dst| T::narrow(values, dst));
-            });
+            for tile in &workspace.tiles[..tiles.len()] {
+                tile.finish(&mut workspace.rows, |row, values| {
+                    out.write(inputs.output_row(batch, row, head), |dst| T::narrow(values, dst));
+                });
+            }
         },
     );
     assert!(out.is_complete());

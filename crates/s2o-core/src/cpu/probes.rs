@@ -8,7 +8,7 @@ use super::strided::{Element, Inputs};
 use super::tile::{QueryTile, Workspace};
 use crate::config::S2oConfig;
 use crate::plan::Plan;
-use crate::probes::{Probe, ProbeStats, Tail, is_probe};
+use crate::probes::{Probe, ProbeStats, Tail};
 use crate::shape::{AttnShape, Mask};
 
 /// A probe after the sparse pass.
@@ -33,19 +33,15 @@ pub(super) struct SparseRows {
 }
 
 impl SparseRows {
-    /// Adds the rows of a query tile.
-    pub(super) fn add(&mut self, tile: &QueryTile, q_offset: usize, stride: usize, row_buffer: &mut [f32]) {
-        let mut lane = 0;
-        tile.finish(row_buffer, |row, out| {
-            let last_gain = tile.last_gain.get(lane).copied();
-            if is_probe(q_offset + row, stride) {
-                let log_sum_exp = tile.log_sum_exp(lane);
-                self.probes.push(SparseProbe { row, log_sum_exp, last_gain, out: out.to_vec() });
-            } else if let Some(gain) = last_gain {
-                self.skipping.push((row, gain));
-            }
-            lane += 1;
-        });
+    /// Adds the row in a lane of a query tile: a probe with its output, or another query.
+    pub(super) fn add(&mut self, tile: &QueryTile, lane: usize, out_of_probe: Option<&[f32]>) {
+        let (row, last_gain) = (tile.rows[lane], tile.last_gain.get(lane).copied());
+        if let Some(out) = out_of_probe {
+            let log_sum_exp = tile.log_sum_exp(lane);
+            self.probes.push(SparseProbe { row, log_sum_exp, last_gain, out: out.to_vec() });
+        } else if let Some(gain) = last_gain {
+            self.skipping.push((row, gain));
+        }
     }
 
     pub(super) fn append(&mut self, mut more: Self) {

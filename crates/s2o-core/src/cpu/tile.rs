@@ -246,13 +246,6 @@ impl Workspace {
         }
     }
 
-    /// [`QueryTile::finish`] for the first `count` tiles.
-    pub(super) fn finish(&mut self, count: usize, mut take: impl FnMut(usize, &[f32])) {
-        for tile in &self.tiles[..count] {
-            tile.finish(&mut self.rows, &mut take);
-        }
-    }
-
     /// The first `count` tiles of `tiles`, created if missing.
     pub(super) fn at_least(tiles: &mut Vec<QueryTile>, count: usize) -> &mut [QueryTile] {
         if tiles.len() < count {

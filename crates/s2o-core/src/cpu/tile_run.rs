@@ -10,6 +10,7 @@ use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::config::S2oConfig;
 use crate::plan::SegmentOrder;
+use crate::probes::is_probe;
 use crate::segment::Segment;
 use crate::shape::Mask;
 use crate::stats::Visit;
@@ -60,14 +61,18 @@ impl TileRun<'_> {
                 pass2(inputs, at, order, config, workspace, count)
             }
         };
-        workspace.finish(count, |row, values| {
-            out.write(inputs.output_row(self.batch, row, self.head), |dst| T::narrow(values, dst));
-        });
+        let stride = probe_stride.filter(|_| self.order.is_some());
         let mut rows = SparseRows::default();
-        if let Some(stride) = probe_stride.filter(|_| self.order.is_some()) {
-            for tile in &workspace.tiles[..count] {
-                rows.add(tile, inputs.shape.q_offset(), stride, &mut workspace.rows);
-            }
+        for tile in &workspace.tiles[..count] {
+            let mut lane = 0;
+            tile.finish(&mut workspace.rows, |row, values| {
+                out.write(inputs.output_row(self.batch, row, self.head), |dst| T::narrow(values, dst));
+                if let Some(stride) = stride {
+                    let is_probe = is_probe(inputs.shape.q_offset() + row, stride);
+                    rows.add(tile, lane, is_probe.then_some(values));
+                }
+                lane += 1;
+            });
         }
         (visits, rows)
     }
