@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn zeros_are_like_zeros_and_unlike_anything_else() {
         let errors = ErrorSums::of(&[0.0], &[0.0]).errors();
-        assert_eq!(errors, Errors { mse: 0.0, mae: 0.0, rel_l1: 0.0, cosine: 1.0 });
+        assert_eq!(errors, Errors { mse: 0.0, mae: 0.0, rel_l1: 0.0, rel_l2: 0.0, cosine: 1.0 });
         let errors = ErrorSums::of(&[0.0], &[1.0]).errors();
         assert_eq!((errors.mse, errors.rel_l1), (1.0, f64::INFINITY));
         assert_eq!(ErrorSums::default().errors().mse, 0.0);
