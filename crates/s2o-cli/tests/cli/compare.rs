@@ -120,7 +120,8 @@ fn probes_measure_the_error() {
     let q = numbers(1, (1, 3000, 4, 32));
     let (k, v) = (numbers(2, (1, 3000, 2, 32)), numbers(3, (1, 3000, 2, 32)));
     save(&path, &[("q", &q), ("k", &k), ("v", &v)]);
-    let flags = ["--tensors", text(&path), "--segment", "256", "--tau", "0.2", "--dense-below", "0"];
+    let flags =
+        ["--tensors", text(&path), "--segment", "256", "--tau", "0.2", "--dense-below", "0", "--dense-tail", "0"];
     let plain = rows(&flags);
     let probed = rows(&[&flags[..], &["--probe-stride", "16"]].concat());
     for (plain, probed) in plain[5..].iter().zip(&probed[5..]) {
@@ -130,9 +131,9 @@ fn probes_measure_the_error() {
         assert!(error < 0.9 * number(plain, "rel_l2"), "{probed} after {plain}");
         assert!((0.8..1.25).contains(&(measured / error)), "{probed}");
         assert!(low < error && error < high, "{probed}");
-        // A sixteenth of dense attention, less what is in no prefix.
+        // A sixteenth of the scores, which fill less than their tiles, without the queries that saw every key.
         let more = number(probed, "density") - number(plain, "density");
-        assert!((0.9 / 16.0..1.1 / 16.0).contains(&more), "{more}");
+        assert!((0.6 / 16.0..1.0 / 16.0).contains(&more), "{more}");
     }
 }
 
