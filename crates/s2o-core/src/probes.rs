@@ -180,7 +180,7 @@ impl ProbeStats {
         if self.norm == 0.0 { 0.0 } else { (self.corrected / self.norm).sqrt() }
     }
 
-    /// An interval for the relative L2 error of all queries, with about 95 % confidence. Its width is two standard errors
+    /// An interval for the relative L2 error of the other queries, with about 95 % confidence. Its width is two standard errors
     /// of the ratio of the sums. The upper end also allows for errors that no probe has met: three in as many queries
     /// as there are probes may be entirely wrong (the rule of three). That matters, because often a few queries have
     /// most of the error.
