@@ -1,4 +1,5 @@
-//! Exact probe queries, in the reference and in the fast path: what they correct, what they leave, and what they measure.
+//! Exact probe queries, in the reference and in the fast path: what they correct, what they leave, and what they
+//! measure.
 
 use proptest::prelude::*;
 use s2o_core::{AttnShape, AttnStats, HeadStats, Mask, ProbeStride, S2oConfig, SegmentLen, cpu, reference};
@@ -57,7 +58,9 @@ proptest! {
         let (want, want_stats) = reference::attention(
             &case.shape, case.qkv(), case.scale(), &case.config, case.prompt_len, Some(&ranking),
         ).unwrap();
-        let visits = |stats: &AttnStats| stats.heads.iter().flat_map(|head| &head.tiles).map(|tile| tile.visited).collect::<Vec<_>>();
+        let visits = |stats: &AttnStats| {
+            stats.heads.iter().flat_map(|head| &head.tiles).map(|tile| tile.visited).collect::<Vec<_>>()
+        };
         // A gain that equals the threshold within rounding may be decided either way.
         prop_assume!(visits(&stats) == visits(&want_stats));
         prop_assert!(relative_l2(&got, &narrow(&want)) < 1e-5, "{}", relative_l2(&got, &narrow(&want)));

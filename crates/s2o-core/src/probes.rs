@@ -2,15 +2,15 @@
 //! skipped, and measures the error that remains.
 //!
 //! The keys that the queries of a segment skip have a common mean value, and their mass follows from the gain of the
-//! last visited tile. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the difference
-//! of its output to its neighbours.
+//! last visited tile. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the
+//! difference of its output to its neighbours.
 
 use std::ptr;
 
 use crate::config::S2oConfig;
 
-/// Whether the query at an absolute position is a probe. Each run of `stride` positions from a multiple of `stride` has one
-/// probe, at a pseudo-random offset, so that probes meet every place in segments and tiles alike. It depends on the
+/// Whether the query at an absolute position is a probe. Each run of `stride` positions from a multiple of `stride` has
+/// one probe, at a pseudo-random offset, so that probes meet every place in segments and tiles alike. It depends on the
 /// position alone, so chunks and whole prompts have the same probes.
 ///
 /// # Panics
@@ -44,8 +44,8 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// A query that skipped some of the `keys` before and at its position. `visited` and `all` are the logarithms of its
-    /// sums of `exp(score)` over the visited and over all keys.
+    /// A query that skipped some of the `keys` before and at its position. `visited` and `all` are the logarithms of
+    /// its sums of `exp(score)` over the visited and over all keys.
     pub(crate) fn skipping(
         (out, visited): (Vec<f64>, f64),
         last_gain: f64,
@@ -140,8 +140,8 @@ pub struct ProbeStats {
 }
 
 impl ProbeStats {
-    /// Measures the probes of one head and segment. The tail is that of all probes; it is `None` if it would not lower the
-    /// error of probes that did not contribute to it, and then nothing is corrected.
+    /// Measures the probes of one head and segment. The tail is that of all probes; it is `None` if it would not lower
+    /// the error of probes that did not contribute to it, and then nothing is corrected.
     pub(crate) fn measure(segment: usize, probes: &[Probe], config: &S2oConfig) -> (Self, Option<Tail>) {
         let finite: Vec<&Probe> = probes.iter().filter(|probe| probe.is_finite()).collect();
         let others = |i: usize| Tail::of(finite.iter().copied().filter(|other| !ptr::eq(*other, &probes[i])));
@@ -174,16 +174,16 @@ impl ProbeStats {
         (stats, tail)
     }
 
-    /// Relative L2 error of the corrected outputs, leave one out; 0 without probes, NaN if a probe has NaN. Other queries than the probes may
-    /// have larger errors, see [`ProbeStats::interval`].
+    /// Relative L2 error of the corrected outputs, leave one out; 0 without probes, NaN if a probe has NaN. Other
+    /// queries than the probes may have larger errors, see [`ProbeStats::interval`].
     pub fn relative_error(&self) -> f64 {
         if self.norm == 0.0 { 0.0 } else { (self.corrected / self.norm).sqrt() }
     }
 
-    /// An interval for the relative L2 error of the other queries, with about 95 % confidence. Its width is two standard errors
-    /// of the ratio of the sums. The upper end also allows for errors that no probe has met: three in as many queries
-    /// as there are probes may be entirely wrong (the rule of three). That matters, because often a few queries have
-    /// most of the error.
+    /// An interval for the relative L2 error of the other queries, with about 95 % confidence. It reaches two standard
+    /// errors of the ratio of the sums to both sides. The upper end also allows for errors that no probe has met: three
+    /// in as many queries as there are probes may be entirely wrong (the rule of three). That matters, because often a
+    /// few queries have most of the error.
     pub fn interval(&self) -> (f64, f64) {
         if self.norm == 0.0 {
             return (0.0, f64::INFINITY);

@@ -67,14 +67,11 @@ fn scores(rows: &[Row]) -> String {
         densities.sort_by(|a, b| f64::total_cmp(&value(a), &value(b)));
         for density in densities {
             let means: Vec<&Row> = means.iter().copied().filter(|row| target(row) == density).collect();
+            let at = if density.is_empty() { String::new() } else { format!(" at density {density}") };
+            text.push_str(&format!("Mean score in percent{at}:\n\n{}\n", by_length(&means, score)));
             if !density.is_empty() {
-                text.push_str(&format!(
-                    "Mean score in percent at density {density}:\n\n{}\n",
-                    by_length(&means, score)
-                ));
                 continue;
             }
-            text.push_str(&format!("Mean score in percent:\n\n{}\n", by_length(&means, score)));
             if means.iter().any(|row| row.strict_score.is_some()) {
                 let table = by_length(&means, |row| row.strict_score.map(percent));
                 text.push_str(&format!("The same with 0 for answers that do not begin right:\n\n{table}\n"));

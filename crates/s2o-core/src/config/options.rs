@@ -143,8 +143,8 @@ options! {
     "dense-tail" ("a number of tokens") dense_tail(usize) -> usize;
     /// Number of tokens at the start of the prompt that come first in every key order, regardless of their scores.
     "front-sink" ("a number of tokens") front_sink(usize) -> usize;
-    /// Number of tokens right before a segment that come first in its key order, after the front sink. The first queries
-    /// of a segment need them, because their own window is short.
+    /// Number of tokens right before a segment that come first in its key order, after the front sink. The first
+    /// queries of a segment need them, because their own window is short.
     "recent" ("a number of tokens") recent(usize) -> usize;
     /// Whether the queries of a segment are permuted too (Algorithms 2 and 3 instead of Algorithm 4).
     "q-perm" ("`on` or `off`") q_perm(bool) -> bool, read_switch, switch;

@@ -159,11 +159,11 @@ impl fmt::Display for KeyScore {
     }
 }
 
-/// Implements [`FromStr`] and `Display` for an enum of `Auto` and a number.
+/// Implements [`FromStr`] and `Display` for an enum of `Auto`, a number, and other words.
 macro_rules! auto_or_tokens {
-    ($type:ident: $variant:ident) => {
+    ($type:ident: $variant:ident $(, $word:literal => $other:ident)*) => {
         impl $type {
-            pub(super) const EXPECTED: &str = "`auto` or a number of tokens";
+            pub(super) const EXPECTED: &str = concat!($("`", $word, "`, ",)* "`auto` or a number of tokens");
         }
 
         impl FromStr for $type {
@@ -172,6 +172,7 @@ macro_rules! auto_or_tokens {
             fn from_str(text: &str) -> Result<Self, ValueError> {
                 match text {
                     "auto" => Ok(Self::Auto),
+                    $($word => Ok(Self::$other),)*
                     _ => text.parse().map(Self::$variant).map_err(|_| ValueError::new(Self::EXPECTED, text)),
                 }
             }
@@ -181,6 +182,7 @@ macro_rules! auto_or_tokens {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
                     Self::Auto => f.write_str("auto"),
+                    $(Self::$other => f.write_str($word),)*
                     Self::$variant(tokens) => tokens.fmt(f),
                 }
             }
@@ -225,9 +227,9 @@ pub enum ProbeStride {
     Every(usize),
 }
 
-impl ProbeStride {
-    pub(super) const EXPECTED: &str = "`off`, `auto` or a number of tokens";
+auto_or_tokens!(ProbeStride: Every, "off" => Off);
 
+impl ProbeStride {
     /// The distance in tokens for a prompt of `prompt_len` tokens; `None` without probes.
     pub fn resolve(self, prompt_len: usize) -> Option<usize> {
         match self {
@@ -235,28 +237,6 @@ impl ProbeStride {
             Self::Auto if prompt_len <= 16 * 1024 => Some(64),
             Self::Auto => Some(128),
             Self::Every(tokens) => Some(tokens),
-        }
-    }
-}
-
-impl FromStr for ProbeStride {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        match text {
-            "off" => Ok(Self::Off),
-            "auto" => Ok(Self::Auto),
-            _ => text.parse().map(Self::Every).map_err(|_| ValueError::new(Self::EXPECTED, text)),
-        }
-    }
-}
-
-impl fmt::Display for ProbeStride {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::Auto => f.write_str("auto"),
-            Self::Every(tokens) => tokens.fmt(f),
         }
     }
 }

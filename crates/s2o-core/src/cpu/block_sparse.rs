@@ -105,8 +105,8 @@ fn run_block<T: Element>(
         let (keys, values) = (inputs.k.gather(at, positions.clone(), keys), inputs.v.gather(at, positions, values));
         visit(keys, values, is_hidden.then_some(start_row));
     }
-    tile.finish(row_buffer, |row, values| {
-        out.write(inputs.output_row(batch, row, head), |dst| T::narrow(values, dst));
+    tile.finish(row_buffer, |lane, values| {
+        out.write(inputs.output_row(batch, tile.rows[lane], head), |dst| T::narrow(values, dst));
     });
     skipped as f64 / (BLOCK_Q * BLOCK_Q) as f64
 }

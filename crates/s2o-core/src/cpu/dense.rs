@@ -37,8 +37,8 @@ pub fn dense<T: Element>(inputs: &Inputs<'_, T>, mask: Mask, out: &mut [T]) {
             workspace.load(inputs, (batch, head), tiles);
             pass1(inputs, (batch, shape.kv_head(head)), 0, mask, TILE, workspace, tiles.len());
             for tile in &workspace.tiles[..tiles.len()] {
-                tile.finish(&mut workspace.rows, |row, values| {
-                    out.write(inputs.output_row(batch, row, head), |dst| T::narrow(values, dst));
+                tile.finish(&mut workspace.rows, |lane, values| {
+                    out.write(inputs.output_row(batch, tile.rows[lane], head), |dst| T::narrow(values, dst));
                 });
             }
         },

@@ -135,11 +135,7 @@ impl ProbeRun {
         pass1(inputs, (batch, kv_head), 0, Mask::Causal, config.tile_k(), workspace, count);
         let mut exact = Vec::new();
         for tile in &workspace.tiles[..count] {
-            let mut lane = 0;
-            tile.finish(&mut workspace.rows, |_, out| {
-                exact.push((tile.log_sum_exp(lane), out.to_vec()));
-                lane += 1;
-            });
+            tile.finish(&mut workspace.rows, |lane, out| exact.push((tile.log_sum_exp(lane), out.to_vec())));
         }
         let mut exact = exact.into_iter();
         let correction = |([head, segment], rows): ([usize; 2], SparseRows)| {

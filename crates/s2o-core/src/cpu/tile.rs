@@ -96,8 +96,8 @@ impl QueryTile {
         }
     }
 
-    /// Scores a key tile and turns the scores into weights relative to the new maxima in `columns`. With `first_row`, the
-    /// rows ascend, and row `first_row + t` is the first that sees key `t`.
+    /// Scores a key tile and turns the scores into weights relative to the new maxima in `columns`. With `first_row`,
+    /// the rows ascend, and row `first_row + t` is the first that sees key `t`.
     pub(super) fn score(&self, keys: &[f32], first_row: Option<isize>, scores: &mut Scores) {
         let head_dim = self.head_dim();
         let n = keys.len() / head_dim;
@@ -186,7 +186,7 @@ impl QueryTile {
         f64::from(self.row_max[lane]) * LN_2 + f64::from(self.row_sum[lane]).ln()
     }
 
-    /// Calls `take` with each row and its output `acc / l`.
+    /// Calls `take` with the lane and the output `acc / l` of each row.
     pub(super) fn finish(&self, row_buffer: &mut [f32], mut take: impl FnMut(usize, &[f32])) {
         let head_dim = self.head_dim();
         for (first, rows) in (0..).step_by(LANES).zip(self.rows.chunks(LANES)) {
@@ -195,7 +195,7 @@ impl QueryTile {
                     row_buffer[i * head_dim + d] = x / self.row_sum[first + i];
                 }
             }
-            rows.iter().zip(row_buffer.chunks_exact(head_dim)).for_each(|(&row, values)| take(row, values));
+            (first..first + rows.len()).zip(row_buffer.chunks_exact(head_dim)).for_each(|(lane, out)| take(lane, out));
         }
     }
 }

@@ -64,14 +64,13 @@ impl TileRun<'_> {
         let stride = probe_stride.filter(|_| self.order.is_some());
         let mut rows = SparseRows::default();
         for tile in &workspace.tiles[..count] {
-            let mut lane = 0;
-            tile.finish(&mut workspace.rows, |row, values| {
+            tile.finish(&mut workspace.rows, |lane, values| {
+                let row = tile.rows[lane];
                 out.write(inputs.output_row(self.batch, row, self.head), |dst| T::narrow(values, dst));
                 if let Some(stride) = stride {
                     let is_probe = is_probe(inputs.shape.q_offset() + row, stride);
                     rows.add(tile, lane, is_probe.then_some(values));
                 }
-                lane += 1;
             });
         }
         (visits, rows)

@@ -34,7 +34,8 @@ pub fn pass2(
     (states.into_iter().zip(last_gains).map(|(state, last_gain)| SparseRow { state, last_gain }).collect(), visits)
 }
 
-/// The prefix loop of one query tile. `states[i]` belongs to `rows[i]`, and so does [`SparseRow::last_gain`] in the result.
+/// The prefix loop of one query tile. `states[i]` belongs to `rows[i]`, and so does [`SparseRow::last_gain`] in the
+/// result.
 pub(super) fn prefix(
     head: &Head,
     rows: &[usize],

@@ -3,8 +3,8 @@ use crate::config::S2oConfig;
 use crate::probes::{Probe, ProbeStats, is_probe};
 use crate::segment::Segment;
 
-/// Corrects the outputs `out` of a segment's rows if that helps, and measures the error. Probes get their exact outputs,
-/// and rows that saw every key keep theirs.
+/// Corrects the outputs `out` of a segment's rows if that helps, and measures the error. Probes get their exact
+/// outputs, and rows that saw every key keep theirs.
 pub(super) fn correct(
     head: &Head,
     segment: &Segment,
