@@ -1,6 +1,6 @@
 // Maps the 16-bit scores of a row to buckets in descending order of score.
 //
-// Bucket 0 holds the front sink, bucket 1 the scores that are not finite. The place of any other score is a sum of two
+// Bucket 0 holds the front sink and the recent keys, bucket 1 the scores that are not finite. The place of any other score is a sum of two
 // maps with half of the buckets each: its place between the row's extremes, and u / sqrt(1 + u^2), where u is its
 // distance from the row's centre over the row's spread, both from a sample. The first map keeps the resolution at
 // range / (buckets / 2) everywhere, the second fills the buckets evenly if outliers stretch the range.
@@ -11,7 +11,7 @@
 
 namespace s2o {
 
-constexpr int SINK_BUCKET = 0, NOT_FINITE_BUCKET = 1, FIRST_BUCKET = 2;
+constexpr int LEAD_BUCKET = 0, NOT_FINITE_BUCKET = 1, FIRST_BUCKET = 2;
 
 // Shared memory of ScoreRow::fit.
 struct FitShared {
@@ -50,7 +50,7 @@ __device__ __forceinline__ float warp_median(float x) {
 struct ScoreRow {
     uint16_t* codes;
     const float2* ranges;
-    int length, front_sink, buckets;
+    int length, front_sink, recent_from, buckets;
     float centre, per_spread, highest, per_range;
 
     __device__ __forceinline__ static float code_value(uint32_t word, bool high) {
@@ -76,11 +76,11 @@ struct ScoreRow {
             bucket[i] = min(__float_as_uint(place + 8388608.f) - 0x4b000000u, uint32_t(buckets - 1));
         }
         const bool not_finite = __float_as_uint(range.x) >> 31;
-        if (not_finite || v * 8 < front_sink) {
+        if (not_finite || v * 8 < front_sink || v * 8 + 8 > recent_from) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 if ((words[i / 2] >> (i % 2 * 16) & 0xffff) == SCORE_NOT_FINITE) bucket[i] = NOT_FINITE_BUCKET;
-                if (v * 8 + i < front_sink) bucket[i] = SINK_BUCKET;
+                if (v * 8 + i < front_sink || v * 8 + i >= recent_from) bucket[i] = LEAD_BUCKET;
             }
         }
     }

@@ -53,6 +53,7 @@ struct RankingParams {
     int32_t num_segments;
     int32_t coefficient_segment;
     int32_t front_sink;       // tokens 0..front_sink lead every row
+    int32_t recent;           // and so do the last `recent` tokens of the row
     int32_t ranked_rows;      // rows from here on are the dense tail, which q_perm leaves in place
     int32_t sort_buckets;     // a power of two, at most 16384, at least 4 for each thread of s2o_sort
     int32_t sort_window;      // entries that s2o_sort places at a time, a multiple of 32, at most 65408

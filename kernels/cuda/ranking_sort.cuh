@@ -192,7 +192,7 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
     const int64_t row_begin = blockIdx.x * p.kv_perm_head_stride + prefix_row(p, n);
     int32_t* out = p.kv_perm + row_begin;
     ScoreRow row{p.scores + row_begin, reinterpret_cast<const float2*>(p.score_ranges) + row_begin / SCORE_BLOCK,
-                 length, p.front_sink, p.sort_buckets, 0.f, 0.f, 0.f, 0.f};
+                 length, p.front_sink, length - p.recent, p.sort_buckets, 0.f, 0.f, 0.f, 0.f};
 
     for (int i = threadIdx.x; i < p.sort_buckets / 4; i += blockDim.x) {
         reinterpret_cast<uint4*>(starts)[i] = make_uint4(0, 0, 0, 0);

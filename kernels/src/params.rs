@@ -167,6 +167,7 @@ pub struct RankingParams {
     pub num_segments: i32,
     pub coefficient_segment: i32,
     pub front_sink: i32,
+    pub recent: i32,
     pub ranked_rows: i32,
     pub sort_buckets: i32,
     pub sort_window: i32,

@@ -21,12 +21,12 @@ fn rank(problem: &Problem, config: &S2oConfig, prompt_len: usize) -> Ranking {
     S2oOp::new(problem.scale, config.clone()).with_prompt_len(prompt_len).rank(q, k).unwrap()
 }
 
-/// Non-finite scores lead, in natural order. Every other score lies within `error` and 1/4096 of the range, the
+/// After the `lead`, ascending keys: non-finite scores lead, in natural order. Every other score lies within `error` and 1/4096 of the range, the
 /// resolution of the sort, of the score that belongs in its place. Equal scores keep their natural order.
-fn check_descending(perm: &Permutation, scores: &[f64], from: usize, error: f64) {
-    let all = from.min(perm.len()) as u32..perm.len() as u32;
-    let (mut sorted, first): (Vec<u32>, Vec<u32>) = all.partition(|&i| scores[i as usize].is_finite());
-    let (got_first, got) = perm.as_slice()[from.min(perm.len())..].split_at(first.len());
+fn check_descending(perm: &Permutation, scores: &[f64], lead: &[u32], error: f64) {
+    let others = (0..perm.len() as u32).filter(|i| lead.binary_search(i).is_err());
+    let (mut sorted, first): (Vec<u32>, Vec<u32>) = others.partition(|&i| scores[i as usize].is_finite());
+    let (got_first, got) = perm.as_slice()[lead.len()..].split_at(first.len());
     assert_eq!(got_first, first, "non-finite scores lead");
     let score = |i: u32| scores[i as usize];
     sorted.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
@@ -84,11 +84,13 @@ fn check_ranking(problem: &Problem, config: &S2oConfig, prompt_len: usize, ranki
         let head = Head::new(shape, qkv, problem.scale, at.0, at.1);
         for (segment, order) in plan.segments.iter().zip(orders).filter(|(segment, _)| !segment.rows.is_empty()) {
             let sink = config.front_sink().min(segment.start);
-            assert!(order.kv_perm.as_slice()[..sink].iter().copied().eq(0..sink as u32), "the front sink leads");
+            let recent = segment.start.saturating_sub(config.recent()).max(sink);
+            let lead: Vec<u32> = (0..sink as u32).chain(recent as u32..segment.start as u32).collect();
+            assert_eq!(order.kv_perm.as_slice()[..lead.len()], lead, "the front sink and the recent keys lead");
             let scores = reference::key_scores(&head, segment, config);
-            check_descending(&order.kv_perm, &scores, sink, score_error(problem, at, segment, config));
+            check_descending(&order.kv_perm, &scores, &lead, score_error(problem, at, segment, config));
             if config.q_perm() {
-                check_descending(&order.q_perm, &reference::query_scores(&head, segment, plan.segment_len), 0, 0.0);
+                check_descending(&order.q_perm, &reference::query_scores(&head, segment, plan.segment_len), &[], 0.0);
             } else {
                 assert_eq!(order.q_perm, Permutation::identity(segment.rows.len()));
             }
@@ -108,15 +110,16 @@ pub fn cases(runner: &mut Runner) {
             let key_score = if (i + 2 * j) % 3 == 0 { KeyScore::MeanQuery } else { KeyScore::default() };
             let front_sink = [4, 0, 300][(i + j) % 3];
             let segment = [256, 384, 1024][(i + 2 * j) % 3];
+            let recent = [0, 60, 300][(i + 2 * j) % 3];
             let q_perm = j == 1;
             let name = format!(
                 "ranking {q_len} of {k_len} {heads:?} D{head_dim} {dtype:?} {memory:?} S{segment} \
-                 {key_score:?} sink {front_sink}"
+                 {key_score:?} sink {front_sink} recent {recent}"
             );
             runner.case(&name, |runner| {
                 let config = config(|builder| {
                     let builder = builder.segment_len(SegmentLen::Fixed(segment)).key_score(key_score);
-                    builder.front_sink(front_sink).q_perm(q_perm).dense_tail(100)
+                    builder.front_sink(front_sink).recent(recent).q_perm(q_perm).dense_tail(100)
                 });
                 let sizes = Sizes { batch: 1 + j, heads, q_len, k_len, head_dim };
                 let problem = Problem::new(&runner.device, sizes, dtype, memory, 4.0);

@@ -95,6 +95,7 @@ impl Ranker {
             num_segments: to_i32("segments", segments)?,
             coefficient_segment: to_i32("segments", plan.segments[group.first].index)?,
             front_sink: to_i32("front_sink", config.front_sink().min(shape.k_len()))?,
+            recent: to_i32("recent", config.recent().min(shape.k_len()))?,
             ranked_rows: to_i32("q_len", plan.ranked_rows())?,
             sort_buckets: to_i32("sort buckets", sort.buckets)?,
             sort_window: to_i32("sort window", sort.window)?,
