@@ -99,8 +99,14 @@ fn compare(machine: &Machine, tensors: &LayerTensors, specs: &[MethodSpec], repe
         let Timed { out, work, .. } = method.timed(call, q, k, v)?;
         let error = relative_error(&out, &exact)?;
         ensure!(error.is_finite(), "{spec}: the output is not finite: not timed");
-        let density = method::density(&work);
-        println!("{tokens:7} {:28} density {density:.4} relative error {error:.4}", spec.to_string());
+        let work = method::total(&work);
+        let density = work.density();
+        print!("{tokens:7} {:28} density {density:.4} relative error {error:.4}", spec.to_string());
+        if let Some(probes) = work.probes {
+            let (low, high) = probes.interval();
+            print!(", measured on the probes {:.4} ({low:.4} to {high:.4})", probes.relative_error());
+        }
+        println!();
         checked.push((density, error));
     }
     drop(exact);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "params.cuh"
+#include "probe_params.cuh"
 
 namespace s2o {
 
@@ -61,10 +62,14 @@ __device__ __forceinline__ int decode_sections(const AttnParams& p, const TileGr
 // The AttnParams in the parameters of any kernel.
 __device__ __forceinline__ const AttnParams& attn_of(const AttnParams& p) { return p; }
 __device__ __forceinline__ const AttnParams& attn_of(const ColumnParams& p) { return p.block.attn; }
+__device__ __forceinline__ const AttnParams& attn_of(const ProbeParams& p) { return p.split.attn; }
 template <class Params>
 __device__ __forceinline__ const AttnParams& attn_of(const Params& p) {
     return p.attn;
 }
+
+__device__ __forceinline__ const SplitParams& split_of(const SplitParams& p) { return p; }
+__device__ __forceinline__ const SplitParams& split_of(const ProbeParams& p) { return p.split; }
 
 enum class Output {
     NORMALISED,  // attention
@@ -82,9 +87,15 @@ struct Schedule {
     static constexpr bool MAY_STOP = false;            // S2O: gathered steps may end early, and are counted
     static constexpr bool ITEMS_MAY_BE_EMPTY = false;  // an item may have no steps
     static constexpr bool ROWS_MAY_BE_EMPTY = false;   // a row may see no key of a tile; any step may need a mask
+    static constexpr bool SCATTERS_ROWS = false;       // the positions of a tile's rows are not consecutive
 
     // Descending, so that the diagonal tile, the only tile with a mask, comes first.
     __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }
+    // Position of row `row` of a tile.
+    template <class Params>
+    __device__ __forceinline__ static int position(const Params&, const WorkItem& w, int row) {
+        return w.position + row;
+    }
 };
 
 struct DenseSchedule : Schedule {
@@ -177,6 +188,35 @@ struct SplitSchedule : Schedule {
         w.key_tile = split * p.tiles_per_split;
         w.steps = w.gather_from = max(0, min(p.tiles_per_split, last_key / TILE_K + 1 - w.key_tile));
         w.slot = (int64_t(w.batch_head(p.attn)) * row_tiles(p) + tile) * p.num_splits + split;
+        return true;
+    }
+};
+
+// One split of one tile of probes, the last tiles first. Ascending keys.
+struct ProbeSchedule : Schedule {
+    using Params = ProbeParams;
+    static constexpr Output OUTPUT = Output::PARTIAL;
+    static constexpr bool ITEMS_MAY_BE_EMPTY = true, ROWS_MAY_BE_EMPTY = true, SCATTERS_ROWS = true;
+
+    __device__ static int num_items(const Params& p) { return SplitSchedule::num_items(p.split); }
+    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile + step; }
+    __device__ __forceinline__ static int position(const Params& p, const WorkItem& w, int row) {
+        return p.positions[min(w.q_start + row, p.split.attn.q_len - 1) / p.group];
+    }
+
+    __device__ static bool decode(const Params& p, int item, WorkItem& w) {
+        const SplitParams& of = p.split;
+        const int tiles = SplitSchedule::row_tiles(of), heads = of.attn.batch * of.attn.num_heads;
+        const int split = item % of.num_splits, rest = item / of.num_splits;
+        const int tile = tiles - 1 - rest / heads;
+        w.set_head(of.attn, rest % heads);
+        w.q_start = tile * TILE_Q;
+        w.row_end = of.attn.q_len;
+        w.position = position(p, w, 0);
+        w.key_tile = split * of.tiles_per_split;
+        const int end = position(p, w, TILE_Q - 1) / TILE_K + 1;
+        w.steps = w.gather_from = max(0, min(of.tiles_per_split, end - w.key_tile));
+        w.slot = (int64_t(rest % heads) * tiles + tile) * of.num_splits + split;
         return true;
     }
 };

@@ -62,6 +62,14 @@ kernels! {
     Split = "split", PerHeadDim;
     /// Joins the parts of a split.
     Merge = "merge", PerDtype;
+    /// The queries of the probes, side by side.
+    ProbeQueries = "probe_queries", Single;
+    /// Exact attention of the probes, split over the keys.
+    Probes = "probes", PerHeadDim;
+    /// The common tail of the keys that a segment's queries skipped, and the measured error.
+    ProbeTails = "probe_tails", PerHeadDim;
+    /// Adds the tails to the rows that skipped keys.
+    ProbeCorrection = "probe_correction", PerHeadDim;
     /// Attention on lists of blocks.
     Block = "block", PerHeadDim;
     /// Attention on lists of blocks and on single keys after them.

@@ -62,6 +62,7 @@ pub struct S2oParams {
     pub q_perm: *const i32,
     pub state: *mut RowState,
     pub tiles_visited: *mut i32,
+    pub last_gain: *mut f32,
     pub segment_len: i32,
     pub first_segment: i32,
     pub num_segments: i32,
@@ -83,6 +84,36 @@ pub struct SplitParams {
     pub num_splits: i32,
     pub tiles_per_split: i32,
     pub head_dim: i32,
+}
+
+/// Sums that `probe_tails` leaves for each head and segment.
+pub const PROBE_SUMS: usize = 7;
+
+/// Exact attention of the probes of a call, and the correction of its other rows (cuda/probe_params.cuh).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ProbeParams {
+    pub split: SplitParams,
+    pub q: *const c_void,
+    pub out: *mut c_void,
+    pub lse: *const f32,
+    pub last_gain: *const f32,
+    pub positions: *mut i32,
+    pub tail_value: *mut f32,
+    pub tail_scale: *mut f32,
+    pub sums: *mut f64,
+    pub q_strides: Strides,
+    pub out_strides: Strides,
+    pub num_heads: i32,
+    pub group: i32,
+    pub q_len: i32,
+    pub ranked_rows: i32,
+    pub probes: i32,
+    pub first_run: i32,
+    pub stride: i32,
+    pub segment_len: i32,
+    pub first_segment: i32,
+    pub segments: i32,
 }
 
 /// Attention on a list of blocks of `TILE_Q` x `TILE_K`, cut at multiples of the absolute position if causal.
@@ -363,8 +394,9 @@ macro_rules! layout {
 }
 
 layout!(AttnParams: 176, q_strides at 48, batch at 144);
-layout!(S2oParams: 248, kv_perm at 176, segment_len at 216);
+layout!(S2oParams: 256, kv_perm at 176, segment_len at 224);
 layout!(SplitParams: 208, partial_out at 176);
+layout!(ProbeParams: 360, q at 208, num_heads at 320);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(ColumnParams: 216, columns at 192);
 layout!(BlockListParams: 48, num_lists at 24);

@@ -17,6 +17,7 @@ mod fused;
 #[cfg(feature = "ladder")]
 mod gather;
 mod host;
+mod probes;
 mod problem;
 mod ranking;
 mod selection_queries;
@@ -91,6 +92,7 @@ fn main() -> ExitCode {
     gather::cases(&mut runner);
     ranking::cases(&mut runner);
     sparse::cases(&mut runner);
+    probes::cases(&mut runner);
     host::cases(&mut runner);
     fused::cases(&mut runner);
     decoder::cases(&mut runner);

@@ -11,7 +11,7 @@ use crate::Runner;
 use crate::exact::{Row, bits, check};
 use crate::problem::{Memory, Problem, Sizes};
 
-const TILE: usize = 128;
+pub const TILE: usize = 128;
 
 /// An op on a problem with given orders.
 pub fn op(problem: &Problem, config: &S2oConfig, prompt_len: usize, ranking: &Ranking) -> S2oOp {
@@ -54,9 +54,38 @@ pub fn check_output(
 ) {
     let shape = &problem.shape;
     let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
-    // For each head: segment, place in the tile's order, and visits, by row.
     let discards = config.triggering_tile() == TriggeringTile::Discard && config.tau() > 0.0;
-    let visits: Vec<Vec<Option<(usize, TileStats)>>> = (stats.heads.iter().zip(ranking))
+    let visits = row_visits(problem, config, &plan, ranking, stats);
+    check(problem, out, |at: Row| {
+        let head = at.batch * shape.num_heads() + at.head;
+        let position = (shape.q_offset() + at.row) as u32;
+        // The dense tail, and calls that use the dense path.
+        let Some((s, tile)) = visits[head][at.row] else { return vec![(0..=position).collect()] };
+        let segment = &plan.segments[s];
+        let with = |kept: usize| {
+            let kv_perm = ranking[head][s].kv_perm.as_slice();
+            let prefix = &kv_perm[..(kept * TILE).min(kv_perm.len())];
+            (segment.start as u32..=position).chain(prefix.iter().copied()).collect::<Vec<u32>>()
+        };
+        match tile.visited {
+            visited if discards && visited > 0 && visited < tile.prefix_tiles => vec![with(visited - 1)],
+            // The count does not show whether the last tile triggered.
+            visited if discards && visited > 0 => vec![with(visited - 1), with(visited)],
+            visited => vec![with(visited)],
+        }
+    });
+}
+
+/// For each head and row: segment of the plan, and the row's tile. `None` for the dense tail and the dense path.
+pub fn row_visits(
+    problem: &Problem,
+    config: &S2oConfig,
+    plan: &Plan,
+    ranking: &Ranking,
+    stats: &AttnStats,
+) -> Vec<Vec<Option<(usize, TileStats)>>> {
+    let shape = &problem.shape;
+    (stats.heads.iter().zip(ranking))
         .map(|(head, orders)| {
             let mut rows = vec![None; shape.q_len()];
             let mut tiles = head.tiles.iter();
@@ -78,25 +107,7 @@ pub fn check_output(
             }
             rows
         })
-        .collect();
-    check(problem, out, |at: Row| {
-        let head = at.batch * shape.num_heads() + at.head;
-        let position = (shape.q_offset() + at.row) as u32;
-        // The dense tail, and calls that use the dense path.
-        let Some((s, tile)) = visits[head][at.row] else { return vec![(0..=position).collect()] };
-        let segment = &plan.segments[s];
-        let with = |kept: usize| {
-            let kv_perm = ranking[head][s].kv_perm.as_slice();
-            let prefix = &kv_perm[..(kept * TILE).min(kv_perm.len())];
-            (segment.start as u32..=position).chain(prefix.iter().copied()).collect::<Vec<u32>>()
-        };
-        match tile.visited {
-            visited if discards && visited > 0 && visited < tile.prefix_tiles => vec![with(visited - 1)],
-            // The count does not show whether the last tile triggered.
-            visited if discards && visited > 0 => vec![with(visited - 1), with(visited)],
-            visited => vec![with(visited)],
-        }
-    });
+        .collect()
 }
 
 /// Number of prefix tiles that the GPU visits if the CPU path visited those of `tile`.

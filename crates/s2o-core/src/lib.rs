@@ -65,7 +65,7 @@ pub use error::S2oError;
 pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};
-pub use probes::{ProbeStats, is_probe};
+pub use probes::{ProbeStats, is_probe, probe_position};
 pub use segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 pub use shape::{AttnShape, Mask, ShapeError};
 pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats, Visit};

@@ -9,15 +9,22 @@ use std::ptr;
 
 use crate::config::S2oConfig;
 
-/// Whether the query at an absolute position is a probe. Each run of `stride` positions from a multiple of `stride` has
-/// one probe, at a pseudo-random offset, so that probes meet every place in segments and tiles alike. It depends on the
-/// position alone, so chunks and whole prompts have the same probes.
+/// Absolute position of the probe among the `stride` positions from `run * stride` on. It lies at a pseudo-random
+/// offset, so that probes meet every place in segments and tiles alike. It does not depend on the call, so chunks and
+/// whole prompts have the same probes.
+///
+/// # Panics
+/// If `stride` is 0.
+pub fn probe_position(run: usize, stride: usize) -> usize {
+    run * stride + (mixed(run as u64) % stride as u64) as usize
+}
+
+/// Whether the query at an absolute position is a probe, see [`probe_position`].
 ///
 /// # Panics
 /// If `stride` is 0.
 pub fn is_probe(position: usize, stride: usize) -> bool {
-    let offset = mixed((position / stride) as u64) % stride as u64;
-    position % stride == offset as usize
+    position == probe_position(position / stride, stride)
 }
 
 /// The output function of SplitMix64 (Steele, Lea and Flood, 2014).
@@ -133,7 +140,7 @@ pub struct ProbeStats {
     pub corrected: f64,
     /// Sum of the shares of softmax mass that the probes skipped.
     pub skipped_mass: f64,
-    /// Work of their exact attention, in tiles of the call.
+    /// Work of their exact attention, in tiles of the call. A CPU leaves out the probes that saw every key.
     pub tiles: f64,
     /// Sums over the probes of norm * norm, norm * corrected and corrected * corrected.
     squares: [f64; 3],
@@ -172,6 +179,13 @@ impl ProbeStats {
             stats.skipped_mass += probe.skipped;
         }
         (stats, tail)
+    }
+
+    /// The sums of a backend that computes them itself: those of the public fields from `norm` to `skipped_mass`, then
+    /// of norm * norm, norm * corrected and corrected * corrected.
+    pub fn from_sums(segment: usize, probes: usize, tiles: f64, sums: [f64; 7]) -> Self {
+        let [norm, uncorrected, corrected, skipped_mass, squares @ ..] = sums;
+        Self { segment, probes, norm, uncorrected, corrected, skipped_mass, tiles, squares }
     }
 
     /// Relative L2 error of the corrected outputs, leave one out; 0 without probes, NaN if a probe has NaN. Other

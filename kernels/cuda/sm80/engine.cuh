@@ -99,18 +99,21 @@ __device__ __forceinline__ void load_queries(const typename X::Params& p, const 
 
 // The keys of a half tile that the rows of a warp see.
 struct Visibility {
-    int last_existing, last_causal;  // last_causal: for the warp's first row; each further row sees one key more
+    int last_existing, last_causal;  // last_causal: for the warp's first row
+    int more_causal;                 // keys that the warp's last row sees beyond last_causal
     __device__ __forceinline__ bool all() const { return min(last_existing, last_causal) >= HALF_K - 1; }
-    __device__ __forceinline__ bool none() const { return min(last_existing, last_causal + WARP_ROWS - 1) < 0; }
+    __device__ __forceinline__ bool none() const { return min(last_existing, last_causal + more_causal) < 0; }
 
-    __device__ __forceinline__ void mask(float (&s)[2][HALF_K / 2], int lane) const {
+    // `beyond` is the number of keys that a row sees beyond last_causal.
+    template <class F>
+    __device__ __forceinline__ void mask(float (&s)[2][HALF_K / 2], int lane, F beyond) const {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
             for (int i = 0; i < HALF_K / 2; ++i) {
                 const int row = m * 16 + 8 * (i >> 1 & 1) + lane / 4;
                 const int key = 8 * (i >> 2) + 2 * (lane % 4) + (i & 1);
-                if (key > min(last_existing, last_causal + row)) s[m][i] = -INFINITY;
+                if (key > min(last_existing, last_causal + beyond(row))) s[m][i] = -INFINITY;
             }
         }
     }
@@ -188,7 +191,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     queries.keep();
 
     int step = 0;
-    for (bool stop = false; step < w.steps; ++step) {
+    bool stop = false;
+    for (; step < w.steps; ++step) {
         const bool gathered = X::GATHERS_KEYS && step >= w.gather_from;
         const bool twice = DISCARD && gathered;
 #pragma unroll 1
@@ -199,11 +203,22 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 stop = visit == 0 && step > w.gather_from && stops(p, control.votes);
                 if (stop) break;
             }
-            Visibility visibility{HALF_K, HALF_K};
+            // Keys that a row of the warp sees beyond those of its first row.
+            auto beyond = [&](int row) {
+                if constexpr (X::SCATTERS_ROWS) {
+                    return X::position(p, w, warp_row + row) - X::position(p, w, warp_row);
+                } else {
+                    return row;
+                }
+            };
+            Visibility visibility{HALF_K, HALF_K, 0};
             if (!gathered) {
                 const int first_key = key_tile<X>(w, step) * TILE_K + visit * HALF_K;
                 visibility.last_existing = attn.k_len - 1 - first_key;
-                if (attn.causal) visibility.last_causal = w.position + warp_row - first_key;
+                if (attn.causal) {
+                    visibility.last_causal = X::position(p, w, warp_row) - first_key;
+                    visibility.more_causal = beyond(WARP_ROWS - 1);
+                }
             } else if (X::RAGGED_END && step == w.steps - 1) {
                 visibility.last_existing = w.last_keys - 1 - visit * HALF_K;
             }
@@ -213,7 +228,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if (visible) {
                 float s[2][HALF_K / 2];
                 scores<X>(s, queries, k);
-                if (!visibility.all()) visibility.mask(s, lane);
+                if (!visibility.all()) visibility.mask(s, lane, beyond);
                 probabilities<X>(softmax, s, scale_log2, probs, rescale);
             }
             if constexpr (DISCARD) {
@@ -227,8 +242,11 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if constexpr (DISCARD) {
                 if (twice && visit == 1) {
                     stop = stops(p, control.votes);
-                    if (stop) break;
                     const RowUpdate update = own.preview(softmax, scale_log2);
+                    if (stop) {
+                        control.last_gain[thread_index()] = update.tile_sum / (own.row_sum * update.rescale);
+                        break;
+                    }
                     to_quad(update.rescale, rescale);
                     own.add(update);
                 }
@@ -243,6 +261,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     const RowUpdate update = own.preview(softmax, scale_log2);
                     if (gathered && !DISCARD) cast_vote(p, w, own, update, control.votes);
                     own.add(update);
+                    if (gathered) control.last_gain[thread_index()] = update.tile_sum / own.row_sum;
                 }
 #pragma unroll
                 for (int m = 0; m < 2; ++m) softmax[m].row_sum[0] = softmax[m].row_sum[1] = 0.f;
@@ -278,6 +297,11 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     }
     if constexpr (X::MAY_STOP) {
         if (p.tiles_visited != nullptr && threadIdx.x == 0) p.tiles_visited[w.slot] = step;
+        const int row = row_of<X>(p, w, own_row_index());
+        if (p.last_gain != nullptr && row >= 0) {
+            const float gain = stop ? control.last_gain[thread_index()] : SAW_ALL_KEYS;
+            p.last_gain[int64_t(w.batch_head(attn)) * attn.q_len + row] = gain;
+        }
     }
 }
 

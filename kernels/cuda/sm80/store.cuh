@@ -32,12 +32,12 @@ __device__ __forceinline__ void store_partial(const typename X::Params& p, const
             const int r = warp * WARP_ROWS + m * 16 + h * 8 + lane / 4;
             if (row_of<X>(p, w, r) < 0) continue;
             const int64_t row = w.slot * TILE_Q + r;
-            float* out = p.partial_out + row * X::HEAD_DIM + 2 * (lane % 4);
+            float* out = split_of(p).partial_out + row * X::HEAD_DIM + 2 * (lane % 4);
 #pragma unroll
             for (int i = 0; i < X::HEAD_DIM / 8; ++i) {
                 *reinterpret_cast<float2*>(out + 8 * i) = make_float2(acc[m][4 * i + 2 * h], acc[m][4 * i + 2 * h + 1]);
             }
-            if (lane % 4 == 0) p.partial_state[row] = {row_max[m][h], row_sum[m][h]};
+            if (lane % 4 == 0) split_of(p).partial_state[row] = {row_max[m][h], row_sum[m][h]};
         }
     }
 }
@@ -74,6 +74,7 @@ __device__ __forceinline__ void store_rows(const typename X::Params& p, const Wo
                 if (attn.lse != nullptr) attn.lse[first_row + row] = row_max[m][h] * attn.softmax_scale + logf(mass);
                 if constexpr (X::OUTPUT == Output::STATEFUL) {
                     if (p.state != nullptr) p.state[first_row + row] = {row_max[m][h], mass};
+                    if (p.last_gain != nullptr) p.last_gain[first_row + row] = SAW_ALL_KEYS;
                 }
             }
             const float factor = mass == 0.f ? 0.f : 1.f / mass;

@@ -34,6 +34,7 @@ struct Control {
     int item;                 // the next item
     bool end;                 // no more items
     StopVote votes[WARPS];  // of one key tile; the ring's barriers keep two tiles apart
+    float last_gain[THREADS];  // of the own row of each thread: no register is left for it
 };
 
 template <class X>

@@ -64,11 +64,14 @@ __device__ __forceinline__ void hide_beyond(float (&s)[TILE_K / 2], int limit0, 
     }
 }
 
-// Hides the keys of a tile that its rows must not see. `position` is that of this thread's first row.
-__device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnParams& p, int first_key, int position) {
-    const int column = first_key + 2 * (threadIdx.x % 4);
-    const int limit0 = min(p.causal ? position : p.k_len, p.k_len - 1) - column;
-    const int limit1 = min(p.causal ? position + 8 : p.k_len, p.k_len - 1) - column;
+// Hides the keys of a tile that its rows must not see. `row0` is this thread's first row.
+template <class X>
+__device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const typename X::Params& p, const WorkItem& w,
+                                          int first_key, int row0) {
+    const AttnParams& attn = attn_of(p);
+    const int column = first_key + 2 * (threadIdx.x % 4), last = attn.k_len - 1;
+    const int limit0 = (attn.causal ? min(X::position(p, w, row0), last) : last) - column;
+    const int limit1 = (attn.causal ? min(X::position(p, w, row0 + 8), last) : last) - column;
     hide_beyond(s, limit0, limit1);
 }
 
@@ -126,12 +129,13 @@ __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& vo
 
 // The masks of step i > 0.
 template <class X>
-__device__ __forceinline__ void mask_step(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w, int i,
-                                          int row0) {
+__device__ __forceinline__ void mask_step(float (&s)[TILE_K / 2], const typename X::Params& p, const WorkItem& w,
+                                          int i, int row0) {
     if constexpr (X::ROWS_MAY_BE_EMPTY) {
+        const AttnParams& attn = attn_of(p);
         const int first_key = (w.key_tile + i) * TILE_K;
         if (first_key + TILE_K > min(attn.causal ? w.position + 1 : attn.k_len, attn.k_len)) {
-            mask_tile(s, attn, first_key, w.position + row0);
+            mask_tile<X>(s, p, w, first_key, row0);
         }
     }
     if constexpr (X::RAGGED_END) mask_columns(s, w, i);
@@ -214,7 +218,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         pin(s);
         free_k();
         if (w.steps == 1) free_q();
-        if constexpr (!X::PERMUTES_QUERIES) mask_tile(s, attn, w.key_tile * TILE_K, w.position + row0);
+        if constexpr (!X::PERMUTES_QUERIES) mask_tile<X>(s, p, w, w.key_tile * TILE_K, row0);
         if constexpr (X::RAGGED_END) mask_columns(s, w, 0);
         if constexpr (X::PERMUTES_QUERIES) {
             old_sum[0] = softmax.row_sum[0];
@@ -257,7 +261,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             pin(s);
             free_k();
             if (i == w.steps - 1) free_q();
-            mask_step<X>(s, attn, w, i, row0);
+            mask_step<X>(s, p, w, i, row0);
             // Softmax, around the wait for the values.
             old_sum[0] = softmax.row_sum[0];
             old_sum[1] = softmax.row_sum[1];
@@ -325,6 +329,9 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         if constexpr (X::MAY_STOP) {
             if (p.tiles_visited != nullptr && threadIdx.x == WARPGROUP) {
                 p.tiles_visited[w.slot] = i;
+            }
+            if (p.last_gain != nullptr) {
+                store_gains(p, w, rows, softmax, tile_sum, stopped && (i < w.steps || p.discard));
             }
         }
         store_item<X>(p, w, rows, acc, softmax, scale_log2);

@@ -82,6 +82,18 @@ __device__ __forceinline__ void resume(const S2oParams& p, const WorkItem& w, Ou
     }
 }
 
+// `skipped`: whether the rows skipped keys. `tile_sum` is this thread's share of the last tile's mass.
+__device__ __forceinline__ void store_gains(const S2oParams& p, const WorkItem& w, const OutputRows& rows,
+                                            const OnlineSoftmax& softmax, const float (&tile_sum)[2], bool skipped) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const float gain = skipped ? quad_sum(tile_sum[h]) / softmax.row_sum[h] : SAW_ALL_KEYS;
+        if (rows.exists[h] && threadIdx.x % 4 == 0) {
+            p.last_gain[int64_t(w.batch_head(p.attn)) * p.attn.q_len + rows.row[h]] = gain;
+        }
+    }
+}
+
 template <class X>
 __device__ __forceinline__ void store_item(const typename X::Params& p, const WorkItem& w, const OutputRows& rows,
                                            const float (&acc)[X::HEAD_DIM / 2], const OnlineSoftmax& softmax,
@@ -90,12 +102,13 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
     const AttnParams& attn = attn_of(p);
     const int lane = threadIdx.x % 32;
     if constexpr (X::OUTPUT == Output::PARTIAL) {
+        const SplitParams& parts = split_of(p);
         const int row0 = (threadIdx.x / 32 - WARPGROUP / 32) * 16 + lane / 4;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int64_t row = w.slot * TILE_Q + row0 + 8 * h;
-            if (lane % 4 == 0) p.partial_state[row] = {softmax.row_max[h], softmax.row_sum[h]};
-            float* out = p.partial_out + row * X::HEAD_DIM + 2 * (lane % 4);
+            if (lane % 4 == 0) parts.partial_state[row] = {softmax.row_max[h], softmax.row_sum[h]};
+            float* out = parts.partial_out + row * X::HEAD_DIM + 2 * (lane % 4);
 #pragma unroll
             for (int i = 0; i < X::HEAD_DIM / 8; ++i) {
                 *reinterpret_cast<float2*>(out + 8 * i) = make_float2(acc[4 * i + 2 * h], acc[4 * i + 2 * h + 1]);
@@ -122,6 +135,7 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
                 }
                 if constexpr (X::OUTPUT == Output::STATEFUL) {
                     if (p.state != nullptr) p.state[head + rows.row[h]] = {softmax.row_max[h], softmax.row_sum[h]};
+                    if (p.last_gain != nullptr) p.last_gain[head + rows.row[h]] = SAW_ALL_KEYS;
                 }
             }
         }

@@ -138,7 +138,22 @@ impl Call {
     /// `params` must be the type that the kernel takes. Every address in it must point to the data described in
     /// params.cuh until the kernel has run.
     pub(super) unsafe fn launch<P: Params>(&self, kernel: Kernel, params: &P, grid: Grid) -> Result<(), CudaError> {
+        // SAFETY: passed on.
+        unsafe { self.launch_with(kernel, self.q, params, grid) }
+    }
+
+    /// Enqueues a kernel on other queries.
+    ///
+    /// # Safety
+    /// As [`Call::launch`]; `q` must be the queries in `params`.
+    pub(super) unsafe fn launch_with<P: Params>(
+        &self,
+        kernel: Kernel,
+        q: View,
+        params: &P,
+        grid: Grid,
+    ) -> Result<(), CudaError> {
         // SAFETY: kernels that take tensor maps take those of q, k and v. The caller guarantees the rest.
-        unsafe { self.launcher.launch_on(self.function(kernel), [self.q, self.k, self.v], params, grid) }
+        unsafe { self.launcher.launch_on(self.function(kernel), [q, self.k, self.v], params, grid) }
     }
 }

@@ -47,9 +47,14 @@ pub(super) fn launch(call: &Call, mask: Mask, first_row: usize, splits: Option<u
     let key_tiles = shape.k_len().div_ceil(TILE_K);
     let splits = splits.unwrap_or_else(|| match items {
         items if items >= call.launcher.multiprocessors() => 1,
-        items => (SPLITS_PER_SM * call.launcher.multiprocessors() / items).min(key_tiles / MIN_TILES_PER_SPLIT).max(1),
+        items => self::splits(call, SPLITS_PER_SM, items, key_tiles),
     });
     if splits > 1 { split(call, mask, first_row, splits) } else { whole(&call.rows_from(first_row), mask) }
+}
+
+/// Number of parts of the keys of each of the `items` query tiles, so that a multiprocessor gets `per_sm` parts.
+pub(super) fn splits(call: &Call, per_sm: usize, items: usize, key_tiles: usize) -> usize {
+    (per_sm * call.launcher.multiprocessors() / items).min(key_tiles / MIN_TILES_PER_SPLIT).max(1)
 }
 
 fn whole(call: &Call, mask: Mask) -> Result<(), CudaError> {

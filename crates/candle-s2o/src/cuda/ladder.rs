@@ -77,6 +77,7 @@ fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError
         q_perm: ptr::null(),
         state: ptr::null_mut(),
         tiles_visited: ptr::null_mut(),
+        last_gain: ptr::null_mut(),
         segment_len: to_i32("k_len", k_len)?,
         first_segment: 0,
         num_segments: 1,

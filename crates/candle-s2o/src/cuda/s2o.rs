@@ -4,15 +4,16 @@
 use std::ptr;
 
 use s2o_core::{
-    AttnStats, GainFrame, Mask, Permutation, Plan, ProbeStride, Ranking, S2oConfig, S2oError, Segment, SegmentOrder,
-    StopRule, TriggeringTile, Visit,
+    AttnStats, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
+    TriggeringTile, Visit,
 };
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
-use s2o_kernels::params::{RowState, S2oParams};
+use s2o_kernels::params::{AttnParams, RowState, S2oParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, CudaOp};
 use super::dense;
+use super::probes::Probes;
 use super::ranking::{Orders, Ranker};
 use super::segment_group::{SegmentGroup, groups};
 use crate::error::AttnError;
@@ -52,7 +53,7 @@ impl CudaOp for RankOp {
         check_options(config)?;
         call.launcher.refuse_capture("reading orders", "rank outside the capture")?;
         let plan = Plan::new(config, &call.shape, self.0.prompt_len.unwrap_or(call.shape.k_len()), GPU_BREAK_EVEN)?;
-        Launch::new(call, config, &plan, None, false)?.rank_only()
+        Launch::new(call, config, &Plan { probe_stride: None, ..plan }, None, false)?.rank_only()
     }
 }
 
@@ -60,12 +61,6 @@ fn check_options(config: &S2oConfig) -> Result<(), CudaError> {
     for (name, got, expected) in [("tile_q", config.tile_q(), TILE_Q), ("tile_k", config.tile_k(), TILE_K)] {
         if got != expected {
             return Err(CudaError::Tile { name, got });
-        }
-    }
-    for (what, is_set) in [("probes", config.probe_stride() != ProbeStride::Off), ("recent keys", config.recent() > 0)]
-    {
-        if is_set {
-            return Err(CudaError::CpuOnly { what });
         }
     }
     Ok(())
@@ -84,6 +79,7 @@ struct Launch<'a> {
     /// With query permutation: the orders and the states of the rows.
     permuted: Option<(Region<i32>, Region<RowState>)>,
     tiles_visited: Option<Region<i32>>,
+    probes: Option<Probes>,
 }
 
 /// Source of the orders.
@@ -113,6 +109,7 @@ impl<'a> Launch<'a> {
         let permuted = config.q_perm().then(|| (regions.add(rows), regions.add(rows)));
         let slots = heads * plan.segments.len() * (plan.segment_len / TILE_Q);
         let tiles_visited = wants_stats.then(|| regions.add(slots));
+        let probes = Probes::new(&mut regions, call, plan);
         let orders = match given {
             Some(ranking) => OrderSource::Given(ranking),
             None => OrderSource::Ranked(Ranker::new(&mut regions, call, plan, &groups)),
@@ -122,7 +119,7 @@ impl<'a> Launch<'a> {
         if let OrderSource::Ranked(ranker) = &orders {
             ranker.prepare(&scratch)?;
         }
-        Ok(Self { call, config, plan, groups, scratch, counters, kv_perm, orders, permuted, tiles_visited })
+        Ok(Self { call, config, plan, groups, scratch, counters, kv_perm, orders, permuted, tiles_visited, probes })
     }
 
     fn attend(&self) -> Result<(), CudaError> {
@@ -138,7 +135,10 @@ impl<'a> Launch<'a> {
             self.order(group)?;
             self.launch(self.kernel(), group, number)?;
         }
-        Ok(())
+        match &self.probes {
+            Some(probes) => probes.correct(self.call, &self.scratch, self.plan),
+            None => Ok(()),
+        }
     }
 
     /// Enqueues the kernels or copies that write the orders of a group to scratch memory.
@@ -207,13 +207,16 @@ impl<'a> Launch<'a> {
         let Self { call, config, plan, scratch, .. } = self;
         let heads = call.shape.batch() * call.shape.num_heads();
         let segments = group.len();
+        let attn = call.params(Mask::Causal, scratch.at(self.counters).wrapping_add(counter))?;
+        let [lse, last_gain] = self.probes.as_ref().map_or([ptr::null_mut(); 2], |probes| probes.row_results(scratch));
         let params = S2oParams {
-            attn: call.params(Mask::Causal, scratch.at(self.counters).wrapping_add(counter))?,
+            attn: AttnParams { lse, ..attn },
             kv_perm: scratch.at(self.kv_perm),
             kv_perm_head_stride: group.keys as i64,
             q_perm: self.permuted.map_or(ptr::null(), |(q_perm, _)| scratch.at(q_perm).cast_const()),
             state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state)),
             tiles_visited: self.tiles_visited.map_or(ptr::null_mut(), |region| scratch.at(region)),
+            last_gain,
             segment_len: to_i32("segment_len", plan.segment_len)?,
             first_segment: to_i32("segments", plan.segments[group.first].index)?,
             num_segments: to_i32("segments", segments)?,
@@ -274,7 +277,11 @@ impl<'a> Launch<'a> {
             let count = counts[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize;
             Visit::counted(count - window_tiles, segment.prefix_tiles(TILE_K))
         };
-        Ok(plan.stats(&call.shape, config, visit, Vec::new()))
+        let probes = match &self.probes {
+            Some(probes) => probes.stats(call, &self.scratch, plan)?,
+            None => Vec::new(),
+        };
+        Ok(plan.stats(&call.shape, config, visit, probes))
     }
 }
 

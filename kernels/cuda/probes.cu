@@ -1,0 +1,288 @@
+// The steps around the exact attention of the probes (probe_params.cuh). No sum depends on an order of arrival.
+#include "launch.cuh"
+#include "pair.cuh"
+#include "probe_params.cuh"
+
+namespace s2o {
+
+constexpr int PROBE_THREADS = 256;
+constexpr int TAIL_THREADS = 128, TAIL_WARPS = TAIL_THREADS / 32;
+
+// The output function of SplitMix64, as in `mixed` of probes.rs.
+__device__ __forceinline__ uint64_t mixed(uint64_t index) {
+    uint64_t z = (index + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+__device__ __forceinline__ int offset_of_call(const ProbeParams& p) { return p.split.attn.k_len - p.q_len; }
+
+// Row of (batch, num_heads, q_len).
+__device__ __forceinline__ int64_t call_row(const ProbeParams& p, int batch_head, int row) {
+    return int64_t(batch_head) * p.q_len + row;
+}
+
+// Vector `i` of a row of heads, eight elements each.
+__device__ __forceinline__ uint4* vector_at(const void* base, int64_t element, int i) {
+    return reinterpret_cast<uint4*>(static_cast<uint16_t*>(const_cast<void*>(base)) + element) + i;
+}
+
+// Element of the call's output.
+__device__ __forceinline__ int64_t out_element(const ProbeParams& p, int batch_head, int row) {
+    const int batch = batch_head / p.num_heads, head = batch_head - batch * p.num_heads;
+    return batch * p.out_strides.batch + row * p.out_strides.seq + head * p.out_strides.head;
+}
+
+// Row of a probe in its KV head, and element of its exact output.
+struct ProbeRow {
+    int64_t row, element;
+    __device__ __forceinline__ ProbeRow(const ProbeParams& p, int batch_head, int n) {
+        const AttnParams& attn = p.split.attn;
+        const int batch = batch_head / p.num_heads, head = batch_head - batch * p.num_heads;
+        const int kv_head = head / p.group;
+        const int64_t in_head = int64_t(n) * p.group + head % p.group;
+        row = (int64_t(batch) * attn.num_heads + kv_head) * attn.q_len + in_head;
+        element = batch * attn.out_strides.batch + in_head * attn.out_strides.seq + kv_head * attn.out_strides.head;
+    }
+};
+
+// Grid: a warp for each (batch, probe, head).
+__device__ __forceinline__ void probe_queries(const ProbeParams& p) {
+    const AttnParams& attn = p.split.attn;
+    const int lane = threadIdx.x % 32;
+    const int64_t index = int64_t(blockIdx.x) * (PROBE_THREADS / 32) + threadIdx.x / 32;
+    if (index >= int64_t(attn.batch) * p.probes * p.num_heads) return;
+    const int head = int(index % p.num_heads), n = int(index / p.num_heads % p.probes);
+    const int batch = int(index / p.num_heads / p.probes);
+    const int64_t run = int64_t(p.first_run) + n;
+    const int position = int(run * p.stride + int64_t(mixed(run) % uint64_t(p.stride)));
+    if (batch == 0 && head == 0 && lane == 0) p.positions[n] = position;
+    if (lane >= p.split.head_dim / 8) return;
+    const int64_t row = position - offset_of_call(p);
+    const int64_t from = batch * p.q_strides.batch + row * p.q_strides.seq + head * p.q_strides.head;
+    const int64_t to = batch * attn.q_strides.batch + (int64_t(n) * p.group + head % p.group) * attn.q_strides.seq +
+                       head / p.group * attn.q_strides.head;
+    *vector_at(attn.q, to, lane) = *vector_at(p.q, from, lane);
+}
+
+// Sum over the warp, in every lane.
+__device__ __forceinline__ double warp_sum(double x) {
+#pragma unroll
+    for (int other = 16; other; other /= 2) x += __shfl_xor_sync(~0u, x, other);
+    return x;
+}
+
+// A probe of one head, `D / 32` elements in each lane. See `Probe` of probes.rs.
+template <typename T, int D>
+struct Probe {
+    static constexpr int N = D / 32;
+    float out[N], exact[N];
+    double gain;      // of the last tile, 0 if the row saw every key
+    double skipped;
+    bool skips, finite;
+
+    __device__ __forceinline__ Probe(const ProbeParams& p, int batch_head, int n, int row) {
+        const ProbeRow probe(p, batch_head, n);
+        const float last_gain = p.last_gain[call_row(p, batch_head, row)];
+        skips = last_gain >= 0.f;
+        gain = skips ? last_gain : 0.0;
+        skipped = 0.0;
+        if (skips) {
+            const double visited = p.lse[call_row(p, batch_head, row)], all = p.split.attn.lse[probe.row];
+            skipped = -expm1(visited - all);
+            // Rounding must not make mass negative; NaN stays.
+            if (skipped < 0.0) skipped = 0.0;
+        }
+        const T* out_row = static_cast<const T*>(p.out) + out_element(p, batch_head, row);
+        const T* exact_row = skips ? static_cast<const T*>(p.split.attn.out) + probe.element : out_row;
+        bool all_finite = isfinite(skipped);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            out[i] = float(out_row[threadIdx.x % 32 + 32 * i]);
+            exact[i] = float(exact_row[threadIdx.x % 32 + 32 * i]);
+            all_finite = all_finite && isfinite(out[i]) && isfinite(exact[i]);
+        }
+        finite = __all_sync(~0u, all_finite);
+    }
+
+    // The skipped keys' part of the exact output.
+    __device__ __forceinline__ double tail(int i) const { return exact[i] - (1.0 - skipped) * out[i]; }
+};
+
+// Sums over probes. See `Tail` of probes.rs.
+struct TailSums {
+    double count, skipped, gain;
+
+    __device__ __forceinline__ bool has_tail() const { return skipped > 0.0 && gain > 0.0 && skipped < count; }
+    // The squared skipped mass over the last gain.
+    __device__ __forceinline__ double scale() const { return skipped / (count - skipped) * (skipped / gain); }
+};
+
+// Calls f(probe) for this warp's probes of a segment.
+template <typename T, int D, class F>
+__device__ __forceinline__ void for_each_probe(const ProbeParams& p, int batch_head, int segment, F f) {
+    const int offset = offset_of_call(p);
+    const int64_t start = int64_t(segment) * p.segment_len;
+    const int begin = int(max(start, int64_t(offset)));
+    const int end = int(min(start + p.segment_len, int64_t(offset) + p.ranked_rows));
+    if (begin >= end) return;
+    const int first = max(0, begin / p.stride - p.first_run);
+    const int last = min(p.probes - 1, (end - 1) / p.stride - p.first_run);
+    for (int n = first + int(threadIdx.x) / 32; n <= last; n += TAIL_WARPS) {
+        const int position = p.positions[n];
+        if (position >= begin && position < end) f(Probe<T, D>(p, batch_head, n, position - offset));
+    }
+}
+
+// Grid (segments, batch * num_heads).
+template <typename T, int D>
+__device__ __forceinline__ void probe_tails(const ProbeParams& p) {
+    constexpr int N = D / 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int batch_head = blockIdx.y, segment = p.first_segment + int(blockIdx.x);
+    const int64_t unit = int64_t(batch_head) * p.segments + blockIdx.x;
+
+    __shared__ double tails[TAIL_WARPS][D];
+    __shared__ TailSums sums_of_warp[TAIL_WARPS];
+    double tail[N] = {};
+    TailSums all = {0.0, 0.0, 0.0};
+    for_each_probe<T, D>(p, batch_head, segment, [&](const Probe<T, D>& probe) {
+        if (!probe.finite) return;
+        all.count += 1.0;
+        all.skipped += probe.skipped;
+        all.gain += probe.gain * (1.0 - probe.skipped);
+#pragma unroll
+        for (int i = 0; i < N; ++i) tail[i] += probe.tail(i);
+    });
+#pragma unroll
+    for (int i = 0; i < N; ++i) tails[warp][lane + 32 * i] = tail[i];
+    if (lane == 0) sums_of_warp[warp] = all;
+    __syncthreads();
+    all = {0.0, 0.0, 0.0};
+    for (int w = 0; w < TAIL_WARPS; ++w) {
+        all.count += sums_of_warp[w].count;
+        all.skipped += sums_of_warp[w].skipped;
+        all.gain += sums_of_warp[w].gain;
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        tail[i] = 0.0;
+        for (int w = 0; w < TAIL_WARPS; ++w) tail[i] += tails[w][lane + 32 * i];
+    }
+
+    // Of finite probes: errors before and after the correction. Of all probes: norm, error before, error after, skipped
+    // mass, norm^2, norm * before, before^2, norm * after, after^2.
+    constexpr int COUNT = 11;
+    __shared__ double errors_of_warp[TAIL_WARPS][COUNT];
+    double errors[COUNT] = {};
+    for_each_probe<T, D>(p, batch_head, segment, [&](const Probe<T, D>& probe) {
+        // The tail of the other probes.
+        TailSums others = all;
+        double own[N] = {};
+        if (probe.finite) {
+            others = {all.count - 1.0, all.skipped - probe.skipped, all.gain - probe.gain * (1.0 - probe.skipped)};
+#pragma unroll
+            for (int i = 0; i < N; ++i) own[i] = probe.tail(i);
+        }
+        const bool corrects = probe.skips && others.has_tail();
+        const double mass = corrects ? sqrt(others.scale() * probe.gain) : 0.0;
+        double norm = 0.0, before = 0.0, after = 0.0;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const double exact = probe.exact[i], out = probe.out[i];
+            const double corrected =
+                corrects ? (out + mass * (tail[i] - own[i]) / others.skipped) / (1.0 + mass) : out;
+            norm += exact * exact;
+            before += (out - exact) * (out - exact);
+            after += (corrected - exact) * (corrected - exact);
+        }
+        norm = warp_sum(norm), before = warp_sum(before), after = warp_sum(after);
+        if (probe.finite) errors[0] += before, errors[1] += after;
+        const double of_all[COUNT - 2] = {norm,          before,          after,        probe.skipped, norm * norm,
+                                          norm * before, before * before, norm * after, after * after};
+#pragma unroll
+        for (int i = 2; i < COUNT; ++i) errors[i] += of_all[i - 2];
+    });
+    if (lane == 0) {
+        for (int i = 0; i < COUNT; ++i) errors_of_warp[warp][i] = errors[i];
+    }
+    __syncthreads();
+    for (int i = 0; i < COUNT; ++i) {
+        errors[i] = 0.0;
+        for (int w = 0; w < TAIL_WARPS; ++w) errors[i] += errors_of_warp[w][i];
+    }
+    // A correction that probes which did not contribute to it do not confirm is left out.
+    const bool helps = all.has_tail() && errors[1] < errors[0];
+    if (warp == 0) {
+        for (int i = 0; i < N; ++i) p.tail_value[unit * D + lane + 32 * i] = helps ? float(tail[i] / all.skipped) : 0.f;
+    }
+    if (threadIdx.x == 0) {
+        p.tail_scale[unit] = helps ? float(all.scale()) : 0.f;
+        double* sums = p.sums + unit * PROBE_SUMS;
+        sums[0] = errors[2], sums[1] = errors[3], sums[2] = helps ? errors[4] : errors[3], sums[3] = errors[5];
+        sums[4] = errors[6], sums[5] = helps ? errors[9] : errors[7], sums[6] = helps ? errors[10] : errors[8];
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ bool all_finite(uint32_t pair) {
+    const float2 x = unpack<T>(pair);
+    return isfinite(x.x) && isfinite(x.y);
+}
+
+// Grid (rows / rows of a block, batch * num_heads): a thread for every eight elements.
+template <typename T, int D>
+__device__ __forceinline__ void probe_correction(const ProbeParams& p) {
+    constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS;
+    const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS;
+    const int64_t row = int64_t(blockIdx.x) * ROWS + threadIdx.x / VECTORS;
+    if (row >= p.ranked_rows) return;
+    const float gain = p.last_gain[call_row(p, batch_head, row)];
+    if (!(gain >= 0.f)) return;
+    const uint32_t position = uint32_t(row) + offset_of_call(p);
+    const int n = int(position / p.stride) - p.first_run;
+    uint4* const out = vector_at(p.out, out_element(p, batch_head, row), i);
+    if (n >= 0 && n < p.probes && uint32_t(p.positions[n]) == position) {
+        // The tiles of the probes reach beyond a probe's position: keys there have no weight, but 0 * NaN is NaN. A
+        // probe whose exact output is not finite keeps its own.
+        const uint4 exact = *vector_at(p.split.attn.out, ProbeRow(p, batch_head, n).element, i);
+        const uint32_t row_lanes = (VECTORS == 16 ? 0xffffu : 0xffu) << (threadIdx.x % 32 / VECTORS * VECTORS);
+        const bool finite = all_finite<T>(exact.x) && all_finite<T>(exact.y) && all_finite<T>(exact.z) &&
+                            all_finite<T>(exact.w);
+        if (__all_sync(row_lanes, finite)) *out = exact;
+        return;
+    }
+    const int64_t unit = int64_t(batch_head) * p.segments + int(position / p.segment_len) - p.first_segment;
+    const float scale = p.tail_scale[unit];
+    if (scale == 0.f) return;
+    const float mass = sqrtf(scale * gain), keep = 1.f / (1.f + mass), add = mass * keep;
+    const float4* tail = reinterpret_cast<const float4*>(p.tail_value + unit * D) + 2 * i;
+    const float4 low = tail[0], high = tail[1];
+    uint4 words = *out;
+    auto correct = [&](uint32_t word, float u0, float u1) {
+        const float2 o = unpack<T>(word);
+        return pack<T>(fmaf(o.x, keep, u0 * add), fmaf(o.y, keep, u1 * add));
+    };
+    words.x = correct(words.x, low.x, low.y);
+    words.y = correct(words.y, low.z, low.w);
+    words.z = correct(words.z, high.x, high.y);
+    words.w = correct(words.w, high.z, high.w);
+    *out = words;
+}
+
+}  // namespace s2o
+
+#define S2O_PROBE_KERNEL(name, threads, body)                                         \
+    extern "C" { __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0}; } \
+    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ s2o::ProbeParams p) { body(p); }
+
+#define S2O_PROBE_KERNELS(suffix, ...)                                                               \
+    S2O_PROBE_KERNEL(s2o_probe_tails_##suffix, s2o::TAIL_THREADS, (s2o::probe_tails<__VA_ARGS__>)) \
+    S2O_PROBE_KERNEL(s2o_probe_correction_##suffix, s2o::PROBE_THREADS, (s2o::probe_correction<__VA_ARGS__>))
+
+S2O_PROBE_KERNEL(s2o_probe_queries, s2o::PROBE_THREADS, s2o::probe_queries)
+S2O_PROBE_KERNELS(bf16_128, __nv_bfloat16, 128)
+S2O_PROBE_KERNELS(bf16_64, __nv_bfloat16, 64)
+S2O_PROBE_KERNELS(f16_128, __half, 128)
+S2O_PROBE_KERNELS(f16_64, __half, 64)

@@ -1,0 +1,258 @@
+//! Exact probes against f64 on the host: their error, and the correction of the other rows.
+
+use candle_core::DType;
+use candle_s2o::{ProbeStride, Ranking, S2oConfig, S2oConfigBuilder, SegmentLen, StopRule, TileStats, TriggeringTile};
+use rayon::prelude::*;
+use s2o_core::{Plan, ProbeStats, cpu, is_probe};
+
+use crate::Runner;
+use crate::exact::{bits, values};
+use crate::problem::{Memory, Problem, Sizes};
+use crate::sparse::{TILE, op, row_visits};
+
+fn config(stride: usize, change: impl FnOnce(S2oConfigBuilder) -> S2oConfigBuilder) -> S2oConfig {
+    let builder = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).dense_below(0).tau(0.3);
+    change(builder.probe_stride(ProbeStride::Every(stride))).build().unwrap()
+}
+
+/// A row of a head outside the dense tail.
+struct Row {
+    row: usize,
+    is_probe: bool,
+    /// Of the call without probes.
+    sparse: Vec<f64>,
+    exact: Vec<f64>,
+    /// Share of the mass.
+    skipped: f64,
+    last_gain: Option<f64>,
+}
+
+/// Attention to all keys, and the masses of visited keys and of the last tile, in f64.
+fn exact_row(
+    problem: &Problem,
+    (batch, head): (usize, usize),
+    row: usize,
+    (start, order, tile): (usize, &[u32], TileStats),
+    discards: bool,
+) -> (Vec<f64>, f64, Option<f64>) {
+    let shape = &problem.shape;
+    let d = shape.head_dim();
+    let kv_head = shape.kv_head(head);
+    let q = &problem.host[0][((batch * shape.q_len() + row) * shape.num_heads() + head) * d..][..d];
+    let kv = |key: usize| ((batch * shape.k_len() + key) * shape.num_kv_heads() + kv_head) * d;
+    let dot = |key: &[f32]| q.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
+    let position = shape.q_offset() + row;
+    let scores: Vec<f64> =
+        (0..=position).map(|key| f64::from(problem.scale) * dot(&problem.host[1][kv(key)..][..d])).collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let masses: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+    let all: f64 = masses.iter().sum();
+    let mut exact = vec![0.0; d];
+    for (key, mass) in masses.iter().enumerate() {
+        exact.iter_mut().zip(&problem.host[2][kv(key)..][..d]).for_each(|(x, v)| *x += mass / all * f64::from(*v));
+    }
+    if tile.visited == tile.prefix_tiles {
+        return (exact, 0.0, None);
+    }
+    let of = |keys: &[u32]| keys.iter().map(|&key| masses[key as usize]).sum::<f64>();
+    let before = (tile.visited - 1) * TILE;
+    let last = of(&order[before..before + TILE]);
+    let window: f64 = masses[start..].iter().sum();
+    let visited = window + of(&order[..before]) + if discards { 0.0 } else { last };
+    (exact, 1.0 - visited / all, Some(last / visited))
+}
+
+/// The common tail of probes: its mean value, and squared skipped mass per last gain.
+fn tail<'r>(probes: impl Iterator<Item = &'r Row>) -> Option<(Vec<f64>, f64)> {
+    let (mut count, mut skipped, mut gain, mut value) = (0.0, 0.0, 0.0, Vec::new());
+    for row in probes {
+        count += 1.0;
+        skipped += row.skipped;
+        gain += row.last_gain.unwrap_or(0.0) * (1.0 - row.skipped);
+        value.resize(row.exact.len(), 0.0);
+        for ((sum, exact), out) in value.iter_mut().zip(&row.exact).zip(&row.sparse) {
+            *sum += exact - (1.0 - row.skipped) * out;
+        }
+    }
+    value.iter_mut().for_each(|sum| *sum /= skipped);
+    (skipped > 0.0 && gain > 0.0 && skipped < count).then(|| (value, skipped / (count - skipped) * skipped / gain))
+}
+
+fn corrected(row: &Row, tail: Option<&(Vec<f64>, f64)>) -> Vec<f64> {
+    let (Some((value, scale)), Some(gain)) = (tail, row.last_gain) else { return row.sparse.clone() };
+    let mass = (scale * gain).sqrt();
+    row.sparse.iter().zip(value).map(|(o, u)| (o + mass * u) / (1.0 + mass)).collect()
+}
+
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum()
+}
+
+/// Checks what was measured on the rows of a segment and head, and returns the outputs that follow from it.
+fn check_unit(rows: &[Row], got: &ProbeStats) -> Vec<Vec<f64>> {
+    let probes: Vec<&Row> = rows.iter().filter(|row| row.is_probe).collect();
+    let sum = |f: &dyn Fn(&Row) -> f64| probes.iter().map(|row| f(row)).sum::<f64>();
+    let left_out = |row: &Row| {
+        let others = tail(probes.iter().copied().filter(|other| other.row != row.row));
+        distance(&corrected(row, others.as_ref()), &row.exact)
+    };
+    let (norm, uncorrected, confirmed) = (
+        sum(&|row| row.exact.iter().map(|x| x * x).sum()),
+        sum(&|row| distance(&row.sparse, &row.exact)),
+        sum(&left_out),
+    );
+    assert_eq!(got.probes, probes.len());
+    // The outputs are rounded to 16 bits: relative 2^-9 of the norm at most.
+    let near = |what: &str, got: f64, want: f64| {
+        let allowed = 0.02 * want + 1e-4 * norm;
+        assert!((got - want).abs() <= allowed, "{what} {got:.4e}, expected {want:.4e} of a norm of {norm:.4e}");
+    };
+    near("norm", got.norm, norm);
+    near("uncorrected error", got.uncorrected, uncorrected);
+    let skipped = sum(&|row| row.skipped);
+    assert!((got.skipped_mass - skipped).abs() <= 1e-3 * skipped + 1e-5, "{} skipped, not {skipped}", got.skipped_mass);
+    let helps = got.corrected < got.uncorrected;
+    let clear = (confirmed - uncorrected).abs() > 0.02 * uncorrected + 1e-4 * norm;
+    assert!(!clear || helps == (confirmed < uncorrected), "corrected {helps}: {confirmed:.4e} and {uncorrected:.4e}");
+    if helps {
+        near("corrected error", got.corrected, confirmed);
+    } else {
+        assert_eq!(got.corrected, got.uncorrected);
+    }
+    let common = tail(probes.iter().copied()).filter(|_| helps);
+    let out = |row: &Row| if row.is_probe { row.exact.clone() } else { corrected(row, common.as_ref()) };
+    rows.iter().map(out).collect()
+}
+
+/// Returns the number of heads and segments that were corrected.
+fn check_probes(problem: &Problem, config: &S2oConfig, prompt_len: usize, stride: usize) -> usize {
+    let shape = &problem.shape;
+    let [q, k, v] = &problem.on_gpu;
+    let ranking: Ranking = cpu::rank(&problem.inputs(), config, prompt_len).unwrap();
+    let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
+    let off = config.to_builder().probe_stride(ProbeStride::Off).build().unwrap();
+    let (sparse, plain) = op(problem, &off, prompt_len, &ranking).apply_with_stats(q, k, v).unwrap();
+    problem.poison();
+    let (out, stats) = op(problem, config, prompt_len, &ranking).apply_with_stats(q, k, v).unwrap();
+    problem.poison();
+    let again = op(problem, config, prompt_len, &ranking).apply(q, k, v).unwrap();
+    assert!(bits(&again) == bits(&out), "two runs differ");
+    let tiles = |stats: &candle_s2o::AttnStats| stats.heads.iter().flat_map(|h| h.tiles.clone()).collect::<Vec<_>>();
+    assert_eq!(tiles(&stats), tiles(&plain), "probes change the visits");
+
+    let discards = config.triggering_tile() == TriggeringTile::Discard;
+    let visits = row_visits(problem, config, &plan, &ranking, &stats);
+    let (sparse, out) = (values(&sparse), values(&out));
+    let d = shape.head_dim();
+    let widen = |data: &[f32]| data.iter().copied().map(f64::from).collect::<Vec<f64>>();
+    let (mut units, mut difference, mut norm, mut worst) = (0, 0.0, 0.0, 0.0f64);
+    for (index, (visits, head)) in visits.iter().zip(&stats.heads).enumerate() {
+        let at = (index / shape.num_heads(), index % shape.num_heads());
+        let place = |row: usize| ((at.0 * shape.q_len() + row) * shape.num_heads() + at.1) * d;
+        let rows: Vec<(usize, Row)> = (0..shape.q_len())
+            .into_par_iter()
+            .filter_map(|row| {
+                let (s, tile) = visits[row]?;
+                let of = (plan.segments[s].start, ranking[index][s].kv_perm.as_slice(), tile);
+                let (exact, skipped, last_gain) = exact_row(problem, at, row, of, discards);
+                let sparse = widen(&sparse[place(row)..][..d]);
+                // Rows that saw every key keep their output.
+                let exact = if last_gain.is_none() { sparse.clone() } else { exact };
+                let is_probe = is_probe(shape.q_offset() + row, stride);
+                Some((s, Row { row, is_probe, sparse, exact, skipped, last_gain }))
+            })
+            .collect();
+        assert_eq!(head.probes.len(), rows.chunk_by(|a, b| a.0 == b.0).count());
+        let mut rows = rows.into_iter().peekable();
+        for measured in &head.probes {
+            let s = rows.peek().unwrap().0;
+            assert_eq!(measured.segment, plan.segments[s].index);
+            let mut unit = Vec::new();
+            while let Some((_, row)) = rows.next_if(|(of, _)| *of == s) {
+                unit.push(row);
+            }
+            units += usize::from(measured.corrected < measured.uncorrected);
+            for (row, want) in unit.iter().zip(check_unit(&unit, measured)) {
+                let got = widen(&out[place(row.row)..][..d]);
+                let square = want.iter().map(|x| x * x).sum::<f64>();
+                difference += distance(&got, &want);
+                norm += square;
+                worst = worst.max((distance(&got, &want) / square).sqrt());
+            }
+        }
+        // The dense tail is not touched.
+        let tail = (0..shape.q_len()).filter(|&row| visits[row].is_none());
+        tail.for_each(|row| assert_eq!(out[place(row)..][..d], sparse[place(row)..][..d]));
+    }
+    let error = (difference / norm).sqrt();
+    let (most, most_of_row) = if problem.dtype == DType::BF16 { (5e-3, 2e-2) } else { (1e-3, 4e-3) };
+    assert!(error < most && worst < most_of_row, "relative error {error:.2e}, of the worst row {worst:.2e}");
+    units
+}
+
+pub fn cases(runner: &mut Runner) {
+    // (queries, keys, prompt, stride): whole prompts, chunks that begin and end inside segments, no probe at all.
+    let lengths = [
+        (2000, 2000, 2000, 16),
+        (2000, 2000, 2000, 64),
+        (1111, 2345, 2345, 10),
+        (700, 1500, 3000, 33),
+        (1000, 1000, 4000, 1),
+        (3, 1700, 1700, 256),
+    ];
+    for (i, (q_len, k_len, prompt_len, stride)) in lengths.into_iter().enumerate() {
+        for (j, heads) in [[4, 4], [8, 2], [6, 2]].into_iter().enumerate() {
+            let dtype = if (i + j) % 2 == 0 { DType::BF16 } else { DType::F16 };
+            let head_dim = if (i + j / 2) % 2 == 0 { 128 } else { 64 };
+            let memory = [Memory::Contiguous, Memory::HeadsFirst, Memory::Narrowed][(i + j) % 3];
+            let q_perm = (i + j) % 4 == 1;
+            let name = format!(
+                "probes {q_len} of {k_len} of {prompt_len} every {stride} {heads:?} D{head_dim} q_perm {q_perm}"
+            );
+            runner.case(&name, |runner| {
+                let config = config(stride, |builder| builder.q_perm(q_perm).dense_tail(70).recent(20));
+                let sizes = Sizes { batch: 1 + j % 2, heads, q_len, k_len, head_dim };
+                let problem = Problem::new(&runner.device, sizes, dtype, memory, 4.0);
+                let units = check_probes(&problem, &config, prompt_len, stride);
+                assert!(units > 0 || q_len < 1000, "the case should correct something");
+            });
+        }
+    }
+    for (stop_rule, triggering_tile) in [
+        (StopRule::MeanRatio, TriggeringTile::Keep),
+        (StopRule::AllRows, TriggeringTile::Discard),
+        (StopRule::SumRatio, TriggeringTile::Discard),
+    ] {
+        runner.case(&format!("probes {stop_rule:?} {triggering_tile:?}"), |runner| {
+            let config = config(32, |builder| builder.stop_rule(stop_rule).triggering_tile(triggering_tile));
+            let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 3000, k_len: 3000, head_dim: 128 };
+            let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 4.0);
+            assert!(check_probes(&problem, &config, 3000, 32) > 0, "the case should correct something");
+        });
+    }
+    runner.case("probes of rows that saw every key", |runner| {
+        let config = config(16, |builder| builder.tau(0.0));
+        let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 1000, k_len: 1000, head_dim: 64 };
+        let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 4.0);
+        assert_eq!(check_probes(&problem, &config, 1000, 16), 0);
+    });
+    runner.case("probes with NaN and infinities", |runner| {
+        let config = config(16, |builder| builder);
+        let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 1500, k_len: 1500, head_dim: 64 };
+        let mut problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 4.0);
+        // Token 1300 is seen by the queries from there on, in the sixth segment.
+        problem.replace(2, |i, x| if i / 64 / 2 == 1300 { f32::NAN } else { x });
+        let [q, k, v] = &problem.on_gpu;
+        let ranking = cpu::rank(&problem.inputs(), &config, 1500).unwrap();
+        let (out, stats) = op(&problem, &config, 1500, &ranking).apply_with_stats(q, k, v).unwrap();
+        let out = values(&out);
+        for (row, heads) in out.chunks_exact(4 * 64).enumerate() {
+            // A tile computes 0 * NaN for its rows before the token.
+            let may_be_nan = (1280..1300).contains(&row);
+            assert!(may_be_nan || heads.iter().all(|x| x.is_nan() == (row >= 1300)), "row {row}");
+        }
+        for head in &stats.heads {
+            assert!(head.probes[5].relative_error().is_nan(), "NaN shows in the measured error");
+        }
+    });
+}
