@@ -2,6 +2,7 @@
 
 mod blocks;
 mod cpu;
+mod error_control;
 mod invariants;
 mod probes;
 mod random;

@@ -13,6 +13,7 @@
 //! | Algorithm 4, both in one pass, without [`S2oConfig::q_perm`] | [`reference::single_pass`], [`cpu::attention`] |
 //! | the stop condition on the gain of a tile | [`Gain`], [`StopVote`], [`StopRule`], [`GainFrame`] |
 //! | exact probe queries (not of the paper) | [`S2oConfig::probe_stride`], [`is_probe`], [`ProbeStats`] |
+//! | a bound on the measured error (not of the paper) | [`S2oConfig::max_error`], [`ErrorControl`] |
 //! | density and sparsity | [`AttnStats`], [`HeadStats`] |
 //! | the block-sparse methods it is compared with | [`BlockSelection`], [`cpu::block_sparse`] |
 //!
@@ -46,6 +47,7 @@ mod config;
 pub mod cpu;
 mod early_stop;
 mod error;
+mod error_control;
 mod online_softmax;
 mod permutation;
 mod plan;
@@ -62,6 +64,7 @@ pub use config::{
 };
 pub use early_stop::{Gain, StopVote};
 pub use error::S2oError;
+pub use error_control::ErrorControl;
 pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};

@@ -124,6 +124,21 @@ impl Tail {
     }
 }
 
+/// Passes over the rows of a head and segment that were replaced by another pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Repeated {
+    passes: usize,
+    tiles: f64,
+}
+
+impl Repeated {
+    /// Adds a pass that visited `visited` tiles and measured `stats`.
+    pub(crate) fn add(&mut self, visited: usize, stats: &ProbeStats) {
+        self.passes += 1;
+        self.tiles += visited as f64 + stats.tiles;
+    }
+}
+
 /// What the probes of one head and segment measured. Sums are over the probes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ProbeStats {
@@ -140,8 +155,11 @@ pub struct ProbeStats {
     pub corrected: f64,
     /// Sum of the shares of softmax mass that the probes skipped.
     pub skipped_mass: f64,
-    /// Work of their exact attention, in tiles of the call. A CPU leaves out the probes that saw every key.
+    /// Work of their exact attention and of passes that were repeated, in tiles of the call. A CPU leaves out the exact
+    /// attention of probes that saw every key.
     pub tiles: f64,
+    /// Number of times that the rows were computed again, for [`S2oConfig::max_error`].
+    pub repeats: usize,
     /// Sums over the probes of norm * norm, norm * corrected and corrected * corrected.
     squares: [f64; 3],
 }
@@ -185,7 +203,12 @@ impl ProbeStats {
     /// of norm * norm, norm * corrected and corrected * corrected.
     pub fn from_sums(segment: usize, probes: usize, tiles: f64, sums: [f64; 7]) -> Self {
         let [norm, uncorrected, corrected, skipped_mass, squares @ ..] = sums;
-        Self { segment, probes, norm, uncorrected, corrected, skipped_mass, tiles, squares }
+        Self { segment, probes, norm, uncorrected, corrected, skipped_mass, tiles, repeats: 0, squares }
+    }
+
+    /// The last measurement of the same rows, with the work of the `earlier` passes that it replaces.
+    pub(crate) fn replacing(self, earlier: Repeated) -> Self {
+        Self { tiles: self.tiles + earlier.tiles, repeats: earlier.passes, ..self }
     }
 
     /// Relative L2 error of the corrected outputs, leave one out; 0 without probes, NaN if a probe has NaN. Other
@@ -220,6 +243,7 @@ impl ProbeStats {
             corrected: self.corrected + more.corrected,
             skipped_mass: self.skipped_mass + more.skipped_mass,
             tiles: self.tiles + more.tiles,
+            repeats: self.repeats + more.repeats,
             squares: std::array::from_fn(|i| self.squares[i] + more.squares[i]),
         }
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::config::S2oConfig;
+use crate::stats::Visit;
 
 /// The part of one segment `[n S, (n+1) S)` that holds queries of one call.
 ///
@@ -38,6 +39,14 @@ impl Segment {
         } else {
             position_tiles(self.rows.clone(), q_offset, config.tile_q()).collect()
         }
+    }
+
+    /// Number of tiles that a pass over [`Segment::rows`] computed, windows included. `visits` are those of
+    /// [`Segment::ranked_tiles`].
+    pub(crate) fn computed_tiles(&self, visits: &[Visit], q_offset: usize, config: &S2oConfig) -> usize {
+        let tiles = self.ranked_tiles(q_offset, config);
+        let window = |rows: &Range<usize>| causal_tiles(self.start, q_offset + rows.end - 1, config.tile_k());
+        tiles.iter().zip(visits).map(|(rows, visit)| window(rows) + visit.visited).sum()
     }
 }
 

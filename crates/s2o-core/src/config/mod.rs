@@ -36,6 +36,9 @@ pub enum ConfigError {
     /// A stride is a distance.
     #[error("probe_stride: expected a positive number of tokens, got 0; `off` turns probes off")]
     ProbeStride,
+    /// An error is a positive number; `off` in text, `None` in code, sets no bound.
+    #[error("max_error: expected a finite number above 0, got {got}")]
+    MaxError { got: f32 },
 }
 
 /// The checked S2O options. Build a configuration with [`S2oConfig::builder`], or start from [`S2oConfig::default`] or
@@ -62,6 +65,7 @@ pub struct S2oConfig {
     dense_tail: usize,
     q_perm: bool,
     probe_stride: ProbeStride,
+    max_error: Option<f32>,
     dense_below: DenseBelow,
     workspace_cap: usize,
 }
@@ -83,6 +87,7 @@ impl Default for S2oConfig {
             dense_tail: 128,
             q_perm: false,
             probe_stride: ProbeStride::Off,
+            max_error: None,
             dense_below: DenseBelow::Auto,
             workspace_cap: 256 << 20,
         }
@@ -107,6 +112,7 @@ impl S2oConfig {
             dense_tail: 0,
             q_perm: true,
             probe_stride: ProbeStride::Off,
+            max_error: None,
             ..Self::default()
         }
     }
@@ -143,6 +149,9 @@ impl S2oConfig {
         }
         if self.probe_stride == ProbeStride::Every(0) {
             return Err(ConfigError::ProbeStride);
+        }
+        if let Some(got) = self.max_error.filter(|bound| !(bound.is_finite() && *bound > 0.0)) {
+            return Err(ConfigError::MaxError { got });
         }
         match self.key_score {
             KeyScore::SecondCumulant { c } if !(c.is_finite() && c >= 0.0) => {

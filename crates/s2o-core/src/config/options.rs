@@ -1,8 +1,8 @@
 //! The table of options: each row defines a getter, a builder method, and an option that can be set by name.
 
 use super::values::{
-    DenseBelow, GainFrame, KeyScore, ProbeStride, SegmentLen, StopRule, TriggeringTile, mebibytes, read_mebibytes,
-    read_switch, switch,
+    BOUND, DenseBelow, GainFrame, KeyScore, ProbeStride, SegmentLen, StopRule, TriggeringTile, bound, mebibytes,
+    read_bound, read_mebibytes, read_switch, switch,
 };
 use super::{ConfigError, S2oConfig, ValueError};
 
@@ -151,6 +151,9 @@ options! {
     /// One query in so many positions is a probe: it gets exact attention, which corrects the other queries of its
     /// segment for the keys that they skipped, and measures the error.
     "probe-stride" (ProbeStride::EXPECTED) probe_stride(ProbeStride) -> ProbeStride;
+    /// Upper bound on the relative L2 error that the probes measure (`auto` probes if they are off). Heads and segments
+    /// above it are computed again with more keys, at the end with all.
+    "max-error" (BOUND) max_error(impl Into<Option<f32>>) -> Option<f32>, read_bound, bound;
     /// Prompts with fewer tokens use the dense path. `auto` is the measured break-even of the device.
     "dense-below" (DenseBelow::EXPECTED) dense_below(impl Into<DenseBelow>) -> DenseBelow;
     /// Score that orders the keys. `mean` is the paper's score.
@@ -185,7 +188,7 @@ mod tests {
             base().tau(0.0).segment_len(SegmentLen::Fixed(384)).dense_tail(7).front_sink(9).recent(8).dense_below(77),
             base().tile_q(64).tile_k(32).q_perm(true).workspace_cap(7679).gain_frame(GainFrame::Literal),
             base().stop_rule(StopRule::SumRatio).triggering_tile(TriggeringTile::Discard).workspace_cap(usize::MAX),
-            base().probe_stride(ProbeStride::Every(96)),
+            base().probe_stride(ProbeStride::Every(96)).max_error(0.125),
             base()
                 .probe_stride(ProbeStride::Auto)
                 .key_score(KeyScore::SecondCumulant { c: 0.1 })
@@ -222,6 +225,8 @@ mod tests {
         assert_eq!(set("q-perm", "on"), built(|b| b.q_perm(true)));
         assert_eq!(set("probe-stride", "auto"), built(|b| b.probe_stride(ProbeStride::Auto)));
         assert_eq!(set("probe-stride", "64"), built(|b| b.probe_stride(ProbeStride::Every(64))));
+        assert_eq!(set("max-error", "0.1"), built(|b| b.max_error(0.1)));
+        assert_eq!(set("max-error", "off"), S2oConfig::default());
         assert_eq!(set("dense-below", "3"), built(|b| b.dense_below(3)));
         assert_eq!(set("score", "mean"), built(|b| b.key_score(KeyScore::MeanQuery)));
         assert_eq!(set("score", "second-cumulant"), built(|b| b.key_score(KeyScore::default())));
@@ -276,6 +281,10 @@ mod tests {
         assert_eq!(refused("tile-q", "1025"), "tile_q: expected 1 to 1024, got 1025");
         assert_eq!(refused("segment", "0"), "segment_len: expected a positive multiple of tile_q = 128, got 0");
         assert!(refused("probe-stride", "0").contains("expected a positive number of tokens, got 0; `off`"));
+        for got in [0.0, -0.5, f32::NAN, f32::INFINITY] {
+            let error = S2oConfig::builder().max_error(got).build().unwrap_err();
+            assert_eq!(error.to_string(), format!("max_error: expected a finite number above 0, got {got}"));
+        }
         assert!(refused("score", "second-cumulant=NaN").contains("expected a finite number >= 0, got NaN"));
     }
 }

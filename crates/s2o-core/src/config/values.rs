@@ -281,6 +281,20 @@ pub(super) fn switch(on: bool) -> String {
     if on { "on" } else { "off" }.to_owned()
 }
 
+pub(super) const BOUND: &str = "`off` or a finite number above 0";
+
+/// Reads an optional bound.
+pub(super) fn read_bound(text: &str) -> Option<Option<f32>> {
+    match text {
+        "off" => Some(None),
+        _ => text.parse().ok().filter(|bound: &f32| bound.is_finite() && *bound > 0.0).map(Some),
+    }
+}
+
+pub(super) fn bound(bound: Option<f32>) -> String {
+    bound.map_or_else(|| "off".to_owned(), |bound| bound.to_string())
+}
+
 const MEBIBYTE: f64 = (1 << 20) as f64;
 
 /// Reads a number of bytes, written in MiB.

@@ -3,20 +3,25 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::microkernel::OutputRows;
-use super::probes::{ProbeRun, SparseRows};
+use super::probes::{Correction, ProbeRun, SparseRows};
 use super::segment_group::SegmentHeads;
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use super::tile_run::{TileRun, tiles_per_run};
 use crate::config::S2oConfig;
+use crate::error_control::ErrorControl;
 use crate::plan::{Plan, SegmentOrder};
-use crate::probes::ProbeStats;
+use crate::probes::{ProbeStats, Repeated};
 use crate::segment::query_tiles;
 use crate::stats::{AttnStats, Visit};
+
+/// Heads (`b * num_heads + h`) and segments of the plan.
+type Units = BTreeMap<[usize; 2], Repeated>;
 
 /// One attention call, with its output and the statistics of the finished tiles.
 pub(super) struct Call<'a, T> {
@@ -26,8 +31,8 @@ pub(super) struct Call<'a, T> {
     /// The dense tail, until the first group takes it along.
     tail: Vec<TileRun<'a>>,
     out: OutputRows<'a, T>,
-    /// The visits of each ranked run, after its head (`b * num_heads + h`), segment of the plan and first row.
-    done: Vec<([usize; 3], Vec<Visit>)>,
+    /// The visits of each ranked run, by its head (`b * num_heads + h`), segment of the plan and first row.
+    done: BTreeMap<[usize; 3], Vec<Visit>>,
     /// The measurement of each head and segment of the plan.
     measured: Vec<([usize; 2], ProbeStats)>,
 }
@@ -44,7 +49,7 @@ impl<'a, T: Element> Call<'a, T> {
             }
         }
         let out = OutputRows::new(out, inputs.shape.head_dim());
-        Self { inputs, plan, config, tail, out, done: Vec::new(), measured: Vec::new() }
+        Self { inputs, plan, config, tail, out, done: BTreeMap::new(), measured: Vec::new() }
     }
 
     /// Computes a group. `order(i, g)` returns the order of `group[i]` for the `g`-th of its heads.
@@ -52,23 +57,56 @@ impl<'a, T: Element> Call<'a, T> {
     where
         'a: 'o,
     {
+        let num_heads = self.inputs.shape.num_heads();
+        let mut units = BTreeMap::new();
+        for (i, SegmentHeads { batch, heads, segment }) in group.iter().enumerate() {
+            for (g, head) in heads.clone().enumerate() {
+                units.insert([batch * num_heads + head, *segment], order(i, g));
+            }
+        }
+        let control = ErrorControl::new(self.config);
+        // The heads and segments of each pass, with what earlier passes did.
+        let mut passes: [Units; ErrorControl::PASSES] = Default::default();
+        passes[0] = units.keys().map(|&place| (place, Repeated::default())).collect();
+        for pass in 0..ErrorControl::PASSES {
+            let of_pass = std::mem::take(&mut passes[pass]);
+            let config = control.config(pass);
+            let mut runs: Vec<TileRun<'o>> = std::mem::take(&mut self.tail);
+            runs.extend(of_pass.keys().flat_map(|place| self.runs(*place, units[place])));
+            let rows = self.compute(runs, config);
+            for (place, stats) in self.correct(rows, config, |stats| control.next(pass, stats).is_none()) {
+                let mut repeated = of_pass[&place];
+                let Some(next) = control.next(pass, &stats) else {
+                    self.measured.push((place, stats.replacing(repeated)));
+                    continue;
+                };
+                repeated.add(self.reopen(place), &stats);
+                passes[next].insert(place, repeated);
+            }
+        }
+    }
+
+    /// The runs of a head and segment of the plan outside the dense tail.
+    fn runs<'o>(&self, [head, segment]: [usize; 2], order: &'o SegmentOrder) -> Vec<TileRun<'o>>
+    where
+        'a: 'o,
+    {
         let Self { inputs, plan, config, .. } = *self;
         let (shape, tile_q) = (inputs.shape, config.tile_q());
         let total_tiles = shape.batch() * shape.num_heads() * shape.q_len().div_ceil(tile_q);
-        let per_run = tiles_per_run(shape.head_dim(), tile_q, total_tiles);
-        let mut runs: Vec<TileRun<'o>> = std::mem::take(&mut self.tail);
-        for (i, &SegmentHeads { batch, ref heads, segment }) in group.iter().enumerate() {
-            let segment = &plan.segments[segment];
-            let tiles = segment.ranked_tiles(shape.q_offset(), config);
-            // A permuted tile has rows from the whole segment, so the segment is not split.
-            let per_run = if config.q_perm() { tiles.len() } else { per_run };
-            for (g, head) in heads.clone().enumerate() {
-                runs.extend(tiles.chunks(per_run).map(|tiles| {
-                    let (tiles, order) = (tiles.to_vec(), Some(order(i, g)));
-                    TileRun { batch, head, segment, tiles, order }
-                }));
-            }
-        }
+        let segment = &plan.segments[segment];
+        let tiles = segment.ranked_tiles(shape.q_offset(), config);
+        // A permuted tile has rows from the whole segment, so the segment is not split.
+        let per_run = if config.q_perm() { tiles.len() } else { tiles_per_run(shape.head_dim(), tile_q, total_tiles) };
+        let (batch, head) = (head / shape.num_heads(), head % shape.num_heads());
+        let run = |tiles: &[_]| TileRun { batch, head, segment, tiles: tiles.to_vec(), order: Some(order) };
+        tiles.chunks(per_run.max(1)).map(run).collect()
+    }
+
+    /// Computes runs. With probes, the result has the rows of each head and segment of the plan outside the dense tail.
+    fn compute(&mut self, mut runs: Vec<TileRun<'_>>, config: &S2oConfig) -> BTreeMap<[usize; 2], SparseRows> {
+        let Self { inputs, plan, .. } = *self;
+        let shape = inputs.shape;
         // The tiles of the dense tail come first because they see every key.
         runs.sort_by_key(|run| (run.order.is_some(), Reverse(run.segment.start)));
         let out = &self.out;
@@ -86,17 +124,22 @@ impl<'a, T: Element> Call<'a, T> {
         let mut rows: BTreeMap<[usize; 2], SparseRows> = BTreeMap::new();
         done.sort_by_key(|&(place, ..)| place);
         for (place, is_ranked, visits, part) in done {
-            self.done.push((place, visits));
+            self.done.insert(place, visits);
             if is_ranked && plan.probe_stride.is_some() {
                 rows.entry([place[0], place[1]]).or_default().append(part);
             }
         }
-        self.correct(rows);
+        rows
     }
 
-    /// Corrects the rows of each head and segment by their probes.
-    fn correct(&mut self, rows: BTreeMap<[usize; 2], SparseRows>) {
-        let Self { inputs, plan, config, .. } = *self;
+    /// Measures each head and segment by its probes, and corrects the rows of those that `is_final` accepts.
+    fn correct(
+        &mut self,
+        rows: BTreeMap<[usize; 2], SparseRows>,
+        config: &S2oConfig,
+        is_final: impl Fn(&ProbeStats) -> bool,
+    ) -> Vec<([usize; 2], ProbeStats)> {
+        let Self { inputs, plan, .. } = *self;
         let runs = ProbeRun::cut(&inputs.shape, plan, rows).into_par_iter();
         let corrections = runs.map_init(
             || None,
@@ -106,19 +149,34 @@ impl<'a, T: Element> Call<'a, T> {
             },
         );
         let corrections: Vec<_> = corrections.flatten_iter().collect();
-        corrections.iter().for_each(|(_, correction)| correction.open(&mut self.out));
+        let accepted: Vec<&Correction> =
+            corrections.iter().map(|(_, correction)| correction).filter(|of| is_final(&of.stats)).collect();
+        accepted.iter().for_each(|correction| correction.open(&mut self.out));
         let out = &self.out;
-        corrections.par_iter().for_each_init(
+        accepted.par_iter().for_each_init(
             || vec![0.0; inputs.shape.head_dim()],
-            |row_buffer, (_, correction)| correction.apply(out, row_buffer),
+            |row_buffer, correction| correction.apply(out, row_buffer),
         );
-        self.measured.extend(corrections.into_iter().map(|(place, correction)| (place, correction.stats)));
+        corrections.into_iter().map(|(place, correction)| (place, correction.stats)).collect()
+    }
+
+    /// Lets the rows of a head and segment of the plan be computed again, and returns the number of its computed tiles.
+    fn reopen(&mut self, [head, segment]: [usize; 2]) -> usize {
+        let Self { inputs, plan, config, .. } = *self;
+        let shape = inputs.shape;
+        let Range { start, end } = plan.segments[segment].rows.clone();
+        let runs = self.done.range([head, segment, start]..[head, segment, end]);
+        // The same runs will be done again.
+        let visits: Vec<Visit> = runs.flat_map(|(_, visits)| visits).copied().collect();
+        for row in plan.segments[segment].rows.clone() {
+            self.out.reopen(inputs.output_row(head / shape.num_heads(), row, head % shape.num_heads()));
+        }
+        plan.segments[segment].computed_tiles(&visits, shape.q_offset(), config)
     }
 
     /// The statistics of the call, after all groups are done.
     pub(super) fn finish(mut self) -> AttnStats {
         assert!(self.out.is_complete());
-        self.done.sort_by_key(|(place, _)| *place);
         let shape = self.inputs.shape;
         let heads = shape.batch() * shape.num_heads();
         let mut visits = vec![vec![Vec::new(); self.plan.segments.len()]; heads];

@@ -18,9 +18,11 @@ use std::ops::Range;
 
 use crate::config::S2oConfig;
 use crate::error::S2oError;
+use crate::error_control::ErrorControl;
 use crate::online_softmax::SoftmaxState;
 use crate::plan::{Plan, Ranking, SegmentOrder};
-use crate::probes::ProbeStats;
+use crate::probes::{ProbeStats, Repeated};
+use crate::segment::Segment;
 use crate::shape::AttnShape;
 use crate::stats::{AttnStats, Visit};
 use probes::correct;
@@ -139,22 +141,45 @@ fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfi
         return HeadResult { out: dense(head, 0..head.q_len()), visits: Vec::new(), probes: Vec::new() };
     }
     let mut result = HeadResult { out: vec![0.0; head.q.len()], visits: Vec::new(), probes: Vec::new() };
+    let control = ErrorControl::new(config);
     for (segment, order) in plan.segments.iter().zip(orders) {
         write_rows(&mut result.out, segment.tail_rows.clone(), &dense(head, segment.tail_rows.clone()));
-        let (rows, visits) = if config.q_perm() {
-            let states = pass1(head, segment, config.tile_k());
-            pass2(head, segment, states, order, config)
-        } else {
-            single_pass(head, segment, order, config)
+        let (mut pass, mut repeated) = (0, Repeated::default());
+        let (out, visits) = loop {
+            let (mut out, rows, visits) = one_pass(head, segment, order, control.config(pass));
+            let Some(stride) = plan.probe_stride.filter(|_| !segment.rows.is_empty()) else { break (out, visits) };
+            let stats = correct(head, segment, &rows, stride, config, &mut out);
+            match control.next(pass, &stats) {
+                Some(next) => {
+                    repeated.add(segment.computed_tiles(&visits, head.q_offset(), config), &stats);
+                    pass = next;
+                }
+                None => {
+                    result.probes.push(stats.replacing(repeated));
+                    break (out, visits);
+                }
+            }
         };
-        let mut out: Vec<Vec<f64>> = rows.iter().map(|row| row.state.finish()).collect();
-        if let Some(stride) = plan.probe_stride.filter(|_| !segment.rows.is_empty()) {
-            result.probes.push(correct(head, segment, &rows, stride, config, &mut out));
-        }
         write_rows(&mut result.out, segment.rows.clone(), &out.concat());
         result.visits.push(visits);
     }
     result
+}
+
+/// The outputs of a segment's rows outside the dense tail, their states, and the visits of their tiles.
+fn one_pass(
+    head: &Head,
+    segment: &Segment,
+    order: &SegmentOrder,
+    config: &S2oConfig,
+) -> (Vec<Vec<f64>>, Vec<SparseRow>, Vec<Visit>) {
+    let (rows, visits) = if config.q_perm() {
+        let states = pass1(head, segment, config.tile_k());
+        pass2(head, segment, states, order, config)
+    } else {
+        single_pass(head, segment, order, config)
+    };
+    (rows.iter().map(|row| row.state.finish()).collect(), rows, visits)
 }
 
 /// S2O attention of all heads: the output (batch, q_len, num_heads, head_dim) and the statistics. If `ranking` is

@@ -1,0 +1,65 @@
+//! [`ErrorControl`]: the passes that keep the measured error of each head and segment below a bound.
+
+use crate::config::S2oConfig;
+use crate::probes::ProbeStats;
+
+/// The passes over the rows of one head and segment outside the dense tail, for [`S2oConfig::max_error`]. The first has
+/// the threshold of the configuration. Where the measured error is above the bound, the rows are computed again with an
+/// eighth of the threshold, and then with all keys. All keys come at once if the error is so large that the smaller
+/// threshold would hardly do.
+#[derive(Debug, Clone)]
+pub struct ErrorControl {
+    max_error: Option<f64>,
+    passes: [S2oConfig; Self::PASSES],
+}
+
+impl ErrorControl {
+    /// Number of passes at most.
+    pub const PASSES: usize = 3;
+    /// A measured error of more than so many times the bound needs all keys. A quarter of the threshold lowers the
+    /// error of the layers of needle-11m 1.9 to 5 times (docs/algorithm.md).
+    pub const REACH: f32 = 2.5;
+
+    /// The passes of a configuration.
+    pub fn new(config: &S2oConfig) -> Self {
+        let with_tau = |tau| config.to_builder().tau(tau).build().expect("only tau changes, to less");
+        let passes = [config.clone(), with_tau(config.tau() / 8.0), with_tau(0.0)];
+        Self { max_error: config.max_error().map(f64::from), passes }
+    }
+
+    /// The settings of a pass, from 0 on.
+    pub fn config(&self, pass: usize) -> &S2oConfig {
+        &self.passes[pass]
+    }
+
+    /// The pass that follows `pass`, if its error is too large. NaN is in the input, and no pass removes it.
+    pub fn next(&self, pass: usize, measured: &ProbeStats) -> Option<usize> {
+        let bound = self.max_error.filter(|bound| measured.relative_error() > *bound)?;
+        let last = Self::PASSES - 1;
+        let is_near = measured.relative_error() <= bound * f64::from(Self::REACH);
+        (pass < last).then_some(if is_near { pass + 1 } else { last })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_errors_need_all_keys() {
+        let control = ErrorControl::new(&S2oConfig::builder().tau(0.08).max_error(0.1).build().unwrap());
+        let taus: Vec<f32> = (0..ErrorControl::PASSES).map(|pass| control.config(pass).tau()).collect();
+        assert_eq!(taus, [0.08, 0.01, 0.0]);
+        let measured = |error: f64| ProbeStats::from_sums(0, 1, 0.0, [1.0, 1.0, error * error, 0.5, 0.0, 0.0, 0.0]);
+        assert_eq!(control.next(0, &measured(0.1)), None);
+        assert_eq!(control.next(0, &measured(0.11)), Some(1));
+        assert_eq!(control.next(0, &measured(0.24)), Some(1));
+        assert_eq!(control.next(0, &measured(0.26)), Some(2));
+        assert_eq!(control.next(1, &measured(0.11)), Some(2));
+        assert_eq!(control.next(2, &measured(0.11)), None);
+        assert_eq!(control.next(0, &measured(f64::NAN)), None);
+        assert_eq!(control.next(0, &ProbeStats::default()), None);
+        let off = ErrorControl::new(&S2oConfig::default());
+        assert_eq!(off.next(0, &measured(0.9)), None);
+    }
+}
