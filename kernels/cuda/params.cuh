@@ -55,6 +55,13 @@ struct RowState {
 
 constexpr float SAW_ALL_KEYS = -1.f;
 
+// Heads and segments of a call, the longest prefixes first: (batch * num_heads + head) * call's segments + segment of
+// the call. Null means all.
+struct UnitList {
+    const int32_t* units;
+    const int32_t* count;
+};
+
 // S2O on the segments first_segment .. first_segment + num_segments; `attn.causal` is 1. Rows from ranked_rows on
 // belong to the dense tail and are not touched.
 struct S2oParams {
@@ -68,6 +75,7 @@ struct S2oParams {
     // (batch, num_heads, q_len) or null: for rows that skipped keys, the mass of the last tile over that of the kept
     // tiles; SAW_ALL_KEYS for the others.
     float* last_gain;
+    UnitList units;          // of the segments below
     int32_t segment_len;     // S, a multiple of TILE_Q and TILE_K
     int32_t first_segment;   // counted from position 0
     int32_t num_segments;
@@ -77,8 +85,8 @@ struct S2oParams {
     int32_t literal_frame;   // 1: gain = l' - l across maxima, literally as in Algorithm 3
     int32_t discard;         // 1: drop the triggering tile
 };
-static_assert(sizeof(S2oParams) == 256 && offsetof(S2oParams, kv_perm) == 176 &&
-                  offsetof(S2oParams, segment_len) == 224,
+static_assert(sizeof(S2oParams) == 272 && offsetof(S2oParams, kv_perm) == 176 &&
+                  offsetof(S2oParams, segment_len) == 240,
               "mirrored on the host");
 
 // Dense attention of rows first_row .. q_len, in tiles from first_row on, split over the keys: for the dense tail and

@@ -119,29 +119,53 @@ struct TailSums {
     __device__ __forceinline__ double scale() const { return skipped / (count - skipped) * (skipped / gain); }
 };
 
+// Positions of a segment's rows in this call, outside the dense tail.
+struct Positions {
+    int begin, end;
+    __device__ __forceinline__ Positions(const ProbeParams& p, int segment) {
+        const int64_t start = int64_t(segment) * p.segment_len, offset = offset_of_call(p);
+        begin = int(start > offset ? start : offset);
+        end = int(start + p.segment_len < offset + p.ranked_rows ? start + p.segment_len : offset + p.ranked_rows);
+    }
+};
+
 // Calls f(probe) for this warp's probes of a segment.
 template <typename T, int D, class F>
 __device__ __forceinline__ void for_each_probe(const ProbeParams& p, int batch_head, int segment, F f) {
-    const int offset = offset_of_call(p);
-    const int64_t start = int64_t(segment) * p.segment_len;
-    const int begin = int(max(start, int64_t(offset)));
-    const int end = int(min(start + p.segment_len, int64_t(offset) + p.ranked_rows));
-    if (begin >= end) return;
-    const int first = max(0, begin / p.stride - p.first_run);
-    const int last = min(p.probes - 1, (end - 1) / p.stride - p.first_run);
+    const Positions rows(p, segment);
+    if (rows.begin >= rows.end) return;
+    const int first = max(0, rows.begin / p.stride - p.first_run);
+    const int last = min(p.probes - 1, (rows.end - 1) / p.stride - p.first_run);
     for (int n = first + int(threadIdx.x) / 32; n <= last; n += TAIL_WARPS) {
         const int position = p.positions[n];
-        if (position >= begin && position < end) f(Probe<T, D>(p, batch_head, n, position - offset));
+        if (position >= rows.begin && position < rows.end) {
+            f(Probe<T, D>(p, batch_head, n, position - offset_of_call(p)));
+        }
     }
 }
 
-// Grid (segments, batch * num_heads).
+// Tiles that the last pass computed for a unit.
+__device__ __forceinline__ int computed_tiles(const ProbeParams& p, int64_t unit, int segment) {
+    const Positions rows(p, segment);
+    const int start = p.permuted ? rows.begin : segment * p.segment_len;
+    int tiles = 0;
+    for (int tile = (rows.begin - start) / TILE_Q; tile <= (rows.end - 1 - start) / TILE_Q; ++tile) {
+        // A pass over permuted queries counts the prefix alone.
+        const int last = min(start + (tile + 1) * TILE_Q, rows.end) - 1;
+        if (p.permuted) tiles += (last - segment * p.segment_len) / TILE_K + 1;
+        if (!p.permuted || segment > 0) tiles += p.tiles_visited[unit * (p.segment_len / TILE_Q) + tile];
+    }
+    return tiles;
+}
+
+// Grid: a block for each unit of the list, or (batch * num_heads * segments).
 template <typename T, int D>
 __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
     constexpr int N = D / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int batch_head = blockIdx.y, segment = p.first_segment + int(blockIdx.x);
-    const int64_t unit = int64_t(batch_head) * p.segments + blockIdx.x;
+    if (p.units.units != nullptr && int(blockIdx.x) >= *p.units.count) return;
+    const int64_t unit = p.units.units != nullptr ? p.units.units[blockIdx.x] : int(blockIdx.x);
+    const int batch_head = int(unit / p.segments), segment = p.first_segment + int(unit - int64_t(batch_head) * p.segments);
 
     __shared__ double tails[TAIL_WARPS][D];
     __shared__ TailSums sums_of_warp[TAIL_WARPS];
@@ -222,7 +246,42 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
         double* sums = p.sums + unit * PROBE_SUMS;
         sums[0] = errors[2], sums[1] = errors[3], sums[2] = helps ? errors[4] : errors[3], sums[3] = errors[5];
         sums[4] = errors[6], sums[5] = helps ? errors[9] : errors[7], sums[6] = helps ? errors[10] : errors[8];
+        if (p.next_pass != nullptr) {
+            // As ErrorControl::next. A comparison with NaN is false.
+            const double error = sums[0] == 0.0 ? 0.0 : sqrt(sums[2] / sums[0]);
+            const bool again = p.pass < LAST_PASS && error > p.max_error;
+            p.next_pass[unit] = !again ? 0 : error <= p.max_error * p.reach ? p.pass + 1 : LAST_PASS;
+            if (again && p.tiles_visited != nullptr) {
+                p.repeated[unit].x += computed_tiles(p, unit, segment);
+                p.repeated[unit].y += 1;
+            }
+        }
     }
+}
+
+// Lists the units of a group of segments that need pass `pass`, or all of them for pass 0. Grid: one block.
+__device__ __forceinline__ void probe_units(const ProbeParams& p) {
+    const int heads = p.split.attn.batch * p.num_heads, units = heads * p.group_segments;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ int of_warp[PROBE_THREADS / 32];
+    int listed = 0;
+    for (int first = 0; first < units; first += PROBE_THREADS) {
+        const int i = first + int(threadIdx.x);
+        // The last segments, whose prefixes are the longest, come first.
+        const int unit = i % heads * p.segments + p.group_first + p.group_segments - 1 - i / heads;
+        const bool wanted = i < units && p.next_pass[unit] == p.pass;
+        const uint32_t ballot = __ballot_sync(~0u, wanted);
+        if (lane == 0) of_warp[warp] = __popc(ballot);
+        __syncthreads();
+        int place = listed + __popc(ballot & ((1u << lane) - 1));
+        for (int w = 0; w < PROBE_THREADS / 32; ++w) {
+            if (w < warp) place += of_warp[w];
+            listed += of_warp[w];
+        }
+        if (wanted) p.unit_list[place] = unit;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) *p.unit_count = listed;
 }
 
 template <typename T>
@@ -282,6 +341,7 @@ __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
     S2O_PROBE_KERNEL(s2o_probe_correction_##suffix, s2o::PROBE_THREADS, (s2o::probe_correction<__VA_ARGS__>))
 
 S2O_PROBE_KERNEL(s2o_probe_queries, s2o::PROBE_THREADS, s2o::probe_queries)
+S2O_PROBE_KERNEL(s2o_probe_units, s2o::PROBE_THREADS, s2o::probe_units)
 S2O_PROBE_KERNELS(bf16_128, __nv_bfloat16, 128)
 S2O_PROBE_KERNELS(bf16_64, __nv_bfloat16, 64)
 S2O_PROBE_KERNELS(f16_128, __half, 128)

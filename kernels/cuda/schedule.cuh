@@ -226,19 +226,27 @@ struct ProbeSchedule : Schedule {
 __device__ __forceinline__ void decode_segments(const S2oParams& p, int item, WorkItem& w, int& segment, int& tile) {
     const int tiles = p.segment_len / TILE_Q;
     const int heads = p.attn.batch * p.attn.num_heads;
-    const int back = item / (tiles * heads);
-    const int in_segment = item - back * tiles * heads;
-    segment = p.first_segment + p.num_segments - 1 - back;
-    // The first segment gathers nothing and ends the launch, so its order is strictly longest first.
-    const int batch_head = segment == 0 ? in_segment % heads : in_segment / tiles;
-    const int back_in_segment = segment == 0 ? in_segment / heads : in_segment - batch_head * tiles;
+    const int offset = p.attn.k_len - p.attn.q_len;
+    const int call_segment = offset / p.segment_len;
+    const int call_segments = (p.attn.k_len - 1) / p.segment_len - call_segment + 1;
+    int batch_head, back_in_segment;
+    if (p.units.units != nullptr) {
+        const int unit = p.units.units[item / tiles];
+        batch_head = unit / call_segments;
+        segment = call_segment + unit - batch_head * call_segments;
+        back_in_segment = item % tiles;
+    } else {
+        const int back = item / (tiles * heads);
+        const int in_segment = item - back * tiles * heads;
+        segment = p.first_segment + p.num_segments - 1 - back;
+        // The first segment gathers nothing and ends the launch, so its order is strictly longest first.
+        batch_head = segment == 0 ? in_segment % heads : in_segment / tiles;
+        back_in_segment = segment == 0 ? in_segment / heads : in_segment - batch_head * tiles;
+    }
     w.set_head(p.attn, batch_head);
     tile = tiles - 1 - back_in_segment;
     w.row_end = p.ranked_rows;
     w.position = segment * p.segment_len + tile * TILE_Q;
-    const int offset = p.attn.k_len - p.attn.q_len;
-    const int call_segment = offset / p.segment_len;
-    const int call_segments = (p.attn.k_len - 1) / p.segment_len - call_segment + 1;
     w.slot = (int64_t(batch_head) * call_segments + segment - call_segment) * tiles + tile;
     w.kv_perm = p.kv_perm + batch_head * p.kv_perm_head_stride + keys_before(p.first_segment, segment, p.segment_len);
 }
@@ -251,7 +259,8 @@ struct SegmentSchedule : Schedule {
     static constexpr bool GATHERS_KEYS = PREFIX, MAY_STOP = PREFIX;
 
     __device__ static int num_items(const Params& p) {
-        return p.num_segments * (p.segment_len / TILE_Q) * p.attn.batch * p.attn.num_heads;
+        const int units = p.units.units != nullptr ? *p.units.count : p.num_segments * p.attn.batch * p.attn.num_heads;
+        return units * (p.segment_len / TILE_Q);
     }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {

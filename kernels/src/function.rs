@@ -68,6 +68,8 @@ kernels! {
     Probes = "probes", PerHeadDim;
     /// The common tail of the keys that a segment's queries skipped, and the measured error.
     ProbeTails = "probe_tails", PerHeadDim;
+    /// Lists the heads and segments whose measured error was too large.
+    ProbeUnits = "probe_units", Single;
     /// Adds the tails to the rows that skipped keys.
     ProbeCorrection = "probe_correction", PerHeadDim;
     /// Attention on lists of blocks.

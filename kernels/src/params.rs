@@ -52,6 +52,19 @@ pub struct RowState {
     pub row_sum: f32,
 }
 
+/// Heads and segments of a call: `(batch * num_heads + head) * segments + segment`. Null means all.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct UnitList {
+    pub units: *const i32,
+    pub count: *const i32,
+}
+
+impl UnitList {
+    /// All heads and segments.
+    pub const ALL: Self = Self { units: std::ptr::null(), count: std::ptr::null() };
+}
+
 /// S2O on the segments `first_segment .. first_segment + num_segments`. Rows from `ranked_rows` on are not touched.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +76,7 @@ pub struct S2oParams {
     pub state: *mut RowState,
     pub tiles_visited: *mut i32,
     pub last_gain: *mut f32,
+    pub units: UnitList,
     pub segment_len: i32,
     pub first_segment: i32,
     pub num_segments: i32,
@@ -102,8 +116,16 @@ pub struct ProbeParams {
     pub tail_value: *mut f32,
     pub tail_scale: *mut f32,
     pub sums: *mut f64,
+    pub units: UnitList,
+    pub unit_list: *mut i32,
+    pub unit_count: *mut i32,
+    pub next_pass: *mut i32,
+    pub repeated: *mut [i32; 2],
+    pub tiles_visited: *const i32,
     pub q_strides: Strides,
     pub out_strides: Strides,
+    pub max_error: f64,
+    pub reach: f64,
     pub num_heads: i32,
     pub group: i32,
     pub q_len: i32,
@@ -114,6 +136,10 @@ pub struct ProbeParams {
     pub segment_len: i32,
     pub first_segment: i32,
     pub segments: i32,
+    pub group_first: i32,
+    pub group_segments: i32,
+    pub pass: i32,
+    pub permuted: i32,
 }
 
 /// Attention on a list of blocks of `TILE_Q` x `TILE_K`, cut at multiples of the absolute position if causal.
@@ -394,9 +420,9 @@ macro_rules! layout {
 }
 
 layout!(AttnParams: 176, q_strides at 48, batch at 144);
-layout!(S2oParams: 256, kv_perm at 176, segment_len at 224);
+layout!(S2oParams: 272, kv_perm at 176, segment_len at 240);
 layout!(SplitParams: 208, partial_out at 176);
-layout!(ProbeParams: 360, q at 208, num_heads at 320);
+layout!(ProbeParams: 448, q at 208, num_heads at 392);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(ColumnParams: 216, columns at 192);
 layout!(BlockListParams: 48, num_lists at 24);

@@ -12,6 +12,7 @@
 mod blocks;
 mod decoder;
 mod dense;
+mod error_control;
 mod exact;
 mod fused;
 #[cfg(feature = "ladder")]
@@ -93,6 +94,7 @@ fn main() -> ExitCode {
     ranking::cases(&mut runner);
     sparse::cases(&mut runner);
     probes::cases(&mut runner);
+    error_control::cases(&mut runner);
     host::cases(&mut runner);
     fused::cases(&mut runner);
     decoder::cases(&mut runner);

@@ -5,7 +5,7 @@ use std::ptr;
 use candle_core::Tensor;
 use s2o_core::{Mask, Permutation};
 use s2o_cuda::{CudaError, Grid, KernelTime, Regions, to_i32};
-use s2o_kernels::params::S2oParams;
+use s2o_kernels::params::{S2oParams, UnitList};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, CudaOp};
@@ -78,6 +78,7 @@ fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError
         state: ptr::null_mut(),
         tiles_visited: ptr::null_mut(),
         last_gain: ptr::null_mut(),
+        units: UnitList::ALL,
         segment_len: to_i32("k_len", k_len)?,
         first_segment: 0,
         num_segments: 1,

@@ -4,11 +4,11 @@
 use std::ptr;
 
 use s2o_core::{
-    AttnStats, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
-    TriggeringTile, Visit,
+    AttnStats, ErrorControl, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder,
+    StopRule, TriggeringTile, Visit,
 };
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
-use s2o_kernels::params::{AttnParams, RowState, S2oParams};
+use s2o_kernels::params::{AttnParams, RowState, S2oParams, UnitList};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, CudaOp};
@@ -73,7 +73,7 @@ struct Launch<'a> {
     plan: &'a Plan,
     groups: Vec<SegmentGroup>,
     scratch: Scratch,
-    counters: Region<i32>,
+    next_item: Region<i32>,
     kv_perm: Region<i32>,
     orders: OrderSource<'a>,
     /// With query permutation: the orders and the states of the rows.
@@ -102,43 +102,71 @@ impl<'a> Launch<'a> {
         let heads = shape.batch() * shape.num_heads();
         let groups = groups(&plan.segments, heads, config.workspace_cap())?;
         let mut regions = Regions::default();
-        // One counter for each group, and one for the windows.
-        let counters = regions.add(groups.len() + 1);
+        let next_item = regions.add(1);
         let kv_perm = regions.add(heads * groups.iter().map(|group| group.keys).max().unwrap_or(0));
         let rows = heads * shape.q_len();
         let permuted = config.q_perm().then(|| (regions.add(rows), regions.add(rows)));
         let slots = heads * plan.segments.len() * (plan.segment_len / TILE_Q);
         let tiles_visited = wants_stats.then(|| regions.add(slots));
-        let probes = Probes::new(&mut regions, call, plan);
+        let probes = Probes::new(&mut regions, call, plan, config);
         let orders = match given {
             Some(ranking) => OrderSource::Given(ranking),
             None => OrderSource::Ranked(Ranker::new(&mut regions, call, plan, &groups)),
         };
         let scratch = call.allocate(&regions)?;
-        scratch.zero(counters)?;
         if let OrderSource::Ranked(ranker) = &orders {
             ranker.prepare(&scratch)?;
         }
-        Ok(Self { call, config, plan, groups, scratch, counters, kv_perm, orders, permuted, tiles_visited, probes })
+        Ok(Self { call, config, plan, groups, scratch, next_item, kv_perm, orders, permuted, tiles_visited, probes })
     }
 
     fn attend(&self) -> Result<(), CudaError> {
+        let Self { call, plan, scratch, .. } = self;
+        if let Some(probes) = &self.probes {
+            probes.attend(call, scratch, plan)?;
+        }
         if let (Some((q_perm, _)), Some(last)) = (self.permuted, self.groups.first()) {
             let first = self.groups.last().map_or(last.first, |group| group.first);
             let all = SegmentGroup { first, end: last.end, keys: 0 };
-            self.launch(Kernel::Pass1, &all, self.groups.len())?;
+            self.launch(Kernel::Pass1, &all, (self.config, UnitList::ALL))?;
             if let OrderSource::Given(ranking) = self.orders {
                 self.upload_q_perm(q_perm, ranking)?;
             }
         }
-        for (number, group) in self.groups.iter().enumerate() {
+        for group in &self.groups {
             self.order(group)?;
-            self.launch(self.kernel(), group, number)?;
+            self.launch(self.kernel(self.config), group, (self.config, UnitList::ALL))?;
+            if let Some(probes) = self.probes.as_ref().filter(|probes| probes.have_bound()) {
+                self.control_error(probes, group)?;
+            }
         }
-        match &self.probes {
-            Some(probes) => probes.correct(self.call, &self.scratch, self.plan),
-            None => Ok(()),
+        let Some(probes) = &self.probes else { return Ok(()) };
+        if !probes.have_bound() {
+            let units = call.shape.batch() * call.shape.num_heads() * plan.segments.len();
+            probes.measure(call, scratch, plan, (UnitList::ALL, units), (0, ptr::null()))?;
         }
+        probes.correct(call, scratch, plan)
+    }
+
+    /// Measures the error of a group, and computes the heads and segments again whose error is too large. The host
+    /// does not wait: the lists are made on the device.
+    fn control_error(&self, probes: &Probes, group: &SegmentGroup) -> Result<(), CudaError> {
+        let Self { call, plan, scratch, .. } = self;
+        let tiles_visited = self.tiles_visited.map_or(ptr::null(), |region| scratch.at(region).cast_const());
+        let count = call.shape.batch() * call.shape.num_heads() * group.len();
+        let control = ErrorControl::new(self.config);
+        for pass in 0..ErrorControl::PASSES {
+            let units = probes.units(call, scratch, plan, group, pass)?;
+            if pass > 0 {
+                let of_pass = (control.config(pass), units);
+                if self.permuted.is_some() {
+                    self.launch(Kernel::Pass1, group, of_pass)?;
+                }
+                self.launch(self.kernel(of_pass.0), group, of_pass)?;
+            }
+            probes.measure(call, scratch, plan, (units, count), (pass, tiles_visited))?;
+        }
+        Ok(())
     }
 
     /// Enqueues the kernels or copies that write the orders of a group to scratch memory.
@@ -191,11 +219,11 @@ impl<'a> Launch<'a> {
     }
 
     /// The kernel that computes the prefixes.
-    fn kernel(&self) -> Kernel {
-        let plain = self.config.stop_rule() == StopRule::AllRows
-            && self.config.gain_frame() == GainFrame::NewMax
-            && self.config.triggering_tile() == TriggeringTile::Keep;
-        match self.config {
+    fn kernel(&self, config: &S2oConfig) -> Kernel {
+        let plain = config.stop_rule() == StopRule::AllRows
+            && config.gain_frame() == GainFrame::NewMax
+            && config.triggering_tile() == TriggeringTile::Keep;
+        match config {
             config if config.q_perm() => Kernel::Pass2,
             config if config.tau() == 0.0 => Kernel::SinglePassFull,
             _ if plain => Kernel::SinglePass,
@@ -203,11 +231,18 @@ impl<'a> Launch<'a> {
         }
     }
 
-    fn launch(&self, kernel: Kernel, group: &SegmentGroup, counter: usize) -> Result<(), CudaError> {
-        let Self { call, config, plan, scratch, .. } = self;
+    /// Enqueues a sparse kernel on the units of a group, all or those of a list, with the settings of a pass.
+    fn launch(
+        &self,
+        kernel: Kernel,
+        group: &SegmentGroup,
+        (config, units): (&S2oConfig, UnitList),
+    ) -> Result<(), CudaError> {
+        let Self { call, plan, scratch, .. } = self;
         let heads = call.shape.batch() * call.shape.num_heads();
         let segments = group.len();
-        let attn = call.params(Mask::Causal, scratch.at(self.counters).wrapping_add(counter))?;
+        scratch.zero(self.next_item)?;
+        let attn = call.params(Mask::Causal, scratch.at(self.next_item))?;
         let [lse, last_gain] = self.probes.as_ref().map_or([ptr::null_mut(); 2], |probes| probes.row_results(scratch));
         let params = S2oParams {
             attn: AttnParams { lse, ..attn },
@@ -217,6 +252,7 @@ impl<'a> Launch<'a> {
             state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state)),
             tiles_visited: self.tiles_visited.map_or(ptr::null_mut(), |region| scratch.at(region)),
             last_gain,
+            units,
             segment_len: to_i32("segment_len", plan.segment_len)?,
             first_segment: to_i32("segments", plan.segments[group.first].index)?,
             num_segments: to_i32("segments", segments)?,

@@ -197,6 +197,15 @@ impl Report<'_> {
                 "error: relative L2 error of the attention output, measured on the probes, and its 95 % interval."
             )?;
         }
+        let units: Vec<_> = stats.values().flat_map(|layer| &layer.heads).flat_map(|head| &head.probes).collect();
+        let again = units.iter().filter(|unit| unit.repeats > 0).count();
+        if again > 0 {
+            let all = units.len();
+            writeln!(
+                out,
+                "{again} of {all} heads and segments were computed again to keep their error below the bound."
+            )?;
+        }
         writeln!(out)?;
         Ok(())
     }
