@@ -2,7 +2,7 @@
 //! measure.
 
 use proptest::prelude::*;
-use s2o_core::{AttnShape, AttnStats, HeadStats, Mask, ProbeStride, S2oConfig, SegmentLen, cpu, reference};
+use s2o_core::{AttnShape, AttnStats, HeadStats, Mask, ProbeStats, ProbeStride, S2oConfig, SegmentLen, cpu, reference};
 use s2o_testkit::{noise, relative_l2};
 
 use crate::random::{Case, cases, dense, tensors};
@@ -71,12 +71,13 @@ proptest! {
         for (got, want) in stats.heads.iter().zip(&want_stats.heads) {
             prop_assert_eq!(got.probes.len(), want.probes.len());
             for (got, want) in got.probes.iter().zip(&want.probes) {
-                prop_assert_eq!((got.segment, got.probes, got.repeats), (want.segment, want.probes, want.repeats));
+                let counts = |one: &ProbeStats| (one.segment, one.rows, one.probes, one.repeats);
+                prop_assert_eq!(counts(got), counts(want));
                 prop_assert!((got.tiles - want.tiles).abs() < 1e-9, "{got:?} {want:?}");
                 let near = |a: f64, b: f64| (a - b).abs() <= 1e-4 * b + 1e-9 * want.norm;
                 prop_assert!(near(got.norm, want.norm) && near(got.uncorrected, want.uncorrected));
                 prop_assert!(near(got.corrected, want.corrected), "{got:?} {want:?}");
-                prop_assert!((got.skipped_mass - want.skipped_mass).abs() < 1e-4, "{got:?} {want:?}");
+                prop_assert!((got.skipped_mass - want.skipped_mass).abs() < 1e-4 * want.rows as f64, "{got:?} {want:?}");
             }
         }
     }
@@ -116,7 +117,8 @@ fn a_common_tail_is_corrected() {
     assert!(relative_l2(&out, &want) < 0.3 * before);
     let probes = stats.heads[0].probes[1];
     assert_eq!((probes.segment, probes.probes), (1, 8));
-    assert!((1.5..3.0).contains(&probes.skipped_mass), "a quarter of the mass was skipped: {}", probes.skipped_mass);
+    let skipped = probes.mean_skipped_mass();
+    assert!((0.18..0.38).contains(&skipped), "a quarter of the mass was skipped: {skipped}");
 }
 
 #[test]
@@ -141,8 +143,12 @@ fn a_probe_does_not_vouch_for_itself() {
     for stats in [of_reference(&case).1, case.attention(None).1] {
         let alone = stats.heads[0].probes[1];
         assert_eq!(alone.probes, 1);
-        assert!(alone.uncorrected > 0.0 && alone.corrected == alone.uncorrected);
+        assert!(alone.corrected > 0.0, "the other queries keep their error");
     }
+    let without = case.with(|config| config.probe_stride(ProbeStride::Off)).attention(None).0;
+    let out = case.attention(None).0;
+    let changed = out.chunks_exact(16).zip(without.chunks_exact(16)).filter(|(a, b)| a != b).count();
+    assert_eq!(changed, 1, "the probe of the second segment");
 }
 
 #[test]
@@ -161,8 +167,8 @@ fn whole_segments_in_chunks_have_the_probes_of_the_whole() {
     let whole = probed(&case(2, 512, 16, 128, 0.1, tensors(&shape, 5, 2.0)), 24);
     let (want, want_stats) = whole.attention(None);
     let (mut out, mut stats) = (Vec::new(), AttnStats::default());
-    // The last cut is inside a segment.
-    for (begin, end) in [(0, 128), (128, 384), (384, 448), (448, 512)] {
+    // The last cut is inside a segment, between two runs.
+    for (begin, end) in [(0, 128), (128, 384), (384, 456), (456, 512)] {
         let shape = AttnShape::new([1, end - begin, 2, 16], [end, 1]).unwrap();
         let part = |data: &[f32], from: usize, row: usize| data[from * row..end * row].to_vec();
         let (q, k, v) = (part(&whole.q, begin, 32), part(&whole.k, 0, 16), part(&whole.v, 0, 16));
@@ -195,22 +201,27 @@ fn nothing_depends_on_threads_or_workspace() {
 }
 
 #[test]
-fn what_is_measured_is_the_error_of_the_others() {
+fn what_is_measured_is_the_error() {
     let (len, d, heads) = (2048, 16, 2);
     let shape = AttnShape::new([1, len, heads, d], [len, 1]).unwrap();
     for (sharpness, stride) in [(0.5, 16), (2.0, 16), (2.0, 32)] {
-        let case = case(heads, len, d, 256, 0.1, tensors(&shape, 11, sharpness));
-        let exact = dense(&case.inputs(), Mask::Causal);
-        let before = relative_l2(&case.attention(None).0, &exact);
-        let (out, stats) = probed(&case, stride).attention(None);
-        let measured = stats.probes().unwrap();
-        assert!((measured.probes as f64 / (len * heads / stride) as f64 - 1.0).abs() < 1e-12);
-        // The first segment has no prefix and no error; probes are exact.
-        let truth = relative_l2(&out, &exact) * (1.0 - 1.0 / stride as f64).powf(-0.5);
-        let said = measured.relative_error();
-        assert!((0.75..1.35).contains(&(said / truth)), "sharpness {sharpness}: {said} for {truth}");
-        let uncorrected = (measured.uncorrected / measured.norm).sqrt();
-        assert!((0.75..1.35).contains(&(uncorrected / before)), "{uncorrected} for {before}");
-        assert!(truth < 0.85 * before, "sharpness {sharpness}: {truth} after {before}");
+        let [mut truth, mut measured, mut uncorrected, mut before] = [0.0; 4];
+        for seed in 11..17 {
+            let case = case(heads, len, d, 256, 0.1, tensors(&shape, seed, sharpness));
+            let exact = dense(&case.inputs(), Mask::Causal);
+            before += relative_l2(&case.attention(None).0, &exact).powi(2);
+            let (out, stats) = probed(&case, stride).attention(None);
+            let stats = stats.probes().unwrap();
+            assert_eq!((stats.rows, stats.probes), (len * heads, len * heads / stride));
+            truth += relative_l2(&out, &exact).powi(2);
+            measured += stats.relative_error().powi(2);
+            uncorrected += stats.uncorrected / stats.norm;
+        }
+        // A probe is predicted from fewer probes than the other queries are, so the measured error is a little too large.
+        let ratio = (measured / truth).sqrt();
+        assert!((0.9..1.3).contains(&ratio), "sharpness {sharpness}: {ratio} of the true error");
+        let ratio = (uncorrected / before).sqrt();
+        assert!((0.85..1.18).contains(&ratio), "sharpness {sharpness}: {ratio} of the error before");
+        assert!(truth < 0.75 * before, "sharpness {sharpness}: {truth} after {before}");
     }
 }

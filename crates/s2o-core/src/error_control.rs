@@ -50,7 +50,8 @@ mod tests {
         let control = ErrorControl::new(&S2oConfig::builder().tau(0.08).max_error(0.1).build().unwrap());
         let taus: Vec<f32> = (0..ErrorControl::PASSES).map(|pass| control.config(pass).tau()).collect();
         assert_eq!(taus, [0.08, 0.01, 0.0]);
-        let measured = |error: f64| ProbeStats::from_sums(0, 1, 0.0, [1.0, 1.0, error * error, 0.5, 0.0, 0.0, 0.0]);
+        let measured =
+            |error: f64| ProbeStats::from_sums(0, [1; 2], 0.0, [1.0, 1.0, error * error, 0.5, 0.0, 0.0, 0.0]);
         assert_eq!(control.next(0, &measured(0.1)), None);
         assert_eq!(control.next(0, &measured(0.11)), Some(1));
         assert_eq!(control.next(0, &measured(0.24)), Some(1));

@@ -12,7 +12,7 @@
 //! | Algorithm 3, pass 2: resume, gather in order, stop early | [`reference::pass2`], [`cpu::attention`] |
 //! | Algorithm 4, both in one pass, without [`S2oConfig::q_perm`] | [`reference::single_pass`], [`cpu::attention`] |
 //! | the stop condition on the gain of a tile | [`Gain`], [`StopVote`], [`StopRule`], [`GainFrame`] |
-//! | exact probe queries (not of the paper) | [`S2oConfig::probe_stride`], [`is_probe`], [`ProbeStats`] |
+//! | exact probe queries (not of the paper) | [`S2oConfig::probe_stride`], [`probe_runs`], [`ProbeStats`] |
 //! | a bound on the measured error (not of the paper) | [`S2oConfig::max_error`], [`ErrorControl`] |
 //! | density and sparsity | [`AttnStats`], [`HeadStats`] |
 //! | the block-sparse methods it is compared with | [`BlockSelection`], [`cpu::block_sparse`] |
@@ -68,7 +68,7 @@ pub use error_control::ErrorControl;
 pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};
-pub use probes::{ProbeStats, is_probe, probe_position};
+pub use probes::{ProbeStats, probe_runs};
 pub use segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 pub use shape::{AttnShape, Mask, ShapeError};
 pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats, Visit};

@@ -3,28 +3,49 @@
 //!
 //! The keys that the queries of a segment skip have a common mean value, and their mass follows from the gain of the
 //! last visited tile. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the
-//! difference of its output to its neighbours.
+//! difference of its output to its neighbours. Here one query of every run is drawn at random after the sparse pass,
+//! more likely where the last gain leaves a larger error: these queries need exact attention most, and estimates from
+//! such a draw vary less.
 
+use std::ops::Range;
 use std::ptr;
 
 use crate::config::S2oConfig;
 
-/// Absolute position of the probe among the `stride` positions from `run * stride` on. It lies at a pseudo-random
-/// offset, so that probes meet every place in segments and tiles alike. It does not depend on the call, so chunks and
-/// whole prompts have the same probes.
+/// Cuts the rows of a segment, the first of which is at `position`, into runs with one probe each: at multiples of
+/// `stride` of the absolute position, so that chunks and whole prompts have the same runs.
 ///
 /// # Panics
 /// If `stride` is 0.
-pub fn probe_position(run: usize, stride: usize) -> usize {
-    run * stride + (mixed(run as u64) % stride as u64) as usize
+pub fn probe_runs(rows: Range<usize>, position: usize, stride: usize) -> impl Iterator<Item = Range<usize>> {
+    let (offset, end) = (position - rows.start, position + rows.len());
+    let runs = if rows.is_empty() { 0..0 } else { position / stride..end.div_ceil(stride) };
+    runs.map(move |run| (run * stride).max(position) - offset..((run + 1) * stride).min(end) - offset)
 }
 
-/// Whether the query at an absolute position is a probe, see [`probe_position`].
-///
-/// # Panics
-/// If `stride` is 0.
-pub fn is_probe(position: usize, stride: usize) -> bool {
-    position == probe_position(position / stride, stride)
+/// Share of the probability that all queries of a run have alike. The rest is in proportion to the expected error.
+/// Without it, an error that nothing foretells would never be met.
+const EVEN_SHARE: f64 = 0.25;
+
+/// The probe of a run, and the number of queries that it stands for: the inverse of its probability. `expected` has the
+/// expected size of each query's error: last gain times norm of the output, 0 if it saw every key. The choice is
+/// pseudo-random; it depends on the run and the head (`b * num_heads + h`) and on nothing else.
+pub(crate) fn choose(expected: impl Iterator<Item = f64> + Clone, run: usize, head: usize) -> (usize, f64) {
+    let finite = expected.map(|size| if size.is_finite() { size } else { 0.0 });
+    let (total, count) = finite.clone().fold((0.0, 0), |(total, count), size| (total + size, count + 1));
+    let even = if total > 0.0 { EVEN_SHARE } else { 1.0 } / f64::from(count);
+    let probability = |size: f64| even + if total > 0.0 { (1.0 - EVEN_SHARE) * size / total } else { 0.0 };
+    // 53 bits, in [0, 1).
+    let mut left = (mixed(run as u64 ^ (head as u64) << 32) >> 11) as f64 / (1u64 << 53) as f64;
+    let mut chosen = (0, 1.0);
+    for (i, size) in finite.enumerate() {
+        chosen = (i, 1.0 / probability(size));
+        left -= probability(size);
+        if left < 0.0 {
+            break;
+        }
+    }
+    chosen
 }
 
 /// The output function of SplitMix64 (Steele, Lea and Flood, 2014).
@@ -48,6 +69,8 @@ pub(crate) struct Probe {
     pub(crate) skipped: f64,
     /// Number of keys that were scored for `exact`.
     pub(crate) keys: usize,
+    /// Number of queries that the probe stands for.
+    pub(crate) weight: f64,
 }
 
 impl Probe {
@@ -58,15 +81,17 @@ impl Probe {
         last_gain: f64,
         (exact, all): (Vec<f64>, f64),
         keys: usize,
+        weight: f64,
     ) -> Self {
         // Rounding must not make mass negative. This form propagates NaN.
         let skipped = -(visited - all).exp_m1();
-        Self { out, last_gain: Some(last_gain), exact, skipped: if skipped < 0.0 { 0.0 } else { skipped }, keys }
+        let skipped = if skipped < 0.0 { 0.0 } else { skipped };
+        Self { out, last_gain: Some(last_gain), exact, skipped, keys, weight }
     }
 
     /// A query that saw every key.
-    pub(crate) fn complete(out: Vec<f64>) -> Self {
-        Self { exact: out.clone(), out, last_gain: None, skipped: 0.0, keys: 0 }
+    pub(crate) fn complete(out: Vec<f64>, weight: f64) -> Self {
+        Self { exact: out.clone(), out, last_gain: None, skipped: 0.0, keys: 0, weight }
     }
 
     /// The skipped keys' part of the exact output.
@@ -98,11 +123,11 @@ impl Tail {
     pub(crate) fn of<'p>(probes: impl IntoIterator<Item = &'p Probe>) -> Option<Self> {
         let (mut count, mut skipped, mut gain, mut value) = (0.0, 0.0, 0.0, Vec::new());
         for probe in probes {
-            count += 1.0;
-            skipped += probe.skipped;
-            gain += probe.last_gain.unwrap_or(0.0) * (1.0 - probe.skipped);
+            count += probe.weight;
+            skipped += probe.weight * probe.skipped;
+            gain += probe.weight * probe.last_gain.unwrap_or(0.0) * (1.0 - probe.skipped);
             value.resize(probe.out.len(), 0.0);
-            value.iter_mut().zip(probe.tail()).for_each(|(sum, tail)| *sum += tail);
+            value.iter_mut().zip(probe.tail()).for_each(|(sum, tail)| *sum += probe.weight * tail);
         }
         if !(skipped > 0.0 && gain > 0.0 && skipped < count) {
             return None;
@@ -139,35 +164,38 @@ impl Repeated {
     }
 }
 
-/// What the probes of one head and segment measured. Sums are over the probes.
+/// What the probes of one head and segment measured. The sums are estimates for all of its rows outside the dense tail
+/// (Horvitz and Thompson, 1952): each probe counts for as many rows as it stands for.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ProbeStats {
     /// Segment number, on absolute positions.
     pub segment: usize,
+    /// Number of rows.
+    pub rows: usize,
     /// Number of probes.
     pub probes: usize,
     /// Sum of squared L2 norms of the exact outputs.
     pub norm: f64,
-    /// Sum of squared L2 errors of the outputs before the correction.
+    /// Sum of squared L2 errors of the sparse outputs.
     pub uncorrected: f64,
-    /// Sum of squared L2 errors of outputs that the other probes correct (leave one out). It is the uncorrected error
-    /// where that is not larger: then the outputs were not corrected.
+    /// Sum of squared L2 errors of the final outputs. Probes are exact, and predict the others as the other probes
+    /// predict them (leave one out), unless that is no better: then the outputs were not corrected.
     pub corrected: f64,
-    /// Sum of the shares of softmax mass that the probes skipped.
+    /// Sum of the shares of softmax mass that the rows skipped.
     pub skipped_mass: f64,
-    /// Work of their exact attention and of passes that were repeated, in tiles of the call. A CPU leaves out the exact
-    /// attention of probes that saw every key.
+    /// Work of the probes' exact attention and of passes that were repeated, in tiles of the call. A CPU leaves out the
+    /// exact attention of probes that saw every key.
     pub tiles: f64,
     /// Number of times that the rows were computed again, for [`S2oConfig::max_error`].
     pub repeats: usize,
-    /// Sums over the probes of norm * norm, norm * corrected and corrected * corrected.
+    /// Sums over the probes of norm * norm, norm * corrected and corrected * corrected, as they count.
     squares: [f64; 3],
 }
 
 impl ProbeStats {
-    /// Measures the probes of one head and segment. The tail is that of all probes; it is `None` if it would not lower
-    /// the error of probes that did not contribute to it, and then nothing is corrected.
-    pub(crate) fn measure(segment: usize, probes: &[Probe], config: &S2oConfig) -> (Self, Option<Tail>) {
+    /// Measures the probes of one head and segment with `rows` rows. The tail is that of all probes; it is `None` if it
+    /// would not lower the error of probes that did not contribute to it, and then nothing is corrected.
+    pub(crate) fn measure(segment: usize, rows: usize, probes: &[Probe], config: &S2oConfig) -> (Self, Option<Tail>) {
         let finite: Vec<&Probe> = probes.iter().filter(|probe| probe.is_finite()).collect();
         let others = |i: usize| Tail::of(finite.iter().copied().filter(|other| !ptr::eq(*other, &probes[i])));
         let uncorrected: Vec<f64> = probes.iter().map(|probe| squared_distance(&probe.out, &probe.exact)).collect();
@@ -180,30 +208,33 @@ impl ProbeStats {
             })
             .collect();
         let sum = |errors: &[f64]| {
-            errors.iter().zip(probes).filter(|(_, probe)| probe.is_finite()).map(|(error, _)| error).sum::<f64>()
+            let finite = errors.iter().zip(probes).filter(|(_, probe)| probe.is_finite());
+            finite.map(|(error, probe)| probe.weight * error).sum::<f64>()
         };
         let tail = Tail::of(finite.iter().copied()).filter(|_| sum(&corrected) < sum(&uncorrected));
         let keys: usize = probes.iter().map(|probe| probe.keys).sum();
         let tiles = keys as f64 / (config.tile_q() * config.tile_k()) as f64;
-        let mut stats = Self { segment, probes: probes.len(), tiles, ..Self::default() };
+        let mut stats = Self { segment, rows, probes: probes.len(), tiles, ..Self::default() };
         let corrected = if tail.is_some() { &corrected } else { &uncorrected };
         for ((probe, uncorrected), corrected) in probes.iter().zip(&uncorrected).zip(corrected) {
-            let norm = probe.exact.iter().map(|x| x * x).sum::<f64>();
+            let norm = probe.weight * probe.exact.iter().map(|x| x * x).sum::<f64>();
+            // The probe itself is exact.
+            let corrected = (probe.weight - 1.0) * corrected;
             stats.norm += norm;
-            stats.uncorrected += uncorrected;
+            stats.uncorrected += probe.weight * uncorrected;
             stats.corrected += corrected;
             let squares = [norm * norm, norm * corrected, corrected * corrected];
             stats.squares.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square);
-            stats.skipped_mass += probe.skipped;
+            stats.skipped_mass += probe.weight * probe.skipped;
         }
         (stats, tail)
     }
 
     /// The sums of a backend that computes them itself: those of the public fields from `norm` to `skipped_mass`, then
     /// of norm * norm, norm * corrected and corrected * corrected.
-    pub fn from_sums(segment: usize, probes: usize, tiles: f64, sums: [f64; 7]) -> Self {
+    pub fn from_sums(segment: usize, [rows, probes]: [usize; 2], tiles: f64, sums: [f64; 7]) -> Self {
         let [norm, uncorrected, corrected, skipped_mass, squares @ ..] = sums;
-        Self { segment, probes, norm, uncorrected, corrected, skipped_mass, tiles, repeats: 0, squares }
+        Self { segment, rows, probes, norm, uncorrected, corrected, skipped_mass, tiles, repeats: 0, squares }
     }
 
     /// The last measurement of the same rows, with the work of the `earlier` passes that it replaces.
@@ -211,13 +242,13 @@ impl ProbeStats {
         Self { tiles: self.tiles + earlier.tiles, repeats: earlier.passes, ..self }
     }
 
-    /// Relative L2 error of the corrected outputs, leave one out; 0 without probes, NaN if a probe has NaN. Other
-    /// queries than the probes may have larger errors, see [`ProbeStats::interval`].
+    /// Estimate of the relative L2 error of the final outputs; 0 without probes, NaN if a probe has NaN. Queries that no
+    /// probe resembles may have larger errors, see [`ProbeStats::interval`].
     pub fn relative_error(&self) -> f64 {
         if self.norm == 0.0 { 0.0 } else { (self.corrected / self.norm).sqrt() }
     }
 
-    /// An interval for the relative L2 error of the other queries, with about 95 % confidence. It reaches two standard
+    /// An interval for the relative L2 error of the final outputs, with about 95 % confidence. It reaches two standard
     /// errors of the ratio of the sums to both sides. The upper end also allows for errors that no probe has met: three
     /// in as many queries as there are probes may be entirely wrong (the rule of three). That matters, because often a
     /// few queries have most of the error.
@@ -237,6 +268,7 @@ impl ProbeStats {
     pub fn plus(self, more: Self) -> Self {
         Self {
             segment: self.segment,
+            rows: self.rows + more.rows,
             probes: self.probes + more.probes,
             norm: self.norm + more.norm,
             uncorrected: self.uncorrected + more.uncorrected,
@@ -248,9 +280,9 @@ impl ProbeStats {
         }
     }
 
-    /// Mean share of the softmax mass that the probes skipped; 0 without probes.
+    /// Mean share of the softmax mass that the rows skipped; 0 without probes.
     pub fn mean_skipped_mass(&self) -> f64 {
-        if self.probes == 0 { 0.0 } else { self.skipped_mass / self.probes as f64 }
+        if self.rows == 0 { 0.0 } else { self.skipped_mass / self.rows as f64 }
     }
 }
 
@@ -263,22 +295,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_run_has_one_probe_at_any_offset() {
-        for stride in [1, 2, 64, 100, 256] {
-            let probes: Vec<usize> = (0..stride * 400).filter(|&position| is_probe(position, stride)).collect();
-            assert!(probes.iter().enumerate().all(|(run, position)| position / stride == run));
-            assert_eq!(probes.len(), 400);
-            let mean = probes.iter().map(|position| position % stride).sum::<usize>() as f64 / 400.0;
-            let (middle, deviation) = ((stride - 1) as f64 / 2.0, stride as f64 / 12f64.sqrt() / 20.0);
-            assert!((mean - middle).abs() < 3.0 * deviation, "stride {stride}: mean offset {mean}");
+    fn runs_are_cut_at_absolute_positions() {
+        let runs = |rows, position, stride| probe_runs(rows, position, stride).collect::<Vec<_>>();
+        assert_eq!(runs(10..40, 110, 16), [10..12, 12..28, 28..40]);
+        assert_eq!(runs(0..32, 64, 16), [0..16, 16..32]);
+        assert_eq!(runs(3..5, 103, 1), [3..4, 4..5]);
+        assert_eq!(runs(3..5, 103, 500), std::slice::from_ref(&(3..5)));
+        assert_eq!(runs(7..7, 107, 16), []);
+    }
+
+    #[test]
+    fn queries_are_chosen_as_often_as_they_count() {
+        let draws = 20_000;
+        let expected = [0.0, 3.0, f64::NAN, 1.0];
+        let mut counts = [0.0; 4];
+        let mut stands_for = [0.0; 4];
+        for draw in 0..draws {
+            let (chosen, weight) = choose(expected.into_iter(), draw % 200, draw / 200);
+            counts[chosen] += 1.0 / f64::from(draws as u32);
+            stands_for[chosen] = weight;
         }
+        let even = EVEN_SHARE / 4.0;
+        for (i, share) in [0.0, 0.75, 0.0, 0.25].into_iter().enumerate() {
+            let probability = even + (1.0 - EVEN_SHARE) * share;
+            assert!((stands_for[i] * probability - 1.0).abs() < 1e-12, "{stands_for:?}");
+            assert!((counts[i] - probability).abs() < 0.01, "{counts:?}");
+        }
+        let (_, weight) = choose([0.0; 64].into_iter(), 5, 3);
+        assert!((weight - 64.0).abs() < 1e-9);
     }
 
     #[test]
     fn a_tail_is_the_sum_over_the_probes() {
-        let probe =
-            |out, last_gain, exact, skipped| Probe { out: vec![out], last_gain, exact: vec![exact], skipped, keys: 1 };
-        let probes = [probe(1.0, Some(0.1), 3.0, 0.5), probe(1.0, Some(0.2), 2.0, 0.25), Probe::complete(vec![9.0])];
+        let probe = |out, last_gain, exact, skipped| Probe {
+            out: vec![out],
+            last_gain,
+            exact: vec![exact],
+            skipped,
+            keys: 1,
+            weight: 2.0,
+        };
+        let probes =
+            [probe(1.0, Some(0.1), 3.0, 0.5), probe(1.0, Some(0.2), 2.0, 0.25), Probe::complete(vec![9.0], 2.0)];
         // (2.5 + 1.25) / 0.75, 0.75 / (0.1 * 0.5 + 0.2 * 0.75) and 0.75 / (3 - 0.75).
         let tail = Tail::of(&probes).unwrap();
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} is not {b}");
@@ -292,38 +350,48 @@ mod tests {
 
     #[test]
     fn a_tail_that_does_not_help_is_left_out() {
-        let probe =
-            |exact: f64| Probe { out: vec![0.0], last_gain: Some(0.1), exact: vec![exact], skipped: 0.5, keys: 1 };
-        let measure = |exact: [f64; 2]| ProbeStats::measure(3, &exact.map(probe), &S2oConfig::default());
+        let probe = |exact: f64| Probe {
+            out: vec![0.0],
+            last_gain: Some(0.1),
+            exact: vec![exact],
+            skipped: 0.5,
+            keys: 1,
+            weight: 3.0,
+        };
+        let measure = |exact: [f64; 2]| ProbeStats::measure(3, 6, &exact.map(probe), &S2oConfig::default());
         // The tail of the other probe is -2 for 1 and 2 for -1, so the corrected outputs would be -1 and 1.
         let (stats, tail) = measure([1.0, -1.0]);
-        assert_eq!((stats.uncorrected, stats.corrected, tail), (2.0, 2.0, None));
+        // The probes stand for two more queries each.
+        assert_eq!((stats.uncorrected, stats.corrected, tail), (6.0, 4.0, None));
         // A common tail of 2.
         let (stats, tail) = measure([1.0, 1.0]);
-        assert_eq!((stats.segment, stats.uncorrected), (3, 2.0));
+        assert_eq!((stats.segment, stats.rows, stats.uncorrected), (3, 6, 6.0));
+        assert_eq!(stats.mean_skipped_mass(), 0.5);
         assert!(stats.corrected < 1e-12 && tail.is_some_and(|tail| (tail.value[0] - 2.0).abs() < 1e-12));
         // NaN in a third probe shows in the error, and does not take part in the decision.
-        let (stats, tail) = ProbeStats::measure(3, &[1.0, 1.0, f64::NAN].map(probe), &S2oConfig::default());
+        let (stats, tail) = ProbeStats::measure(3, 9, &[1.0, 1.0, f64::NAN].map(probe), &S2oConfig::default());
         assert!(stats.relative_error().is_nan() && tail.is_some_and(|tail| (tail.value[0] - 2.0).abs() < 1e-12));
     }
 
     #[test]
     fn the_interval_allows_for_what_no_probe_met() {
-        let probe = |out: f64| Probe { out: vec![out], last_gain: None, exact: vec![2.0], skipped: 0.0, keys: 1 };
+        let probe =
+            |out: f64| Probe { out: vec![out], last_gain: None, exact: vec![2.0], skipped: 0.0, keys: 1, weight: 2.0 };
         let measure = |outs: &[f64]| {
             let probes: Vec<Probe> = outs.iter().copied().map(probe).collect();
-            ProbeStats::measure(0, &probes, &S2oConfig::default()).0
+            ProbeStats::measure(0, 2 * probes.len(), &probes, &S2oConfig::default()).0
         };
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} is not {b}");
         // Errors 1, 1, 1, 1 of norms 4: no spread, so only the unseen errors widen the interval.
         let same = measure(&[1.0, 3.0, 1.0, 3.0]);
-        near(same.relative_error(), 0.5);
-        near(same.interval().0, 0.5);
-        near(same.interval().1, 1.0);
-        // Errors 0, 0, 0, 4: the ratio is 1/4, the residuals -1, -1, -1, 3.
+        // Each probe stands for itself, which is exact, and for one other query.
+        near(same.relative_error(), 0.125f64.sqrt());
+        near(same.interval().0, 0.125f64.sqrt());
+        near(same.interval().1, 0.875f64.sqrt());
+        // Errors 0, 0, 0, 4 of norms 8: the ratio is 1/8, the residuals -1, -1, -1, 3.
         let spread = measure(&[2.0, 2.0, 2.0, 4.0]);
         near(spread.interval().0, 0.0);
-        near(spread.interval().1, (0.25 + 2.0 * 12f64.sqrt() / 16.0 + 0.75).sqrt());
+        near(spread.interval().1, (0.125 + 2.0 * 12f64.sqrt() / 32.0 + 0.75).sqrt());
         // The sums of parts are those of the whole.
         assert_eq!(measure(&[2.0, 2.0]).plus(measure(&[2.0, 4.0])), spread);
         assert_eq!(measure(&[]).interval(), (0.0, f64::INFINITY));
@@ -332,7 +400,7 @@ mod tests {
 
     #[test]
     fn skipped_mass_is_never_negative() {
-        let skipped = |visited, all| Probe::skipping((vec![1.0], visited), 0.1, (vec![1.0], all), 1).skipped;
+        let skipped = |visited, all| Probe::skipping((vec![1.0], visited), 0.1, (vec![1.0], all), 1, 1.0).skipped;
         assert!((skipped(0.25f64.ln(), 0.0) - 0.75).abs() < 1e-12);
         assert_eq!(skipped(1e-7, 0.0), 0.0);
         assert!(skipped(f64::NAN, 0.0).is_nan());

@@ -116,7 +116,7 @@ impl<'a, T: Element> Call<'a, T> {
                 let workspace = Workspace::held(held, shape.head_dim(), config.tile_k());
                 let segment = run.segment.index - plan.segments[0].index;
                 let place = [run.batch * shape.num_heads() + run.head, segment, run.tiles[0].start];
-                let (visits, rows) = run.compute(inputs, config, plan.probe_stride, workspace, out);
+                let (visits, rows) = run.compute(inputs, config, plan.probe_stride.is_some(), workspace, out);
                 (place, run.order.is_some(), visits, rows)
             },
         );
@@ -140,7 +140,8 @@ impl<'a, T: Element> Call<'a, T> {
         is_final: impl Fn(&ProbeStats) -> bool,
     ) -> Vec<([usize; 2], ProbeStats)> {
         let Self { inputs, plan, .. } = *self;
-        let runs = ProbeRun::cut(&inputs.shape, plan, rows).into_par_iter();
+        let Some(stride) = plan.probe_stride else { return Vec::new() };
+        let runs = ProbeRun::cut(inputs, plan, stride, rows, &mut self.out).into_par_iter();
         let corrections = runs.map_init(
             || None,
             |held, run| {

@@ -112,6 +112,13 @@ impl<'a, T> OutputRows<'a, T> {
         write(row);
     }
 
+    /// A row, written or not.
+    pub(super) fn row(&mut self, row: usize) -> &[T] {
+        assert!(row < self.taken.len());
+        // SAFETY: the row lies inside the slice, and the exclusive borrow means that no `write` runs.
+        unsafe { std::slice::from_raw_parts(self.data.add(row * self.row_len), self.row_len) }
+    }
+
     /// Lets a row be written once more.
     pub(super) fn reopen(&mut self, row: usize) {
         *self.taken[row].get_mut() = false;

@@ -1,6 +1,7 @@
 //! Exact attention of the probes, and the correction of the other queries of their segment.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::microkernel::OutputRows;
 use super::pass1::pass1;
@@ -8,50 +9,69 @@ use super::strided::{Element, Inputs};
 use super::tile::{QueryTile, Workspace};
 use crate::config::S2oConfig;
 use crate::plan::Plan;
-use crate::probes::{Probe, ProbeStats, Tail};
-use crate::shape::{AttnShape, Mask};
+use crate::probes::{Probe, ProbeStats, Tail, choose, probe_runs};
+use crate::shape::Mask;
 
-/// A probe after the sparse pass.
-#[derive(Debug)]
-struct SparseProbe {
+/// A query outside the dense tail after the sparse pass.
+#[derive(Debug, Clone, Copy)]
+struct SparseRow {
     /// Row of the call.
-    row: usize,
+    row: u32,
     /// Over the visited keys.
-    log_sum_exp: f64,
-    /// `None` if it saw every key.
-    last_gain: Option<f32>,
-    /// (head_dim)
-    out: Vec<f32>,
+    log_sum_exp: f32,
+    /// Not a number if it saw every key.
+    last_gain: f32,
+    /// L2 norm of the output.
+    norm: f32,
+}
+
+impl SparseRow {
+    fn last_gain(&self) -> Option<f64> {
+        (!self.last_gain.is_nan()).then(|| self.last_gain.into())
+    }
 }
 
 /// The queries of one segment and head outside the dense tail, or some of them, after the sparse pass.
 #[derive(Debug, Default)]
-pub(super) struct SparseRows {
-    probes: Vec<SparseProbe>,
-    /// The other queries that skipped keys: the row of the call, and the gain of the last key tile.
-    skipping: Vec<(usize, f32)>,
-}
+pub(super) struct SparseRows(Vec<SparseRow>);
 
 impl SparseRows {
-    /// Adds the row in a lane of a query tile: a probe with its output, or another query.
-    pub(super) fn add(&mut self, tile: &QueryTile, lane: usize, out_of_probe: Option<&[f32]>) {
-        let (row, last_gain) = (tile.rows[lane], tile.last_gain.get(lane).copied());
-        if let Some(out) = out_of_probe {
-            let log_sum_exp = tile.log_sum_exp(lane);
-            self.probes.push(SparseProbe { row, log_sum_exp, last_gain, out: out.to_vec() });
-        } else if let Some(gain) = last_gain {
-            self.skipping.push((row, gain));
-        }
+    /// Adds the row in a lane of a query tile with its output.
+    pub(super) fn add(&mut self, tile: &QueryTile, lane: usize, out: &[f32]) {
+        self.0.push(SparseRow {
+            row: tile.rows[lane] as u32,
+            log_sum_exp: tile.log_sum_exp(lane) as f32,
+            last_gain: tile.last_gain.get(lane).copied().unwrap_or(f32::NAN),
+            norm: out.iter().map(|x| x * x).sum::<f32>().sqrt(),
+        });
     }
 
     pub(super) fn append(&mut self, mut more: Self) {
-        self.probes.append(&mut more.probes);
-        self.skipping.append(&mut more.skipping);
+        self.0.append(&mut more.0);
     }
+}
 
+/// The rows of a head and segment, and its probes after the sparse pass.
+struct Unit {
+    /// Head, and segment of the plan.
+    place: [usize; 2],
+    rows: Vec<SparseRow>,
+    probes: Vec<SparseProbe>,
+}
+
+/// A probe after the sparse pass.
+struct SparseProbe {
+    row: SparseRow,
+    /// Number of queries that it stands for.
+    weight: f64,
+    /// (head_dim)
+    out: Vec<f32>,
+}
+
+impl Unit {
     /// Rows of the probes that skipped keys.
     fn skipping_probes(&self) -> impl Iterator<Item = usize> {
-        self.probes.iter().filter(|probe| probe.last_gain.is_some()).map(|probe| probe.row)
+        self.probes.iter().filter(|probe| probe.row.last_gain().is_some()).map(|probe| probe.row.row as usize)
     }
 
     /// `exact` has the log-sum-exp and the output over all keys of each probe that skipped keys.
@@ -63,24 +83,30 @@ impl SparseRows {
         config: &S2oConfig,
         exact: &mut impl Iterator<Item = (f64, Vec<f32>)>,
     ) -> Correction {
-        let output = |row| inputs.output_row(batch, row, head);
+        let output = |row: SparseRow| inputs.output_row(batch, row.row as usize, head);
         let (mut probes, mut outputs) = (Vec::new(), Vec::new());
-        for SparseProbe { row, log_sum_exp, last_gain, out } in self.probes {
+        for SparseProbe { row, weight, out } in self.probes {
             let out = widen(&out);
-            probes.push(match last_gain {
-                None => Probe::complete(out),
+            probes.push(match row.last_gain() {
+                None => Probe::complete(out, weight),
                 Some(gain) => {
                     let (all, exact) = exact.next().expect("one for each probe that skipped keys");
-                    let keys = inputs.shape.q_offset() + row + 1;
-                    let probe = Probe::skipping((out, log_sum_exp), gain.into(), (widen(&exact), all), keys);
+                    let keys = inputs.shape.q_offset() + row.row as usize + 1;
+                    let sparse = (out, row.log_sum_exp.into());
+                    let probe = Probe::skipping(sparse, gain, (widen(&exact), all), keys, weight);
                     outputs.push((output(row), exact));
                     probe
                 }
             });
         }
-        let rows = self.skipping.into_iter().map(|(row, gain)| (output(row), gain)).collect();
-        let (stats, tail) = ProbeStats::measure(segment, &probes, config);
-        Correction { exact: outputs, tail: tail.map(|tail| (tail, rows)), stats }
+        let (stats, tail) = ProbeStats::measure(segment, self.rows.len(), &probes, config);
+        let tail = tail.map(|tail| {
+            let mut skipping = self.rows.clone();
+            // Probes have their exact outputs.
+            skipping.retain(|row| row.last_gain().is_some() && !outputs.iter().any(|(at, _)| *at == output(*row)));
+            (tail, skipping.into_iter().map(|row| (output(row), row.last_gain)).collect())
+        });
+        Correction { exact: outputs, tail, stats }
     }
 }
 
@@ -91,24 +117,41 @@ const TILE: usize = 32;
 pub(super) struct ProbeRun {
     batch: usize,
     kv_head: usize,
-    /// Head and segment of the plan, ascending, with their rows.
-    units: Vec<([usize; 2], SparseRows)>,
+    /// Ascending.
+    units: Vec<Unit>,
 }
 
 impl ProbeRun {
-    /// Cuts the rows of heads (`b * num_heads + h`) and segments into runs.
-    pub(super) fn cut(shape: &AttnShape, plan: &Plan, rows: BTreeMap<[usize; 2], SparseRows>) -> Vec<Self> {
-        let in_segment = plan.probe_stride.map_or(1, |stride| plan.segment_len.div_ceil(stride));
-        let segments = (TILE / in_segment).max(1);
+    /// Chooses the probes among the rows of heads (`b * num_heads + h`) and segments, and cuts them into runs. `out` has
+    /// the outputs.
+    pub(super) fn cut<T: Element>(
+        inputs: &Inputs<'_, T>,
+        plan: &Plan,
+        stride: usize,
+        rows: BTreeMap<[usize; 2], SparseRows>,
+        out: &mut OutputRows<'_, T>,
+    ) -> Vec<Self> {
+        let shape = &inputs.shape;
+        let segments = (TILE / plan.segment_len.div_ceil(stride)).max(1);
         let mut runs: BTreeMap<[usize; 3], Self> = BTreeMap::new();
-        for (place, mut rows) in rows {
-            // Permuted queries are in another order, and the tile loops want ascending rows.
-            rows.probes.sort_by_key(|probe| probe.row);
-            let (batch, head) = (place[0] / shape.num_heads(), place[0] % shape.num_heads());
+        for ([number, segment], SparseRows(mut rows)) in rows {
+            // Permuted queries are in another order.
+            rows.sort_by_key(|row| row.row);
+            let (batch, head) = (number / shape.num_heads(), number % shape.num_heads());
+            let first = rows.first().map_or(0, |row| shape.q_offset() + row.row as usize);
+            let probe = |run: Range<usize>| {
+                let expected = rows[run.clone()].iter().map(|row| f64::from(row.norm) * row.last_gain().unwrap_or(0.0));
+                let (chosen, weight) = choose(expected, (first + run.start) / stride, number);
+                let row = rows[run.start + chosen];
+                let mut values = vec![0.0; shape.head_dim()];
+                T::widen(out.row(inputs.output_row(batch, row.row as usize, head)), &mut values);
+                SparseProbe { row, weight, out: values }
+            };
+            let probes = probe_runs(0..rows.len(), first, stride).map(probe).collect();
             let kv_head = shape.kv_head(head);
-            let run = runs.entry([batch, kv_head, place[1] / segments]);
+            let run = runs.entry([batch, kv_head, segment / segments]);
             let run = run.or_insert_with(|| Self { batch, kv_head, units: Vec::new() });
-            run.units.push(([head, place[1]], rows));
+            run.units.push(Unit { place: [head, segment], rows, probes });
         }
         runs.into_values().collect()
     }
@@ -124,12 +167,12 @@ impl ProbeRun {
     ) -> Vec<([usize; 2], Correction)> {
         let Self { batch, kv_head, units } = self;
         let mut count = 0;
-        for of_head in units.chunk_by(|a, b| a.0[0] == b.0[0]) {
-            let mut rows = of_head.iter().flat_map(|(_, rows)| rows.skipping_probes()).peekable();
+        for of_head in units.chunk_by(|a, b| a.place[0] == b.place[0]) {
+            let mut rows = of_head.iter().flat_map(Unit::skipping_probes).peekable();
             if rows.peek().is_some() {
                 count += 1;
                 let tile = &mut Workspace::at_least(&mut workspace.tiles, count)[count - 1];
-                tile.load(inputs, (batch, of_head[0].0[0]), rows, &mut workspace.rows);
+                tile.load(inputs, (batch, of_head[0].place[0]), rows, &mut workspace.rows);
             }
         }
         pass1(inputs, (batch, kv_head), 0, Mask::Causal, config.tile_k(), workspace, count);
@@ -138,10 +181,11 @@ impl ProbeRun {
             tile.finish(&mut workspace.rows, |lane, out| exact.push((tile.log_sum_exp(lane), out.to_vec())));
         }
         let mut exact = exact.into_iter();
-        let correction = |([head, segment], rows): ([usize; 2], SparseRows)| {
+        let correction = |unit: Unit| {
+            let [head, segment] = unit.place;
             let number = plan.segments[segment].index;
             let place = [batch * inputs.shape.num_heads() + head, segment];
-            (place, rows.correction(inputs, (batch, head), number, config, &mut exact))
+            (place, unit.correction(inputs, (batch, head), number, config, &mut exact))
         };
         units.into_iter().map(correction).collect()
     }

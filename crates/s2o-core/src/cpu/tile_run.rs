@@ -10,7 +10,6 @@ use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::config::S2oConfig;
 use crate::plan::SegmentOrder;
-use crate::probes::is_probe;
 use crate::segment::Segment;
 use crate::shape::Mask;
 use crate::stats::Visit;
@@ -43,7 +42,7 @@ impl TileRun<'_> {
         &self,
         inputs: &Inputs<'_, T>,
         config: &S2oConfig,
-        probe_stride: Option<usize>,
+        has_probes: bool,
         workspace: &mut Workspace,
         out: &OutputRows<'_, T>,
     ) -> (Vec<Visit>, SparseRows) {
@@ -61,15 +60,14 @@ impl TileRun<'_> {
                 pass2(inputs, at, order, config, workspace, count)
             }
         };
-        let stride = probe_stride.filter(|_| self.order.is_some());
+        let keeps_rows = has_probes && self.order.is_some();
         let mut rows = SparseRows::default();
         for tile in &workspace.tiles[..count] {
             tile.finish(&mut workspace.rows, |lane, values| {
                 let row = tile.rows[lane];
                 out.write(inputs.output_row(self.batch, row, self.head), |dst| T::narrow(values, dst));
-                if let Some(stride) = stride {
-                    let is_probe = is_probe(inputs.shape.q_offset() + row, stride);
-                    rows.add(tile, lane, is_probe.then_some(values));
+                if keeps_rows {
+                    rows.add(tile, lane, values);
                 }
             });
         }

@@ -136,7 +136,8 @@ struct HeadResult {
     probes: Vec<ProbeStats>,
 }
 
-fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> HeadResult {
+/// `number` is that of the head in the call, `b * num_heads + h`.
+fn one_head((head, number): (&Head, usize), plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> HeadResult {
     if plan.is_dense() {
         return HeadResult { out: dense(head, 0..head.q_len()), visits: Vec::new(), probes: Vec::new() };
     }
@@ -148,7 +149,7 @@ fn one_head(head: &Head, plan: &Plan, orders: &[SegmentOrder], config: &S2oConfi
         let (out, visits) = loop {
             let (mut out, rows, visits) = one_pass(head, segment, order, control.config(pass));
             let Some(stride) = plan.probe_stride.filter(|_| !segment.rows.is_empty()) else { break (out, visits) };
-            let stats = correct(head, segment, &rows, stride, config, &mut out);
+            let stats = correct((head, number), segment, &rows, stride, config, &mut out);
             match control.next(pass, &stats) {
                 Some(next) => {
                     repeated.add(segment.computed_tiles(&visits, head.q_offset(), config), &stats);
@@ -207,10 +208,10 @@ pub fn attention(
     let (mut visits, mut probes) = (Vec::new(), Vec::new());
     for b in 0..shape.batch() {
         for h in 0..heads {
-            let head = Head::new(shape, qkv, softmax_scale, b, h);
+            let (head, number) = (Head::new(shape, qkv, softmax_scale, b, h), b * heads + h);
             let result = match ranking {
-                Some(given) if !plan.is_dense() => one_head(&head, &plan, &given[b * heads + h], config),
-                _ => one_head(&head, &plan, &rank_all(&head, &plan, config), config),
+                Some(given) if !plan.is_dense() => one_head((&head, number), &plan, &given[number], config),
+                _ => one_head((&head, number), &plan, &rank_all(&head, &plan, config), config),
             };
             for (s, row) in result.out.chunks_exact(d).enumerate() {
                 out[((b * shape.q_len() + s) * heads + h) * d..][..d].copy_from_slice(row);

@@ -1,31 +1,38 @@
 use super::{Head, SparseRow, exact};
 use crate::config::S2oConfig;
-use crate::probes::{Probe, ProbeStats, is_probe};
+use crate::probes::{Probe, ProbeStats, choose, probe_runs};
 use crate::segment::Segment;
 
 /// Corrects the outputs `out` of a segment's rows if that helps, and measures the error. Probes get their exact
-/// outputs, and rows that saw every key keep theirs.
+/// outputs, and rows that saw every key keep theirs. `number` is that of the head in the call.
 pub(super) fn correct(
-    head: &Head,
+    (head, number): (&Head, usize),
     segment: &Segment,
     rows: &[SparseRow],
     stride: usize,
     config: &S2oConfig,
     out: &mut [Vec<f64>],
 ) -> ProbeStats {
-    let is_own = |i: &usize| is_probe(head.position(segment.rows.start + i), stride);
-    let own: Vec<usize> = (0..rows.len()).filter(is_own).collect();
-    let probe = |&i: &usize| match rows[i].last_gain {
-        None => Probe::complete(out[i].clone()),
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let first = head.position(segment.rows.start);
+    let chosen: Vec<(usize, f64)> = probe_runs(0..rows.len(), first, stride)
+        .map(|run| {
+            let expected = run.clone().map(|i| rows[i].last_gain.map_or(0.0, |gain| gain * norm(&out[i])));
+            let (chosen, weight) = choose(expected, (first + run.start) / stride, number);
+            (run.start + chosen, weight)
+        })
+        .collect();
+    let probe = |&(i, weight): &(usize, f64)| match rows[i].last_gain {
+        None => Probe::complete(out[i].clone(), weight),
         Some(gain) => {
             let state = &rows[i].state;
             let sparse = (out[i].clone(), state.row_max + state.row_sum.ln());
             let row = segment.rows.start + i;
-            Probe::skipping(sparse, gain, exact(head, row), head.position(row) + 1)
+            Probe::skipping(sparse, gain, exact(head, row), head.position(row) + 1, weight)
         }
     };
-    let probes: Vec<Probe> = own.iter().map(probe).collect();
-    let (stats, tail) = ProbeStats::measure(segment.index, &probes, config);
+    let probes: Vec<Probe> = chosen.iter().map(probe).collect();
+    let (stats, tail) = ProbeStats::measure(segment.index, rows.len(), &probes, config);
     if let Some(tail) = tail {
         for (row, out) in rows.iter().zip(out.iter_mut()) {
             if let Some(gain) = row.last_gain {
@@ -33,6 +40,6 @@ pub(super) fn correct(
             }
         }
     }
-    own.iter().zip(&probes).for_each(|(&i, probe)| out[i].clone_from(&probe.exact));
+    chosen.iter().zip(&probes).for_each(|(&(i, _), probe)| out[i].clone_from(&probe.exact));
     stats
 }
