@@ -17,6 +17,7 @@ struct WorkItem {
     int q_start;             // row of the call, or slot of q_perm, of the tile's first row; may be negative
     int row_end;             // rows from here on do not belong to the tile
     int position;            // of the tile's first row; bounds its visible keys if causal
+    int last_position;       // if the rows are scattered: a bound on their positions; `position` is another
     int key_tile;            // of step 0
     int steps;               // key tiles to visit, gathered ones included
     int gather_from;         // steps from here on take their rows from kv_perm
@@ -192,7 +193,8 @@ struct SplitSchedule : Schedule {
     }
 };
 
-// One split of one tile of probes, the last tiles first. Ascending keys.
+// One split of one tile of probes, the last tiles first. Ascending keys. The rows are ordered by run, and have any
+// positions in their runs.
 struct ProbeSchedule : Schedule {
     using Params = ProbeParams;
     static constexpr Output OUTPUT = Output::PARTIAL;
@@ -201,7 +203,10 @@ struct ProbeSchedule : Schedule {
     __device__ static int num_items(const Params& p) { return SplitSchedule::num_items(p.split); }
     __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile + step; }
     __device__ __forceinline__ static int position(const Params& p, const WorkItem& w, int row) {
-        return p.positions[min(w.q_start + row, p.split.attn.q_len - 1) / p.group];
+        const AttnParams& attn = p.split.attn;
+        const int at = min(w.q_start + row, attn.q_len - 1);
+        const int64_t head = (int64_t(w.batch) * attn.num_heads + w.head) * p.group + at % p.group;
+        return p.positions[head * (p.group_segments * p.slots) + at / p.group];
     }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
@@ -212,9 +217,11 @@ struct ProbeSchedule : Schedule {
         w.set_head(of.attn, rest % heads);
         w.q_start = tile * TILE_Q;
         w.row_end = of.attn.q_len;
-        w.position = position(p, w, 0);
+        w.position = min(run_of(p, w.q_start / p.group).begin, of.attn.k_len - 1);
         w.key_tile = split * of.tiles_per_split;
-        const int end = position(p, w, TILE_Q - 1) / TILE_K + 1;
+        const int last_row = min(w.q_start + TILE_Q, of.attn.q_len) - 1;
+        w.last_position = min(max(run_of(p, last_row / p.group).end, w.position + 1), of.attn.k_len) - 1;
+        const int end = w.last_position / TILE_K + 1;
         w.steps = w.gather_from = max(0, min(of.tiles_per_split, end - w.key_tile));
         w.slot = (int64_t(rest % heads) * tiles + tile) * of.num_splits + split;
         return true;

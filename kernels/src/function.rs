@@ -62,8 +62,8 @@ kernels! {
     Split = "split", PerHeadDim;
     /// Joins the parts of a split.
     Merge = "merge", PerDtype;
-    /// The queries of the probes, side by side.
-    ProbeQueries = "probe_queries", Single;
+    /// One probe for each run of positions, and their queries side by side.
+    ProbeChoice = "probe_choice", PerHeadDim;
     /// Exact attention of the probes, split over the keys.
     Probes = "probes", PerHeadDim;
     /// The common tail of the keys that a segment's queries skipped, and the measured error.
@@ -72,6 +72,8 @@ kernels! {
     ProbeUnits = "probe_units", Single;
     /// Adds the tails to the rows that skipped keys.
     ProbeCorrection = "probe_correction", PerHeadDim;
+    /// Gives the probes their exact output.
+    ProbeOutputs = "probe_outputs", PerHeadDim;
     /// Attention on lists of blocks.
     Block = "block", PerHeadDim;
     /// Attention on lists of blocks and on single keys after them.

@@ -101,7 +101,7 @@ pub struct SplitParams {
 }
 
 /// Sums that `probe_tails` leaves for each head and segment.
-pub const PROBE_SUMS: usize = 7;
+pub const PROBE_SUMS: usize = 9;
 
 /// Exact attention of the probes of a call, and the correction of its other rows (cuda/probe_params.cuh).
 #[repr(C)]
@@ -113,6 +113,7 @@ pub struct ProbeParams {
     pub lse: *const f32,
     pub last_gain: *const f32,
     pub positions: *mut i32,
+    pub weights: *mut f32,
     pub tail_value: *mut f32,
     pub tail_scale: *mut f32,
     pub sums: *mut f64,
@@ -130,9 +131,8 @@ pub struct ProbeParams {
     pub group: i32,
     pub q_len: i32,
     pub ranked_rows: i32,
-    pub probes: i32,
-    pub first_run: i32,
     pub stride: i32,
+    pub slots: i32,
     pub segment_len: i32,
     pub first_segment: i32,
     pub segments: i32,
@@ -422,7 +422,7 @@ macro_rules! layout {
 layout!(AttnParams: 176, q_strides at 48, batch at 144);
 layout!(S2oParams: 272, kv_perm at 176, segment_len at 240);
 layout!(SplitParams: 208, partial_out at 176);
-layout!(ProbeParams: 448, q at 208, num_heads at 392);
+layout!(ProbeParams: 456, q at 208, num_heads at 400);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(ColumnParams: 216, columns at 192);
 layout!(BlockListParams: 48, num_lists at 24);

@@ -242,8 +242,8 @@ impl ProbeStats {
         Self { tiles: self.tiles + earlier.tiles, repeats: earlier.passes, ..self }
     }
 
-    /// Estimate of the relative L2 error of the final outputs; 0 without probes, NaN if a probe has NaN. Queries that no
-    /// probe resembles may have larger errors, see [`ProbeStats::interval`].
+    /// Estimate of the relative L2 error of the final outputs; 0 without probes, NaN if a probe has NaN. Queries may
+    /// have larger errors that no probe met, see [`ProbeStats::interval`].
     pub fn relative_error(&self) -> f64 {
         if self.norm == 0.0 { 0.0 } else { (self.corrected / self.norm).sqrt() }
     }

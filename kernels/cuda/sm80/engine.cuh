@@ -99,8 +99,8 @@ __device__ __forceinline__ void load_queries(const typename X::Params& p, const 
 
 // The keys of a half tile that the rows of a warp see.
 struct Visibility {
-    int last_existing, last_causal;  // last_causal: for the warp's first row
-    int more_causal;                 // keys that the warp's last row sees beyond last_causal
+    int last_existing, last_causal;  // last_causal: for the row that sees the fewest keys, or fewer
+    int more_causal;                 // keys that the others see beyond it at most
     __device__ __forceinline__ bool all() const { return min(last_existing, last_causal) >= HALF_K - 1; }
     __device__ __forceinline__ bool none() const { return min(last_existing, last_causal + more_causal) < 0; }
 
@@ -203,10 +203,10 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 stop = visit == 0 && step > w.gather_from && stops(p, control.votes);
                 if (stop) break;
             }
-            // Keys that a row of the warp sees beyond those of its first row.
+            // Keys that a row of the warp sees beyond last_causal.
             auto beyond = [&](int row) {
                 if constexpr (X::SCATTERS_ROWS) {
-                    return X::position(p, w, warp_row + row) - X::position(p, w, warp_row);
+                    return X::position(p, w, warp_row + row) - w.position;
                 } else {
                     return row;
                 }
@@ -215,9 +215,12 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if (!gathered) {
                 const int first_key = key_tile<X>(w, step) * TILE_K + visit * HALF_K;
                 visibility.last_existing = attn.k_len - 1 - first_key;
-                if (attn.causal) {
+                if constexpr (X::SCATTERS_ROWS) {
+                    visibility.last_causal = w.position - first_key;
+                    visibility.more_causal = w.last_position - w.position;
+                } else if (attn.causal) {
                     visibility.last_causal = X::position(p, w, warp_row) - first_key;
-                    visibility.more_causal = beyond(WARP_ROWS - 1);
+                    visibility.more_causal = WARP_ROWS - 1;
                 }
             } else if (X::RAGGED_END && step == w.steps - 1) {
                 visibility.last_existing = w.last_keys - 1 - visit * HALF_K;

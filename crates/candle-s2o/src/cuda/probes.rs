@@ -1,9 +1,10 @@
-//! Exact probe queries on the GPU: their attention, the correction of the other rows, and the measured error.
+//! Exact probe queries on the GPU: their attention, the correction of the other rows, and the measured error. All
+//! kernels work on a group of segments after its sparse pass.
 
 use std::ffi::c_void;
 use std::ptr;
 
-use s2o_core::{ErrorControl, Mask, Plan, ProbeStats, S2oConfig, probe_position};
+use s2o_core::{ErrorControl, Mask, Plan, ProbeStats, S2oConfig};
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, View, to_i32};
 use s2o_kernels::params::{AttnParams, PROBE_SUMS, ProbeParams, RowState, SplitParams, Strides, UnitList};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
@@ -14,26 +15,29 @@ use super::segment_group::SegmentGroup;
 
 /// Parts of the keys per multiprocessor: items end at very different lengths.
 const SPLITS_PER_SM: usize = 8;
+/// Warps of a block, and elements of a block that corrects rows (probe_steps.cu).
+const WARPS: usize = 8;
+const CORRECTED: usize = 2048;
 
-/// The probes of a call before its dense tail, with their scratch memory.
+/// The probes of a call before its dense tail, with scratch memory for the largest group.
 pub(super) struct Probes {
     stride: usize,
-    first_run: usize,
-    /// Number of probes of a head.
-    count: usize,
-    /// Parts of the keys, and key tiles of each.
-    splits: [usize; 2],
+    /// Runs of a segment.
+    slots: usize,
     /// Of the visited keys, for each head and row.
     lse: Region<f32>,
     last_gain: Region<f32>,
+    // For each slot and head.
     positions: Region<i32>,
-    // (batch, probes * group, num_kv_heads, head_dim): the heads of a KV head share the tiles.
+    weights: Region<f32>,
+    // (batch, slots * group, num_kv_heads, head_dim): the heads of a KV head share the tiles.
     queries: Region<u16>,
     exact: Region<u16>,
     exact_lse: Region<f32>,
     next_item: Region<i32>,
     partial_out: Region<f32>,
     partial_state: Region<RowState>,
+    // For each head and segment of the call.
     tail_value: Region<f32>,
     tail_scale: Region<f32>,
     sums: Region<[f64; PROBE_SUMS]>,
@@ -53,32 +57,60 @@ struct Control {
     repeated: Region<[i32; 2]>,
 }
 
+/// A call, its plan and its scratch memory.
+#[derive(Clone, Copy)]
+pub(super) struct Parts<'a> {
+    pub(super) call: &'a Call,
+    pub(super) plan: &'a Plan,
+    pub(super) scratch: &'a Scratch,
+}
+
+/// Tiles of the exact attention of a group, parts of their keys, and key tiles of a part.
+struct Split {
+    tiles: usize,
+    parts: usize,
+    per_part: usize,
+}
+
+impl Split {
+    fn new(call: &Call, plan: &Plan, group: &SegmentGroup, slots: usize) -> Self {
+        let shape = &call.shape;
+        let rows = group.len() * slots * shape.group_size();
+        let tiles = shape.batch() * shape.num_kv_heads() * rows.div_ceil(TILE_Q);
+        let end = plan.segments[group.end - 1].start + plan.segment_len;
+        let key_tiles = end.min(shape.k_len()).div_ceil(TILE_K);
+        let per_part = key_tiles.div_ceil(splits(call, SPLITS_PER_SM, tiles, key_tiles));
+        Self { tiles, parts: key_tiles.div_ceil(per_part), per_part }
+    }
+}
+
 impl Probes {
-    /// `None` if the plan has no probes, or none of them is in this call.
-    pub(super) fn new(regions: &mut Regions, call: &Call, plan: &Plan, config: &S2oConfig) -> Option<Self> {
+    /// `None` if the plan has no probes.
+    pub(super) fn new(
+        regions: &mut Regions,
+        call: &Call,
+        plan: &Plan,
+        groups: &[SegmentGroup],
+        config: &S2oConfig,
+    ) -> Option<Self> {
         let (shape, stride) = (&call.shape, plan.probe_stride?);
-        let positions = shape.q_offset()..shape.q_offset() + plan.ranked_rows();
-        let runs = positions.start / stride..positions.end.div_ceil(stride);
-        let mut own = runs.filter(|&run| positions.contains(&probe_position(run, stride)));
-        let first_run = own.next()?;
-        let count = 1 + own.count();
+        // Segments begin at multiples of their length.
+        let slots = plan.segment_len.div_ceil(stride) + usize::from(!plan.segment_len.is_multiple_of(stride));
         let heads = shape.batch() * shape.num_heads();
-        let rows = heads * count;
-        let tiles = shape.batch() * shape.num_kv_heads() * (count * shape.group_size()).div_ceil(TILE_Q);
-        let key_tiles = positions.end.div_ceil(TILE_K);
-        let wanted = splits(call, SPLITS_PER_SM, tiles, key_tiles);
-        let per_split = key_tiles.div_ceil(wanted);
-        let splits = [key_tiles.div_ceil(per_split), per_split];
-        let parts = tiles * splits[0] * TILE_Q;
+        let most = |of: &dyn Fn(&SegmentGroup) -> usize| groups.iter().map(of).max().unwrap_or(0);
+        let rows = heads * slots * most(&SegmentGroup::len);
+        let parts = most(&|group| {
+            let split = Split::new(call, plan, group, slots);
+            split.tiles * split.parts * TILE_Q
+        });
         let units = heads * plan.segments.len();
         Some(Self {
             stride,
-            first_run,
-            count,
-            splits,
+            slots,
             lse: regions.add(heads * shape.q_len()),
             last_gain: regions.add(heads * shape.q_len()),
-            positions: regions.add(count),
+            positions: regions.add(rows),
+            weights: regions.add(rows),
             queries: regions.add(rows * shape.head_dim()),
             exact: regions.add(rows * shape.head_dim()),
             exact_lse: regions.add(rows),
@@ -104,92 +136,92 @@ impl Probes {
         [scratch.at(self.lse), scratch.at(self.last_gain)]
     }
 
-    /// Enqueues the exact attention of the probes.
-    pub(super) fn attend(&self, call: &Call, scratch: &Scratch, plan: &Plan) -> Result<(), CudaError> {
-        let shape = &call.shape;
-        scratch.zero(self.next_item)?;
-        if let Some(control) = &self.control {
-            scratch.zero(control.next_pass)?;
-            scratch.zero(control.repeated)?;
-        }
-        let (params, queries) = self.params(call, scratch, plan)?;
-        let rows = shape.batch() * queries.dims[1] * shape.num_kv_heads();
-        let tiles = shape.batch() * shape.num_kv_heads() * queries.dims[1].div_ceil(TILE_Q);
-        // SAFETY: the kernels take ProbeParams, and `merge` the SplitParams in it. The regions have room for every
-        // probe, and the scratch memory is released on this stream after the launches.
-        unsafe {
-            let heads = shape.batch() * shape.num_heads();
-            call.launch(Kernel::ProbeQueries, &params, Grid::Warps { rows: heads * self.count })?;
-            call.launch_with(Kernel::Probes, queries, &params, Grid::Persistent { items: tiles * self.splits[0] })?;
-            call.launch(Kernel::Merge, &params.split, Grid::Warps { rows })
-        }
-    }
-
     /// Whether the error has a bound.
     pub(super) fn have_bound(&self) -> bool {
         self.control.is_some()
     }
 
-    /// The heads and segments of a group that need pass `pass`, or all of them for pass 0. Enqueues the kernel that
-    /// lists them, if the error has a bound.
-    pub(super) fn units(
-        &self,
-        call: &Call,
-        scratch: &Scratch,
-        plan: &Plan,
-        group: &SegmentGroup,
-        pass: usize,
-    ) -> Result<UnitList, CudaError> {
-        let Some(control) = &self.control else { return Ok(UnitList::ALL) };
-        let params = ProbeParams {
-            group_first: to_i32("segments", group.first)?,
-            group_segments: to_i32("segments", group.len())?,
-            pass: to_i32("passes", pass)?,
-            ..self.params(call, scratch, plan)?.0
-        };
-        // SAFETY: the kernel takes ProbeParams; the list has room for every head and segment.
-        unsafe { call.launch(Kernel::ProbeUnits, &params, Grid::Blocks([1, 1, 1]))? };
-        Ok(UnitList { units: scratch.at(control.unit_list), count: scratch.at(control.unit_count) })
+    /// Zeroes the counts of passes. Must be called once before the first group.
+    pub(super) fn prepare(&self, scratch: &Scratch) -> Result<(), CudaError> {
+        let Some(control) = &self.control else { return Ok(()) };
+        scratch.zero(control.next_pass)?;
+        scratch.zero(control.repeated)
     }
 
-    /// Enqueues the kernel that measures `units`, of `count` at most, after pass `pass` over their rows.
+    /// Enqueues the choice of a group's probes and their exact attention.
+    pub(super) fn attend(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(), CudaError> {
+        let Parts { call, plan, scratch } = parts;
+        let shape = &call.shape;
+        scratch.zero(self.next_item)?;
+        let (params, queries) = self.params(parts, group)?;
+        let split = Split::new(call, plan, group, self.slots);
+        let heads = shape.batch() * shape.num_heads();
+        let slots = group.len() * self.slots;
+        // SAFETY: the kernels take ProbeParams, and `merge` the SplitParams in it. The regions have room for any group,
+        // and the scratch memory is released on this stream after the launches.
+        unsafe {
+            call.launch(Kernel::ProbeChoice, &params, Grid::Blocks([slots.div_ceil(WARPS), heads, 1]))?;
+            call.launch_with(Kernel::Probes, queries, &params, Grid::Persistent { items: split.tiles * split.parts })?;
+            call.launch(Kernel::Merge, &params.split, Grid::Warps { rows: heads * slots })
+        }
+    }
+
+    /// The heads and segments of a group that need pass `pass`, or all of them for pass 0. Enqueues the kernel that
+    /// lists them, if the error has a bound.
+    pub(super) fn units(&self, parts: Parts<'_>, group: &SegmentGroup, pass: usize) -> Result<UnitList, CudaError> {
+        let Some(control) = &self.control else { return Ok(UnitList::ALL) };
+        let params = ProbeParams { pass: to_i32("passes", pass)?, ..self.params(parts, group)?.0 };
+        // SAFETY: the kernel takes ProbeParams; the list has room for every head and segment.
+        unsafe { parts.call.launch(Kernel::ProbeUnits, &params, Grid::Blocks([1, 1, 1]))? };
+        let at = |region: Region<i32>| parts.scratch.at(region).cast_const();
+        Ok(UnitList { units: at(control.unit_list), count: at(control.unit_count) })
+    }
+
+    /// Enqueues the kernel that measures `units` of a group after pass `pass` over their rows.
     pub(super) fn measure(
         &self,
-        call: &Call,
-        scratch: &Scratch,
-        plan: &Plan,
-        (units, count): (UnitList, usize),
+        parts: Parts<'_>,
+        group: &SegmentGroup,
+        units: UnitList,
         (pass, tiles_visited): (usize, *const i32),
     ) -> Result<(), CudaError> {
         let pass = to_i32("passes", pass)?;
-        let params = ProbeParams { units, pass, tiles_visited, ..self.params(call, scratch, plan)?.0 };
+        let params = ProbeParams { units, pass, tiles_visited, ..self.params(parts, group)?.0 };
+        let most = parts.call.shape.batch() * parts.call.shape.num_heads() * group.len();
         // SAFETY: the kernel takes ProbeParams; the regions have room for every head and segment.
-        unsafe { call.launch(Kernel::ProbeTails, &params, Grid::Blocks([count, 1, 1])) }
+        unsafe { parts.call.launch(Kernel::ProbeTails, &params, Grid::Blocks([most, 1, 1])) }
     }
 
-    /// Enqueues the correction of all rows, after the last measurement.
-    pub(super) fn correct(&self, call: &Call, scratch: &Scratch, plan: &Plan) -> Result<(), CudaError> {
-        let (params, _) = self.params(call, scratch, plan)?;
-        // A block has 256 threads, each with eight elements.
-        let rows = 2048 / call.shape.head_dim();
+    /// Enqueues the correction of a group's rows, after its last measurement.
+    pub(super) fn correct(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(), CudaError> {
+        let Parts { call, plan, .. } = parts;
+        let (params, _) = self.params(parts, group)?;
+        let rows = plan.segments[group.end - 1].rows.end - plan.segments[group.first].rows.start;
         let heads = call.shape.batch() * call.shape.num_heads();
-        // SAFETY: the kernel takes ProbeParams, and the measurement has written the tails.
+        let slots = group.len() * self.slots;
+        // SAFETY: the kernels take ProbeParams, and the measurement has written the tails.
         unsafe {
-            let blocks = [plan.ranked_rows().div_ceil(rows), heads, 1];
-            call.launch(Kernel::ProbeCorrection, &params, Grid::Blocks(blocks))
+            let blocks = [rows.div_ceil(CORRECTED / call.shape.head_dim()), heads, 1];
+            call.launch(Kernel::ProbeCorrection, &params, Grid::Blocks(blocks))?;
+            call.launch(Kernel::ProbeOutputs, &params, Grid::Blocks([slots.div_ceil(WARPS), heads, 1]))
         }
     }
 
     /// The parameters of all these kernels, and the queries of the probes.
-    fn params(&self, call: &Call, scratch: &Scratch, plan: &Plan) -> Result<(ProbeParams, View), CudaError> {
+    fn params(
+        &self,
+        Parts { call, plan, scratch }: Parts<'_>,
+        group: &SegmentGroup,
+    ) -> Result<(ProbeParams, View), CudaError> {
         let shape = &call.shape;
         let attn = call.params(Mask::Causal, scratch.at(self.next_item))?;
         let (kv_heads, head_dim) = (shape.num_kv_heads(), shape.head_dim());
-        let dims = [shape.batch(), self.count * shape.group_size(), kv_heads, head_dim];
-        let [_, rows, ..] = dims;
+        let rows = group.len() * self.slots * shape.group_size();
         let seq = (kv_heads * head_dim) as i64;
         let strides = Strides { batch: rows as i64 * seq, seq, head: head_dim as i64 };
+        let dims = [shape.batch(), rows, kv_heads, head_dim];
         let queries = View { address: scratch.at(self.queries) as u64, dims, strides };
+        let parts = Split::new(call, plan, group, self.slots);
         let split = SplitParams {
             attn: AttnParams {
                 q: queries.address as *const c_void,
@@ -204,8 +236,8 @@ impl Probes {
             partial_out: scratch.at(self.partial_out),
             partial_state: scratch.at(self.partial_state),
             first_row: 0,
-            num_splits: to_i32("splits", self.splits[0])?,
-            tiles_per_split: to_i32("tiles per split", self.splits[1])?,
+            num_splits: to_i32("splits", parts.parts)?,
+            tiles_per_split: to_i32("tiles per split", parts.per_part)?,
             head_dim: to_i32("head_dim", head_dim)?,
         };
         let control = self.control.as_ref();
@@ -216,6 +248,7 @@ impl Probes {
             lse: scratch.at(self.lse),
             last_gain: scratch.at(self.last_gain),
             positions: scratch.at(self.positions),
+            weights: scratch.at(self.weights),
             tail_value: scratch.at(self.tail_value),
             tail_scale: scratch.at(self.tail_scale),
             sums: scratch.at(self.sums).cast(),
@@ -233,14 +266,13 @@ impl Probes {
             group: to_i32("heads", shape.group_size())?,
             q_len: attn.q_len,
             ranked_rows: to_i32("q_len", plan.ranked_rows())?,
-            probes: to_i32("probes", self.count)?,
-            first_run: to_i32("probes", self.first_run)?,
             stride: to_i32("probe stride", self.stride)?,
+            slots: to_i32("probes", self.slots)?,
             segment_len: to_i32("segment_len", plan.segment_len)?,
             first_segment: to_i32("segments", plan.segments[0].index)?,
             segments: to_i32("segments", plan.segments.len())?,
-            group_first: 0,
-            group_segments: 0,
+            group_first: to_i32("segments", group.first)?,
+            group_segments: to_i32("segments", group.len())?,
             pass: 0,
             permuted: i32::from(self.permuted),
         };
@@ -248,32 +280,26 @@ impl Probes {
     }
 
     /// Waits for the GPU and reads what the probes measured, for each head and each segment that has any.
-    pub(super) fn stats(&self, call: &Call, scratch: &Scratch, plan: &Plan) -> Result<Vec<Vec<ProbeStats>>, CudaError> {
+    pub(super) fn stats(&self, Parts { plan, scratch, .. }: Parts<'_>) -> Result<Vec<Vec<ProbeStats>>, CudaError> {
         let sums = scratch.download(self.sums)?;
         let repeated = match &self.control {
             Some(control) => scratch.download(control.repeated)?,
             None => vec![[0; 2]; sums.len()],
         };
-        let positions: Vec<usize> =
-            (self.first_run..).take(self.count).map(|run| probe_position(run, self.stride)).collect();
-        let q_offset = call.shape.q_offset();
-        let mut segments = Vec::new();
-        for segment in plan.segments.iter().filter(|segment| !segment.rows.is_empty()) {
-            let [begin, end] = [segment.rows.start, segment.rows.end].map(|row| q_offset + row);
-            let own = &positions[positions.partition_point(|&p| p < begin)..positions.partition_point(|&p| p < end)];
-            segments.push((segment.index, own.len(), own.iter().map(|p| p + 1).sum::<usize>()));
-        }
-        let of_head = |head: usize| {
-            let stats = segments.iter().map(|&(index, probes, keys)| {
-                let unit = head * plan.segments.len() + index - plan.segments[0].index;
-                let [tiles, repeats] = repeated[unit].map(|count| count as usize);
-                let tiles = keys as f64 / (TILE_Q * TILE_K) as f64 + tiles as f64;
-                let mut stats = ProbeStats::from_sums(index, probes, tiles, sums[unit]);
-                stats.repeats = repeats;
-                stats
-            });
-            stats.collect()
+        let units = plan.segments.len();
+        let of_unit = |unit: usize| {
+            let [sums @ .., probes, keys] = sums[unit];
+            let [tiles, repeats] = repeated[unit].map(|count| count as usize);
+            let segment = &plan.segments[unit % units];
+            let tiles = keys / (TILE_Q * TILE_K) as f64 + tiles as f64;
+            let mut stats = ProbeStats::from_sums(segment.index, [segment.rows.len(), probes as usize], tiles, sums);
+            stats.repeats = repeats;
+            stats
         };
-        Ok((0..sums.len() / plan.segments.len()).map(of_head).collect())
+        let of_head = |head: usize| {
+            let has_rows = |unit: &usize| !plan.segments[unit % units].rows.is_empty();
+            (head * units..(head + 1) * units).filter(has_rows).map(of_unit).collect()
+        };
+        Ok((0..sums.len() / units).map(of_head).collect())
     }
 }

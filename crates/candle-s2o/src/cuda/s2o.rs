@@ -13,7 +13,7 @@ use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, CudaOp};
 use super::dense;
-use super::probes::Probes;
+use super::probes::{Parts, Probes};
 use super::ranking::{Orders, Ranker};
 use super::segment_group::{SegmentGroup, groups};
 use crate::error::AttnError;
@@ -108,7 +108,7 @@ impl<'a> Launch<'a> {
         let permuted = config.q_perm().then(|| (regions.add(rows), regions.add(rows)));
         let slots = heads * plan.segments.len() * (plan.segment_len / TILE_Q);
         let tiles_visited = wants_stats.then(|| regions.add(slots));
-        let probes = Probes::new(&mut regions, call, plan, config);
+        let probes = Probes::new(&mut regions, call, plan, &groups, config);
         let orders = match given {
             Some(ranking) => OrderSource::Given(ranking),
             None => OrderSource::Ranked(Ranker::new(&mut regions, call, plan, &groups)),
@@ -121,9 +121,8 @@ impl<'a> Launch<'a> {
     }
 
     fn attend(&self) -> Result<(), CudaError> {
-        let Self { call, plan, scratch, .. } = self;
         if let Some(probes) = &self.probes {
-            probes.attend(call, scratch, plan)?;
+            probes.prepare(&self.scratch)?;
         }
         if let (Some((q_perm, _)), Some(last)) = (self.permuted, self.groups.first()) {
             let first = self.groups.last().map_or(last.first, |group| group.first);
@@ -136,27 +135,22 @@ impl<'a> Launch<'a> {
         for group in &self.groups {
             self.order(group)?;
             self.launch(self.kernel(self.config), group, (self.config, UnitList::ALL))?;
-            if let Some(probes) = self.probes.as_ref().filter(|probes| probes.have_bound()) {
-                self.control_error(probes, group)?;
+            if let Some(probes) = &self.probes {
+                self.probe(probes, group)?;
             }
         }
-        let Some(probes) = &self.probes else { return Ok(()) };
-        if !probes.have_bound() {
-            let units = call.shape.batch() * call.shape.num_heads() * plan.segments.len();
-            probes.measure(call, scratch, plan, (UnitList::ALL, units), (0, ptr::null()))?;
-        }
-        probes.correct(call, scratch, plan)
+        Ok(())
     }
 
-    /// Measures the error of a group, and computes the heads and segments again whose error is too large. The host
-    /// does not wait: the lists are made on the device.
-    fn control_error(&self, probes: &Probes, group: &SegmentGroup) -> Result<(), CudaError> {
-        let Self { call, plan, scratch, .. } = self;
-        let tiles_visited = self.tiles_visited.map_or(ptr::null(), |region| scratch.at(region).cast_const());
-        let count = call.shape.batch() * call.shape.num_heads() * group.len();
+    /// Corrects the rows of a group by its probes and measures their error. With a bound on the error, the heads and
+    /// segments above it are computed again. The host does not wait: their lists are made on the device.
+    fn probe(&self, probes: &Probes, group: &SegmentGroup) -> Result<(), CudaError> {
+        let parts = self.parts();
+        probes.attend(parts, group)?;
+        let tiles_visited = self.tiles_visited.map_or(ptr::null(), |region| self.scratch.at(region).cast_const());
         let control = ErrorControl::new(self.config);
-        for pass in 0..ErrorControl::PASSES {
-            let units = probes.units(call, scratch, plan, group, pass)?;
+        for pass in 0..if probes.have_bound() { ErrorControl::PASSES } else { 1 } {
+            let units = probes.units(parts, group, pass)?;
             if pass > 0 {
                 let of_pass = (control.config(pass), units);
                 if self.permuted.is_some() {
@@ -164,9 +158,13 @@ impl<'a> Launch<'a> {
                 }
                 self.launch(self.kernel(of_pass.0), group, of_pass)?;
             }
-            probes.measure(call, scratch, plan, (units, count), (pass, tiles_visited))?;
+            probes.measure(parts, group, units, (pass, tiles_visited))?;
         }
-        Ok(())
+        probes.correct(parts, group)
+    }
+
+    fn parts(&self) -> Parts<'_> {
+        Parts { call: self.call, plan: self.plan, scratch: &self.scratch }
     }
 
     /// Enqueues the kernels or copies that write the orders of a group to scratch memory.
@@ -314,7 +312,7 @@ impl<'a> Launch<'a> {
             Visit::counted(count - window_tiles, segment.prefix_tiles(TILE_K))
         };
         let probes = match &self.probes {
-            Some(probes) => probes.stats(call, &self.scratch, plan)?,
+            Some(probes) => probes.stats(self.parts())?,
             None => Vec::new(),
         };
         Ok(plan.stats(&call.shape, config, visit, probes))

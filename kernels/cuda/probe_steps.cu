@@ -16,8 +16,6 @@ __device__ __forceinline__ uint64_t mixed(uint64_t index) {
     return z ^ (z >> 31);
 }
 
-__device__ __forceinline__ int offset_of_call(const ProbeParams& p) { return p.split.attn.k_len - p.q_len; }
-
 // Row of (batch, num_heads, q_len).
 __device__ __forceinline__ int64_t call_row(const ProbeParams& p, int batch_head, int row) {
     return int64_t(batch_head) * p.q_len + row;
@@ -34,37 +32,19 @@ __device__ __forceinline__ int64_t out_element(const ProbeParams& p, int batch_h
     return batch * p.out_strides.batch + row * p.out_strides.seq + head * p.out_strides.head;
 }
 
-// Row of a probe in its KV head, and element of its exact output.
+// A probe's index in `positions`, its row in the log-sum-exps, and the element of its query and exact output.
 struct ProbeRow {
-    int64_t row, element;
-    __device__ __forceinline__ ProbeRow(const ProbeParams& p, int batch_head, int n) {
+    int64_t index, row, element;
+    __device__ __forceinline__ ProbeRow(const ProbeParams& p, int batch_head, int slot) {
         const AttnParams& attn = p.split.attn;
         const int batch = batch_head / p.num_heads, head = batch_head - batch * p.num_heads;
         const int kv_head = head / p.group;
-        const int64_t in_head = int64_t(n) * p.group + head % p.group;
+        const int64_t in_head = int64_t(slot) * p.group + head % p.group;
+        index = int64_t(batch_head) * (p.group_segments * p.slots) + slot;
         row = (int64_t(batch) * attn.num_heads + kv_head) * attn.q_len + in_head;
         element = batch * attn.out_strides.batch + in_head * attn.out_strides.seq + kv_head * attn.out_strides.head;
     }
 };
-
-// Grid: a warp for each (batch, probe, head).
-__device__ __forceinline__ void probe_queries(const ProbeParams& p) {
-    const AttnParams& attn = p.split.attn;
-    const int lane = threadIdx.x % 32;
-    const int64_t index = int64_t(blockIdx.x) * (PROBE_THREADS / 32) + threadIdx.x / 32;
-    if (index >= int64_t(attn.batch) * p.probes * p.num_heads) return;
-    const int head = int(index % p.num_heads), n = int(index / p.num_heads % p.probes);
-    const int batch = int(index / p.num_heads / p.probes);
-    const int64_t run = int64_t(p.first_run) + n;
-    const int position = int(run * p.stride + int64_t(mixed(run) % uint64_t(p.stride)));
-    if (batch == 0 && head == 0 && lane == 0) p.positions[n] = position;
-    if (lane >= p.split.head_dim / 8) return;
-    const int64_t row = position - offset_of_call(p);
-    const int64_t from = batch * p.q_strides.batch + row * p.q_strides.seq + head * p.q_strides.head;
-    const int64_t to = batch * attn.q_strides.batch + (int64_t(n) * p.group + head % p.group) * attn.q_strides.seq +
-                       head / p.group * attn.q_strides.head;
-    *vector_at(attn.q, to, lane) = *vector_at(p.q, from, lane);
-}
 
 // Sum over the warp, in every lane.
 __device__ __forceinline__ double warp_sum(double x) {
@@ -73,17 +53,96 @@ __device__ __forceinline__ double warp_sum(double x) {
     return x;
 }
 
+// Share of the probability that all queries of a run have alike, as EVEN_SHARE of probes.rs.
+constexpr double EVEN_SHARE = 0.25;
+
+// Chooses the probe of a run, as `choose` of probes.rs. Grid: a warp for each slot of the group and head, heads in y.
+template <typename T, int D>
+__device__ __forceinline__ void probe_choice(const ProbeParams& p) {
+    const int lane = threadIdx.x % 32, batch_head = blockIdx.y;
+    const int slot = int(blockIdx.x) * (PROBE_THREADS / 32) + int(threadIdx.x) / 32;
+    if (slot >= p.group_segments * p.slots) return;
+    const ProbeRow probe(p, batch_head, slot);
+    const Positions run = run_of(p, slot);
+    const int offset = offset_of_call(p), count = run.end - run.begin;
+    if (count <= 0) {
+        if (lane == 0) {
+            p.positions[probe.index] = min(run.begin, p.split.attn.k_len - 1);
+            p.weights[probe.index] = 0.f;
+        }
+        return;
+    }
+    // Expected size of the error of each query: last gain times norm of the output.
+    auto expected = [&](int i) {
+        const float gain = i < count ? p.last_gain[call_row(p, batch_head, run.begin - offset + i)] : 0.f;
+        if (!(gain > 0.f)) return 0.0;
+        const T* out = static_cast<const T*>(p.out) + out_element(p, batch_head, run.begin - offset + i);
+        float norm = 0.f;
+#pragma unroll 4
+        for (int v = 0; v < D / 8; ++v) {
+            const uint4 words = *vector_at(out, 0, v);
+            const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+            for (const uint32_t pair : pairs) {
+                const float2 x = unpack<T>(pair);
+                norm = fmaf(x.x, x.x, fmaf(x.y, x.y, norm));
+            }
+        }
+        const float size = gain * sqrtf(norm);
+        return isfinite(size) ? double(size) : 0.0;
+    };
+    double total = 0.0;
+    for (int first = 0; first < count; first += 32) total += expected(first + lane);
+    total = warp_sum(total);
+    const double even = (total > 0.0 ? EVEN_SHARE : 1.0) / count, in_proportion = 1.0 - EVEN_SHARE;
+    const int64_t number = (int64_t(run.begin) / p.stride) ^ (int64_t(batch_head) << 32);
+    double left = double(mixed(number) >> 11) * 0x1p-53;
+    int chosen = count - 1;
+    double weight = 0.0;
+    for (int first = 0; first < count && weight == 0.0; first += 32) {
+        const int i = first + lane;
+        const double own = i < count ? even + (total > 0.0 ? in_proportion * expected(i) / total : 0.0) : 0.0;
+        double before = own;  // inclusive sum over the lanes
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const double other = __shfl_up_sync(~0u, before, step);
+            if (lane >= step) before += other;
+        }
+        // Rounding may leave a rest after the last query.
+        const bool last = i == count - 1;
+        const uint32_t reached = __ballot_sync(~0u, i < count && (before > left || last));
+        if (reached != 0) {
+            chosen = first + __ffs(reached) - 1;
+            weight = 1.0 / __shfl_sync(~0u, own, __ffs(reached) - 1);
+        }
+        left -= __shfl_sync(~0u, before, 31);
+    }
+    if (lane == 0) {
+        p.positions[probe.index] = run.begin + chosen;
+        p.weights[probe.index] = float(weight);
+    }
+    if (lane < D / 8) {
+        const int batch = batch_head / p.num_heads, head = batch_head - batch * p.num_heads;
+        const int64_t row = run.begin + chosen - offset;
+        const int64_t from = batch * p.q_strides.batch + row * p.q_strides.seq + head * p.q_strides.head;
+        *vector_at(p.split.attn.q, probe.element, lane) = *vector_at(p.q, from, lane);
+    }
+}
+
 // A probe of one head, `D / 32` elements in each lane. See `Probe` of probes.rs.
 template <typename T, int D>
 struct Probe {
     static constexpr int N = D / 32;
     float out[N], exact[N];
-    double gain;      // of the last tile, 0 if the row saw every key
+    double weight;
+    double gain;  // of the last tile, 0 if the row saw every key
     double skipped;
+    int position;
     bool skips, finite;
 
-    __device__ __forceinline__ Probe(const ProbeParams& p, int batch_head, int n, int row) {
-        const ProbeRow probe(p, batch_head, n);
+    __device__ __forceinline__ Probe(const ProbeParams& p, int batch_head, const ProbeRow& probe) {
+        weight = p.weights[probe.index];
+        position = p.positions[probe.index];
+        const int row = position - offset_of_call(p);
         const float last_gain = p.last_gain[call_row(p, batch_head, row)];
         skips = last_gain >= 0.f;
         gain = skips ? last_gain : 0.0;
@@ -114,39 +173,29 @@ struct Probe {
 struct TailSums {
     double count, skipped, gain;
 
+    __device__ __forceinline__ void add(double weight, double skipped_mass, double last_gain) {
+        count += weight;
+        skipped += weight * skipped_mass;
+        gain += weight * last_gain * (1.0 - skipped_mass);
+    }
     __device__ __forceinline__ bool has_tail() const { return skipped > 0.0 && gain > 0.0 && skipped < count; }
     // The squared skipped mass over the last gain.
     __device__ __forceinline__ double scale() const { return skipped / (count - skipped) * (skipped / gain); }
 };
 
-// Positions of a segment's rows in this call, outside the dense tail.
-struct Positions {
-    int begin, end;
-    __device__ __forceinline__ Positions(const ProbeParams& p, int segment) {
-        const int64_t start = int64_t(segment) * p.segment_len, offset = offset_of_call(p);
-        begin = int(start > offset ? start : offset);
-        end = int(start + p.segment_len < offset + p.ranked_rows ? start + p.segment_len : offset + p.ranked_rows);
-    }
-};
-
-// Calls f(probe) for this warp's probes of a segment.
+// Calls f(probe) for this warp's probes of a segment of the call.
 template <typename T, int D, class F>
 __device__ __forceinline__ void for_each_probe(const ProbeParams& p, int batch_head, int segment, F f) {
-    const Positions rows(p, segment);
-    if (rows.begin >= rows.end) return;
-    const int first = max(0, rows.begin / p.stride - p.first_run);
-    const int last = min(p.probes - 1, (rows.end - 1) / p.stride - p.first_run);
-    for (int n = first + int(threadIdx.x) / 32; n <= last; n += TAIL_WARPS) {
-        const int position = p.positions[n];
-        if (position >= rows.begin && position < rows.end) {
-            f(Probe<T, D>(p, batch_head, n, position - offset_of_call(p)));
-        }
+    for (int j = threadIdx.x / 32; j < p.slots; j += TAIL_WARPS) {
+        const ProbeRow probe(p, batch_head, (segment - p.group_first) * p.slots + j);
+        if (p.weights[probe.index] > 0.f) f(Probe<T, D>(p, batch_head, probe));
     }
 }
 
 // Tiles that the last pass computed for a unit.
-__device__ __forceinline__ int computed_tiles(const ProbeParams& p, int64_t unit, int segment) {
-    const Positions rows(p, segment);
+__device__ __forceinline__ int computed_tiles(const ProbeParams& p, int64_t unit, int segment_of_call) {
+    const Positions rows(p, segment_of_call);
+    const int segment = p.first_segment + segment_of_call;
     const int start = p.permuted ? rows.begin : segment * p.segment_len;
     int tiles = 0;
     for (int tile = (rows.begin - start) / TILE_Q; tile <= (rows.end - 1 - start) / TILE_Q; ++tile) {
@@ -158,14 +207,15 @@ __device__ __forceinline__ int computed_tiles(const ProbeParams& p, int64_t unit
     return tiles;
 }
 
-// Grid: a block for each unit of the list, or (batch * num_heads * segments).
+// Grid: a block for each unit of the list, or for each segment of the group and head.
 template <typename T, int D>
 __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
     constexpr int N = D / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (p.units.units != nullptr && int(blockIdx.x) >= *p.units.count) return;
-    const int64_t unit = p.units.units != nullptr ? p.units.units[blockIdx.x] : int(blockIdx.x);
-    const int batch_head = int(unit / p.segments), segment = p.first_segment + int(unit - int64_t(batch_head) * p.segments);
+    int64_t unit = int(blockIdx.x) / p.group_segments * p.segments + p.group_first + int(blockIdx.x) % p.group_segments;
+    if (p.units.units != nullptr) unit = p.units.units[blockIdx.x];
+    const int batch_head = int(unit / p.segments), segment = int(unit - int64_t(batch_head) * p.segments);
 
     __shared__ double tails[TAIL_WARPS][D];
     __shared__ TailSums sums_of_warp[TAIL_WARPS];
@@ -173,11 +223,9 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
     TailSums all = {0.0, 0.0, 0.0};
     for_each_probe<T, D>(p, batch_head, segment, [&](const Probe<T, D>& probe) {
         if (!probe.finite) return;
-        all.count += 1.0;
-        all.skipped += probe.skipped;
-        all.gain += probe.gain * (1.0 - probe.skipped);
+        all.add(probe.weight, probe.skipped, probe.gain);
 #pragma unroll
-        for (int i = 0; i < N; ++i) tail[i] += probe.tail(i);
+        for (int i = 0; i < N; ++i) tail[i] += probe.weight * probe.tail(i);
     });
 #pragma unroll
     for (int i = 0; i < N; ++i) tails[warp][lane + 32 * i] = tail[i];
@@ -195,9 +243,9 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
         for (int w = 0; w < TAIL_WARPS; ++w) tail[i] += tails[w][lane + 32 * i];
     }
 
-    // Of finite probes: errors before and after the correction. Of all probes: norm, error before, error after, skipped
-    // mass, norm^2, norm * before, before^2, norm * after, after^2.
-    constexpr int COUNT = 11;
+    // Of finite probes: errors before and after the correction. Of all probes: norm, error before, remaining error
+    // without and with the correction, skipped mass, norm^2, norm * remaining and remaining^2 of both, number, keys.
+    constexpr int COUNT = 14;
     __shared__ double errors_of_warp[TAIL_WARPS][COUNT];
     double errors[COUNT] = {};
     for_each_probe<T, D>(p, batch_head, segment, [&](const Probe<T, D>& probe) {
@@ -205,9 +253,9 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
         TailSums others = all;
         double own[N] = {};
         if (probe.finite) {
-            others = {all.count - 1.0, all.skipped - probe.skipped, all.gain - probe.gain * (1.0 - probe.skipped)};
+            others.add(-probe.weight, probe.skipped, probe.gain);
 #pragma unroll
-            for (int i = 0; i < N; ++i) own[i] = probe.tail(i);
+            for (int i = 0; i < N; ++i) own[i] = probe.weight * probe.tail(i);
         }
         const bool corrects = probe.skips && others.has_tail();
         const double mass = corrects ? sqrt(others.scale() * probe.gain) : 0.0;
@@ -221,10 +269,14 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
             before += (out - exact) * (out - exact);
             after += (corrected - exact) * (corrected - exact);
         }
-        norm = warp_sum(norm), before = warp_sum(before), after = warp_sum(after);
-        if (probe.finite) errors[0] += before, errors[1] += after;
-        const double of_all[COUNT - 2] = {norm,          before,          after,        probe.skipped, norm * norm,
-                                          norm * before, before * before, norm * after, after * after};
+        norm = probe.weight * warp_sum(norm), before = warp_sum(before), after = warp_sum(after);
+        if (probe.finite) errors[0] += probe.weight * before, errors[1] += probe.weight * after;
+        // The probe itself is exact.
+        const double without = (probe.weight - 1.0) * before, with = (probe.weight - 1.0) * after;
+        const double of_all[COUNT - 2] = {
+            norm,           probe.weight * before, without,     with,        probe.weight * probe.skipped, norm * norm,
+            norm * without, without * without,     norm * with, with * with,
+            1.0,            probe.skips ? probe.position + 1.0 : 0.0};
 #pragma unroll
         for (int i = 2; i < COUNT; ++i) errors[i] += of_all[i - 2];
     });
@@ -244,8 +296,9 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
     if (threadIdx.x == 0) {
         p.tail_scale[unit] = helps ? float(all.scale()) : 0.f;
         double* sums = p.sums + unit * PROBE_SUMS;
-        sums[0] = errors[2], sums[1] = errors[3], sums[2] = helps ? errors[4] : errors[3], sums[3] = errors[5];
-        sums[4] = errors[6], sums[5] = helps ? errors[9] : errors[7], sums[6] = helps ? errors[10] : errors[8];
+        sums[0] = errors[2], sums[1] = errors[3], sums[2] = helps ? errors[5] : errors[4], sums[3] = errors[6];
+        sums[4] = errors[7], sums[5] = helps ? errors[10] : errors[8], sums[6] = helps ? errors[11] : errors[9];
+        sums[7] = errors[12], sums[8] = errors[13];
         if (p.next_pass != nullptr) {
             // As ErrorControl::next. A comparison with NaN is false.
             const double error = sums[0] == 0.0 ? 0.0 : sqrt(sums[2] / sums[0]);
@@ -290,31 +343,21 @@ __device__ __forceinline__ bool all_finite(uint32_t pair) {
     return isfinite(x.x) && isfinite(x.y);
 }
 
-// Grid (rows / rows of a block, batch * num_heads): a thread for every eight elements.
+// The rows of the group. Grid (rows / rows of a block, batch * num_heads): a thread for every eight elements.
 template <typename T, int D>
 __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
     constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS;
-    const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS;
-    const int64_t row = int64_t(blockIdx.x) * ROWS + threadIdx.x / VECTORS;
-    if (row >= p.ranked_rows) return;
+    const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS, offset = offset_of_call(p);
+    const int first = Positions(p, p.group_first).begin;
+    const int64_t position = int64_t(first) + int64_t(blockIdx.x) * ROWS + threadIdx.x / VECTORS;
+    if (position >= Positions(p, p.group_first + p.group_segments - 1).end) return;
+    const int row = int(position) - offset;
     const float gain = p.last_gain[call_row(p, batch_head, row)];
-    if (!(gain >= 0.f)) return;
-    const uint32_t position = uint32_t(row) + offset_of_call(p);
-    const int n = int(position / p.stride) - p.first_run;
-    uint4* const out = vector_at(p.out, out_element(p, batch_head, row), i);
-    if (n >= 0 && n < p.probes && uint32_t(p.positions[n]) == position) {
-        // The tiles of the probes reach beyond a probe's position: keys there have no weight, but 0 * NaN is NaN. A
-        // probe whose exact output is not finite keeps its own.
-        const uint4 exact = *vector_at(p.split.attn.out, ProbeRow(p, batch_head, n).element, i);
-        const uint32_t row_lanes = (VECTORS == 16 ? 0xffffu : 0xffu) << (threadIdx.x % 32 / VECTORS * VECTORS);
-        const bool finite = all_finite<T>(exact.x) && all_finite<T>(exact.y) && all_finite<T>(exact.z) &&
-                            all_finite<T>(exact.w);
-        if (__all_sync(row_lanes, finite)) *out = exact;
-        return;
-    }
     const int64_t unit = int64_t(batch_head) * p.segments + int(position / p.segment_len) - p.first_segment;
     const float scale = p.tail_scale[unit];
-    if (scale == 0.f) return;
+    // Rows that saw every key have no gain.
+    if (!(gain >= 0.f) || scale == 0.f) return;
+    uint4* const out = vector_at(p.out, out_element(p, batch_head, row), i);
     const float mass = sqrtf(scale * gain), keep = 1.f / (1.f + mass), add = mass * keep;
     const float4* tail = reinterpret_cast<const float4*>(p.tail_value + unit * D) + 2 * i;
     const float4 low = tail[0], high = tail[1];
@@ -330,17 +373,36 @@ __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
     *out = words;
 }
 
+// Grid: a warp for each slot of the group, heads in y.
+template <typename T, int D>
+__device__ __forceinline__ void probe_outputs(const ProbeParams& p) {
+    const int lane = threadIdx.x % 32, batch_head = blockIdx.y;
+    const int slot = int(blockIdx.x) * (PROBE_THREADS / 32) + int(threadIdx.x) / 32;
+    if (slot >= p.group_segments * p.slots) return;
+    const ProbeRow probe(p, batch_head, slot);
+    const int row = p.positions[probe.index] - offset_of_call(p);
+    if (p.weights[probe.index] == 0.f || !(p.last_gain[call_row(p, batch_head, row)] >= 0.f)) return;
+    // The tiles of the probes reach beyond a probe's position: keys there have no weight, but 0 * NaN is NaN. A probe
+    // whose exact output is not finite keeps its own.
+    const bool has_vector = lane < D / 8;
+    const uint4 exact = has_vector ? *vector_at(p.split.attn.out, probe.element, lane) : make_uint4(0, 0, 0, 0);
+    const bool finite =
+        all_finite<T>(exact.x) && all_finite<T>(exact.y) && all_finite<T>(exact.z) && all_finite<T>(exact.w);
+    if (__all_sync(~0u, finite) && has_vector) *vector_at(p.out, out_element(p, batch_head, row), lane) = exact;
+}
+
 }  // namespace s2o
 
 #define S2O_PROBE_KERNEL(name, threads, body)                                         \
     extern "C" { __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0}; } \
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ s2o::ProbeParams p) { body(p); }
 
-#define S2O_PROBE_KERNELS(suffix, ...)                                                               \
+#define S2O_PROBE_KERNELS(suffix, ...)                                                                    \
+    S2O_PROBE_KERNEL(s2o_probe_choice_##suffix, s2o::PROBE_THREADS, (s2o::probe_choice<__VA_ARGS__>))    \
+    S2O_PROBE_KERNEL(s2o_probe_outputs_##suffix, s2o::PROBE_THREADS, (s2o::probe_outputs<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_tails_##suffix, s2o::TAIL_THREADS, (s2o::probe_tails<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_correction_##suffix, s2o::PROBE_THREADS, (s2o::probe_correction<__VA_ARGS__>))
 
-S2O_PROBE_KERNEL(s2o_probe_queries, s2o::PROBE_THREADS, s2o::probe_queries)
 S2O_PROBE_KERNEL(s2o_probe_units, s2o::PROBE_THREADS, s2o::probe_units)
 S2O_PROBE_KERNELS(bf16_128, __nv_bfloat16, 128)
 S2O_PROBE_KERNELS(bf16_64, __nv_bfloat16, 64)
