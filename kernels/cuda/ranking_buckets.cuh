@@ -1,9 +1,10 @@
 // Maps the 16-bit scores of a row to buckets in descending order of score.
 //
 // Bucket 0 holds the front sink and the recent keys, bucket 1 the scores that are not finite. The place of any other
-// score is a sum of two maps with half of the buckets each: its place between the row's extremes, and u / sqrt(1 + u^2), where u is its
-// distance from the row's centre over the row's spread, both from a sample. The first map keeps the resolution at
-// range / (buckets / 2) everywhere, the second fills the buckets evenly if outliers stretch the range.
+// score is a sum of two maps with half of the buckets each: its place between the row's extremes, and
+// u / sqrt(1 + u^2), where u is its distance from the row's centre over the row's spread, both from a sample. The first
+// map keeps the resolution at range / (buckets / 2) everywhere, the second fills the buckets evenly if outliers stretch
+// the range.
 #pragma once
 #include <cstdint>
 

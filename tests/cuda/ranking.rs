@@ -22,8 +22,8 @@ fn rank(problem: &Problem, config: &S2oConfig, prompt_len: usize) -> Ranking {
 }
 
 /// After the `lead`, ascending keys: non-finite scores lead, in natural order. Every other score lies within `error` and
-/// 1/4096 of the range, the
-/// resolution of the sort, of the score that belongs in its place. Equal scores keep their natural order.
+/// 1/4096 of the range, the resolution of the sort, of the score that belongs in its place. Equal scores keep their
+/// natural order.
 fn check_descending(perm: &Permutation, scores: &[f64], lead: &[u32], error: f64) {
     let others = (0..perm.len() as u32).filter(|i| lead.binary_search(i).is_err());
     let (mut sorted, first): (Vec<u32>, Vec<u32>) = others.partition(|&i| scores[i as usize].is_finite());
