@@ -195,7 +195,8 @@ fn check_probes(problem: &Problem, config: &S2oConfig, prompt_len: usize, stride
             while let Some((_, row)) = rows.next_if(|(of, _)| *of == s) {
                 unit.push(row);
             }
-            draw_probes(&mut unit, shape.q_offset() + unit[0].row, stride, index);
+            let first = shape.q_offset() + unit[0].row;
+            draw_probes(&mut unit, first, stride, index);
             for (row, want) in unit.iter().zip(check_unit(&unit, measured)) {
                 corrected_rows += usize::from(row.weight.is_none() && want != row.sparse);
                 let got = widen(&out[place(row.row)..][..d]);
