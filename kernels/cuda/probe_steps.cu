@@ -276,7 +276,7 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
         const double of_all[COUNT - 2] = {
             norm,           probe.weight * before, without,     with,        probe.weight * probe.skipped, norm * norm,
             norm * without, without * without,     norm * with, with * with,
-            1.0,            probe.skips ? probe.position + 1.0 : 0.0};
+            1.0,            probe.position + 1.0};
 #pragma unroll
         for (int i = 2; i < COUNT; ++i) errors[i] += of_all[i - 2];
     });
