@@ -78,7 +78,7 @@ proptest! {
                 prop_assert!(near(got.norm, want.norm) && near(got.uncorrected, want.uncorrected));
                 prop_assert!(near(got.corrected, want.corrected), "{got:?} {want:?}");
                 let away = (got.mean_skipped_mass() - want.mean_skipped_mass()).abs();
-                prop_assert!(away < 1e-4, "{got:?} {want:?}");
+                prop_assert!(away < 1e-5, "{got:?} {want:?}");
             }
         }
     }
@@ -223,6 +223,6 @@ fn what_is_measured_is_the_error() {
         assert!((0.9..1.3).contains(&ratio), "sharpness {sharpness}: {ratio} of the true error");
         let ratio = (uncorrected / before).sqrt();
         assert!((0.85..1.18).contains(&ratio), "sharpness {sharpness}: {ratio} of the error before");
-        assert!(truth < 0.75 * before, "sharpness {sharpness}: {truth} after {before}");
+        assert!(truth < 0.85 * 0.85 * before, "sharpness {sharpness}: {truth} after {before}");
     }
 }
