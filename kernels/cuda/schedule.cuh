@@ -193,15 +193,12 @@ struct SplitSchedule : Schedule {
     }
 };
 
-// One split of one tile of probes, the last tiles first. Ascending keys. The rows are ordered by run, and have any
-// positions in their runs.
-struct ProbeSchedule : Schedule {
+// SplitSchedule for the probes, the last tiles first. The rows are ordered by run and have any positions in their runs.
+struct ProbeSchedule : SplitSchedule {
     using Params = ProbeParams;
-    static constexpr Output OUTPUT = Output::PARTIAL;
-    static constexpr bool ITEMS_MAY_BE_EMPTY = true, ROWS_MAY_BE_EMPTY = true, SCATTERS_ROWS = true;
+    static constexpr bool SCATTERS_ROWS = true;
 
     __device__ static int num_items(const Params& p) { return SplitSchedule::num_items(p.split); }
-    __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile + step; }
     __device__ __forceinline__ static int position(const Params& p, const WorkItem& w, int row) {
         const AttnParams& attn = p.split.attn;
         const int at = min(w.q_start + row, attn.q_len - 1);
@@ -211,7 +208,7 @@ struct ProbeSchedule : Schedule {
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         const SplitParams& of = p.split;
-        const int tiles = SplitSchedule::row_tiles(of), heads = of.attn.batch * of.attn.num_heads;
+        const int tiles = row_tiles(of), heads = of.attn.batch * of.attn.num_heads;
         const int split = item % of.num_splits, rest = item / of.num_splits;
         const int tile = tiles - 1 - rest / heads;
         w.set_head(of.attn, rest % heads);
