@@ -150,7 +150,7 @@ impl S2oConfig {
         if self.probe_stride == ProbeStride::Every(0) {
             return Err(ConfigError::ProbeStride);
         }
-        if let Some(got) = self.max_error.filter(|bound| !(bound.is_finite() && *bound > 0.0)) {
+        if let Some(got) = self.max_error.filter(|bound| !values::is_bound(bound)) {
             return Err(ConfigError::MaxError { got });
         }
         match self.key_score {

@@ -283,11 +283,15 @@ pub(super) fn switch(on: bool) -> String {
 
 pub(super) const BOUND: &str = "`off` or a finite number above 0";
 
+pub(super) fn is_bound(bound: &f32) -> bool {
+    bound.is_finite() && *bound > 0.0
+}
+
 /// Reads an optional bound.
 pub(super) fn read_bound(text: &str) -> Option<Option<f32>> {
     match text {
         "off" => Some(None),
-        _ => text.parse().ok().filter(|bound: &f32| bound.is_finite() && *bound > 0.0).map(Some),
+        _ => text.parse().ok().filter(is_bound).map(Some),
     }
 }
 

@@ -101,10 +101,10 @@ impl Unit {
         }
         let (stats, tail) = ProbeStats::measure(segment, self.rows.len(), &probes, config);
         let tail = tail.map(|tail| {
-            let mut skipping = self.rows.clone();
-            // Probes have their exact outputs.
-            skipping.retain(|row| row.last_gain().is_some() && !outputs.iter().any(|(at, _)| *at == output(*row)));
-            (tail, skipping.into_iter().map(|row| (output(row), row.last_gain)).collect())
+            let skipping = self.rows.into_iter().filter(|row| row.last_gain().is_some());
+            let rows = skipping.map(|row| (output(row), row.last_gain));
+            // Probes have their exact outputs, in ascending order.
+            (tail, rows.filter(|(row, _)| outputs.binary_search_by_key(row, |(at, _)| *at).is_err()).collect())
         });
         Correction { exact: outputs, tail, stats }
     }
