@@ -41,6 +41,6 @@ fn main() -> Result<()> {
         let out = model.generate(&tokens, &mut cache, method, prefill, &options, &mut |_| ())?;
         println!("{}: {}", method.name(), passkey::answer(&out.text));
     }
-    println!("density of s2o: {:.3}", AttnStats::joint_density(sparse.take_stats().values()));
+    println!("density of s2o: {:.3}", AttnStats::joint_density(sparse.take_stats()?.values()));
     Ok(())
 }

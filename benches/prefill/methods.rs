@@ -136,7 +136,7 @@ impl<'a> Models<'a> {
         let Some(config) = method.config() else { return Ok(1.0) };
         let s2o = S2o::new(config).with_stats();
         self.prefill(&s2o, tokens)?;
-        Ok(AttnStats::joint_density(s2o.take_stats().values()))
+        Ok(AttnStats::joint_density(s2o.take_stats()?.values()))
     }
 
     fn prefill(&self, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {

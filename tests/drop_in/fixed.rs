@@ -105,7 +105,7 @@ pub fn policy(runner: &mut Runner) {
         let by_policy = floats(&flash_attn(&q, &k, &v, 0.088, true).expect("by the policy"));
         let same = floats(&flash_attn_windowed(&q, &k, &v, 0.088, None, Some(0)).expect("by the policy"));
         let whole = flash_attn(&q, &k, &v, 0.088, false);
-        let calls = take_stats();
+        let calls = take_stats().unwrap();
         collect_stats(false);
         set_policy(Policy::Dense);
         assert!(by_policy == op && same == op, "the drop-in computes something else than the op");

@@ -35,7 +35,7 @@ fn density(json: &Value, profile: Profile, len: usize) -> (f64, Vec<f64>) {
     let s2o = S2o::new(S2oConfig::default()).with_stats();
     let mut cache = decoder.new_cache(1, len).unwrap();
     decoder.prefill(&tokens, &mut cache, &s2o, PrefillOptions::new()).unwrap();
-    let stats = s2o.take_stats();
+    let stats = s2o.take_stats().unwrap();
     let heads = stats.values().flat_map(|layer| layer.heads.iter().map(|head| head.density())).collect();
     (AttnStats::joint_density(stats.values()), heads)
 }

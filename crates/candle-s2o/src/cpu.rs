@@ -3,11 +3,12 @@
 
 use candle_core::{CpuStorage, DType, Layout, WithDType};
 use s2o_core::cpu::{self, Element, Inputs, Strided};
-use s2o_core::{AttnStats, BLOCK_Q, BlockLists, BlockSelection, Ranking, S2oError};
+use s2o_core::{BLOCK_Q, BlockLists, BlockSelection, Ranking, S2oError};
 
 use crate::attn_op::{AttnOp, Compute, Qkv};
 use crate::error::AttnError;
 use crate::ops::{BlockOp, DenseOp, KeyColumns, MaskOp, RankOp, S2oOp};
+use crate::pending_stats::PendingStats;
 
 /// An op on the CPU, for every element type of the CPU path.
 trait CpuOp: AttnOp {
@@ -51,13 +52,13 @@ fn strided<'a, T: Element + WithDType>(
 }
 
 impl CpuOp for S2oOp {
-    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Option<AttnStats>, AttnError> {
+    fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Option<PendingStats>, AttnError> {
         let prompt_len = self.prompt_len.unwrap_or(inputs.shape().k_len());
         let stats = match &self.ranking {
             Some(ranking) => cpu::attention_with_ranking(inputs, &self.config, prompt_len, ranking, out)?,
             None => cpu::attention(inputs, &self.config, prompt_len, out)?,
         };
-        Ok(Some(stats))
+        Ok(Some(stats.into()))
     }
 }
 

@@ -17,12 +17,14 @@ mod error;
 mod layer_settings;
 mod methods;
 mod ops;
+mod pending_stats;
 
 pub use attention::{Attention, ChunkLedger, PrefillCall};
 pub use error::AttnError;
 pub use layer_settings::{LayerSetting, LayerSettings, LayerSettingsError, TunedOn};
 pub use methods::{Dense, S2o, break_even};
 pub use ops::{KeyColumns, S2oOp, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn, s2o_attn_with_stats};
+pub use pending_stats::PendingStats;
 pub use s2o_core::{
     AttnShape, AttnStats, BLOCK_Q, BlockError, BlockLists, BlockSelection, ConfigError, ConfigOption, DenseBelow,
     GainFrame, HeadStats, HeadWork, KeyScore, Mask, Permutation, Preset, ProbeStats, ProbeStride, Ranking, S2oConfig,

@@ -6,8 +6,10 @@ use candle_core::{Device, Result, Tensor};
 use s2o_core::{AttnStats, ConfigError, Mask, S2oConfig};
 
 use crate::attention::{Attention, ChunkLedger, PrefillCall};
+use crate::error::AttnError;
 use crate::layer_settings::{LayerSettings, LayerSettingsError};
 use crate::ops::{S2oOp, dense_attn};
+use crate::pending_stats::PendingStats;
 
 /// Measured on an H200 (docs/kernels.md).
 pub(crate) const GPU_BREAK_EVEN: usize = 8192;
@@ -50,7 +52,7 @@ pub struct S2o {
     /// Number of layers with settings. A call for a later layer is an error.
     num_layers: Option<usize>,
     collects_stats: bool,
-    stats: ChunkLedger<AttnStats>,
+    stats: ChunkLedger<Vec<PendingStats>>,
 }
 
 impl S2o {
@@ -94,7 +96,7 @@ impl S2o {
         })
     }
 
-    /// Collects statistics for [`S2o::take_stats`]. On a GPU every call then waits for the device.
+    /// Collects statistics for [`S2o::take_stats`]. No call waits for a GPU: it keeps them until they are taken.
     pub fn with_stats(mut self) -> Self {
         self.collects_stats = true;
         self
@@ -118,9 +120,19 @@ impl S2o {
 
     /// Removes and returns the statistics of the last prompt by layer. Without [`S2o::with_stats`] the map is empty.
     /// Consecutive chunks are joined. A call that does not begin where the previous call ended begins a new prompt, so
-    /// memory use does not grow from prompt to prompt.
-    pub fn take_stats(&self) -> BTreeMap<usize, AttnStats> {
-        self.stats.take()
+    /// memory use does not grow from prompt to prompt. Waits for a GPU.
+    ///
+    /// # Errors
+    /// If the GPU failed.
+    pub fn take_stats(&self) -> std::result::Result<BTreeMap<usize, AttnStats>, AttnError> {
+        let read = |(layer, chunks): (usize, Vec<PendingStats>)| {
+            let mut joined = AttnStats::default();
+            for chunk in chunks {
+                joined.append(chunk.read()?);
+            }
+            Ok((layer, joined))
+        };
+        self.stats.take().into_iter().map(read).collect()
     }
 }
 
@@ -135,9 +147,9 @@ impl Attention for S2o {
         if !self.collects_stats {
             return Ok(op.apply(q, k, v)?);
         }
-        let (out, stats) = op.apply_with_stats(q, k, v)?;
+        let (out, stats) = op.apply_with_pending_stats(q, k, v)?;
         let k_len = k.dim(1)?;
-        self.stats.record(call.layer, k_len - q.dim(1)?..k_len, |joined| joined.append(stats));
+        self.stats.record(call.layer, k_len - q.dim(1)?..k_len, |chunks| chunks.push(stats));
         Ok(out)
     }
 }

@@ -53,7 +53,7 @@ impl Flags {
         let observer = Observer { s2o, positions, heads: Mutex::new(heads) };
         self.model.prefill("observing", &model, &prompt.tokens, &observer)?;
 
-        let stats = observer.s2o.take_stats();
+        let stats = observer.s2o.take_stats()?;
         let heads = observer.heads.into_inner().unwrap_or_else(PoisonError::into_inner);
         let header = ["", "density", "by head", "visited", "sink", "local", "rest", "top 1 %", "top 5 %", "top 10 %"];
         let mut table = Look::of_stdout().table(header);

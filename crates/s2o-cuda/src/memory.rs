@@ -223,6 +223,8 @@ impl Scratch {
         let address = self.inside(region)?;
         refuse_capture(&self.stream, "reading results back", "ask for none in the capture")?;
         let mut data = vec![T::default(); region.len];
+        // Results may be read on another thread than the call's.
+        self.stream.context().bind_to_thread().doing("binding the context")?;
         // SAFETY: the region has as many elements as `data`, which lives until the copy has been awaited.
         unsafe { result::memcpy_dtoh_async(&mut data, address, self.stream.cu_stream()) }
             .and_then(|()| self.stream.synchronize())
@@ -234,9 +236,10 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Memory::Pooled(address) = &self.memory {
+            let context = self.stream.context();
+            context.record_err(context.bind_to_thread());
             // SAFETY: allocated on this stream and not released before. The context keeps an error for its next check.
-            let released = unsafe { result::free_async(*address, self.stream.cu_stream()) };
-            self.stream.context().record_err(released);
+            context.record_err(unsafe { result::free_async(*address, self.stream.cu_stream()) });
         }
     }
 }

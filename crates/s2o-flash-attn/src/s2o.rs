@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use candle_core::Tensor;
-use candle_s2o::{Preset, S2oOp};
+use candle_s2o::{PendingStats, Preset, S2oOp};
 
 pub use candle_s2o::{
     AttnStats, ConfigError, DenseBelow, LayerSetting, LayerSettings, LayerSettingsError, S2oConfig, S2oConfigBuilder,
@@ -104,7 +104,13 @@ pub struct CallStats {
 static CHOSEN: RwLock<Option<Policy>> = RwLock::new(None);
 static INITIAL: OnceLock<Result<Policy, PolicyError>> = OnceLock::new();
 /// `None` while the collection is off.
-static COLLECTED: Mutex<Option<Vec<CallStats>>> = Mutex::new(None);
+static COLLECTED: Mutex<Option<Vec<PendingCall>>> = Mutex::new(None);
+
+struct PendingCall {
+    q_len: usize,
+    k_len: usize,
+    stats: PendingStats,
+}
 
 /// Sets the policy of the whole process, from the next call on.
 pub fn set_policy(policy: Policy) {
@@ -129,17 +135,22 @@ pub fn policy() -> Result<Policy, PolicyError> {
     INITIAL.get_or_init(|| Policy::read(|name| std::env::var_os(name))).clone()
 }
 
-/// Starts or ends the collection of statistics, which is off at first. Statistics not yet taken are dropped. During the
-/// collection every sparse call on a GPU waits for the device, and the statistics grow until they are taken.
+/// Starts or ends the collection of statistics, which is off at first. Statistics not yet taken are dropped. They grow
+/// until they are taken, those of a GPU in its memory. No call waits for them.
 pub fn collect_stats(on: bool) {
     *COLLECTED.lock().unwrap_or_else(PoisonError::into_inner) = on.then(Vec::new);
 }
 
 /// Takes the statistics of the causal calls since the last `take_stats`, in call order: for a single model, layer after
-/// layer. Calls under [`Policy::Dense`] have no statistics.
-pub fn take_stats() -> Vec<CallStats> {
+/// layer. Calls under [`Policy::Dense`] have no statistics. Waits for a GPU.
+///
+/// # Errors
+/// If the GPU failed.
+pub fn take_stats() -> Result<Vec<CallStats>, FlashAttnError> {
     let mut collected = COLLECTED.lock().unwrap_or_else(PoisonError::into_inner);
-    collected.as_mut().map(std::mem::take).unwrap_or_default()
+    let calls = collected.as_mut().map(std::mem::take).unwrap_or_default();
+    let read = |PendingCall { q_len, k_len, stats }| Ok(CallStats { q_len, k_len, stats: stats.read()? });
+    calls.into_iter().map(read).collect()
 }
 
 /// The options of the next layer, for a prefill call with lengths `[batch, q_len, k_len]`.
@@ -167,8 +178,8 @@ pub(crate) fn apply(op: S2oOp, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Ten
     if !collects {
         return Ok(op.apply(q, k, v)?);
     }
-    let (out, stats) = op.apply_with_stats(q, k, v)?;
-    let call = CallStats { q_len: q.dim(1)?, k_len: k.dim(1)?, stats };
+    let (out, stats) = op.apply_with_pending_stats(q, k, v)?;
+    let call = PendingCall { q_len: q.dim(1)?, k_len: k.dim(1)?, stats };
     if let Some(collected) = &mut *COLLECTED.lock().unwrap_or_else(PoisonError::into_inner) {
         collected.push(call);
     }

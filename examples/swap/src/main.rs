@@ -86,7 +86,7 @@ fn main() -> Result<()> {
     // Statistics make the host wait for a GPU at every layer, so they come from a run that is not timed.
     s2o::collect_stats(true);
     prefill(&mut model, &ids, &device)?;
-    let calls = s2o::take_stats();
+    let calls = s2o::take_stats()?;
     s2o::collect_stats(false);
     s2o::set_policy(Policy::Dense);
     let (dense, dense_time) = prefill(&mut model, &ids, &device)?;

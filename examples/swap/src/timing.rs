@@ -77,7 +77,7 @@ pub fn run(timing: &Timing, shape: &str, tokens: usize) -> Result<()> {
     s2o::set_policy(policy.clone());
     s2o::collect_stats(true);
     let sparse = run(&ids)?.0;
-    let calls = s2o::take_stats();
+    let calls = s2o::take_stats()?;
     s2o::collect_stats(false);
     let density = AttnStats::joint_density(calls.iter().map(|call| &call.stats));
     let (error, same) = apart(&sparse, &exact)?;

@@ -50,7 +50,7 @@ fn stock_llama_is_exact_when_dense_and_counts_when_sparse() -> Result<()> {
     s2o::set_policy(Policy::S2o(eager.build().map_err(candle_core::Error::wrap)?));
     s2o::collect_stats(true);
     let sparse = logits(&weights, true)?;
-    let calls = s2o::take_stats();
+    let calls = s2o::take_stats().unwrap();
     // Two layers, two chunks. The token after the prompt needs no mask and is dense.
     let lengths: Vec<_> = calls.iter().map(|call| (call.q_len, call.k_len)).collect();
     assert_eq!(lengths, [(1500, 1500), (1500, 1500), (500, 2000), (500, 2000)]);

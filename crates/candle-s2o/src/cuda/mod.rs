@@ -10,12 +10,12 @@
 //! bytes (transposed, narrowed and offset tensors). Other tensors are copied first (expanded dimensions, a head_dim
 //! that is not innermost).
 //!
-//! **Streams.** All work is enqueued on the stream of the Candle device. The host waits only for statistics, for
-//! orders, and for the first call of each kernel (which loads it). Scratch memory is allocated in stream order from a
+//! **Streams.** All work is enqueued on the stream of the Candle device. The host waits only when it
+//! reads statistics or orders, and for the first call of each kernel (which loads it). Scratch memory is allocated in stream order from a
 //! pool that keeps it for the next call, so threads and streams do not disturb each other. Key orders take at most
 //! [`S2oConfig::workspace_cap`](crate::S2oConfig::workspace_cap), 6 1/8 bytes per key and head. In addition, a call
 //! holds the partial results of split calls, the row states and orders of permuted queries, the coefficients of the key
-//! scores, 8 bytes for each row and head with probes, and, on request, counts of visited tiles for statistics.
+//! scores, 8 bytes for each row and head with probes, and counts of visited tiles.
 //!
 //! **CUDA graphs.** A call can be captured after a similar call has run and loaded the kernels. The graph then owns the
 //! scratch memory. During a capture, a call that makes the host wait or copies lists to the GPU is an error.
@@ -23,6 +23,7 @@
 mod block;
 mod call;
 mod dense;
+mod device_stats;
 #[cfg(feature = "ladder")]
 mod ladder;
 mod probes;
@@ -33,6 +34,7 @@ mod timed;
 
 #[doc(hidden)]
 pub use dense::dense_attn_split;
+pub(crate) use device_stats::DeviceStats;
 #[cfg(feature = "ladder")]
 pub use ladder::gather_attn_timed;
 pub use s2o_cuda::{CudaError, KernelTime};

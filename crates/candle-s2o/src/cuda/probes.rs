@@ -4,13 +4,14 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use s2o_core::{ErrorControl, Mask, Plan, ProbeStats, S2oConfig};
+use s2o_core::{ErrorControl, Mask, Plan, S2oConfig};
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, View, to_i32};
-use s2o_kernels::params::{AttnParams, PROBE_SUMS, ProbeParams, RowState, SplitParams, Strides, UnitList};
+use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams, Strides, UnitList};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::Call;
 use super::dense::splits;
+use super::device_stats::Counts;
 use super::segment_group::SegmentGroup;
 
 /// Parts of the keys per multiprocessor: items end at very different lengths.
@@ -40,7 +41,6 @@ pub(super) struct Probes {
     // For each head and segment of the call.
     tail_value: Region<f32>,
     tail_scale: Region<f32>,
-    sums: Region<[f64; PROBE_SUMS]>,
     permuted: bool,
     /// With a bound on the error.
     control: Option<Control>,
@@ -53,16 +53,16 @@ struct Control {
     unit_count: Region<i32>,
     /// For each head and segment: the pass that it needs, 0 for none.
     next_pass: Region<i32>,
-    /// For each head and segment: tiles and number of the passes that were in vain.
-    repeated: Region<[i32; 2]>,
 }
 
-/// A call, its plan and its scratch memory.
+/// A call, its plan, its scratch memory, and its statistics in memory of their own.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<'a> {
     pub(super) call: &'a Call,
     pub(super) plan: &'a Plan,
     pub(super) scratch: &'a Scratch,
+    pub(super) counts: Counts,
+    pub(super) memory: &'a Scratch,
 }
 
 /// Tiles of the exact attention of a group, parts of their keys, and key tiles of a part.
@@ -119,14 +119,12 @@ impl Probes {
             partial_state: regions.add(parts),
             tail_value: regions.add(units * shape.head_dim()),
             tail_scale: regions.add(units),
-            sums: regions.add(units),
             permuted: config.q_perm(),
             control: config.max_error().map(|bound| Control {
                 max_error: bound.into(),
                 unit_list: regions.add(units),
                 unit_count: regions.add(1),
                 next_pass: regions.add(units),
-                repeated: regions.add(units),
             }),
         })
     }
@@ -142,15 +140,15 @@ impl Probes {
     }
 
     /// Zeroes the counts of passes. Must be called once before the first group.
-    pub(super) fn prepare(&self, scratch: &Scratch) -> Result<(), CudaError> {
+    pub(super) fn prepare(&self, Parts { scratch, counts, memory, .. }: Parts<'_>) -> Result<(), CudaError> {
         let Some(control) = &self.control else { return Ok(()) };
         scratch.zero(control.next_pass)?;
-        scratch.zero(control.repeated)
+        memory.zero(counts.repeated)
     }
 
     /// Enqueues the choice of a group's probes and their exact attention.
     pub(super) fn attend(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(), CudaError> {
-        let Parts { call, plan, scratch } = parts;
+        let Parts { call, plan, scratch, .. } = parts;
         let shape = &call.shape;
         scratch.zero(self.next_item)?;
         let (params, queries) = self.params(parts, group)?;
@@ -183,10 +181,10 @@ impl Probes {
         parts: Parts<'_>,
         group: &SegmentGroup,
         units: UnitList,
-        (pass, tiles_visited): (usize, *const i32),
+        pass: usize,
     ) -> Result<(), CudaError> {
         let pass = to_i32("passes", pass)?;
-        let params = ProbeParams { units, pass, tiles_visited, ..self.params(parts, group)?.0 };
+        let params = ProbeParams { units, pass, ..self.params(parts, group)?.0 };
         let most = parts.call.shape.batch() * parts.call.shape.num_heads() * group.len();
         // SAFETY: the kernel takes ProbeParams; the regions have room for every head and segment.
         unsafe { parts.call.launch(Kernel::ProbeTails, &params, Grid::Blocks([most, 1, 1])) }
@@ -210,7 +208,7 @@ impl Probes {
     /// The parameters of all these kernels, and the queries of the probes.
     fn params(
         &self,
-        Parts { call, plan, scratch }: Parts<'_>,
+        Parts { call, plan, scratch, counts, memory }: Parts<'_>,
         group: &SegmentGroup,
     ) -> Result<(ProbeParams, View), CudaError> {
         let shape = &call.shape;
@@ -251,13 +249,13 @@ impl Probes {
             weights: scratch.at(self.weights),
             tail_value: scratch.at(self.tail_value),
             tail_scale: scratch.at(self.tail_scale),
-            sums: scratch.at(self.sums).cast(),
+            sums: memory.at(counts.sums).cast(),
             units: UnitList::ALL,
             unit_list: control.map_or(ptr::null_mut(), |control| scratch.at(control.unit_list)),
             unit_count: control.map_or(ptr::null_mut(), |control| scratch.at(control.unit_count)),
             next_pass: control.map_or(ptr::null_mut(), |control| scratch.at(control.next_pass)),
-            repeated: control.map_or(ptr::null_mut(), |control| scratch.at(control.repeated)),
-            tiles_visited: ptr::null(),
+            repeated: memory.at(counts.repeated),
+            tiles_visited: memory.at(counts.tiles_visited).cast_const(),
             q_strides: attn.q_strides,
             out_strides: attn.out_strides,
             max_error: control.map_or(0.0, |control| control.max_error),
@@ -277,29 +275,5 @@ impl Probes {
             permuted: i32::from(self.permuted),
         };
         Ok((params, queries))
-    }
-
-    /// Waits for the GPU and reads what the probes measured, for each head and each segment that has any.
-    pub(super) fn stats(&self, Parts { plan, scratch, .. }: Parts<'_>) -> Result<Vec<Vec<ProbeStats>>, CudaError> {
-        let sums = scratch.download(self.sums)?;
-        let repeated = match &self.control {
-            Some(control) => scratch.download(control.repeated)?,
-            None => vec![[0; 2]; sums.len()],
-        };
-        let units = plan.segments.len();
-        let of_unit = |unit: usize| {
-            let [sums @ .., probes, keys] = sums[unit];
-            let [tiles, repeats] = repeated[unit].map(|count| count as usize);
-            let segment = &plan.segments[unit % units];
-            let tiles = keys / (TILE_Q * TILE_K) as f64 + tiles as f64;
-            let mut stats = ProbeStats::from_sums(segment.index, [segment.rows.len(), probes as usize], tiles, sums);
-            stats.repeats = repeats;
-            stats
-        };
-        let of_head = |head: usize| {
-            let has_rows = |unit: &usize| !plan.segments[unit % units].rows.is_empty();
-            (head * units..(head + 1) * units).filter(has_rows).map(of_unit).collect()
-        };
-        Ok((0..sums.len() / units).map(of_head).collect())
     }
 }

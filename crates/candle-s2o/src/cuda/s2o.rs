@@ -4,8 +4,8 @@
 use std::ptr;
 
 use s2o_core::{
-    AttnStats, ErrorControl, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder,
-    StopRule, TriggeringTile, Visit,
+    ErrorControl, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
+    TriggeringTile, Visit,
 };
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::params::{AttnParams, RowState, S2oParams, UnitList};
@@ -13,15 +13,17 @@ use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, CudaOp};
 use super::dense;
+use super::device_stats::{Counts, DeviceStats};
 use super::probes::{Parts, Probes};
 use super::ranking::{Orders, Ranker};
 use super::segment_group::{SegmentGroup, groups};
 use crate::error::AttnError;
 use crate::methods::GPU_BREAK_EVEN;
 use crate::ops::{RankOp, S2oOp};
+use crate::pending_stats::PendingStats;
 
 impl CudaOp for S2oOp {
-    fn run(&self, call: &Call) -> Result<Option<AttnStats>, AttnError> {
+    fn run(&self, call: &Call) -> Result<Option<PendingStats>, AttnError> {
         let (config, shape, wants_stats) = (&self.config, &call.shape, self.wants_stats);
         check_options(config)?;
         if wants_stats {
@@ -31,18 +33,20 @@ impl CudaOp for S2oOp {
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             dense::launch(call, Mask::Causal, 0, None)?;
-            return Ok(wants_stats.then(|| plan.stats(shape, config, |_, _, _| Visit::counted(0, 0), Vec::new())));
+            let stats = || plan.stats(shape, config, |_, _, _| Visit::counted(0, 0), Vec::new());
+            return Ok(wants_stats.then(|| stats().into()));
         }
         let ranking = self.ranking.as_deref();
         if let Some(ranking) = ranking {
             plan.check_ranking(shape, ranking).map_err(S2oError::from)?;
         }
-        let launch = Launch::new(call, config, &plan, ranking, wants_stats)?;
+        let launch = Launch::new(call, config, &plan, ranking)?;
         launch.attend()?;
         if plan.ranked_rows() < shape.q_len() {
             dense::launch(call, Mask::Causal, plan.ranked_rows(), None)?;
         }
-        Ok(if wants_stats { Some(launch.stats()?) } else { None })
+        let Launch { counts, memory, .. } = launch;
+        Ok(wants_stats.then(|| DeviceStats::new(*shape, config.clone(), plan.clone(), counts, memory).into()))
     }
 }
 
@@ -53,7 +57,7 @@ impl CudaOp for RankOp {
         check_options(config)?;
         call.launcher.refuse_capture("reading orders", "rank outside the capture")?;
         let plan = Plan::new(config, &call.shape, self.0.prompt_len.unwrap_or(call.shape.k_len()), GPU_BREAK_EVEN)?;
-        Launch::new(call, config, &Plan { probe_stride: None, ..plan }, None, false)?.rank_only()
+        Launch::new(call, config, &Plan { probe_stride: None, ..plan }, None)?.rank_only()
     }
 }
 
@@ -66,7 +70,7 @@ fn check_options(config: &S2oConfig) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// A call with its scratch memory.
+/// A call with its scratch memory, and its statistics in memory of their own.
 struct Launch<'a> {
     call: &'a Call,
     config: &'a S2oConfig,
@@ -78,8 +82,9 @@ struct Launch<'a> {
     orders: OrderSource<'a>,
     /// With query permutation: the orders and the states of the rows.
     permuted: Option<(Region<i32>, Region<RowState>)>,
-    tiles_visited: Option<Region<i32>>,
     probes: Option<Probes>,
+    counts: Counts,
+    memory: Scratch,
 }
 
 /// Source of the orders.
@@ -96,7 +101,6 @@ impl<'a> Launch<'a> {
         config: &'a S2oConfig,
         plan: &'a Plan,
         given: Option<&'a Ranking>,
-        wants_stats: bool,
     ) -> Result<Self, AttnError> {
         let shape = &call.shape;
         let heads = shape.batch() * shape.num_heads();
@@ -106,23 +110,24 @@ impl<'a> Launch<'a> {
         let kv_perm = regions.add(heads * groups.iter().map(|group| group.keys).max().unwrap_or(0));
         let rows = heads * shape.q_len();
         let permuted = config.q_perm().then(|| (regions.add(rows), regions.add(rows)));
-        let slots = heads * plan.segments.len() * (plan.segment_len / TILE_Q);
-        let tiles_visited = wants_stats.then(|| regions.add(slots));
         let probes = Probes::new(&mut regions, call, plan, &groups, config);
         let orders = match given {
             Some(ranking) => OrderSource::Given(ranking),
             None => OrderSource::Ranked(Ranker::new(&mut regions, call, plan, &groups)),
         };
         let scratch = call.allocate(&regions)?;
+        let mut kept = Regions::default();
+        let counts = Counts::new(&mut kept, shape, plan, config);
+        let memory = call.allocate(&kept)?;
         if let OrderSource::Ranked(ranker) = &orders {
             ranker.prepare(&scratch)?;
         }
-        Ok(Self { call, config, plan, groups, scratch, next_item, kv_perm, orders, permuted, tiles_visited, probes })
+        Ok(Self { call, config, plan, groups, scratch, next_item, kv_perm, orders, permuted, probes, counts, memory })
     }
 
     fn attend(&self) -> Result<(), CudaError> {
         if let Some(probes) = &self.probes {
-            probes.prepare(&self.scratch)?;
+            probes.prepare(self.parts())?;
         }
         if let (Some((q_perm, _)), Some(last)) = (self.permuted, self.groups.first()) {
             let first = self.groups.last().map_or(last.first, |group| group.first);
@@ -147,7 +152,6 @@ impl<'a> Launch<'a> {
     fn probe(&self, probes: &Probes, group: &SegmentGroup) -> Result<(), CudaError> {
         let parts = self.parts();
         probes.attend(parts, group)?;
-        let tiles_visited = self.tiles_visited.map_or(ptr::null(), |region| self.scratch.at(region).cast_const());
         let control = ErrorControl::new(self.config);
         for pass in 0..if probes.have_bound() { ErrorControl::PASSES } else { 1 } {
             let units = probes.units(parts, group, pass)?;
@@ -158,13 +162,14 @@ impl<'a> Launch<'a> {
                 }
                 self.launch(self.kernel(of_pass.0), group, of_pass)?;
             }
-            probes.measure(parts, group, units, (pass, tiles_visited))?;
+            probes.measure(parts, group, units, pass)?;
         }
         probes.correct(parts, group)
     }
 
     fn parts(&self) -> Parts<'_> {
-        Parts { call: self.call, plan: self.plan, scratch: &self.scratch }
+        let Self { call, plan, ref scratch, counts, ref memory, .. } = *self;
+        Parts { call, plan, scratch, counts, memory }
     }
 
     /// Enqueues the kernels or copies that write the orders of a group to scratch memory.
@@ -248,7 +253,7 @@ impl<'a> Launch<'a> {
             kv_perm_head_stride: group.keys as i64,
             q_perm: self.permuted.map_or(ptr::null(), |(q_perm, _)| scratch.at(q_perm).cast_const()),
             state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state)),
-            tiles_visited: self.tiles_visited.map_or(ptr::null_mut(), |region| scratch.at(region)),
+            tiles_visited: self.memory.at(self.counts.tiles_visited),
             last_gain,
             units,
             segment_len: to_i32("segment_len", plan.segment_len)?,
@@ -287,35 +292,6 @@ impl<'a> Launch<'a> {
             }
         }
         self.scratch.upload(region, &rows)
-    }
-
-    /// Waits for the GPU and reads its counts.
-    fn stats(&self) -> Result<AttnStats, CudaError> {
-        let region = self.tiles_visited.expect("statistics were asked for");
-        let counts = self.scratch.download(region)?;
-        let Self { call, config, plan, .. } = self;
-        let tiles_per_segment = plan.segment_len / TILE_Q;
-        let q_offset = call.shape.q_offset();
-        let visit = |head: usize, s: usize, tile: usize| {
-            let segment = &plan.segments[s];
-            if segment.start == 0 {
-                return Visit::counted(0, 0);
-            }
-            // The single pass also counts window tiles. Tiles are counted from the segment's start.
-            let (tile, window_tiles) = if config.q_perm() {
-                (tile, 0)
-            } else {
-                let tile = (q_offset + segment.rows.start - segment.start) / TILE_Q + tile;
-                (tile, tile + 1)
-            };
-            let count = counts[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize;
-            Visit::counted(count - window_tiles, segment.prefix_tiles(TILE_K))
-        };
-        let probes = match &self.probes {
-            Some(probes) => probes.stats(self.parts())?,
-            None => Vec::new(),
-        };
-        Ok(plan.stats(&call.shape, config, visit, probes))
     }
 }
 

@@ -7,6 +7,7 @@ use s2o_core::{AttnStats, Ranking, S2oConfig};
 
 use crate::attn_op::{AttnOp, apply, compute, forward};
 use crate::error::AttnError;
+use crate::pending_stats::PendingStats;
 
 /// S2O sparse causal attention for prefill. Layout and causal convention are those of `candle-flash-attn`.
 ///
@@ -61,7 +62,7 @@ pub struct S2oOp {
     pub(crate) prompt_len: Option<usize>,
     /// Orders to use instead of running Algorithm 1.
     pub(crate) ranking: Option<Arc<Ranking>>,
-    /// If set, the host waits for a GPU.
+    /// Whether a GPU keeps the statistics after the call.
     pub(crate) wants_stats: bool,
 }
 
@@ -92,7 +93,24 @@ impl S2oOp {
     }
 
     /// [`S2oOp::apply`] with statistics of the computed and skipped work per head. On a GPU the host waits for them.
-    pub fn apply_with_stats(mut self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
+    ///
+    /// # Errors
+    /// The same as [`S2oOp::apply`].
+    pub fn apply_with_stats(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, AttnStats), AttnError> {
+        let (out, stats) = self.apply_with_pending_stats(q, k, v)?;
+        Ok((out, stats.read()?))
+    }
+
+    /// [`S2oOp::apply_with_stats`] without waiting for a GPU: the statistics can be read later.
+    ///
+    /// # Errors
+    /// The same as [`S2oOp::apply`].
+    pub fn apply_with_pending_stats(
+        mut self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> Result<(Tensor, PendingStats), AttnError> {
         self.wants_stats = true;
         let (out, stats) = apply(&self, self.softmax_scale, [q, k, v])?;
         Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass returned no statistics"))?))
@@ -113,7 +131,7 @@ impl S2oOp {
 impl AttnOp for S2oOp {
     const NAME: &'static str = "s2o-attention";
     /// Always present on the CPU, on a GPU only on request.
-    type Report = Option<AttnStats>;
+    type Report = Option<PendingStats>;
 }
 
 /// The ranking of an [`S2oOp`].

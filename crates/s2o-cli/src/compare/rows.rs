@@ -131,7 +131,7 @@ fn measure(method: &dyn Method, layer: &LayerTensors, repeat: usize) -> Result<M
         let output = method.prefill(&call, q, k, v)?;
         output.device().synchronize()?;
         times.push(start.elapsed().as_secs_f64());
-        let work: Vec<HeadWork> = method.take_work().into_values().flatten().collect();
+        let work: Vec<HeadWork> = method.take_work()?.into_values().flatten().collect();
         last = Some((output, work));
     }
     times.sort_by(f64::total_cmp);

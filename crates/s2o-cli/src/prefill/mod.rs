@@ -136,7 +136,7 @@ impl Flags {
             match method {
                 Method::Dense => report.dense = Some(session.run("dense", &Dense, &mut on_text)?),
                 Method::S2o => {
-                    report.sparse = Some((session.run("S2O", &s2o, &mut on_text)?, s2o.take_stats()));
+                    report.sparse = Some((session.run("S2O", &s2o, &mut on_text)?, s2o.take_stats()?));
                 }
             }
         }

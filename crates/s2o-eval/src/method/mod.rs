@@ -22,8 +22,11 @@ pub use table::{ALL, DENSE, Knob, MethodRow, find};
 pub trait Method: Attention {
     /// Takes the work of the last prompt by layer, for each query head (`b * num_heads + h`). A method that is always
     /// dense may return an empty map.
-    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
-        BTreeMap::new()
+    ///
+    /// # Errors
+    /// If a GPU failed.
+    fn take_work(&self) -> Result<BTreeMap<usize, Vec<HeadWork>>> {
+        Ok(BTreeMap::new())
     }
 
     /// One call with its two phases timed separately. Waits for a GPU after each phase.
@@ -81,8 +84,8 @@ fn time<T>(device: &Device, step: impl FnOnce() -> Result<T>) -> Result<(T, Dura
 impl Method for Dense {}
 
 impl Method for S2o {
-    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
-        self.take_stats().into_iter().map(|(layer, stats)| (layer, head_work(&stats))).collect()
+    fn take_work(&self) -> Result<BTreeMap<usize, Vec<HeadWork>>> {
+        Ok(self.take_stats()?.into_iter().map(|(layer, stats)| (layer, head_work(&stats))).collect())
     }
 
     /// On the CPU all orders are made before attention, so that they can be timed; a plain call makes them group by
@@ -117,8 +120,8 @@ pub(crate) fn head_work(stats: &AttnStats) -> Vec<HeadWork> {
 }
 
 impl<S: BlockSelector> Method for BlockSparse<S> {
-    fn take_work(&self) -> BTreeMap<usize, Vec<HeadWork>> {
-        BlockSparse::take_work(self)
+    fn take_work(&self) -> Result<BTreeMap<usize, Vec<HeadWork>>> {
+        Ok(BlockSparse::take_work(self))
     }
 
     fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {

@@ -159,7 +159,7 @@ impl<'m> Runner<'m> {
             let mut cache = self.model.decoder.new_cache(1, tokens.len())?;
             let chunk = self.model.decoder.chunk_tokens(self.chunks.first().copied().unwrap_or_default(), 1)?;
             answers::prefill(self.model, &tokens, &mut cache, method.as_ref(), chunk)?;
-            sum += densities(&method.take_work(), self.model.config().num_layers).0;
+            sum += densities(&method.take_work()?, self.model.config().num_layers).0;
         }
         Ok(sum / samples.len() as f64)
     }
@@ -289,7 +289,7 @@ impl<'m> Runner<'m> {
                 (Prefilled::Result(result), time)
             }
         };
-        let (density, layer_density) = densities(&method.take_work(), self.model.config().num_layers);
+        let (density, layer_density) = densities(&method.take_work()?, self.model.config().num_layers);
         Ok((Work { density, layer_density, time }, prefilled))
     }
 

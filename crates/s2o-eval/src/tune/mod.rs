@@ -162,7 +162,7 @@ mod tests {
             let exact = Dense.prefill(&call, &prompt.q, &prompt.k, &prompt.v).unwrap();
             let out = s2o.prefill(&call, &prompt.q, &prompt.k, &prompt.v).unwrap();
             sums += ErrorSums::by_head(&exact, &out).unwrap().into_iter().sum();
-            work.extend(head_work(&s2o.take_stats()[&layer]));
+            work.extend(head_work(&s2o.take_stats().unwrap()[&layer]));
         }
         (sums.errors().rel_l1, density(&work))
     }
