@@ -75,6 +75,7 @@ struct S2oParams {
     // (batch, num_heads, q_len) or null: for rows that skipped keys, the mass of the last tile over that of the kept
     // tiles; SAW_ALL_KEYS for the others.
     float* last_gain;
+    float* out_norm;         // likewise: L2 norms of the output rows that may skip keys; null without last_gain
     UnitList units;          // of the segments below
     int32_t segment_len;     // S, a multiple of TILE_Q and TILE_K
     int32_t first_segment;   // counted from position 0
@@ -85,8 +86,8 @@ struct S2oParams {
     int32_t literal_frame;   // 1: gain = l' - l across maxima, literally as in Algorithm 3
     int32_t discard;         // 1: drop the triggering tile
 };
-static_assert(sizeof(S2oParams) == 272 && offsetof(S2oParams, kv_perm) == 176 &&
-                  offsetof(S2oParams, segment_len) == 240,
+static_assert(sizeof(S2oParams) == 280 && offsetof(S2oParams, kv_perm) == 176 &&
+                  offsetof(S2oParams, segment_len) == 248,
               "mirrored on the host");
 
 // Dense attention of rows first_row .. q_len, in tiles from first_row on, split over the keys: for the dense tail and

@@ -29,6 +29,7 @@ struct ProbeParams {
     void* out;               // likewise
     const float* lse;        // of the call (batch, num_heads, q_len): of the visited keys
     const float* last_gain;  // as S2oParams::last_gain
+    const float* out_norm;   // as S2oParams::out_norm
     int32_t* positions;      // (batch, num_heads, group_segments * slots): of the probes
     float* weights;          // likewise: number of queries that the probe stands for; 0: the run has no rows
     float* tail_value;       // (batch, num_heads, segments, head_dim): mean value of the skipped keys
@@ -59,7 +60,7 @@ struct ProbeParams {
     int32_t permuted;        // 1: a segment's tiles are cut from its first row
 };
 constexpr int LAST_PASS = 2;  // over all keys
-static_assert(sizeof(ProbeParams) == 456 && offsetof(ProbeParams, q) == 208 && offsetof(ProbeParams, num_heads) == 400,
+static_assert(sizeof(ProbeParams) == 464 && offsetof(ProbeParams, q) == 208 && offsetof(ProbeParams, num_heads) == 408,
               "mirrored on the host");
 
 __host__ __device__ inline int offset_of_call(const ProbeParams& p) { return p.split.attn.k_len - p.q_len; }

@@ -56,7 +56,7 @@ __device__ __forceinline__ double warp_sum(double x) {
 // Share of the probability that all queries of a run have alike, as EVEN_SHARE of probes.rs.
 constexpr double EVEN_SHARE = 0.25;
 
-// Chooses the probe of a run, as `choose` of probes.rs. Grid: a warp for each slot of the group and head, heads in y.
+// Chooses the probe of a run, as `choose` of probes.rs, and copies its query. Grid: a warp for each slot of the group and head, heads in y.
 template <typename T, int D>
 __device__ __forceinline__ void probe_choice(const ProbeParams& p) {
     const int lane = threadIdx.x % 32, batch_head = blockIdx.y;
@@ -73,21 +73,11 @@ __device__ __forceinline__ void probe_choice(const ProbeParams& p) {
         return;
     }
     // Expected size of the error of each query: last gain times norm of the output.
+    const int64_t first_row = call_row(p, batch_head, run.begin - offset);
     auto expected = [&](int i) {
-        const float gain = i < count ? p.last_gain[call_row(p, batch_head, run.begin - offset + i)] : 0.f;
+        const float gain = i < count ? p.last_gain[first_row + i] : 0.f;
         if (!(gain > 0.f)) return 0.0;
-        const T* out = static_cast<const T*>(p.out) + out_element(p, batch_head, run.begin - offset + i);
-        float norm = 0.f;
-#pragma unroll 4
-        for (int v = 0; v < D / 8; ++v) {
-            const uint4 words = *vector_at(out, 0, v);
-            const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
-            for (const uint32_t pair : pairs) {
-                const float2 x = unpack<T>(pair);
-                norm = fmaf(x.x, x.x, fmaf(x.y, x.y, norm));
-            }
-        }
-        const float size = gain * sqrtf(norm);
+        const float size = gain * p.out_norm[first_row + i];
         return isfinite(size) ? double(size) : 0.0;
     };
     double total = 0.0;

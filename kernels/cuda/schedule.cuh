@@ -193,7 +193,8 @@ struct SplitSchedule : Schedule {
     }
 };
 
-// SplitSchedule for the probes, the last tiles first. The rows are ordered by run and have any positions in their runs.
+// SplitSchedule for the probes. The tiles that read the same keys are neighbours, so that the keys stay in L2; the first
+// keys, which all tiles see, come first. The rows are ordered by run and have any positions in their runs.
 struct ProbeSchedule : SplitSchedule {
     using Params = ProbeParams;
     static constexpr bool SCATTERS_ROWS = true;
@@ -209,9 +210,9 @@ struct ProbeSchedule : SplitSchedule {
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         const SplitParams& of = p.split;
         const int tiles = row_tiles(of), heads = of.attn.batch * of.attn.num_heads;
-        const int split = item % of.num_splits, rest = item / of.num_splits;
-        const int tile = tiles - 1 - rest / heads;
-        w.set_head(of.attn, rest % heads);
+        const int tile = item % tiles, rest = item / tiles;
+        const int head = rest % heads, split = rest / heads;
+        w.set_head(of.attn, head);
         w.q_start = tile * TILE_Q;
         w.row_end = of.attn.q_len;
         w.position = min(run_of(p, w.q_start / p.group).begin, of.attn.k_len - 1);
@@ -220,7 +221,7 @@ struct ProbeSchedule : SplitSchedule {
         w.last_position = min(max(run_of(p, last_row / p.group).end, w.position + 1), of.attn.k_len) - 1;
         const int end = w.last_position / TILE_K + 1;
         w.steps = w.gather_from = max(0, min(of.tiles_per_split, end - w.key_tile));
-        w.slot = (int64_t(rest % heads) * tiles + tile) * of.num_splits + split;
+        w.slot = (int64_t(head) * tiles + tile) * of.num_splits + split;
         return true;
     }
 };

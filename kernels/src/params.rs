@@ -76,6 +76,7 @@ pub struct S2oParams {
     pub state: *mut RowState,
     pub tiles_visited: *mut i32,
     pub last_gain: *mut f32,
+    pub out_norm: *mut f32,
     pub units: UnitList,
     pub segment_len: i32,
     pub first_segment: i32,
@@ -112,6 +113,7 @@ pub struct ProbeParams {
     pub out: *mut c_void,
     pub lse: *const f32,
     pub last_gain: *const f32,
+    pub out_norm: *const f32,
     pub positions: *mut i32,
     pub weights: *mut f32,
     pub tail_value: *mut f32,
@@ -420,9 +422,9 @@ macro_rules! layout {
 }
 
 layout!(AttnParams: 176, q_strides at 48, batch at 144);
-layout!(S2oParams: 272, kv_perm at 176, segment_len at 240);
+layout!(S2oParams: 280, kv_perm at 176, segment_len at 248);
 layout!(SplitParams: 208, partial_out at 176);
-layout!(ProbeParams: 456, q at 208, num_heads at 400);
+layout!(ProbeParams: 464, q at 208, num_heads at 408);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(ColumnParams: 216, columns at 192);
 layout!(BlockListParams: 48, num_lists at 24);

@@ -86,6 +86,7 @@ __device__ __forceinline__ void store_rows(const typename X::Params& p, const Wo
                 }
             }
             char* line = q + r * X::ROW + 4 * (lane % 4);
+            float squares = 0.f;
 #pragma unroll
             for (int i = 0; i < X::ROW_CHUNKS; ++i) {
                 auto* word = reinterpret_cast<uint32_t*>(line + ((i ^ (r & 7)) << 4));
@@ -95,7 +96,14 @@ __device__ __forceinline__ void store_rows(const typename X::Params& p, const Wo
                     x = fmaf(o.x, window, x);
                     y = fmaf(o.y, window, y);
                 }
+                squares = fmaf(x, x, fmaf(y, y, squares));
                 *word = pack<T>(x, y);
+            }
+            if constexpr (X::MAY_STOP) {
+                if (p.out_norm != nullptr) {
+                    const float norm = sqrtf(quad_sum(squares));
+                    if (row >= 0 && lane % 4 == 0) p.out_norm[first_row + row] = norm;
+                }
             }
         }
     }

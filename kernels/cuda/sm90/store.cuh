@@ -40,10 +40,12 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int c) {
 
 // Stores row h of this thread's two: `factor` times `acc`, plus `window_factor` times the row's content. A quad owns a
 // row, 2 of each 8 columns per lane; after the transposition each lane writes 16 bytes and the quad 64 in a line.
+// Returns this lane's share of the squared norm.
 template <typename T, bool COMBINE, int N>
-__device__ __forceinline__ void store_row(const float (&acc)[N], int h, float factor, float window_factor, T* row,
-                                          bool exists) {
+__device__ __forceinline__ float store_row(const float (&acc)[N], int h, float factor, float window_factor, T* row,
+                                           bool exists) {
     const int c = threadIdx.x & 3;
+    float squares = 0.f;
 #pragma unroll
     for (int g = 0; g < N / 16; ++g) {
         uint4* at = reinterpret_cast<uint4*>(row + 32 * g + 8 * c);
@@ -62,11 +64,13 @@ __device__ __forceinline__ void store_row(const float (&acc)[N], int h, float fa
                 low = fmaf(window_factor, window.x, low);
                 high = fmaf(window_factor, window.y, high);
             }
+            squares = fmaf(low, low, fmaf(high, high, squares));
             w[b] = pack<T>(low, high);
         }
         transpose_quad(w, c);
         if (exists) *at = make_uint4(w[0], w[1], w[2], w[3]);
     }
+    return squares;
 }
 
 // Resumes from the row states of pass 1. The quad's sums are added later, so one lane takes the whole sum.
@@ -127,8 +131,14 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
                 window_factor =
                     state.row_sum * exp2_approx((state.row_max - softmax.row_max[h]) * scale_log2) * inverse;
             }
-            store_row<T, X::PERMUTES_QUERIES>(acc, h, inverse, window_factor, out + rows.row[h] * attn.out_strides.seq,
-                                      rows.exists[h]);
+            const float squares = store_row<T, X::PERMUTES_QUERIES>(
+                acc, h, inverse, window_factor, out + rows.row[h] * attn.out_strides.seq, rows.exists[h]);
+            if constexpr (X::MAY_STOP) {
+                if (p.out_norm != nullptr) {
+                    const float norm = sqrtf(quad_sum(squares));
+                    if (rows.exists[h] && lane % 4 == 0) p.out_norm[head + rows.row[h]] = norm;
+                }
+            }
             if (rows.exists[h] && lane % 4 == 0) {
                 if (attn.lse != nullptr) {
                     attn.lse[head + rows.row[h]] = softmax.row_max[h] * attn.softmax_scale + logf(softmax.row_sum[h]);

@@ -78,6 +78,7 @@ fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError
         state: ptr::null_mut(),
         tiles_visited: ptr::null_mut(),
         last_gain: ptr::null_mut(),
+        out_norm: ptr::null_mut(),
         units: UnitList::ALL,
         segment_len: to_i32("k_len", k_len)?,
         first_segment: 0,

@@ -15,7 +15,7 @@
 //! pool that keeps it for the next call, so threads and streams do not disturb each other. Key orders take at most
 //! [`S2oConfig::workspace_cap`](crate::S2oConfig::workspace_cap), 6 1/8 bytes per key and head. In addition, a call
 //! holds the partial results of split calls, the row states and orders of permuted queries, the coefficients of the key
-//! scores, 8 bytes for each row and head with probes, and counts of visited tiles.
+//! scores, 12 bytes for each row and head with probes, and counts of visited tiles.
 //!
 //! **CUDA graphs.** A call can be captured after a similar call has run and loaded the kernels. The graph then owns the
 //! scratch memory. During a capture, a call that makes the host wait or copies lists to the GPU is an error.

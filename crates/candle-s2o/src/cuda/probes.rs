@@ -14,8 +14,8 @@ use super::dense::splits;
 use super::device_stats::Counts;
 use super::segment_group::SegmentGroup;
 
-/// Parts of the keys per multiprocessor: items end at very different lengths.
-const SPLITS_PER_SM: usize = 8;
+/// Parts of the keys per multiprocessor, over all groups: items end at very different lengths.
+const SPLITS_PER_SM: usize = 16;
 /// Warps of a block, and elements of a block that corrects rows (probe_steps.cu).
 const WARPS: usize = 8;
 const CORRECTED: usize = 2048;
@@ -28,6 +28,7 @@ pub(super) struct Probes {
     /// Of the visited keys, for each head and row.
     lse: Region<f32>,
     last_gain: Region<f32>,
+    out_norm: Region<f32>,
     // For each slot and head.
     positions: Region<i32>,
     weights: Region<f32>,
@@ -75,12 +76,15 @@ struct Split {
 impl Split {
     fn new(call: &Call, plan: &Plan, group: &SegmentGroup, slots: usize) -> Self {
         let shape = &call.shape;
-        let rows = group.len() * slots * shape.group_size();
-        let tiles = shape.batch() * shape.num_kv_heads() * rows.div_ceil(TILE_Q);
+        let tiles = |segments: usize| {
+            shape.batch() * shape.num_kv_heads() * (segments * slots * shape.group_size()).div_ceil(TILE_Q)
+        };
+        // Parts of the same size in all groups: the cut into groups does not change the output.
+        let key_tiles = shape.k_len().div_ceil(TILE_K);
+        let per_part = key_tiles.div_ceil(splits(call, SPLITS_PER_SM, tiles(plan.segments.len()), key_tiles));
         let end = plan.segments[group.end - 1].start + plan.segment_len;
-        let key_tiles = end.min(shape.k_len()).div_ceil(TILE_K);
-        let per_part = key_tiles.div_ceil(splits(call, SPLITS_PER_SM, tiles, key_tiles));
-        Self { tiles, parts: key_tiles.div_ceil(per_part), per_part }
+        let parts = end.min(shape.k_len()).div_ceil(TILE_K).div_ceil(per_part);
+        Self { tiles: tiles(group.len()), parts, per_part }
     }
 }
 
@@ -109,6 +113,7 @@ impl Probes {
             slots,
             lse: regions.add(heads * shape.q_len()),
             last_gain: regions.add(heads * shape.q_len()),
+            out_norm: regions.add(heads * shape.q_len()),
             positions: regions.add(rows),
             weights: regions.add(rows),
             queries: regions.add(rows * shape.head_dim()),
@@ -129,9 +134,9 @@ impl Probes {
         })
     }
 
-    /// What the sparse pass writes for the probes: log-sum-exp and last gain of its rows.
-    pub(super) fn row_results(&self, scratch: &Scratch) -> [*mut f32; 2] {
-        [scratch.at(self.lse), scratch.at(self.last_gain)]
+    /// What the sparse pass writes for the probes: log-sum-exp, last gain and norm of the output of its rows.
+    pub(super) fn row_results(&self, scratch: &Scratch) -> [*mut f32; 3] {
+        [self.lse, self.last_gain, self.out_norm].map(|region| scratch.at(region))
     }
 
     /// Whether the error has a bound.
@@ -245,6 +250,7 @@ impl Probes {
             out: attn.out,
             lse: scratch.at(self.lse),
             last_gain: scratch.at(self.last_gain),
+            out_norm: scratch.at(self.out_norm),
             positions: scratch.at(self.positions),
             weights: scratch.at(self.weights),
             tail_value: scratch.at(self.tail_value),

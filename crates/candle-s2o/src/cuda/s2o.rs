@@ -246,7 +246,8 @@ impl<'a> Launch<'a> {
         let segments = group.len();
         scratch.zero(self.next_item)?;
         let attn = call.params(Mask::Causal, scratch.at(self.next_item))?;
-        let [lse, last_gain] = self.probes.as_ref().map_or([ptr::null_mut(); 2], |probes| probes.row_results(scratch));
+        let [lse, last_gain, out_norm] =
+            self.probes.as_ref().map_or([ptr::null_mut(); 3], |probes| probes.row_results(scratch));
         let params = S2oParams {
             attn: AttnParams { lse, ..attn },
             kv_perm: scratch.at(self.kv_perm),
@@ -255,6 +256,7 @@ impl<'a> Launch<'a> {
             state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state)),
             tiles_visited: self.memory.at(self.counts.tiles_visited),
             last_gain,
+            out_norm,
             units,
             segment_len: to_i32("segment_len", plan.segment_len)?,
             first_segment: to_i32("segments", plan.segments[group.first].index)?,
