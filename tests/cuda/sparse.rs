@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use candle_s2o::{
-    AttnStats, GainFrame, Permutation, Ranking, S2oConfig, S2oConfigBuilder, S2oOp, SegmentLen, StopRule, TileStats,
-    TriggeringTile,
+    AttnStats, GainFrame, Permutation, ProbeStride, Ranking, S2oConfig, S2oConfigBuilder, S2oOp, SegmentLen, StopRule,
+    TileStats, TriggeringTile,
 };
 use s2o_core::{Plan, cpu};
 
@@ -296,13 +296,13 @@ fn long(runner: &mut Runner) {
         }
     });
     runner.case("sparse last chunk of 128K", |runner| {
-        let config = S2oConfig::default();
+        let config = S2oConfig::builder().probe_stride(ProbeStride::Off).build().unwrap();
         let sizes = Sizes { batch: 1, heads: [2, 1], q_len: 3000, k_len: 131_072, head_dim: 128 };
         let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
         check_s2o(runner, &problem, &config, 131_072);
     });
     runner.case("sparse 128K whole, rows sampled", |runner| {
-        let config = S2oConfig::default();
+        let config = S2oConfig::builder().probe_stride(ProbeStride::Off).build().unwrap();
         let sizes = Sizes { batch: 1, heads: [2, 1], q_len: 131_072, k_len: 131_072, head_dim: 128 };
         let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
         let ranking = cpu::rank(&problem.inputs(), &config, 131_072).unwrap();
