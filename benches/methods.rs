@@ -20,7 +20,7 @@ use anyhow::{Result, ensure};
 use candle_core::{Device, Tensor};
 use candle_s2o::{Attention, Dense};
 use clap::Parser;
-use measure::{Machine, Row, causal_tflop, median, relative_error};
+use measure::{Distance, Machine, Row, causal_tflop, median};
 use s2o_eval::capture::LayerTensors;
 use s2o_eval::limit_threads;
 use s2o_eval::method::{self, MethodSpec, Timed};
@@ -97,11 +97,13 @@ fn compare(machine: &Machine, tensors: &LayerTensors, specs: &[MethodSpec], repe
     let mut checked = Vec::new();
     for (spec, method) in specs.iter().zip(&methods) {
         let Timed { out, work, .. } = method.timed(call, q, k, v)?;
-        let error = relative_error(&out, &exact)?;
-        ensure!(error.is_finite(), "{spec}: the output is not finite: not timed");
+        let error = Distance::between(&out, &exact)?;
+        ensure!(error.whole.is_finite(), "{spec}: the output is not finite: not timed");
         let work = method::total(&work);
         let density = work.density();
-        print!("{tokens:7} {:28} density {density:.4} relative error {error:.4}", spec.to_string());
+        let Distance { whole, mean_of_heads } = error;
+        let spec = spec.to_string();
+        print!("{tokens:7} {spec:28} density {density:.4} relative error {whole:.4} mean of heads {mean_of_heads:.4}");
         if let Some(probes) = work.probes {
             let (low, high) = probes.interval();
             print!(", measured on the probes {:.4} ({low:.4} to {high:.4})", probes.relative_error());
@@ -141,7 +143,8 @@ fn compare(machine: &Machine, tensors: &LayerTensors, specs: &[MethodSpec], repe
         for (phase, ms) in [("", whole), (", selection", selection), (", attention", attention)] {
             let tflops = (phase != ", selection").then(|| density * tflop / ms * 1e3);
             let row = machine.row("methods", &format!("{spec}{phase}"), q, k)?;
-            let row = Row { density: Some(density), error: Some(error), tflops, ..row };
+            let (whole, by_head) = (Some(error.whole), Some(error.mean_of_heads));
+            let row = Row { density: Some(density), error: whole, error_by_head: by_head, tflops, ..row };
             rows.push(row.against(name, ms, baseline_ms));
         }
     }

@@ -36,6 +36,8 @@ pub struct Row {
     pub density: Option<f64>,
     /// Distance from exact attention (from exact logits for whole prefills), relative in the Euclidean norm.
     pub error: Option<f64>,
+    /// Mean of these distances over the heads, each relative to the norm of its own output.
+    pub error_by_head: Option<f64>,
     pub ms: f64,
     pub tflops: Option<f64>,
     pub baseline: String,
@@ -121,6 +123,7 @@ impl Machine {
             tau: None,
             density: None,
             error: None,
+            error_by_head: None,
             ms: f64::NAN,
             tflops: None,
             baseline: String::new(),
@@ -173,19 +176,40 @@ fn time(run: &mut impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
+/// Relative distances of two outputs in the Euclidean norm.
+#[derive(Debug, Clone, Copy)]
+pub struct Distance {
+    /// Of all heads together: heads with large outputs count most.
+    pub whole: f64,
+    /// Mean over the heads.
+    pub mean_of_heads: f64,
+}
+
+impl Distance {
+    /// Between two (batch, len, heads, head_dim) tensors.
+    pub fn between(got: &Tensor, want: &Tensor) -> Result<Self> {
+        // In pieces, because wider copies of both would fill a GPU at long prompts.
+        const ROWS: usize = 16 << 10;
+        let (_, rows, heads, _) = got.dims4()?;
+        let mut sums = vec![[0.0; 2]; heads];
+        for first in (0..rows).step_by(ROWS) {
+            let part = |t: &Tensor| t.narrow(1, first, ROWS.min(rows - first))?.to_dtype(DType::F32);
+            let (got, want) = (part(got)?, part(want)?);
+            for (i, squares) in [(got - &want)?.sqr()?, want.sqr()?].into_iter().enumerate() {
+                let of_heads = squares.sum((0, 1, 3))?.to_vec1::<f32>()?;
+                sums.iter_mut().zip(of_heads).for_each(|(sums, square)| sums[i] += f64::from(square));
+            }
+        }
+        let relative = |[difference, norm]: [f64; 2]| (difference / norm).sqrt();
+        let all = sums.iter().fold([0.0; 2], |[a, b], [c, d]| [a + c, b + d]);
+        let mean_of_heads = sums.iter().copied().map(relative).sum::<f64>() / heads as f64;
+        Ok(Self { whole: relative(all), mean_of_heads })
+    }
+}
+
 /// Relative distance of two (batch, len, heads, head_dim) tensors in the Euclidean norm.
 pub fn relative_error(got: &Tensor, want: &Tensor) -> Result<f64> {
-    // In pieces, because wider copies of both would fill a GPU at long prompts.
-    const ROWS: usize = 16 << 10;
-    let (mut difference, mut norm) = (0.0, 0.0);
-    let rows = got.dim(1)?;
-    for first in (0..rows).step_by(ROWS) {
-        let part = |t: &Tensor| t.narrow(1, first, ROWS.min(rows - first))?.to_dtype(DType::F32);
-        let (got, want) = (part(got)?, part(want)?);
-        difference += f64::from((got - &want)?.sqr()?.sum_all()?.to_scalar::<f32>()?);
-        norm += f64::from(want.sqr()?.sum_all()?.to_scalar::<f32>()?);
-    }
-    Ok((difference / norm).sqrt())
+    Ok(Distance::between(got, want)?.whole)
 }
 
 /// Fails if two outputs differ by more than `tolerance`, see [`relative_error`].
