@@ -1,6 +1,6 @@
 // Maps the 16-bit scores of a row to buckets in descending order of score.
 //
-// Bucket 0 holds the front sink and the recent keys, bucket 1 the scores that are not finite. The place of any other
+// Bucket 0 holds the scores that are not finite, bucket 1 the front sink and the recent keys. The place of any other
 // score is a sum of two maps with half of the buckets each: its place between the row's extremes, and
 // u / sqrt(1 + u^2), where u is its distance from the row's centre over the row's spread, both from a sample. The first
 // map keeps the resolution at range / (buckets / 2) everywhere, the second fills the buckets evenly if outliers stretch
@@ -12,7 +12,7 @@
 
 namespace s2o {
 
-constexpr int LEAD_BUCKET = 0, NOT_FINITE_BUCKET = 1, FIRST_BUCKET = 2;
+constexpr int NOT_FINITE_BUCKET = 0, LEAD_BUCKET = 1, FIRST_BUCKET = 2;
 
 // Shared memory of ScoreRow::fit.
 struct FitShared {
@@ -80,8 +80,8 @@ struct ScoreRow {
         if (not_finite || v * 8 < front_sink || v * 8 + 8 > recent_from) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if ((words[i / 2] >> (i % 2 * 16) & 0xffff) == SCORE_NOT_FINITE) bucket[i] = NOT_FINITE_BUCKET;
                 if (v * 8 + i < front_sink || v * 8 + i >= recent_from) bucket[i] = LEAD_BUCKET;
+                if ((words[i / 2] >> (i % 2 * 16) & 0xffff) == SCORE_NOT_FINITE) bucket[i] = NOT_FINITE_BUCKET;
             }
         }
     }

@@ -139,10 +139,9 @@ fn score_keys<T: Element>(
         for (i, (scored, member)) in scored.iter_mut().zip(members).enumerate() {
             for (t, row) in (first..member.segment.start).zip(scores.chunks_exact(lanes).take(positions.len())) {
                 let index = t as u32;
-                if config.leads(t, member.segment.start) {
+                if config.leads(t, member.segment.start) && row[i].is_finite() {
                     scored.lead_scores.push(row[i]);
-                    // Below the sort key of every score, including NaN.
-                    scored.keys.push(u64::from(index));
+                    scored.keys.push(sort_key(f32::MAX, index));
                 } else {
                     scored.keys.push(sort_key(row[i], index));
                 }
@@ -184,8 +183,10 @@ fn score_coefficients<T: Element>(
 fn order_keys(mut scored: Scored, tile_k: usize) -> (Permutation, Vec<f32>) {
     sort_by_score(&mut scored.keys);
     let mut scores: Vec<f32> = scored.keys.iter().map(|&key| score_of_key(key)).collect();
-    scores[..scored.lead_scores.len()].copy_from_slice(&scored.lead_scores);
-    let max = scores.iter().take(scored.lead_scores.len() + 1).copied().fold(f32::NEG_INFINITY, f32::max);
+    let leads = scores.iter().take_while(|score| !score.is_finite()).count();
+    let leads = leads..leads + scored.lead_scores.len();
+    scores[leads.clone()].copy_from_slice(&scored.lead_scores);
+    let max = scores.iter().take(leads.end + 1).copied().fold(f32::NEG_INFINITY, f32::max);
     let indices = scored.keys.iter().map(|&key| key as u32).collect();
     (Permutation::from_sorted(indices), exp_sums(&scores, max, tile_k))
 }

@@ -7,8 +7,10 @@ use crate::segment::Segment;
 /// Algorithm 1 for one segment.
 pub fn rank(head: &Head, segment: &Segment, segment_len: usize, config: &S2oConfig) -> SegmentOrder {
     let k_scores = key_scores(head, segment, config);
-    // kv_perm = argsort descending, with the front sink and the recent keys first
-    let lift = |(t, &score)| if config.leads(t, k_scores.len()) { f64::INFINITY } else { score };
+    // kv_perm = argsort descending, with the front sink and the recent keys above all finite scores
+    let lift = |(t, &score): (usize, &f64)| {
+        if config.leads(t, k_scores.len()) && score.is_finite() { f64::MAX } else { score }
+    };
     let lifted: Vec<f64> = k_scores.iter().enumerate().map(lift).collect();
     let kv_perm = Permutation::argsort_desc(&lifted);
     let q_perm = if config.q_perm() {
