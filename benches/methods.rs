@@ -4,6 +4,7 @@
 //! ```text
 //! cargo bench --bench methods -- --tokens 8192
 //! cargo bench --bench methods --features cuda,flash-attn -- --tokens 32768,131072
+//! cargo bench --bench methods --features cuda,flash-attn -- --tokens 32768 --sweep    # time over error
 //! ```
 
 #[allow(dead_code, reason = "shared with the other benchmarks")]
@@ -22,6 +23,7 @@ use candle_s2o::{Attention, Dense};
 use clap::Parser;
 use measure::{Distance, Machine, Row, causal_tflop, median};
 use s2o_eval::capture::LayerTensors;
+use s2o_eval::experiment::matched_density::settings;
 use s2o_eval::limit_threads;
 use s2o_eval::method::{self, MethodSpec, Timed};
 
@@ -34,6 +36,9 @@ struct Arguments {
     /// Methods with options, such as `s2o,xattention:threshold=0.95`; all except dense if absent.
     #[arg(long, value_delimiter = ',')]
     methods: Vec<MethodSpec>,
+    /// Run each method at every value of the option that trades error for density.
+    #[arg(long)]
+    sweep: bool,
     /// Timed runs of each method.
     #[arg(long, default_value = "3")]
     repeats: NonZeroUsize,
@@ -58,8 +63,15 @@ fn main() -> Result<()> {
     } else {
         arguments.methods
     };
+    let (bench, specs) = if arguments.sweep {
+        let values = specs.iter().map(settings).collect::<Result<Vec<_>, _>>()?;
+        ("methods sweep", values.into_iter().flatten().map(|(_, spec)| spec).collect())
+    } else {
+        ("methods", specs)
+    };
     for tokens in arguments.tokens {
-        let rows = compare(&machine, &tensors::stacked(tokens, &device)?, &specs, arguments.repeats.get())?;
+        let tensors = tensors::stacked(tokens, &device)?;
+        let rows = compare((bench, &machine), &tensors, &specs, arguments.repeats.get())?;
         println!("{}", machine.append(&rows, &arguments.place)?.display());
     }
     Ok(())
@@ -88,7 +100,12 @@ fn baseline(tensors: &LayerTensors) -> Result<(&'static str, Tensor)> {
     Ok(("dense", Dense.prefill(&tensors.call()?, &tensors.q, &tensors.k, &tensors.v)?))
 }
 
-fn compare(machine: &Machine, tensors: &LayerTensors, specs: &[MethodSpec], repeats: usize) -> Result<Vec<Row>> {
+fn compare(
+    (bench, machine): (&str, &Machine),
+    tensors: &LayerTensors,
+    specs: &[MethodSpec],
+    repeats: usize,
+) -> Result<Vec<Row>> {
     let LayerTensors { q, k, v, .. } = tensors;
     let call = &tensors.call()?;
     let tokens = call.prompt_len;
@@ -142,7 +159,7 @@ fn compare(machine: &Machine, tensors: &LayerTensors, specs: &[MethodSpec], repe
         );
         for (phase, ms) in [("", whole), (", selection", selection), (", attention", attention)] {
             let tflops = (phase != ", selection").then(|| density * tflop / ms * 1e3);
-            let row = machine.row("methods", &format!("{spec}{phase}"), q, k)?;
+            let row = machine.row(bench, &format!("{spec}{phase}"), q, k)?;
             let (whole, by_head) = (Some(error.whole), Some(error.mean_of_heads));
             let row = Row { density: Some(density), error: whole, error_by_head: by_head, tflops, ..row };
             rows.push(row.against(name, ms, baseline_ms));

@@ -108,9 +108,46 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
+/// A falling quantity, such as error over density or time over error: straight lines between the measured points, the
+/// quantity on a logarithmic scale. A setting that is worse in both than another is never useful, so the curve never
+/// rises. It has no value outside the measured points.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FallingCurve {
+    /// Ascending in x, each with the logarithm of the least y so far.
+    points: Vec<(f64, f64)>,
+}
+
+impl FallingCurve {
+    /// The curve through pairs of x and y, in any order. Pairs whose y is not positive and finite are left out.
+    pub fn new(points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        let mut points: Vec<(f64, f64)> = points.into_iter().filter(|&(_, y)| y > 0.0 && y.is_finite()).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        points.dedup_by_key(|point| point.0);
+        let mut least = f64::INFINITY;
+        for (_, y) in &mut points {
+            least = least.min(y.ln());
+            *y = least;
+        }
+        Self { points }
+    }
+
+    /// The value at `x`.
+    pub fn at(&self, x: f64) -> Option<f64> {
+        let right = self.points.partition_point(|point| point.0 < x);
+        let &(right_x, right_y) = self.points.get(right)?;
+        if right_x == x {
+            return Some(right_y.exp());
+        }
+        let &(left_x, left_y) = self.points.get(right.checked_sub(1)?)?;
+        let share = (x - left_x) / (right_x - left_x);
+        Some((left_y + share * (right_y - left_y)).exp())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::Device;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -150,5 +187,43 @@ mod tests {
         let error = ErrorSums::by_head(&exact, &exact.narrow(1, 0, 2999)?).unwrap_err();
         assert!(error.to_string().contains("expected [1, 3000, 2, 8], got [1, 2999, 2, 8]"), "{error}");
         Ok(())
+    }
+
+    #[test]
+    fn halfway_between_two_errors_is_their_geometric_mean() {
+        let curve = FallingCurve::new([(0.6, 1e-6), (0.2, 1e-2), (0.4, 1e-4)]);
+        for (density, error) in [(0.2, 1e-2), (0.3, 1e-3), (0.4, 1e-4), (0.55, 10f64.powf(-5.5)), (0.6, 1e-6)] {
+            let got = curve.at(density).unwrap();
+            assert!((got / error - 1.0).abs() < 1e-9, "{density}: {got}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_said_outside_the_measured_points() {
+        let curve = FallingCurve::new([(0.6, 1e-6), (0.2, 1e-2), (0.8, 0.0)]);
+        assert_eq!((curve.at(0.19), curve.at(0.61), curve.at(0.8)), (None, None, None));
+        assert_eq!(FallingCurve::new([]).at(0.5), None);
+        let lone = FallingCurve::new([(0.5, 1e-3)]);
+        assert!((lone.at(0.5).unwrap() - 1e-3).abs() < 1e-15 && lone.at(0.4).is_none());
+    }
+
+    #[test]
+    fn a_denser_setting_that_errs_more_is_not_taken() {
+        let curve = FallingCurve::new([(0.2, 1e-3), (0.4, 1e-2), (0.6, 1e-4)]);
+        assert!((curve.at(0.4).unwrap() / 1e-3 - 1.0).abs() < 1e-9);
+    }
+
+    proptest! {
+        #[test]
+        fn a_curve_never_rises(
+            points in proptest::collection::vec((0.0f64..1.0, 1e-9f64..1.0), 1..9),
+            a in 0.0f64..1.0,
+            b in 0.0f64..1.0,
+        ) {
+            let curve = FallingCurve::new(points);
+            if let (Some(sparser), Some(denser)) = (curve.at(a.min(b)), curve.at(a.max(b))) {
+                prop_assert!(denser <= sparser * (1.0 + 1e-12));
+            }
+        }
     }
 }

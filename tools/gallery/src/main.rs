@@ -20,6 +20,7 @@ mod speed_up_by_length;
 #[cfg(test)]
 mod tests;
 mod text;
+mod time_by_error;
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -59,7 +60,7 @@ struct Kind {
     render: fn(&Path) -> Result<Section>,
 }
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 10] = [
     Kind { name: "error-by-density", is_of_record: false, render: error_by_density::section },
     Kind { name: "density-by-head", is_of_record: false, render: density_by_head::section },
     Kind { name: "time-split", is_of_record: false, render: |directory| TIME_SPLIT.section(directory) },
@@ -69,6 +70,7 @@ const KINDS: [Kind; 9] = [
     Kind { name: "niah", is_of_record: false, render: niah::section },
     Kind { name: "speed-up-by-length", is_of_record: true, render: speed_up_by_length::section },
     Kind { name: "methods-by-time", is_of_record: true, render: methods_by_time::section },
+    Kind { name: "time-by-error", is_of_record: true, render: time_by_error::section },
 ];
 
 /// An entry of the page and its new content.

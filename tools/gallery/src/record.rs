@@ -28,6 +28,9 @@ pub struct Measurement {
     pub density: Option<f64>,
     /// Relative distance from exact attention, or from exact logits.
     pub error: Option<f64>,
+    /// Mean of the heads' distances; absent in records of other benchmarks and of earlier days.
+    #[serde(default)]
+    pub error_by_head: Option<f64>,
     /// Median time in milliseconds.
     pub ms: f64,
     /// The method that alternated with it.

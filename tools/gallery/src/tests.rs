@@ -213,6 +213,24 @@ fn record() -> String {
     text
 }
 
+/// Two settings of a method.
+fn sweep() -> String {
+    let mut text =
+        "commit,bench,method,q_len,k_len,heads,kv_heads,head_dim,dtype,density,error,error_by_head,ms,baseline,\
+                    baseline_ms,ratio\n"
+            .to_owned();
+    for (tau, error, ms) in [(0.1, 0.15, 1.0), (0.02, 0.05, 4.0)] {
+        for phase in ["", ", selection"] {
+            let by_head = 2.0 * error;
+            text.push_str(&format!(
+                "new,methods sweep,\"s2o:tau={tau}{phase}\",8192,8192,8,2,128,bf16,0.5,{error},{by_head},{ms},flash,8,{}\n",
+                8.0 / ms
+            ));
+        }
+    }
+    text
+}
+
 #[test]
 fn a_record_is_shown_by_its_newest_rows() {
     let site = Site::new(&[("record/gpu/2026-01-02.csv", &record()), ("record/gpu/notes.txt", "no rows")]);
@@ -226,6 +244,15 @@ fn a_record_is_shown_by_its_newest_rows() {
     site.write("record/gpu/2026-01-02.csv", &record().replace("s2o, attention", "pbs, attention"));
     let expected = "2026-01-02.csv: expected a row `s2o, attention` at 8190 tokens beside `s2o`, got none";
     assert!(site.refused("methods-by-time gpu").ends_with(expected));
+}
+
+#[test]
+fn methods_are_compared_at_equal_error() {
+    let site = Site::new(&[("record/gpu/2026-01-02.csv", &sweep())]);
+    let table = "| tokens | method | error 0.02 | 0.05 | 0.1 | 0.15 |\n| --- | --- | --- | --- | --- | --- |\n";
+    let whole = format!("{table}| 8K | s2o | - | 2.00 | 4.00 | 8.00 |\n");
+    let by_head = format!("{table}| 8K | s2o | - | - | 2.00 | 2.83 |\n");
+    site.shows("time-by-error gpu", &["time-by-error-8192"], &[&whole, &by_head]);
 }
 
 #[test]

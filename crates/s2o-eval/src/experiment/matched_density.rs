@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Exact;
 use crate::error::Result;
 use crate::method::{Knob, MethodSpec, find};
+use crate::metrics::FallingCurve;
 
 /// One method with one setting on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -132,62 +133,24 @@ pub fn at_densities(rows: &[SweepRow], densities: &[f64]) -> Vec<MatchedRow> {
     matched
 }
 
-/// A method's means over the layers for each setting.
-fn curve(rows: &[&SweepRow], error: fn(&SweepRow) -> f64) -> ErrorCurve {
+/// A method's means over the layers for each setting. A setting that skips nothing has no error but rounding.
+fn curve(rows: &[&SweepRow], error: fn(&SweepRow) -> f64) -> FallingCurve {
     let mut values: Vec<Option<f64>> = Vec::new();
     for row in rows {
         if !values.contains(&row.value) {
             values.push(row.value);
         }
     }
-    ErrorCurve::new(values.into_iter().map(|value| {
+    let points = values.into_iter().map(|value| {
         let setting = || rows.iter().filter(|row| row.value == value);
         let mean = |of: fn(&SweepRow) -> f64| setting().map(|row| of(row)).sum::<f64>() / setting().count() as f64;
         (mean(|row| row.density), mean(error))
-    }))
-}
-
-/// Error over density: straight lines between the measured points, the error on a logarithmic scale.
-///
-/// A setting with more density and more error than another is never useful, so the curve never rises with density. It
-/// has no value outside the measured densities and ignores points where nothing was skipped, because their error is
-/// only rounding.
-struct ErrorCurve {
-    /// Ascending in density, each with the logarithm of the least error so far.
-    points: Vec<(f64, f64)>,
-}
-
-impl ErrorCurve {
-    /// The curve through pairs of density and error, in any order.
-    fn new(points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        let mut points: Vec<(f64, f64)> =
-            points.into_iter().filter(|&(density, error)| density < 1.0 && error > 0.0 && error.is_finite()).collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        points.dedup_by_key(|point| point.0);
-        let mut least = f64::INFINITY;
-        for (_, error) in &mut points {
-            least = least.min(error.ln());
-            *error = least;
-        }
-        Self { points }
-    }
-
-    fn at(&self, density: f64) -> Option<f64> {
-        let right = self.points.partition_point(|point| point.0 < density);
-        let &(right_density, right_error) = self.points.get(right)?;
-        if right_density == density {
-            return Some(right_error.exp());
-        }
-        let &(left_density, left_error) = self.points.get(right.checked_sub(1)?)?;
-        let share = (density - left_density) / (right_density - left_density);
-        Some((left_error + share * (right_error - left_error)).exp())
-    }
+    });
+    FallingCurve::new(points.filter(|point| point.0 < 1.0))
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::super::random_layer;
     use super::*;
 
@@ -245,43 +208,5 @@ mod tests {
         assert_eq!((matched[0].method.as_str(), matched[0].layers), ("a", 2));
         assert!((matched[0].mse.unwrap() / 1e-3 - 1.0).abs() < 1e-9, "{:?}", matched[0]);
         assert!(matched[1..].iter().all(|row| row.mse.is_none()), "{matched:?}");
-    }
-
-    #[test]
-    fn halfway_between_two_errors_is_their_geometric_mean() {
-        let curve = ErrorCurve::new([(0.6, 1e-6), (0.2, 1e-2), (0.4, 1e-4)]);
-        for (density, error) in [(0.2, 1e-2), (0.3, 1e-3), (0.4, 1e-4), (0.55, 10f64.powf(-5.5)), (0.6, 1e-6)] {
-            let got = curve.at(density).unwrap();
-            assert!((got / error - 1.0).abs() < 1e-9, "{density}: {got}");
-        }
-    }
-
-    #[test]
-    fn nothing_is_said_outside_the_measured_densities() {
-        let curve = ErrorCurve::new([(0.6, 1e-6), (0.2, 1e-2), (1.0, 1e-14), (0.8, 0.0)]);
-        assert_eq!((curve.at(0.19), curve.at(0.61), curve.at(1.0)), (None, None, None));
-        assert_eq!(ErrorCurve::new([]).at(0.5), None);
-        let lone = ErrorCurve::new([(0.5, 1e-3)]);
-        assert!((lone.at(0.5).unwrap() - 1e-3).abs() < 1e-15 && lone.at(0.4).is_none());
-    }
-
-    #[test]
-    fn a_denser_setting_that_errs_more_is_not_taken() {
-        let curve = ErrorCurve::new([(0.2, 1e-3), (0.4, 1e-2), (0.6, 1e-4)]);
-        assert!((curve.at(0.4).unwrap() / 1e-3 - 1.0).abs() < 1e-9);
-    }
-
-    proptest! {
-        #[test]
-        fn the_error_never_rises(
-            points in proptest::collection::vec((0.0f64..1.0, 1e-9f64..1.0), 1..9),
-            a in 0.0f64..1.0,
-            b in 0.0f64..1.0,
-        ) {
-            let curve = ErrorCurve::new(points);
-            if let (Some(sparser), Some(denser)) = (curve.at(a.min(b)), curve.at(a.max(b))) {
-                prop_assert!(denser <= sparser * (1.0 + 1e-12));
-            }
-        }
     }
 }
