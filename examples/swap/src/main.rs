@@ -83,20 +83,25 @@ fn main() -> Result<()> {
     println!("model   {}, {dtype:?}, {}", model.name(), if args.cpu { "CPU" } else { "GPU 0" });
     println!("prompt  {} tokens\npolicy  {policy:?}\n", ids.len());
 
-    // Statistics make the host wait for a GPU at every layer, so they come from a run that is not timed.
-    s2o::collect_stats(true);
+    // The first run loads the kernels of a GPU, so it is not timed.
     prefill(&mut model, &ids, &device)?;
-    let calls = s2o::take_stats()?;
-    s2o::collect_stats(false);
     s2o::set_policy(Policy::Dense);
     let (dense, dense_time) = prefill(&mut model, &ids, &device)?;
     let dense_text = written(&mut model, &tokenizer, &dense, ids.len(), args.sample_len, &device)?;
     s2o::set_policy(policy.clone());
+    s2o::collect_stats(true);
     let (sparse, sparse_time) = prefill(&mut model, &ids, &device)?;
+    let calls = s2o::take_stats()?;
+    s2o::collect_stats(false);
     let sparse_text = written(&mut model, &tokenizer, &sparse, ids.len(), args.sample_len, &device)?;
 
     for (layer, call) in calls.iter().enumerate() {
-        println!("layer {layer:3}  density {:.3}", call.stats.density());
+        print!("layer {layer:3}  density {:.3}", call.stats.density());
+        if let Some(probes) = call.stats.probes() {
+            let (low, high) = probes.interval();
+            print!("  error {:.3} ({low:.3} to {high:.3}), measured on its probes", probes.relative_error());
+        }
+        println!();
     }
     if calls.is_empty() {
         println!("no call reached the policy: it is Dense, or the model calls flash_attn on GPUs only (stock qwen3)");
