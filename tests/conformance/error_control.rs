@@ -74,7 +74,7 @@ fn a_bound_alone_turns_probes_on() {
     let silent = case(2.0).with(|config| config.probe_stride(ProbeStride::Off));
     assert!(silent.attention(None).1.probes().is_none());
     let (_, stats) = silent.with(|config| config.max_error(0.1)).attention(None);
-    assert_eq!(stats.probes().map(|all| all.probes), Some(2 * 2048 / 64));
+    assert_eq!(stats.probes().map(|all| all.probes), Some(2 * 2048 / 256 * 8));
 }
 
 #[test]

@@ -108,6 +108,7 @@ impl Vectors {
                 KeyScore::SecondCumulant { c: run.second_cumulant }
             })
             .front_sink(run.front_sink)
+            .recent(0)
             .dense_tail(run.dense_tail)
             .q_perm(run.q_perm == 1)
             .dense_below(0)

@@ -1,6 +1,6 @@
 //! [`Plan`]: the segments of one call, or the decision to use the dense path. All backends start from a plan.
 
-use crate::config::{ProbeStride, S2oConfig};
+use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::permutation::{Permutation, PermutationError};
 use crate::probes::ProbeStats;
@@ -37,12 +37,8 @@ impl Plan {
             let tail_start = prompt_len.saturating_sub(config.dense_tail());
             segments(shape.q_offset(), shape.q_len(), segment_len, tail_start)
         };
-        // A bound on the error needs probes.
-        let probe_stride = match config.probe_stride() {
-            ProbeStride::Off if config.max_error().is_some() => ProbeStride::Auto,
-            stride => stride,
-        };
-        Ok(Self { segment_len, segments, probe_stride: probe_stride.resolve(prompt_len) })
+        let probe_stride = config.probe_stride().resolve(prompt_len, segment_len, config.max_error().is_some());
+        Ok(Self { segment_len, segments, probe_stride })
     }
 
     /// Checks that orders given by a caller fit the call's heads and segments.

@@ -221,7 +221,8 @@ impl SegmentLen {
 pub enum ProbeStride {
     /// `off`: no probes.
     Off,
-    /// `auto`, by prompt length: 64 up to 16K tokens, 128 beyond.
+    /// `auto`: eight probes in each whole segment of a prompt of at least [`ProbeStride::PAYS_FROM`] tokens. Shorter
+    /// prompts have probes only if the error has a bound.
     Auto,
     /// One query in so many positions, for every prompt.
     Every(usize),
@@ -230,13 +231,18 @@ pub enum ProbeStride {
 auto_or_tokens!(ProbeStride: Every, "off" => Off);
 
 impl ProbeStride {
-    /// The distance in tokens for a prompt of `prompt_len` tokens; `None` without probes.
-    pub fn resolve(self, prompt_len: usize) -> Option<usize> {
+    /// Prompt length in tokens from which `auto` has probes: in shorter prompts a smaller tau lowers the error at less
+    /// cost (docs/algorithm.md).
+    pub const PAYS_FROM: usize = 16 * 1024;
+
+    /// The distance in tokens in segments of `segment_len` tokens of a prompt of `prompt_len` tokens; `None` without
+    /// probes. An error with a bound needs probes: then `off` is `auto`, in prompts of every length.
+    pub fn resolve(self, prompt_len: usize, segment_len: usize, has_bound: bool) -> Option<usize> {
         match self {
-            Self::Off => None,
-            Self::Auto if prompt_len <= 16 * 1024 => Some(64),
-            Self::Auto => Some(128),
             Self::Every(tokens) => Some(tokens),
+            Self::Off if !has_bound => None,
+            Self::Auto if !has_bound && prompt_len < Self::PAYS_FROM => None,
+            Self::Off | Self::Auto => Some((segment_len / 8).max(1)),
         }
     }
 }
