@@ -18,6 +18,8 @@ use crate::prompt_flags::Prompt;
 use crate::{machine, model_flags, s2o_flags};
 
 const BAR_WIDTH: usize = 24;
+/// A measured error above this is worth a warning: layers of trained models have .01 to .3.
+const LARGE_ERROR: f64 = 0.3;
 
 type Stats = BTreeMap<usize, AttnStats>;
 
@@ -195,6 +197,19 @@ impl Report<'_> {
             writeln!(
                 out,
                 "error: relative L2 error of the attention output, measured on the probes, and its 95 % interval."
+            )?;
+        }
+        let is_large = |(_, layer): &(&usize, &AttnStats)| {
+            layer.probes().is_some_and(|probes| probes.relative_error() > LARGE_ERROR)
+        };
+        let large: Vec<String> = stats.iter().filter(is_large).map(|(layer, _)| layer.to_string()).collect();
+        if !large.is_empty() {
+            writeln!(
+                out,
+                "warning: the error is above {LARGE_ERROR} in layer {}. --max-error 0.1 visits more keys where the error is\n\
+                 large, --skip-layers {} makes these layers exact.",
+                large.join(", "),
+                large.join(",")
             )?;
         }
         let units: Vec<_> = stats.values().flat_map(|layer| &layer.heads).flat_map(|head| &head.probes).collect();

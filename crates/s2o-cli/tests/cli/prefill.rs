@@ -81,6 +81,19 @@ fn prefill_runs_one_method_alone() {
 }
 
 #[test]
+fn a_large_error_is_a_warning_until_it_has_a_bound() {
+    // Settings under which layer 9 stops far too early.
+    let flags = "--context 2048 --dense-below 0 --segment 128 --tile-k 16 --stop-rule mean --score mean --front-sink 0 \
+                 --recent 0 --tau 0.99 --probe-stride 16 --attention s2o -n 1";
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let text = stdout_of("prefill", &flags);
+    assert_has(&text, &["warning: the error is above 0.3 in layer 9", "--skip-layers 9 makes"]);
+    let text = stdout_of("prefill", &[&flags[..], &["--max-error", "0.2"]].concat());
+    assert_has(&text, &["were computed again to keep their error below the bound"]);
+    assert!(!text.contains("warning"), "{text}");
+}
+
+#[test]
 fn compare_wins_over_attention() {
     for attention in ["dense", "s2o"] {
         let both = json_of(&["--attention", attention, "--compare", "--context", "2100", "--json"]);
