@@ -233,7 +233,7 @@ auto_or_tokens!(ProbeStride: Every, "off" => Off);
 impl ProbeStride {
     /// Prompt length in tokens from which `auto` has probes: in shorter prompts a smaller tau lowers the error at less
     /// cost (docs/algorithm.md).
-    pub const PAYS_FROM: usize = 16 * 1024;
+    pub const PAYS_FROM: usize = 24 * 1024;
 
     /// The distance in tokens in segments of `segment_len` tokens of a prompt of `prompt_len` tokens; `None` without
     /// probes. An error with a bound needs probes: then `off` is `auto`, in prompts of every length.
@@ -315,4 +315,24 @@ pub(super) fn read_mebibytes(text: &str) -> Option<usize> {
 
 pub(super) fn mebibytes(bytes: usize) -> String {
     (bytes as f64 / MEBIBYTE).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_are_automatic_where_they_pay_or_an_error_has_a_bound() {
+        let (short, long) = (ProbeStride::PAYS_FROM - 1, ProbeStride::PAYS_FROM);
+        for (stride, of_short, of_long, with_bound) in [
+            (ProbeStride::Off, None, None, Some(128)),
+            (ProbeStride::Auto, None, Some(128), Some(128)),
+            (ProbeStride::Every(96), Some(96), Some(96), Some(96)),
+        ] {
+            assert_eq!(stride.resolve(short, 1024, false), of_short);
+            assert_eq!(stride.resolve(long, 1024, false), of_long);
+            assert_eq!(stride.resolve(short, 1024, true), with_bound);
+        }
+        assert_eq!(ProbeStride::Auto.resolve(long, 4, false), Some(1));
+    }
 }
