@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, BLOCK_Q, BlockSelection, PrefillCall};
 use s2o_baselines::{
-    BlockSelector, BlockSparse, FlexPrefill, HeadPattern, Keys, MInference, MInferenceConfig, MeanPooling, Pbs,
-    PbsScore, Selection, SlidingWindow, Sparge, XAttention,
+    BlockSelector, BlockSparse, FlashPrefill, FlexPrefill, HeadPattern, Keys, MInference, MInferenceConfig,
+    MeanPooling, Pbs, PbsScore, Selection, SlidingWindow, Sparge, XAttention,
 };
 
 use crate::Runner;
@@ -87,6 +87,7 @@ pub fn cases(runner: &mut Runner) {
             agree(MeanPooling::default(), &problem, Some(TIES));
             agree(XAttention::default(), &problem, Some(ROUNDED));
             agree(FlexPrefill::default(), &problem, Some(TIES));
+            agree(FlashPrefill::default(), &problem, Some(ROUNDED));
             agree(SlidingWindow::new(700, 128).unwrap(), &problem, Some(TIES));
             agree(minference(), &problem, Some(TIES));
             // The order of keys with equal weights is undefined, so blocks may have other keys.

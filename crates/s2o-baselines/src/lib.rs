@@ -16,6 +16,7 @@ mod config_file;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod flashprefill;
 mod flexprefill;
 mod head_pattern;
 mod key_order;
@@ -37,6 +38,7 @@ pub use antidiagonal::antidiagonal_scores;
 pub use attention::BlockSparse;
 pub use config_file::{LayerConfig, LayerEntry};
 pub use error::BaselineError;
+pub use flashprefill::FlashPrefill;
 pub use flexprefill::{FlexPattern, FlexPrefill};
 pub use head_pattern::{HeadPattern, MInferenceConfig};
 pub use mask::{BlockMask, Keys, causal_blocks};

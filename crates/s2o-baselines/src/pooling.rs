@@ -20,7 +20,7 @@ pub fn block_means(x: &Tensor, offset: usize, block: usize) -> Result<Tensor, Ba
     if block > 0 && cuda::supports_heads(x) {
         return Ok(cuda::block_pool(x, offset, block, None, false)?.0);
     }
-    by_blocks(x, offset, block, |tokens| Ok(tokens.mean(3)?))
+    by_blocks(x, (offset, block), 1, |tokens| Ok(tokens.mean(3)?))
 }
 
 /// [`block_means`] and the self-similarity of the blocks, the mean cosine of all pairs of their tokens: `(batch, heads,
@@ -40,7 +40,7 @@ pub(crate) fn self_similar_blocks(
     let (batch, _, heads, dim) = x.dims4()?;
     let centre = centre.map(|centre| centre.reshape((batch, heads, 1, 1, dim))).transpose()?;
     // The self-similarity follows the mean as one more element, so the tokens are read once.
-    let pooled = by_blocks(x, offset, block, |tokens| {
+    let pooled = by_blocks(x, (offset, block), 1, |tokens| {
         let tokens = match &centre {
             Some(centre) => tokens.broadcast_sub(centre)?,
             None => tokens.clone(),
@@ -71,11 +71,12 @@ pub(crate) fn mean_token(x: &Tensor) -> Result<Tensor, BaselineError> {
 }
 
 /// [`block_means`] with `reduce` instead of the mean: from `(batch, heads, blocks, tokens, head_dim)` of f32 to
-/// `(batch, heads, blocks, ..)`. It is called for a bounded number of tokens, and for a ragged block alone.
-fn by_blocks(
+/// `(batch, heads, blocks, ..)`. It is called for a bounded number of tokens, so that neither they nor `width` elements
+/// for each of them are too many, and for a ragged block alone.
+pub(crate) fn by_blocks(
     x: &Tensor,
-    offset: usize,
-    block: usize,
+    (offset, block): (usize, usize),
+    width: usize,
     reduce: impl Fn(&Tensor) -> Result<Tensor, BaselineError>,
 ) -> Result<Tensor, BaselineError> {
     BaselineError::unless(block > 0, "block means", ["block", "at least 1 token"], block)?;
@@ -88,7 +89,7 @@ fn by_blocks(
     let first = (offset.next_multiple_of(block) - offset).min(len);
     let whole = (len - first) / block;
     let rest = len - first - whole * block;
-    let at_once = (MAX_INTERMEDIATE / (batch * block * heads * dim)).max(1);
+    let at_once = (MAX_INTERMEDIATE / (batch * block * heads * dim.max(width))).max(1);
     let mut parts = Vec::new();
     if first > 0 {
         parts.push(part(0, 1, first)?);

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use candle_s2o::ProbeStats;
 use comfy_table::presets::{ASCII_BORDERS_ONLY_CONDENSED, UTF8_BORDERS_ONLY};
 use comfy_table::{Attribute, Cell, CellAlignment, Table};
 
@@ -66,6 +67,12 @@ pub fn seconds(seconds: f64) -> String {
 /// An error to three digits.
 pub fn scientific(value: f64) -> String {
     if value == 0.0 { "0".to_owned() } else { format!("{value:.2e}") }
+}
+
+/// A measured error and its interval.
+pub fn error(probes: &ProbeStats) -> String {
+    let (low, high) = probes.interval();
+    format!("{:.3} ({low:.3} to {high:.3})", probes.relative_error())
 }
 
 /// A whole number with separated thousands.

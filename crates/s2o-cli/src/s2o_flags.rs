@@ -118,7 +118,10 @@ pub fn describe(config: &S2oConfig, by_layer: bool, prompt_len: usize, device: &
     let segment = config.segment_len().resolve(prompt_len);
     let tau = if by_layer { "by layer".to_owned() } else { config.tau().to_string() };
     let others = options(config, &["stop-rule", "score", "dense-tail", "q-perm"]);
-    format!("segment {segment}{auto}, tau {tau}, {others}")
+    let probes = config.probe_stride().resolve(prompt_len, segment, config.max_error().is_some());
+    let probes = probes.map(|tokens| format!(", a probe every {tokens} queries")).unwrap_or_default();
+    let bound = config.max_error().map(|error| format!(", error at most {error}")).unwrap_or_default();
+    format!("segment {segment}{auto}, tau {tau}, {others}{probes}{bound}")
 }
 
 /// All options except the threshold, on one line.

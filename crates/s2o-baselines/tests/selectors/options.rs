@@ -4,8 +4,9 @@ use std::fmt::Debug;
 
 use candle_core::{DType, Device, Tensor};
 use s2o_baselines::{
-    BaselineError, FlexPrefill, HeadPattern, MInference, MInferenceConfig, MeanPooling, Pbs, SlidingWindow, Sparge,
-    SpargeBounds, SpargeConfig, SpargeHead, SpargeLayer, XAttention, antidiagonal_scores, block_means,
+    BaselineError, FlashPrefill, FlexPrefill, HeadPattern, MInference, MInferenceConfig, MeanPooling, Pbs,
+    SlidingWindow, Sparge, SpargeBounds, SpargeConfig, SpargeHead, SpargeLayer, XAttention, antidiagonal_scores,
+    block_means,
 };
 
 fn message<T: Debug>(refused: Result<T, BaselineError>) -> String {
@@ -47,6 +48,10 @@ fn options_out_of_range_are_refused() {
     for got in [0.0, -1.0, 1.1, f64::NAN] {
         let expected = format!("mean-pooling: threshold: expected a share above 0 up to 1, got {got}");
         assert_eq!(message(MeanPooling::default().threshold(got)), expected);
+    }
+    for got in [-0.1, 1.1, f64::NAN] {
+        let expected = format!("flashprefill: alpha: expected a number from 0 to 1, got {got}");
+        assert_eq!(message(FlashPrefill::default().alpha(got)), expected);
     }
     for got in [0, 64, 200, 16384] {
         let expected = format!("pbs: segment: expected a multiple of 128 up to 8192, got {got}");

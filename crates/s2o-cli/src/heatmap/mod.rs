@@ -20,7 +20,7 @@ mod ranked;
 use self::head::Head;
 use self::panel::Panel;
 use self::pooled::Pool;
-use crate::layout::Look;
+use crate::layout::{Look, error};
 use crate::model_flags::ModelFlags;
 use crate::prompt_flags::PromptFlags;
 use crate::s2o_flags::{self, S2oFlags};
@@ -94,8 +94,13 @@ impl Flags {
         for (panel, pooled) in panels.iter().zip(&pooled) {
             table.add_row([panel.title.to_owned(), format!("{:.3}", panel.density), format!("{:.4}", pooled.mass)]);
         }
+        let measured: String = panels
+            .iter()
+            .filter_map(|panel| Some((panel.title, panel.probes?)))
+            .map(|(title, probes)| format!("{title}: error {}, measured on the probes\n", error(&probes)))
+            .collect();
         exit::print(&format!(
-            "model   {}\nprompt  {}\ns2o     {}\n\n{table}\n\nwritten {} and {}\n{}\n",
+            "model   {}\nprompt  {}\ns2o     {}\n\n{table}\n{measured}\nwritten {} and {}\n{}\n",
             model_flags::describe(&model),
             prompt.description,
             // The head is computed on the CPU, wherever the model ran.

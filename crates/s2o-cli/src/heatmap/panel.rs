@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use candle_s2o::ProbeStats;
+
 use super::head::Head;
 
 /// One picture of the head. A place is the position at which a query or key is shown.
@@ -17,6 +19,8 @@ pub struct Panel {
     pub bands: Vec<Band>,
     /// Share of the causal tiles that is computed.
     pub density: f64,
+    /// What the probes measured, if the method has any.
+    pub probes: Option<ProbeStats>,
 }
 
 #[derive(Debug)]
@@ -44,6 +48,7 @@ impl Panel {
             key_orders: vec![KeyOrder { queries: 0..head.q_len(), places: Vec::new() }],
             bands: Vec::new(),
             density: 1.0,
+            probes: None,
         }
     }
 

@@ -15,7 +15,7 @@ pub fn panel(title: &'static str, head: &Head, config: &S2oConfig) -> Result<Pan
     let shape = AttnShape::of(head.q.dims4()?.into(), head.k.dims4()?.into(), head.v.dims4()?.into())?;
     let plan = Plan::new(config, &shape, head.k_len(), S2oConfig::CPU_BREAK_EVEN)?;
 
-    let mut panel = Panel { title, density: stats.density(), ..Panel::original(head) };
+    let mut panel = Panel { title, density: stats.density(), probes: stats.probes(), ..Panel::original(head) };
     if plan.is_dense() {
         return Ok(panel);
     }

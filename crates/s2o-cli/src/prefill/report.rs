@@ -13,7 +13,7 @@ use s2o_models::{LoadedModel, passkey};
 use serde::Serialize;
 
 use super::run::Run;
-use crate::layout::{Look, grouped, seconds};
+use crate::layout::{Look, error, grouped, seconds};
 use crate::prompt_flags::Prompt;
 use crate::{machine, model_flags, s2o_flags};
 
@@ -155,8 +155,8 @@ impl Report<'_> {
         let dense = self.dense.as_ref();
         let times = if dense.is_some() { "     attention time" } else { "   time" };
         let is_measured = stats.values().any(|layer| layer.probes().is_some());
-        let error = if is_measured { "  error" } else { "" };
-        let labels = format!("{:BAR_WIDTH$}  density  window  skipped  {times}{error}", "share of tiles computed");
+        let heading = if is_measured { "  error" } else { "" };
+        let labels = format!("{:BAR_WIDTH$}  density  window  skipped  {times}{heading}", "share of tiles computed");
         writeln!(out, "          {labels}")?;
         let arrow = if look == Look::Terminal { "→" } else { "->" };
         for (layer, layer_stats) in stats {
@@ -179,8 +179,7 @@ impl Report<'_> {
                 time(sparse),
             )?;
             if let Some(probes) = probes {
-                let (low, high) = probes.interval();
-                write!(out, "  {:.3} ({low:.3} to {high:.3})", probes.relative_error())?;
+                write!(out, "  {}", error(&probes))?;
             }
             writeln!(out)?;
         }

@@ -42,6 +42,14 @@ fn heatmap_draws_four_panels_and_says_what_they_hold() {
         assert!(*density > 0.0 && *mass > 0.5 && *mass < 1.0, "{title}: {density}, {mass}");
     }
 
+    let probed =
+        [&PROMPT[..], &["--out", text(&out), "--layer", "7", "--cells", "64", "--probe-stride", "16"]].concat();
+    let probed = stdout_of("heatmap", &probed);
+    assert!(probed.contains(", a probe every 16 queries\n"), "{probed}");
+    let measured = probed.lines().filter(|line| line.ends_with(", measured on the probes"));
+    let titles: Vec<&str> = measured.filter_map(|line| Some(line.split_once(": error 0.")?.0)).collect();
+    assert_eq!(titles, expected[2..]);
+
     let args = [&PROMPT[..], &["--layers", "7", "--methods", "s2o", "--json"], &flags].concat();
     let compared = rows_of("compare", &args);
     let density = number(compared.iter().find(|row| row["head"] == 2).expect("the head"), "density");

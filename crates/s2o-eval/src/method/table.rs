@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use candle_s2o::{ConfigOption, Dense, LayerSettings, Preset, S2o, S2oConfig};
 use s2o_baselines::{
-    BaselineError, BlockSelector, BlockSparse, FlexPrefill, HeadPattern, MInference, MInferenceConfig, MeanPooling,
-    Pbs, PbsScore, SlidingWindow, Sparge, SpargeConfig, XAttention,
+    BaselineError, BlockSelector, BlockSparse, FlashPrefill, FlexPrefill, HeadPattern, MInference, MInferenceConfig,
+    MeanPooling, Pbs, PbsScore, SlidingWindow, Sparge, SpargeConfig, XAttention,
 };
 
 use super::Method;
@@ -147,6 +147,19 @@ pub static ALL: &[MethodRow] = &[
             let budget = options.count("min-budget")?.unwrap_or(1024);
             let method = FlexPrefill::default().min_budget(budget).gamma(gamma);
             blocks(method.and_then(|method| method.tau(tau)), options)
+        },
+    },
+    MethodRow {
+        name: "flashprefill",
+        summary: "FlashPrefill: blocks with at least 0.12 of the greatest score of their row",
+        knob: Some(Knob {
+            option: "alpha",
+            sweep: &[0.0001, 0.001, 0.003, 0.01, 0.03, 0.06, 0.12, 0.2, 0.3, 0.5, 0.8],
+            file: None,
+        }),
+        make: |options| {
+            let alpha = options.number("alpha")?.unwrap_or(0.12);
+            blocks(FlashPrefill::default().alpha(alpha), options)
         },
     },
     MethodRow {
