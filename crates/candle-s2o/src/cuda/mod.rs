@@ -10,9 +10,9 @@
 //! bytes (transposed, narrowed and offset tensors). Other tensors are copied first (expanded dimensions, a head_dim
 //! that is not innermost).
 //!
-//! **Streams.** All work is enqueued on the stream of the Candle device. The host waits only when it
-//! reads statistics or orders, and for the first call of each kernel (which loads it). Scratch memory is allocated in stream order from a
-//! pool that keeps it for the next call, so threads and streams do not disturb each other. Key orders take at most
+//! **Streams.** All work is enqueued on the stream of the Candle device. The host waits only when it reads statistics
+//! or orders, and for the first call of each kernel (which loads it). Scratch memory is allocated in stream order from
+//! a pool that keeps it for the next call, so threads and streams do not disturb each other. Key orders take at most
 //! [`S2oConfig::workspace_cap`](crate::S2oConfig::workspace_cap), 6 1/8 bytes per key and head. In addition, a call
 //! holds the partial results of split calls, the row states and orders of permuted queries, the coefficients of the key
 //! scores, 12 bytes for each row and head with probes, and counts of visited tiles.
