@@ -24,11 +24,13 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Puts the parts together.
+    /// Puts the parts together. The tokenizer's truncation and padding, which some files set for training, are switched
+    /// off: a prompt is neither cut nor filled up.
     ///
     /// # Errors
     /// [`ModelError::InvalidConfig`] if the tokenizer can produce ids that the embedding lacks.
-    pub fn new(name: String, decoder: Decoder, tokenizer: Tokenizer, mut eos_ids: Vec<u32>) -> Result<Self> {
+    pub fn new(name: String, decoder: Decoder, mut tokenizer: Tokenizer, mut eos_ids: Vec<u32>) -> Result<Self> {
+        tokenizer.with_truncation(None).map_err(ModelError::tokenizer)?.with_padding(None);
         eos_ids.sort_unstable();
         eos_ids.dedup();
         let vocab_size = decoder.config().vocab_size;

@@ -60,10 +60,30 @@ pub enum RopeScaling {
 impl RopeScaling {
     /// Reads `rope_scaling` / `rope_parameters` of a `config.json` whose context is `max_positions`.
     pub(crate) fn from_json(value: &Value, max_positions: usize, origin: &str) -> Result<Self> {
-        let kind = ["rope_type", "type"].iter().find_map(|key| value.get(key)).and_then(Value::as_str);
-        let number = |key: &str| value.get(key).and_then(Value::as_f64);
+        let wrong = |what: &str, expected: &str, got: &Value| {
+            ModelError::config(origin, format!("{what}: expected {expected}, got {got}"))
+        };
+        let Some(entries) = value.as_object() else {
+            return Err(wrong("rope_scaling", "an object with rope_type", value));
+        };
+        if entries.values().any(Value::is_object) {
+            return Err(wrong("rope_scaling", "one setting for all layers", value));
+        }
+        let kind = match ["rope_type", "type"].iter().find_map(|key| entries.get(*key)) {
+            None if entries.contains_key("factor") => return Err(wrong("rope_scaling", "a rope_type", value)),
+            None => None,
+            Some(Value::String(kind)) => Some(kind.as_str()),
+            Some(other) => return Err(wrong("rope_scaling.rope_type", "a name", other)),
+        };
+        let number = |key: &str| match entries.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(number) => match number.as_f64() {
+                Some(number) => Ok(Some(number)),
+                None => Err(wrong(&format!("rope_scaling.{key}"), "a number", number)),
+            },
+        };
         let need = |key: &str| {
-            number(key).ok_or_else(|| ModelError::config(origin, format!("rope_scaling lacks the number {key}")))
+            number(key)?.ok_or_else(|| ModelError::config(origin, format!("rope_scaling lacks the number {key}")))
         };
         let original = || match value.get("original_max_position_embeddings") {
             None | Some(Value::Null) => Ok(max_positions),
@@ -82,19 +102,18 @@ impl RopeScaling {
             }),
             Some("yarn") => {
                 let original_max_positions = original()?;
-                let factor = number("factor").unwrap_or(max_positions as f64 / original_max_positions as f64);
-                let attention_factor =
-                    number("attention_factor").unwrap_or_else(|| match (number("mscale"), number("mscale_all_dim")) {
-                        (Some(scale), Some(all)) if scale != 0.0 && all != 0.0 => {
-                            yarn_scale(factor, scale) / yarn_scale(factor, all)
-                        }
-                        _ => yarn_scale(factor, 1.0),
-                    });
+                let factor = number("factor")?.unwrap_or(max_positions as f64 / original_max_positions as f64);
+                let recommended = match (number("mscale")?, number("mscale_all_dim")?) {
+                    (Some(scale), Some(all)) if scale != 0.0 && all != 0.0 => {
+                        yarn_scale(factor, scale) / yarn_scale(factor, all)
+                    }
+                    _ => yarn_scale(factor, 1.0),
+                };
                 Ok(Self::Yarn {
                     factor,
-                    attention_factor,
-                    beta_fast: number("beta_fast").unwrap_or(32.0),
-                    beta_slow: number("beta_slow").unwrap_or(1.0),
+                    attention_factor: number("attention_factor")?.unwrap_or(recommended),
+                    beta_fast: number("beta_fast")?.unwrap_or(32.0),
+                    beta_slow: number("beta_slow")?.unwrap_or(1.0),
                     truncate: value.get("truncate").and_then(Value::as_bool).unwrap_or(true),
                     original_max_positions,
                 })

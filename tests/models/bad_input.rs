@@ -103,6 +103,7 @@ fn unsupported_models() {
     };
     assert_eq!(feature(json!({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}})), "rope_scaling.rope_type");
     assert_eq!(feature(json!({"hidden_act": "gelu"})), "hidden_act");
+    assert_eq!(feature(json!({"quantization_config": {"quant_method": "fp8"}})), "quantization_config");
     assert_eq!(feature(json!({"sliding_window": 4096})), "sliding_window");
     let windowed = with(qwen3_json(), json!({"use_sliding_window": true, "sliding_window": 4096}));
     let error = DecoderConfig::from_json(&windowed.to_string(), "config.json").unwrap_err();
@@ -129,6 +130,17 @@ fn malformed_configurations() {
         json!({"rope_scaling": {"rope_type": "linear"}}),
         json!({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}),
         json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}}),
+        json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": "32"}}),
+        json!({"rope_scaling": 5}),
+        json!({"rope_scaling": "yarn"}),
+        json!({"rope_scaling": [1]}),
+        json!({"rope_scaling": {"factor": 4.0}}),
+        json!({"rope_scaling": {"rope_type": 7}}),
+        json!({"rope_scaling": {"rope_type": null, "factor": 4.0}}),
+        json!({"rope_scaling": {"rope_type": "linear", "factor": "4"}}),
+        json!({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0}}}),
+        json!({"rope_parameters": {"rope_type": "default", "rope_theta": "1e6"}}),
+        json!({"rope_theta": "1e6"}),
     ] {
         let error = config_error(changes.clone());
         assert!(matches!(error, ModelError::InvalidConfig { .. }), "{changes}: {error}");
@@ -138,6 +150,23 @@ fn malformed_configurations() {
     assert!(matches!(load_error(&directory), ModelError::Tokenizer { .. }));
     std::fs::write(directory.path().join("generation_config.json"), r#"{"eos_token_id": "x"}"#).unwrap();
     assert!(matches!(load_error(&directory), ModelError::InvalidConfig { .. }));
+}
+
+#[test]
+fn a_tokenizer_neither_cuts_nor_fills_up_a_prompt() {
+    let directory = directory(&llama_json());
+    let path = directory.path().join("tokenizer.json");
+    let text = "One two three four five six seven eight nine ten.";
+    let tokens = load(&directory).unwrap().encode(text).unwrap();
+    let mut json: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    for (direction, stride) in [("Right", 0), ("Left", 4)] {
+        json["truncation"] =
+            json!({"direction": direction, "max_length": 4, "strategy": "LongestFirst", "stride": stride});
+        json["padding"] = json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"});
+        std::fs::write(&path, json.to_string()).unwrap();
+        assert_eq!(load(&directory).unwrap().encode(text).unwrap(), tokens);
+    }
 }
 
 #[test]

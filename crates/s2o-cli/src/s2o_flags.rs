@@ -15,8 +15,10 @@ impl Args for GivenOptions {
         S2oConfig::OPTIONS.iter().fold(command, |command, option| {
             let name = option.name();
             let check = move |text: &str| S2oConfig::builder().set(name, text).map(|_| text.to_owned());
-            let help = format!("{} [{}]", option.summary(), option.expected());
-            command.arg(Arg::new(name).long(name).value_name("VALUE").value_parser(check).help(help))
+            let default = S2oConfig::default().get(name).expect("a name of the table");
+            let help = format!("{} [{}] [default: {default}]", option.summary(), option.expected());
+            let arg = Arg::new(name).long(name).value_name("VALUE").value_parser(check).help(help);
+            command.arg(arg.allow_negative_numbers(true))
         })
     }
 

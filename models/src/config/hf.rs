@@ -50,6 +50,7 @@ struct HfConfig {
     hidden_act: Option<String>,
     use_sliding_window: Option<bool>,
     sliding_window: Option<usize>,
+    quantization_config: Option<Value>,
 }
 
 impl HfConfig {
@@ -84,8 +85,14 @@ impl HfConfig {
         })
     }
 
-    /// Refuses models whose MLP activation is not SiLU, or whose attention is limited to a window.
+    /// Refuses models whose MLP activation is not SiLU, whose attention is limited to a window, or whose weights are
+    /// quantised: without their scales the weights would give garbage.
     fn check(&self, architecture: Architecture) -> Result<()> {
+        if let Some(quantization) = &self.quantization_config {
+            let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("another method");
+            let expected = "weights in f32, f16 or bf16 (or a GGUF file of the model)";
+            return Err(ModelError::unsupported("quantization_config", expected, method));
+        }
         let (feature, expected, got) = match (architecture, self.hidden_act.as_deref(), self.sliding_window) {
             (_, Some(other), _) if !matches!(other, "silu" | "swish") => ("hidden_act", "silu", other.to_owned()),
             // Published configurations carry a `sliding_window` that this flag switches off.
@@ -103,11 +110,12 @@ impl HfConfig {
     /// Base frequency and scaling, from the old or the new entries, and the longest context that they allow.
     fn rope(&self, origin: &str) -> Result<(RopeConfig, usize)> {
         let parameters = self.rope_parameters.as_ref();
-        let theta = parameters
-            .and_then(|p| p.get("rope_theta"))
-            .and_then(Value::as_f64)
-            .or(self.rope_theta)
-            .unwrap_or(DEFAULT_THETA);
+        let theta = match parameters.and_then(|p| p.get("rope_theta")) {
+            None | Some(Value::Null) => self.rope_theta.unwrap_or(DEFAULT_THETA),
+            Some(theta) => theta.as_f64().ok_or_else(|| {
+                ModelError::config(origin, format!("rope_parameters.rope_theta: expected a number, got {theta}"))
+            })?,
+        };
         let scaling = match self.rope_scaling.as_ref().or(parameters) {
             None | Some(Value::Null) => RopeScaling::None,
             Some(value) => RopeScaling::from_json(value, self.max_position_embeddings, origin)?,

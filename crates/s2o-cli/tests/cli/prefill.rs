@@ -143,6 +143,7 @@ fn sampling_follows_its_seed() {
 fn wrong_options_say_expected_and_got() {
     let cases: &[(&[&str], &str)] = &[
         (&["--tau", "1.5"], "tau: expected a number in [0, 1), got 1.5"),
+        (&["--tau", "-1"], "tau: expected a number in [0, 1), got -1"),
         (&["--segment", "100"], "segment_len: expected a positive multiple of tile_q = 128, got 100"),
         (&["--preset", "paper", "--tile-k", "0"], "tile_k: expected 1 to 1024, got 0"),
         (&["--score", "second-cumulant=-1"], "expected a finite number >= 0, got -1"),
