@@ -1,7 +1,8 @@
 //! The prompt: given text, a file, a passkey task of any length, or random tokens.
 
 use std::fs;
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -15,11 +16,11 @@ const DEFAULT_TOKENS: usize = 8192;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct PromptFlags {
-    /// The prompt
+    /// The prompt; after a file, the question about it
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// A file that holds the prompt
-    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    /// A file that holds the prompt, or a document for `--prompt`; `-` reads stdin
+    #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
     /// Hide a seven-digit key in real text and ask for it; the default if no other prompt is given
     #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
@@ -56,6 +57,12 @@ impl PromptFlags {
     }
 
     pub fn prompt(&self, model: &LoadedModel) -> Result<Prompt> {
+        let longest = model.config().max_positions;
+        for (flag, len) in [("--tokens", self.tokens), ("--context", self.context.filter(|_| !self.is_own()))] {
+            if let Some(got) = len.filter(|len| *len > longest) {
+                bail!("{flag}: expected at most {longest}, the positions of {}, got {got}", model.name);
+            }
+        }
         match self.tokens {
             Some(len) => return random_tokens(model, len, self.seed),
             None if self.is_own() => {}
@@ -76,19 +83,37 @@ impl PromptFlags {
             }
         }
         let (text, name) = self.text()?;
+        if text.is_empty() {
+            bail!("{name}: expected a text, got none");
+        }
         let tokens = encode(model, &text, &name, self.context)?;
+        if tokens.len() > longest {
+            let (len, fits) = (tokens.len(), longest - longest.min(1024) / 2);
+            bail!(
+                "{name} has {len} tokens, the model {longest} positions: --context {fits} keeps its beginning and end"
+            );
+        }
         Ok(Prompt { description: format!("{name}, {} tokens", tokens.len()), tokens, expected: None })
     }
 
     fn text(&self) -> Result<(String, String)> {
-        match (&self.prompt, &self.prompt_file) {
-            (_, Some(path)) => {
-                let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-                Ok((text, path.display().to_string()))
-            }
-            (prompt, None) => Ok((prompt.clone().unwrap_or_default(), "prompt".to_owned())),
-        }
+        let prompt = self.prompt.clone().unwrap_or_default();
+        let Some(path) = &self.prompt_file else { return Ok((prompt, "prompt".to_owned())) };
+        let name = if path == Path::new("-") { "stdin".to_owned() } else { path.display().to_string() };
+        let document = read(path).with_context(|| format!("cannot read {name}"))?;
+        let text = if prompt.is_empty() { document } else { format!("{}\n\n{prompt}", document.trim_end()) };
+        Ok((text, name))
     }
+}
+
+/// The text of a file, or of stdin for `-`.
+fn read(path: &Path) -> std::io::Result<String> {
+    if path != Path::new("-") {
+        return fs::read_to_string(path);
+    }
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// A text as tokens of the model, at most `context` of them: the middle of a longer text is cut out.

@@ -18,6 +18,8 @@ use crate::prompt_flags::Prompt;
 use crate::{machine, model_flags, s2o_flags};
 
 const BAR_WIDTH: usize = 24;
+/// Fewest generated tokens that give a rate.
+const RATED_TOKENS: usize = 8;
 /// A measured error above this is worth a warning: layers of trained models have .01 to .3.
 const LARGE_ERROR: f64 = 0.3;
 
@@ -124,8 +126,11 @@ impl Report<'_> {
         table.add_row(row("prefill", &time(|run| run.prefill), speed_up(|run| run.prefill)));
         table.add_row(row("tokens/s", &|run| grouped(tokens / run.prefill.as_secs_f64()), None));
         table.add_row(row("attention", &time(Run::attention_total), speed_up(Run::attention_total)));
-        let per_second = |run: &Run| format!("{:.1}", run.num_generated as f64 / run.decode.as_secs_f64());
-        table.add_row(row("decode tokens/s", &per_second, None));
+        // The time of a few tokens is that of the first.
+        if runs.iter().all(|(_, run)| run.num_generated >= RATED_TOKENS) {
+            let per_second = |run: &Run| format!("{:.1}", run.num_generated as f64 / run.decode.as_secs_f64());
+            table.add_row(row("decode tokens/s", &per_second, None));
+        }
 
         // Dense has no such values: it computes everything and is the reference of the differences.
         let mut sparse_row = |name: &str, value: String| {

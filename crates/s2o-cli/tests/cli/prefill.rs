@@ -49,6 +49,9 @@ fn prefill_is_plain_on_a_pipe() {
 #[test]
 fn a_dense_prefill_has_no_chart() {
     let short = stdout_of("prefill", &["--context", "500"]);
+    // Three tokens give no rate.
+    assert!(short.contains("decode tokens/s"), "{short}");
+    assert!(!stdout_of("prefill", &["--context", "500", "-n", "3"]).contains("decode tokens/s"));
     assert!(short.contains("S2O     dense path: the prompt is shorter than 2048 tokens (--dense-below)\n"), "{short}");
     let skipped = stdout_of("prefill", &["--context", "2304", "--skip-layers", ALL_LAYERS]);
     assert!(skipped.contains("S2O computed all key tiles of every layer"), "{skipped}");
@@ -91,6 +94,27 @@ fn a_large_error_is_a_warning_until_it_has_a_bound() {
     let text = stdout_of("prefill", &[&flags[..], &["--max-error", "0.2"]].concat());
     assert_has(&text, &["were computed again to keep their error below the bound"]);
     assert!(!text.contains("warning"), "{text}");
+}
+
+#[test]
+fn a_prompt_comes_from_a_file_or_stdin_and_a_question_may_follow() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("document");
+    std::fs::write(&file, "The pass key is 4711.\n").expect("a file");
+    let tokens = |args: &[&str]| json_of(&[args, &["-n", "1", "--json"]].concat())["tokens"].clone();
+    let path = crate::text(&file);
+    let both = tokens(&["--prompt-file", path, "--prompt", "What is the pass key?"]);
+    assert_eq!(both, tokens(&["--prompt", "The pass key is 4711.\n\nWhat is the pass key?"]));
+
+    let mut command = crate::command("prefill");
+    command.args(["--prompt-file", "-", "-n", "1", "--json"]).stdin(std::fs::File::open(&file).expect("the file"));
+    let output = command.output().expect("the program runs");
+    let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(object["tokens"], tokens(&["--prompt-file", path]));
+
+    std::fs::write(&file, "word ".repeat(140_000)).expect("a file");
+    let error = crate::error_of("prefill", &["--prompt-file", path]);
+    assert!(error.contains("the model 131072 positions: --context 130560 keeps its beginning and end"), "{error}");
 }
 
 #[test]
@@ -153,6 +177,8 @@ fn wrong_options_say_expected_and_got() {
         (&["--depth", "2"], "expected a number from 0 to 1, got 2"),
         (&["--chunk", "0", "--context", "100"], "at least one token, got 0"),
         (&["--prompt", "a", "--context", "0"], "expected at least one token"),
+        (&["--prompt", ""], "prompt: expected a text, got none"),
+        (&["--context", "99999999"], "--context: expected at most 131072, the positions of needle-11m, got 99999999"),
         (&["--prompt-file", "no-such-file"], "no-such-file"),
         (&["--revision", "main"], "expected a Hugging Face id"),
     ];
