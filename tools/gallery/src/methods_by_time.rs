@@ -6,13 +6,10 @@ use anyhow::Result;
 use s2o_eval::report::table;
 use s2o_plot::{Bar, Bars};
 
-use crate::record::{Measurement, newest, of_device, shapes};
+use crate::record::{ATTENTION, Measurement, SELECTION, newest, of_device, shapes};
 use crate::rows::{Sourced, distinct, missing};
 use crate::section::Section;
 use crate::text::{inline, share, three_digits, tokens};
-
-const SELECTION: &str = ", selection";
-const ATTENTION: &str = ", attention";
 
 /// A method at a length.
 struct Timed<'r> {
@@ -28,7 +25,7 @@ struct Timed<'r> {
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = of_device(directory)?;
     let rows = newest(directory, &rows, "rows of the bench `methods`", |row| row.bench == "methods")?;
-    let wholes = rows.iter().filter(|row| ![SELECTION, ATTENTION].iter().any(|part| row.method.ends_with(part)));
+    let wholes = rows.iter().filter(|row| row.is_whole());
     let timed = wholes.map(|row| timed(row, &rows)).collect::<Result<Vec<_>>>()?;
     let lengths = distinct(timed.iter().map(|timed| timed.tokens));
     let mut section = Section::new(directory);

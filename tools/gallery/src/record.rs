@@ -40,6 +40,17 @@ pub struct Measurement {
     pub ratio: Option<f64>,
 }
 
+/// Endings of the method in the rows of the bench `methods` that time one phase.
+pub const SELECTION: &str = ", selection";
+pub const ATTENTION: &str = ", attention";
+
+impl Measurement {
+    /// Whether the row of the bench `methods` is of both phases together.
+    pub fn is_whole(&self) -> bool {
+        ![SELECTION, ATTENTION].iter().any(|part| self.method.ends_with(part))
+    }
+}
+
 /// The rows of all days, newest last.
 pub fn of_device(directory: &Path) -> Result<Vec<Sourced<Measurement>>> {
     let expected = "CSV files of a benchmark's record";

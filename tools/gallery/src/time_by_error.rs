@@ -15,8 +15,7 @@ const ERRORS: [f64; 4] = [0.02, 0.05, 0.1, 0.15];
 
 pub fn section(directory: &Path) -> Result<Section> {
     let rows = of_device(directory)?;
-    let is_whole = |row: &Measurement| !row.method.ends_with(", selection") && !row.method.ends_with(", attention");
-    let picks = |row: &Measurement| row.bench == "methods sweep" && is_whole(row);
+    let picks = |row: &Measurement| row.bench == "methods sweep" && row.is_whole();
     let rows = newest(directory, &rows, "rows of the bench `methods` with `--sweep`", picks)?;
     let mut section = Section::new(directory);
     section.cite(rows.iter().copied());
