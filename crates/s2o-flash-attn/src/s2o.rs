@@ -147,10 +147,10 @@ pub fn collect_stats(on: bool) {
 /// # Errors
 /// If the GPU failed.
 pub fn take_stats() -> Result<Vec<CallStats>, FlashAttnError> {
-    let mut collected = COLLECTED.lock().unwrap_or_else(PoisonError::into_inner);
-    let calls = collected.as_mut().map(std::mem::take).unwrap_or_default();
+    // The lock is released before the GPU is waited for.
+    let calls = COLLECTED.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take);
     let read = |PendingCall { q_len, k_len, stats }| Ok(CallStats { q_len, k_len, stats: stats.read()? });
-    calls.into_iter().map(read).collect()
+    calls.unwrap_or_default().into_iter().map(read).collect()
 }
 
 /// The options of the next layer, for a prefill call with lengths `[batch, q_len, k_len]`.
