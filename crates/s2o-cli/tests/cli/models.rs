@@ -75,7 +75,9 @@ fn the_models_context_is_the_limit() {
     let short = model_directory(|config| config["max_position_embeddings"] = json!(512));
     let model = text(short.path());
     for command in ["prefill", "compare"] {
-        assert_refused(command, &["--model", model], &[(&["--context", "1024"], "--context: expected at most 512")]);
+        for part in ["--context: expected at most 512, the positions of", ", got 1024\n"] {
+            assert_refused(command, &["--model", model], &[(&["--context", "1024"], part)]);
+        }
     }
 
     // A file is cut in the middle, and no more tokens are generated than the context has room for.

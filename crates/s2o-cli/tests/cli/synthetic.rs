@@ -72,7 +72,10 @@ fn what_makes_no_sense_is_refused() {
         ),
         (&["--synthetic", &shape, "--passkey"], "expected a model that reads text, got synthetic-tiny-calibrated"),
         (&["--synthetic", &shape, "--prompt", "What is"], "a synthetic model reads the numbers of its tokens"),
-        (&["--synthetic", &shape, "--tokens", "9000"], "--tokens: expected at most 8192"),
+        (
+            &["--synthetic", &shape, "--tokens", "9000"],
+            "--tokens: expected at most 8192, the positions of synthetic-tiny-calibrated, got 9000",
+        ),
         (&["--synthetic", &shape, "--tokens", "0"], "expected at least one token"),
     ];
     assert_refused("prefill", &[], cases);
