@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_s2o::{Attention, BLOCK_Q, BlockSelection, PrefillCall};
 use s2o_baselines::{
     BlockSelector, BlockSparse, FlashPrefill, FlexPrefill, HeadPattern, Keys, MInference, MInferenceConfig,
@@ -62,9 +62,12 @@ fn agree<S: BlockSelector>(selector: S, problem: &Problem, allowed: Option<f64>)
     let method = BlockSparse::new(selector);
     let out = method.prefill(&call, q, k, v).unwrap();
     assert_eq!(method.take_work()[&0], work, "{name}");
-    let out = out.to_device(cq.device()).unwrap().to_dtype(DType::F32).unwrap();
+    assert_close(&name, &out.to_device(cq.device()).unwrap().to_dtype(DType::F32).unwrap(), &exact);
+}
+
+fn assert_close(name: &str, out: &Tensor, exact: &Tensor) {
     let norm = |x: &Tensor| x.sqr().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap().sqrt();
-    let error = norm(&(&out - &exact).unwrap()) / norm(&exact);
+    let error = norm(&(out - exact).unwrap()) / norm(exact);
     assert!(error < 1e-2, "{name}: the output is {error} away");
 }
 
@@ -95,6 +98,21 @@ pub fn cases(runner: &mut Runner) {
             agree(Pbs::default().score(PbsScore::Antidiagonal), &problem, None);
             // On the CPU its blocks have 64 keys.
             agree(Sparge::default(), &problem, None);
+        });
+    }
+    for (q_len, k_len, stride) in [(3000, 3000, 64), (1100, 2948, 64), (700, 2000, 100)] {
+        runner.case(&format!("delta attention {q_len} of {k_len}, every {stride}th query"), |runner| {
+            let sizes = Sizes { batch: 2, heads: [4, 2], q_len, k_len, head_dim: 128 };
+            let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 16.0);
+            problem.poison();
+            let call = PrefillCall { layer: 0, softmax_scale: problem.scale, prompt_len: k_len };
+            let [on_cpu, on_gpu] = [&problem.on_cpu, &problem.on_gpu].map(|[q, k, v]| {
+                let method = BlockSparse::new(SlidingWindow::new(300, 64).unwrap()).with_delta(stride).unwrap();
+                let out = method.prefill(&call, q, k, v).unwrap();
+                (out.to_device(&Device::Cpu).unwrap().to_dtype(DType::F32).unwrap(), method.take_work())
+            });
+            assert_eq!(on_cpu.1, on_gpu.1);
+            assert_close("delta", &on_gpu.0, &on_cpu.0);
         });
     }
     runner.case("selectors take every block of a short prompt", |runner| {

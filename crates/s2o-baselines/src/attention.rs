@@ -7,6 +7,7 @@ use candle_s2o::{
     Attention, AttnShape, ChunkLedger, HeadWork, Mask, PrefillCall, block_mask_attn, block_sparse_attn, dense_attn,
 };
 
+use crate::delta::Delta;
 use crate::error::BaselineError;
 use crate::mask::Keys;
 use crate::selector::{BlockSelector, Selection};
@@ -16,6 +17,7 @@ use crate::selector::{BlockSelector, Selection};
 pub struct BlockSparse<S> {
     selector: S,
     dense_below: usize,
+    delta: Option<Delta>,
     /// One entry per head.
     work: ChunkLedger<Vec<HeadWork>>,
 }
@@ -23,13 +25,28 @@ pub struct BlockSparse<S> {
 impl<S: BlockSelector> BlockSparse<S> {
     /// Selects blocks for prompts of every length.
     pub fn new(selector: S) -> Self {
-        Self { selector, dense_below: 0, work: ChunkLedger::default() }
+        Self { selector, dense_below: 0, delta: None, work: ChunkLedger::default() }
     }
 
     /// Uses dense attention for prompts shorter than `tokens`.
     pub fn dense_below(mut self, tokens: usize) -> Self {
         self.dense_below = tokens;
         self
+    }
+
+    /// Corrects the output by exact attention of every `stride`-th query: Delta Attention ("Delta Attention: Fast and
+    /// Accurate Sparse Attention Inference by Delta Correction", arXiv 2505.11254). The difference between exact and
+    /// sparse output of such a query is added to its own output and to those of the queries up to the next one. As
+    /// published, the last `max(128, stride) + prompt_len % stride` queries of the prompt are exact. A chunk that does
+    /// not begin at a multiple of `stride` begins with an exact query. Published: `stride` 64 on [`SlidingWindow`].
+    ///
+    /// [`SlidingWindow`]: crate::SlidingWindow
+    ///
+    /// # Errors
+    /// [`BaselineError::Option`] for a stride of 0.
+    pub fn with_delta(mut self, stride: usize) -> std::result::Result<Self, BaselineError> {
+        self.delta = Some(Delta::new(stride)?);
+        Ok(self)
     }
 
     /// The selector.
@@ -58,6 +75,26 @@ impl<S: BlockSelector> BlockSparse<S> {
             Keys::Mask(mask) => {
                 let out = block_mask_attn(q, k, v, call.softmax_scale, Mask::Causal, mask.tensor(), mask.columns())?;
                 Ok((out, mask.work(&shape)?))
+            }
+        }
+    }
+
+    /// [`BlockSparse::attend`], and the correction by exact queries if there is one.
+    ///
+    /// # Errors
+    /// If the selection does not fit the call.
+    pub fn attend_and_correct(
+        &self,
+        call: &PrefillCall,
+        [q, k, v]: [&Tensor; 3],
+        selection: Selection,
+    ) -> std::result::Result<(Tensor, Vec<HeadWork>), BaselineError> {
+        let (out, mut work) = Self::attend(call, [q, k, v], selection)?;
+        match self.delta {
+            None => Ok((out, work)),
+            Some(delta) => {
+                let out = delta.correct(call, &shape_of(q, k, v)?, [q, k, v], &out, &mut work)?;
+                Ok((out, work))
             }
         }
     }
@@ -92,7 +129,7 @@ impl<S: BlockSelector> Attention for BlockSparse<S> {
             (dense_attn(q, k, v, call.softmax_scale, Mask::Causal)?, HeadWork::dense(&shape))
         } else {
             let selection = self.selector.select(call, q, k, v)?;
-            Self::attend(call, [q, k, v], selection)?
+            self.attend_and_correct(call, [q, k, v], selection)?
         };
         self.record(call.layer, &shape, work);
         Ok(out)

@@ -15,6 +15,7 @@ mod bounds;
 mod config_file;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod delta;
 mod error;
 mod flashprefill;
 mod flexprefill;

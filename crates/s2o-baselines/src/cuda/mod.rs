@@ -1,12 +1,14 @@
 //! CUDA kernels of the selectors (feature `cuda`). A selector automatically uses them for tensors that they support.
 
 mod block_pool;
+mod exact_rows;
 pub mod last_query_scores;
 mod reorder;
 mod rows;
 mod strides;
 
 pub use block_pool::block_pool;
+pub use exact_rows::exact_rows;
 pub use reorder::reorder_keys;
 pub use rows::row_softmax;
 pub use strides::{stride_shares, token_strides};

@@ -1,5 +1,6 @@
 //! Tests of each selector against a plain re-implementation, and of the properties that all selectors share.
 
+mod delta;
 mod flashprefill;
 mod flexprefill;
 mod inputs;

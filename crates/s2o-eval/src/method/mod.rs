@@ -126,7 +126,7 @@ impl<S: BlockSelector> Method for BlockSparse<S> {
 
     fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
         let (chosen, selection) = time(q.device(), || Ok(self.selector().select(call, q, k, v)?))?;
-        let ((out, work), attention) = time(q.device(), || Ok(Self::attend(call, [q, k, v], chosen)?))?;
+        let ((out, work), attention) = time(q.device(), || Ok(self.attend_and_correct(call, [q, k, v], chosen)?))?;
         Ok(Timed { out, selection, attention, work })
     }
 }

@@ -203,15 +203,17 @@ pub static ALL: &[MethodRow] = &[
     MethodRow {
         name: "sliding-window",
         summary: "the last 2048 keys and the first 64",
-        knob: Some(Knob {
-            option: "window",
-            sweep: &[16384.0, 8192.0, 4096.0, 2048.0, 1024.0, 512.0, 256.0],
-            file: None,
-        }),
+        knob: Some(WINDOW),
+        make: |options| blocks(sliding_window(options)?, options),
+    },
+    MethodRow {
+        name: "delta",
+        summary: "Delta Attention: the sliding window, corrected by exact attention of every 64th query",
+        knob: Some(WINDOW),
         make: |options| {
-            let window = options.count("window")?.unwrap_or(2048);
-            let sink = options.count("sink")?.unwrap_or(64);
-            blocks(SlidingWindow::new(window, sink), options)
+            let stride = options.count("stride")?.unwrap_or(64);
+            let window = block_sparse(sliding_window(options)?, options)?.with_delta(stride);
+            Ok(Box::new(window.map_err(|error| options.refuse(&error))?))
         },
     },
 ];
@@ -226,6 +228,10 @@ const CONFIG: &str = "config";
 const THRESHOLD: Knob =
     Knob { option: "threshold", sweep: &[0.999, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], file: None };
 
+/// Keys that every query sees before itself.
+const WINDOW: Knob =
+    Knob { option: "window", sweep: &[16384.0, 8192.0, 4096.0, 2048.0, 1024.0, 512.0, 256.0], file: None };
+
 /// The method of this name.
 ///
 /// # Errors
@@ -235,14 +241,28 @@ pub fn find(name: &str) -> Result<&'static MethodRow> {
     row.ok_or_else(|| EvalError::unknown("method", ALL.iter().map(|row| row.name), name))
 }
 
-/// The block-sparse executor with a selector; an error of the selector names the method.
+/// The block-sparse executor with a selector as a method.
 fn blocks<S: BlockSelector + 'static>(
     selector: std::result::Result<S, BaselineError>,
     options: &mut Options,
 ) -> Result<Box<dyn Method>> {
+    Ok(Box::new(block_sparse(selector, options)?))
+}
+
+/// The block-sparse executor with a selector; an error of the selector names the method.
+fn block_sparse<S: BlockSelector>(
+    selector: std::result::Result<S, BaselineError>,
+    options: &mut Options,
+) -> Result<BlockSparse<S>> {
     let selector = selector.map_err(|error| options.refuse(&error))?;
     let dense_below = options.count("dense-below")?.unwrap_or(0);
-    Ok(Box::new(BlockSparse::new(selector).dense_below(dense_below)))
+    Ok(BlockSparse::new(selector).dense_below(dense_below))
+}
+
+fn sliding_window(options: &mut Options) -> Result<std::result::Result<SlidingWindow, BaselineError>> {
+    let window = options.count("window")?.unwrap_or(2048);
+    let sink = options.count("sink")?.unwrap_or(64);
+    Ok(SlidingWindow::new(window, sink))
 }
 
 /// The file of settings by layer and head, if one is given. It excludes the options that it sets.
