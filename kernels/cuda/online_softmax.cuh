@@ -36,19 +36,39 @@ struct OnlineSoftmax {
         exponentiate<EMPTY_ROWS>(s, scale_log2, rescale, tile_sum);
     }
 
+    // `update`, and the tile's own maxima.
+    template <bool EMPTY_ROWS = false, int N>
+    __device__ __forceinline__ void update(float (&s)[N], float scale_log2, float (&rescale)[2], float (&tile_sum)[2],
+                                           float (&tile_max)[2]) {
+        raise_max<EMPTY_ROWS, true>(s, scale_log2, rescale, tile_max);
+        exponentiate<EMPTY_ROWS>(s, scale_log2, rescale, tile_sum);
+    }
+
     // The first half of `update`: the maxima.
     template <bool EMPTY_ROWS = false, int N>
     __device__ __forceinline__ void raise_max(const float (&s)[N], float scale_log2, float (&rescale)[2]) {
+        float tile_max[2];
+        raise_max<EMPTY_ROWS, false>(s, scale_log2, rescale, tile_max);
+    }
+
+    // With WANTS_TILE_MAX also those of the tile alone.
+    template <bool EMPTY_ROWS, bool WANTS_TILE_MAX, int N>
+    __device__ __forceinline__ void raise_max(const float (&s)[N], float scale_log2, float (&rescale)[2],
+                                              float (&tile_max)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             // Two chains per row, because one chain would wait for its own latency.
-            float m0 = row_max[h], m1 = s[2 * h + 1];
+            float m0 = WANTS_TILE_MAX ? s[2 * h] : row_max[h], m1 = s[2 * h + 1];
 #pragma unroll
             for (int i = 0; i < N; i += 4) {
                 m0 = fmaxf(m0, s[i + 2 * h]);
                 m1 = fmaxf(m1, s[i + 2 * h + 1]);
             }
-            const float m = quad_max(fmaxf(m0, m1));
+            float m = quad_max(fmaxf(m0, m1));
+            if constexpr (WANTS_TILE_MAX) {
+                tile_max[h] = m;
+                m = fmaxf(m, row_max[h]);
+            }
             rescale[h] = EMPTY_ROWS && m == -INFINITY ? 1.f : exp2_approx((row_max[h] - m) * scale_log2);
             row_max[h] = m;
         }

@@ -294,7 +294,7 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
             const double error = sums[0] == 0.0 ? 0.0 : sqrt(sums[2] / sums[0]);
             const bool again = p.pass < LAST_PASS && error > p.max_error;
             p.next_pass[unit] = !again ? 0 : error <= p.max_error * p.reach ? p.pass + 1 : LAST_PASS;
-            if (again && p.tiles_visited != nullptr) {
+            if (again) {
                 p.repeated[unit].x += computed_tiles(p, unit, segment);
                 p.repeated[unit].y += 1;
             }

@@ -1,7 +1,7 @@
 //! `max_error`: the measured error of every head and segment stays below the bound.
 
 use proptest::prelude::*;
-use s2o_core::{AttnShape, AttnStats, Mask, ProbeStats, ProbeStride, S2oConfig, SegmentLen};
+use s2o_core::{AttnShape, AttnStats, Mask, ProbeStats, ProbeStride, S2oConfig, SegmentLen, StopRule};
 use s2o_testkit::relative_l2;
 
 use crate::random::{Case, cases, dense, tensors};
@@ -14,7 +14,8 @@ fn measured(stats: &AttnStats) -> impl Iterator<Item = &ProbeStats> {
 fn case(sharpness: f32) -> Case {
     let shape = AttnShape::new([1, 2048, 2, 16], [2048, 1]).unwrap();
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).tau(0.2).dense_tail(0).dense_below(0);
-    let config = config.tile_q(32).tile_k(32).probe_stride(ProbeStride::Every(16)).build().unwrap();
+    let config = config.tile_q(32).tile_k(32).probe_stride(ProbeStride::Every(16)).stop_rule(StopRule::AllRows);
+    let config = config.build().unwrap();
     let [q, k, v] = tensors(&shape, 11, sharpness);
     Case { shape, config, prompt_len: 2048, q, k, v }
 }

@@ -2,7 +2,9 @@
 //! measure.
 
 use proptest::prelude::*;
-use s2o_core::{AttnShape, AttnStats, HeadStats, Mask, ProbeStats, ProbeStride, S2oConfig, SegmentLen, cpu, reference};
+use s2o_core::{
+    AttnShape, AttnStats, HeadStats, Mask, ProbeStats, ProbeStride, S2oConfig, SegmentLen, StopRule, cpu, reference,
+};
 use s2o_testkit::{noise, relative_l2};
 
 use crate::random::{Case, cases, dense, tensors};
@@ -24,7 +26,8 @@ fn narrow(values: &[f64]) -> Vec<f32> {
 fn case(heads: usize, len: usize, head_dim: usize, segment: usize, tau: f32, qkv: [Vec<f32>; 3]) -> Case {
     let shape = AttnShape::new([1, len, heads, head_dim], [len, 1]).unwrap();
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(segment)).tau(tau).dense_tail(0).dense_below(0);
-    let config = config.tile_q(32).tile_k(32).build().unwrap();
+    // One rule, so that probes change nothing but what they are for.
+    let config = config.tile_q(32).tile_k(32).stop_rule(StopRule::AllRows).build().unwrap();
     let [q, k, v] = qkv;
     Case { shape, config, prompt_len: len, q, k, v }
 }
@@ -150,6 +153,19 @@ fn a_probe_does_not_vouch_for_itself() {
     let out = case.attention(None).0;
     let changed = out.chunks_exact(16).zip(without.chunks_exact(16)).filter(|(a, b)| a != b).count();
     assert_eq!(changed, 1, "the probe of the second segment");
+}
+
+#[test]
+fn the_stop_rule_depends_on_probes() {
+    let shape = AttnShape::new([1, 1024, 2, 16], [1024, 1]).unwrap();
+    let case = case(2, 1024, 16, 128, 0.2, tensors(&shape, 4, 2.0));
+    let of = |case: &Case, rule| case.with(|config| config.stop_rule(rule)).attention(None);
+    let with = probed(&case, 16);
+    assert_eq!(of(&with, StopRule::Auto), of(&with, StopRule::MaxWeight));
+    assert_eq!(of(&case, StopRule::Auto), of(&case, StopRule::AllRows));
+    // Far fewer tiles: many keys share the mass.
+    let [weights, masses] = [StopRule::MaxWeight, StopRule::AllRows].map(|rule| of(&with, rule).1.density());
+    assert!(weights < 0.8 * masses, "{weights} against {masses}");
 }
 
 #[test]

@@ -123,7 +123,12 @@ prop_compose! {
         tile_k in prop_oneof![Just(16usize), Just(32)],
         segment_tiles in 1..4usize,
         tau in prop_oneof![Just(0.0f32), 0.001..0.3f32],
-        stop_rule in prop_oneof![Just(StopRule::AllRows), Just(StopRule::MeanRatio), Just(StopRule::SumRatio)],
+        stop_rule in prop_oneof![
+            Just(StopRule::AllRows),
+            Just(StopRule::MeanRatio),
+            Just(StopRule::SumRatio),
+            Just(StopRule::MaxWeight),
+        ],
         gain_frame in prop_oneof![3 => Just(GainFrame::NewMax), 1 => Just(GainFrame::Literal)],
         keep in any::<bool>(),
         key_score in prop_oneof![Just(KeyScore::MeanQuery), (0.0..1.0f32).prop_map(|c| KeyScore::SecondCumulant { c })],

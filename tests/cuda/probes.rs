@@ -186,7 +186,8 @@ fn check_probes(problem: &Problem, config: &S2oConfig, prompt_len: usize, stride
     let [q, k, v] = &problem.on_gpu;
     let ranking: Ranking = cpu::rank(&problem.inputs(), config, prompt_len).unwrap();
     let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
-    let off = config.to_builder().probe_stride(ProbeStride::Off).build().unwrap();
+    let rule = config.stop_rule().resolve(true);
+    let off = config.to_builder().probe_stride(ProbeStride::Off).stop_rule(rule).build().unwrap();
     let (sparse, plain) = op(problem, &off, prompt_len, &ranking).apply_with_stats(q, k, v).unwrap();
     problem.poison();
     let (out, stats) = op(problem, config, prompt_len, &ranking).apply_with_stats(q, k, v).unwrap();
@@ -294,6 +295,7 @@ pub fn cases(runner: &mut Runner) {
     }
     for (stop_rule, triggering_tile) in [
         (StopRule::MeanRatio, TriggeringTile::Keep),
+        (StopRule::MaxWeight, TriggeringTile::Keep),
         (StopRule::AllRows, TriggeringTile::Discard),
         (StopRule::SumRatio, TriggeringTile::Discard),
     ] {

@@ -113,8 +113,10 @@ pub fn row_visits(
 /// Number of prefix tiles that the GPU visits if the CPU path visited those of `tile`.
 pub fn expected_visits(runner: &Runner, config: &S2oConfig, tile: &TileStats) -> usize {
     let late = runner.stops_late
-        && config.stop_rule() == StopRule::AllRows
-        && config.gain_frame() == GainFrame::NewMax
+        && match config.stop_rule() {
+            StopRule::Auto | StopRule::AllRows => config.gain_frame() == GainFrame::NewMax,
+            rule => rule == StopRule::MaxWeight,
+        }
         && config.triggering_tile() == TriggeringTile::Keep
         && !config.q_perm()
         && config.tau() > 0.0;
@@ -175,7 +177,8 @@ pub fn cases(runner: &mut Runner) {
 /// Every rule, frame and treatment of the triggering tile, with and without query permutation, in ranked and in
 /// scattered orders.
 fn rules(runner: &mut Runner) {
-    for (stop_rule, tau) in [(StopRule::AllRows, 0.1), (StopRule::MeanRatio, 0.09), (StopRule::SumRatio, 0.09)] {
+    let rules = [StopRule::AllRows, StopRule::MeanRatio, StopRule::SumRatio, StopRule::MaxWeight];
+    for (stop_rule, tau) in rules.into_iter().zip([0.1, 0.09, 0.09, 0.06]) {
         for gain_frame in [GainFrame::NewMax, GainFrame::Literal] {
             for triggering_tile in [TriggeringTile::Keep, TriggeringTile::Discard] {
                 for q_perm in [false, true] {

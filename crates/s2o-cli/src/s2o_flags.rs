@@ -119,11 +119,12 @@ pub fn describe(config: &S2oConfig, by_layer: bool, prompt_len: usize, device: &
     let auto = if config.segment_len() == SegmentLen::Auto { " (auto)" } else { "" };
     let segment = config.segment_len().resolve(prompt_len);
     let tau = if by_layer { "by layer".to_owned() } else { config.tau().to_string() };
-    let others = options(config, &["stop-rule", "score", "dense-tail", "q-perm"]);
     let probes = config.probe_stride().resolve(prompt_len, segment, config.max_error().is_some());
+    let rule = config.stop_rule().resolve(probes.is_some());
+    let others = options(config, &["score", "dense-tail", "q-perm"]);
     let probes = probes.map(|tokens| format!(", a probe every {tokens} queries")).unwrap_or_default();
     let bound = config.max_error().map(|error| format!(", error at most {error}")).unwrap_or_default();
-    format!("segment {segment}{auto}, tau {tau}, {others}{probes}{bound}")
+    format!("segment {segment}{auto}, tau {tau}, stop-rule {rule}, {others}{probes}{bound}")
 }
 
 /// All options except the threshold, on one line.

@@ -20,10 +20,11 @@ impl ErrorControl {
     /// error of the layers of needle-11m 1.9 to 5 times (docs/algorithm.md).
     pub const REACH: f32 = 2.5;
 
-    /// The passes of a configuration.
-    pub fn new(config: &S2oConfig) -> Self {
-        let with_tau = |tau| config.to_builder().tau(tau).build().expect("only tau changes, to less");
-        let passes = [config.clone(), with_tau(config.tau() / 8.0), with_tau(0.0)];
+    /// The passes of a configuration, with the stop rule for a prompt with or without probes.
+    pub fn new(config: &S2oConfig, has_probes: bool) -> Self {
+        let base = || config.to_builder().stop_rule(config.stop_rule().resolve(has_probes));
+        let with_tau = |tau| base().tau(tau).build().expect("tau becomes less, and all rules fit the other options");
+        let passes = [config.tau(), config.tau() / 8.0, 0.0].map(with_tau);
         Self { max_error: config.max_error().map(f64::from), passes }
     }
 
@@ -44,10 +45,13 @@ impl ErrorControl {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::StopRule;
 
     #[test]
     fn large_errors_need_all_keys() {
-        let control = ErrorControl::new(&S2oConfig::builder().tau(0.08).max_error(0.1).build().unwrap());
+        let control = ErrorControl::new(&S2oConfig::builder().tau(0.08).max_error(0.1).build().unwrap(), true);
+        let rules = [true, false].map(|has| ErrorControl::new(&S2oConfig::default(), has).config(1).stop_rule());
+        assert_eq!(rules, [StopRule::MaxWeight, StopRule::AllRows]);
         let taus: Vec<f32> = (0..ErrorControl::PASSES).map(|pass| control.config(pass).tau()).collect();
         assert_eq!(taus, [0.08, 0.01, 0.0]);
         let measured =
@@ -60,7 +64,7 @@ mod tests {
         assert_eq!(control.next(2, &measured(0.11)), None);
         assert_eq!(control.next(0, &measured(f64::NAN)), None);
         assert_eq!(control.next(0, &ProbeStats::default()), None);
-        let off = ErrorControl::new(&S2oConfig::default());
+        let off = ErrorControl::new(&S2oConfig::default(), true);
         assert_eq!(off.next(0, &measured(0.9)), None);
     }
 }

@@ -25,6 +25,8 @@ pub struct RowUpdate {
     pub old_sum: f64,
     /// `sum exp(s - m')` over the tile.
     pub tile_sum: f64,
+    /// `max exp(s - m')` over the tile.
+    pub largest: f64,
 }
 
 impl RowUpdate {
@@ -47,9 +49,11 @@ impl SoftmaxState {
 
     /// The update that a tile with these scaled scores would make. The state does not change.
     pub fn preview(&self, scores: &[f64]) -> RowUpdate {
-        let new_max = scores.iter().copied().fold(self.row_max, f64::max);
+        let tile_max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let new_max = self.row_max.max(tile_max);
         let tile_sum = scores.iter().map(|&s| exp_diff(s, new_max)).sum();
-        RowUpdate { new_max, rescale: exp_diff(self.row_max, new_max), old_sum: self.row_sum, tile_sum }
+        let (rescale, largest) = (exp_diff(self.row_max, new_max), exp_diff(tile_max, new_max));
+        RowUpdate { new_max, rescale, old_sum: self.row_sum, tile_sum, largest }
     }
 
     /// Adds a tile: `scores[t]` belongs to `values(t)`, a slice of `head_dim` elements.

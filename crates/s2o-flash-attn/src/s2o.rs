@@ -253,7 +253,11 @@ mod tests {
             ("S2O_SEGMENT", "-1", "S2O_SEGMENT: segment: expected `auto` or a number of tokens, got \"-1\""),
             ("S2O_SEGMENT", "100", "S2O_SEGMENT: segment_len: expected a positive multiple of tile_q = 128, got 100"),
             ("S2O_DENSE_BELOW", "", "S2O_DENSE_BELOW: dense-below: expected `auto` or a number of tokens, got \"\""),
-            ("S2O_STOP_RULE", "none", "S2O_STOP_RULE: stop-rule: expected `all` or `mean` or `sum`, got \"none\""),
+            (
+                "S2O_STOP_RULE",
+                "none",
+                "S2O_STOP_RULE: stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight`, got \"none\"",
+            ),
             ("S2O_PRESET", "best", "S2O_PRESET: expected `default` or `paper`, got \"best\""),
             ("S2O_OFF", "maybe", "S2O_OFF: expected 1, true, 0, false or nothing, got \"maybe\""),
         ] {

@@ -119,14 +119,19 @@ struct Visibility {
     }
 };
 
-// P = exp(S - row_max), in 16 bits.
+// P = exp(S - row_max), in 16 bits, and the maxima of the half tile if the tile may stop.
 template <class X>
 __device__ __forceinline__ void probabilities(OnlineSoftmax (&softmax)[2], float (&s)[2][HALF_K / 2], float scale_log2,
-                                              uint32_t (&probs)[2][HALF_K / 4], float (&rescale)[2][2]) {
+                                              uint32_t (&probs)[2][HALF_K / 4], float (&rescale)[2][2],
+                                              float (&half_max)[2][2]) {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
         float tile_sum[2];
-        softmax[m].template update<X::ROWS_MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum);
+        if constexpr (X::MAY_STOP) {
+            softmax[m].template update<X::ROWS_MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum, half_max[m]);
+        } else {
+            softmax[m].template update<X::ROWS_MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum);
+        }
 #pragma unroll
         for (int i = 0; i < HALF_K / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
     }
@@ -232,12 +237,18 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 float s[2][HALF_K / 2];
                 scores<X>(s, queries, k);
                 if (!visibility.all()) visibility.mask(s, lane, beyond);
-                probabilities<X>(softmax, s, scale_log2, probs, rescale);
+                float half_max[2][2];
+                probabilities<X>(softmax, s, scale_log2, probs, rescale, half_max);
+                if constexpr (X::MAY_STOP) {
+                    const float largest = own_row(half_max[0][0], half_max[0][1], half_max[1][0], half_max[1][1]);
+                    float& tile_max = control.max_or_gain[thread_index()];
+                    tile_max = visit == 0 ? largest : fmaxf(tile_max, largest);
+                }
             }
             if constexpr (DISCARD) {
                 if (twice && visit == 0) continue;
                 if (twice && visit == 1) {
-                    cast_vote(p, w, own, own.preview(softmax, scale_log2), control.votes);
+                    cast_vote(p, w, own, own.preview(softmax, scale_log2), control, scale_log2);
                 }
             }
             const uint32_t v_offset = rows_first<X::ROW>(thread_index() % 32);
@@ -247,7 +258,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     stop = stops(p, control.votes);
                     const RowUpdate update = own.preview(softmax, scale_log2);
                     if (stop) {
-                        control.last_gain[thread_index()] = update.tile_sum / (own.row_sum * update.rescale);
+                        control.max_or_gain[thread_index()] = update.tile_sum / (own.row_sum * update.rescale);
                         break;
                     }
                     to_quad(update.rescale, rescale);
@@ -262,9 +273,9 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 if (visit == 0) continue;
                 if (!twice) {
                     const RowUpdate update = own.preview(softmax, scale_log2);
-                    if (gathered && !DISCARD) cast_vote(p, w, own, update, control.votes);
+                    if (gathered && !DISCARD) cast_vote(p, w, own, update, control, scale_log2);
                     own.add(update);
-                    if (gathered) control.last_gain[thread_index()] = update.tile_sum / own.row_sum;
+                    if (gathered) control.max_or_gain[thread_index()] = update.tile_sum / own.row_sum;
                 }
 #pragma unroll
                 for (int m = 0; m < 2; ++m) softmax[m].row_sum[0] = softmax[m].row_sum[1] = 0.f;
@@ -302,7 +313,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
         if (p.tiles_visited != nullptr && threadIdx.x == 0) p.tiles_visited[w.slot] = step;
         const int row = row_of<X>(p, w, own_row_index());
         if (p.last_gain != nullptr && row >= 0) {
-            const float gain = stop ? control.last_gain[thread_index()] : SAW_ALL_KEYS;
+            const float gain = stop ? control.max_or_gain[thread_index()] : SAW_ALL_KEYS;
             p.last_gain[int64_t(w.batch_head(attn)) * attn.q_len + row] = gain;
         }
     }

@@ -60,13 +60,17 @@ struct OwnRow {
 };
 
 __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w, const OwnRow& before,
-                                          const RowUpdate& update, StopVote (&votes)[WARPS]) {
-    const Gain own = Gain::of(before.row_sum, before.row_sum * update.rescale + update.tile_sum, update.tile_sum,
-                              update.rescale, p.literal_frame);
+                                          const RowUpdate& update, Control& control, float scale_log2) {
+    Gain own = Gain::of(before.row_sum, before.row_sum * update.rescale + update.tile_sum, update.tile_sum,
+                        update.rescale, p.literal_frame);
+    if (p.stop_rule == MAX_WEIGHT) {
+        const float largest = exp2_approx((control.max_or_gain[thread_index()] - update.new_max) * scale_log2);
+        own = Gain::of_largest(before.row_sum, largest, update.tile_sum, update.rescale);
+    }
     const int row = w.q_start + own_row_index();
     const bool exists = row >= 0 && row < w.row_end;
     StopVote vote = make_float2(0.f, 0.f);
-    if (p.stop_rule == ALL_ROWS) {
+    if (p.stop_rule == ALL_ROWS || p.stop_rule == MAX_WEIGHT) {
         // Written so that NaN never counts as below.
         vote.x = __all_sync(0xffffffffu, !exists || own.gain < p.tau * own.mass) ? 1.f : 0.f;
     } else {
@@ -80,7 +84,7 @@ __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w,
         }
     }
     const int thread = thread_index();
-    if (thread % 32 == 0) votes[thread / 32] = vote;
+    if (thread % 32 == 0) control.votes[thread / 32] = vote;
 }
 
 __device__ __forceinline__ bool stops(const S2oParams& p, const StopVote (&votes)[WARPS]) {
@@ -90,7 +94,8 @@ __device__ __forceinline__ bool stops(const S2oParams& p, const StopVote (&votes
         all.x += votes[i].x;
         all.y += votes[i].y;
     }
-    return p.tau > 0.f && (p.stop_rule == ALL_ROWS ? all.x == WARPS : all.x < p.tau * all.y);
+    const bool counts_warps = p.stop_rule == ALL_ROWS || p.stop_rule == MAX_WEIGHT;
+    return p.tau > 0.f && (counts_warps ? all.x == WARPS : all.x < p.tau * all.y);
 }
 
 }  // namespace s2o::sm80

@@ -25,7 +25,7 @@ struct Traits : Schedule {
 };
 
 // A warp's part of a stop decision, which compares sums over rows, x < tau * y. MeanRatio: x sums gain / mass, y counts
-// rows; SumRatio: x sums gains, y masses; AllRows: x is 1 if all rows of the warp are below.
+// rows; SumRatio: x sums gains, y masses; AllRows, MaxWeight: x is 1 if all rows of the warp are below.
 using StopVote = float2;
 
 struct Control {
@@ -34,7 +34,8 @@ struct Control {
     int item;                 // the next item
     bool end;                 // no more items
     StopVote votes[WARPS];  // of one key tile; the ring's barriers keep two tiles apart
-    float last_gain[THREADS];  // of the own row of each thread: no register is left for it
+    // Of the own row of each thread: the largest score of the tile and, after the vote, its gain. No register is left.
+    float max_or_gain[THREADS];
 };
 
 template <class X>

@@ -97,13 +97,24 @@ __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin,
     pos = RingPosition<STAGES>::at(begin);
 }
 
-__device__ __forceinline__ RowGains gains_of(const OutputRows& rows, const OnlineSoftmax& softmax,
-                                             const float (&old_sum)[2], const float (&tile_sum)[2],
-                                             const float (&rescale)[2], bool literal_frame) {
+// What a key tile does to the two rows of a thread; all lanes of a quad have the same maxima.
+struct TileEffect {
+    float old_sum[2], rescale[2], tile_sum[2], tile_max[2];
+};
+
+__device__ __forceinline__ RowGains gains_of(const S2oParams& p, const OutputRows& rows, const OnlineSoftmax& softmax,
+                                             const TileEffect& tile, float scale_log2, bool literal_frame) {
     RowGains gains;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        gains.row[h] = Gain::of(old_sum[h], softmax.row_sum[h], tile_sum[h], rescale[h], literal_frame);
+        const float old_sum = tile.old_sum[h], tile_sum = tile.tile_sum[h], rescale = tile.rescale[h];
+        if (p.stop_rule == MAX_WEIGHT) {
+            // A quarter for each lane of the quad.
+            const float largest = 0.25f * exp2_approx((tile.tile_max[h] - softmax.row_max[h]) * scale_log2);
+            gains.row[h] = Gain::of_largest(old_sum, largest, tile_sum, rescale);
+        } else {
+            gains.row[h] = Gain::of(old_sum, softmax.row_sum[h], tile_sum, rescale, literal_frame);
+        }
         gains.exists[h] = rows.exists[h];
     }
     return gains;
@@ -112,17 +123,17 @@ __device__ __forceinline__ RowGains gains_of(const OutputRows& rows, const Onlin
 // Whether the item ends with this step under the exact rule. Contains a barrier of all consumers. A discarded tile
 // leaves the mass unchanged.
 __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& votes, const OutputRows& rows,
-                                              OnlineSoftmax& softmax, const float (&old_sum)[2],
-                                              const float (&rescale)[2], const float (&tile_sum)[2], int& slot) {
+                                              OnlineSoftmax& softmax, const TileEffect& tile, float scale_log2,
+                                              int& slot) {
     slot ^= 1;
-    const RowGains gains = gains_of(rows, softmax, old_sum, tile_sum, rescale, p.literal_frame);
+    const RowGains gains = gains_of(p, rows, softmax, tile, scale_log2, p.literal_frame);
     const StopVote vote = StopVote::of(gains, p.stop_rule, p.tau);
     if (threadIdx.x % 32 == 0) votes.warp[slot][threadIdx.x / 32 - WARPGROUP / 32] = vote;
     named_barrier_sync(DECISION, CONSUMERS * WARPGROUP);
     const bool stops = p.tau > 0.f && votes.stops(slot, p.stop_rule, p.tau);
     if (stops && p.discard) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) softmax.row_sum[h] = old_sum[h] * rescale[h];
+        for (int h = 0; h < 2; ++h) softmax.row_sum[h] = tile.old_sum[h] * tile.rescale[h];
     }
     return stops;
 }
@@ -198,7 +209,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         float s[TILE_K / 2];
         float acc[ACC];
         uint32_t probs[TILE_K / 4];
-        float old_sum[2], rescale[2], tile_sum[2];
+        TileEffect tile;
 #pragma unroll
         for (int i = 0; i < ACC; ++i) acc[i] = 0.f;
         if constexpr (X::ITEMS_MAY_BE_EMPTY) {
@@ -221,14 +232,15 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         if constexpr (!X::PERMUTES_QUERIES) mask_tile<X>(s, p, w, w.key_tile * TILE_K, row0);
         if constexpr (X::RAGGED_END) mask_columns(s, w, 0);
         if constexpr (X::PERMUTES_QUERIES) {
-            old_sum[0] = softmax.row_sum[0];
-            old_sum[1] = softmax.row_sum[1];
+            tile.old_sum[0] = softmax.row_sum[0];
+            tile.old_sum[1] = softmax.row_sum[1];
         }
-        softmax.update<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
+        softmax.raise_max<X::ROWS_MAY_BE_EMPTY, X::STOP != Stop::NEVER>(s, scale_log2, tile.rescale, tile.tile_max);
+        softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, tile.rescale, tile.tile_sum);
         pack_probabilities<T>(s, probs);
         bool stopped = false;
         if constexpr (X::STOP == Stop::EXACT && X::PERMUTES_QUERIES) {
-            stopped = stops_exactly(p, control->votes.exact, rows, softmax, old_sum, rescale, tile_sum, vote_slot);
+            stopped = stops_exactly(p, control->votes.exact, rows, softmax, tile, scale_log2, vote_slot);
         }
         uint32_t own_votes = 0;  // of this warp, the latest in bit 0
 
@@ -263,29 +275,29 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             if (i == w.steps - 1) free_q();
             mask_step<X>(s, p, w, i, row0);
             // Softmax, around the wait for the values.
-            old_sum[0] = softmax.row_sum[0];
-            old_sum[1] = softmax.row_sum[1];
-            softmax.raise_max<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale);
+            tile.old_sum[0] = softmax.row_sum[0];
+            tile.old_sum[1] = softmax.row_sum[1];
+            softmax.raise_max<X::ROWS_MAY_BE_EMPTY, X::STOP != Stop::NEVER>(s, scale_log2, tile.rescale, tile.tile_max);
             // The place of the wait for the values product changes a step by 2 to 8 %; the better place differs with a
             // gather (docs/log.md, items 29 and 30).
             if constexpr (!X::GATHERS_KEYS) {
-                softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
+                softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, tile.rescale, tile.tile_sum);
             }
             wgmma_wait<0>();
             pin(acc);
             free_v();
             if constexpr (X::GATHERS_KEYS) {
                 for (float& row_max : softmax.row_max) row_max = behind(row_max, acc[0]);
-                softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, rescale, tile_sum);
+                softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, tile.rescale, tile.tile_sum);
             }
             // Vote, and rescale the accumulator to the new maximum.
             bool below = false;
             if constexpr (X::STOP == Stop::LAGGED) {
-                const RowGains gains = gains_of(rows, softmax, old_sum, tile_sum, rescale, false);
+                const RowGains gains = gains_of(p, rows, softmax, tile, scale_log2, false);
                 below = rows_below(gains, p.tau) && i >= w.gather_from;
             }
             pack_probabilities<T>(s, probs);
-            rescale_rows(acc, rescale);
+            rescale_rows(acc, tile.rescale);
             if constexpr (X::STOP == Stop::LAGGED) {
                 const bool all = __all_sync(0xffffffffu, below);
                 if (leader) control->votes.lagged.cast(first_step + i, warp, all);
@@ -293,7 +305,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
             if constexpr (X::STOP == Stop::EXACT) {
                 stopped = i >= w.gather_from &&
-                          stops_exactly(p, control->votes.exact, rows, softmax, old_sum, rescale, tile_sum, vote_slot);
+                          stops_exactly(p, control->votes.exact, rows, softmax, tile, scale_log2, vote_slot);
             }
         }
 
@@ -331,7 +343,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                 p.tiles_visited[w.slot] = i;
             }
             if (p.last_gain != nullptr) {
-                store_gains(p, w, rows, softmax, tile_sum, stopped && (i < w.steps || p.discard));
+                store_gains(p, w, rows, softmax, tile.tile_sum, stopped && (i < w.steps || p.discard));
             }
         }
         store_item<X>(p, w, rows, acc, softmax, scale_log2);

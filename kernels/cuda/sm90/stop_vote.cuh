@@ -1,6 +1,6 @@
 // The stop decision of the sm_90a engine: the eight consumer warps of a query tile vote through shared memory.
 //
-// LAGGED: AllRows, read two steps after the vote. The barriers that order the two warpgroups anyway (engine.cuh) have
+// LAGGED: AllRows or MaxWeight, read two steps after the vote. The barriers that order the two warpgroups anyway (engine.cuh) have
 // then ordered the votes too, so both make the same decision without another barrier. It costs one more key tile per
 // query tile. EXACT: any rule and frame, decided before the next step at the cost of a barrier.
 #pragma once
@@ -40,7 +40,7 @@ struct RowGains {
     bool exists[2];
 };
 
-// AllRows: every row that exists gains less than tau times its mass. Written so that NaN never counts as below. Even
+// AllRows, MaxWeight: every row that exists gains less than tau times its mass. Written so that NaN never counts as below. Even
 // lanes of a quad decide for its first row, odd lanes for its second, so the whole warp has to agree.
 __device__ __forceinline__ bool rows_below(const RowGains& gains, float tau) {
     const bool odd = threadIdx.x % 2;
@@ -51,8 +51,8 @@ __device__ __forceinline__ bool rows_below(const RowGains& gains, float tau) {
     return (own > 0.f) | !(odd ? gains.exists[1] : gains.exists[0]);
 }
 
-// A sum over rows that decides under every rule. AllRows: number of rows not below; MeanRatio: gain / mass; SumRatio:
-// gain - tau * mass.
+// A sum over rows that decides under every rule. AllRows, MaxWeight: number of rows not below; MeanRatio: gain / mass;
+// SumRatio: gain - tau * mass.
 struct StopVote {
     float sum;
     float rows;
@@ -63,9 +63,9 @@ struct StopVote {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float gain = quad_sum(gains.row[h].gain), mass = quad_sum(gains.row[h].mass);
-            const float value = rule == ALL_ROWS     ? (gain < tau * mass ? 0.f : 1.f)
-                                : rule == MEAN_RATIO ? gain / mass
-                                                     : fmaf(-tau, mass, gain);
+            const float value = rule == MEAN_RATIO  ? gain / mass
+                                : rule == SUM_RATIO ? fmaf(-tau, mass, gain)
+                                                    : (gain < tau * mass ? 0.f : 1.f);
             if (gains.exists[h]) {
                 vote.sum += value;
                 vote.rows += 1.f;
@@ -94,9 +94,8 @@ struct ExactVotes {
             sum += vote.sum;
             rows += vote.rows;
         }
-        if (rule == ALL_ROWS) return sum == 0.f;
         if (rule == MEAN_RATIO) return sum < tau * rows;
-        return sum < 0.f;
+        return rule == SUM_RATIO ? sum < 0.f : sum == 0.f;
     }
 };
 

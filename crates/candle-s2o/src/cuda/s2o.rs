@@ -1,7 +1,7 @@
 //! S2O on the GPU. Groups of segments whose key orders fit the workspace are ranked and then attended, from the last
 //! group to the first. The dense tail follows.
 
-use std::ptr;
+use std::{ptr, slice};
 
 use s2o_core::{
     ErrorControl, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
@@ -76,6 +76,8 @@ struct Launch<'a> {
     config: &'a S2oConfig,
     plan: &'a Plan,
     groups: Vec<SegmentGroup>,
+    /// All groups as one, without orders.
+    whole: SegmentGroup,
     scratch: Scratch,
     next_item: Region<i32>,
     kv_perm: Region<i32>,
@@ -110,7 +112,11 @@ impl<'a> Launch<'a> {
         let kv_perm = regions.add(heads * groups.iter().map(|group| group.keys).max().unwrap_or(0));
         let rows = heads * shape.q_len();
         let permuted = config.q_perm().then(|| (regions.add(rows), regions.add(rows)));
-        let probes = Probes::new(&mut regions, call, plan, &groups, config);
+        let first = groups.last().map_or(0, |group| group.first);
+        let whole = SegmentGroup { first, end: groups.first().map_or(0, |group| group.end), keys: 0 };
+        // Only a pass that repeats needs the orders of its group.
+        let of_probes = if config.max_error().is_some() { &groups[..] } else { slice::from_ref(&whole) };
+        let probes = Probes::new(&mut regions, call, plan, of_probes, config);
         let orders = match given {
             Some(ranking) => OrderSource::Given(ranking),
             None => OrderSource::Ranked(Ranker::new(&mut regions, call, plan, &groups)),
@@ -122,37 +128,53 @@ impl<'a> Launch<'a> {
         if let OrderSource::Ranked(ranker) = &orders {
             ranker.prepare(&scratch)?;
         }
-        Ok(Self { call, config, plan, groups, scratch, next_item, kv_perm, orders, permuted, probes, counts, memory })
+        Ok(Self {
+            call,
+            config,
+            plan,
+            groups,
+            whole,
+            scratch,
+            next_item,
+            kv_perm,
+            orders,
+            permuted,
+            probes,
+            counts,
+            memory,
+        })
     }
 
     fn attend(&self) -> Result<(), CudaError> {
+        let control = ErrorControl::new(self.config, self.probes.is_some());
+        let first_pass = (control.config(0), UnitList::ALL);
         if let Some(probes) = &self.probes {
             probes.prepare(self.parts())?;
         }
-        if let (Some((q_perm, _)), Some(last)) = (self.permuted, self.groups.first()) {
-            let first = self.groups.last().map_or(last.first, |group| group.first);
-            let all = SegmentGroup { first, end: last.end, keys: 0 };
-            self.launch(Kernel::Pass1, &all, (self.config, UnitList::ALL))?;
+        if let Some((q_perm, _)) = self.permuted {
+            self.launch(Kernel::Pass1, &self.whole, first_pass)?;
             if let OrderSource::Given(ranking) = self.orders {
                 self.upload_q_perm(q_perm, ranking)?;
             }
         }
         for group in &self.groups {
             self.order(group)?;
-            self.launch(self.kernel(self.config), group, (self.config, UnitList::ALL))?;
-            if let Some(probes) = &self.probes {
-                self.probe(probes, group)?;
+            self.launch(self.kernel(first_pass.0), group, first_pass)?;
+            if let Some(probes) = self.probes.as_ref().filter(|probes| probes.have_bound()) {
+                self.probe(probes, group, &control)?;
             }
         }
-        Ok(())
+        match &self.probes {
+            Some(probes) if !probes.have_bound() => self.probe(probes, &self.whole, &control),
+            _ => Ok(()),
+        }
     }
 
     /// Corrects the rows of a group by its probes and measures their error. With a bound on the error, the heads and
     /// segments above it are computed again. The host does not wait: their lists are made on the device.
-    fn probe(&self, probes: &Probes, group: &SegmentGroup) -> Result<(), CudaError> {
+    fn probe(&self, probes: &Probes, group: &SegmentGroup, control: &ErrorControl) -> Result<(), CudaError> {
         let parts = self.parts();
         probes.attend(parts, group)?;
-        let control = ErrorControl::new(self.config);
         for pass in 0..if probes.have_bound() { ErrorControl::PASSES } else { 1 } {
             let units = probes.units(parts, group, pass)?;
             if pass > 0 {
@@ -223,9 +245,12 @@ impl<'a> Launch<'a> {
 
     /// The kernel that computes the prefixes.
     fn kernel(&self, config: &S2oConfig) -> Kernel {
-        let plain = config.stop_rule() == StopRule::AllRows
-            && config.gain_frame() == GainFrame::NewMax
-            && config.triggering_tile() == TriggeringTile::Keep;
+        let lags = match config.stop_rule() {
+            StopRule::MaxWeight => true,
+            StopRule::Auto | StopRule::AllRows => config.gain_frame() == GainFrame::NewMax,
+            StopRule::MeanRatio | StopRule::SumRatio => false,
+        };
+        let plain = lags && config.triggering_tile() == TriggeringTile::Keep;
         match config {
             config if config.q_perm() => Kernel::Pass2,
             config if config.tau() == 0.0 => Kernel::SinglePassFull,
@@ -264,9 +289,10 @@ impl<'a> Launch<'a> {
             ranked_rows: to_i32("q_len", plan.ranked_rows())?,
             tau: config.tau(),
             stop_rule: match config.stop_rule() {
-                StopRule::AllRows => 0,
+                StopRule::Auto | StopRule::AllRows => 0,
                 StopRule::MeanRatio => 1,
                 StopRule::SumRatio => 2,
+                StopRule::MaxWeight => 3,
             },
             literal_frame: i32::from(config.gain_frame() == GainFrame::Literal),
             discard: i32::from(config.triggering_tile() == TriggeringTile::Discard),

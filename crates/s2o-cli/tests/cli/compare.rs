@@ -122,6 +122,7 @@ fn probes_measure_the_error() {
     save(&path, &[("q", &q), ("k", &k), ("v", &v)]);
     let flags =
         ["--tensors", text(&path), "--segment", "256", "--tau", "0.2", "--dense-below", "0", "--dense-tail", "0"];
+    let flags = [&flags[..], &["--stop-rule", "all"]].concat();
     let plain = rows(&flags);
     let probed = rows(&[&flags[..], &["--probe-stride", "16"]].concat());
     for (plain, probed) in plain[5..].iter().zip(&probed[5..]) {

@@ -78,7 +78,7 @@ impl Default for S2oConfig {
             tile_q: 128,
             tile_k: 128,
             tau: 0.02,
-            stop_rule: StopRule::AllRows,
+            stop_rule: StopRule::Auto,
             gain_frame: GainFrame::NewMax,
             triggering_tile: TriggeringTile::Keep,
             key_score: KeyScore::default(),

@@ -159,7 +159,8 @@ options! {
     /// Score that orders the keys. `mean` is the paper's score.
     "score" (KeyScore::EXPECTED) key_score(KeyScore) -> KeyScore;
     /// Rule that stops a query tile: the ratio of gain to mass of every row (`all`), the mean of these ratios (`mean`),
-    /// or the ratio of the sums over the rows (`sum`) must be below tau.
+    /// the ratio of the sums over the rows (`sum`), or three times the largest weight of a key in every row
+    /// (`max-weight`) must be below tau. `auto` is `max-weight` with probes and `all` without.
     "stop-rule" (StopRule::EXPECTED) stop_rule(StopRule) -> StopRule;
     /// Frame in which gain and mass are compared when the running maximum changes.
     "gain-frame" (GainFrame::EXPECTED) gain_frame(GainFrame) -> GainFrame;
@@ -233,6 +234,8 @@ mod tests {
         assert_eq!(set("score", "second-cumulant=2"), built(|b| b.key_score(KeyScore::SecondCumulant { c: 2.0 })));
         assert_eq!(set("stop-rule", "mean"), built(|b| b.stop_rule(StopRule::MeanRatio)));
         assert_eq!(set("stop-rule", "sum"), built(|b| b.stop_rule(StopRule::SumRatio)));
+        assert_eq!(set("stop-rule", "all"), built(|b| b.stop_rule(StopRule::AllRows)));
+        assert_eq!(set("stop-rule", "max-weight"), built(|b| b.stop_rule(StopRule::MaxWeight)));
         assert_eq!(set("gain-frame", "literal"), built(|b| b.gain_frame(GainFrame::Literal)));
         assert_eq!(set("triggering-tile", "discard"), built(|b| b.triggering_tile(TriggeringTile::Discard)));
         assert_eq!(set("tile-q", "32"), built(|b| b.tile_q(32)));
@@ -264,7 +267,10 @@ mod tests {
             }
         }
         let refused = |name, text| S2oConfig::builder().set(name, text).unwrap_err().to_string();
-        assert_eq!(refused("stop-rule", "median"), "stop-rule: expected `all` or `mean` or `sum`, got \"median\"");
+        assert_eq!(
+            refused("stop-rule", "median"),
+            "stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight`, got \"median\""
+        );
         assert_eq!(refused("segment", "1.5"), "segment: expected `auto` or a number of tokens, got \"1.5\"");
         assert_eq!(refused("q-perm", "true"), "q-perm: expected `on` or `off`, got \"true\"");
         assert_eq!(refused("workspace-mib", "NaN"), "workspace-mib: expected a number of MiB >= 0, got \"NaN\"");

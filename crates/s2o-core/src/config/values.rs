@@ -91,15 +91,36 @@ spellings!(GainFrame: "new-max" => NewMax, "literal" => Literal);
 /// Rule that combines the per-row comparisons `gain < tau * mass` into one decision for a query tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopRule {
-    /// `all`, the default: stop when every row is below the threshold.
+    /// `auto`, the default: `max-weight` if the prompt has probes, otherwise `all`. Probes correct the mean of what a row
+    /// skips; what they leave is the part of single keys.
+    Auto,
+    /// `all`: stop when every row is below the threshold.
     AllRows,
     /// `mean`: stop when the mean over rows of `gain / mass` is below `tau`.
     MeanRatio,
     /// `sum`: stop when `sum gain < tau * sum mass`, both sums over the rows.
     SumRatio,
+    /// `max-weight`: stop when no key of the tile has [`StopRule::WEIGHT_SHARE`] of `tau` or more of the mass before the
+    /// tile, in any row. Rows whose mass is spread over many keys stop early.
+    MaxWeight,
 }
 
-spellings!(StopRule: "all" => AllRows, "mean" => MeanRatio, "sum" => SumRatio);
+impl StopRule {
+    /// The share of `tau` that a single key may reach under [`StopRule::MaxWeight`]: with it the rules are about equally
+    /// exact at equal `tau` if there are probes (docs/algorithm.md).
+    pub const WEIGHT_SHARE: f64 = 1.0 / 3.0;
+
+    /// The rule for a prompt with or without probes.
+    pub fn resolve(self, has_probes: bool) -> Self {
+        match self {
+            Self::Auto if has_probes => Self::MaxWeight,
+            Self::Auto => Self::AllRows,
+            rule => rule,
+        }
+    }
+}
+
+spellings!(StopRule: "auto" => Auto, "all" => AllRows, "mean" => MeanRatio, "sum" => SumRatio, "max-weight" => MaxWeight);
 
 /// Treatment of the key tile whose gain was below the threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,6 +16,8 @@ pub(super) struct Columns {
     pub(super) rescale: Vec<f32>,
     /// `sum 2^(s - m')` over the tile
     pub(super) tile_sum: Vec<f32>,
+    /// `max 2^(s - m')` over the tile
+    pub(super) largest: Vec<f32>,
 }
 
 /// Turns scores `(keys, lanes)`, in units of log2, into weights `2^(s - m')` in place.
@@ -23,7 +25,7 @@ pub(super) struct Columns {
 /// A score of `-inf` is a masked key and weighs exactly 0; NaN stays NaN.
 pub(super) fn exponentiate(scores: &mut [f32], row_max: &[f32], columns: &mut Columns) {
     let lanes = row_max.len();
-    for column in [&mut columns.new_max, &mut columns.rescale, &mut columns.tile_sum] {
+    for column in [&mut columns.new_max, &mut columns.rescale, &mut columns.tile_sum, &mut columns.largest] {
         column.resize(lanes, 0.0);
     }
     Arch::new().dispatch(Exponentiate { scores, row_max, columns });
@@ -43,12 +45,16 @@ impl WithSimd for Exponentiate<'_> {
         let lanes = self.row_max.len();
         for first in (0..lanes).step_by(LANES) {
             let old_max: [f32; LANES] = self.row_max[first..first + LANES].try_into().expect("LANES long");
-            let mut max = old_max;
+            let mut tile_max = [f32::NEG_INFINITY; LANES];
             for scores in self.scores.chunks_exact(lanes) {
                 let scores = &scores[first..first + LANES];
-                for (max, &score) in max.iter_mut().zip(scores) {
+                for (max, &score) in tile_max.iter_mut().zip(scores) {
                     *max = if score > *max { score } else { *max };
                 }
+            }
+            let mut max = old_max;
+            for (max, &of_tile) in max.iter_mut().zip(&tile_max) {
+                *max = if of_tile > *max { of_tile } else { *max };
             }
             let mut sum = [0.0f32; LANES];
             for scores in self.scores.chunks_exact_mut(lanes) {
@@ -62,6 +68,7 @@ impl WithSimd for Exponentiate<'_> {
                 self.columns.new_max[first + i] = max[i];
                 self.columns.rescale[first + i] = exp2::<S>(old_max[i] - max[i]);
                 self.columns.tile_sum[first + i] = sum[i];
+                self.columns.largest[first + i] = exp2::<S>(tile_max[i] - max[i]);
             }
         }
     }

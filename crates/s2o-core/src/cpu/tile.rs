@@ -121,6 +121,7 @@ impl QueryTile {
                 rescale: f64::from(columns.rescale[i]),
                 old_sum: f64::from(self.row_sum[i]),
                 tile_sum: f64::from(columns.tile_sum[i]),
+                largest: f64::from(columns.largest[i]),
             };
             vote.add(Gain::of(&update, frame));
         }

@@ -142,7 +142,7 @@ fn one_head((head, number): (&Head, usize), plan: &Plan, orders: &[SegmentOrder]
         return HeadResult { out: dense(head, 0..head.q_len()), visits: Vec::new(), probes: Vec::new() };
     }
     let mut result = HeadResult { out: vec![0.0; head.q.len()], visits: Vec::new(), probes: Vec::new() };
-    let control = ErrorControl::new(config);
+    let control = ErrorControl::new(config, plan.probe_stride.is_some());
     for (segment, order) in plan.segments.iter().zip(orders) {
         write_rows(&mut result.out, segment.tail_rows.clone(), &dense(head, segment.tail_rows.clone()));
         let (mut pass, mut repeated) = (0, Repeated::default());

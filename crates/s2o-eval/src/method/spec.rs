@@ -133,7 +133,10 @@ mod tests {
         for (spec, part) in [
             ("s2o:tau=2", "tau"),
             ("s2o:tau=x", "expected a number"),
-            ("s2o:stop-rule=median", "s2o: stop-rule: expected `all` or `mean` or `sum`, got \"median\""),
+            (
+                "s2o:stop-rule=median",
+                "s2o: stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight`, got \"median\"",
+            ),
             ("s2o:tau=0.1:layers=tuned.json", "expected none together with layers"),
             ("s2o:layers=no-such-file", "s2o: no-such-file: "),
             ("sliding-window:threshold=1", "expected window, sink, dense-below, got threshold"),
