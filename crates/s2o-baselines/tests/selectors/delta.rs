@@ -4,7 +4,7 @@ use candle_s2o::{Attention, PrefillCall};
 use proptest::prelude::*;
 use s2o_baselines::{BlockSparse, SlidingWindow};
 
-use crate::inputs::{Inputs, calls, head};
+use crate::inputs::{calls, head};
 
 fn window() -> BlockSparse<SlidingWindow> {
     BlockSparse::new(SlidingWindow::new(150, 1).unwrap())
