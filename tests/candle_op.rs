@@ -178,6 +178,8 @@ fn bad_tensors_are_typed_errors() {
         assert_eq!(error.to_string(), "q: expected 4 dimensions (batch, length, heads, head_dim), got [16, 2, 8]");
     }
     let unlike = |name, expected, got| ShapeError::Mismatch { name, expected, got };
+    let heads_first =
+        |q: [usize; 4], kv: [usize; 4]| (q, kv, kv, ShapeError::HeadsFirst { got: q, num_heads: q[2], k_len: kv[1] });
     let kv = [1, 16, 2, 8];
     for (q, k, v, want) in [
         ([1, 16, 3, 8], kv, kv, ShapeError::Heads { num_heads: 3, num_kv_heads: 2 }),
@@ -188,6 +190,8 @@ fn bad_tensors_are_typed_errors() {
         ([1, 16, 2, 12], [1, 16, 2, 12], [1, 16, 2, 12], ShapeError::HeadDim { got: 12 }),
         ([1, 4, 2, 264], [1, 4, 2, 264], [1, 4, 2, 264], ShapeError::HeadDim { got: 264 }),
         ([1, 0, 2, 8], kv, kv, ShapeError::Empty { name: "q_len" }),
+        heads_first([1, 2, 300, 8], [1, 2, 300, 8]),
+        heads_first([2, 8, 257, 8], [2, 2, 257, 8]),
     ] {
         let zeros = |dims: [usize; 4]| Tensor::zeros(&dims[..], DType::F32, &Device::Cpu).unwrap();
         for error in refused(&zeros(q), &zeros(k), &zeros(v), SCALE) {
@@ -202,6 +206,14 @@ fn bad_tensors_are_typed_errors() {
         let expected = AttnError::DTypeMismatch { name: "k", expected: DType::F32, got: DType::F16 };
         assert_eq!(format!("{error:?}"), format!("{expected:?}"));
     }
+}
+
+#[test]
+fn many_heads_of_few_tokens_are_not_refused() {
+    let (q, kv) = (random((1, 1, 256, 8)), random((1, 2, 128, 8)));
+    assert_eq!(dense_attn(&q, &kv, &kv, SCALE, Mask::Causal).unwrap().dims(), q.dims());
+    let long = random((1, 300, 300, 8));
+    assert_eq!(dense_attn(&long, &long, &long, SCALE, Mask::Causal).unwrap().dims(), long.dims());
 }
 
 #[test]

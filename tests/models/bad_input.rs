@@ -94,6 +94,32 @@ fn tensors_that_do_not_fit_the_configuration() {
 }
 
 #[test]
+fn tensors_that_the_model_does_not_use() {
+    let shallower = directory(&with(llama_json(), json!({"num_hidden_layers": 1})));
+    let error = load_error(&shallower).to_string();
+    let expected =
+        "tensor `model.layers.1.input_layernorm.weight`: expected only those of the configured model with 1 layers";
+    assert!(error.contains(expected), "{error}");
+    let with_tensor = |name: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        let mut weights = weights(&llama_json(), 51);
+        weights.insert(name.to_owned(), Tensor::ones(64, DType::F32, &Device::Cpu).unwrap());
+        write_directory(directory.path(), &llama_json(), &weights);
+        load(&directory)
+    };
+    for name in
+        ["model.layers.0.self_attn.q_proj.weight_scale", "model.layers.1.self_attn.q_proj.bias", "vision.weight"]
+    {
+        let error = with_tensor(name).unwrap_err().to_string();
+        assert!(error.contains(&format!("tensor `{name}`: expected only")), "{error}");
+    }
+    with_tensor("model.layers.0.self_attn.rotary_emb.inv_freq").unwrap();
+    // A tied head that is stored all the same.
+    let tied = with(llama_json(), json!({"tie_word_embeddings": true}));
+    load(&directory(&tied)).unwrap();
+}
+
+#[test]
 fn unsupported_models() {
     let error = config_error(json!({"architectures": ["GPTNeoXForCausalLM"]}));
     assert!(matches!(&error, ModelError::UnsupportedArchitecture { got, .. } if got == "GPTNeoXForCausalLM"));
@@ -121,6 +147,8 @@ fn malformed_configurations() {
     }
     for changes in [
         json!({"num_hidden_layers": 0}),
+        json!({"num_hidden_layers": 1025}),
+        json!({"num_hidden_layers": u32::MAX}),
         json!({"num_attention_heads": 0}),
         json!({"num_key_value_heads": 3}),
         json!({"head_dim": 15}),

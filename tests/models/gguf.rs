@@ -229,6 +229,12 @@ fn broken_files_are_typed_errors() {
     write(&file, &good_metadata, &fewer);
     assert!(matches!(error(), ModelError::MissingTensor { name } if name == "blk.1.attn_k.weight"));
 
+    let mut more = tensors();
+    let bias = Tensor::ones(64, DType::F32, &Device::Cpu).unwrap();
+    more.push(("blk.1.attn_q.bias".to_owned(), QTensor::quantize(&bias, GgmlDType::F32).unwrap()));
+    write(&file, &good_metadata, &more);
+    assert!(error().to_string().contains("tensor `blk.1.attn_q.bias`: expected only"), "{}", error());
+
     let mut wrong = tensors();
     wrong.retain(|(name, _)| name != "output_norm.weight");
     let short = Tensor::ones(32, DType::F32, &Device::Cpu).unwrap();

@@ -10,6 +10,12 @@ pub enum ShapeError {
     /// Every size must be at least 1.
     #[error("{name}: expected at least 1, got 0")]
     Empty { name: &'static str },
+    /// More heads than any model has, and more than keys: heads and tokens are swapped.
+    #[error(
+        "q: expected (batch, length, heads, head_dim), got {got:?}, which has {num_heads} heads for {k_len} keys; \
+         tensors in (batch, heads, length, head_dim) need transpose(1, 2)"
+    )]
+    HeadsFirst { got: [usize; 4], num_heads: usize, k_len: usize },
     /// `num_heads` must be a multiple of `num_kv_heads`.
     #[error("num_heads: expected a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")]
     Heads { num_heads: usize, num_kv_heads: usize },
@@ -29,6 +35,9 @@ pub enum ShapeError {
     #[error("{name}: expected at least {expected} elements, got {got}")]
     Buffer { name: &'static str, expected: usize, got: usize },
 }
+
+/// More heads than any model has. A call with more heads than this and than keys has its dimensions in another order.
+const MOST_HEADS: usize = 256;
 
 /// Sizes of one attention call: `q` is `(batch, q_len, num_heads, head_dim)`, `k` and `v` are
 /// `(batch, k_len, num_kv_heads, head_dim)`. Queries are the last `q_len` of the `k_len` positions.
@@ -59,6 +68,10 @@ impl AttnShape {
         }
         if !head_dim.is_multiple_of(8) || head_dim > 256 {
             return Err(ShapeError::HeadDim { got: head_dim });
+        }
+        if num_heads > MOST_HEADS && num_heads > k_len {
+            let got = [batch, q_len, num_heads, head_dim];
+            return Err(ShapeError::HeadsFirst { got, num_heads, k_len });
         }
         if !num_heads.is_multiple_of(num_kv_heads) {
             return Err(ShapeError::Heads { num_heads, num_kv_heads });

@@ -125,12 +125,17 @@ impl DecoderConfig {
             ("head_dim", self.head_dim),
             ("max_position_embeddings", self.max_positions),
         ];
+        /// More layers than any model has.
+        const MOST_LAYERS: usize = 1024;
         let zero = sizes.iter().find(|(_, size)| *size == 0);
         let huge = sizes.iter().find(|(_, size)| *size > u32::MAX as usize);
         let Self { num_heads, num_kv_heads, head_dim, rms_norm_eps, .. } = self;
         let reason = match (zero, huge) {
             (Some((name, _)), _) => format!("{name} is 0"),
             (_, Some((name, size))) => format!("{name} is {size}, more than any model has"),
+            _ if self.num_layers > MOST_LAYERS => {
+                format!("num_hidden_layers is {}, expected at most {MOST_LAYERS}", self.num_layers)
+            }
             _ if !num_heads.is_multiple_of(num_kv_heads) => {
                 format!("{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
             }

@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 
 use super::safetensors::first_line;
-use super::{LoadOptions, Parts, gguf_tokenizer, io_error, read_tokenizer};
+use super::{LoadOptions, Parts, gguf_tokenizer, io_error, read_tokenizer, refuse_unused};
 use crate::config::{Architecture, DecoderConfig};
 use crate::error::{ModelError, Result};
 
@@ -27,6 +27,7 @@ pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<P
 
     let mut source = Source { content, reader, path, dtype, device: options.device.clone() };
     let config = source.config()?;
+    refuse_unused(&config, source.content.tensor_infos.keys().map(String::as_str), gguf_name, path)?;
     let tensors = config
         .tensor_shapes()
         .into_iter()

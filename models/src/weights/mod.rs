@@ -1,5 +1,6 @@
 //! Sources of models: the embedded model, a directory, a GGUF file, the hub, or synthetic weights.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -26,6 +27,28 @@ use hub_download::fetch;
 use synthetic::Synthetic;
 
 pub use hub::HubOptions;
+
+/// Refuses weights with a tensor that the model does not use: its configuration is that of another model, or something
+/// that it needs, such as the scales of quantised weights, would be left out. Stored frequencies of the rotation, and an
+/// output head that is the embedding, may be there.
+fn refuse_unused<'n>(
+    config: &DecoderConfig,
+    names: impl IntoIterator<Item = &'n str>,
+    own_name: impl Fn(&str) -> String,
+    path: &Path,
+) -> Result<()> {
+    let used: HashSet<String> = config.tensor_shapes().iter().map(|(name, _)| own_name(name)).collect();
+    let head = own_name("lm_head.weight");
+    let is_unused = |name: &&str| {
+        let may_be_there = *name == head || name.ends_with("rotary_emb.inv_freq") || name.starts_with("rope_freqs.");
+        !may_be_there && !used.contains(*name)
+    };
+    // Of several, always the same.
+    let Some(name) = names.into_iter().filter(is_unused).min() else { return Ok(()) };
+    let layers = config.num_layers;
+    let reason = format!("tensor `{name}`: expected only those of the configured model with {layers} layers");
+    Err(ModelError::InvalidWeights { path: path.to_owned(), reason })
+}
 
 /// Name of the embedded model.
 pub const EMBEDDED: &str = "needle-11m";

@@ -12,7 +12,7 @@ use candle_core::safetensors::MmapedSafetensors;
 use candle_nn::VarBuilder;
 use serde::Deserialize;
 
-use super::{LoadOptions, Parts, eos_ids, io_error, read_text, read_tokenizer};
+use super::{LoadOptions, Parts, eos_ids, io_error, read_text, read_tokenizer, refuse_unused};
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
 
@@ -36,7 +36,7 @@ pub(super) fn open(directory: &Path, dtype: DType, options: &LoadOptions) -> Res
     let tokenizer = read_tokenizer(options.tokenizer.as_deref().unwrap_or(&directory.join(TOKENIZER)))?;
     let files = weight_files(directory)?;
     for file in &files {
-        check(file)?;
+        check(file, &config)?;
     }
     // SAFETY: the map is only read, while the decoder copies or converts each tensor out of it. A process that rewrites
     // the file in place meanwhile would change what is read, which every user of memory-mapped weights accepts.
@@ -81,12 +81,16 @@ pub(super) fn shard_names(path: &Path) -> Result<Vec<String>> {
     Ok(names.into_iter().collect())
 }
 
-/// Reads a weight file's header, which also checks that the file is as long as the header says.
-fn check(path: &Path) -> Result<()> {
+/// Reads a weight file's header, which also checks that the file is as long as the header says, and that the model uses
+/// its tensors.
+fn check(path: &Path, config: &DecoderConfig) -> Result<()> {
     std::fs::File::open(path).map_err(|error| io_error(path, "", error))?;
     // SAFETY: the map is read once here and dropped; see `open`.
     match unsafe { MmapedSafetensors::new(path) } {
-        Ok(_) => Ok(()),
+        Ok(weights) => {
+            let tensors = weights.tensors();
+            refuse_unused(config, tensors.iter().map(|(name, _)| name.as_str()), str::to_owned, path)
+        }
         Err(error) => Err(ModelError::InvalidWeights { path: path.to_owned(), reason: first_line(&error) }),
     }
 }
