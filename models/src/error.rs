@@ -80,6 +80,18 @@ pub enum ModelError {
         /// The reader's error.
         reason: String,
     },
+    /// The prompt's logits are NaN or infinite.
+    #[error(
+        "expected finite logits, got {got}: {}; look for such values in the weights, and use bf16 or f32 if the model \
+         overflows in f16",
+        first_layer(*.layer)
+    )]
+    NotFinite {
+        /// Sum of the logits.
+        got: f32,
+        /// The first layer whose keys or values are not finite; `None` if those of all layers are.
+        layer: Option<usize>,
+    },
     /// The weights lack a tensor that the configuration requires.
     #[error("tensor `{name}` is missing from the weights")]
     MissingTensor {
@@ -304,5 +316,13 @@ fn innermost(error: &candle_core::Error) -> &candle_core::Error {
     match error {
         E::WithBacktrace { inner, .. } | E::WithPath { inner, .. } | E::Context { inner, .. } => innermost(inner),
         other => other,
+    }
+}
+
+/// Where values that are not finite begin.
+fn first_layer(layer: Option<usize>) -> String {
+    match layer {
+        Some(layer) => format!("the keys and values of layer {layer} are the first that are not finite"),
+        None => "all keys and values are finite, so it begins after the last layer's attention".to_owned(),
     }
 }

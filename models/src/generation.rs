@@ -45,7 +45,8 @@ impl<'m> TokenStream<'m> {
     /// prompt, and `prompt` serves only for the repeat penalty.
     ///
     /// # Errors
-    /// [`ModelError::WrongInput`] for a batch other than 1 or invalid options.
+    /// [`ModelError::WrongInput`] for a batch other than 1 or invalid options; [`ModelError::NotFinite`] if the logits
+    /// are NaN or infinite.
     pub fn new(
         decoder: &'m Decoder,
         cache: &'m mut KvCache,
@@ -59,6 +60,7 @@ impl<'m> TokenStream<'m> {
             return Err(ModelError::input("logits to generate from", expected, format!("{:?}", logits.dims())));
         }
         options.check()?;
+        cache.check_logits(logits)?;
         let context = prompt[prompt.len().saturating_sub(options.repeat_last_n)..].to_vec();
         Ok(Self {
             decoder,

@@ -122,6 +122,28 @@ impl KvCache {
         self.with_new(layer, 0)
     }
 
+    /// Checks the logits of a prefill into this cache. The host waits for their sum.
+    ///
+    /// # Errors
+    /// [`ModelError::NotFinite`] if one is NaN or infinite, with the layer where such values begin.
+    pub fn check_logits(&self, logits: &Tensor) -> Result<()> {
+        let got = logits.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+        if got.is_finite() { Ok(()) } else { Err(ModelError::NotFinite { got, layer: self.first_not_finite()? }) }
+    }
+
+    fn first_not_finite(&self) -> Result<Option<usize>> {
+        let is_finite = |side: &Tensor| -> Result<bool> {
+            Ok(side.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?.is_finite())
+        };
+        for layer in 0..self.layers.len() {
+            let (k, v) = self.layer(layer)?;
+            if !(is_finite(&k)? && is_finite(&v)?) {
+                return Ok(Some(layer));
+            }
+        }
+        Ok(None)
+    }
+
     /// Refuses `count` more positions if they do not fit.
     pub(crate) fn check_room(&self, count: usize) -> Result<()> {
         let got = self.len.saturating_add(count);

@@ -120,6 +120,30 @@ fn tensors_that_the_model_does_not_use() {
 }
 
 #[test]
+fn values_that_are_not_finite() {
+    for (name, layer) in [
+        ("model.layers.0.input_layernorm.weight", Some(0)),
+        ("model.layers.0.mlp.down_proj.weight", Some(1)),
+        ("model.layers.1.post_attention_layernorm.weight", None),
+        ("model.norm.weight", None),
+    ] {
+        for value in [f32::NAN, f32::INFINITY] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut weights = weights(&llama_json(), 51);
+            let poisoned = (weights[name].zeros_like().unwrap() + f64::from(value)).unwrap();
+            weights.insert(name.to_owned(), poisoned);
+            write_directory(directory.path(), &llama_json(), &weights);
+            let model = load(&directory).unwrap();
+            let mut cache = model.decoder.new_cache(1, 200).unwrap();
+            let options = (PrefillOptions::default(), &GenerationOptions::default());
+            let prompt: Vec<u32> = (1..20).collect();
+            let error = model.generate(&prompt, &mut cache, &Dense, options.0, options.1, &mut |_| ()).unwrap_err();
+            assert!(matches!(error, ModelError::NotFinite { layer: got, .. } if got == layer), "{name}: {error}");
+        }
+    }
+}
+
+#[test]
 fn unsupported_models() {
     let error = config_error(json!({"architectures": ["GPTNeoXForCausalLM"]}));
     assert!(matches!(&error, ModelError::UnsupportedArchitecture { got, .. } if got == "GPTNeoXForCausalLM"));

@@ -24,7 +24,9 @@ pub(super) fn prefill(
     let options = PrefillOptions::new().chunk(chunk);
     let logits = model.decoder.prefill(&model.prompt(tokens)?, cache, method, options)?.last_logits()?;
     model.decoder.device().synchronize()?;
-    Ok((logits, start.elapsed()))
+    let time = start.elapsed();
+    cache.check_logits(&logits)?;
+    Ok((logits, time))
 }
 
 /// Continues each sequence of `cache` greedily from its logits `(1, vocab_size)`, until the model ends its turn,
