@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::fs::{self, OpenOptions};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use candle_core::DType;
@@ -59,6 +60,14 @@ pub struct Flags {
 /// The method that the S2O flags apply to.
 const PLAIN_S2O: &str = "s2o";
 
+/// Fails before the work if a file cannot be written after it. Leaves no file and no change.
+fn check_writable(path: &Path) -> Result<()> {
+    let exists = path.exists();
+    let describe = || format!("cannot write {}", path.display());
+    OpenOptions::new().append(true).create(true).open(path).with_context(describe)?;
+    if exists { Ok(()) } else { fs::remove_file(path).with_context(describe) }
+}
+
 impl Flags {
     pub fn run(&self) -> Result<()> {
         if self.s2o.any() && !self.methods.iter().any(|spec| spec.to_string() == PLAIN_S2O) {
@@ -74,6 +83,7 @@ impl Flags {
         let create =
             |path: &PathBuf| csv::Writer::from_path(path).with_context(|| format!("cannot write {}", path.display()));
         let mut csv = self.csv.as_ref().map(create).transpose()?;
+        self.save_tensors.iter().chain(&self.out_tensors).try_for_each(|path| check_writable(path))?;
 
         let mut source = self.source.open(|model| self.s2o.check_layers(model.config().num_layers))?;
         if let Some(path) = &self.save_tensors {

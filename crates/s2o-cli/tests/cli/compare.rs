@@ -154,6 +154,24 @@ fn compare_takes_half_precision_and_chunks() {
 }
 
 #[test]
+fn files_that_cannot_be_written_are_refused_before_any_work() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let inside = directory.path().join("no/such/file");
+    // Their source does not exist either, which is found later.
+    let sources = [("--save-tensors", "--model", "no/such.gguf"), ("--out-tensors", "--tensors", "no/such")];
+    for (flag, source, missing) in sources {
+        assert_refused("compare", &[source, missing], &[(&[flag, text(&inside)], "cannot write")]);
+        let kept = directory.path().join("kept");
+        assert_refused("compare", &[source, missing], &[(&[flag, text(&kept)], missing)]);
+        assert!(!kept.exists());
+        fs::write(&kept, "before").expect("written");
+        assert_refused("compare", &[source, missing], &[(&[flag, text(&kept)], missing)]);
+        assert_eq!(fs::read_to_string(&kept).expect("a file"), "before");
+        fs::remove_file(&kept).expect("removed");
+    }
+}
+
+#[test]
 fn bad_tensor_files_are_refused() {
     let directory = TempDir::new().expect("a temporary directory");
     let file = directory.path().join("bad.safetensors");

@@ -43,10 +43,10 @@ impl Journal {
     /// [`EvalError::MalformedLine`] for an invalid complete line; [`EvalError::Io`] and [`EvalError::Write`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let mut journal = Self::locked(path.as_ref())?;
-        let mut text = String::new();
+        let mut contents = Vec::new();
         let reads = |source| EvalError::Io { path: journal.path.clone(), source };
-        journal.file.read_to_string(&mut text).map_err(reads)?;
-        let (outcomes, bytes) = parse(&journal.path, &text)?;
+        journal.file.read_to_end(&mut contents).map_err(reads)?;
+        let (outcomes, bytes) = parse(&journal.path, &contents)?;
         journal.file.set_len(bytes as u64).map_err(|source| journal.write_failed(source))?;
         journal.file.seek(SeekFrom::End(0)).map_err(|source| journal.write_failed(source))?;
         if bytes == 0 {
@@ -124,18 +124,18 @@ impl Journal {
 /// As [`Journal::open`].
 pub fn read_outcomes(path: impl AsRef<Path>) -> Result<Vec<Outcome>> {
     let path = path.as_ref();
-    let text = std::fs::read_to_string(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
-    Ok(parse(path, &text)?.0)
+    let contents = std::fs::read(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
+    Ok(parse(path, &contents)?.0)
 }
 
-/// The outcomes of the complete lines, and the bytes of these lines.
-fn parse(path: &Path, text: &str) -> Result<(Vec<Outcome>, usize)> {
-    let bytes = text.rfind('\n').map_or(0, |end| end + 1);
-    let mut lines = text[..bytes].lines().enumerate();
-    let header = lines.next().map_or(&text[bytes..], |(_, line)| line);
+/// The outcomes of the complete lines, and the bytes of these lines. An unfinished line may end inside a character.
+fn parse(path: &Path, contents: &[u8]) -> Result<(Vec<Outcome>, usize)> {
+    let bytes = contents.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+    let mut lines = contents[..bytes].split_inclusive(|&byte| byte == b'\n').map(<[u8]>::trim_ascii_end).enumerate();
+    let header = lines.next().map_or(&contents[bytes..], |(_, line)| line);
     check_header(path, header, bytes > 0)?;
-    let outcome = |(i, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|error| EvalError::MalformedLine {
+    let outcome = |(i, line): (usize, &[u8])| {
+        serde_json::from_slice(line).map_err(|error| EvalError::MalformedLine {
             path: path.to_owned(),
             line: i + 1,
             expected: "an outcome".to_owned(),
@@ -146,12 +146,12 @@ fn parse(path: &Path, text: &str) -> Result<(Vec<Outcome>, usize)> {
 }
 
 /// An unfinished first line may be the beginning of a header but nothing else, so that other files are not overwritten.
-fn check_header(path: &Path, line: &str, finished: bool) -> Result<()> {
-    let current = serde_json::to_string(&header()).unwrap_or_default();
+fn check_header(path: &Path, line: &[u8], finished: bool) -> Result<()> {
+    let current = serde_json::to_vec(&header()).unwrap_or_default();
     if line == current || (!finished && current.starts_with(line)) {
         return Ok(());
     }
-    let got = match serde_json::from_str::<Header>(line) {
+    let got = match serde_json::from_slice::<Header>(line) {
         Ok(header) if header.format == FORMAT => format!("version {}", header.version),
         _ => "a file that is not a journal".to_owned(),
     };

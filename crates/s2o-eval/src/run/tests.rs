@@ -210,6 +210,12 @@ fn other_journals_are_refused() {
     let broken = refused(&format!("{header}\n{{\"sample\":1}}\n"));
     assert!(broken.contains("line 2: expected an outcome, got"), "{broken}");
 
+    // The run was killed inside a character of its last line, as with answers in other alphabets.
+    fs::write(&path, [format!("{header}\n{{\"prediction\":\"").as_bytes(), &"ü".as_bytes()[..1]].concat()).unwrap();
+    assert!(read_outcomes(&path).unwrap().is_empty());
+    drop(Journal::open(&path).unwrap());
+    assert_eq!(fs::read_to_string(&path).unwrap(), format!("{header}\n"));
+
     // The run was killed at its start.
     fs::write(&path, &header[..7]).unwrap();
     let journal = Journal::open(&path).unwrap();
