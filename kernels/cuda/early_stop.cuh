@@ -1,5 +1,6 @@
-// The stop decision of a query tile, as in crates/s2o-core/src/early_stop.rs: stop if the gain of a key tile, or its
-// largest weight, is below tau times the mass so far. The vote of a tile's rows (StopVote) is in sm90/stop_vote.cuh and sm80/stop_vote.cuh.
+// The stop decision of a query tile, as in crates/s2o-core/src/early_stop.rs: stop if the gain of a key tile, or three
+// times its largest weight, is below tau times the mass so far. The vote of a tile's rows (StopVote) is in
+// sm90/stop_vote.cuh and sm80/stop_vote.cuh.
 #pragma once
 
 namespace s2o {
@@ -18,7 +19,7 @@ struct Gain {
         return {literal_frame ? new_sum - old_sum : tile_sum, literal_frame ? old_sum : old_sum * rescale};
     }
 
-    // For MAX_WEIGHT: `largest` is the weight of a key. A score that is not a number makes the sum NaN, not the maximum.
+    // For MAX_WEIGHT: `largest` is the weight of a key. A score that is not a number makes only the sum NaN.
     __device__ __forceinline__ static Gain of_largest(float old_sum, float largest, float tile_sum, float rescale) {
         return {fmaf(0.f, tile_sum, MAX_WEIGHT_FACTOR * largest), old_sum * rescale};
     }

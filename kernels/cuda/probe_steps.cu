@@ -56,7 +56,8 @@ __device__ __forceinline__ double warp_sum(double x) {
 // Share of the probability that all queries of a run have alike, as EVEN_SHARE of probes.rs.
 constexpr double EVEN_SHARE = 0.25;
 
-// Chooses the probe of a run, as `choose` of probes.rs, and copies its query. Grid: a warp for each slot of the group and head, heads in y.
+// Chooses the probe of a run, as `choose` of probes.rs, and copies its query. Grid: a warp for each slot of the group
+// and head, heads in y.
 template <typename T, int D>
 __device__ __forceinline__ void probe_choice(const ProbeParams& p) {
     const int lane = threadIdx.x % 32, batch_head = blockIdx.y;

@@ -1,6 +1,6 @@
 // Single-pass S2O on sm_90a (Algorithm 4): causal window by TMA, prefix gathered by kv_perm. `single_pass_full` never
-// stops early (tau 0, the ladder's B and C), `single_pass` stops by AllRows or MaxWeight one tile late and keeps every tile,
-// `single_pass_exact` implements every rule.
+// stops early (tau 0, the ladder's B and C), `single_pass` stops by AllRows or MaxWeight one tile late and keeps every
+// tile, `single_pass_exact` implements every rule.
 #include "engine.cuh"
 #include "instantiate.cuh"
 

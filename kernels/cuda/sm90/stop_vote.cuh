@@ -1,8 +1,8 @@
 // The stop decision of the sm_90a engine: the eight consumer warps of a query tile vote through shared memory.
 //
-// LAGGED: AllRows or MaxWeight, read two steps after the vote. The barriers that order the two warpgroups anyway (engine.cuh) have
-// then ordered the votes too, so both make the same decision without another barrier. It costs one more key tile per
-// query tile. EXACT: any rule and frame, decided before the next step at the cost of a barrier.
+// LAGGED: AllRows or MaxWeight, read two steps after the vote. The barriers that order the two warpgroups anyway
+// (engine.cuh) have then ordered the votes too, so both make the same decision without another barrier. It costs one
+// more key tile per query tile. EXACT: any rule and frame, decided before the next step at the cost of a barrier.
 #pragma once
 #include <cstdint>
 
@@ -40,8 +40,8 @@ struct RowGains {
     bool exists[2];
 };
 
-// AllRows, MaxWeight: every row that exists gains less than tau times its mass. Written so that NaN never counts as below. Even
-// lanes of a quad decide for its first row, odd lanes for its second, so the whole warp has to agree.
+// AllRows, MaxWeight: every row that exists gains less than tau times its mass. Written so that NaN never counts as
+// below. Even lanes of a quad decide for its first row, odd lanes for its second, so the whole warp has to agree.
 __device__ __forceinline__ bool rows_below(const RowGains& gains, float tau) {
     const bool odd = threadIdx.x % 2;
     const float d0 = fmaf(tau, gains.row[0].mass, -gains.row[0].gain);
