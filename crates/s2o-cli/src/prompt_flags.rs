@@ -4,9 +4,9 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use s2o_eval::tasks::passkey;
+use s2o_eval::tasks::{ChatTemplate, passkey};
 use s2o_models::LoadedModel;
 use s2o_models::weights::synthetic;
 
@@ -35,6 +35,16 @@ pub struct PromptFlags {
     /// Depth of the passkey, 0 at the start and 1 at the end [default: 0.5]
     #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
     depth: Option<f64>,
+    /// Chat template around a text: `none`, `llama3`, `chat-ml`, `qwen3`, `auto` for the one that the token at the end of
+    /// the model's turns tells, or a file with {prompt} in the place of the text
+    #[arg(
+        long,
+        value_name = "NAME|FILE",
+        default_value = "auto",
+        value_parser = Template::parse,
+        conflicts_with_all = ["passkey", "tokens"]
+    )]
+    template: Template,
     /// Seed of the passkey prompt, of random tokens and of sampling
     #[arg(long, default_value_t = 299_792_458)]
     pub seed: u64,
@@ -86,14 +96,16 @@ impl PromptFlags {
         if text.is_empty() {
             bail!("{name}: expected a text, got none");
         }
-        let tokens = encode(model, &text, &name, self.context)?;
+        let (pattern, template) = self.template.pattern(model)?;
+        let text = pattern.replacen(PLACE, &text, 1);
+        let tokens = encode(model, &text, pattern == PLACE, &name, self.context)?;
         if tokens.len() > longest {
             let (len, fits) = (tokens.len(), longest - longest.min(1024) / 2);
             bail!(
                 "{name} has {len} tokens, the model {longest} positions: --context {fits} keeps its beginning and end"
             );
         }
-        Ok(Prompt { description: format!("{name}, {} tokens", tokens.len()), tokens, expected: None })
+        Ok(Prompt { description: format!("{name}, {} tokens{template}", tokens.len()), tokens, expected: None })
     }
 
     fn text(&self) -> Result<(String, String)> {
@@ -103,6 +115,51 @@ impl PromptFlags {
         let document = read(path).with_context(|| format!("cannot read {name}"))?;
         let text = if prompt.is_empty() { document } else { format!("{}\n\n{prompt}", document.trim_end()) };
         Ok((text, name))
+    }
+}
+
+/// Place of the text in a template.
+const PLACE: &str = "{prompt}";
+
+/// The chat template around a text.
+#[derive(Debug, Clone)]
+enum Template {
+    /// That of the model.
+    Auto,
+    Named(ChatTemplate),
+    File(PathBuf),
+}
+
+impl Template {
+    fn parse(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Self::Auto),
+            (_, Ok(named)) => Ok(Self::Named(named)),
+            _ if Path::new(text).is_file() => Ok(Self::File(text.into())),
+            _ => {
+                let names = ChatTemplate::ALL.map(|template| template.to_string()).join(", ");
+                Err(format!("expected auto, {names} or a file, got {text}"))
+            }
+        }
+    }
+
+    /// The whole template with [`PLACE`] in it, and what the description says of it. The template of a base model is
+    /// [`PLACE`] alone.
+    fn pattern(&self, model: &LoadedModel) -> Result<(String, String)> {
+        let (named, note) = match self {
+            Self::Auto => (ChatTemplate::of_model(&model.tokenizer, &model.eos_ids), " (auto)"),
+            Self::Named(template) => (*template, ""),
+            Self::File(path) => {
+                let name = path.display();
+                let pattern = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+                let places = pattern.matches(PLACE).count();
+                ensure!(places == 1, "--template {name}: expected {PLACE} once, got it {places} times");
+                return Ok((pattern, format!(", template {name}")));
+            }
+        };
+        named.check(&model.tokenizer)?;
+        let note = if named == ChatTemplate::None { String::new() } else { format!(", template {named}{note}") };
+        Ok((named.pattern().replace("{answer_prefix}", ""), note))
     }
 }
 
@@ -116,9 +173,11 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// A text as tokens of the model, at most `context` of them: the middle of a longer text is cut out.
-pub fn encode(model: &LoadedModel, text: &str, name: &str, context: Option<usize>) -> Result<Vec<u32>> {
-    let mut tokens = model.encode(text).with_context(|| match model.is_synthetic {
+/// A text as tokens of the model, at most `context` of them: the middle of a longer text is cut out. `is_bare` texts get
+/// the special tokens that the tokenizer puts around a prompt; templates have their own.
+pub fn encode(model: &LoadedModel, text: &str, is_bare: bool, name: &str, context: Option<usize>) -> Result<Vec<u32>> {
+    let encoded = model.tokenizer.encode(text, is_bare).map_err(|error| anyhow!("{error}"));
+    let mut tokens = encoded.map(|encoded| encoded.get_ids().to_vec()).with_context(|| match model.is_synthetic {
         true => format!("{name}: a synthetic model reads the numbers of its tokens, such as `17 4711`"),
         false => name.to_owned(),
     })?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{assert_has, assert_refused, command, run, text};
+use crate::{assert_has, assert_misused, assert_refused, command, run, text};
 
 /// needle-11m with a changed configuration.
 fn model_directory(change: impl FnOnce(&mut Value)) -> TempDir {
@@ -38,6 +38,43 @@ fn bad_models_are_refused() {
     refused("compare", text(truncated.path()), "model.safetensors is not a valid weight file");
     fs::remove_file(&weights).expect("removed");
     refused("prefill", text(truncated.path()), "model.safetensors is missing");
+}
+
+/// needle-11m's tokenizer with the names of ChatML's special tokens.
+#[test]
+fn a_text_gets_the_models_chat_template() {
+    let chat = model_directory(|_| {});
+    let model = text(chat.path());
+    let tokenizer = s2o_needle_11m::TOKENIZER.replace("<|bos|>", "<|im_start|>").replace("<|eos|>", "<|im_end|>");
+    fs::write(chat.path().join("tokenizer.json"), tokenizer).expect("written");
+    let run = |args: &[&str]| crate::stdout_of("prefill", &[&["--model", model, "-n", "1"], args].concat());
+    let tokens = |args: &[&str]| -> Value {
+        let object: Value = serde_json::from_str(&run(&[args, &["--json"]].concat())).expect("one JSON object");
+        object["tokens"].clone()
+    };
+    let whole = "<|im_start|>user\nWhat is a tensor?<|im_end|>\n<|im_start|>assistant\n";
+    let asked = ["--prompt", "What is a tensor?"];
+    let templated = tokens(&asked).as_u64().expect("a number");
+    // Bare texts get the tokenizer's own start token in addition.
+    assert_eq!(tokens(&["--template", "none", "--prompt", whole]), templated + 1);
+    assert!(tokens(&[&asked[..], &["--template", "none"]].concat()).as_u64() < Some(templated));
+    assert_has(&run(&asked), &["tokens, template chat-ml (auto)"]);
+
+    let file = chat.path().join("template");
+    fs::write(&file, whole.replace("What is a tensor?", "{prompt}")).expect("written");
+    assert_eq!(tokens(&[&asked[..], &["--template", text(&file)]].concat()), templated);
+    fs::write(&file, "no place").expect("written");
+    let base = ["--prompt", "What?", "--template"];
+    let nowhere = format!("--template {}: expected {{prompt}} once, got it 0 times", file.display());
+    assert_refused(
+        "prefill",
+        &base,
+        &[
+            (&[text(&file)], &nowhere),
+            (&["llama3"], "expected one with <|begin_of_text|>, for llama3, got one without"),
+        ],
+    );
+    assert_misused("prefill", &[&["--prompt", "What?", "--template", "llama7"], &["--passkey", "--template", "none"]]);
 }
 
 #[test]
