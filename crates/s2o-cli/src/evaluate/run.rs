@@ -110,6 +110,12 @@ impl Flags {
         let runner = bare()?;
         let runner = methods.into_iter().fold(runner, |runner, (name, method)| runner.method(name, method));
         let mut samples = self.samples.samples(&model.tokenizer)?;
+        let longest = model.config().max_positions;
+        if let Some(sample) = samples.iter().find(|sample| sample.context_tokens() > longest) {
+            let (task, got) = (sample.task(), sample.context_tokens());
+            bail!("{task}: expected at most {longest} tokens, the positions of {}, got {got} (--lengths)", model.name);
+        }
+        // Only now, so that a run that cannot begin leaves no file.
         let mut journal = self.journal()?;
         self.announce(&model, template, found, &samples, &journal)?;
         let origin = record::here(&model_flags::describe(&model), model.decoder.device());

@@ -63,6 +63,9 @@ impl SampleFlags {
     /// Checks the flags as far as possible without a model.
     pub fn check(&self) -> Result<()> {
         task_names(self.questions())?;
+        if self.lengths.contains(&0) {
+            bail!("--lengths: expected at least 1 token, got 0");
+        }
         for depth in &self.depths {
             ensure!((0.0..=1.0).contains(depth), "--depths: expected numbers from 0 to 1, got {depth}");
         }

@@ -166,7 +166,7 @@ fn what_cannot_be_run_is_refused() {
         (&["--template", "llama3"], "expected one with <|begin_of_text|>, for llama3, got one without"),
         (&["--depths", "1.5"], "--depths: expected numbers from 0 to 1, got 1.5"),
         (&["--lengths", "20"], "needs at least"),
-        (&["--lengths", "200000"], "the model has 131072 positions, but 200000"),
+        (&["--lengths", "4096,0"], "--lengths: expected at least 1 token, got 0"),
         (
             &["--tasks", "needle-7m", "--lengths", "300"],
             "expected a length among 4096 and 32768 for needle-7m, got [300]",
@@ -182,6 +182,10 @@ fn what_cannot_be_run_is_refused() {
     ];
     let other = directory.path().join("other");
     assert_refused("evaluate", &["run", "--out", text(&other)], cases);
+    let long = directory.path().join("long");
+    let part = "passkey: expected at most 131072 tokens, the positions of needle-11m, got 200000 (--lengths)";
+    assert_refused("evaluate", &["run", "--out", text(&long)], &[(&["--lengths", "4096,200000"], part)]);
+    assert!(!long.exists(), "it leaves no file");
     let part = "expected s2o-eval outcomes of version 1, got a file that is not a journal; --fresh";
     assert_refused("evaluate", &["run", "--out", out], &[(&[], part)]);
     assert_eq!(file(&directory, "outcomes.jsonl"), "notes");
