@@ -90,13 +90,9 @@ impl<S: BlockSelector> BlockSparse<S> {
         selection: Selection,
     ) -> std::result::Result<(Tensor, Vec<HeadWork>), BaselineError> {
         let (out, mut work) = Self::attend(call, [q, k, v], selection)?;
-        match self.delta {
-            None => Ok((out, work)),
-            Some(delta) => {
-                let out = delta.correct(call, &shape_of(q, k, v)?, [q, k, v], &out, &mut work)?;
-                Ok((out, work))
-            }
-        }
+        let Some(delta) = self.delta else { return Ok((out, work)) };
+        let out = delta.correct(call, &shape_of(q, k, v)?, [q, k, v], &out, &mut work)?;
+        Ok((out, work))
     }
 
     /// Takes the work of the last prompt by layer and head (`b * num_heads + h`). Consecutive chunks are added up; a

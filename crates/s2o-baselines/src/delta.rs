@@ -3,12 +3,9 @@
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
-use candle_s2o::{AttnShape, HeadWork, Mask, PrefillCall, dense_attn};
+use candle_s2o::{AttnShape, BLOCK_Q, HeadWork, Mask, PrefillCall, dense_attn};
 
 use crate::error::BaselineError;
-
-/// Rows of a tile, and keys of a tile.
-const TILE: usize = 128;
 
 /// The correction of [`BlockSparse::with_delta`](crate::BlockSparse::with_delta).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +22,7 @@ impl Delta {
     /// The runs of rows of a call that share a difference. Exact rows follow the last run.
     fn runs(self, shape: &AttnShape, prompt_len: usize) -> Vec<Range<usize>> {
         let Self { stride } = self;
-        let exact = stride.max(TILE) + prompt_len % stride;
+        let exact = stride.max(BLOCK_Q) + prompt_len % stride;
         let (first, end) = (shape.q_offset(), shape.k_len().min(prompt_len.saturating_sub(exact)));
         let runs = if first < end { first / stride..end.div_ceil(stride) } else { 0..0 };
         let rows = |run: usize| (run * stride).max(first) - first..((run + 1) * stride).min(end) - first;
@@ -67,7 +64,7 @@ impl Delta {
             scores += (shape.q_offset() + corrected + 1..=shape.k_len()).sum::<usize>();
             outputs.push(dense_attn(&rest, k, v, call.softmax_scale, Mask::Causal)?);
         }
-        work.iter_mut().for_each(|head| head.visited += scores as f64 / (TILE * TILE) as f64);
+        work.iter_mut().for_each(|head| head.visited += scores as f64 / (BLOCK_Q * BLOCK_Q) as f64);
         if let [output] = &outputs[..] { Ok(output.clone()) } else { Tensor::cat(&outputs, 1) }
     }
 

@@ -25,7 +25,7 @@ const MIN_TILES: usize = 4;
 ///
 /// # Errors
 /// If the tensors do not fit each other, or the GPU fails.
-pub fn exact_rows(
+pub(crate) fn exact_rows(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,

@@ -8,11 +8,11 @@ mod rows;
 mod strides;
 
 pub use block_pool::block_pool;
-pub use exact_rows::exact_rows;
 pub use reorder::reorder_keys;
 pub use rows::row_softmax;
 pub use strides::{stride_shares, token_strides};
 
+pub(crate) use exact_rows::exact_rows;
 pub(crate) use rows::choose;
 
 pub use crate::antidiagonal::StrideOrder;
