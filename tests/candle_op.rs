@@ -178,8 +178,7 @@ fn bad_tensors_are_typed_errors() {
         assert_eq!(error.to_string(), "q: expected 4 dimensions (batch, length, heads, head_dim), got [16, 2, 8]");
     }
     let unlike = |name, expected, got| ShapeError::Mismatch { name, expected, got };
-    let heads_first =
-        |q: [usize; 4], kv: [usize; 4]| (q, kv, kv, ShapeError::HeadsFirst { got: q, num_heads: q[2], k_len: kv[1] });
+    let heads_first = |q: [usize; 4], kv: [usize; 4]| (q, kv, kv, ShapeError::HeadsFirst { got: q, k_len: kv[1] });
     let kv = [1, 16, 2, 8];
     for (q, k, v, want) in [
         ([1, 16, 3, 8], kv, kv, ShapeError::Heads { num_heads: 3, num_kv_heads: 2 }),

@@ -12,10 +12,11 @@ pub enum ShapeError {
     Empty { name: &'static str },
     /// More heads than any model has, and more than keys: heads and tokens are swapped.
     #[error(
-        "q: expected (batch, length, heads, head_dim), got {got:?}, which has {num_heads} heads for {k_len} keys; \
-         tensors in (batch, heads, length, head_dim) need transpose(1, 2)"
+        "q: expected (batch, length, heads, head_dim), got {got:?}, which has {} heads for {k_len} keys; \
+         tensors in (batch, heads, length, head_dim) need transpose(1, 2)",
+        .got[2]
     )]
-    HeadsFirst { got: [usize; 4], num_heads: usize, k_len: usize },
+    HeadsFirst { got: [usize; 4], k_len: usize },
     /// `num_heads` must be a multiple of `num_kv_heads`.
     #[error("num_heads: expected a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")]
     Heads { num_heads: usize, num_kv_heads: usize },
@@ -71,7 +72,7 @@ impl AttnShape {
         }
         if num_heads > MOST_HEADS && num_heads > k_len {
             let got = [batch, q_len, num_heads, head_dim];
-            return Err(ShapeError::HeadsFirst { got, num_heads, k_len });
+            return Err(ShapeError::HeadsFirst { got, k_len });
         }
         if !num_heads.is_multiple_of(num_kv_heads) {
             return Err(ShapeError::Heads { num_heads, num_kv_heads });
