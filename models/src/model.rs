@@ -57,7 +57,19 @@ impl LoadedModel {
     /// # Errors
     /// [`ModelError::Tokenizer`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.tokenizer.encode(text, true).map_err(ModelError::tokenizer)?.get_ids().to_vec())
+        self.tokens(text, true)
+    }
+
+    /// Tokens of `text` alone, for a text that has its special tokens in it, such as one in a chat template.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenizer`].
+    pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
+        self.tokens(text, false)
+    }
+
+    fn tokens(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        Ok(self.tokenizer.encode(text, add_special).map_err(ModelError::tokenizer)?.get_ids().to_vec())
     }
 
     /// Text of `tokens`, without special tokens.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use s2o_eval::tasks::{ChatTemplate, passkey};
 use s2o_models::LoadedModel;
@@ -98,7 +98,7 @@ impl PromptFlags {
         }
         let (pattern, template) = self.template.pattern(model)?;
         let text = pattern.replacen(PLACE, &text, 1);
-        let tokens = encode(model, &text, pattern == PLACE, &name, self.context)?;
+        let tokens = encode(model, &text, pattern != PLACE, &name, self.context)?;
         if tokens.len() > longest {
             let (len, fits) = (tokens.len(), longest - longest.min(1024) / 2);
             bail!(
@@ -136,10 +136,7 @@ impl Template {
             ("auto", _) => Ok(Self::Auto),
             (_, Ok(named)) => Ok(Self::Named(named)),
             _ if Path::new(text).is_file() => Ok(Self::File(text.into())),
-            _ => {
-                let names = ChatTemplate::ALL.map(|template| template.to_string()).join(", ");
-                Err(format!("expected auto, {names} or a file, got {text}"))
-            }
+            _ => Err(format!("expected auto, {} or a file, got {text}", ChatTemplate::names())),
         }
     }
 
@@ -173,11 +170,17 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// A text as tokens of the model, at most `context` of them: the middle of a longer text is cut out. `is_bare` texts get
-/// the special tokens that the tokenizer puts around a prompt; templates have their own.
-pub fn encode(model: &LoadedModel, text: &str, is_bare: bool, name: &str, context: Option<usize>) -> Result<Vec<u32>> {
-    let encoded = model.tokenizer.encode(text, is_bare).map_err(|error| anyhow!("{error}"));
-    let mut tokens = encoded.map(|encoded| encoded.get_ids().to_vec()).with_context(|| match model.is_synthetic {
+/// A text as tokens of the model, at most `context` of them: the middle of a longer text is cut out. A text in a template
+/// has its special tokens in it.
+pub fn encode(
+    model: &LoadedModel,
+    text: &str,
+    is_templated: bool,
+    name: &str,
+    context: Option<usize>,
+) -> Result<Vec<u32>> {
+    let tokens = if is_templated { model.encode_bare(text) } else { model.encode(text) };
+    let mut tokens = tokens.with_context(|| match model.is_synthetic {
         true => format!("{name}: a synthetic model reads the numbers of its tokens, such as `17 4711`"),
         false => name.to_owned(),
     })?;

@@ -254,10 +254,7 @@ fn show(phase: &Progress, event: Event) {
 }
 
 fn template(name: &str) -> Result<ChatTemplate> {
-    name.parse().map_err(|_| {
-        let names = ChatTemplate::ALL.map(|template| template.to_string()).join(", ");
-        anyhow::anyhow!("--template: expected auto, {names}, got {name}")
-    })
+    name.parse().map_err(|_| anyhow::anyhow!("--template: expected auto, {}, got {name}", ChatTemplate::names()))
 }
 
 /// Adds the flags that avoid the outcomes of another run.

@@ -59,7 +59,7 @@ impl TuningFlags {
         let mut prompts = Vec::new();
         for path in &self.prompt_file {
             let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            prompts.push(prompt_flags::encode(model, &text, true, &path.display().to_string(), self.context)?);
+            prompts.push(prompt_flags::encode(model, &text, false, &path.display().to_string(), self.context)?);
         }
         let lengths = match self.lengths.as_slice() {
             [] if prompts.is_empty() => &[DEFAULT_TOKENS],

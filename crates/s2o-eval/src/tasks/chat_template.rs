@@ -31,6 +31,11 @@ impl ChatTemplate {
     /// Every template.
     pub const ALL: [Self; 4] = [Self::None, Self::Llama3, Self::ChatMl, Self::Qwen3];
 
+    /// The names of all templates, separated by commas.
+    pub fn names() -> String {
+        Self::ALL.map(|template| template.to_string()).join(", ")
+    }
+
     /// The template of a model, identified by the token that ends its turns. Base models have the same tokens, but do
     /// not end with them. `eos_ids` are the tokens that end a generation.
     pub fn of_model(tokenizer: &Tokenizer, eos_ids: &[u32]) -> Self {
@@ -108,9 +113,8 @@ impl FromStr for ChatTemplate {
     type Err = EvalError;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|template| template.to_string() == name).ok_or_else(|| {
-            EvalError::wrong("chat template", Self::ALL.map(|template| template.to_string()).join(", "), name)
-        })
+        let named = Self::ALL.into_iter().find(|template| template.to_string() == name);
+        named.ok_or_else(|| EvalError::wrong("chat template", Self::names(), name))
     }
 }
 
