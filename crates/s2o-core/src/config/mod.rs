@@ -89,7 +89,7 @@ impl Default for S2oConfig {
             probe_stride: ProbeStride::Auto,
             max_error: None,
             dense_below: DenseBelow::Auto,
-            workspace_cap: 256 << 20,
+            workspace_cap: 1 << 30,
         }
     }
 }
