@@ -64,14 +64,20 @@ __device__ __forceinline__ void hide_beyond(float (&s)[TILE_K / 2], int limit0, 
     }
 }
 
-// Hides the keys of a tile that its rows must not see. `row0` is this thread's first row.
+// Position of row `row` of the item's tile.
 template <class X>
-__device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const typename X::Params& p, const WorkItem& w,
-                                          int first_key, int row0) {
-    const AttnParams& attn = attn_of(p);
+__device__ __forceinline__ int position_of(const WorkItem& w, const ControlBlock<X>& control, int row) {
+    if constexpr (X::SCATTERS_ROWS) return control.positions.of_row[row];
+    return w.position + row;
+}
+
+// Hides the keys of a tile that its rows must not see.
+template <class X>
+__device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w,
+                                          int first_key, const ControlBlock<X>& control, int row0) {
     const int column = first_key + 2 * (threadIdx.x % 4), last = attn.k_len - 1;
-    const int limit0 = (attn.causal ? min(X::position(p, w, row0), last) : last) - column;
-    const int limit1 = (attn.causal ? min(X::position(p, w, row0 + 8), last) : last) - column;
+    const int limit0 = (attn.causal ? min(position_of<X>(w, control, row0), last) : last) - column;
+    const int limit1 = (attn.causal ? min(position_of<X>(w, control, row0 + 8), last) : last) - column;
     hide_beyond(s, limit0, limit1);
 }
 
@@ -140,13 +146,12 @@ __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& vo
 
 // The masks of step i > 0.
 template <class X>
-__device__ __forceinline__ void mask_step(float (&s)[TILE_K / 2], const typename X::Params& p, const WorkItem& w,
-                                          int i, int row0) {
+__device__ __forceinline__ void mask_step(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w, int i,
+                                          const ControlBlock<X>& control, int row0) {
     if constexpr (X::ROWS_MAY_BE_EMPTY) {
-        const AttnParams& attn = attn_of(p);
         const int first_key = (w.key_tile + i) * TILE_K;
         if (first_key + TILE_K > min(attn.causal ? w.position + 1 : attn.k_len, attn.k_len)) {
-            mask_tile<X>(s, p, w, first_key, row0);
+            mask_tile(s, attn, w, first_key, control, row0);
         }
     }
     if constexpr (X::RAGGED_END) mask_columns(s, w, i);
@@ -205,6 +210,12 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         }
 
         OutputRows rows(w, row0);
+        if constexpr (X::SCATTERS_ROWS) {
+            __syncwarp();  // the warp has read the positions of the item before
+            const int row = row0 - lane / 4 + lane % 16;
+            control->positions.of_row[row] = X::position(p, w, row);
+            __syncwarp();
+        }
         OnlineSoftmax softmax;
         float s[TILE_K / 2];
         float acc[ACC];
@@ -229,7 +240,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         pin(s);
         free_k();
         if (w.steps == 1) free_q();
-        if constexpr (!X::PERMUTES_QUERIES) mask_tile<X>(s, p, w, w.key_tile * TILE_K, row0);
+        if constexpr (!X::PERMUTES_QUERIES) mask_tile(s, attn, w, w.key_tile * TILE_K, *control, row0);
         if constexpr (X::RAGGED_END) mask_columns(s, w, 0);
         if constexpr (X::PERMUTES_QUERIES) {
             tile.old_sum[0] = softmax.row_sum[0];
@@ -273,7 +284,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             pin(s);
             free_k();
             if (i == w.steps - 1) free_q();
-            mask_step<X>(s, p, w, i, row0);
+            mask_step(s, attn, w, i, *control, row0);
             // Softmax, around the wait for the values.
             tile.old_sum[0] = softmax.row_sum[0];
             tile.old_sum[1] = softmax.row_sum[1];
@@ -309,6 +320,17 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
         }
 
+        if constexpr (X::STOP != Stop::NEVER) {
+            // First, because the loads of the next item wait for it.
+            if (stopped && i < w.steps) {
+                if constexpr (X::STOP == Stop::EXACT) await_k();
+                // Mark the keys of step i before they are freed unread: see the producer.
+                if (threadIdx.x == WARPGROUP) control->stopped[k_pos.stage] = sequence;
+                free_k();
+                free_q();
+            }
+        }
+
         // The values of the last tile, unless they are already added or discarded.
         first_step += w.steps;
         bool values_left = true;
@@ -329,15 +351,6 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         }
         free_v();
         softmax.finish();
-        if constexpr (X::STOP != Stop::NEVER) {
-            if (stopped && i < w.steps) {
-                if constexpr (X::STOP == Stop::EXACT) await_k();
-                // Mark the keys of step i before they are freed unread: see the producer.
-                if (threadIdx.x == WARPGROUP) control->stopped[k_pos.stage] = sequence;
-                free_k();
-                free_q();
-            }
-        }
         if constexpr (X::MAY_STOP) {
             if (p.tiles_visited != nullptr && threadIdx.x == WARPGROUP) {
                 p.tiles_visited[w.slot] = i;

@@ -39,13 +39,23 @@ struct Traits : Schedule {
     static constexpr int PANELS = HEAD_DIM / 64;
     static constexpr uint32_t Q_PANEL = TILE_Q * 128, KV_PANEL = TILE_K * 128;
     static constexpr uint32_t Q_BYTES = PANELS * Q_PANEL, KV_BYTES = PANELS * KV_PANEL;
-    // SHARED_BYTES has 1024 more to align the tiles, and 512 for the control block.
+    // SHARED_BYTES has 1024 more to align the tiles, and CONTROL_BYTES for the control block.
+    static constexpr uint32_t CONTROL_BYTES = Schedule::SCATTERS_ROWS ? 1024 : 512;
     static constexpr uint32_t TILES_BYTES = Q_BYTES + 2 * STAGES * KV_BYTES;
-    static constexpr uint32_t SHARED_BYTES = 1024 + TILES_BYTES + 512;
+    static constexpr uint32_t SHARED_BYTES = 1024 + TILES_BYTES + CONTROL_BYTES;
 };
 
-template <int STAGES>
+// Positions of the rows of a tile that are not consecutive: loaded once for an item.
+template <bool SCATTERS_ROWS>
+struct TilePositions {};
+template <>
+struct TilePositions<true> {
+    int of_row[TILE_Q];
+};
+
+template <class X>
 struct ControlBlock {
+    static constexpr int STAGES = X::STAGES;
     uint64_t q_full, q_empty;
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
     // For this item and the next, written by the producer before q_full. Item -1 is the end. Tiles in the ring before
@@ -57,20 +67,21 @@ struct ControlBlock {
         LaggedVotes lagged;
         ExactVotes exact;
     } votes;
+    TilePositions<X::SCATTERS_ROWS> positions;
 };
-static_assert(sizeof(ControlBlock<3>) <= 512, "what Traits::SHARED_BYTES leaves for it");
 
 // Shared-memory addresses, for both roles.
 template <class X>
 struct SharedLayout {
+    static_assert(sizeof(ControlBlock<X>) <= X::CONTROL_BYTES);
     uint32_t q, k, v;
-    ControlBlock<X::STAGES>* control;
+    ControlBlock<X>* control;
     __device__ __forceinline__ explicit SharedLayout(char* raw) {
         const uint32_t base = (smem_address(raw) + 1023) & ~1023u;
         q = base;
         k = q + X::Q_BYTES;
         v = k + X::STAGES * X::KV_BYTES;
-        control = reinterpret_cast<ControlBlock<X::STAGES>*>(raw + (base - smem_address(raw)) + X::TILES_BYTES);
+        control = reinterpret_cast<ControlBlock<X>*>(raw + (base - smem_address(raw)) + X::TILES_BYTES);
     }
     __device__ __forceinline__ uint32_t k_tile(uint32_t stage) const { return k + stage * X::KV_BYTES; }
     __device__ __forceinline__ uint32_t v_tile(uint32_t stage) const { return v + stage * X::KV_BYTES; }

@@ -173,8 +173,8 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
                     k_pos.advance();
                 }
             }
-            // Also after a stop: the consumers still need the values of the last step that they scored.
-            if (i > 0) {
+            // After a stop the values that the consumers still need, those of step i - STAGES - 1, have long been loaded.
+            if (i > 0 && !stopped) {
                 mbarrier_wait(smem_address(&control->v_empty[v_pos.stage]), v_pos.parity ^ 1);
                 const uint32_t full = smem_address(&control->v_full[v_pos.stage]);
                 if (i - 1 >= w.gather_from) {
