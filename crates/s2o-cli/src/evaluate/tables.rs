@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use s2o_eval::report::{
     CHANGED, Column, Row, answer_columns, grouped, markdown, naming_columns, niah_result, perplexity_columns, rows,
-    ruler_prediction, write_csv,
+    ruler_prediction, unpaired, write_csv,
 };
 use s2o_eval::run::{Key, Outcome, Sample};
 use s2o_eval::tasks::is_ruler;
@@ -87,6 +87,9 @@ pub fn print(outcomes: &[Outcome]) -> Result<()> {
     }
     if all.len() > rows.len() {
         text.push_str("groups are in table.md\n");
+    }
+    if let Some(left_out) = unpaired(outcomes) {
+        text.push_str(&(left_out + "\n"));
     }
     exit::print(&text)
 }

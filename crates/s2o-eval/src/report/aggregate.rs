@@ -1,6 +1,6 @@
 //! [`Row`]: the combined outcomes of one task, length and method.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{EvalError, Result};
 use crate::method::DENSE;
 use crate::metrics::median;
-use crate::run::{Outcome, SampleResult, Setting};
+use crate::run::{Key, Outcome, SampleResult, Setting};
 use crate::tasks::is_ruler;
 
 /// The task name of rows that hold RULER's mean over its tasks.
@@ -57,14 +57,42 @@ pub struct Row {
     pub template: String,
 }
 
-/// Combines outcomes into rows. Models, tasks, methods and chunks keep the order of their first occurrence; lengths
+/// The outcomes that can be compared: those of samples that were run with every method and chunk size that occurs with
+/// their setting, task and length.
+pub(super) fn paired(outcomes: &[Outcome]) -> Vec<&Outcome> {
+    let places = grouped(outcomes, |outcome| (without_chunk(outcome), &outcome.task, outcome.context_tokens));
+    let shared = places.iter().flat_map(|place| {
+        let variants = grouped(place.iter().copied(), variant).len();
+        let samples = grouped(place.iter().copied(), |outcome| &outcome.key.sample);
+        samples.into_iter().filter(move |sample| sample.len() == variants).flatten()
+    });
+    let shared: HashSet<&Key> = shared.map(|outcome| &outcome.key).collect();
+    outcomes.iter().filter(|outcome| shared.contains(&outcome.key)).collect()
+}
+
+fn variant(outcome: &Outcome) -> (&str, &str) {
+    (&outcome.key.method, &outcome.key.setting.chunk)
+}
+
+/// A sentence on the outcomes that [`rows`] leaves out; `None` if there are none.
+pub fn unpaired(outcomes: &[Outcome]) -> Option<String> {
+    let count = outcomes.len() - paired(outcomes).len();
+    let count = (count > 0).then_some(count)?;
+    Some(format!(
+        "{count} of {} outcomes are left out: their samples were not run with every method of their task and length.",
+        outcomes.len()
+    ))
+}
+
+/// Combines outcomes into rows. All methods of a row's task and length have the same samples; other outcomes are left
+/// out ([`unpaired`]). Models, tasks, methods and chunks keep the order of their first occurrence; lengths
 /// ascend. Groups follow their task, and [`RULER_AVERAGE`] follows if there are two or more of RULER's tasks.
 pub fn rows(outcomes: &[Outcome]) -> Vec<Row> {
     let chunks = ByChunk::new(outcomes);
     let dense = dense_predictions(outcomes);
     let mut order = Order::default();
     let mut cells: BTreeMap<SortKey, Vec<&Outcome>> = BTreeMap::new();
-    for outcome in outcomes {
+    for outcome in paired(outcomes) {
         for group in [""].into_iter().chain(outcome.groups.iter().map(String::as_str)) {
             cells.entry(order.key(outcome, group)).or_default().push(outcome);
         }

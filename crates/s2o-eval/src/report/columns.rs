@@ -15,7 +15,13 @@ const TASK: Column = Column { name: "task", cell: |row| row.task.clone() };
 const CONTEXT: Column = Column { name: "context", cell: |row| row.context_tokens.to_string() };
 const METHOD: Column = Column { name: "method", cell: |row| row.method.clone() };
 const CHUNK: Column = Column { name: "chunk", cell: |row| row.chunk.clone() };
-const MODEL: Column = Column { name: "model", cell: |row| row.model.clone() };
+/// The columns of the setting, shown if they differ.
+const SETTING: [Column; 4] = [
+    Column { name: "model", cell: |row| row.model.clone() },
+    Column { name: "dtype", cell: |row| row.dtype.clone() },
+    Column { name: "device", cell: |row| row.device.clone() },
+    Column { name: "template", cell: |row| row.template.clone() },
+];
 const ITEMS: Column = Column { name: "items", cell: |row| row.items.to_string() };
 pub(super) const ACCURACY: Column = Column { name: "accuracy", cell: |row| row.score.map(percent).unwrap_or_default() };
 const STRICT: Column = Column { name: "strict", cell: |row| row.strict_score.map(percent).unwrap_or_default() };
@@ -29,11 +35,12 @@ pub(super) const DENSITY: Column = Column { name: "density", cell: |row| decimal
 pub const CHANGED: Column =
     Column { name: "changed", cell: |row| row.changed_by_chunks.map(|count| count.to_string()).unwrap_or_default() };
 
-/// The columns that identify a row: task, length and method; model and chunk size if there are several.
+/// The columns that identify a row: task, length and method; model, precision, device, template and chunk size if there
+/// are several.
 pub fn naming_columns(rows: &[&Row]) -> Vec<Column> {
     let are_several = |column: &Column| rows.iter().any(|row| (column.cell)(row) != (column.cell)(rows[0]));
     let mut columns = vec![TASK, CONTEXT];
-    columns.extend(Some(MODEL).filter(are_several));
+    columns.extend(SETTING.into_iter().filter(are_several));
     columns.push(METHOD);
     columns.extend(Some(CHUNK).filter(are_several));
     columns

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use super::aggregate::{RULER_AVERAGE, Row, grouped, rows};
+use super::aggregate::{RULER_AVERAGE, Row, grouped, rows, unpaired};
 use super::columns::{ACCURACY, CHANGED, DENSITY, passage_columns};
 use super::depth_grid::{DepthGrid, depth_grids};
 use crate::run::Outcome;
 
-/// All tables of `outcomes`: accuracy and density by task and length, with intervals only in the CSV file, means over tasks by length, groups, changes by
-/// chunk size, perplexity, and depth by length if every cell was run.
+/// All tables of `outcomes`: accuracy and density by task and length, with intervals only in the CSV file, means over
+/// tasks by length, groups, changes by chunk size, perplexity, and depth by length if every cell was run.
 pub fn markdown(outcomes: &[Outcome]) -> String {
     let rows = rows(outcomes);
     let mut text = String::new();
@@ -24,6 +24,10 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
         let changed: Vec<&Row> = tasks.into_iter().filter(|row| row.changed_by_chunks.is_some()).collect();
         pivot(&mut text, "Answers that differ from those with the first chunk size", &changed, CHANGED.cell);
         perplexity(&mut text, &passages);
+    }
+    if let Some(left_out) = unpaired(outcomes) {
+        heading(&mut text, 2, "Left out");
+        text.push_str(&(left_out + "\n"));
     }
     let is_shown = |grid: &&DepthGrid| grid.is_full() && grid.depths.len() > 1 && grid.lengths.len() > 1;
     depth_grids(outcomes).iter().filter(is_shown).for_each(|grid| depth_table(&mut text, grid));
@@ -54,14 +58,8 @@ fn pivot_table(rows: &[&Row], cell: impl Fn(&Row) -> String) -> String {
     let lines = places.into_iter().map(|own| {
         let mut line = vec![own[0].task.clone()];
         line.extend(has_groups.then(|| own[0].group.clone()));
-        // An interrupted run may have more samples of one method than of the next.
-        let mut items: Vec<usize> = own.iter().map(|row| row.items).collect();
-        items.sort_unstable();
-        let items = match (items[0], items[items.len() - 1]) {
-            (least, most) if least == most => most.to_string(),
-            (least, most) => format!("{least} to {most}"),
-        };
-        line.extend([own[0].context_tokens.to_string(), items]);
+        // All methods have the same samples.
+        line.extend([own[0].context_tokens.to_string(), own[0].items.to_string()]);
         let of_column = |column: &Variant| own.iter().rev().find(|row| column.has(row)).map(|row| cell(row));
         line.extend(columns.iter().map(|column| of_column(column).unwrap_or_default()));
         line

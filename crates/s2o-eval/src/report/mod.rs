@@ -11,7 +11,7 @@ mod markdown;
 #[cfg(test)]
 mod tests;
 
-pub use aggregate::{RULER_AVERAGE, Row, grouped, rows, write_csv};
+pub use aggregate::{RULER_AVERAGE, Row, grouped, rows, unpaired, write_csv};
 pub use columns::{CHANGED, Column, answer_columns, naming_columns, perplexity_columns};
 pub use depth_grid::{DepthGrid, depth_grids};
 pub use export::{niah_result, ruler_prediction};

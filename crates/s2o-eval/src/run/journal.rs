@@ -1,6 +1,6 @@
 //! [`Journal`]: the outcomes of a run in a file that survives an interruption.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ impl Journal {
     ///
     /// # Errors
     /// [`EvalError::OtherRun`] for a file of another format or version, or if another process writes to it;
-    /// [`EvalError::MalformedLine`] for an invalid complete line; [`EvalError::Io`] and [`EvalError::Write`].
+    /// [`EvalError::MalformedLine`] for a complete line that is invalid or repeats an outcome; [`EvalError::Io`] and [`EvalError::Write`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let mut journal = Self::locked(path.as_ref())?;
         let mut contents = Vec::new();
@@ -134,15 +134,30 @@ fn parse(path: &Path, contents: &[u8]) -> Result<(Vec<Outcome>, usize)> {
     let mut lines = contents[..bytes].split_inclusive(|&byte| byte == b'\n').map(<[u8]>::trim_ascii_end).enumerate();
     let header = lines.next().map_or(&contents[bytes..], |(_, line)| line);
     check_header(path, header, bytes > 0)?;
-    let outcome = |(i, line): (usize, &[u8])| {
-        serde_json::from_slice(line).map_err(|error| EvalError::MalformedLine {
-            path: path.to_owned(),
-            line: i + 1,
-            expected: "an outcome".to_owned(),
-            got: error.to_string(),
-        })
-    };
-    Ok((lines.map(outcome).collect::<Result<_>>()?, bytes))
+    let mut first_lines: HashMap<Key, usize> = HashMap::new();
+    let mut outcomes = Vec::new();
+    for (i, line) in lines {
+        let line_number = i + 1;
+        let malformed = |expected: &str, got: String| {
+            Err(EvalError::MalformedLine { path: path.to_owned(), line: line_number, expected: expected.to_owned(), got })
+        };
+        let outcome: Outcome = match serde_json::from_slice(line) {
+            Ok(outcome) => outcome,
+            Err(error) => return malformed("an outcome", error.to_string()),
+        };
+        if let Err((expected, got)) = outcome.check() {
+            return malformed(expected, got);
+        }
+        if let Some(first) = first_lines.insert(outcome.key.clone(), line_number) {
+            let Key { sample, method, .. } = &outcome.key;
+            return malformed(
+                "one outcome for each sample, method and setting",
+                format!("a second one of {sample} with {method}, after line {first}"),
+            );
+        }
+        outcomes.push(outcome);
+    }
+    Ok((outcomes, bytes))
 }
 
 /// An unfinished first line may be the beginning of a header but nothing else, so that other files are not overwritten.

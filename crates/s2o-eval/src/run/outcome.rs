@@ -90,6 +90,23 @@ pub enum SampleResult {
 }
 
 impl Outcome {
+    /// What a number was expected to be and what it is, if it is impossible. A density may be above 1: a bound on the
+    /// error can make S2O compute queries twice.
+    pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
+        let is_amount = |value: f64| value.is_finite() && value >= 0.0;
+        if let Some(density) = self.layer_density.iter().chain([&self.density]).find(|density| !is_amount(**density)) {
+            return Err(("a density >= 0", density.to_string()));
+        }
+        match &self.result {
+            SampleResult::Answer { score, .. } if !(0.0..=1.0).contains(score) => {
+                Err(("a score from 0 to 1", score.to_string()))
+            }
+            SampleResult::Perplexity { loss, .. } if !is_amount(*loss) => Err(("a loss >= 0", loss.to_string())),
+            _ if !is_amount(self.prefill_seconds) => Err(("seconds >= 0", self.prefill_seconds.to_string())),
+            _ => Ok(()),
+        }
+    }
+
     /// The score; `None` for a passage.
     pub fn score(&self) -> Option<f64> {
         match self.result {
