@@ -108,7 +108,6 @@ fn natural(tokens: usize, segment_len: usize) -> Ranking {
         .map(|start| SegmentOrder {
             q_perm: Permutation::identity(segment_len.min(tokens - start)),
             kv_perm: Permutation::identity(start),
-            tile_weights: Vec::new(),
         })
         .collect();
     vec![orders; NUM_HEADS]

@@ -78,14 +78,9 @@ impl StopVote {
             && match self.rule {
                 StopRule::Auto | StopRule::AllRows => self.all_below,
                 StopRule::MaxWeight => self.all_light,
-                StopRule::MeanRatio => self.mean_ratio() < self.tau,
+                StopRule::MeanRatio => self.ratio_sum / (self.rows as f64) < self.tau,
                 StopRule::SumRatio => self.gain_sum < self.tau * self.mass_sum,
             }
-    }
-
-    /// Mean over the rows of `gain / mass`.
-    pub fn mean_ratio(&self) -> f64 {
-        self.ratio_sum / self.rows as f64
     }
 }
 

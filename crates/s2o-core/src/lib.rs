@@ -71,4 +71,4 @@ pub use plan::{Plan, Ranking, SegmentOrder};
 pub use probes::{ProbeStats, probe_runs};
 pub use segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 pub use shape::{AttnShape, Mask, ShapeError};
-pub use stats::{AttnStats, HeadStats, SkippedMass, TileStats, Visit};
+pub use stats::{AttnStats, HeadStats, TileStats};

@@ -6,7 +6,7 @@ use crate::permutation::{Permutation, PermutationError};
 use crate::probes::ProbeStats;
 use crate::segment::{Segment, position_tiles, query_tiles, segments};
 use crate::shape::AttnShape;
-use crate::stats::{AttnStats, HeadStats, TileStats, Visit};
+use crate::stats::{AttnStats, HeadStats, TileStats};
 
 /// The segments of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,14 +59,14 @@ impl Plan {
         self.segments.iter().rev().find(|segment| !segment.rows.is_empty()).map_or(0, |segment| segment.rows.end)
     }
 
-    /// The statistics of a call. `visit(head, segment, tile)` is the visit of the `tile`-th query tile outside the
-    /// dense tail, in the plan's `segment`-th segment for head `b * num_heads + h`. `probes` is empty or has a list for
+    /// The statistics of a call. `visited(head, segment, tile)` is the number of prefix tiles that the `tile`-th
+    /// query tile outside the dense tail computed, in the plan's `segment`-th segment for head `b * num_heads + h`. `probes` is empty or has a list for
     /// each such head.
     pub fn stats(
         &self,
         shape: &AttnShape,
         config: &S2oConfig,
-        visit: impl Fn(usize, usize, usize) -> Visit,
+        visited: impl Fn(usize, usize, usize) -> usize,
         mut probes: Vec<Vec<ProbeStats>>,
     ) -> AttnStats {
         let (q_offset, tile_q, tile_k) = (shape.q_offset(), config.tile_q(), config.tile_k());
@@ -77,15 +77,15 @@ impl Plan {
                 let whole = Segment { index: 0, start: 0, rows: 0..shape.q_len(), tail_rows: 0..0 };
                 tiles.extend(
                     position_tiles(0..shape.q_len(), q_offset, tile_q)
-                        .map(|rows| TileStats::new(&whole, rows, q_offset, tile_k, Visit::all(0))),
+                        .map(|rows| TileStats::new(&whole, rows, q_offset, tile_k, 0)),
                 );
             }
             for (s, segment) in self.segments.iter().enumerate() {
-                let all = Visit::all(segment.prefix_tiles(tile_k));
+                let all = segment.prefix_tiles(tile_k);
                 let tail = query_tiles(segment.tail_rows.clone(), tile_q).map(|rows| (rows, all));
                 let ranked = segment.ranked_tiles(q_offset, config).into_iter().enumerate();
-                let ranked = ranked.map(|(tile, rows)| (rows, visit(head, s, tile)));
-                let stats = |(rows, visit)| TileStats::new(segment, rows, q_offset, tile_k, visit);
+                let ranked = ranked.map(|(tile, rows)| (rows, visited(head, s, tile)));
+                let stats = |(rows, visited)| TileStats::new(segment, rows, q_offset, tile_k, visited);
                 tiles.extend(tail.chain(ranked).map(stats));
             }
             HeadStats { tiles, probes: probes.get_mut(head).map(std::mem::take).unwrap_or_default() }
@@ -107,9 +107,6 @@ pub struct SegmentOrder {
     pub q_perm: Permutation,
     /// Order of the keys `0..segment.start`.
     pub kv_perm: Permutation,
-    /// For each prefix tile in `kv_perm` order, `sum exp(k_score - max k_score)` over its keys, used to estimate the
-    /// skipped mass. Empty if the orders come from a backend that does not keep the scores.
-    pub tile_weights: Vec<f32>,
 }
 
 impl SegmentOrder {
@@ -120,13 +117,6 @@ impl SegmentOrder {
     pub fn check(&self, segment: &Segment) -> Result<(), PermutationError> {
         same_len(segment.start, self.kv_perm.len())?;
         same_len(segment.rows.len(), self.q_perm.len())
-    }
-
-    /// Weight of the prefix tiles after the first `kept` tiles, relative to the first `kept`; 0 if either set is empty.
-    pub(crate) fn unvisited_over_visited(&self, kept: usize) -> f64 {
-        let sum = |tiles: &[f32]| tiles.iter().map(|&w| f64::from(w)).sum::<f64>();
-        let (seen, left) = self.tile_weights.split_at(kept.min(self.tile_weights.len()));
-        if left.is_empty() || seen.is_empty() { 0.0 } else { sum(left) / sum(seen) }
     }
 }
 

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use crate::config::S2oConfig;
-use crate::stats::Visit;
 
 /// The part of one segment `[n S, (n+1) S)` that holds queries of one call.
 ///
@@ -41,12 +40,12 @@ impl Segment {
         }
     }
 
-    /// Number of tiles that a pass over [`Segment::rows`] computed, windows included. `visits` are those of
-    /// [`Segment::ranked_tiles`].
-    pub(crate) fn computed_tiles(&self, visits: &[Visit], q_offset: usize, config: &S2oConfig) -> usize {
+    /// Number of tiles that a pass over [`Segment::rows`] computed, windows included. `visited` has the
+    /// prefix tiles of each of [`Segment::ranked_tiles`].
+    pub(crate) fn computed_tiles(&self, visited: &[usize], q_offset: usize, config: &S2oConfig) -> usize {
         let tiles = self.ranked_tiles(q_offset, config);
         let window = |rows: &Range<usize>| causal_tiles(self.start, q_offset + rows.end - 1, config.tile_k());
-        tiles.iter().zip(visits).map(|(rows, visit)| window(rows) + visit.visited).sum()
+        tiles.iter().zip(visited).map(|(rows, visited)| window(rows) + visited).sum()
     }
 }
 

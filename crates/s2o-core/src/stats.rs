@@ -5,27 +5,6 @@ use std::ops::Range;
 use crate::probes::ProbeStats;
 use crate::segment::{Segment, causal_tiles};
 
-/// The prefix tiles that one query tile computed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Visit {
-    /// Number of computed prefix tiles, including the tile that triggered the stop.
-    pub visited: usize,
-    /// Estimate of the skipped mass, see [`TileStats::skipped_mass`].
-    pub skipped_mass: Option<SkippedMass>,
-}
-
-impl Visit {
-    /// A visit of all `prefix_tiles`, without skipping.
-    pub(crate) fn all(prefix_tiles: usize) -> Self {
-        Self { visited: prefix_tiles, skipped_mass: Some(SkippedMass::default()) }
-    }
-
-    /// The visit of a backend that only counts tiles: without an estimate of the skipped mass if it skipped any.
-    pub fn counted(visited: usize, prefix_tiles: usize) -> Self {
-        if visited == prefix_tiles { Self::all(prefix_tiles) } else { Self { visited, skipped_mass: None } }
-    }
-}
-
 /// Statistics of one query tile of one head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TileStats {
@@ -41,52 +20,23 @@ pub struct TileStats {
     pub prefix_tiles: usize,
     /// Number of computed prefix tiles, including the tile that triggered the stop.
     pub visited: usize,
-    /// Estimated share of the softmax mass that was skipped, zero if no tile was skipped. `None` if the backend makes
-    /// no estimate (the CUDA kernels).
-    pub skipped_mass: Option<SkippedMass>,
 }
 
 // The documentation of `cpu` and of candle-s2o's ops states this size.
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<TileStats>() == 72);
+const _: () = assert!(size_of::<TileStats>() == 48);
 
 impl TileStats {
-    /// Statistics of the query tile `rows` of `segment`, in a call whose first query is at position `q_offset`.
-    pub(crate) fn new(segment: &Segment, rows: Range<usize>, q_offset: usize, tile_k: usize, visit: Visit) -> Self {
+    /// Statistics of the query tile `rows` of `segment`, which computed `visited` prefix tiles, in a call whose first
+    /// query is at position `q_offset`.
+    pub(crate) fn new(segment: &Segment, rows: Range<usize>, q_offset: usize, tile_k: usize, visited: usize) -> Self {
         Self {
             segment: segment.index,
             dense_tail: segment.tail_rows.contains(&rows.start),
             rows: rows.len(),
             window_tiles: causal_tiles(segment.start, q_offset + rows.end - 1, tile_k),
             prefix_tiles: segment.prefix_tiles(tile_k),
-            visited: visit.visited,
-            skipped_mass: visit.skipped_mass,
-        }
-    }
-}
-
-/// Two ESTIMATES of the share of softmax mass (0 to 1) that early stopping skipped. Neither is a bound, and neither
-/// reads the skipped keys. Only a comparison with dense attention measures the true share.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct SkippedMass {
-    /// Estimate from the last measured gain, assuming that every skipped tile would add as much as the last tile did.
-    pub by_last_gain: f64,
-    /// Estimate from the ranking scores: exp(score) of the unvisited keys, calibrated on the visited keys.
-    pub by_key_scores: f64,
-}
-
-impl SkippedMass {
-    /// `last_ratio`: last mean gain ratio. `tiles_left`: number of skipped tiles. `prefix_share`: mass share of the
-    /// visited prefix. `unvisited_over_visited`: ratio of the score weights of unvisited and visited keys.
-    pub(crate) fn estimate(last_ratio: f64, tiles_left: usize, prefix_share: f64, unvisited_over_visited: f64) -> Self {
-        // A gain can be negative in the literal frame. For an infinite or unknown ratio the share is 1.
-        let share = |relative: f64| match relative {
-            r if r.is_finite() => r.max(0.0) / (1.0 + r.max(0.0)),
-            _ => 1.0,
-        };
-        Self {
-            by_last_gain: if tiles_left == 0 { 0.0 } else { share(last_ratio * tiles_left as f64) },
-            by_key_scores: share(prefix_share * unvisited_over_visited),
+            visited,
         }
     }
 }
@@ -130,18 +80,6 @@ impl HeadStats {
     pub fn mean_visited(&self) -> f64 {
         let ranked = self.tiles.iter().filter(|t| !t.dense_tail && t.prefix_tiles > 0);
         ratio(ranked.clone().map(|t| t.visited as f64).sum(), ranked.count().max(1))
-    }
-
-    /// Mean over the rows of the estimated skipped mass; `None` if a tile has no estimate.
-    pub fn skipped_mass(&self) -> Option<SkippedMass> {
-        let mut sum = SkippedMass::default();
-        for tile in &self.tiles {
-            let estimate = tile.skipped_mass?;
-            sum.by_last_gain += tile.rows as f64 * estimate.by_last_gain;
-            sum.by_key_scores += tile.rows as f64 * estimate.by_key_scores;
-        }
-        let rows = self.tiles.iter().map(|t| t.rows).sum::<usize>().max(1) as f64;
-        Some(SkippedMass { by_last_gain: sum.by_last_gain / rows, by_key_scores: sum.by_key_scores / rows })
     }
 }
 
@@ -209,15 +147,7 @@ mod tests {
     use super::*;
 
     fn tile(window_tiles: usize, prefix_tiles: usize, visited: usize) -> TileStats {
-        TileStats {
-            segment: 0,
-            dense_tail: false,
-            rows: 128,
-            window_tiles,
-            prefix_tiles,
-            visited,
-            skipped_mass: Some(SkippedMass::estimate(0.01, prefix_tiles - visited, 0.5, 1.0)),
-        }
+        TileStats { segment: 0, dense_tail: false, rows: 128, window_tiles, prefix_tiles, visited }
     }
 
     fn head_stats(tiles: Vec<TileStats>) -> HeadStats {
@@ -232,9 +162,6 @@ mod tests {
         assert_eq!(head.density(), 0.4);
         assert_eq!(head.local_window_share(), 0.5);
         assert_eq!(head.mean_visited(), 2.0);
-        assert!(head.skipped_mass().is_some());
-        let unknown = TileStats { skipped_mass: None, ..tile(1, 0, 0) };
-        assert_eq!(head_stats(vec![tile(1, 0, 0), unknown]).skipped_mass(), None);
     }
 
     #[test]

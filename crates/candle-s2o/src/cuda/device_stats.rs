@@ -1,6 +1,6 @@
 //! The statistics of a call on the GPU: counts of visited tiles and sums of the probes.
 
-use s2o_core::{AttnShape, AttnStats, Plan, ProbeStats, S2oConfig, Visit};
+use s2o_core::{AttnShape, AttnStats, Plan, ProbeStats, S2oConfig};
 use s2o_cuda::{CudaError, Region, Regions, Scratch};
 use s2o_kernels::params::PROBE_SUMS;
 use s2o_kernels::{TILE_K, TILE_Q};
@@ -49,10 +49,10 @@ impl DeviceStats {
         let Self { shape, config, plan, counts, memory } = self;
         let tiles_visited = memory.download(counts.tiles_visited)?;
         let tiles_per_segment = plan.segment_len / TILE_Q;
-        let visit = |head: usize, s: usize, tile: usize| {
+        let visited = |head: usize, s: usize, tile: usize| {
             let segment = &plan.segments[s];
             if segment.start == 0 {
-                return Visit::counted(0, 0);
+                return 0;
             }
             // The single pass also counts window tiles. Tiles are counted from the segment's start.
             let (tile, window_tiles) = if config.q_perm() {
@@ -62,9 +62,9 @@ impl DeviceStats {
                 (tile, tile + 1)
             };
             let count = tiles_visited[(head * plan.segments.len() + s) * tiles_per_segment + tile] as usize;
-            Visit::counted(count - window_tiles, segment.prefix_tiles(TILE_K))
+            count - window_tiles
         };
-        Ok(plan.stats(shape, config, visit, self.probes()?))
+        Ok(plan.stats(shape, config, visited, self.probes()?))
     }
 
     /// What the probes measured, for each head and each of its segments that has any.

@@ -5,7 +5,7 @@ use std::{ptr, slice};
 
 use s2o_core::{
     ErrorControl, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
-    TriggeringTile, Visit,
+    TriggeringTile,
 };
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::params::{AttnParams, RowState, S2oParams, UnitList};
@@ -33,7 +33,7 @@ impl CudaOp for S2oOp {
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             dense::launch(call, Mask::Causal, 0, None)?;
-            let stats = || plan.stats(shape, config, |_, _, _| Visit::counted(0, 0), Vec::new());
+            let stats = || plan.stats(shape, config, |_, _, _| 0, Vec::new());
             return Ok(wants_stats.then(|| stats().into()));
         }
         let ranking = self.ranking.as_deref();
@@ -217,7 +217,6 @@ impl<'a> Launch<'a> {
         let natural = |segment: &Segment| SegmentOrder {
             q_perm: Permutation::identity(segment.rows.len()),
             kv_perm: Permutation::identity(segment.start),
-            tile_weights: Vec::new(),
         };
         let mut ranking =
             vec![plan.segments.iter().map(natural).collect::<Vec<_>>(); shape.batch() * shape.num_heads()];

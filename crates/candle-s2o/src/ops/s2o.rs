@@ -17,7 +17,7 @@ use crate::pending_stats::PendingStats;
 /// the `k_len` positions, and the prompt ends with them. The output has the shape and dtype of `q`.
 ///
 /// Memory besides the output: at most [`S2oConfig::workspace_cap`] for the key orders. The CPU also needs about 2 MiB
-/// per thread at the default tiles, one byte per output row, and 72 bytes of statistics per query tile and head.
+/// per thread at the default tiles, one byte per output row, and 48 bytes of statistics per query tile and head.
 ///
 /// # Errors
 /// If the tensors or options do not fit, see [`AttnError`].

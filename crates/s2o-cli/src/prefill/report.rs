@@ -160,8 +160,8 @@ impl Report<'_> {
         let dense = self.dense.as_ref();
         let times = if dense.is_some() { "     attention time" } else { "   time" };
         let is_measured = stats.values().any(|layer| layer.probes().is_some());
-        let heading = if is_measured { "  error" } else { "" };
-        let labels = format!("{:BAR_WIDTH$}  density  window  skipped  {times}{heading}", "share of tiles computed");
+        let [skipped, heading] = if is_measured { ["  skipped", "  error"] } else { [""; 2] };
+        let labels = format!("{:BAR_WIDTH$}  density  window{skipped}  {times}{heading}", "share of tiles computed");
         writeln!(out, "          {labels}")?;
         let arrow = if look == Look::Terminal { "→" } else { "->" };
         for (layer, layer_stats) in stats {
@@ -172,15 +172,14 @@ impl Report<'_> {
             let time = |run: &Run| seconds(run.attention[*layer].as_secs_f64());
             let before = dense.map(|run| format!("{:>7} {arrow} ", time(run))).unwrap_or_default();
             let probes = layer_stats.probes();
-            let is_known = layer_stats.heads.iter().all(|head| head.skipped_mass().is_some());
-            let estimate = mean(|head| head.skipped_mass().map_or(0.0, |skipped| skipped.by_key_scores));
-            let skipped = probes.map(|probes| probes.mean_skipped_mass()).or(is_known.then_some(estimate));
+            let skipped = probes.map(|probes| format!("  {:>7.3}", probes.mean_skipped_mass()));
             write!(
                 out,
-                "layer {layer:>3} {}  {density:>7.3}  {:>6.2}  {:>7}  {before}{:>7}",
+                "layer {layer:>3} {}  {density:>7.3}  {:>6.2}{}  {before}{:>7}",
                 look.bar(density, BAR_WIDTH),
                 mean(HeadStats::local_window_share),
-                skipped.map_or("n/a".to_owned(), |skipped| format!("{skipped:.3}")),
+                // A layer without probes in a chart with measured errors.
+                skipped.unwrap_or_else(|| if is_measured { " ".repeat(9) } else { String::new() }),
                 time(sparse),
             )?;
             if let Some(probes) = probes {
@@ -191,16 +190,13 @@ impl Report<'_> {
         writeln!(
             out,
             "density: key tiles computed of those that causal attention has. window: part of them in the query's own\n\
-             segment. skipped: softmax mass left out, {}. Means over heads.",
-            match is_measured {
-                true => "measured on the probes",
-                false => "estimated from the key scores (n/a on a GPU)",
-            }
+             segment. Means over heads."
         )?;
         if is_measured {
             writeln!(
                 out,
-                "error: relative L2 error of the attention output, measured on the probes, and its 95 % interval."
+                "skipped: softmax mass left out. error: relative L2 error of the attention output, and its 95 % interval. Both are\n\
+                 measured on the probes."
             )?;
         }
         let is_large = |(_, layer): &(&usize, &AttnStats)| {

@@ -1,5 +1,5 @@
 //! [`Call`]: cuts segment groups into runs of query tiles, distributes the runs over the workers, and orders their
-//! visits.
+//! visited tiles.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::error_control::ErrorControl;
 use crate::plan::{Plan, SegmentOrder};
 use crate::probes::{ProbeStats, Repeated};
 use crate::segment::query_tiles;
-use crate::stats::{AttnStats, Visit};
+use crate::stats::AttnStats;
 
 /// Heads (`b * num_heads + h`) and segments of the plan.
 type Units = BTreeMap<[usize; 2], Repeated>;
@@ -31,8 +31,8 @@ pub(super) struct Call<'a, T> {
     /// The dense tail, until the first group takes it along.
     tail: Vec<TileRun<'a>>,
     out: OutputRows<'a, T>,
-    /// The visits of each ranked run, by its head (`b * num_heads + h`), segment of the plan and first row.
-    done: BTreeMap<[usize; 3], Vec<Visit>>,
+    /// The visited prefix tiles of each ranked run, by its head (`b * num_heads + h`), segment of the plan and first row.
+    done: BTreeMap<[usize; 3], Vec<usize>>,
     /// The measurement of each head and segment of the plan.
     measured: Vec<([usize; 2], ProbeStats)>,
 }
@@ -116,15 +116,15 @@ impl<'a, T: Element> Call<'a, T> {
                 let workspace = Workspace::held(held, shape.head_dim(), config.tile_k());
                 let segment = run.segment.index - plan.segments[0].index;
                 let place = [run.batch * shape.num_heads() + run.head, segment, run.tiles[0].start];
-                let (visits, rows) = run.compute(inputs, config, plan.probe_stride.is_some(), workspace, out);
-                (place, run.order.is_some(), visits, rows)
+                let (visited, rows) = run.compute(inputs, config, plan.probe_stride.is_some(), workspace, out);
+                (place, run.order.is_some(), visited, rows)
             },
         );
         let mut done: Vec<_> = done.collect();
         let mut rows: BTreeMap<[usize; 2], SparseRows> = BTreeMap::new();
         done.sort_by_key(|&(place, ..)| place);
-        for (place, is_ranked, visits, part) in done {
-            self.done.insert(place, visits);
+        for (place, is_ranked, visited, part) in done {
+            self.done.insert(place, visited);
             if is_ranked && plan.probe_stride.is_some() {
                 rows.entry([place[0], place[1]]).or_default().append(part);
             }
@@ -168,11 +168,11 @@ impl<'a, T: Element> Call<'a, T> {
         let Range { start, end } = plan.segments[segment].rows.clone();
         let runs = self.done.range([head, segment, start]..[head, segment, end]);
         // The same runs will be done again.
-        let visits: Vec<Visit> = runs.flat_map(|(_, visits)| visits).copied().collect();
+        let visited: Vec<usize> = runs.flat_map(|(_, visited)| visited).copied().collect();
         for row in plan.segments[segment].rows.clone() {
             self.out.reopen(inputs.output_row(head / shape.num_heads(), row, head % shape.num_heads()));
         }
-        plan.segments[segment].computed_tiles(&visits, shape.q_offset(), config)
+        plan.segments[segment].computed_tiles(&visited, shape.q_offset(), config)
     }
 
     /// The statistics of the call, after all groups are done.
@@ -180,13 +180,13 @@ impl<'a, T: Element> Call<'a, T> {
         assert!(self.out.is_complete());
         let shape = self.inputs.shape;
         let heads = shape.batch() * shape.num_heads();
-        let mut visits = vec![vec![Vec::new(); self.plan.segments.len()]; heads];
+        let mut visited = vec![vec![Vec::new(); self.plan.segments.len()]; heads];
         for ([head, segment, _], of_run) in self.done {
-            visits[head][segment].extend(of_run);
+            visited[head][segment].extend(of_run);
         }
         let mut measured = vec![Vec::new(); heads];
         self.measured.sort_by_key(|(place, _)| *place);
         self.measured.into_iter().for_each(|([head, _], stats)| measured[head].push(stats));
-        self.plan.stats(&shape, self.config, |head, segment, tile| visits[head][segment][tile], measured)
+        self.plan.stats(&shape, self.config, |head, segment, tile| visited[head][segment][tile], measured)
     }
 }

@@ -5,7 +5,7 @@
 //! **Memory.** In addition to the output, a call holds the key orders of the segments in progress, at most
 //! [`S2oConfig::workspace_cap`] bytes (segments are ranked in groups that fit). Each thread holds the states of a few
 //! query tiles: about 2 MiB at the default tiles, or `4 * segment_len * head_dim` floats with query permutation. A call
-//! also holds one byte per output row, and 72 bytes of statistics per query tile and head; with probes, 16 bytes per
+//! also holds one byte per output row, and 48 bytes of statistics per query tile and head; with probes, 16 bytes per
 //! query and head of the segments in progress.
 //!
 //! **Structure of a call.** [`attention`] makes the plan and cuts it into segment groups (`segment_group`). For each
@@ -43,7 +43,7 @@ use crate::config::S2oConfig;
 use crate::error::S2oError;
 use crate::plan::{Plan, Ranking, SegmentOrder};
 use crate::shape::Mask;
-use crate::stats::{AttnStats, Visit};
+use crate::stats::AttnStats;
 use call::Call;
 use segment_group::SegmentHeads;
 
@@ -63,7 +63,7 @@ pub fn attention<T: Element>(
     let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
         dense(inputs, Mask::Causal, out);
-        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0), Vec::new()));
+        return Ok(plan.stats(&inputs.shape, config, |_, _, _| 0, Vec::new()));
     }
     let mut call = Call::new(inputs, &plan, config, out);
     for group in segment_group::groups(&inputs.shape, &plan, config.workspace_cap())? {
@@ -91,7 +91,7 @@ pub fn attention_with_ranking<T: Element>(
     let plan = Plan::new(config, &inputs.shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if plan.is_dense() {
         dense(inputs, Mask::Causal, out);
-        return Ok(plan.stats(&inputs.shape, config, |_, _, _| Visit::all(0), Vec::new()));
+        return Ok(plan.stats(&inputs.shape, config, |_, _, _| 0, Vec::new()));
     }
     plan.check_ranking(&inputs.shape, ranking)?;
     let mut call = Call::new(inputs, &plan, config, out);

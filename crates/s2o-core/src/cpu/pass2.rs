@@ -1,11 +1,10 @@
 //! Pass 2 (Algorithm 3): prefix keys by index in descending estimated importance, until the gain is too small.
 
 use super::strided::{Element, Inputs};
-use super::tile::{QueryTile, Workspace};
+use super::tile::Workspace;
 use crate::config::{S2oConfig, TriggeringTile};
 use crate::early_stop::StopVote;
 use crate::plan::SegmentOrder;
-use crate::stats::{SkippedMass, Visit};
 
 /// Regroups the first `count` tiles, which are all tiles of a segment, by `order.q_perm`, including their states.
 pub(super) fn permute(workspace: &mut Workspace, count: usize, order: &SegmentOrder, tile_q: usize) {
@@ -29,15 +28,14 @@ pub(super) fn pass2<T: Element>(
     config: &S2oConfig,
     workspace: &mut Workspace,
     count: usize,
-) -> Vec<Visit> {
+) -> Vec<usize> {
     let keep = config.triggering_tile() == TriggeringTile::Keep;
     let Workspace { tiles, scores, keys, values, .. } = workspace;
     let tiles = &mut tiles[..count];
     let key_tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = key_tiles.len();
-    let mut visits = vec![Visit::all(total); count];
+    let mut visited = vec![total; count];
     let mut running: Vec<usize> = (0..count).collect();
-    tiles.iter_mut().for_each(QueryTile::enter_prefix);
     for (j, positions) in key_tiles.enumerate() {
         if running.is_empty() {
             break;
@@ -55,20 +53,13 @@ pub(super) fn pass2<T: Element>(
                 tile.update(scores, values);
             }
             if stops {
-                let visited = j + 1;
-                let skipped_mass = SkippedMass::estimate(
-                    vote.mean_ratio(),
-                    total - visited + usize::from(!keep),
-                    tile.prefix_share(),
-                    order.unvisited_over_visited(visited - usize::from(!keep)),
-                );
-                visits[i] = Visit { visited, skipped_mass: Some(skipped_mass) };
-                if visited < total || !keep {
+                visited[i] = j + 1;
+                if visited[i] < total || !keep {
                     tile.stop(scores);
                 }
             }
             !stops
         });
     }
-    visits
+    visited
 }

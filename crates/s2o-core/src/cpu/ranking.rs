@@ -7,10 +7,10 @@ use rayon::prelude::*;
 use super::microkernel;
 use super::moments::Moments;
 use super::segment_group::SegmentHeads;
-use super::softmax::{LANES, exp_sums};
+use super::softmax::LANES;
 use super::strided::{Element, Inputs};
 use crate::config::{KeyScore, S2oConfig};
-use crate::permutation::{Permutation, score_of_key, sort_by_score, sort_key};
+use crate::permutation::{Permutation, sort_by_score, sort_key};
 use crate::plan::{Plan, SegmentOrder};
 use crate::segment::{Segment, query_tiles};
 
@@ -75,8 +75,7 @@ fn rank_heads<T: Element>(
                         Some(guide) => order_queries(inputs, batch, member, guide),
                         None => Permutation::identity(member.segment.rows.len()),
                     };
-                    let (kv_perm, tile_weights) = order_keys(scored, config.tile_k());
-                    SegmentOrder { q_perm, kv_perm, tile_weights }
+                    SegmentOrder { q_perm, kv_perm: order_keys(scored) }
                 })
                 .collect::<Vec<_>>()
                 .into_iter();
@@ -91,20 +90,14 @@ struct Member<'a> {
     head: usize,
 }
 
-/// The keys before a segment with their scores, packed for sorting. The front sink and the recent keys sort first
-/// regardless of their scores, which are therefore kept separately.
-struct Scored {
-    keys: Vec<u64>,
-    lead_scores: Vec<f32>,
-}
-
-/// `k_scores` of Algorithm 1 for all members: one product of their coefficients with each tile of keys.
+/// For each member the keys before its segment with `k_scores` of Algorithm 1, packed for sorting; the front sink and
+/// the recent keys sort first. One product of the coefficients with each tile of keys.
 fn score_keys<T: Element>(
     inputs: &Inputs<'_, T>,
     config: &S2oConfig,
     (batch, kv_head): (usize, usize),
     members: &[Member<'_>],
-) -> Vec<Scored> {
+) -> Vec<Vec<u64>> {
     let head_dim = inputs.shape.head_dim();
     let depth = match config.key_score() {
         KeyScore::MeanQuery => head_dim,
@@ -118,10 +111,7 @@ fn score_keys<T: Element>(
             row[i] = c;
         }
     }
-    let mut scored: Vec<Scored> = members
-        .iter()
-        .map(|member| Scored { keys: Vec::with_capacity(member.segment.start), lead_scores: Vec::new() })
-        .collect();
+    let mut scored: Vec<Vec<u64>> = members.iter().map(|member| Vec::with_capacity(member.segment.start)).collect();
     let mut keys = vec![0.0; ROWS_AT_A_TIME * head_dim];
     let mut features = vec![0.0; ROWS_AT_A_TIME * depth];
     let mut scores = vec![0.0; ROWS_AT_A_TIME * lanes];
@@ -138,13 +128,8 @@ fn score_keys<T: Element>(
         microkernel::scores(lanes, depth, &coefficients, &features[..positions.len() * depth], &mut scores);
         for (i, (scored, member)) in scored.iter_mut().zip(members).enumerate() {
             for (t, row) in (first..member.segment.start).zip(scores.chunks_exact(lanes).take(positions.len())) {
-                let index = t as u32;
-                if config.leads(t, member.segment.start) && row[i].is_finite() {
-                    scored.lead_scores.push(row[i]);
-                    scored.keys.push(sort_key(f32::MAX, index));
-                } else {
-                    scored.keys.push(sort_key(row[i], index));
-                }
+                let leads = config.leads(t, member.segment.start) && row[i].is_finite();
+                scored.push(sort_key(if leads { f32::MAX } else { row[i] }, t as u32));
             }
         }
     }
@@ -179,16 +164,10 @@ fn score_coefficients<T: Element>(
     }
 }
 
-/// `kv_perm`, and the weight of each of its tiles.
-fn order_keys(mut scored: Scored, tile_k: usize) -> (Permutation, Vec<f32>) {
-    sort_by_score(&mut scored.keys);
-    let mut scores: Vec<f32> = scored.keys.iter().map(|&key| score_of_key(key)).collect();
-    let leads = scores.iter().take_while(|score| !score.is_finite()).count();
-    let leads = leads..leads + scored.lead_scores.len();
-    scores[leads.clone()].copy_from_slice(&scored.lead_scores);
-    let max = scores.iter().take(leads.end + 1).copied().fold(f32::NEG_INFINITY, f32::max);
-    let indices = scored.keys.iter().map(|&key| key as u32).collect();
-    (Permutation::from_sorted(indices), exp_sums(&scores, max, tile_k))
+/// `kv_perm`.
+fn order_keys(mut keys: Vec<u64>) -> Permutation {
+    sort_by_score(&mut keys);
+    Permutation::from_sorted(keys.iter().map(|&key| key as u32).collect())
 }
 
 /// `k_guide`: the mean of the first segment's keys.

@@ -1,7 +1,5 @@
 //! The softmax of one score tile, vectorised across queries.
 
-use std::f32::consts::LOG2_E;
-
 use pulp::{Arch, Simd, WithSimd};
 
 /// Number of queries in one pass of the inner loops. The `lanes` of every tile are a multiple of it.
@@ -71,40 +69,6 @@ impl WithSimd for Exponentiate<'_> {
                 self.columns.largest[first + i] = exp2::<S>(tile_max[i] - max[i]);
             }
         }
-    }
-}
-
-/// `sum exp(score - max)` over each run of `tile` scores.
-pub(super) fn exp_sums(scores: &[f32], max: f32, tile: usize) -> Vec<f32> {
-    Arch::new().dispatch(ExpSums { scores, max, tile })
-}
-
-struct ExpSums<'a> {
-    scores: &'a [f32],
-    max: f32,
-    tile: usize,
-}
-
-impl WithSimd for ExpSums<'_> {
-    type Output = Vec<f32>;
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) -> Vec<f32> {
-        let mut sums = Vec::with_capacity(self.scores.len().div_ceil(self.tile));
-        for tile in self.scores.chunks(self.tile) {
-            let mut lanes = [0.0f32; LANES];
-            let (runs, rest) = tile.as_chunks::<LANES>();
-            for run in runs {
-                for (lane, &score) in lanes.iter_mut().zip(run) {
-                    *lane += exp2::<S>((score - self.max) * LOG2_E);
-                }
-            }
-            for (lane, &score) in lanes.iter_mut().zip(rest) {
-                *lane += exp2::<S>((score - self.max) * LOG2_E);
-            }
-            sums.push(lanes.iter().sum());
-        }
-        sums
     }
 }
 

@@ -26,9 +26,6 @@ pub(super) struct QueryTile {
     row_max: Vec<f32>,
     /// (lanes)
     row_sum: Vec<f32>,
-    /// (m, l) at the start of the prefix, to measure how much the prefix added.
-    entry_max: Vec<f32>,
-    entry_sum: Vec<f32>,
     /// (rows): mass of the last scored key tile over the mass of the visited keys; empty if the tile saw every key.
     pub(super) last_gain: Vec<f32>,
 }
@@ -154,24 +151,6 @@ impl QueryTile {
         rescale_columns(&mut self.acc, &columns.rescale);
         let head_dim = self.head_dim();
         microkernel::accumulate(self.lanes, head_dim, &scores.weights, values, &mut self.acc);
-    }
-
-    /// Stores (m, l) of every row for [`QueryTile::prefix_share`].
-    pub(super) fn enter_prefix(&mut self) {
-        self.entry_max.clone_from(&self.row_max);
-        self.entry_sum.clone_from(&self.row_sum);
-    }
-
-    /// Mean over the rows of the share of the mass added since [`QueryTile::enter_prefix`].
-    pub(super) fn prefix_share(&self) -> f64 {
-        let rows = self.rows.len();
-        let kept: f64 = (0..rows)
-            .map(|i| {
-                let rescale = f64::from(self.entry_max[i] - self.row_max[i]).exp2();
-                f64::from(self.entry_sum[i]) * rescale / f64::from(self.row_sum[i])
-            })
-            .sum();
-        1.0 - kept / rows as f64
     }
 
     /// Stores the gains of the tile in `scores`, which may be added to the state or not.

@@ -12,7 +12,6 @@ use crate::config::S2oConfig;
 use crate::plan::SegmentOrder;
 use crate::segment::Segment;
 use crate::shape::Mask;
-use crate::stats::Visit;
 
 /// Number of query tiles in a run. The tiles share gathered keys and their states should fit the L2 cache, but every
 /// thread should get several runs.
@@ -37,7 +36,7 @@ pub(super) struct TileRun<'a> {
 impl TileRun<'_> {
     /// Computes the tiles and writes their rows: in a single pass (Algorithm 4), or with the queries regrouped between
     /// two passes (Algorithms 2 and 3). Tiles of the dense tail process their prefix in natural order, as a window, and
-    /// have no visits. With probes, the result has the rows outside the dense tail.
+    /// have no counts. With probes, the result has the rows outside the dense tail.
     pub(super) fn compute<T: Element>(
         &self,
         inputs: &Inputs<'_, T>,
@@ -45,13 +44,13 @@ impl TileRun<'_> {
         has_probes: bool,
         workspace: &mut Workspace,
         out: &OutputRows<'_, T>,
-    ) -> (Vec<Visit>, SparseRows) {
+    ) -> (Vec<usize>, SparseRows) {
         let at = (self.batch, inputs.shape.kv_head(self.head));
         let (count, tile_k) = (self.tiles.len(), config.tile_k());
         let window_start = if self.order.is_some() { self.segment.start } else { 0 };
         workspace.load(inputs, (self.batch, self.head), &self.tiles);
         pass1(inputs, at, window_start, Mask::Causal, tile_k, workspace, count);
-        let visits = match self.order {
+        let visited = match self.order {
             None => Vec::new(),
             Some(order) => {
                 if config.q_perm() {
@@ -71,7 +70,7 @@ impl TileRun<'_> {
                 }
             });
         }
-        (visits, rows)
+        (visited, rows)
     }
 }
 

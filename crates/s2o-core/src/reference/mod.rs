@@ -24,7 +24,7 @@ use crate::plan::{Plan, Ranking, SegmentOrder};
 use crate::probes::{ProbeStats, Repeated};
 use crate::segment::Segment;
 use crate::shape::AttnShape;
-use crate::stats::{AttnStats, Visit};
+use crate::stats::AttnStats;
 use probes::correct;
 
 /// One query head with the KV head it reads. Query `i` is at position `q_offset + i`.
@@ -130,8 +130,8 @@ pub fn rank_all(head: &Head, plan: &Plan, config: &S2oConfig) -> Vec<SegmentOrde
 struct HeadResult {
     /// (q_len, head_dim)
     out: Vec<f64>,
-    /// For each segment the visits of its query tiles outside the dense tail.
-    visits: Vec<Vec<Visit>>,
+    /// For each segment the prefix tiles that its query tiles outside the dense tail visited.
+    visited: Vec<Vec<usize>>,
     /// For each segment with queries outside the dense tail, if there are probes.
     probes: Vec<ProbeStats>,
 }
@@ -139,48 +139,48 @@ struct HeadResult {
 /// `number` is that of the head in the call, `b * num_heads + h`.
 fn one_head((head, number): (&Head, usize), plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> HeadResult {
     if plan.is_dense() {
-        return HeadResult { out: dense(head, 0..head.q_len()), visits: Vec::new(), probes: Vec::new() };
+        return HeadResult { out: dense(head, 0..head.q_len()), visited: Vec::new(), probes: Vec::new() };
     }
-    let mut result = HeadResult { out: vec![0.0; head.q.len()], visits: Vec::new(), probes: Vec::new() };
+    let mut result = HeadResult { out: vec![0.0; head.q.len()], visited: Vec::new(), probes: Vec::new() };
     let control = ErrorControl::new(config, plan.probe_stride.is_some());
     for (segment, order) in plan.segments.iter().zip(orders) {
         write_rows(&mut result.out, segment.tail_rows.clone(), &dense(head, segment.tail_rows.clone()));
         let (mut pass, mut repeated) = (0, Repeated::default());
-        let (out, visits) = loop {
-            let (mut out, rows, visits) = one_pass(head, segment, order, control.config(pass));
-            let Some(stride) = plan.probe_stride.filter(|_| !segment.rows.is_empty()) else { break (out, visits) };
+        let (out, visited) = loop {
+            let (mut out, rows, visited) = one_pass(head, segment, order, control.config(pass));
+            let Some(stride) = plan.probe_stride.filter(|_| !segment.rows.is_empty()) else { break (out, visited) };
             let stats = correct((head, number), segment, &rows, stride, config, &mut out);
             match control.next(pass, &stats) {
                 Some(next) => {
-                    repeated.add(segment.computed_tiles(&visits, head.q_offset(), config), &stats);
+                    repeated.add(segment.computed_tiles(&visited, head.q_offset(), config), &stats);
                     pass = next;
                 }
                 None => {
                     result.probes.push(stats.replacing(repeated));
-                    break (out, visits);
+                    break (out, visited);
                 }
             }
         };
         write_rows(&mut result.out, segment.rows.clone(), &out.concat());
-        result.visits.push(visits);
+        result.visited.push(visited);
     }
     result
 }
 
-/// The outputs of a segment's rows outside the dense tail, their states, and the visits of their tiles.
+/// The outputs of a segment's rows outside the dense tail, their states, and the prefix tiles that their tiles visited.
 fn one_pass(
     head: &Head,
     segment: &Segment,
     order: &SegmentOrder,
     config: &S2oConfig,
-) -> (Vec<Vec<f64>>, Vec<SparseRow>, Vec<Visit>) {
-    let (rows, visits) = if config.q_perm() {
+) -> (Vec<Vec<f64>>, Vec<SparseRow>, Vec<usize>) {
+    let (rows, visited) = if config.q_perm() {
         let states = pass1(head, segment, config.tile_k());
         pass2(head, segment, states, order, config)
     } else {
         single_pass(head, segment, order, config)
     };
-    (rows.iter().map(|row| row.state.finish()).collect(), rows, visits)
+    (rows.iter().map(|row| row.state.finish()).collect(), rows, visited)
 }
 
 /// S2O attention of all heads: the output (batch, q_len, num_heads, head_dim) and the statistics. If `ranking` is
@@ -205,7 +205,7 @@ pub fn attention(
     }
     let (d, heads) = (shape.head_dim(), shape.num_heads());
     let mut out = vec![0.0; shape.batch() * shape.q_len() * heads * d];
-    let (mut visits, mut probes) = (Vec::new(), Vec::new());
+    let (mut visited, mut probes) = (Vec::new(), Vec::new());
     for b in 0..shape.batch() {
         for h in 0..heads {
             let (head, number) = (Head::new(shape, qkv, softmax_scale, b, h), b * heads + h);
@@ -216,11 +216,11 @@ pub fn attention(
             for (s, row) in result.out.chunks_exact(d).enumerate() {
                 out[((b * shape.q_len() + s) * heads + h) * d..][..d].copy_from_slice(row);
             }
-            visits.push(result.visits);
+            visited.push(result.visited);
             probes.push(result.probes);
         }
     }
-    let stats = plan.stats(shape, config, |head, segment, tile| visits[head][segment][tile], probes);
+    let stats = plan.stats(shape, config, |head, segment, tile| visited[head][segment][tile], probes);
     Ok((out, stats))
 }
 

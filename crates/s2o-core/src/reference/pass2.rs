@@ -4,46 +4,44 @@ use crate::early_stop::{Gain, StopVote};
 use crate::online_softmax::{RowUpdate, SoftmaxState};
 use crate::plan::SegmentOrder;
 use crate::segment::Segment;
-use crate::stats::{SkippedMass, Visit};
 
 /// Algorithm 3: query tiles in `q_perm` order resume their states and process the prefix in `kv_perm` order until the
-/// gain is too small. `states` and the result follow the segment's rows in natural order. The visits are in processing
-/// order.
+/// gain is too small. `states` and the result follow the segment's rows in natural order. The visited prefix
+/// tiles are in processing order.
 pub fn pass2(
     head: &Head,
     segment: &Segment,
     mut states: Vec<SoftmaxState>,
     order: &SegmentOrder,
     config: &S2oConfig,
-) -> (Vec<SparseRow>, Vec<Visit>) {
+) -> (Vec<SparseRow>, Vec<usize>) {
     let mut last_gains = vec![None; states.len()];
-    let visits = order
+    let visited = order
         .q_perm
         .as_slice()
         .chunks(config.tile_q())
         .map(|tile| {
             let mut tile_states: Vec<SoftmaxState> = tile.iter().map(|&i| states[i as usize].clone()).collect();
             let rows: Vec<usize> = tile.iter().map(|&i| segment.rows.start + i as usize).collect();
-            let (visit, gains) = prefix(head, &rows, &mut tile_states, order, config);
+            let (visited, gains) = prefix(head, &rows, &mut tile_states, order, config);
             for ((&i, state), gain) in tile.iter().zip(tile_states).zip(gains) {
                 (states[i as usize], last_gains[i as usize]) = (state, gain);
             }
-            visit
+            visited
         })
         .collect();
-    (states.into_iter().zip(last_gains).map(|(state, last_gain)| SparseRow { state, last_gain }).collect(), visits)
+    (states.into_iter().zip(last_gains).map(|(state, last_gain)| SparseRow { state, last_gain }).collect(), visited)
 }
 
-/// The prefix loop of one query tile. `states[i]` belongs to `rows[i]`, and so does [`SparseRow::last_gain`] in the
-/// result.
+/// The prefix loop of one query tile: the number of visited tiles, and [`SparseRow::last_gain`] of each row. `states[i]`
+/// belongs to `rows[i]`.
 pub(super) fn prefix(
     head: &Head,
     rows: &[usize],
     states: &mut [SoftmaxState],
     order: &SegmentOrder,
     config: &S2oConfig,
-) -> (Visit, Vec<Option<f64>>) {
-    let before: Vec<SoftmaxState> = states.to_vec();
+) -> (usize, Vec<Option<f64>>) {
     let tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = tiles.len();
     for (j, tile) in tiles.enumerate() {
@@ -63,25 +61,13 @@ pub(super) fn prefix(
         }
         if stops {
             let visited = j + 1;
-            let share = states.iter().zip(&before).map(|(now, then)| prefix_share(now, then)).sum::<f64>();
-            let skipped_mass = SkippedMass::estimate(
-                vote.mean_ratio(),
-                total - visited + usize::from(!keep),
-                share / rows.len() as f64,
-                order.unvisited_over_visited(visited - usize::from(!keep)),
-            );
             let gain = |(state, update): (&SoftmaxState, &RowUpdate)| {
                 update.tile_sum * (update.new_max - state.row_max).exp() / state.row_sum
             };
             let saw_all = keep && visited == total;
             let gains = states.iter().zip(&updates).map(|row| (!saw_all).then(|| gain(row))).collect();
-            return (Visit { visited, skipped_mass: Some(skipped_mass) }, gains);
+            return (visited, gains);
         }
     }
-    (Visit::all(total), vec![None; states.len()])
-}
-
-/// Share of a row's mass that came from the prefix.
-fn prefix_share(now: &SoftmaxState, window: &SoftmaxState) -> f64 {
-    1.0 - window.row_sum * (window.row_max - now.row_max).exp() / now.row_sum
+    (total, vec![None; states.len()])
 }

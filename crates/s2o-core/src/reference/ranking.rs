@@ -18,14 +18,7 @@ pub fn rank(head: &Head, segment: &Segment, segment_len: usize, config: &S2oConf
     } else {
         Permutation::identity(segment.rows.len())
     };
-
-    let max = k_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let tile_weights = kv_perm
-        .as_slice()
-        .chunks(config.tile_k())
-        .map(|tile| tile.iter().map(|&t| (k_scores[t as usize] - max).exp()).sum::<f64>() as f32)
-        .collect();
-    SegmentOrder { q_perm, kv_perm, tile_weights }
+    SegmentOrder { q_perm, kv_perm }
 }
 
 /// `k_scores[t] = scale <q_mean, K[t]>` (plus the variance term) for the keys before the segment.

@@ -3,7 +3,6 @@ use crate::config::S2oConfig;
 use crate::online_softmax::SoftmaxState;
 use crate::plan::SegmentOrder;
 use crate::segment::Segment;
-use crate::stats::Visit;
 
 /// Algorithm 4: without query permutation, each query tile processes its window and then its prefix, so no state leaves
 /// the loop. The rows are in natural order.
@@ -12,16 +11,16 @@ pub fn single_pass(
     segment: &Segment,
     order: &SegmentOrder,
     config: &S2oConfig,
-) -> (Vec<SparseRow>, Vec<Visit>) {
+) -> (Vec<SparseRow>, Vec<usize>) {
     let mut out = Vec::with_capacity(segment.rows.len());
-    let mut visits = Vec::new();
+    let mut visited_tiles = Vec::new();
     for rows in segment.ranked_tiles(head.q_offset(), config) {
         let mut states: Vec<SoftmaxState> =
             rows.clone().map(|row| pass1::window(head, segment, row, config.tile_k())).collect();
         let rows: Vec<usize> = rows.collect();
-        let (visit, gains) = pass2::prefix(head, &rows, &mut states, order, config);
-        visits.push(visit);
+        let (visited, gains) = pass2::prefix(head, &rows, &mut states, order, config);
+        visited_tiles.push(visited);
         out.extend(states.into_iter().zip(gains).map(|(state, last_gain)| SparseRow { state, last_gain }));
     }
-    (out, visits)
+    (out, visited_tiles)
 }

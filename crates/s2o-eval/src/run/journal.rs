@@ -139,7 +139,12 @@ fn parse(path: &Path, contents: &[u8]) -> Result<(Vec<Outcome>, usize)> {
     for (i, line) in lines {
         let line_number = i + 1;
         let malformed = |expected: &str, got: String| {
-            Err(EvalError::MalformedLine { path: path.to_owned(), line: line_number, expected: expected.to_owned(), got })
+            Err(EvalError::MalformedLine {
+                path: path.to_owned(),
+                line: line_number,
+                expected: expected.to_owned(),
+                got,
+            })
         };
         let outcome: Outcome = match serde_json::from_slice(line) {
             Ok(outcome) => outcome,
