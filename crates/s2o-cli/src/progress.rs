@@ -28,6 +28,13 @@ pub fn init(quiet: bool) {
     });
 }
 
+/// Prints a line on stderr unless progress is quiet.
+pub fn say(line: &str) {
+    if LOOK.get().is_some_and(|look| *look != Look::Quiet) {
+        eprintln!("{line}");
+    }
+}
+
 #[derive(Debug)]
 pub struct Progress {
     /// Hidden unless bars are shown. It always counts steps and time.

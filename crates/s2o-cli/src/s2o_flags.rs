@@ -57,8 +57,18 @@ pub struct S2oFlags {
 }
 
 impl S2oFlags {
-    pub fn any(&self) -> bool {
-        *self != Self::default()
+    /// The given flags, such as `--preset, --tau`; `None` if there are none.
+    pub fn given(&self) -> Option<String> {
+        let Self { preset, options, layers_file, skip_layers } = self;
+        let own = [
+            ("preset", preset.is_some()),
+            ("layers-file", layers_file.is_some()),
+            ("skip-layers", !skip_layers.is_empty()),
+        ];
+        let own = own.iter().filter(|(_, given)| *given).map(|(name, _)| *name);
+        let names: Vec<String> =
+            own.chain(options.0.iter().map(|(name, _)| *name)).map(|name| format!("--{name}")).collect();
+        (!names.is_empty()).then(|| names.join(", "))
     }
 
     /// The preset, changed by the given flags.

@@ -23,7 +23,7 @@ pub struct FlashAttn {
     pub window_size_left: Option<usize>,
     /// Number of keys right of its position that a query sees; `None` for all, `Some(0)` for causal.
     pub window_size_right: Option<usize>,
-    /// Scores become `softcap * tanh(score / softcap)`.
+    /// Scores become `softcap * tanh(score / softcap)`. A value that is not positive has no effect.
     pub softcap: Option<f32>,
 }
 
@@ -60,7 +60,10 @@ pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> R
     let softmax_scale = call.op.softmax_scale;
     let slopes = call.op.alibi_slopes.as_ref().map(|slopes| check_slopes(slopes, q.dims()[2])).transpose()?;
     // As in FlashAttention, a value that is not positive has no effect.
-    let softcap = call.op.softcap.filter(|&cap| cap > 0.0);
+    let softcap = call.op.softcap.filter(|&cap| cap.is_nan() || cap > 0.0);
+    if let Some(got) = softcap.filter(|cap| !cap.is_finite()) {
+        return Err(FlashAttnError::Softcap { got });
+    }
     if q.elem_count() == 0 || k.elem_count() == 0 {
         return Ok(q.zeros_like()?);
     }

@@ -39,6 +39,9 @@ pub enum FlashAttnError {
     /// A length or an index is out of range.
     #[error("{name}: expected 0 to {max}, got {got}")]
     OutOfRange { name: &'static str, max: usize, got: i64 },
+    /// Scores capped to infinity or NaN would be NaN.
+    #[error("softcap: expected a finite number, got {got}; 0 is no cap")]
+    Softcap { got: f32 },
     /// The tensors do not fit each other or the kernels.
     #[error(transparent)]
     Attn(#[from] AttnError),

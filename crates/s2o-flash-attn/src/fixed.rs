@@ -128,7 +128,7 @@ pub fn flash_attn_alibi_windowed(
 }
 
 /// [`flash_attn_alibi_windowed`] with scores capped to `softcap * tanh(score / softcap)` before ALiBi. A `softcap` that
-/// is not positive has no effect.
+/// is not positive has no effect; infinity and NaN are refused.
 pub fn flash_attn_alibi_windowed_softcap(
     q: &Tensor,
     k: &Tensor,

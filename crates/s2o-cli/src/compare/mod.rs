@@ -70,8 +70,9 @@ fn check_writable(path: &Path) -> Result<()> {
 
 impl Flags {
     pub fn run(&self) -> Result<()> {
-        if self.s2o.any() && !self.methods.iter().any(|spec| spec.to_string() == PLAIN_S2O) {
-            wrong_usage("compare", "the S2O flags have no effect without 's2o' in '--methods'");
+        let has_s2o = self.methods.iter().any(|spec| spec.to_string() == PLAIN_S2O);
+        if let Some(given) = self.s2o.given().filter(|_| !has_s2o) {
+            wrong_usage("compare", &format!("{given}: no effect without 's2o' in '--methods'"));
         }
         let device = self.source.model.device()?;
         let reference = || peers::reference(self.against, &device).map(Contender::from);

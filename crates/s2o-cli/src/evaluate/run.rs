@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use s2o_eval::method::MethodSpec;
 use s2o_eval::run::{AtDensity, Event, Journal, Runner, Sample, read_outcomes};
-use s2o_eval::tasks::ChatTemplate;
+use s2o_eval::tasks::{ChatTemplate, is_ruler};
 use s2o_eval::{EvalError, Provenance};
 use s2o_models::{Chunk, LoadedModel};
 use serde::Serialize;
@@ -114,6 +114,9 @@ impl Flags {
         if let Some(sample) = samples.iter().find(|sample| sample.context_tokens() > longest) {
             let (task, got) = (sample.task(), sample.context_tokens());
             bail!("{task}: expected at most {longest} tokens, the positions of {}, got {got} (--lengths)", model.name);
+        }
+        if self.predictions && !samples.iter().any(|sample| is_ruler(sample.task())) {
+            bail!("--predictions: expected a task of RULER, which the files are for, got none (--tasks ruler)");
         }
         // Only now, so that a run that cannot begin leaves no file.
         let mut journal = self.journal()?;
@@ -236,6 +239,7 @@ impl Flags {
         record::append(&self.out, RUNS, &[RunRecord { outcomes: count }], origin)?;
         // In tokens, because long prompts take longer.
         let tokens = trials.iter().map(|trial| trial.sample.context_tokens() as u64).sum();
+        progress::say("Ctrl-C stops the run; the same command goes on where it stopped");
         let phase = progress::start_with_eta(format!("{count} outcomes"), tokens, "tokens");
         let result = runner.run(&trials, journal, &mut |event| show(&phase, event));
         phase.finish();

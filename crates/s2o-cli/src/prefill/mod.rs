@@ -27,6 +27,9 @@ pub struct Flags {
     /// Run only this attention, unless --compare is given
     #[arg(long, value_name = "METHOD")]
     attention: Option<Method>,
+    /// The same as `--attention dense`, as in Candle's examples
+    #[arg(long, conflicts_with = "attention")]
+    use_flash_attn: bool,
     /// Run dense and S2O side by side; the default unless you give your own prompt
     #[arg(long)]
     compare: bool,
@@ -80,6 +83,7 @@ impl Flags {
     fn methods(&self) -> &'static [Method] {
         match self.attention {
             _ if self.compare => &[Method::Dense, Method::S2o],
+            _ if self.use_flash_attn => &[Method::Dense],
             Some(Method::Dense) => &[Method::Dense],
             Some(Method::S2o) => &[Method::S2o],
             None if self.prompt.is_own() => &[Method::S2o],
@@ -101,8 +105,8 @@ impl Flags {
     }
 
     pub fn run(&self) -> Result<()> {
-        if self.methods() == [Method::Dense] && self.s2o.any() {
-            wrong_usage("prefill", "the S2O flags have no effect with '--attention dense'");
+        if let Some(given) = self.s2o.given().filter(|_| self.methods() == [Method::Dense]) {
+            wrong_usage("prefill", &format!("{given}: no effect on exact attention; leave out '--attention dense'"));
         }
         // The trace is written when this is dropped.
         let _trace = self.tracing.then(|| {

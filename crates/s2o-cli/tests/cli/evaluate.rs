@@ -99,7 +99,9 @@ fn a_run_leaves_outcomes_and_tables() {
 #[test]
 fn a_run_goes_on_after_an_interruption() {
     let directory = TempDir::new().expect("a directory");
-    stdout_of("evaluate", &short(&directory, &["--methods", "dense"]));
+    let first = run("evaluate", &short(&directory, &["--methods", "dense"]));
+    let said = "Ctrl-C stops the run; the same command goes on where it stopped\n4 outcomes: ";
+    assert_has(&String::from_utf8_lossy(&first.stderr), &[said]);
     let (outcomes, table) = (file(&directory, "outcomes.jsonl"), file(&directory, "table.csv"));
     fs::write(directory.path().join("outcomes.jsonl"), &outcomes[..outcomes.len() - 50]).expect("written");
     let stdout = stdout_of("evaluate", &short(&directory, &["--methods", "dense"]));
@@ -157,6 +159,8 @@ fn what_cannot_be_run_is_refused() {
     let directory = TempDir::new().expect("a directory");
     fs::write(directory.path().join("outcomes.jsonl"), "notes").expect("written");
     let out = text(directory.path());
+    let empty = directory.path().join("empty.json");
+    fs::write(&empty, "[]").expect("written");
     let cases: &[(&[&str], &str)] = &[
         (&["--tasks", "niha"], "`niha` is not a task: expected one of ruler, keyed, all, needle-7m, niah, "),
         (&["--methods", "magic"], "`magic` is not a method: expected one of dense, s2o"),
@@ -172,6 +176,8 @@ fn what_cannot_be_run_is_refused() {
             "expected a length among 4096 and 32768 for needle-7m, got [300]",
         ),
         (&["--ruler-dir", "no/such"], "cannot read no/such"),
+        (&["--tasks", "passkey", "--predictions"], "--predictions: expected a task of RULER, which the files are for"),
+        (&["--longbench-file", text(&empty)], "line 1: expected at least one record, got an empty list"),
         (&["--ruler-dir", out], "expected TASK/validation.jsonl in it, got none in"),
         (&["--longbench-file", "no.json"], "cannot read no.json"),
         (&["--infinitebench-dir", out], "expected TASK.jsonl in it"),

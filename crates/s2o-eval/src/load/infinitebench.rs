@@ -186,6 +186,10 @@ fn references(form: &Form, record: &Record, place: Place) -> Result<Vec<String>>
     if references.is_empty() {
         return Err(place.malformed("at least one answer", "none"));
     }
+    // No answer is right for it.
+    if references.iter().any(|reference| reference.trim().is_empty()) {
+        return Err(place.malformed("answers with text", format!("{references:?}")));
+    }
     if matches!(form.scorer, Scorer::BookChoice | Scorer::CodeDebug) {
         let right = ('A'..).zip(&record.options).find(|(_, option)| references.contains(option));
         let (letter, _) = right.ok_or_else(|| {
@@ -269,6 +273,7 @@ mod tests {
             (r#"{"id": 1, "input": "q", "answer": "a"}"#, "missing field `context`"),
             (r#"{"id": 1, "context": "c", "answer": {"x": 1}}"#, "{\"x\":1}"),
             (r#"{"id": 1, "context": "c", "answer": []}"#, "none"),
+            (r#"{"id": 1, "context": "c", "answer": ["a", ""]}"#, r#"["a", ""]"#),
         ] {
             let error = load("passkey", &format!("{good}\n\n{bad}")).unwrap_err();
             let EvalError::MalformedLine { line: 3, got: found, .. } = &error else { panic!("{error}") };

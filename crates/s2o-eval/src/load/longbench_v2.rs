@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
-use super::{read, truncate_middle, whole};
+use super::{Place, read, truncate_middle, whole};
 use crate::error::Result;
 use crate::score::Scorer;
 use crate::tasks::Item;
@@ -70,6 +70,9 @@ enum Length {
 /// [`crate::EvalError::Tokenizer`].
 pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
     let records: Vec<Record> = whole(path, &read(path)?, EXPECTED)?;
+    if records.is_empty() {
+        return Err(Place { path, line: 1 }.malformed("at least one record", "an empty list"));
+    }
     let item = |(index, record): (u64, Record)| {
         let prompt = truncate_middle(tokenizer, &prompt(&record), max_tokens)?;
         // The names of the variants are the benchmark's words.
@@ -156,6 +159,7 @@ mod tests {
             (edited("context", json!(5)), 3, "invalid type: integer `5`"),
             ("[\n\n{}]".to_owned(), 3, "missing field"),
             (String::new(), 1, "EOF"),
+            ("[]".to_owned(), 1, "an empty list"),
         ] {
             let error = load(&content, 1000).unwrap_err();
             let EvalError::MalformedLine { line: at, got: found, .. } = &error else { panic!("{error}") };

@@ -10,6 +10,9 @@ use crate::error::{EvalError, Result};
 use crate::score::Scorer;
 use crate::tasks::Item;
 
+/// Longest length in tokens: far more than any model reads.
+const MAX_LENGTH: usize = 1 << 30;
+
 const EXPECTED: &str = "a RULER record with index, input, outputs and length";
 
 /// Task, maximum number of generated tokens, scorer. Needle tasks begin with `niah`.
@@ -36,7 +39,7 @@ struct Record {
 ///
 /// # Errors
 /// [`EvalError::Unknown`] for a name that is not `niah*`, `vt`, `cwe`, `fwe` or `qa*`; [`EvalError::Io`];
-/// [`EvalError::MalformedLine`] for a line that is not such a record or has no outputs.
+/// [`EvalError::MalformedLine`] for a line that is not such a record, has no or empty outputs, or an impossible length.
 pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
     let family = task.split('_').next().unwrap_or_default();
     let known = TASKS.iter().find(|(name, ..)| *name == family);
@@ -47,6 +50,13 @@ pub fn ruler(dir: &Path, task: &str) -> Result<Vec<Item>> {
         let Record { index, input, outputs, length, answer_prefix } = record;
         if outputs.is_empty() {
             return Err(place.malformed("at least one output", "none"));
+        }
+        // No answer is right for it.
+        if outputs.iter().any(|output| output.trim().is_empty()) {
+            return Err(place.malformed("outputs with text", format!("{outputs:?}")));
+        }
+        if !(1..=MAX_LENGTH).contains(&length) {
+            return Err(place.malformed(format!("a length from 1 to {MAX_LENGTH} tokens"), length.to_string()));
         }
         Ok(Item {
             id: format!("ruler-{task}-{length}-i{index}"),
@@ -135,11 +145,17 @@ mod tests {
     #[test]
     fn bad_lines_are_named() {
         let no_outputs = GOOD.replace(r#"["12", "34"]"#, "[]");
+        let empty_output = GOOD.replace(r#"["12", "34"]"#, r#"["12", " "]"#);
+        let [no_length, endless] = ["0", "18446744073709551615"]
+            .map(|length| GOOD.replace("\"length\": 4096", &format!("\"length\": {length}")));
         for (bad, got) in [
             ("{\"index\": 0,", "EOF"),
             ("[1]", "invalid"),
             (r#"{"index": 0, "input": "x", "length": 1}"#, "missing field `outputs`"),
             (no_outputs.as_str(), "none"),
+            (empty_output.as_str(), r#"["12", " "]"#),
+            (no_length.as_str(), "0"),
+            (endless.as_str(), "18446744073709551615"),
         ] {
             let error = load("vt", &format!("{GOOD}\n{bad}\n")).unwrap_err();
             let EvalError::MalformedLine { line: 2, got: found, .. } = &error else { panic!("{error}") };

@@ -67,6 +67,54 @@ fn rows_add_up_by_task_length_and_method() {
 }
 
 #[test]
+fn methods_are_compared_on_the_same_samples() {
+    let mut outcomes: Vec<Outcome> = (0..6)
+        .flat_map(|index| ["dense", "s2o"].map(|method| answer("a", 100, index, method, "auto", "yes")))
+        .collect();
+    assert_eq!(unpaired(&outcomes), None);
+    // A seventh sample of one method, another task of another method, and a setting of its own.
+    outcomes.push(answer("a", 100, 6, "dense", "auto", "no"));
+    outcomes.push(answer("b", 100, 0, "s2o", "auto", "no"));
+    let mut other = answer("a", 100, 7, "dense", "auto", "no");
+    other.key.setting.dtype = "bf16".into();
+    outcomes.push(other);
+    let found: Vec<(String, String, String, usize, f64)> = rows(&outcomes)
+        .into_iter()
+        .map(|row| (row.task, row.method, row.dtype, row.items, row.score.unwrap()))
+        .collect();
+    let row = |task: &str, method: &str, dtype: &str, items, score| {
+        (task.to_owned(), method.to_owned(), dtype.to_owned(), items, score)
+    };
+    let expected = [
+        row("a", "dense", "f32", 6, 1.0),
+        row("a", "s2o", "f32", 6, 1.0),
+        row("b", "s2o", "f32", 1, 0.0),
+        row("a", "dense", "bf16", 1, 0.0),
+    ];
+    assert_eq!(found, expected);
+    let said = unpaired(&outcomes).unwrap();
+    assert!(said.starts_with("1 of 15 outcomes are left out"), "{said}");
+    assert!(markdown(&outcomes).contains(&format!("## Left out\n\n{said}\n")));
+    // Nothing is shared.
+    let apart = [answer("a", 100, 0, "dense", "auto", "yes"), answer("a", 100, 1, "s2o", "auto", "yes")];
+    assert_eq!((rows(&apart).len(), unpaired(&apart).unwrap().starts_with("2 of 2 ")), (0, true));
+}
+
+#[test]
+fn settings_that_differ_are_columns() {
+    let names = |outcomes: &[Outcome]| {
+        let rows = rows(outcomes);
+        naming_columns(&rows.iter().collect::<Vec<_>>()).iter().map(|column| column.name).collect::<Vec<_>>()
+    };
+    let one = answer("a", 100, 0, "dense", "auto", "yes");
+    assert_eq!(names(std::slice::from_ref(&one)), ["task", "context", "method"]);
+    let mut other = one.clone();
+    other.key.setting.dtype = "bf16".into();
+    other.key.setting.device = "cuda".into();
+    assert_eq!(names(&[one, other]), ["task", "context", "dtype", "device", "method"]);
+}
+
+#[test]
 fn chunks_are_compared_with_the_first() {
     let mut outcomes = Vec::new();
     for (index, [first, second]) in [["yes", " yes"], ["yes", "no"], ["no", "other"]].into_iter().enumerate() {

@@ -119,15 +119,21 @@ impl<'m> Runner<'m> {
     /// The trials that the journal lacks, in running order: for each sample all methods and chunk sizes.
     ///
     /// # Errors
-    /// [`EvalError::OtherRun`] if the journal's outcome of a sample has a different digest.
+    /// [`EvalError::OtherRun`] if the journal's outcome of a sample has a different digest; [`EvalError::WrongInput`] if two
+    /// different samples have the same id.
     pub fn pending<'s>(&self, samples: &'s [Sample], journal: &Journal) -> Result<Vec<Trial<'s>>> {
         let known: HashMap<&str, &Outcome> =
             journal.outcomes().iter().map(|outcome| (outcome.key.sample.as_str(), outcome)).collect();
         let (mut trials, mut planned) = (Vec::new(), HashSet::new());
+        let mut digests = HashMap::new();
         for sample in samples {
             let id = sample.id();
+            let digest = sample.digest();
+            if *digests.entry(id.clone()).or_insert_with(|| digest.clone()) != digest {
+                let expected = "another id for each different item";
+                return Err(EvalError::wrong("items to evaluate", expected, format!("two items with the id {id}")));
+            }
             if let Some(outcome) = known.get(&*id) {
-                let digest = sample.digest();
                 if outcome.digest != digest {
                     let said = |digest: &Option<String>| digest.as_deref().unwrap_or("none").to_owned();
                     return Err(EvalError::OtherRun {

@@ -14,7 +14,7 @@ use crate::error::EvalError;
 use crate::load;
 use crate::method::Method;
 use crate::report::{Row, rows};
-use crate::tasks::ChatTemplate;
+use crate::tasks::{ChatTemplate, Item};
 
 static MODEL: LazyLock<LoadedModel> =
     LazyLock::new(|| ModelSource::Embedded.load(&LoadOptions::default(), None).unwrap());
@@ -192,6 +192,33 @@ fn a_passage_has_a_perplexity_and_an_agreement() {
     }
 }
 
+/// The line of a right answer in a journal.
+fn journal_line() -> String {
+    let setting = Setting {
+        model: "m".into(),
+        dtype: "f32".into(),
+        device: "cpu".into(),
+        template: ChatTemplate::None,
+        chunk: "whole".into(),
+    };
+    let outcome = Outcome {
+        key: Key { sample: "a-7".into(), method: "dense".into(), setting },
+        digest: None,
+        task: "a".into(),
+        groups: Vec::new(),
+        context_tokens: 7,
+        depth: None,
+        index: 0,
+        seed: None,
+        prompt_tokens: 7,
+        density: 1.0,
+        layer_density: vec![1.0],
+        prefill_seconds: 1.0,
+        result: SampleResult::Answer { prediction: "yes".into(), references: vec!["yes".into()], score: 1.0 },
+    };
+    serde_json::to_string(&outcome).unwrap()
+}
+
 #[test]
 fn other_journals_are_refused() {
     let dir = TempDir::new().unwrap();
@@ -209,6 +236,22 @@ fn other_journals_are_refused() {
     assert!(refused("{\"a\": 1}\n").ends_with("got a file that is not a journal"));
     let broken = refused(&format!("{header}\n{{\"sample\":1}}\n"));
     assert!(broken.contains("line 2: expected an outcome, got"), "{broken}");
+
+    // Numbers that cannot be, and a second outcome of the same sample.
+    let good = journal_line();
+    let with = |field: &str, value: &str| good.replacen(field, value, 1);
+    for (line, expected) in [
+        (with("\"score\":1.0", "\"score\":55.0"), "line 2: expected a score from 0 to 1, got 55"),
+        (with("\"density\":1.0", "\"density\":-3.0"), "line 2: expected a density >= 0, got -3"),
+        (with("\"prefill_seconds\":1.0", "\"prefill_seconds\":-1.0"), "line 2: expected seconds >= 0, got -1"),
+        (
+            format!("{good}\n{}", with("\"score\":1.0", "\"score\":0.0")),
+            "line 3: expected one outcome for each sample, method and setting, got a second one of a-7 with dense, after line 2",
+        ),
+    ] {
+        let error = refused(&format!("{header}\n{line}\n"));
+        assert!(error.ends_with(expected), "{error}");
+    }
 
     // The run was killed inside a character of its last line, as with answers in other alphabets.
     fs::write(&path, [format!("{header}\n{{\"prediction\":\"").as_bytes(), &"ü".as_bytes()[..1]].concat()).unwrap();
@@ -238,6 +281,19 @@ fn another_file_under_the_same_name_is_noticed() {
     let error = runner.pending(&[Sample::Given(item)], &journal).unwrap_err();
     let EvalError::OtherRun { expected, .. } = error else { panic!("{error}") };
     assert!(expected.contains("needle-7m-0 with digest"), "{expected}");
+}
+
+#[test]
+fn different_items_need_different_ids() {
+    let dir = TempDir::new().unwrap();
+    let journal = Journal::open(dir.path().join("outcomes.jsonl")).unwrap();
+    let runner = runner().method("dense", Box::new(Dense));
+    let item = load::needle_7m().unwrap().remove(0);
+    let twice = [Sample::Given(item.clone()), Sample::Given(item.clone())];
+    assert_eq!(runner.pending(&twice, &journal).unwrap().len(), 1, "the same item is run once");
+    let other = Item { references: vec!["other".to_owned()], ..item.clone() };
+    let error = runner.pending(&[Sample::Given(item), Sample::Given(other)], &journal).unwrap_err().to_string();
+    assert!(error.ends_with("got two items with the id needle-7m-0"), "{error}");
 }
 
 #[test]
