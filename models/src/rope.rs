@@ -140,7 +140,13 @@ pub(crate) fn yarn_scale(factor: f64, scale: f64) -> f64 {
 
 impl RopeConfig {
     pub(crate) fn check(&self, head_dim: usize, origin: &str) -> Result<()> {
-        let mut positive = vec![("rope_theta", self.theta)];
+        /// More than any model has: positions would no longer differ.
+        const MOST: f64 = 1e12;
+        if !(1.0..=MOST).contains(&self.theta) {
+            let reason = format!("rope_theta is {}, expected a number from 1 to {MOST}", self.theta);
+            return Err(ModelError::config(origin, reason));
+        }
+        let mut positive = Vec::new();
         match &self.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => positive.push(("rope_scaling.factor", *factor)),
@@ -163,9 +169,9 @@ impl RopeConfig {
                 positive.extend(divisors.iter().map(|d| ("a rope frequency divisor", f64::from(*d))));
             }
         }
-        match positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+        match positive.into_iter().find(|(_, value)| !(*value > 0.0 && *value <= MOST)) {
             Some((name, value)) => {
-                Err(ModelError::config(origin, format!("{name} is {value}, expected a positive number")))
+                Err(ModelError::config(origin, format!("{name} is {value}, expected a positive number up to {MOST}")))
             }
             None => Ok(()),
         }

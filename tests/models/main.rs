@@ -4,6 +4,7 @@ mod bad_input;
 mod conformance;
 mod fixtures;
 mod gguf;
+mod gguf_file;
 mod hub;
 mod hub_cache;
 mod needle;

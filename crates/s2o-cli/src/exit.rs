@@ -24,6 +24,9 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     Ok(stdout.flush()?)
 }
 
+/// Longest error in characters: some quote a file.
+const LONGEST: usize = 2000;
+
 /// The error and its causes on one line. Candle appends a backtrace to the first line of its messages, and transparent
 /// errors repeat the text of their cause.
 fn one_line(error: &anyhow::Error) -> String {
@@ -36,6 +39,10 @@ fn one_line(error: &anyhow::Error) -> String {
         } else if !line.contains(text) {
             line = format!("{line}: {text}");
         }
+    }
+    if let Some((end, _)) = line.char_indices().nth(LONGEST) {
+        line.truncate(end);
+        line.push_str(" ...");
     }
     line
 }

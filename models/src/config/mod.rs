@@ -140,7 +140,10 @@ impl DecoderConfig {
                 format!("{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
             }
             _ if !head_dim.is_multiple_of(2) => format!("head_dim is {head_dim}, expected an even number"),
-            _ if !(rms_norm_eps.is_finite() && rms_norm_eps >= 0.0) => format!("rms_norm_eps is {rms_norm_eps}"),
+            // A larger value would turn every norm into zeros.
+            _ if !(0.0..=0.1).contains(&rms_norm_eps) => {
+                format!("rms_norm_eps is {rms_norm_eps}, expected a number from 0 to 0.1")
+            }
             _ => {
                 self.rope.check(head_dim, origin)?;
                 return Ok(self);

@@ -31,6 +31,11 @@ fn bad_models_are_refused() {
     let other = model_directory(|config| config["architectures"] = json!(["MambaForCausalLM"]));
     refused("prefill", text(other.path()), "`MambaForCausalLM` is not supported: expected LlamaForCausalLM");
 
+    let long = model_directory(|config| config["hidden_act"] = json!("x".repeat(100_000)));
+    let output = run("prefill", &["--model", text(long.path())]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.trim_end().ends_with("x ...") && stderr.len() < 2100, "{} bytes", stderr.len());
+
     let truncated = model_directory(|_| {});
     let weights = truncated.path().join("model.safetensors");
     let bytes = fs::read(&weights).expect("weights");
