@@ -204,6 +204,20 @@ fn malformed_configurations() {
     let directory = directory(&llama_json());
     std::fs::write(directory.path().join("tokenizer.json"), "{}").unwrap();
     assert!(matches!(load_error(&directory), ModelError::Tokenizer { .. }));
+    // tokenizers itself panics on these.
+    let good = tiny_tokenizer().to_string(false).unwrap();
+    let prefixed = good.replacen("\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"####\"", 1);
+    let broken = good.replacen("\"use_regex\"", "\"use_regex", 1);
+    let long = good.replacen("[\"t\",\"h\"]", "[\"<|im_end|>\",\"<|bos|>\"]", 1);
+    for (text, part) in
+        [(prefixed, "merges: expected two tokens"), (broken, "expected"), (long, "merges: expected two tokens")]
+    {
+        assert_ne!(text, good);
+        std::fs::write(directory.path().join("tokenizer.json"), text).unwrap();
+        let error = load_error(&directory);
+        assert!(matches!(error, ModelError::Tokenizer { .. }) && error.to_string().contains(part), "{error}");
+    }
+    std::fs::write(directory.path().join("tokenizer.json"), "{}").unwrap();
     std::fs::write(directory.path().join("generation_config.json"), r#"{"eos_token_id": "x"}"#).unwrap();
     assert!(matches!(load_error(&directory), ModelError::InvalidConfig { .. }));
 }

@@ -21,10 +21,12 @@ mod hub;
 mod hub_download;
 mod safetensors;
 pub mod synthetic;
+mod tokenizer_file;
 
 #[cfg(feature = "hub")]
 use hub_download::fetch;
 use synthetic::Synthetic;
+use tokenizer_file::read_tokenizer;
 
 pub use hub::HubOptions;
 
@@ -193,12 +195,6 @@ fn io_error(path: &Path, hint: &str, source: std::io::Error) -> ModelError {
         std::io::ErrorKind::NotFound => ModelError::MissingFile { path: path.to_owned(), hint: hint.to_owned() },
         _ => ModelError::Io { path: path.to_owned(), source },
     }
-}
-
-fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
-    let hint = ": a tokenizer.json is needed to encode text (tokenizer.model alone cannot be read)";
-    let text = read_text(path, hint)?;
-    Tokenizer::from_str(&text).map_err(|e| ModelError::tokenizer(format!("{}: {e}", path.display())))
 }
 
 /// `eos_token_id` of a `config.json` or `generation_config.json`: a number, a list, or nothing.

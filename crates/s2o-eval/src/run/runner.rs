@@ -133,15 +133,15 @@ impl<'m> Runner<'m> {
                 let expected = "another id for each different item";
                 return Err(EvalError::wrong("items to evaluate", expected, format!("two items with the id {id}")));
             }
-            if let Some(outcome) = known.get(&*id) {
-                if outcome.digest != digest {
-                    let said = |digest: &Option<String>| digest.as_deref().unwrap_or("none").to_owned();
-                    return Err(EvalError::OtherRun {
-                        path: journal.path().to_owned(),
-                        expected: format!("{id} with digest {}", said(&digest)),
-                        got: said(&outcome.digest),
-                    });
-                }
+            if let Some(outcome) = known.get(&*id)
+                && outcome.digest != digest
+            {
+                let said = |digest: &Option<String>| digest.as_deref().unwrap_or("none").to_owned();
+                return Err(EvalError::OtherRun {
+                    path: journal.path().to_owned(),
+                    expected: format!("{id} with digest {}", said(&digest)),
+                    got: said(&outcome.digest),
+                });
             }
             for (method, (name, _)) in self.methods.iter().enumerate() {
                 for &chunk in &self.chunks {
