@@ -124,6 +124,24 @@ mod tests {
     }
 
     #[test]
+    fn a_gain_equal_to_the_threshold_goes_on() {
+        // Powers of two, so that products and sums are exact. The last row alone is below.
+        for rule in [StopRule::AllRows, StopRule::MeanRatio, StopRule::SumRatio] {
+            assert!(!vote(rule, 0.25, &[(0.5, 2.0), (1.0, 4.0)]), "{rule:?} at equality");
+            assert!(vote(rule, 0.25, &[(0.4375, 2.0), (0.9375, 4.0)]), "{rule:?} below");
+        }
+        assert!(!vote(StopRule::AllRows, 0.25, &[(0.5, 2.0), (0.5, 4.0)]), "one row at equality");
+        let light = |largest| {
+            let config = S2oConfig::builder().stop_rule(StopRule::MaxWeight).tau(0.75).build().unwrap();
+            let mut vote = StopVote::new(&config);
+            vote.add(Gain { gain: 9.0, mass: 1.0, largest });
+            vote.stops()
+        };
+        let limit = 0.75 * StopRule::WEIGHT_SHARE;
+        assert!(!light(limit) && light(limit * 0.999), "a third of tau is not below");
+    }
+
+    #[test]
     fn nothing_stops_at_tau_zero_or_on_nan() {
         for rule in [StopRule::AllRows, StopRule::MeanRatio, StopRule::SumRatio, StopRule::MaxWeight] {
             assert!(!vote(rule, 0.0, &[(-1.0, 1.0)]), "{rule:?} at tau 0");

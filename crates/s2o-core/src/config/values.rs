@@ -343,6 +343,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn automatic_segments_are_longer_in_longer_prompts() {
+        const K: usize = 1024;
+        for (prompt_len, segment) in [
+            (1, 256),
+            (4 * K, 256),
+            (4 * K + 1, 512),
+            (16 * K, 512),
+            (16 * K + 1, 1024),
+            (48 * K, 1024),
+            (48 * K + 1, 2048),
+            (192 * K, 2048),
+            (192 * K + 1, 4096),
+            (1 << 20, 4096),
+        ] {
+            assert_eq!(SegmentLen::Auto.resolve(prompt_len), segment, "{prompt_len}");
+            assert_eq!(SegmentLen::Fixed(384).resolve(prompt_len), 384);
+        }
+    }
+
+    #[test]
     fn probes_are_automatic_where_they_pay_or_an_error_has_a_bound() {
         let (short, long) = (ProbeStride::PAYS_FROM - 1, ProbeStride::PAYS_FROM);
         for (stride, of_short, of_long, with_bound) in [

@@ -59,6 +59,8 @@ mod tests {
         for x in [1000.0f32, 1000.5, 1001.0, 1000.5] {
             moments.add(&[x, -7.0]);
             moments.add(&[x, f32::NAN]);
+            moments.add(&[f32::INFINITY, -7.0]);
+            moments.add(&[x, f32::NEG_INFINITY]);
         }
         assert_eq!(moments.finish(), (vec![1000.5, -7.0], vec![0.125, 0.0]));
     }

@@ -122,6 +122,12 @@ mod tests {
         check(book_choice, &["Paris", "B"], &right, &wrong[..6]);
         // The first character decides, even inside a word, as in the benchmark.
         check(book_choice, &["Paris", "B"], &["Barely"], &[]);
+        check(
+            book_choice,
+            &["Paris"],
+            &["option is Rome, answer: Paris", "x answer is Paris"],
+            &["answer is Rome option is Paris"],
+        );
     }
 
     #[test]
@@ -129,6 +135,13 @@ mod tests {
         let right = ["C", "C.", "C: because", "The answer is: sort_all", "the bug is: Option C", "Option C"];
         let wrong = ["D", "sort_all", "The answer is: sort_al", "answer:", "It is: D, not sort_all"];
         check(code_debug, &["sort_all", "C"], &right, &wrong);
+        // Ten options, A to J.
+        for letter in 'A'..='J' {
+            check(code_debug, &["f", &letter.to_string()], &[&format!("It is {letter}")], &["It is K", "AJ"]);
+        }
+        check(code_debug, &["K"], &["answer: K"], &["K"]);
+        // The first of the prefixes that occurs decides, not the first place.
+        check(code_debug, &["f"], &["x is: g answer is: f", "is: f answer: g"], &["is: g answer: f"]);
     }
 
     #[test]

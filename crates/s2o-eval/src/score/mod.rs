@@ -188,12 +188,23 @@ mod tests {
             (Scorer::StringMatchAll, RULER, "none", 0.0),
             (Scorer::StringMatchPart, RULER, "It is fghij.", 1.0),
             (Scorer::StringMatchPart, RULER, "It is fghi j.", 0.0),
-            // Control characters separate.
+            // Control characters separate, up to U+001F; a space is none.
             (Scorer::StringMatchPart, &["x\ny"], "x\0y", 1.0),
+            (Scorer::StringMatchPart, &["x\ny"], "x\u{1f}y", 1.0),
+            (Scorer::StringMatchPart, &["x\ny"], "x y", 0.0),
+            (Scorer::StringMatchPart, &["x y"], "x y", 1.0),
+            // The ends are trimmed, also of line ends that were control characters.
+            (Scorer::StringMatchPart, &["\nx"], "\0x", 0.0),
+            (Scorer::StringMatchPart, &["x\n"], "x\u{1f} ", 0.0),
             (Scorer::StringMatchPart, &["xy"], "x\0y", 0.0),
             (Scorer::LongbenchChoice, &["B"], "The correct answer is (B).", 1.0),
             (Scorer::LongbenchChoice, &["C"], "Well. **The correct answer is (C)**, because", 1.0),
             (Scorer::LongbenchChoice, &["D"], "The correct answer is D", 1.0),
+            (Scorer::LongbenchChoice, &["A"], "The correct answer is *A*", 1.0),
+            (Scorer::LongbenchChoice, &["A"], "The correct answer is **(A)**", 1.0),
+            (Scorer::LongbenchChoice, &["E"], "The correct answer is E", 0.0),
+            // Brackets come before a bare letter, wherever they are.
+            (Scorer::LongbenchChoice, &["C"], "The correct answer is B. The correct answer is (C)", 1.0),
             (Scorer::LongbenchChoice, &["B"], "The correct answer is A, no: The correct answer is (B)", 1.0),
             (Scorer::LongbenchChoice, &["B"], "The correct answer is (A)", 0.0),
             (Scorer::LongbenchChoice, &["B"], "B", 0.0),

@@ -102,6 +102,17 @@ mod tests {
     }
 
     #[test]
+    fn of_two_subsequences_of_equal_length_the_earlier_words_of_the_reference_count() {
+        for (other, expected) in [("a b", [true, false]), ("b a", [true, true]), ("a", [false, true])] {
+            let mut matched = [false; 2];
+            mark_common(&["b", "a"], &words(other), &mut matched);
+            assert_eq!(matched, expected, "{other}");
+        }
+        // With the lines apart, both words are found.
+        assert!(close(rouge_lsum("a b", "b a"), 0.5) && close(rouge_lsum("a\nb", "b a"), 1.0));
+    }
+
+    #[test]
     fn nothing_scores_nothing() {
         for (prediction, reference) in [("", ""), ("", "a"), ("a", ""), ("...", "a"), ("b", "a")] {
             assert_eq!(rouge_lsum(prediction, reference), 0.0);
