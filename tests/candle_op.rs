@@ -50,6 +50,22 @@ fn by_matmul(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Tensor {
     weights.matmul(&repeat(v)).unwrap().transpose(1, 2).unwrap().contiguous().unwrap()
 }
 
+/// The README's replacements, with a threshold that skips nothing.
+#[test]
+fn the_calls_of_the_readme_replace_attention_by_matmul() -> candle_core::Result<()> {
+    let (q, k, v) = (random((1, 300, 4, 64)), random((1, 300, 2, 64)), random((1, 300, 2, 64)));
+    let want = by_matmul(&q, &k, &v, Mask::Causal);
+    let config = sparse().to_builder().tau(0.0).build().unwrap();
+    let heads_first = [&q, &k, &v].map(|x| x.transpose(1, 2).unwrap().contiguous().unwrap());
+    let [q, k, v] = heads_first;
+    let (q, k, v) = (q.transpose(1, 2)?, k.transpose(1, 2)?, v.transpose(1, 2)?);
+    assert!(max_difference(&s2o_attn(&q, &k, &v, SCALE, &config)?, &want) < 1e-5);
+    let op = S2oOp::new(SCALE, config).with_prompt_len(300);
+    let chunk = q.narrow(1, 100, 60)?.apply_op3(&k.narrow(1, 0, 160)?, &v.narrow(1, 0, 160)?, op)?;
+    assert!(max_difference(&chunk, &want.narrow(1, 100, 60)?) < 1e-5);
+    Ok(())
+}
+
 #[test]
 fn dense_equals_candle() {
     for (q_dims, k_len, kv_heads) in
