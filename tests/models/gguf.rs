@@ -42,6 +42,11 @@ fn logits_equal_those_of_the_safetensors() {
         write(&file, &metadata(architecture, &json), &tensors(&json, &weights, GgmlDType::F32));
         let model = load(&file, DType::F32);
         assert_eq!(model.name, "tiny");
+        let source: ModelSource = file.to_str().unwrap().parse().unwrap();
+        let bytes = |dtype| source.dequantised_bytes(&LoadOptions { dtype, ..Default::default() }).unwrap();
+        let elements: u64 = weights.values().map(|weight| weight.elem_count() as u64).sum();
+        assert_eq!((bytes(None), bytes(Some(DType::BF16))), (Some(4 * elements), Some(2 * elements)));
+        assert_eq!(ModelSource::Embedded.dequantised_bytes(&LoadOptions::default()).unwrap(), None);
         assert_eq!(model.config(), reference.config());
         assert_eq!(max_diff(&logits(&model), &expected), 0.0, "{architecture} in F32");
         assert_eq!(model.eos_ids, [257, 258], "the file's own, and a known end of turn");

@@ -132,6 +132,10 @@ impl LoadFlags {
             tokenizer: self.tokenizer_file.clone(),
             ..LoadOptions::default()
         };
+        if let Some(bytes) = source.dequantised_bytes(&options)? {
+            let gigabytes = bytes as f64 / 1e9;
+            progress::say(&format!("{}: the weights are dequantised and take {gigabytes:.2} GB", self.model));
+        }
         Ok(progress::during("loading", 0, "layers", |report| source.load(&options, Some(report)))?)
     }
 

@@ -18,13 +18,7 @@ use crate::error::{ModelError, Result};
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
 pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<Parts> {
-    let file = File::open(path).map_err(|error| io_error(path, "", error))?;
-    let file_len = file.metadata().map_err(|error| io_error(path, "", error))?.len();
-    let mut reader = BufReader::new(file);
-    let invalid = |reason: String| ModelError::InvalidWeights { path: path.to_owned(), reason };
-    let content = Content::read(&mut reader).map_err(|error| invalid(first_line(&error)))?;
-    check_length(&content, file_len).map_err(invalid)?;
-
+    let (content, reader) = read(path)?;
     let mut source = Source { content, reader, path, dtype, device: options.device.clone() };
     let config = source.config()?;
     refuse_unused(&config, source.content.tensor_infos.keys().map(String::as_str), gguf_name, path)?;
@@ -42,6 +36,23 @@ pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<P
         None => gguf_tokenizer::build(source.content)?,
     };
     Ok(Parts { config, vb: VarBuilder::from_tensors(tensors, dtype, &options.device), tokenizer, eos_ids })
+}
+
+/// The metadata and the list of tensors, and the file for their contents.
+fn read(path: &Path) -> Result<(Content, BufReader<File>)> {
+    let file = File::open(path).map_err(|error| io_error(path, "", error))?;
+    let file_len = file.metadata().map_err(|error| io_error(path, "", error))?.len();
+    let mut reader = BufReader::new(file);
+    let invalid = |reason: String| ModelError::InvalidWeights { path: path.to_owned(), reason };
+    let content = Content::read(&mut reader).map_err(|error| invalid(first_line(&error)))?;
+    check_length(&content, file_len).map_err(invalid)?;
+    Ok((content, reader))
+}
+
+/// Bytes of the weights in `dtype`.
+pub(super) fn dequantised_bytes(path: &Path, dtype: DType) -> Result<u64> {
+    let elements = read(path)?.0.tensor_infos.values().map(|info| info.shape.elem_count() as u64).sum::<u64>();
+    Ok(elements * dtype.size_in_bytes() as u64)
 }
 
 /// Checks that every tensor ends within the file. A truncated download would otherwise fail after minutes.

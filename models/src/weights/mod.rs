@@ -154,6 +154,18 @@ impl ModelSource {
         Ok(LoadedModel { is_synthetic: matches!(self, Self::Synthetic(_)), ..model })
     }
 
+    /// Bytes that the weights of a GGUF file take when they are loaded: they are dequantised. `None` for other sources,
+    /// whose weights have the size of their files.
+    ///
+    /// # Errors
+    /// As [`ModelSource::load`] for the file's header, which is all that is read.
+    pub fn dequantised_bytes(&self, options: &LoadOptions) -> Result<Option<u64>> {
+        match self {
+            Self::Gguf(path) => gguf::dequantised_bytes(path, options.dtype()?).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// A short name for tables: the last part of the path or of the id.
     pub fn name(&self) -> String {
         let last = |path: &Path, whole: bool| {
