@@ -50,8 +50,8 @@ struct Arguments {
     /// Keep the files that fail in this directory.
     #[arg(long)]
     keep: Option<PathBuf>,
-    /// Passed by cargo's users to other tests.
-    #[arg(hide = true)]
+    /// Names and flags for other tests.
+    #[arg(hide = true, allow_hyphen_values = true)]
     filters: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
             (kind, seed, what, verdict)
         })
         .collect();
-    report(&originals, &verdicts, arguments.show)
+    report(originals, &verdicts, arguments.show)
 }
 
 /// What the reader prints for an original. It must be read.

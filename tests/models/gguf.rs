@@ -1,15 +1,13 @@
 //! Compares GGUF files written here with the same weights read from safetensors.
 
-use std::collections::HashMap;
-use std::fs::File;
 use std::path::Path;
 
-use candle_core::quantized::gguf_file::{self, Value};
+use candle_core::quantized::gguf_file::Value;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::Dense;
 use s2o_models::{LoadOptions, LoadedModel, ModelError, ModelSource, PrefillOptions};
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 use crate::fixtures::*;
 use crate::gguf_file::{metadata, tensors, write};

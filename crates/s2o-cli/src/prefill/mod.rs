@@ -1,7 +1,7 @@
 //! Long-context prefill with dense attention and with S2O: time, density and difference.
 
 use anyhow::Result;
-use candle_s2o::Dense;
+use candle_s2o::{Attention, Dense};
 use clap::{Args, ValueEnum};
 use s2o_models::GenerationOptions;
 use tracing_chrome::ChromeLayerBuilder;
@@ -126,6 +126,10 @@ impl Flags {
         let mut session = Session::new(&model, &prompt.tokens, self.model.chunk, self.generation())?;
         if methods.len() > 1 {
             session.compares(&[&Dense, &s2o])?;
+        } else if model.is_synthetic {
+            // Such a model is only there to be timed.
+            session.warm_up(&[if methods == [Method::Dense] { &Dense as &dyn Attention } else { &s2o }])?;
+            s2o.take_stats()?;
         }
         let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
         let mut report = Report {

@@ -83,11 +83,15 @@ impl<'m> Session<'m> {
         Ok(Self { model, prompt, tokens, cache, chunk, num_logits: 1, options })
     }
 
-    /// Prepares a fair comparison of several methods: thread pools and code are warm before the first method is timed,
-    /// and all methods return logits to compare. A GPU loads a kernel at its first call and uses other kernels for
-    /// short inputs, so on a GPU each method runs over a whole chunk.
+    /// Prepares a fair comparison of several methods: all are warm, and return logits to compare.
     pub fn compares(&mut self, methods: &[&dyn Attention]) -> Result<()> {
         self.num_logits = COMPARED_POSITIONS.min(self.prompt.len());
+        self.warm_up(methods)
+    }
+
+    /// Runs the methods before they are timed, for thread pools and code. A GPU loads a kernel at its first call and uses
+    /// other kernels for short inputs, so on a GPU each method runs over a whole chunk.
+    pub fn warm_up(&mut self, methods: &[&dyn Attention]) -> Result<()> {
         let on_cpu = self.model.decoder.device().is_cpu();
         let chunk = self.chunk.unwrap_or(self.prompt.len()).max(1);
         let (tokens, methods) = if on_cpu { (WARM_UP_TOKENS, &methods[..1]) } else { (chunk, methods) };
