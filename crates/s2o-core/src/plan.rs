@@ -59,9 +59,9 @@ impl Plan {
         self.segments.iter().rev().find(|segment| !segment.rows.is_empty()).map_or(0, |segment| segment.rows.end)
     }
 
-    /// The statistics of a call. `visited(head, segment, tile)` is the number of prefix tiles that the `tile`-th
-    /// query tile outside the dense tail computed, in the plan's `segment`-th segment for head `b * num_heads + h`. `probes` is empty or has a list for
-    /// each such head.
+    /// The statistics of a call. `visited(head, segment, tile)` is the number of prefix tiles that the `tile`-th query
+    /// tile outside the dense tail computed, in the plan's `segment`-th segment for head `b * num_heads + h`. `probes`
+    /// is empty or has a list for each such head.
     pub fn stats(
         &self,
         shape: &AttnShape,

@@ -195,8 +195,8 @@ impl Report<'_> {
         if is_measured {
             writeln!(
                 out,
-                "skipped: softmax mass left out. error: relative L2 error of the attention output, and its 95 % interval. Both are\n\
-                 measured on the probes."
+                "skipped: softmax mass left out. error: relative L2 error of the attention output, with its\n\
+                 95 % interval. Both are measured on the probes."
             )?;
         }
         let is_large = |(_, layer): &(&usize, &AttnStats)| {

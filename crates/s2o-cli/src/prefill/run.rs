@@ -89,8 +89,8 @@ impl<'m> Session<'m> {
         self.warm_up(methods)
     }
 
-    /// Runs the methods before they are timed, for thread pools and code. A GPU loads a kernel at its first call and uses
-    /// other kernels for short inputs, so on a GPU each method runs over a whole chunk.
+    /// Runs the methods before they are timed, for thread pools and code. A GPU loads a kernel at its first call and
+    /// uses other kernels for short inputs, so on a GPU each method runs over a whole chunk.
     pub fn warm_up(&mut self, methods: &[&dyn Attention]) -> Result<()> {
         let on_cpu = self.model.decoder.device().is_cpu();
         let chunk = self.chunk.unwrap_or(self.prompt.len()).max(1);

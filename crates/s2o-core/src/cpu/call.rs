@@ -31,7 +31,8 @@ pub(super) struct Call<'a, T> {
     /// The dense tail, until the first group takes it along.
     tail: Vec<TileRun<'a>>,
     out: OutputRows<'a, T>,
-    /// The visited prefix tiles of each ranked run, by its head (`b * num_heads + h`), segment of the plan and first row.
+    /// The visited prefix tiles of each ranked run, by its head (`b * num_heads + h`), segment of the plan and first
+    /// row.
     done: BTreeMap<[usize; 3], Vec<usize>>,
     /// The measurement of each head and segment of the plan.
     measured: Vec<([usize; 2], ProbeStats)>,
