@@ -1,4 +1,4 @@
-//! Makes the pictures and tables of docs/results.md from rows that are in the repository.
+//! Makes the pictures and tables of the pages of results from rows that are in the repository.
 //!
 //! A page is Markdown with pairs of comments, `<!-- gallery: NAME -->` and `<!-- /gallery -->`, each alone on its line.
 //! The lines between them are generated; all others are hand-written and stay. A NAME is a kind and the directory of
@@ -32,16 +32,19 @@ use page::Block;
 use rows::line_error;
 use section::Section;
 
-/// Makes the pictures and tables of docs/results.md from the rows in the repository
+/// The pages with generated parts.
+const PAGES: [&str; 3] = ["docs/results-equal-density.md", "docs/results-gpu.md", "docs/results-answers.md"];
+
+/// Makes the pictures and tables of the pages of results from the rows in the repository
 ///
 /// Rewrites the lines between `<!-- gallery: NAME -->` and `<!-- /gallery -->` and keeps all others.
 /// docs/experiments.md lists the names.
 #[derive(Debug, Parser)]
 #[command(name = "gallery")]
-struct Gallery {
-    /// Page to update
-    #[arg(long, value_name = "FILE", default_value = "docs/results.md")]
-    page: PathBuf,
+struct Arguments {
+    /// Pages to update
+    #[arg(long, value_name = "FILES", value_delimiter = ',', default_values = PAGES)]
+    pages: Vec<PathBuf>,
     /// Directory that holds the directories of experiments and runs
     #[arg(long, value_name = "DIR", default_value = "docs/results")]
     rows: PathBuf,
@@ -51,6 +54,14 @@ struct Gallery {
     /// Write nothing, and fail if the page or a picture is out of date
     #[arg(long)]
     check: bool,
+}
+
+/// A page and the places of its rows.
+#[derive(Debug)]
+struct Gallery {
+    page: PathBuf,
+    rows: PathBuf,
+    record: PathBuf,
 }
 
 struct Kind {
@@ -81,12 +92,15 @@ struct Entry {
 }
 
 fn main() -> Result<()> {
-    let gallery = Gallery::parse();
-    let entries = if gallery.check { gallery.check()? } else { gallery.update()? };
-    for Entry { block, section, .. } in entries {
-        println!("{}, line {}: {}", gallery.page.display(), block.line, block.name);
-        for file in section.pictures.iter().flat_map(|picture| section.files(picture)) {
-            println!("  {}", file.display());
+    let Arguments { pages, rows, record, check } = Arguments::parse();
+    for page in pages {
+        let gallery = Gallery { page, rows: rows.clone(), record: record.clone() };
+        let entries = if check { gallery.check()? } else { gallery.update()? };
+        for Entry { block, section, .. } in entries {
+            println!("{}, line {}: {}", gallery.page.display(), block.line, block.name);
+            for file in section.pictures.iter().flat_map(|picture| section.files(picture)) {
+                println!("  {}", file.display());
+            }
         }
     }
     Ok(())

@@ -71,7 +71,7 @@ pub struct S2oConfig {
 }
 
 impl Default for S2oConfig {
-    /// Settings that keep the answers of dense attention where the paper's settings lose them (docs/results.md).
+    /// Settings that keep the answers of dense attention where the paper's settings lose them (docs/results-answers.md).
     fn default() -> Self {
         Self {
             segment_len: SegmentLen::Auto,
@@ -95,7 +95,7 @@ impl Default for S2oConfig {
 }
 
 impl S2oConfig {
-    /// Measured prompt length in tokens from which S2O is faster than dense attention on the CPU (docs/results.md).
+    /// Measured prompt length in tokens from which S2O is faster than dense attention on the CPU (docs/results-cpu.md).
     pub const CPU_BREAK_EVEN: usize = 2048;
 
     /// The paper's settings: mean-query score, mean ratio rule, tau 0.005, S 2048, query permutation, the triggering
