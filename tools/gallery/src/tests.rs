@@ -292,7 +292,8 @@ fn needles_are_shown_by_depth_or_from_a_table_alone() {
         Mean score in percent at density 0.2:\n\n\
         | method | 4K |\n| --- | --- |\n| s2o:tau=0.5 | 100.0 |\n";
     let parts = [table, "[runs.csv](rows/a/runs.csv); commit abc; as vectors"];
-    site.shows("niah a", &["depth-niah-dense", "depth-niah-s2o-tau-0.5"], &parts);
+    let pictures = ["depth-niah-dense", "depth-niah-s2o-tau-0.5", "depth-niah-s2o-tau-0.5-0.2"];
+    site.shows("niah a", &pictures, &parts);
 
     let all = read_outcomes(site.path("docs/rows/a/outcomes.jsonl")).expect("outcomes");
     write_csv(&site.path("docs/rows/b/table.csv"), &rows(&all)).expect("written");
