@@ -28,30 +28,17 @@ struct OnlineSoftmax {
     float row_sum[2] = {0.f, 0.f};
 
     // Replaces scores by probabilities relative to the new maximum. `rescale` is the factor for earlier sums and
-    // accumulators. `tile_sum` is this thread's share of the tile's mass, the gain for early stopping. Without
-    // EMPTY_ROWS every row must have a finite score in its first tile, so that no maximum is -inf.
-    template <bool EMPTY_ROWS = false, int N>
-    __device__ __forceinline__ void update(float (&s)[N], float scale_log2, float (&rescale)[2], float (&tile_sum)[2]) {
-        raise_max<EMPTY_ROWS>(s, scale_log2, rescale);
-        exponentiate<EMPTY_ROWS>(s, scale_log2, rescale, tile_sum);
-    }
-
-    // `update`, and the tile's own maxima.
-    template <bool EMPTY_ROWS = false, int N>
+    // accumulators. `tile_sum` is this thread's share of the tile's mass, the gain for early stopping. `tile_max` has
+    // the tile's own maxima with WANTS_TILE_MAX. Without EMPTY_ROWS every row must have a finite score in its first
+    // tile, so that no maximum is -inf.
+    template <bool EMPTY_ROWS, bool WANTS_TILE_MAX, int N>
     __device__ __forceinline__ void update(float (&s)[N], float scale_log2, float (&rescale)[2], float (&tile_sum)[2],
                                            float (&tile_max)[2]) {
-        raise_max<EMPTY_ROWS, true>(s, scale_log2, rescale, tile_max);
+        raise_max<EMPTY_ROWS, WANTS_TILE_MAX>(s, scale_log2, rescale, tile_max);
         exponentiate<EMPTY_ROWS>(s, scale_log2, rescale, tile_sum);
     }
 
     // The first half of `update`: the maxima.
-    template <bool EMPTY_ROWS = false, int N>
-    __device__ __forceinline__ void raise_max(const float (&s)[N], float scale_log2, float (&rescale)[2]) {
-        float tile_max[2];
-        raise_max<EMPTY_ROWS, false>(s, scale_log2, rescale, tile_max);
-    }
-
-    // With WANTS_TILE_MAX also those of the tile alone.
     template <bool EMPTY_ROWS, bool WANTS_TILE_MAX, int N>
     __device__ __forceinline__ void raise_max(const float (&s)[N], float scale_log2, float (&rescale)[2],
                                               float (&tile_max)[2]) {
@@ -75,7 +62,7 @@ struct OnlineSoftmax {
     }
 
     // The second half: probabilities and sums.
-    template <bool EMPTY_ROWS = false, int N>
+    template <bool EMPTY_ROWS, int N>
     __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2, const float (&rescale)[2],
                                                  float (&tile_sum)[2]) {
 #pragma unroll

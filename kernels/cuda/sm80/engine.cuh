@@ -127,11 +127,8 @@ __device__ __forceinline__ void probabilities(OnlineSoftmax (&softmax)[2], float
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
         float tile_sum[2];
-        if constexpr (X::MAY_STOP) {
-            softmax[m].template update<X::ROWS_MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum, half_max[m]);
-        } else {
-            softmax[m].template update<X::ROWS_MAY_BE_EMPTY>(s[m], scale_log2, rescale[m], tile_sum);
-        }
+        softmax[m].template update<X::ROWS_MAY_BE_EMPTY, X::MAY_STOP>(s[m], scale_log2, rescale[m], tile_sum,
+                                                                      half_max[m]);
 #pragma unroll
         for (int i = 0; i < HALF_K / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
     }
