@@ -2,14 +2,13 @@
 //! decoding.
 
 use candle_core::{DType, Tensor};
-use candle_nn::{Linear, Module, VarBuilder};
 use candle_s2o::{Attention, PrefillCall};
 
 use crate::config::DecoderConfig;
 use crate::error::Result;
-use crate::fused::{self, Heads, QkNorm, Rotation, StackedLinear};
+use crate::fused::{self, Heads, Linear, QkNorm, Rotation, StackedLinear};
 use crate::kv_cache::KvCache;
-use crate::layers::{load_linear, load_tensor};
+use crate::layers::Weights;
 #[cfg(feature = "cuda")]
 use {
     crate::fused::{supports, supports_head_dim},
@@ -41,16 +40,16 @@ pub(crate) struct SelfAttention {
 }
 
 impl SelfAttention {
-    pub(crate) fn load(config: &DecoderConfig, layer: usize, vb: &VarBuilder) -> Result<Self> {
+    pub(crate) fn load(config: &DecoderConfig, layer: usize, weights: &Weights) -> Result<Self> {
         let &DecoderConfig { num_heads, num_kv_heads, head_dim, hidden_size, attention_bias: bias, .. } = config;
         let (q_size, kv_size) = (num_heads * head_dim, num_kv_heads * head_dim);
-        let projection = |name: &str, size: usize| load_linear(hidden_size, size, bias, &vb.pp(name));
-        let norm = |name: &str| load_tensor(&[head_dim], "weight", &vb.pp(name));
+        let projection = |name: &str, size: usize| weights.pp(name).linear(hidden_size, size, bias);
+        let norm = |name: &str| weights.pp(name).tensor(&[head_dim], "weight");
         let qk_norm = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
         let (q, k, v) = (projection("q_proj", q_size)?, projection("k_proj", kv_size)?, projection("v_proj", kv_size)?);
         Ok(Self {
             qkv: StackedLinear::new(vec![q, k, v])?,
-            o_proj: load_linear(q_size, hidden_size, bias, &vb.pp("o_proj"))?,
+            o_proj: weights.pp("o_proj").linear(q_size, hidden_size, bias)?,
             qk_norm,
             norm_eps: config.rms_norm_eps,
             layer,

@@ -1,15 +1,15 @@
 //! The decoder: its weights, the forward pass, and dense decoding token by token.
 
 use candle_core::{DType, Device, Tensor};
-use candle_nn::{Embedding, Linear, Module, VarBuilder};
+use candle_nn::VarBuilder;
 
 use crate::attention::{Phase, SelfAttention};
 use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
-use crate::fused::{Rotary, Rotation};
+use crate::fused::{Linear, Rotary, Rotation};
 use crate::kv_cache::KvCache;
-use crate::layers::{Mlp, Norm, load_linear, load_tensor};
+use crate::layers::{Embedding, Mlp, Norm, Quantised, Weights};
 
 /// Called with the number of tokens (or layers) done and their total.
 pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
@@ -24,6 +24,7 @@ pub struct Decoder {
     head: Linear,
     rotary: Rotary,
     dtype: DType,
+    precision: String,
     device: Device,
 }
 
@@ -39,22 +40,30 @@ impl Decoder {
     /// share an input are joined in new tensors, one layer at a time. This adds the weights of one layer to the peak if
     /// `vb` reads files, and those of all layers if `vb` holds tensors on the GPU.
     pub fn load(config: &DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
-        let config = config.clone().checked("DecoderConfig")?;
-        check_dtype(vb.dtype())?;
-        // Activations are freed after every layer, and every decoded token makes the host wait.
-        DeviceMemory::keep_released(vb.device())?;
-        let need = Need {
-            what: "holding the weights",
-            bytes: (config.num_parameters() * vb.dtype().size_in_bytes()) as u64,
-            way_out: "take a smaller model, a GPU with more memory, or bf16 or f16 instead of f32",
-        };
-        need.check(Self::load_all(config, vb, progress), vb.device())
+        Self::from_weights(config, &Weights::new(vb.clone(), &Quantised::new()), progress)
     }
 
-    fn load_all(config: DecoderConfig, vb: &VarBuilder, mut progress: Option<&mut Progress>) -> Result<Self> {
-        let model = vb.pp("model");
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = Embedding::new(load_tensor(&[vocab, hidden], "weight", &model.pp("embed_tokens"))?, hidden);
+    /// [`Self::load`] from weights of which some stay quantised.
+    pub(crate) fn from_weights(
+        config: &DecoderConfig,
+        weights: &Weights,
+        progress: Option<&mut Progress>,
+    ) -> Result<Self> {
+        let config = config.clone().checked("DecoderConfig")?;
+        check_dtype(weights.dtype())?;
+        // Activations are freed after every layer, and every decoded token makes the host wait.
+        DeviceMemory::keep_released(weights.device())?;
+        let need = Need {
+            what: "holding the weights",
+            bytes: weights.bytes(&config),
+            way_out: "take a smaller model, a GPU with more memory, or bf16 or f16 instead of f32",
+        };
+        need.check(Self::load_all(config, weights, progress), weights.device())
+    }
+
+    fn load_all(config: DecoderConfig, weights: &Weights, mut progress: Option<&mut Progress>) -> Result<Self> {
+        let model = weights.pp("model");
+        let embedding = Embedding::load(&config, &model.pp("embed_tokens"))?;
         let mut layers = Vec::with_capacity(config.num_layers);
         for layer in 0..config.num_layers {
             layers.push(Layer::load(&config, layer, &model.pp(format!("layers.{layer}")))?);
@@ -63,16 +72,17 @@ impl Decoder {
             }
         }
         let head = if config.tie_embeddings {
-            Linear::new(embedding.embeddings().clone(), None)
+            embedding.tied_head()
         } else {
-            load_linear(hidden, vocab, false, &vb.pp("lm_head"))?
+            weights.pp("lm_head").linear(config.hidden_size, config.vocab_size, false)?
         };
         let (frequencies, factor) = (config.rope.inverse_frequencies(config.head_dim), config.rope.attention_factor());
         Ok(Self {
-            norm: Norm::load(hidden, config.rms_norm_eps, &model.pp("norm"))?,
-            rotary: Rotary::new(frequencies, factor, vb.dtype(), vb.device())?,
-            dtype: vb.dtype(),
-            device: vb.device().clone(),
+            norm: Norm::load(config.hidden_size, config.rms_norm_eps, &model.pp("norm"))?,
+            rotary: Rotary::new(frequencies, factor, weights.dtype(), weights.device())?,
+            dtype: weights.dtype(),
+            precision: weights.precision(),
+            device: weights.device().clone(),
             config,
             embedding,
             layers,
@@ -85,9 +95,14 @@ impl Decoder {
         &self.config
     }
 
-    /// Dtype of weights, activations and cache.
+    /// Dtype of activations, cache, and weights that are not quantised.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// The dtype, and the types of quantised weights: `bf16`, or `bf16 with Q4K and Q6K weights`.
+    pub fn precision(&self) -> &str {
+        &self.precision
     }
 
     /// The device of the weights and of the computation.
@@ -139,7 +154,7 @@ impl Decoder {
     ) -> Result<Option<Tensor>> {
         let (_, len) = tokens.dims2()?;
         let rotation = self.rotary.rows(cache.len(), len)?;
-        let mut x = self.embedding.forward(&tokens.contiguous()?)?;
+        let mut x = self.embedding.forward(&tokens.contiguous()?, self.dtype)?;
         // The norm of the next layer adds the output of a layer to the residual stream, in the same pass.
         let mut delta = None;
         for layer in &self.layers {
@@ -203,13 +218,13 @@ struct Layer {
 }
 
 impl Layer {
-    fn load(config: &DecoderConfig, layer: usize, vb: &VarBuilder) -> Result<Self> {
-        let norm = |name: &str| Norm::load(config.hidden_size, config.rms_norm_eps, &vb.pp(name));
+    fn load(config: &DecoderConfig, layer: usize, weights: &Weights) -> Result<Self> {
+        let norm = |name: &str| Norm::load(config.hidden_size, config.rms_norm_eps, &weights.pp(name));
         Ok(Self {
             input_norm: norm("input_layernorm")?,
-            attention: SelfAttention::load(config, layer, &vb.pp("self_attn"))?,
+            attention: SelfAttention::load(config, layer, &weights.pp("self_attn"))?,
             post_norm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(config, &vb.pp("mlp"))?,
+            mlp: Mlp::load(config, &weights.pp("mlp"))?,
         })
     }
 

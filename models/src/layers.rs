@@ -1,20 +1,103 @@
 //! Linear layers, norms and the gated MLP from weights, with typed errors for missing tensors and wrong shapes.
 
-use candle_core::Tensor;
-use candle_nn::{Linear, Module, VarBuilder};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use candle_core::quantized::QTensor;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Module, VarBuilder};
 
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
-use crate::fused::{self, StackedLinear};
+use crate::fused::{self, Linear, StackedLinear};
 
-pub(crate) fn load_tensor(shape: &[usize], name: &str, vb: &VarBuilder) -> Result<Tensor> {
-    vb.get(shape, name).map_err(|error| ModelError::from_tensor_read(&format!("{}.{name}", vb.prefix()), error))
+/// Matrices that stay quantised, by Hugging Face name.
+pub(crate) type Quantised = HashMap<String, Arc<QTensor>>;
+
+/// The weights of a model, or those under a prefix.
+#[derive(Clone)]
+pub(crate) struct Weights<'v> {
+    tensors: VarBuilder<'v>,
+    quantised: &'v Quantised,
 }
 
-pub(crate) fn load_linear(size_in: usize, size_out: usize, bias: bool, vb: &VarBuilder) -> Result<Linear> {
-    let weight = load_tensor(&[size_out, size_in], "weight", vb)?;
-    let bias = if bias { Some(load_tensor(&[size_out], "bias", vb)?) } else { None };
-    Ok(Linear::new(weight, bias))
+impl<'v> Weights<'v> {
+    pub(crate) fn new(tensors: VarBuilder<'v>, quantised: &'v Quantised) -> Self {
+        Self { tensors, quantised }
+    }
+
+    pub(crate) fn pp(&self, prefix: impl ToString) -> Self {
+        Self { tensors: self.tensors.pp(prefix), quantised: self.quantised }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.tensors.dtype()
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.tensors.device()
+    }
+
+    pub(crate) fn tensor(&self, shape: &[usize], name: &str) -> Result<Tensor> {
+        let error = |error| ModelError::from_tensor_read(&format!("{}.{name}", self.tensors.prefix()), error);
+        self.tensors.get(shape, name).map_err(error)
+    }
+
+    /// The matrix `weight` `(size_out, size_in)`, and a bias if there is one.
+    pub(crate) fn linear(&self, size_in: usize, size_out: usize, bias: bool) -> Result<Linear> {
+        let quantised = self.quantised.get(&format!("{}.weight", self.tensors.prefix()));
+        if let Some(blocks) = quantised.filter(|_| !bias) {
+            return Ok(Linear::Quantised(blocks.clone()));
+        }
+        let weight = self.tensor(&[size_out, size_in], "weight")?;
+        let bias = if bias { Some(self.tensor(&[size_out], "bias")?) } else { None };
+        Ok(Linear::Dense(candle_nn::Linear::new(weight, bias)))
+    }
+
+    /// The dtype, and the types of the matrices that stay quantised: `bf16`, or `bf16 with Q4K and Q6K weights`.
+    pub(crate) fn precision(&self) -> String {
+        let types: BTreeSet<String> = self.quantised.values().map(|blocks| format!("{:?}", blocks.dtype())).collect();
+        match types.is_empty() {
+            true => self.dtype().as_str().to_owned(),
+            false => format!("{} with {} weights", self.dtype().as_str(), Vec::from_iter(types).join(" and ")),
+        }
+    }
+
+    /// Bytes of the weights of a model: of those that stay quantised, and of the others in the dtype.
+    pub(crate) fn bytes(&self, config: &DecoderConfig) -> u64 {
+        let quantised = self.quantised.values();
+        let (elements, bytes) = quantised.fold((0, 0), |(elements, bytes), blocks| {
+            (elements + blocks.shape().elem_count(), bytes + blocks.storage_size_in_bytes())
+        });
+        ((config.num_parameters() - elements) * self.dtype().size_in_bytes() + bytes) as u64
+    }
+}
+
+/// The embedding `(vocab_size, hidden_size)`. If it is quantised, its rows are dequantised as they are read.
+#[derive(Debug)]
+pub(crate) struct Embedding {
+    rows: Linear,
+    width: usize,
+}
+
+impl Embedding {
+    pub(crate) fn load(config: &DecoderConfig, weights: &Weights) -> Result<Self> {
+        let width = config.hidden_size;
+        Ok(Self { rows: weights.linear(width, config.vocab_size, false)?, width })
+    }
+
+    /// Embeddings of `tokens` `(batch, len)`: `(batch, len, hidden_size)` in `dtype`.
+    pub(crate) fn forward(&self, tokens: &Tensor, dtype: DType) -> Result<Tensor> {
+        Ok(match &self.rows {
+            Linear::Dense(linear) => candle_nn::Embedding::new(linear.weight().clone(), self.width).forward(tokens)?,
+            Linear::Quantised(blocks) => blocks.embedding(tokens)?.to_dtype(dtype)?,
+        })
+    }
+
+    /// An output head with the same weight.
+    pub(crate) fn tied_head(&self) -> Linear {
+        self.rows.clone()
+    }
 }
 
 /// RMS norm over the width of the residual stream.
@@ -25,8 +108,8 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
-    pub(crate) fn load(size: usize, eps: f64, vb: &VarBuilder) -> Result<Self> {
-        Ok(Self { weight: load_tensor(&[size], "weight", vb)?, eps })
+    pub(crate) fn load(size: usize, eps: f64, weights: &Weights) -> Result<Self> {
+        Ok(Self { weight: weights.tensor(&[size], "weight")?, eps })
     }
 
     /// The sum of `x` and `delta` of the previous layer, and its norm.
@@ -55,13 +138,13 @@ pub(crate) struct Mlp {
 }
 
 impl Mlp {
-    pub(crate) fn load(config: &DecoderConfig, vb: &VarBuilder) -> Result<Self> {
+    pub(crate) fn load(config: &DecoderConfig, weights: &Weights) -> Result<Self> {
         let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
-        let projection = |name: &str| load_linear(hidden, inner, bias, &vb.pp(name));
+        let projection = |name: &str| weights.pp(name).linear(hidden, inner, bias);
         Ok(Self {
             gate_up: StackedLinear::new(vec![projection("gate_proj")?, projection("up_proj")?])?,
-            down: load_linear(inner, hidden, bias, &vb.pp("down_proj"))?,
-            rows_at_a_time: if vb.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { ROWS_ON_GPU },
+            down: weights.pp("down_proj").linear(inner, hidden, bias)?,
+            rows_at_a_time: if weights.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { ROWS_ON_GPU },
         })
     }
 
@@ -70,10 +153,12 @@ impl Mlp {
         let (batch, len, hidden) = x.dims3()?;
         let rows = batch * len;
         let x = x.reshape((rows, hidden))?;
+        // Quantised weights are dequantised once for all slices.
+        let (gate_up, down) = (self.gate_up.for_inputs_like(&x)?, self.down.for_inputs_like(&x)?);
         let slice = |start: usize| -> Result<Tensor> {
-            let gate_up = self.gate_up.forward(&x.narrow(0, start, self.rows_at_a_time.min(rows - start))?)?;
+            let gate_up = gate_up.forward(&x.narrow(0, start, self.rows_at_a_time.min(rows - start))?)?;
             // `silu_mul` consumes gate and up, so they are freed before the product with `down`.
-            Ok(self.down.forward(&fused::silu_mul(gate_up)?)?)
+            Ok(down.forward(&fused::silu_mul(gate_up)?)?)
         };
         let out = if rows <= self.rows_at_a_time {
             slice(0)?

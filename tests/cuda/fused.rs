@@ -1,8 +1,12 @@
 //! The decoder's kernels against their CPU implementations in f32, on the same 16-bit numbers.
 
+use std::sync::Arc;
+
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use s2o_models::fused::{
-    Heads, LayerCache, QkNorm, Rotary, Stacked, add_rms_norm, rms_norm, rotate_into_cache, silu_mul,
+    Heads, LayerCache, Linear, QkNorm, Rotary, Stacked, StackedLinear, add_rms_norm, rms_norm, rotate_into_cache,
+    silu_mul,
 };
 use s2o_models::{DeviceMemory, decode_attn};
 use s2o_testkit::{noise, relative_l2};
@@ -41,6 +45,7 @@ pub fn cases(runner: &mut Runner) {
         gates(runner, dtype);
         rotations(runner, dtype);
         decoding(runner, dtype);
+        quantised(runner, dtype);
     }
     runner.case("fused sizes that the kernels do not support", |runner| unknown_sizes(&runner.device));
     runner.case("fused misfits are refused", |runner| misfits(&runner.device));
@@ -109,6 +114,33 @@ fn gates(runner: &mut Runner, dtype: DType) {
             let stacked = |tensor| Stacked::joined(tensor, &[width, width]).unwrap();
             let got = silu_mul(stacked(joined)).unwrap();
             assert_rounded("silu", &got, &silu_mul(stacked(joined_cpu)).unwrap(), 1e-2);
+        });
+    }
+}
+
+/// A layer whose weights are quantised, against the product with the dequantised weights.
+fn quantised(runner: &mut Runner, dtype: DType) {
+    use GgmlDType::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
+    for block_type in [Q4_0, Q4_1, Q8_0, Q4K, Q5K, Q6K] {
+        runner.case(&format!("fused quantised {block_type:?} {dtype:?}"), |runner| {
+            let (size_in, sizes) = (512, [192, 64]);
+            let weights = sizes.map(|size| pair(&Device::Cpu, &[size, size_in], dtype, size as u64, 0.1).1);
+            let on_gpu = weights.each_ref().map(|weight| {
+                Linear::Quantised(Arc::new(QTensor::quantize_onto(weight, block_type, &runner.device).unwrap()))
+            });
+            let dense = weights.map(|weight| QTensor::quantize(&weight, block_type).unwrap().dequantize(&Device::Cpu));
+            let dense = dense.map(|weight| Linear::Dense(candle_nn::Linear::new(weight.unwrap(), None)));
+            let (gpu, cpu) = (StackedLinear::new(on_gpu.into()).unwrap(), StackedLinear::new(dense.into()).unwrap());
+            for rows in [1, 8, 9, 300] {
+                let (x, x_cpu) = pair(&runner.device, &[1, rows, size_in], dtype, rows as u64, 1.0);
+                let outputs = gpu.forward(&x).unwrap().into_parts().unwrap();
+                // Inputs of few rows are rounded to 8 bits; the others lose the 8 or 11 bits of the dtype.
+                let tolerance = if rows <= 8 { 1e-2 } else { 5e-3 };
+                for (got, want) in outputs.iter().zip(cpu.forward(&x_cpu).unwrap().into_parts().unwrap()) {
+                    let error = relative_l2(&values(got), &values(&want));
+                    assert!(error > 0.0 && error < tolerance, "{rows} rows: {error}");
+                }
+            }
         });
     }
 }

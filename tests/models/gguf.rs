@@ -6,7 +6,7 @@ use candle_core::quantized::gguf_file::Value;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::Dense;
-use s2o_models::{LoadOptions, LoadedModel, ModelError, ModelSource, PrefillOptions};
+use s2o_models::{KvCache, LoadOptions, LoadedModel, ModelError, ModelSource, PrefillOptions};
 use serde_json::json;
 
 use crate::fixtures::*;
@@ -43,7 +43,8 @@ fn logits_equal_those_of_the_safetensors() {
         let source: ModelSource = file.to_str().unwrap().parse().unwrap();
         let bytes = |dtype| source.dequantised_bytes(&LoadOptions { dtype, ..Default::default() }).unwrap();
         let elements: u64 = weights.values().map(|weight| weight.elem_count() as u64).sum();
-        assert_eq!((bytes(None), bytes(Some(DType::BF16))), (Some(4 * elements), Some(2 * elements)));
+        let expected_bytes = (None, Some(4 * elements), Some(2 * elements));
+        assert_eq!((bytes(None), bytes(Some(DType::F32)), bytes(Some(DType::BF16))), expected_bytes);
         assert_eq!(ModelSource::Embedded.dequantised_bytes(&LoadOptions::default()).unwrap(), None);
         assert_eq!(model.config(), reference.config());
         assert_eq!(max_diff(&logits(&model), &expected), 0.0, "{architecture} in F32");
@@ -52,6 +53,42 @@ fn logits_equal_those_of_the_safetensors() {
         write(&file, &metadata(architecture, &json), &tensors(&json, &weights, GgmlDType::Q8_0));
         let difference = max_diff(&logits(&load(&file, DType::F32)), &expected);
         assert!(difference > 0.0 && difference < 0.06 * max_abs(&expected), "{architecture} in Q8_0: {difference}");
+    }
+}
+
+/// With many rows the values are those of the dequantised weights; up to 8 rows the inputs are rounded to 8 bits.
+#[test]
+fn matrices_stay_quantised_unless_a_dtype_is_given() {
+    for (architecture, json) in [
+        ("llama", llama_json()),
+        ("llama", with(llama_json(), json!({"tie_word_embeddings": true}))),
+        ("qwen3", qwen3_json()),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tiny.gguf");
+        write(&file, &metadata(architecture, &json), &tensors(&json, &weights(&json, 35), GgmlDType::Q4_0));
+        let dequantised = load(&file, DType::F32);
+        let quantised = ModelSource::Gguf(file).load(&LoadOptions::default(), None).unwrap();
+        assert_eq!(quantised.decoder.precision(), "f32 with Q4_0 weights");
+        assert_eq!(dequantised.decoder.precision(), "f32");
+
+        let prefilled = |model: &LoadedModel, len: usize, num_logits: usize| {
+            let mut cache = model.decoder.new_cache(1, 100).unwrap();
+            let options = PrefillOptions::new().num_logits(num_logits);
+            (model.decoder.prefill(&tokens(1, len, 261), &mut cache, &Dense, options).unwrap().logits, cache)
+        };
+        let (want, mut want_cache) = prefilled(&dequantised, 90, 9);
+        let (got, mut cache) = prefilled(&quantised, 90, 9);
+        assert_eq!(max_diff(&got, &want), 0.0, "{architecture}");
+        let close = |got: &Tensor, want: &Tensor| {
+            let difference = max_diff(got, want);
+            assert!(difference > 0.0 && difference < 0.03 * max_abs(want), "{architecture}: {difference}");
+        };
+        let (got, want) = (prefilled(&quantised, 8, 1).0, prefilled(&dequantised, 8, 1).0);
+        close(&got, &want);
+        let token = tokens(1, 1, 261);
+        let decode = |model: &LoadedModel, cache: &mut KvCache| model.decoder.decode(&token, cache).unwrap();
+        close(&decode(&quantised, &mut cache), &decode(&dequantised, &mut want_cache));
     }
 }
 

@@ -66,7 +66,8 @@ pub struct LoadFlags {
     /// A tokenizer.json instead of the model's own
     #[arg(long, value_name = "FILE")]
     tokenizer_file: Option<PathBuf>,
-    /// Precision of weights, activations and KV cache [default: f32 on a CPU, bf16 on a GPU]
+    /// Precision of weights, activations and KV cache [default: f32 on a CPU, bf16 on a GPU, and the quantised weights
+    /// of a .gguf file as they are; with this flag they are dequantised]
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Precision>,
     /// Device: cpu, cuda or cuda:N [default: the first GPU in a build with the feature cuda, otherwise the CPU]
@@ -209,7 +210,7 @@ pub fn describe(model: &LoadedModel) -> String {
         config.num_heads,
         config.num_kv_heads,
         config.head_dim,
-        model.decoder.dtype().as_str(),
+        model.decoder.precision(),
     )
 }
 

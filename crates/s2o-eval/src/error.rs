@@ -38,6 +38,18 @@ pub enum EvalError {
         /// The requested length.
         got: usize,
     },
+    /// The requested length, with template and answer, needs more positions than the model has.
+    #[error("{task} of {tokens} tokens: expected at most {expected} positions, those of the model, got {got}")]
+    ContextTooLong {
+        /// The task.
+        task: String,
+        /// The requested length.
+        tokens: usize,
+        /// Positions of the model.
+        expected: usize,
+        /// Positions that the prompt needs, with template and answer.
+        got: usize,
+    },
     /// An argument is outside its range.
     #[error("{what}: expected {expected}, got {got}")]
     WrongInput {

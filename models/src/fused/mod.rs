@@ -6,10 +6,12 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod linear;
 mod norm;
 mod rotary;
 mod stacked;
 
+pub use linear::Linear;
 pub use norm::{add_rms_norm, rms_norm};
 pub use rotary::{Heads, LayerCache, QkNorm, Rotary, Rotation, rotate_into_cache};
 pub use stacked::{Stacked, StackedLinear, silu_mul};

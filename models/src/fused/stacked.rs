@@ -1,14 +1,15 @@
 //! Linear layers on one input, and the gate of an MLP on their outputs.
 
-use candle_core::{D, Module, Result, Tensor, bail};
-use candle_nn::Linear;
+use std::borrow::Cow;
+
+use candle_core::{D, Result, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::supports;
+use super::{Linear, supports};
 
-/// Linear layers on one input. On a GPU their weights are stacked, and one matrix product computes all outputs. On a
-/// CPU they stay separate, because the next steps need contiguous outputs.
+/// Linear layers on one input. On a GPU their weights are stacked unless they are quantised, and one matrix product
+/// computes all outputs. On a CPU they stay separate, because the next steps need contiguous outputs.
 #[derive(Debug, Clone)]
 pub struct StackedLinear {
     /// One layer for all outputs, or one layer per output.
@@ -23,19 +24,22 @@ impl StackedLinear {
     /// # Errors
     /// If there are no layers, only some have a bias, or their input sizes, dtypes or devices differ.
     pub fn new(layers: Vec<Linear>) -> Result<Self> {
-        let Some(first) = layers.first().map(Linear::weight) else { bail!("expected at least one linear layer") };
-        let sizes = layers.iter().map(|layer| layer.weight().dim(0)).collect::<Result<Vec<_>>>()?;
-        if !supports(first.device(), first.dtype()) {
+        if layers.is_empty() {
+            bail!("expected at least one linear layer")
+        }
+        let sizes = layers.iter().map(Linear::size_out).collect::<Result<Vec<_>>>()?;
+        let dense: Vec<&candle_nn::Linear> = layers.iter().filter_map(Linear::dense).collect();
+        let weights: Vec<&Tensor> = dense.iter().map(|layer| layer.weight()).collect();
+        if weights.len() < layers.len() || !supports(weights[0].device(), weights[0].dtype()) {
             return Ok(Self { layers, sizes });
         }
-        let weights: Vec<&Tensor> = layers.iter().map(Linear::weight).collect();
-        let biases: Vec<&Tensor> = layers.iter().filter_map(Linear::bias).collect();
+        let biases: Vec<&Tensor> = dense.iter().filter_map(|layer| layer.bias()).collect();
         let bias = match biases.len() {
             0 => None,
             count if count == layers.len() => Some(Tensor::cat(&biases, 0)?),
             count => bail!("expected biases of all {} layers or of none, got {count}", layers.len()),
         };
-        Ok(Self { layers: vec![Linear::new(Tensor::cat(&weights, 0)?, bias)], sizes })
+        Ok(Self { layers: vec![Linear::Dense(candle_nn::Linear::new(Tensor::cat(&weights, 0)?, bias))], sizes })
     }
 
     /// The outputs of all layers for `x` `(.., size_in)`.
@@ -43,8 +47,21 @@ impl StackedLinear {
     /// # Errors
     /// Those of the matrix product.
     pub fn forward(&self, x: &Tensor) -> Result<Stacked> {
-        let outputs = self.layers.iter().map(|layer| layer.forward(x)).collect::<Result<_>>()?;
+        let layers = &self.for_inputs_like(x)?.layers;
+        let outputs = layers.iter().map(|layer| layer.forward(x)).collect::<Result<Vec<_>>>()?;
+        if outputs.len() > 1 && supports(x.device(), x.dtype()) {
+            return Stacked::joined(Tensor::cat(&outputs, D::Minus1)?, &self.sizes);
+        }
         Ok(Stacked { outputs, sizes: self.sizes.clone() })
+    }
+
+    /// These layers in the form that suits the number of rows of `x`: quantised weights are dequantised for many rows.
+    pub(crate) fn for_inputs_like(&self, x: &Tensor) -> Result<Cow<'_, Self>> {
+        let layers = self.layers.iter().map(|layer| layer.for_inputs_like(x)).collect::<Result<Vec<_>>>()?;
+        match layers.iter().any(|layer| matches!(layer, Cow::Owned(_))) {
+            true => Ok(Cow::Owned(Self::new(layers.into_iter().map(Cow::into_owned).collect())?)),
+            false => Ok(Cow::Borrowed(self)),
+        }
     }
 }
 

@@ -1,41 +1,54 @@
-//! GGUF files of architecture `llama` and `qwen3`. Quantised tensors are dequantised while loading.
+//! GGUF files of architecture `llama` and `qwen3`. Quantised matrices stay quantised, or are dequantised while loading.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
+use std::sync::Arc;
 
 use candle_core::quantized::gguf_file::Content;
-use candle_core::{DType, Device, Tensor};
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 
 use super::safetensors::first_line;
 use super::{LoadOptions, Parts, gguf_tokenizer, io_error, read_tokenizer, refuse_unused};
 use crate::config::{Architecture, DecoderConfig};
 use crate::error::{ModelError, Result};
+use crate::layers::Quantised;
 
 /// Divisors of the rotary frequencies, present in Llama 3.1 and later.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
+/// Reads a file. Its quantised matrices stay so, unless `options` name a dtype.
 pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<Parts> {
     let (content, reader) = read(path)?;
-    let mut source = Source { content, reader, path, dtype, device: options.device.clone() };
+    let mut source = Source { content, reader, path, device: options.device.clone() };
     let config = source.config()?;
     refuse_unused(&config, source.content.tensor_infos.keys().map(String::as_str), gguf_name, path)?;
-    let tensors = config
-        .tensor_shapes()
-        .into_iter()
-        .map(|(name, shape)| {
-            let tensor = source.tensor(&config, &name, &shape)?;
-            Ok((name, tensor))
-        })
-        .collect::<Result<HashMap<_, _>>>()?;
+    let (mut tensors, mut quantised) = (HashMap::new(), Quantised::new());
+    for (name, shape) in config.tensor_shapes() {
+        let blocks = source.blocks(&config, &name, &shape)?;
+        if options.dtype.is_none() && is_quantised(blocks.dtype()) {
+            quantised.insert(name, Arc::new(source.on_device(blocks)?));
+        } else {
+            tensors.insert(name, blocks.dequantize(&source.device)?.to_dtype(dtype)?);
+        }
+    }
     let eos_ids = gguf_tokenizer::eos_ids(&source.content);
     let tokenizer = match &options.tokenizer {
         Some(path) => read_tokenizer(path)?,
         None => gguf_tokenizer::build(source.content)?,
     };
-    Ok(Parts { config, vb: VarBuilder::from_tensors(tensors, dtype, &options.device), tokenizer, eos_ids })
+    let vb = VarBuilder::from_tensors(tensors, dtype, &options.device);
+    Ok(Parts { config, vb, quantised, tokenizer, eos_ids })
+}
+
+/// Whether weights of this type are blocks that Candle multiplies on all devices.
+fn is_quantised(dtype: GgmlDType) -> bool {
+    use GgmlDType::{BF16, F16, F32, Q8_1, Q8K};
+    !matches!(dtype, F32 | F16 | BF16 | Q8_1 | Q8K)
 }
 
 /// The metadata and the list of tensors, and the file for their contents.
@@ -72,21 +85,20 @@ struct Source<'p> {
     content: Content,
     reader: BufReader<File>,
     path: &'p Path,
-    dtype: DType,
     device: Device,
 }
 
 impl Source<'_> {
     fn config(&mut self) -> Result<DecoderConfig> {
         let divisors = match self.content.tensor_infos.contains_key(ROPE_FREQS) {
-            true => Some(self.read(ROPE_FREQS, DType::F32, &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?),
+            true => Some(self.read(ROPE_FREQS)?.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?),
             false => None,
         };
         DecoderConfig::from_gguf(&self.content, divisors, &self.path.display().to_string())
     }
 
-    /// A weight under its Hugging Face name and in its Hugging Face layout.
-    fn tensor(&mut self, config: &DecoderConfig, hf_name: &str, shape: &[usize]) -> Result<Tensor> {
+    /// A weight under its Hugging Face name and in its Hugging Face layout, on the CPU.
+    fn blocks(&mut self, config: &DecoderConfig, hf_name: &str, shape: &[usize]) -> Result<QTensor> {
         let name = gguf_name(hf_name);
         let info =
             self.content.tensor_infos.get(&name).ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
@@ -94,31 +106,48 @@ impl Source<'_> {
             let got = info.shape.dims().to_vec();
             return Err(ModelError::WrongShape { name, expected: shape.to_vec(), got });
         }
-        let tensor = self.read(&name, self.dtype, &self.device.clone())?;
+        let blocks = self.read(&name)?;
         match (config.architecture, hf_name) {
-            (Architecture::Llama, name) if name.contains("q_proj") => half_split(&tensor, config.num_heads),
-            (Architecture::Llama, name) if name.contains("k_proj") => half_split(&tensor, config.num_kv_heads),
-            _ => Ok(tensor),
+            (Architecture::Llama, name) if name.contains("q_proj") => half_split(&blocks, config.num_heads),
+            (Architecture::Llama, name) if name.contains("k_proj") => half_split(&blocks, config.num_kv_heads),
+            _ => Ok(blocks),
         }
     }
 
-    fn read(&mut self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        let tensor = self.content.tensor(&mut self.reader, name, device).map_err(|error| {
+    fn read(&mut self, name: &str) -> Result<QTensor> {
+        self.content.tensor(&mut self.reader, name, &Device::Cpu).map_err(|error| {
             let reason = format!("tensor `{name}`: {}", first_line(&error));
             ModelError::InvalidWeights { path: self.path.to_owned(), reason }
-        })?;
-        Ok(tensor.dequantize(device)?.to_dtype(dtype)?)
+        })
+    }
+
+    fn on_device(&self, blocks: QTensor) -> Result<QTensor> {
+        match self.device {
+            Device::Cpu => Ok(blocks),
+            _ => with_data(&blocks, blocks.data()?, &self.device),
+        }
     }
 }
 
+/// A tensor of the shape and type of `like`.
+fn with_data(like: &QTensor, data: Cow<[u8]>, device: &Device) -> Result<QTensor> {
+    Ok(QTensor::new(QStorage::from_data(data, device, like.dtype())?, like.shape())?)
+}
+
 /// Undoes the row order of llama.cpp's conversion, which interleaves the two halves of each Llama head (its rotation
-/// pairs neighbours). Qwen3 files keep the half-split order.
-fn half_split(tensor: &Tensor, num_heads: usize) -> Result<Tensor> {
-    let rows = tensor.dim(0)?;
+/// pairs neighbours). Qwen3 files keep the half-split order. Rows are whole numbers of blocks.
+fn half_split(blocks: &QTensor, num_heads: usize) -> Result<QTensor> {
+    let rows = blocks.shape().dims()[0];
     let half = rows / num_heads / 2;
-    let columns = tensor.elem_count() / rows;
-    let split = tensor.reshape((num_heads, half, 2, columns))?.transpose(1, 2)?.contiguous()?;
-    Ok(split.reshape(tensor.shape())?)
+    let data = blocks.data()?;
+    let row_bytes = data.len() / rows;
+    let mut split = Vec::with_capacity(data.len());
+    for row in 0..rows {
+        let (head, is_second, pair) = (row / (2 * half), row / half % 2, row % half);
+        let from = (head * 2 * half + 2 * pair + is_second) * row_bytes;
+        split.extend_from_slice(&data[from..from + row_bytes]);
+    }
+    with_data(blocks, split.into(), &Device::Cpu)
 }
 
 fn gguf_name(hf_name: &str) -> String {

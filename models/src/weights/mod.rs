@@ -11,6 +11,7 @@ use tokenizers::Tokenizer;
 use crate::config::DecoderConfig;
 use crate::decoder::{Decoder, Progress, check_dtype};
 use crate::error::{ModelError, Result};
+use crate::layers::{Quantised, Weights};
 use crate::model::LoadedModel;
 
 mod gguf;
@@ -106,7 +107,8 @@ impl FromStr for ModelSource {
 pub struct LoadOptions {
     /// The device of weights and computation.
     pub device: Device,
-    /// Dtype of weights, activations and cache: f32, bf16 or f16. `None` is f32 on a CPU and bf16 elsewhere.
+    /// Dtype of weights, activations and cache: f32, bf16 or f16. `None` is f32 on a CPU and bf16 elsewhere, and leaves
+    /// the quantised matrices of a GGUF file as they are; with a dtype they are dequantised.
     pub dtype: Option<DType>,
     /// A `tokenizer.json` to use instead of the model's own.
     pub tokenizer: Option<PathBuf>,
@@ -138,6 +140,7 @@ impl ModelSource {
             Self::Embedded => Parts {
                 config: DecoderConfig::from_json(s2o_needle_11m::CONFIG, EMBEDDED)?,
                 vb: VarBuilder::from_buffered_safetensors(s2o_needle_11m::safetensors(), dtype, &options.device)?,
+                quantised: Quantised::new(),
                 tokenizer: Tokenizer::from_str(s2o_needle_11m::TOKENIZER).map_err(ModelError::tokenizer)?,
                 eos_ids: eos_ids(s2o_needle_11m::CONFIG, EMBEDDED)?,
             },
@@ -149,19 +152,20 @@ impl ModelSource {
             }
             Self::Synthetic(synthetic) => synthetic.open(dtype, &options.device)?,
         };
-        let decoder = Decoder::load(&parts.config, &parts.vb, progress)?;
+        let weights = Weights::new(parts.vb, &parts.quantised);
+        let decoder = Decoder::from_weights(&parts.config, &weights, progress)?;
         let model = LoadedModel::new(self.name(), decoder, parts.tokenizer, parts.eos_ids)?;
         Ok(LoadedModel { is_synthetic: matches!(self, Self::Synthetic(_)), ..model })
     }
 
-    /// Bytes that the weights of a GGUF file take when they are loaded: they are dequantised. `None` for other sources,
-    /// whose weights have the size of their files.
+    /// Bytes that the weights of a GGUF file take if `options` name a dtype, for which they are dequantised. `None` in
+    /// all other cases, where the weights have the size of their files.
     ///
     /// # Errors
     /// As [`ModelSource::load`] for the file's header, which is all that is read.
     pub fn dequantised_bytes(&self, options: &LoadOptions) -> Result<Option<u64>> {
-        match self {
-            Self::Gguf(path) => gguf::dequantised_bytes(path, options.dtype()?).map(Some),
+        match (self, options.dtype) {
+            (Self::Gguf(path), Some(dtype)) => gguf::dequantised_bytes(path, check_dtype(dtype)?).map(Some),
             _ => Ok(None),
         }
     }
@@ -192,6 +196,8 @@ fn fetch(id: &str, _: &str, _: &LoadOptions) -> Result<PathBuf> {
 struct Parts {
     config: DecoderConfig,
     vb: VarBuilder<'static>,
+    /// Matrices that `vb` lacks.
+    quantised: Quantised,
     tokenizer: Tokenizer,
     eos_ids: Vec<u32>,
 }

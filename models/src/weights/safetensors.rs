@@ -15,6 +15,7 @@ use serde::Deserialize;
 use super::{LoadOptions, Parts, eos_ids, io_error, read_text, read_tokenizer, refuse_unused};
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
+use crate::layers::Quantised;
 
 pub(super) const CONFIG: &str = "config.json";
 pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
@@ -41,7 +42,7 @@ pub(super) fn open(directory: &Path, dtype: DType, options: &LoadOptions) -> Res
     // SAFETY: the map is only read, while the decoder copies or converts each tensor out of it. A process that rewrites
     // the file in place meanwhile would change what is read, which every user of memory-mapped weights accepts.
     let vb = unsafe { VarBuilder::from_mmaped_safetensors(&files, dtype, &options.device)? };
-    Ok(Parts { config, vb, tokenizer, eos_ids: eos })
+    Ok(Parts { config, vb, quantised: Quantised::new(), tokenizer, eos_ids: eos })
 }
 
 /// The one weight file, or the shards that the index names.

@@ -110,11 +110,7 @@ impl Flags {
         let runner = bare()?;
         let runner = methods.into_iter().fold(runner, |runner, (name, method)| runner.method(name, method));
         let mut samples = self.samples.samples(&model.tokenizer)?;
-        let longest = model.config().max_positions;
-        if let Some(sample) = samples.iter().find(|sample| sample.context_tokens() > longest) {
-            let (task, got) = (sample.task(), sample.context_tokens());
-            bail!("{task}: expected at most {longest} tokens, the positions of {}, got {got} (--lengths)", model.name);
-        }
+        runner.check_lengths(&samples).context("--lengths")?;
         if self.predictions && !samples.iter().any(|sample| is_ruler(sample.task())) {
             bail!("--predictions: expected a task of RULER, which the files are for, got none (--tasks ruler)");
         }

@@ -189,8 +189,15 @@ fn what_cannot_be_run_is_refused() {
     let other = directory.path().join("other");
     assert_refused("evaluate", &["run", "--out", text(&other)], cases);
     let long = directory.path().join("long");
-    let part = "passkey: expected at most 131072 tokens, the positions of needle-11m, got 200000 (--lengths)";
-    assert_refused("evaluate", &["run", "--out", text(&long)], &[(&["--lengths", "4096,200000"], part)]);
+    let part = "--lengths: passkey of 200000 tokens: expected at most 131072 positions, those of the model, got 200000";
+    let with_answer =
+        "--lengths: passkey of 131072 tokens: expected at most 131072 positions, those of the model, got 131";
+    let cases: &[(&[&str], &str)] = &[
+        (&["--lengths", "4096,200000"], part),
+        (&["--lengths", "131072"], with_answer),
+        (&["--lengths", "20"], "needs"),
+    ];
+    assert_refused("evaluate", &["run", "--out", text(&long)], cases);
     assert!(!long.exists(), "it leaves no file");
     let part = "expected s2o-eval outcomes of version 1, got a file that is not a journal; --fresh";
     assert_refused("evaluate", &["run", "--out", out], &[(&[], part)]);

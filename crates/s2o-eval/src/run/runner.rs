@@ -170,14 +170,12 @@ impl<'m> Runner<'m> {
         Ok(sum / samples.len() as f64)
     }
 
-    /// Runs trials of [`Runner::pending`] and adds their outcomes to the journal. Lengths that a task or the model does
-    /// not support are detected before the first sample is run. The answers to one prompt are decoded together, as many
-    /// as have their caches in a quarter of a GPU's free memory or in 1 GiB on a CPU.
+    /// Runs trials of [`Runner::pending`] and adds their outcomes to the journal. The answers to one prompt are decoded
+    /// together, as many as have their caches in a quarter of a GPU's free memory or in 1 GiB on a CPU.
     ///
     /// # Errors
     /// Errors of items, the model, methods and the journal. Earlier outcomes stay in the journal.
     pub fn run(&self, trials: &[Trial], journal: &mut Journal, on_event: &mut dyn FnMut(Event)) -> Result<()> {
-        self.check_lengths(trials)?;
         for trials in trials.chunk_by(|a, b| a.key.sample == b.key.sample) {
             let Some(first) = trials.first() else { continue };
             let (content, tokens) = self.encode(first.sample)?;
@@ -207,10 +205,14 @@ impl<'m> Runner<'m> {
         Ok(usize::try_from(memory / bytes.max(1)).unwrap_or(usize::MAX).max(1))
     }
 
-    /// Encodes one prompt of each task and length that may be too short for the task or too long for the model.
-    fn check_lengths(&self, trials: &[Trial]) -> Result<()> {
+    /// Checks the lengths of `samples` before any of them is run: encodes one prompt of each task and length that may be
+    /// too short for the task or too long for the model.
+    ///
+    /// # Errors
+    /// [`EvalError::ContextTooShort`], [`EvalError::ContextTooLong`], [`EvalError::Tokenizer`].
+    pub fn check_lengths(&self, samples: &[Sample]) -> Result<()> {
         let mut seen = HashSet::new();
-        for Trial { sample, .. } in trials {
+        for sample in samples {
             let answer = match sample {
                 Sample::Given(item) => item.max_new_tokens.max(ROOM_FOR_ANSWER),
                 Sample::Generated { .. } => ROOM_FOR_ANSWER,
@@ -226,12 +228,15 @@ impl<'m> Runner<'m> {
     }
 
     fn encode<'s>(&self, sample: &'s Sample) -> Result<(Content<'s>, Vec<u32>)> {
-        let max_positions = self.model.config().max_positions;
+        let fits = |got: usize| match self.model.config().max_positions {
+            expected if got > expected => {
+                let (task, tokens) = (sample.task().to_owned(), sample.context_tokens());
+                Err(EvalError::ContextTooLong { task, tokens, expected, got })
+            }
+            _ => Ok(()),
+        };
         // Avoids making a text that the model cannot read.
-        if sample.context_tokens() > max_positions {
-            let (expected, got) = (max_positions, sample.context_tokens());
-            return Err(ModelError::ContextTooLong { expected, got }.into());
-        }
+        fits(sample.context_tokens())?;
         let (content, tokens) = match sample {
             Sample::Passage(passage) => (Content::Passage(passage), passage.encode(self.model)?),
             Sample::Generated { .. } | Sample::Given(_) => match sample.item(&self.model.tokenizer)? {
@@ -242,10 +247,7 @@ impl<'m> Runner<'m> {
                 None => return Err(ModelError::EmptyPrompt.into()),
             },
         };
-        let (expected, got) = (max_positions, content.room(tokens.len()));
-        if got > expected {
-            return Err(ModelError::ContextTooLong { expected, got }.into());
-        }
+        fits(content.room(tokens.len()))?;
         Ok((content, tokens))
     }
 
@@ -336,7 +338,7 @@ impl<'m> Runner<'m> {
         };
         Setting {
             model: self.model.name.clone(),
-            dtype: decoder.dtype().as_str().to_owned(),
+            dtype: decoder.precision().to_owned(),
             device: device.to_owned(),
             template: self.template,
             chunk: chunk.to_string(),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Result as CandleResult, Tensor};
 use candle_s2o::{Attention, Dense, PrefillCall};
-use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelError, ModelSource};
+use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource};
 use tempfile::TempDir;
 
 use super::*;
@@ -298,20 +298,20 @@ fn different_items_need_different_ids() {
 
 #[test]
 fn lengths_that_cannot_be_are_found_before_the_first_sample() {
-    let dir = TempDir::new().unwrap();
-    let mut journal = Journal::open(dir.path().join("outcomes.jsonl")).unwrap();
-    let runner = runner().method("dense", Box::new(Dense));
     let max = MODEL.config().max_positions;
-    let mut refuse = |lengths: Vec<usize>| {
-        let samples = Grid { lengths, ..Grid::default() }.samples(["passkey"]).unwrap();
-        let (result, started) = run(&runner, &samples, &mut journal);
-        assert_eq!(started, [""; 0]);
-        result.unwrap_err()
+    let check = |lengths: Vec<usize>| {
+        runner().check_lengths(&Grid { lengths, ..Grid::default() }.samples(["passkey"]).unwrap())
     };
-    let short = refuse(vec![300, 20]);
+    check(vec![300, max - 100]).unwrap();
+    let short = check(vec![300, 20]).unwrap_err();
     assert!(matches!(short, EvalError::ContextTooShort { got: 20, .. }), "{short}");
-    let long = refuse(vec![300, max + 1]);
-    assert!(matches!(long, EvalError::Model(ModelError::ContextTooLong { .. })), "{long}");
+    // The prompt has room, its answer has not.
+    for tokens in [max, max + 1] {
+        let long = check(vec![300, tokens]).unwrap_err();
+        let EvalError::ContextTooLong { tokens: asked, expected, got, .. } = long else { panic!("{long}") };
+        assert_eq!((asked, expected), (tokens, max));
+        assert!(got > max, "{got}");
+    }
 }
 
 #[test]

@@ -39,6 +39,7 @@ use tokenizers::{AddedToken, Tokenizer};
 use super::{Parts, read_text};
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
+use crate::layers::Quantised;
 use crate::random::SplitMix64;
 
 mod anatomy;
@@ -177,7 +178,7 @@ impl Synthetic {
         let config = self.shape.config()?;
         let vb = var_builder(&config, self.profile, self.seed, dtype, device)?;
         let tokenizer = tokenizer(config.vocab_size)?;
-        Ok(Parts { config, vb, tokenizer, eos_ids: Vec::new() })
+        Ok(Parts { config, vb, quantised: Quantised::new(), tokenizer, eos_ids: Vec::new() })
     }
 }
 

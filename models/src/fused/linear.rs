@@ -1,0 +1,70 @@
+//! A linear layer whose weight may be quantised.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use candle_core::quantized::QTensor;
+use candle_core::{DType, Module, Result, Tensor};
+
+/// Up to this number of rows the quantised weight itself is multiplied: its size is the time. For more rows it is
+/// dequantised first, which one product over many rows hides.
+const FEW_ROWS: usize = 8;
+
+/// A linear layer `x W^T + b`.
+#[derive(Debug, Clone)]
+pub enum Linear {
+    /// A weight in the dtype of its inputs.
+    Dense(candle_nn::Linear),
+    /// A weight `(size_out, size_in)` in quantised blocks along its rows, without bias. Inputs of at most 8 rows are
+    /// rounded to 8 bits in blocks, as in llama.cpp. For more rows the weight is dequantised in each call.
+    Quantised(Arc<QTensor>),
+}
+
+impl Linear {
+    /// The output `(.., size_out)` for `x` `(.., size_in)`, in the dtype of `x`.
+    ///
+    /// # Errors
+    /// Those of the matrix product.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self.for_inputs_like(x)?.as_ref() {
+            Self::Dense(linear) => linear.forward(x),
+            Self::Quantised(blocks) => x.contiguous()?.apply_op1_no_bwd(blocks.as_ref()),
+        }
+    }
+
+    /// This layer in the form that suits the number of rows of `x`.
+    pub(crate) fn for_inputs_like(&self, x: &Tensor) -> Result<Cow<'_, Self>> {
+        match self {
+            Self::Quantised(blocks) if x.elem_count() > FEW_ROWS * blocks.shape().dims()[1] => {
+                let weight = dequantise(blocks, x.dtype())?;
+                Ok(Cow::Owned(Self::Dense(candle_nn::Linear::new(weight, None))))
+            }
+            _ => Ok(Cow::Borrowed(self)),
+        }
+    }
+
+    pub(super) fn dense(&self) -> Option<&candle_nn::Linear> {
+        match self {
+            Self::Dense(linear) => Some(linear),
+            Self::Quantised(_) => None,
+        }
+    }
+
+    /// Rows of the weight.
+    pub(super) fn size_out(&self) -> Result<usize> {
+        match self {
+            Self::Dense(linear) => linear.weight().dim(0),
+            Self::Quantised(blocks) => Ok(blocks.shape().dims()[0]),
+        }
+    }
+}
+
+/// The values of `blocks` in `dtype`, on their device.
+fn dequantise(blocks: &QTensor, dtype: DType) -> Result<Tensor> {
+    let device = blocks.device();
+    match dtype {
+        // A step over f16 halves the memory traffic of one over f32.
+        DType::F16 | DType::BF16 if device.is_cuda() => blocks.dequantize_f16(&device)?.to_dtype(dtype),
+        _ => blocks.dequantize(&device)?.to_dtype(dtype),
+    }
+}
