@@ -45,12 +45,11 @@ impl<'v> Weights<'v> {
 
     /// The matrix `weight` `(size_out, size_in)`, and a bias if there is one.
     pub(crate) fn linear(&self, size_in: usize, size_out: usize, bias: bool) -> Result<Linear> {
-        let quantised = self.quantised.get(&format!("{}.weight", self.tensors.prefix()));
-        if let Some(blocks) = quantised.filter(|_| !bias) {
-            return Ok(Linear::Quantised(blocks.clone()));
+        let bias = if bias { Some(self.tensor(&[size_out], "bias")?) } else { None };
+        if let Some(blocks) = self.quantised.get(&format!("{}.weight", self.tensors.prefix())) {
+            return Ok(Linear::Quantised(blocks.clone(), bias));
         }
         let weight = self.tensor(&[size_out, size_in], "weight")?;
-        let bias = if bias { Some(self.tensor(&[size_out], "bias")?) } else { None };
         Ok(Linear::Dense(candle_nn::Linear::new(weight, bias)))
     }
 
@@ -90,7 +89,7 @@ impl Embedding {
     pub(crate) fn forward(&self, tokens: &Tensor, dtype: DType) -> Result<Tensor> {
         Ok(match &self.rows {
             Linear::Dense(linear) => candle_nn::Embedding::new(linear.weight().clone(), self.width).forward(tokens)?,
-            Linear::Quantised(blocks) => blocks.embedding(tokens)?.to_dtype(dtype)?,
+            Linear::Quantised(blocks, _) => blocks.embedding(tokens)?.to_dtype(dtype)?,
         })
     }
 

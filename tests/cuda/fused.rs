@@ -126,7 +126,7 @@ fn quantised(runner: &mut Runner, dtype: DType) {
             let (size_in, sizes) = (512, [192, 64]);
             let weights = sizes.map(|size| pair(&Device::Cpu, &[size, size_in], dtype, size as u64, 0.1).1);
             let on_gpu = weights.each_ref().map(|weight| {
-                Linear::Quantised(Arc::new(QTensor::quantize_onto(weight, block_type, &runner.device).unwrap()))
+                Linear::Quantised(Arc::new(QTensor::quantize_onto(weight, block_type, &runner.device).unwrap()), None)
             });
             let dense = weights.map(|weight| QTensor::quantize(&weight, block_type).unwrap().dequantize(&Device::Cpu));
             let dense = dense.map(|weight| Linear::Dense(candle_nn::Linear::new(weight.unwrap(), None)));

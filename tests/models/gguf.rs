@@ -62,6 +62,7 @@ fn matrices_stay_quantised_unless_a_dtype_is_given() {
     for (architecture, json) in [
         ("llama", llama_json()),
         ("llama", with(llama_json(), json!({"tie_word_embeddings": true}))),
+        ("llama", with(llama_json(), json!({"attention_bias": true, "mlp_bias": true}))),
         ("qwen3", qwen3_json()),
     ] {
         let directory = tempfile::tempdir().unwrap();

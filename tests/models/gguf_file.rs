@@ -13,9 +13,9 @@ use crate::fixtures::tiny_vocabulary;
 
 /// The order of the rows of a Llama head in llama.cpp's conversion (`LlamaModel.permute`).
 fn permute(weight: &Tensor, num_heads: usize) -> Tensor {
-    let (rows, columns) = weight.dims2().unwrap();
-    let heads = weight.reshape((num_heads, 2, rows / num_heads / 2, columns)).unwrap();
-    heads.transpose(1, 2).unwrap().contiguous().unwrap().reshape((rows, columns)).unwrap()
+    let rows = weight.dims()[0];
+    let heads = weight.reshape((num_heads, 2, rows / num_heads / 2, weight.elem_count() / rows)).unwrap();
+    heads.transpose(1, 2).unwrap().contiguous().unwrap().reshape(weight.shape()).unwrap()
 }
 
 fn gguf_name(name: &str) -> String {

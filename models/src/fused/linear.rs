@@ -15,9 +15,9 @@ const FEW_ROWS: usize = 8;
 pub enum Linear {
     /// A weight in the dtype of its inputs.
     Dense(candle_nn::Linear),
-    /// A weight `(size_out, size_in)` in quantised blocks along its rows, without bias. Inputs of at most 8 rows are
-    /// rounded to 8 bits in blocks, as in llama.cpp. For more rows the weight is dequantised in each call.
-    Quantised(Arc<QTensor>),
+    /// A weight `(size_out, size_in)` in quantised blocks along its rows, and a bias `(size_out,)`. Inputs of at most 8
+    /// rows are rounded to 8 bits in blocks, as in llama.cpp. For more rows the weight is dequantised in each call.
+    Quantised(Arc<QTensor>, Option<Tensor>),
 }
 
 impl Linear {
@@ -28,16 +28,22 @@ impl Linear {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self.for_inputs_like(x)?.as_ref() {
             Self::Dense(linear) => linear.forward(x),
-            Self::Quantised(blocks) => x.contiguous()?.apply_op1_no_bwd(blocks.as_ref()),
+            Self::Quantised(blocks, bias) => {
+                let product = x.contiguous()?.apply_op1_no_bwd(blocks.as_ref())?;
+                match bias {
+                    Some(bias) => product.broadcast_add(bias),
+                    None => Ok(product),
+                }
+            }
         }
     }
 
     /// This layer in the form that suits the number of rows of `x`.
     pub(crate) fn for_inputs_like(&self, x: &Tensor) -> Result<Cow<'_, Self>> {
         match self {
-            Self::Quantised(blocks) if x.elem_count() > FEW_ROWS * blocks.shape().dims()[1] => {
+            Self::Quantised(blocks, bias) if x.elem_count() > FEW_ROWS * blocks.shape().dims()[1] => {
                 let weight = dequantise(blocks, x.dtype())?;
-                Ok(Cow::Owned(Self::Dense(candle_nn::Linear::new(weight, None))))
+                Ok(Cow::Owned(Self::Dense(candle_nn::Linear::new(weight, bias.clone()))))
             }
             _ => Ok(Cow::Borrowed(self)),
         }
@@ -46,7 +52,7 @@ impl Linear {
     pub(super) fn dense(&self) -> Option<&candle_nn::Linear> {
         match self {
             Self::Dense(linear) => Some(linear),
-            Self::Quantised(_) => None,
+            Self::Quantised(..) => None,
         }
     }
 
@@ -54,7 +60,7 @@ impl Linear {
     pub(super) fn size_out(&self) -> Result<usize> {
         match self {
             Self::Dense(linear) => linear.weight().dim(0),
-            Self::Quantised(blocks) => Ok(blocks.shape().dims()[0]),
+            Self::Quantised(blocks, _) => Ok(blocks.shape().dims()[0]),
         }
     }
 }
