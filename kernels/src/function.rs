@@ -44,6 +44,8 @@ macro_rules! kernels {
 kernels! {
     /// Dense attention.
     Dense = "dense", PerHeadDim;
+    /// Dense attention with windows, ALiBi, softcap, sequences and pages; for every [`HeadDim`].
+    Flash = "flash", PerHeadDim;
     /// S2O in a single pass (Algorithm 4): all rows below the threshold stop, the triggering tile is kept.
     SinglePass = "single_pass", PerHeadDim;
     /// S2O in a single pass that never stops (tau 0).
@@ -138,31 +140,32 @@ pub enum Dtype {
     F16,
 }
 
-/// Head sizes that the kernels support.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum HeadDim {
-    /// 64
-    D64,
-    /// 128
-    D128,
-}
+/// Head sizes of kernels. [`Kernel::Flash`] exists for all of them, the other kernels for 64 and 128.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HeadDim(usize);
 
 impl HeadDim {
-    /// The size, or `None` if no kernel supports it.
+    /// 64
+    pub const D64: Self = Self(64);
+    /// 128
+    pub const D128: Self = Self(128);
+    /// The sizes of [`Kernel::Flash`], which also takes the sizes between them.
+    pub const FLASH: [Self; 8] =
+        [Self::D64, Self(96), Self::D128, Self(160), Self(192), Self(224), Self(256), Self(512)];
+
+    /// The size, or `None` if only [`Kernel::Flash`] may support it.
     pub fn new(head_dim: usize) -> Option<Self> {
-        match head_dim {
-            64 => Some(Self::D64),
-            128 => Some(Self::D128),
-            _ => None,
-        }
+        [Self::D64, Self::D128].into_iter().find(|size| size.0 == head_dim)
+    }
+
+    /// The smallest size of [`Kernel::Flash`] that holds `head_dim`.
+    pub fn flash(head_dim: usize) -> Option<Self> {
+        Self::FLASH.into_iter().find(|size| head_dim <= size.0)
     }
 
     /// The size as a number.
     pub fn get(self) -> usize {
-        match self {
-            Self::D64 => 64,
-            Self::D128 => 128,
-        }
+        self.0
     }
 }
 

@@ -42,9 +42,11 @@ mod tests {
         for arch in [Arch::Sm80, Arch::Sm90a] {
             let compiled = |kernel: &Kernel| cfg!(feature = "ladder") || !kernel.name().starts_with("ladder");
             for &kernel in Kernel::ALL.iter().filter(|kernel| compiled(kernel)) {
-                for (dtype, head_dim) in [Dtype::Bf16, Dtype::F16]
+                let head_dims =
+                    if kernel == Kernel::Flash { &HeadDim::FLASH[..] } else { &[HeadDim::D64, HeadDim::D128] };
+                for (dtype, &head_dim) in [Dtype::Bf16, Dtype::F16]
                     .into_iter()
-                    .flat_map(|dtype| [(dtype, HeadDim::D64), (dtype, HeadDim::D128)])
+                    .flat_map(|dtype| head_dims.iter().map(move |dim| (dtype, dim)))
                 {
                     let name = Function::new(kernel, dtype, head_dim).or_fallback(arch).to_string();
                     let holders: Vec<&Module> =

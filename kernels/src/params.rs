@@ -101,6 +101,45 @@ pub struct SplitParams {
     pub head_dim: i32,
 }
 
+/// A window without limit on one side has this size.
+pub const NO_LIMIT: i32 = 1 << 30;
+
+/// Exact attention with the options of FlashAttention (cuda/flash_params.cuh).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct FlashParams {
+    pub q: *const c_void,
+    pub k: *const c_void,
+    pub v: *const c_void,
+    pub out: *mut c_void,
+    pub next_item: *mut i32,
+    pub q_starts: *const i32,
+    pub k_starts: *const i32,
+    pub pages: *const i32,
+    pub ranges: *const i32,
+    pub slopes: *const f32,
+    pub q_strides: Strides,
+    pub k_strides: Strides,
+    pub v_strides: Strides,
+    pub out_strides: Strides,
+    pub batch: i32,
+    pub num_heads: i32,
+    pub num_kv_heads: i32,
+    pub head_dim: i32,
+    pub q_len: i32,
+    pub k_len: i32,
+    pub q_rows: i32,
+    pub k_rows: i32,
+    pub page_len: i32,
+    pub pages_per_sequence: i32,
+    pub num_ranges: i32,
+    pub left: i32,
+    pub right: i32,
+    pub heads_per_section: i32,
+    pub softmax_scale: f32,
+    pub softcap: f32,
+}
+
 /// Sums that `probe_tails` leaves for each head and segment.
 pub const PROBE_SUMS: usize = 9;
 
@@ -424,6 +463,7 @@ macro_rules! layout {
 layout!(AttnParams: 176, q_strides at 48, batch at 144);
 layout!(S2oParams: 280, kv_perm at 176, segment_len at 248);
 layout!(SplitParams: 208, partial_out at 176);
+layout!(FlashParams: 240, batch at 176);
 layout!(ProbeParams: 464, q at 208, num_heads at 408);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(ColumnParams: 216, columns at 192);

@@ -4,6 +4,8 @@ use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnError, Mask, S2oError, S2oOp, ShapeError, dense_attn};
 
 use crate::error::FlashAttnError;
+#[cfg(feature = "cuda")]
+use crate::kernel::KernelCall;
 use crate::mask::{Reach, Window};
 use crate::plain::{self, Scores};
 use crate::s2o::{self, Policy};
@@ -54,24 +56,42 @@ pub(crate) struct Call<'a> {
     pub(crate) may_skip: bool,
 }
 
+/// The options of a call, checked.
+#[derive(Debug)]
+pub(crate) struct Checked<'a> {
+    pub(crate) slopes: Option<&'a Tensor>,
+    pub(crate) softcap: Option<f32>,
+}
+
+/// Checks the tensors and the options of a call.
+pub(crate) fn checked<'a>(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    op: &'a FlashAttn,
+) -> Result<Checked<'a>, FlashAttnError> {
+    check(q, k, v)?;
+    let slopes = op.alibi_slopes.as_ref().map(|slopes| check_slopes(slopes, q.dims()[2])).transpose()?;
+    // As in FlashAttention, a value that is not positive has no effect.
+    let softcap = op.softcap.filter(|&cap| cap.is_nan() || cap > 0.0);
+    match softcap.filter(|cap| !cap.is_finite()) {
+        Some(got) => Err(FlashAttnError::Softcap { got }),
+        None => Ok(Checked { slopes, softcap }),
+    }
+}
+
 /// Computes `call` on `q` (batch, q_len, num_heads, head_dim), `k` and `v` (batch, k_len, num_kv_heads, head_dim).
 pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor, FlashAttnError> {
-    check(q, k, v)?;
+    let Checked { slopes, softcap } = checked(q, k, v, call.op)?;
     let softmax_scale = call.op.softmax_scale;
-    let slopes = call.op.alibi_slopes.as_ref().map(|slopes| check_slopes(slopes, q.dims()[2])).transpose()?;
-    // As in FlashAttention, a value that is not positive has no effect.
-    let softcap = call.op.softcap.filter(|&cap| cap.is_nan() || cap > 0.0);
-    if let Some(got) = softcap.filter(|cap| !cap.is_finite()) {
-        return Err(FlashAttnError::Softcap { got });
-    }
     if q.elem_count() == 0 || k.elem_count() == 0 {
         return Ok(q.zeros_like()?);
     }
     let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
     let reach = call.window.reach(q_len, k_len);
-    let plain_scores = slopes.is_none() && softcap.is_none();
     let ranges = if reach == Reach::Full { Vec::new() } else { call.ranges.clone() };
-    if plain_scores && ranges.is_empty() && reach != Reach::Local && has_kernel(q) {
+    let is_plain = slopes.is_none() && softcap.is_none() && ranges.is_empty() && reach != Reach::Local;
+    if is_plain && has_fast_path(q) {
         if call.may_skip && q_len == 1 {
             s2o::single_query()?;
         }
@@ -80,14 +100,10 @@ pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> R
             _ => full(q, k, v, softmax_scale),
         });
     }
-    if !q.device().is_cpu() {
-        let what = match (slopes, softcap) {
-            (Some(_), _) => "ALiBi",
-            (None, Some(_)) => "softcap",
-            (None, None) if !ranges.is_empty() => "prefix ranges",
-            (None, None) => "windowed attention",
-        };
-        return Err(FlashAttnError::Unsupported { what });
+    #[cfg(feature = "cuda")]
+    if q.device().is_cuda() {
+        return KernelCall { qkv: [q, k, v], softmax_scale, window: call.window, slopes, softcap, sequences: None }
+            .run();
     }
     let slopes = slopes.map(|slopes| slopes.to_vec1()).transpose()?;
     let scores = Scores { softmax_scale, window: call.window, slopes, softcap, ranges };
@@ -131,11 +147,12 @@ fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, FlashAttnError> {
     }
 }
 
-/// Whether the fast implementations support the tensors. On a GPU the kernels always get the tensors, and return their
-/// own errors for unsupported tensors.
-fn has_kernel(q: &Tensor) -> bool {
-    let head_dim = q.dims()[3];
-    !q.device().is_cpu() || (head_dim.is_multiple_of(8) && head_dim <= 256)
+/// Whether the implementation of full and causal attention that S2O shares takes the tensors.
+pub(crate) fn has_fast_path(q: &Tensor) -> bool {
+    match q.dims().last().copied().unwrap_or_default() {
+        head_dim if q.device().is_cpu() => head_dim.is_multiple_of(8) && head_dim <= 256,
+        head_dim => CUDA_HEAD_DIMS.iter().any(|&wide| head_dim <= wide),
+    }
 }
 
 fn padded(

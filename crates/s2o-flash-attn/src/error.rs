@@ -21,12 +21,9 @@ pub enum FlashAttnError {
     /// The settings by layer do not fit the call.
     #[error(transparent)]
     Layers(#[from] LayerSettingsError),
-    /// The GPU kernels of this crate do not support the feature. They never return an approximation instead.
-    #[error(
-        "{what}: expected tensors on the CPU, got a CUDA device; this crate's CUDA kernels support only \
-         full and causal attention"
-    )]
-    Unsupported { what: &'static str },
+    /// The GPU kernels are built for these head sizes.
+    #[error("head_dim: expected a multiple of 8 up to 512 on CUDA, got {got}; the CPU path takes others")]
+    HeadDim { got: usize },
     /// A tensor other than q, k and v has a rank or size that does not fit the call.
     #[error("{name}: expected {expected}, got {got:?}")]
     Dims { name: &'static str, expected: String, got: Vec<usize> },

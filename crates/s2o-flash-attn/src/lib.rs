@@ -21,6 +21,8 @@
 mod engine;
 mod error;
 mod fixed;
+#[cfg(feature = "cuda")]
+mod kernel;
 mod layer_count;
 mod mask;
 mod plain;

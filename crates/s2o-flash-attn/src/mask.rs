@@ -28,6 +28,12 @@ impl Window {
         }
     }
 
+    /// The sizes to the left and to the right.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn limits(&self) -> [Option<usize>; 2] {
+        [self.left, self.right]
+    }
+
     pub(crate) fn reach(&self, q_len: usize, k_len: usize) -> Reach {
         let hides_left = self.left.is_some_and(|left| left + 1 < k_len);
         let hides_right = self.right.is_some_and(|right| right + 1 < q_len);

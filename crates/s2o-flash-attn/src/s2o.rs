@@ -15,8 +15,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use candle_core::Tensor;
-use candle_s2o::{PendingStats, Preset, S2oOp};
+use candle_core::{Device, Tensor};
+use candle_s2o::{PendingStats, Preset, S2oOp, break_even};
 
 pub use candle_s2o::{
     AttnStats, ConfigError, DenseBelow, LayerSetting, LayerSettings, LayerSettingsError, S2oConfig, S2oConfigBuilder,
@@ -161,6 +161,16 @@ pub(crate) fn next_layer(
 ) -> Result<S2oConfig, FlashAttnError> {
     let layer = layer_count::next_layer(settings.layers().len(), lengths)?;
     Ok(settings.config(layer, base)?)
+}
+
+/// Number of keys from which causal calls on `device` may be sparse; `None` if none is. With settings by layer only
+/// calls of one sequence are, because the layer of a call is found by counting.
+pub(crate) fn sparse_from(device: &Device, num_sequences: usize) -> Result<Option<usize>, FlashAttnError> {
+    Ok(match policy()? {
+        Policy::Layers { base, .. } if num_sequences == 1 => Some(base.dense_below().resolve(break_even(device))),
+        Policy::S2o(config) => Some(config.dense_below().resolve(break_even(device))),
+        Policy::Dense | Policy::Layers { .. } => None,
+    })
 }
 
 /// Counts a call with a single query, which is exact under every policy. An invalid policy is not an error here. It

@@ -6,6 +6,13 @@ use candle_s2o::{AttnError, S2oError, ShapeError};
 
 use crate::engine::{self, Call, FlashAttn};
 use crate::error::FlashAttnError;
+use crate::mask::Reach;
+use crate::s2o;
+#[cfg(feature = "cuda")]
+use crate::{
+    engine::Checked,
+    kernel::{KernelCall, PageTable, Sequences, on_device},
+};
 
 /// Keys and values as (num_pages, page_len, num_kv_heads, head_dim).
 struct Pages<'a> {
@@ -14,7 +21,8 @@ struct Pages<'a> {
     page_len: usize,
 }
 
-/// Computes each sequence separately and joins the outputs.
+/// Attention within each sequence. On a GPU one launch computes all sequences, and the host does not read their lengths,
+/// unless several sequences may be sparse.
 fn by_sequence(
     [q, k, v]: [&Tensor; 3],
     [seqlens_q, seqlens_k]: [&Tensor; 2],
@@ -23,6 +31,27 @@ fn by_sequence(
     op: FlashAttn,
 ) -> Result<Tensor> {
     check(q, k, v, pages.as_ref())?;
+    let window = op.window(max_seqlen_k);
+    let is_plain = op.alibi_slopes.is_none()
+        && op.softcap.is_none_or(|cap| cap <= 0.0)
+        && pages.as_ref().is_none_or(|pages| pages.prefix_ranges.is_none());
+    let may_skip = is_plain && window.reach(max_seqlen_q, max_seqlen_k) == Reach::Causal && {
+        let num_sequences = seqlens_q.elem_count().saturating_sub(1);
+        s2o::sparse_from(q.device(), num_sequences)?.is_some_and(|from| max_seqlen_k >= from)
+    };
+    #[cfg(feature = "cuda")]
+    if q.device().is_cuda() {
+        let call = OnGpu {
+            qkv: [q, k, v],
+            seqlens: [seqlens_q, seqlens_k],
+            longest: [max_seqlen_q, max_seqlen_k],
+            pages: pages.as_ref(),
+            op: &op,
+        };
+        if let Some(out) = call.run(may_skip)? {
+            return Ok(out);
+        }
+    }
     let ends_q = cumulative("seqlens_q", seqlens_q, max_seqlen_q)?;
     let ends_k = cumulative("seqlens_k", seqlens_k, max_seqlen_k)?;
     if ends_q.len() != ends_k.len() {
@@ -36,7 +65,7 @@ fn by_sequence(
         within("seqlens_k", ends_k[batch] as i64, k.dims()[0])?;
     }
 
-    let mut call = Call { op: &op, window: op.window(max_seqlen_k), ranges: Vec::new(), may_skip: false };
+    let mut call = Call { op: &op, window, ranges: Vec::new(), may_skip };
     // Rows that belong to no sequence are zeros.
     let rows = |from: usize, to: usize| q.narrow(0, from, to - from);
     let mut parts = vec![rows(0, ends_q[0])?.zeros_like()?];
@@ -89,22 +118,119 @@ fn check(q: &Tensor, k: &Tensor, v: &Tensor, pages: Option<&Pages<'_>>) -> std::
     Ok(())
 }
 
+/// A call on a GPU.
+#[cfg(feature = "cuda")]
+struct OnGpu<'a> {
+    qkv: [&'a Tensor; 3],
+    seqlens: [&'a Tensor; 2],
+    longest: [usize; 2],
+    pages: Option<&'a Pages<'a>>,
+    op: &'a FlashAttn,
+}
+
+#[cfg(feature = "cuda")]
+impl OnGpu<'_> {
+    /// `None` if the host has to read the lengths, to make long sequences among several sparse.
+    fn run(&self, may_skip: bool) -> std::result::Result<Option<Tensor>, FlashAttnError> {
+        let Self { qkv: [q, k, v], seqlens: [seqlens_q, seqlens_k], longest, pages, op } = *self;
+        let device = q.device();
+        for (name, lengths) in [("seqlens_q", seqlens_q), ("seqlens_k", seqlens_k)] {
+            if lengths.rank() != 1 || lengths.elem_count() < 2 {
+                return Err(FlashAttnError::dims(name, "[batch + 1] with at least 2 elements", lengths));
+            }
+        }
+        if seqlens_k.dims() != seqlens_q.dims() {
+            let expected = format!("{:?} as seqlens_q", seqlens_q.dims());
+            return Err(FlashAttnError::dims("seqlens_k", expected, seqlens_k));
+        }
+        let batch = seqlens_q.elem_count() - 1;
+        let table = pages.map(|pages| pages.on_device(batch, device)).transpose()?;
+        // The rows of all sequences, or of all pages, as one.
+        let rows = |x: &Tensor| match pages {
+            Some(_) => x.flatten(0, 1)?.unsqueeze(0),
+            None => x.unsqueeze(0),
+        };
+        let (q4, k4, v4) = (q.unsqueeze(0)?, rows(k)?, rows(v)?);
+        let Checked { slopes, softcap } = engine::checked(&q4, &k4, &v4, op)?;
+        let window = op.window(longest[1]);
+        if may_skip && engine::has_fast_path(q) {
+            // Candle has no kernel that reads a table in i32.
+            if batch > 1 || table.as_ref().is_some_and(|table| table.table.dtype() != DType::U32) {
+                return Ok(None);
+            }
+            if longest[0] == q.dims()[0] {
+                let [keys, values] = match &table {
+                    Some(table) => [table.gathered(k, longest[1])?, table.gathered(v, longest[1])?],
+                    None => [k.clone(), v.clone()],
+                };
+                if longest[1] == keys.dims()[0] {
+                    let call = Call { op, window, ranges: Vec::new(), may_skip };
+                    let out = engine::dispatch(&q4, &keys.unsqueeze(0)?, &values.unsqueeze(0)?, &call)?;
+                    return Ok(Some(out.squeeze(0)?));
+                }
+            }
+        }
+        if q.elem_count() == 0 || k.elem_count() == 0 {
+            return Ok(Some(q.zeros_like()?));
+        }
+        let starts = [on_device("seqlens_q", seqlens_q, device)?, on_device("seqlens_k", seqlens_k, device)?];
+        let sequences = Some(Sequences { starts, longest, pages: table });
+        let (qkv, softmax_scale) = ([&q4, &k4, &v4], op.softmax_scale);
+        let out = KernelCall { qkv, softmax_scale, window, slopes, softcap, sequences }.run()?;
+        Ok(Some(out.squeeze(0)?))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Pages<'_> {
+    fn on_device(&self, batch: usize, device: &Device) -> std::result::Result<PageTable, FlashAttnError> {
+        self.check(batch)?;
+        Ok(PageTable {
+            table: on_device("block_table", self.table, device)?,
+            page_len: self.page_len,
+            ranges: self.prefix_ranges.map(|ranges| on_device("mm_prefix_ranges", ranges, device)).transpose()?,
+        })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl PageTable {
+    /// The first `len` tokens of the pages of the only sequence, in order.
+    fn gathered(&self, pages: &Tensor, len: usize) -> std::result::Result<Tensor, FlashAttnError> {
+        let (num_pages, page_len, num_kv_heads, head_dim) = pages.dims4()?;
+        let needed = len.div_ceil(page_len);
+        within("pages of a sequence", needed as i64, self.table.dims()[1])?;
+        let table = self.table.flatten_all()?.narrow(0, 0, needed)?;
+        // Candle's kernel does not check the pages, which are on the GPU.
+        let last = Tensor::new(num_pages.saturating_sub(1) as u32, pages.device())?;
+        let rows = pages.contiguous()?.index_select(&table.broadcast_minimum(&last)?, 0)?;
+        Ok(rows.reshape((needed * page_len, num_kv_heads, head_dim))?.narrow(0, 0, len)?)
+    }
+}
+
 /// The pages of each sequence, and its ranges.
 type Places = (Vec<Vec<i64>>, Vec<Vec<(i64, i64)>>);
 
 impl Pages<'_> {
     /// Copies the table and the ranges to the host.
     fn read(&self, batch: usize) -> std::result::Result<Places, FlashAttnError> {
-        let tables = match self.table.dims() {
-            [rows, _] if *rows == batch => integers("block_table", self.table)?.to_vec2()?,
-            _ => return Err(FlashAttnError::dims("block_table", format!("({batch}, max_blocks)"), self.table)),
-        };
+        self.check(batch)?;
+        let tables = integers("block_table", self.table)?.to_vec2()?;
         let Some(ranges) = self.prefix_ranges else { return Ok((tables, vec![Vec::new(); batch])) };
-        if !matches!(ranges.dims(), [rows, _, 2] if *rows == batch) {
-            return Err(FlashAttnError::dims("mm_prefix_ranges", format!("({batch}, max_ranges, 2)"), ranges));
-        }
         let pairs = |row: Vec<Vec<i64>>| row.into_iter().map(|pair| (pair[0], pair[1])).collect();
         Ok((tables, integers("mm_prefix_ranges", ranges)?.to_vec3()?.into_iter().map(pairs).collect()))
+    }
+
+    fn check(&self, batch: usize) -> std::result::Result<(), FlashAttnError> {
+        if !matches!(self.table.dims(), [rows, _] if *rows == batch) {
+            return Err(FlashAttnError::dims("block_table", format!("({batch}, max_blocks)"), self.table));
+        }
+        match self.prefix_ranges {
+            Some(ranges) if !matches!(ranges.dims(), [rows, _, 2] if *rows == batch) => {
+                Err(FlashAttnError::dims("mm_prefix_ranges", format!("({batch}, max_ranges, 2)"), ranges))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

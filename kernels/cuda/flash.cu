@@ -1,0 +1,413 @@
+// Exact attention with everything that FlashAttention's interface has: windows, ALiBi, softcap, ranges of positions that
+// see each other, sequences of different lengths, keys and values in pages, head_dim up to 512. Portable (sm_80).
+//
+// Four warps of 16 or 32 query rows. Keys and values come in tiles of 64 through a ring in shared memory, whose rows are
+// read by index: a row of the tensor, of a sequence, or of a page. head_dim is a compile-time size that is at least the
+// tensors'; the columns beyond it are zeros in shared memory. Above 256 an item computes half of the output's columns.
+#include "flash_item.cuh"
+#include "launch.cuh"
+#include "mma.cuh"
+#include "online_softmax.cuh"
+#include "pair.cuh"
+
+namespace s2o::flash {
+
+constexpr int WARPS = 4;
+constexpr int THREADS = WARPS * 32;
+
+template <typename T_, int HEAD_DIM_>
+struct Traits {
+    using T = T_;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr int PARTS = HEAD_DIM > 256 ? 2 : 1, V_DIM = HEAD_DIM / PARTS;
+    static constexpr int BLOCKS_PER_SM = PARTS == 1 ? 2 : 1;
+    // The accumulators of two fragments of 16 rows and 128 columns fill the registers.
+    static constexpr int FRAGMENTS = HEAD_DIM <= 128 ? 2 : 1;
+    static constexpr int WARP_ROWS = 16 * FRAGMENTS, ROWS = WARPS * WARP_ROWS;
+    static constexpr int ROW = (HEAD_DIM + 63) / 64 * 128;  // bytes: whole swizzled blocks of 64 columns
+    static constexpr int RING_SLOTS = HEAD_DIM <= 128 ? 3 : 2;
+    static constexpr uint32_t Q_BYTES = ROWS * ROW, SLOT_BYTES = KEYS * ROW, RING_BYTES = RING_SLOTS * SLOT_BYTES;
+    // Threads that copy a row, 16 bytes each, and the times that they do so.
+    static constexpr int LANES = HEAD_DIM <= 64 ? 8 : 16;
+    static constexpr int PASSES = (HEAD_DIM + 8 * LANES - 1) / (8 * LANES);
+    static constexpr int LINES = THREADS / LANES;
+};
+
+struct Control {
+    Item item;
+    int next;  // index of the next item
+    bool end;  // no more items
+};
+
+template <class X>
+struct Shared {
+    static constexpr uint32_t BYTES = X::Q_BYTES + X::RING_BYTES + sizeof(Control);
+    // In the 227 KiB of an H100; up to head_dim 256 one block in the 99 KiB of consumer cards.
+    static_assert(X::BLOCKS_PER_SM * (BYTES + 1024) <= 227 * 1024 && (X::PARTS == 2 || BYTES <= 99 * 1024));
+    char* raw;
+    __device__ __forceinline__ char* q() const { return raw; }
+    __device__ __forceinline__ uint32_t ring() const { return smem_address(raw + X::Q_BYTES); }
+    __device__ __forceinline__ Control& control() const {
+        return *reinterpret_cast<Control*>(raw + X::Q_BYTES + X::RING_BYTES);
+    }
+};
+
+// Of the item's part of the output.
+template <class X>
+__device__ __forceinline__ int first_column(const Item& w) {
+    return X::PARTS == 1 ? 0 : w.part * X::V_DIM;
+}
+
+// Calls f(row of the tile, address in shared memory of 16 bytes of it, their first column) for the rows of a warp and
+// COLUMNS columns.
+template <class X, int COLUMNS, class F>
+__device__ __forceinline__ void for_each_chunk(char* q, F f) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int pass = 0; pass < X::PASSES; ++pass) {
+        const int chunk = lane % X::LANES + pass * X::LANES;
+        if (8 * chunk >= COLUMNS) continue;
+#pragma unroll
+        for (int i = 0; i < X::WARP_ROWS * X::LANES / 32; ++i) {
+            const int r = warp * X::WARP_ROWS + i * (32 / X::LANES) + lane / X::LANES;
+            f(r, q + r * X::ROW + ((chunk ^ (r & 7)) << 4), 8 * chunk);
+        }
+    }
+}
+
+// The ring of tiles of keys and values, filled by cp.async, in the order of the reads: the keys of a tile, its values.
+template <class X>
+class Ring {
+    static constexpr int LOADED_ROWS = KEYS / X::LINES;  // of a thread
+    const FlashParams& p;
+    const Item& w;
+    const char* rows[2];  // keys and values of the item's head
+    uint32_t ring, read = 0;
+    int next_load;  // 2 * tile + (1 for values)
+    int index;      // the row of the next load that this thread knows for the threads beside it, or -1
+
+    __device__ __forceinline__ void fetch_index() {
+        const int line = thread_index() / X::LANES, lane = thread_index() % X::LANES;
+        const int key = (next_load >> 1) * KEYS + line + X::LINES * (lane % LOADED_ROWS);
+        index = -1;
+        if ((next_load >> 1) >= w.end_tile || key >= w.k_len) return;
+        if (p.pages == nullptr) {
+            index = w.k_base + key;
+        } else {
+            const int n = key / p.page_len;
+            const int page = n < p.pages_per_sequence ? p.pages[int64_t(w.batch) * p.pages_per_sequence + n] : -1;
+            // A page that does not exist is read as zeros.
+            const int64_t row = int64_t(page) * p.page_len + (key - n * p.page_len);
+            index = page >= 0 && row < p.k_rows ? int(row) : -1;
+        }
+    }
+    __device__ __forceinline__ void load(uint32_t slot) {
+        const int line = thread_index() / X::LANES, lane = thread_index() % X::LANES;
+        const bool values = next_load & 1;
+        const int64_t row_bytes = 2 * (values ? p.v_strides.seq : p.k_strides.seq);
+        const int columns =
+            X::PARTS > 1 && values ? min(p.head_dim - first_column<X>(w), X::V_DIM) : p.head_dim;
+        const char* const from = rows[values] + lane * 16;
+        const uint32_t to = ring + slot + line * X::ROW;
+#pragma unroll
+        for (int i = 0; i < LOADED_ROWS; ++i) {
+            const int row = __shfl_sync(0xffffffffu, index, i, X::LANES);
+            const char* const source = from + max(row, 0) * row_bytes;
+#pragma unroll
+            for (int pass = 0; pass < X::PASSES; ++pass) {
+                const int chunk = lane + pass * X::LANES;
+                if (8 * chunk >= (values ? X::V_DIM : X::HEAD_DIM)) continue;
+                // LINES is a multiple of 8, so that all rows of a thread have the same swizzle.
+                const uint32_t address = to + i * X::LINES * X::ROW + ((chunk ^ (line & 7)) << 4);
+                const bool exists = row >= 0 && 8 * chunk < columns;
+                cp_async_16(address, exists ? source + pass * X::LANES * 16 : rows[values], exists);
+            }
+        }
+        cp_async_commit();
+        ++next_load;
+        // Values have the rows of their keys.
+        if ((next_load & 1) == 0) fetch_index();
+    }
+
+public:
+    __device__ __forceinline__ Ring(const Shared<X>& shared, const FlashParams& p)
+        : p(p), w(shared.control().item), ring(shared.ring()), next_load(2 * w.key_tile) {
+        const int64_t k = p.q_starts != nullptr ? 0 : w.batch * p.k_strides.batch;
+        const int64_t v = p.q_starts != nullptr ? 0 : w.batch * p.v_strides.batch;
+        rows[0] = static_cast<const char*>(p.k) + 2 * (k + w.kv_head * p.k_strides.head);
+        rows[1] = static_cast<const char*>(p.v) + 2 * (v + w.kv_head * p.v_strides.head + first_column<X>(w));
+        fetch_index();
+    }
+    __device__ __forceinline__ void start() {
+        for (int i = 0; i < X::RING_SLOTS - 1; ++i) load(i * X::SLOT_BYTES);
+    }
+    // Waits until every warp can read the next tile, and returns its address.
+    __device__ __forceinline__ uint32_t next() {
+        cp_async_wait<X::RING_SLOTS - 2>();
+        __syncthreads();
+        load(read == 0 ? X::RING_BYTES - X::SLOT_BYTES : read - X::SLOT_BYTES);
+        const uint32_t address = ring + read;
+        read = read == X::RING_BYTES - X::SLOT_BYTES ? 0 : read + X::SLOT_BYTES;
+        return address;
+    }
+};
+
+// S = Q K^T
+template <class X>
+__device__ __forceinline__ void scores(float (&s)[X::FRAGMENTS][KEYS / 2], uint32_t q, uint32_t k) {
+#pragma unroll
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; ++i) s[m][i] = 0.f;
+    }
+#pragma unroll
+    for (int d = 0; d < X::HEAD_DIM / 16; ++d) {
+        uint32_t a[X::FRAGMENTS][4];
+#pragma unroll
+        for (int m = 0; m < X::FRAGMENTS; ++m) ldmatrix(a[m], column_step(q, d) + m * 16 * X::ROW);
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; ++n) {
+            uint32_t b[4];
+            ldmatrix(b, column_step(k, d) + n * 16 * X::ROW);
+#pragma unroll
+            for (int m = 0; m < X::FRAGMENTS; ++m) {
+                mma<typename X::T>(s[m] + 8 * n, a[m], b[0], b[1]);
+                mma<typename X::T>(s[m] + 8 * n + 4, a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// acc += P V
+template <class X>
+__device__ __forceinline__ void add_values(float (&acc)[X::FRAGMENTS][X::V_DIM / 2],
+                                           const uint32_t (&probs)[X::FRAGMENTS][KEYS / 4], uint32_t v) {
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; ++k) {
+        uint32_t a[X::FRAGMENTS][4];
+#pragma unroll
+        for (int i = 0; i < 4 * X::FRAGMENTS; ++i) a[i / 4][i % 4] = probs[i / 4][4 * k + i % 4];
+#pragma unroll
+        for (int n = 0; n < X::V_DIM / 16; ++n) {
+            uint32_t b[4];
+            ldmatrix_transposed(b, column_step(v, n) + k * 16 * X::ROW);
+#pragma unroll
+            for (int m = 0; m < X::FRAGMENTS; ++m) {
+                mma<typename X::T>(acc[m] + 8 * n, a[m], b[0], b[1]);
+                mma<typename X::T>(acc[m] + 8 * n + 4, a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// tanh from an exponential: tanh.approx has 11 bits, too few for f16 scores of this size.
+__device__ __forceinline__ float tanh_of(float x) {
+    return 1.f - __fdividef(2.f, 1.f + exp2_approx(fminf(2.f * LOG2_E * x, 126.f)));
+}
+
+// The keys that the rows of one warp see in one tile.
+template <class X>
+struct Visibility {
+    int first_row, last_row;  // positions of the warp's rows
+    int first_key;            // of the tile
+
+    __device__ __forceinline__ bool all(const FlashParams& p, const Item& w) const {
+        return first_key >= last_row - p.left && first_key + KEYS - 1 <= first_row + p.right &&
+               first_key + KEYS <= w.k_len;
+    }
+    __device__ __forceinline__ bool none(const FlashParams& p) const {
+        return p.num_ranges == 0 && (first_key > last_row + p.right || first_key + KEYS - 1 < first_row - p.left);
+    }
+    __device__ __forceinline__ void mask(float (&s)[X::FRAGMENTS][KEYS / 2], const FlashParams& p,
+                                         const Item& w) const {
+        const int lane = thread_index() % 32;
+#pragma unroll
+        for (int m = 0; m < X::FRAGMENTS; ++m) {
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; ++i) {
+                const int row = first_row + m * 16 + 8 * (i >> 1 & 1) + lane / 4;
+                const int key = first_key + 8 * (i >> 2) + 2 * (lane % 4) + (i & 1);
+                bool sees = key >= row - p.left && key <= row + p.right;
+                for (int r = 0; r < p.num_ranges && !sees; ++r) {
+                    const int2 range = w.range(p, r);
+                    sees = row >= range.x && row < range.y && key >= range.x && key < range.y;
+                }
+                if (!sees || key >= w.k_len) s[m][i] = -INFINITY;
+            }
+        }
+    }
+};
+
+// Scores in natural units, with cap and slope, for calls that have one of them.
+template <class X>
+__device__ __forceinline__ void modify(float (&s)[X::FRAGMENTS][KEYS / 2], const FlashParams& p, const Item& w,
+                                       int distance) {
+    const int lane = thread_index() % 32;
+    const float slope = p.slopes != nullptr ? p.slopes[w.head] : 0.f;
+    const float scale = p.softcap > 0.f ? __fdividef(p.softmax_scale, p.softcap) : p.softmax_scale;
+#pragma unroll
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; ++i) {
+            float x = s[m][i] * scale;
+            if (p.softcap > 0.f) x = p.softcap * tanh_of(x);
+            const int apart = distance + m * 16 + 8 * (i >> 1 & 1) + lane / 4 - 8 * (i >> 2) - 2 * (lane % 4) - (i & 1);
+            s[m][i] = x - slope * fabsf(float(apart));
+        }
+    }
+}
+
+template <class X>
+__device__ __forceinline__ void store(const FlashParams& p, const Item& w, char* q,
+                                      const float (&acc)[X::FRAGMENTS][X::V_DIM / 2],
+                                      const OnlineSoftmax (&softmax)[X::FRAGMENTS]) {
+    using T = typename X::T;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int r = warp * X::WARP_ROWS + m * 16 + h * 8 + lane / 4;
+            const float mass = softmax[m].row_sum[h];
+            // Rows without keys are zero.
+            const float factor = mass == 0.f ? 0.f : 1.f / mass;
+#pragma unroll
+            for (int i = 0; i < X::V_DIM / 8; ++i) {
+                char* const pair = q + r * X::ROW + ((i ^ (r & 7)) << 4) + 4 * (lane % 4);
+                *reinterpret_cast<uint32_t*>(pair) =
+                    pack<T>(acc[m][4 * i + 2 * h] * factor, acc[m][4 * i + 2 * h + 1] * factor);
+            }
+        }
+    }
+    __syncwarp();
+    const int64_t batch = p.q_starts != nullptr ? 0 : w.batch * p.out_strides.batch;
+    T* const head = static_cast<T*>(p.out) + batch + w.head * p.out_strides.head;
+    for_each_chunk<X, X::V_DIM>(q, [&](int r, const char* chunk, int column) {
+        const int row = w.q_start + r;
+        column += first_column<X>(w);
+        if (column >= p.head_dim || row >= w.q_len) return;
+        *reinterpret_cast<uint4*>(head + (w.q_base + row) * p.out_strides.seq + column) =
+            *reinterpret_cast<const uint4*>(chunk);
+    });
+}
+
+template <class X>
+__device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParams& p) {
+    const Item& w = shared.control().item;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t batch = p.q_starts != nullptr ? 0 : w.batch * p.q_strides.batch;
+    const char* const head = static_cast<const char*>(p.q) + 2 * (batch + w.head * p.q_strides.head);
+    for_each_chunk<X, X::HEAD_DIM>(shared.q(), [&](int r, char* chunk, int column) {
+        const int row = w.q_start + r;
+        const bool exists = column < p.head_dim && row < w.q_len;
+        const int64_t offset = exists ? (w.q_base + row) * p.q_strides.seq + column : 0;
+        cp_async_16(smem_address(chunk), head + 2 * offset, exists);
+    });
+    Ring<X> ring(shared, p);
+    ring.start();
+
+    OnlineSoftmax softmax[X::FRAGMENTS];
+    float acc[X::FRAGMENTS][X::V_DIM / 2];
+#pragma unroll
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
+#pragma unroll
+        for (int i = 0; i < X::V_DIM / 2; ++i) acc[m][i] = 0.f;
+    }
+    const uint32_t q = smem_address(shared.q()) + warp * X::WARP_ROWS * X::ROW + rows_first<X::ROW>(lane);
+    const int first_row = w.position + warp * X::WARP_ROWS;
+    cp_async_wait<X::RING_SLOTS - 2>();  // the queries arrive with the first keys; a warp loads its own
+    __syncwarp();
+
+    for (int tile = w.key_tile; tile < w.end_tile; ++tile) {
+        const Visibility<X> visibility{first_row, first_row + X::WARP_ROWS - 1, tile * KEYS};
+        const bool visible = !visibility.none(p);
+        uint32_t probs[X::FRAGMENTS][KEYS / 4];
+        float rescale[X::FRAGMENTS][2];
+        const uint32_t k = ring.next() + columns_first<X::ROW>(thread_index() % 32);
+        if (visible) {
+            float s[X::FRAGMENTS][KEYS / 2];
+            scores<X>(s, q, k);
+            const bool is_modified = p.softcap > 0.f || p.slopes != nullptr;
+            if (is_modified) modify<X>(s, p, w, first_row - tile * KEYS);
+            if (!visibility.all(p, w)) visibility.mask(s, p, w);
+#pragma unroll
+            for (int m = 0; m < X::FRAGMENTS; ++m) {
+                float tile_sum[2], tile_max[2];
+                const float scale_log2 = is_modified ? LOG2_E : p.softmax_scale * LOG2_E;
+                softmax[m].template update<true, false>(s[m], scale_log2, rescale[m], tile_sum, tile_max);
+#pragma unroll
+                for (int i = 0; i < KEYS / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
+            }
+        }
+        const uint32_t v = ring.next() + rows_first<X::ROW>(thread_index() % 32);
+        if (visible) {
+            bool rises = false;
+#pragma unroll
+            for (int m = 0; m < X::FRAGMENTS; ++m) rises = rises || rescale[m][0] != 1.f || rescale[m][1] != 1.f;
+            // Late in a row no maximum rises.
+            if (__any_sync(0xffffffffu, rises)) {
+#pragma unroll
+                for (int m = 0; m < X::FRAGMENTS; ++m) rescale_rows(acc[m], rescale[m]);
+            }
+            add_values<X>(acc, probs, v);
+        }
+    }
+    // Loads beyond the last tile, or those of the queries if there is no tile.
+    cp_async_wait<0>();
+#pragma unroll
+    for (int m = 0; m < X::FRAGMENTS; ++m) softmax[m].finish();
+    store<X>(p, w, shared.q(), acc, softmax);
+}
+
+// Finds the next item that exists. A block's first item is its index; the others come from the counter.
+template <class X>
+__device__ __noinline__ void take_item(const FlashParams& p, Control& control) {
+    const int items = p.batch * p.num_heads * ((p.q_len + X::ROWS - 1) / X::ROWS) * X::PARTS;
+    auto advance = [&] { control.next = gridDim.x + atomicAdd(p.next_item, 1); };
+    while (control.next < items && !decode(p, control.next, X::ROWS, X::PARTS, control.item)) advance();
+    control.end = control.next >= items;
+    if (!control.end) advance();
+}
+
+template <class X>
+__device__ __forceinline__ void attention(const FlashParams& p) {
+    extern __shared__ __align__(1024) char raw[];
+    const Shared<X> shared{raw};
+    Control& control = shared.control();
+    if (threadIdx.x == 0) control.next = blockIdx.x;
+    for (;;) {
+        if (threadIdx.x == 0) take_item<X>(p, control);
+        __syncthreads();
+        if (control.end) return;
+        attend<X>(shared, p);
+        __syncthreads();
+    }
+}
+
+}  // namespace s2o::flash
+
+#define S2O_KERNEL(name, T, head_dim)                                                                          \
+    extern "C" {                                                                                               \
+    __constant__ s2o::LaunchInfo name##_launch = {                                                             \
+        s2o::flash::THREADS, s2o::flash::Shared<s2o::flash::Traits<T, head_dim>>::BYTES,                       \
+        s2o::flash::Traits<T, head_dim>::BLOCKS_PER_SM, 0};                                                    \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(s2o::flash::THREADS,                                          \
+                                                 s2o::flash::Traits<T, head_dim>::BLOCKS_PER_SM)               \
+        name(const __grid_constant__ s2o::FlashParams p) {                                                     \
+        s2o::flash::attention<s2o::flash::Traits<T, head_dim>>(p);                                             \
+    }
+
+#define S2O_KERNELS(head_dim)                                     \
+    S2O_KERNEL(s2o_flash_bf16_##head_dim, __nv_bfloat16, head_dim) \
+    S2O_KERNEL(s2o_flash_f16_##head_dim, __half, head_dim)
+
+S2O_KERNELS(64)
+S2O_KERNELS(96)
+S2O_KERNELS(128)
+S2O_KERNELS(160)
+S2O_KERNELS(192)
+S2O_KERNELS(224)
+S2O_KERNELS(256)
+S2O_KERNELS(512)
