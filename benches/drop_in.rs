@@ -1,0 +1,171 @@
+//! The exact calls of the drop-in that no other benchmark times, on an NVIDIA GPU, against candle-flash-attn's own
+//! kernels: windows, ALiBi, softcap, and sequences of different lengths in one call. Random tensors in bf16, 32 query
+//! and 8 KV heads.
+//!
+//! ```text
+//! cargo bench --bench drop_in --features cuda,flash-attn -- --head-dims 64,128 --against-head-dims 64,128
+//! ```
+
+#[allow(dead_code, reason = "shared with the other benchmarks")]
+mod measure;
+
+use anyhow::Result;
+use candle_core::{DType, Tensor};
+use clap::Parser;
+use measure::gpu::Gpu;
+use measure::{Place, agree};
+use s2o_flash_attn::s2o::{Policy, set_policy};
+
+const NUM_HEADS: usize = 32;
+const NUM_KV_HEADS: usize = 8;
+
+/// Times the calls of the drop-in and appends to benches/record/.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Prompt lengths in tokens.
+    #[arg(long, value_delimiter = ',', default_value = "2048,8192,32768")]
+    tokens: Vec<usize>,
+    /// Head sizes.
+    #[arg(long, value_delimiter = ',', default_value = "64,96,128,160,192,224,256")]
+    head_dims: Vec<usize>,
+    /// Head sizes that are compared with candle-flash-attn, for a build of it with fewer kernels.
+    #[arg(long, value_delimiter = ',', default_value = "64,96,128,160,192,224,256")]
+    against_head_dims: Vec<usize>,
+    /// Timed runs of each side.
+    #[arg(long, default_value = "7")]
+    repeats: usize,
+    #[command(flatten)]
+    place: Place,
+    /// Passed by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// A kind of call.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    name: &'static str,
+    left: Option<usize>,
+    right: Option<usize>,
+    softcap: f32,
+    has_slopes: bool,
+    /// Sequences of 128 to 4096 tokens instead of one.
+    is_varlen: bool,
+}
+
+const CAUSAL: Case =
+    Case { name: "causal", left: None, right: Some(0), softcap: 0.0, has_slopes: false, is_varlen: false };
+const CASES: [Case; 7] = [
+    CAUSAL,
+    Case { name: "full", right: None, ..CAUSAL },
+    Case { name: "window 1024", left: Some(1023), ..CAUSAL },
+    Case { name: "window 4096", left: Some(4095), ..CAUSAL },
+    Case { name: "softcap 50", softcap: 50.0, ..CAUSAL },
+    Case { name: "ALiBi", has_slopes: true, ..CAUSAL },
+    Case { name: "64 sequences", is_varlen: true, ..CAUSAL },
+];
+
+struct Tensors {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slopes: Tensor,
+    ends: Tensor,
+    longest: usize,
+    scale: f32,
+}
+
+macro_rules! by {
+    ($crate_name:ident, $case:expr, $tensors:expr) => {{
+        let (Case { left, right, softcap, has_slopes, is_varlen, .. }, t) = ($case, $tensors);
+        let slopes = has_slopes.then_some(&t.slopes);
+        if is_varlen {
+            let [q, k, v] = [&t.q, &t.k, &t.v].map(|x| x.squeeze(0));
+            let out = $crate_name::flash_attn_varlen_windowed(
+                &q?, &k?, &v?, &t.ends, &t.ends, t.longest, t.longest, t.scale, left, right,
+            );
+            out.and_then(|out| out.unsqueeze(0))
+        } else {
+            $crate_name::flash_attn_alibi_windowed_softcap(&t.q, &t.k, &t.v, slopes, t.scale, left, right, softcap)
+        }
+    }};
+}
+
+fn ours(case: Case, tensors: &Tensors) -> Result<Tensor> {
+    Ok(by!(s2o_flash_attn, case, tensors)?)
+}
+
+#[cfg(feature = "flash-attn")]
+fn original(case: Case, tensors: &Tensors) -> Result<Tensor> {
+    Ok(by!(candle_flash_attn, case, tensors)?)
+}
+
+#[cfg(not(feature = "flash-attn"))]
+fn original(_: Case, _: &Tensors) -> Result<Tensor> {
+    anyhow::bail!("expected a build with the feature flash-attn; --against-head-dims 0 compares with nothing")
+}
+
+/// The lengths of 64 sequences, the same in every run: 128 to 4096 tokens, 2048 on average.
+fn sequence_lengths() -> Vec<u32> {
+    (0..64u32).map(|i| 128 + (i * 37 % 64) * 3968 / 63).collect()
+}
+
+fn tensors(case: Case, tokens: usize, head_dim: usize, gpu: &Gpu) -> Result<Tensors> {
+    let lengths = if case.is_varlen { sequence_lengths() } else { vec![tokens as u32] };
+    let longest = lengths.iter().copied().max().unwrap_or_default() as usize;
+    let mut ends = vec![0u32];
+    lengths.iter().for_each(|len| ends.push(ends[ends.len() - 1] + len));
+    let rows = ends[lengths.len()] as usize;
+    let random = |heads| -> Result<Tensor> {
+        Ok(Tensor::randn(0f32, 1.0, (1, rows, heads, head_dim), &gpu.device)?.to_dtype(DType::BF16)?)
+    };
+    let slopes: Vec<f32> = (1..=NUM_HEADS).map(|head| (-8.0 * head as f32 / NUM_HEADS as f32).exp2()).collect();
+    Ok(Tensors {
+        q: random(NUM_HEADS)?,
+        k: random(NUM_KV_HEADS)?,
+        v: random(NUM_KV_HEADS)?,
+        slopes: Tensor::new(slopes, &gpu.device)?,
+        ends: Tensor::new(ends, &gpu.device)?,
+        longest,
+        scale: (head_dim as f32).sqrt().recip(),
+    })
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    set_policy(Policy::Dense);
+    let gpu = Gpu::new()?;
+    let machine = gpu.machine()?;
+    println!("{}", machine.device());
+    for &head_dim in &arguments.head_dims {
+        let has_baseline = arguments.against_head_dims.contains(&head_dim);
+        let mut rows = Vec::new();
+        for case in CASES {
+            let lengths = if case.is_varlen { &arguments.tokens[..1] } else { &arguments.tokens[..] };
+            for &tokens in lengths {
+                let tensors = tensors(case, tokens, head_dim, &gpu)?;
+                let name = format!("head_dim {head_dim:3} {:12} {:6} tokens", case.name, tensors.q.dim(1)?);
+                let mut run = || ours(case, &tensors).map(drop);
+                let row = machine.row("drop-in", case.name, &tensors.q, &tensors.k)?;
+                if !has_baseline {
+                    let ms = gpu.medians(arguments.repeats, &mut [&mut run])?[0];
+                    println!("{name} {ms:9.3} ms");
+                    rows.push(measure::Row { ms, ..row });
+                    continue;
+                }
+                agree(&name, &ours(case, &tensors)?, &original(case, &tensors)?, 1e-2)?;
+                let mut run_original = || original(case, &tensors).map(drop);
+                let medians = gpu.medians(arguments.repeats, &mut [&mut run, &mut run_original])?;
+                println!(
+                    "{name} {:9.3} ms, original {:9.3} ms, x{:.2}",
+                    medians[0],
+                    medians[1],
+                    medians[1] / medians[0]
+                );
+                rows.push(row.against("candle-flash-attn 0.11.1", medians[0], medians[1]));
+            }
+        }
+        machine.append(&rows, &arguments.place)?;
+    }
+    Ok(())
+}
