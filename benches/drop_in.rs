@@ -49,7 +49,7 @@ struct Case {
     right: Option<usize>,
     softcap: f32,
     has_slopes: bool,
-    /// Sequences of 128 to 4096 tokens instead of one.
+    /// 64 sequences of 128 to 4096 tokens, in one tensor.
     is_varlen: bool,
 }
 

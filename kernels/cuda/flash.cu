@@ -1,7 +1,7 @@
 // Exact attention with everything that FlashAttention's interface has: windows, ALiBi, softcap, ranges of positions that
 // see each other, sequences of different lengths, keys and values in pages, head_dim up to 512. Portable (sm_80).
 //
-// Four warps of 16 or 32 query rows. Keys and values come in tiles of 64 through a ring in shared memory, whose rows are
+// Four warps of 32 query rows, or up to eight of 16. Keys and values come in tiles of 64 through a ring in shared memory, whose rows are
 // read by index: a row of the tensor, of a sequence, or of a page. head_dim is a compile-time size that is at least the
 // tensors'; the columns beyond it are zeros in shared memory. Above 256 an item computes half of the output's columns.
 #include "flash_item.cuh"
@@ -12,20 +12,26 @@
 
 namespace s2o::flash {
 
-constexpr int WARPS = 4;
-constexpr int THREADS = WARPS * 32;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr bool HAS_LARGE_SHARED = true;  // 227 KiB in a block
+#else
+constexpr bool HAS_LARGE_SHARED = false;
+#endif
 
 template <typename T_, int HEAD_DIM_>
 struct Traits {
     using T = T_;
     static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int PARTS = HEAD_DIM > 256 ? 2 : 1, V_DIM = HEAD_DIM / PARTS;
-    static constexpr int BLOCKS_PER_SM = PARTS == 1 ? 2 : 1;
-    // The accumulators of two fragments of 16 rows and 128 columns fill the registers.
+    // The accumulators of two fragments of 16 rows and 128 columns fill the registers. Tiles of 64 rows read keys and
+    // values twice as often from L2 as those of 128, which limits their speed.
     static constexpr int FRAGMENTS = HEAD_DIM <= 128 ? 2 : 1;
+    static constexpr bool IS_LARGE = HAS_LARGE_SHARED && HEAD_DIM > 128 && PARTS == 1;
+    static constexpr int WARPS = IS_LARGE ? 8 : 4, THREADS = WARPS * 32;
+    static constexpr int BLOCKS_PER_SM = IS_LARGE || PARTS == 2 ? 1 : 2;
     static constexpr int WARP_ROWS = 16 * FRAGMENTS, ROWS = WARPS * WARP_ROWS;
     static constexpr int ROW = (HEAD_DIM + 63) / 64 * 128;  // bytes: whole swizzled blocks of 64 columns
-    static constexpr int RING_SLOTS = HEAD_DIM <= 128 ? 3 : 2;
+    static constexpr int RING_SLOTS = HEAD_DIM <= 128 || IS_LARGE ? 3 : 2;
     static constexpr uint32_t Q_BYTES = ROWS * ROW, SLOT_BYTES = KEYS * ROW, RING_BYTES = RING_SLOTS * SLOT_BYTES;
     // Threads that copy a row, 16 bytes each, and the times that they do so.
     static constexpr int LANES = HEAD_DIM <= 64 ? 8 : 16;
@@ -42,8 +48,9 @@ struct Control {
 template <class X>
 struct Shared {
     static constexpr uint32_t BYTES = X::Q_BYTES + X::RING_BYTES + sizeof(Control);
-    // In the 227 KiB of an H100; up to head_dim 256 one block in the 99 KiB of consumer cards.
-    static_assert(X::BLOCKS_PER_SM * (BYTES + 1024) <= 227 * 1024 && (X::PARTS == 2 || BYTES <= 99 * 1024));
+    // In the 227 KiB of an H100; in the portable build up to head_dim 256 one block in the 99 KiB of consumer cards.
+    static_assert(X::BLOCKS_PER_SM * (BYTES + 1024) <= 227 * 1024);
+    static_assert(HAS_LARGE_SHARED || X::PARTS == 2 || BYTES <= 99 * 1024);
     char* raw;
     __device__ __forceinline__ char* q() const { return raw; }
     __device__ __forceinline__ uint32_t ring() const { return smem_address(raw + X::Q_BYTES); }
@@ -84,22 +91,25 @@ class Ring {
     const char* rows[2];  // keys and values of the item's head
     uint32_t ring, read = 0;
     int next_load;  // 2 * tile + (1 for values)
-    int index;      // the row of the next load that this thread knows for the threads beside it, or -1
+    // For the next load: the thread's first row. With pages: one of its rows, or -1; the threads that copy a row exchange
+    // their rows.
+    int index;
 
     __device__ __forceinline__ void fetch_index() {
         const int line = thread_index() / X::LANES, lane = thread_index() % X::LANES;
-        const int key = (next_load >> 1) * KEYS + line + X::LINES * (lane % LOADED_ROWS);
-        index = -1;
-        if ((next_load >> 1) >= w.end_tile || key >= w.k_len) return;
+        int key = (next_load >> 1) * KEYS + line;
         if (p.pages == nullptr) {
             index = w.k_base + key;
-        } else {
-            const int n = key / p.page_len;
-            const int page = n < p.pages_per_sequence ? p.pages[int64_t(w.batch) * p.pages_per_sequence + n] : -1;
-            // A page that does not exist is read as zeros.
-            const int64_t row = int64_t(page) * p.page_len + (key - n * p.page_len);
-            index = page >= 0 && row < p.k_rows ? int(row) : -1;
+            return;
         }
+        key += X::LINES * (lane % LOADED_ROWS);
+        index = -1;
+        if ((next_load >> 1) >= w.end_tile || key >= w.k_len) return;
+        const int n = key / p.page_len;
+        const int page = n < p.pages_per_sequence ? p.pages[int64_t(w.batch) * p.pages_per_sequence + n] : -1;
+        // A page that does not exist is read as zeros.
+        const int64_t row = int64_t(page) * p.page_len + (key - n * p.page_len);
+        index = page >= 0 && row < p.k_rows ? int(row) : -1;
     }
     __device__ __forceinline__ void load(uint32_t slot) {
         const int line = thread_index() / X::LANES, lane = thread_index() % X::LANES;
@@ -109,18 +119,30 @@ class Ring {
             X::PARTS > 1 && values ? min(p.head_dim - first_column<X>(w), X::V_DIM) : p.head_dim;
         const char* const from = rows[values] + lane * 16;
         const uint32_t to = ring + slot + line * X::ROW;
-#pragma unroll
-        for (int i = 0; i < LOADED_ROWS; ++i) {
-            const int row = __shfl_sync(0xffffffffu, index, i, X::LANES);
-            const char* const source = from + max(row, 0) * row_bytes;
+        auto copy = [&](int i, const char* source, bool exists) {
 #pragma unroll
             for (int pass = 0; pass < X::PASSES; ++pass) {
                 const int chunk = lane + pass * X::LANES;
                 if (8 * chunk >= (values ? X::V_DIM : X::HEAD_DIM)) continue;
                 // LINES is a multiple of 8, so that all rows of a thread have the same swizzle.
                 const uint32_t address = to + i * X::LINES * X::ROW + ((chunk ^ (line & 7)) << 4);
-                const bool exists = row >= 0 && 8 * chunk < columns;
-                cp_async_16(address, exists ? source + pass * X::LANES * 16 : rows[values], exists);
+                const bool copies = exists && 8 * chunk < columns;
+                cp_async_16(address, copies ? source + pass * X::LANES * 16 : rows[values], copies);
+            }
+        };
+        if (p.pages == nullptr) {
+            const char* source = from + index * row_bytes;
+            const int end = w.k_base + min(w.k_len, w.end_tile * KEYS);
+#pragma unroll
+            for (int i = 0; i < LOADED_ROWS; ++i) {
+                copy(i, source, index + i * X::LINES < end);
+                source += X::LINES * row_bytes;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < LOADED_ROWS; ++i) {
+                const int row = __shfl_sync(0xffffffffu, index, i, X::LANES);
+                copy(i, from + max(row, 0) * row_bytes, row >= 0);
             }
         }
         cp_async_commit();
@@ -200,10 +222,15 @@ __device__ __forceinline__ void add_values(float (&acc)[X::FRAGMENTS][X::V_DIM /
     }
 }
 
-// tanh from an exponential: tanh.approx has 11 bits, too few for f16 scores of this size.
-__device__ __forceinline__ float tanh_of(float x) {
-    return 1.f - __fdividef(2.f, 1.f + exp2_approx(fminf(2.f * LOG2_E * x, 126.f)));
+// 11 bits, as in FlashAttention.
+__device__ __forceinline__ float tanh_approx(float x) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
+
+// Units of the scores that `modify` leaves: a score of 1 has this size.
+__device__ __forceinline__ float unit(const FlashParams& p) { return p.softcap > 0.f ? p.softcap : p.softmax_scale; }
 
 // The keys that the rows of one warp see in one tile.
 template <class X>
@@ -238,21 +265,29 @@ struct Visibility {
     }
 };
 
-// Scores in natural units, with cap and slope, for calls that have one of them.
+// Caps the scores, and subtracts the slope times the distance of their positions. `distance` is that of the warp's first
+// row from the tile's first key.
 template <class X>
 __device__ __forceinline__ void modify(float (&s)[X::FRAGMENTS][KEYS / 2], const FlashParams& p, const Item& w,
                                        int distance) {
-    const int lane = thread_index() % 32;
-    const float slope = p.slopes != nullptr ? p.slopes[w.head] : 0.f;
-    const float scale = p.softcap > 0.f ? __fdividef(p.softmax_scale, p.softcap) : p.softmax_scale;
+    if (p.softcap > 0.f) {
+        const float scale = p.softmax_scale / p.softcap;
 #pragma unroll
-    for (int m = 0; m < X::FRAGMENTS; ++m) {
+        for (int m = 0; m < X::FRAGMENTS; ++m) {
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; ++i) {
-            float x = s[m][i] * scale;
-            if (p.softcap > 0.f) x = p.softcap * tanh_of(x);
-            const int apart = distance + m * 16 + 8 * (i >> 1 & 1) + lane / 4 - 8 * (i >> 2) - 2 * (lane % 4) - (i & 1);
-            s[m][i] = x - slope * fabsf(float(apart));
+            for (int i = 0; i < KEYS / 2; ++i) s[m][i] = tanh_approx(s[m][i] * scale);
+        }
+    }
+    if (p.slopes != nullptr) {
+        const int lane = thread_index() % 32;
+        const float slope = p.slopes[w.head] / unit(p), apart = float(distance + lane / 4 - 2 * (lane % 4));
+#pragma unroll
+        for (int m = 0; m < X::FRAGMENTS; ++m) {
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; ++i) {
+                const float step = m * 16 + 8 * (i >> 1 & 1) - 8 * (i >> 2) - (i & 1);
+                s[m][i] = fmaf(-slope, fabsf(apart + step), s[m][i]);
+            }
         }
     }
 }
@@ -328,14 +363,12 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
         if (visible) {
             float s[X::FRAGMENTS][KEYS / 2];
             scores<X>(s, q, k);
-            const bool is_modified = p.softcap > 0.f || p.slopes != nullptr;
-            if (is_modified) modify<X>(s, p, w, first_row - tile * KEYS);
+            modify<X>(s, p, w, first_row - tile * KEYS);
             if (!visibility.all(p, w)) visibility.mask(s, p, w);
 #pragma unroll
             for (int m = 0; m < X::FRAGMENTS; ++m) {
                 float tile_sum[2], tile_max[2];
-                const float scale_log2 = is_modified ? LOG2_E : p.softmax_scale * LOG2_E;
-                softmax[m].template update<true, false>(s[m], scale_log2, rescale[m], tile_sum, tile_max);
+                softmax[m].template update<true, false>(s[m], unit(p) * LOG2_E, rescale[m], tile_sum, tile_max);
 #pragma unroll
                 for (int i = 0; i < KEYS / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
             }
@@ -390,10 +423,10 @@ __device__ __forceinline__ void attention(const FlashParams& p) {
 #define S2O_KERNEL(name, T, head_dim)                                                                          \
     extern "C" {                                                                                               \
     __constant__ s2o::LaunchInfo name##_launch = {                                                             \
-        s2o::flash::THREADS, s2o::flash::Shared<s2o::flash::Traits<T, head_dim>>::BYTES,                       \
+        s2o::flash::Traits<T, head_dim>::THREADS, s2o::flash::Shared<s2o::flash::Traits<T, head_dim>>::BYTES,  \
         s2o::flash::Traits<T, head_dim>::BLOCKS_PER_SM, 0};                                                    \
     }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(s2o::flash::THREADS,                                          \
+    extern "C" __global__ void __launch_bounds__(s2o::flash::Traits<T, head_dim>::THREADS,                    \
                                                  s2o::flash::Traits<T, head_dim>::BLOCKS_PER_SM)               \
         name(const __grid_constant__ s2o::FlashParams p) {                                                     \
         s2o::flash::attention<s2o::flash::Traits<T, head_dim>>(p);                                             \

@@ -153,22 +153,21 @@ impl OnGpu<'_> {
         let (q4, k4, v4) = (q.unsqueeze(0)?, rows(k)?, rows(v)?);
         let Checked { slopes, softcap } = engine::checked(&q4, &k4, &v4, op)?;
         let window = op.window(longest[1]);
-        if may_skip && engine::has_fast_path(q) {
-            // Candle has no kernel that reads a table in i32.
-            if batch > 1 || table.as_ref().is_some_and(|table| table.table.dtype() != DType::U32) {
-                return Ok(None);
-            }
-            if longest[0] == q.dims()[0] {
-                let [keys, values] = match &table {
-                    Some(table) => [table.gathered(k, longest[1])?, table.gathered(v, longest[1])?],
-                    None => [k.clone(), v.clone()],
-                };
-                if longest[1] == keys.dims()[0] {
-                    let call = Call { op, window, ranges: Vec::new(), may_skip };
-                    let out = engine::dispatch(&q4, &keys.unsqueeze(0)?, &values.unsqueeze(0)?, &call)?;
-                    return Ok(Some(out.squeeze(0)?));
-                }
-            }
+        // Candle has no kernel that reads a table in i32.
+        let host_reads = batch > 1 || table.as_ref().is_some_and(|table| table.table.dtype() != DType::U32);
+        if may_skip && host_reads && engine::has_fast_path(q) {
+            return Ok(None);
+        }
+        // One sequence that is all rows is a call with one length.
+        let is_whole = batch == 1 && longest[0] == q.dims()[0] && (pages.is_some() || longest[1] == k.dims()[0]);
+        if is_whole && (may_skip || pages.is_none()) {
+            let [keys, values] = match &table {
+                Some(table) => [table.gathered(k, longest[1])?, table.gathered(v, longest[1])?],
+                None => [k.clone(), v.clone()],
+            };
+            let call = Call { op, window, ranges: Vec::new(), may_skip };
+            let out = engine::dispatch(&q4, &keys.unsqueeze(0)?, &values.unsqueeze(0)?, &call)?;
+            return Ok(Some(out.squeeze(0)?));
         }
         if q.elem_count() == 0 || k.elem_count() == 0 {
             return Ok(Some(q.zeros_like()?));
