@@ -23,10 +23,10 @@ struct Traits {
     using T = T_;
     static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int PARTS = HEAD_DIM > 256 ? 2 : 1, V_DIM = HEAD_DIM / PARTS;
-    // The accumulators of two fragments of 16 rows and 128 columns fill the registers. Tiles of 64 rows read keys and
-    // values twice as often from L2 as those of 128, which limits their speed.
+    // The accumulators of two fragments of 16 rows and 128 columns fill the registers. With one fragment, eight warps
+    // share the tiles of keys and values if they fit, but for 256 two blocks of four are faster.
     static constexpr int FRAGMENTS = HEAD_DIM <= 128 ? 2 : 1;
-    static constexpr bool IS_LARGE = HAS_LARGE_SHARED && HEAD_DIM > 128 && PARTS == 1;
+    static constexpr bool IS_LARGE = HAS_LARGE_SHARED && HEAD_DIM > 128 && HEAD_DIM < 256;
     static constexpr int WARPS = IS_LARGE ? 8 : 4, THREADS = WARPS * 32;
     static constexpr int BLOCKS_PER_SM = IS_LARGE || PARTS == 2 ? 1 : 2;
     static constexpr int WARP_ROWS = 16 * FRAGMENTS, ROWS = WARPS * WARP_ROWS;
