@@ -58,7 +58,7 @@ fn logits_equal_those_of_the_safetensors() {
 
 /// With many rows the values are those of the dequantised weights; up to 8 rows the inputs are rounded to 8 bits.
 #[test]
-fn matrices_stay_quantised_unless_a_dtype_is_given() {
+fn matrices_stay_quantised_on_a_cpu_unless_a_dtype_is_given() {
     for (architecture, json) in [
         ("llama", llama_json()),
         ("llama", with(llama_json(), json!({"tie_word_embeddings": true}))),
@@ -69,7 +69,12 @@ fn matrices_stay_quantised_unless_a_dtype_is_given() {
         let file = directory.path().join("tiny.gguf");
         write(&file, &metadata(architecture, &json), &tensors(&json, &weights(&json, 35), GgmlDType::Q4_0));
         let dequantised = load(&file, DType::F32);
-        let quantised = ModelSource::Gguf(file).load(&LoadOptions::default(), None).unwrap();
+        let source = ModelSource::Gguf(file);
+        let half = LoadOptions { dtype: Some(DType::BF16), keep_quantised: Some(true), ..Default::default() };
+        assert_eq!(source.load(&half, None).unwrap().decoder.precision(), "bf16 with Q4_0 weights");
+        let never = LoadOptions { keep_quantised: Some(false), ..Default::default() };
+        assert_eq!(source.load(&never, None).unwrap().decoder.precision(), "f32");
+        let quantised = source.load(&LoadOptions::default(), None).unwrap();
         assert_eq!(quantised.decoder.precision(), "f32 with Q4_0 weights");
         assert_eq!(dequantised.decoder.precision(), "f32");
 

@@ -21,6 +21,8 @@ enum Precision {
     F32,
     Bf16,
     F16,
+    /// The quantised weights of a .gguf file as they are
+    Gguf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -66,8 +68,8 @@ pub struct LoadFlags {
     /// A tokenizer.json instead of the model's own
     #[arg(long, value_name = "FILE")]
     tokenizer_file: Option<PathBuf>,
-    /// Precision of weights, activations and KV cache [default: f32 on a CPU, bf16 on a GPU, and the quantised weights
-    /// of a .gguf file as they are; with this flag they are dequantised]
+    /// Precision of weights, activations and KV cache [default: f32 on a CPU, bf16 on a GPU; the quantised weights of a
+    /// .gguf file stay quantised on a CPU]
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Precision>,
     /// Device: cpu, cuda or cuda:N [default: the first GPU in a build with the feature cuda, otherwise the CPU]
@@ -125,14 +127,19 @@ impl LoadFlags {
         let source = self.source()?;
         let options = LoadOptions {
             device: self.device()?,
-            dtype: self.dtype.map(|dtype| match dtype {
-                Precision::F32 => DType::F32,
-                Precision::Bf16 => DType::BF16,
-                Precision::F16 => DType::F16,
-            }),
+            dtype: match self.dtype {
+                Some(Precision::F32) => Some(DType::F32),
+                Some(Precision::Bf16) => Some(DType::BF16),
+                Some(Precision::F16) => Some(DType::F16),
+                Some(Precision::Gguf) | None => None,
+            },
+            keep_quantised: (self.dtype == Some(Precision::Gguf)).then_some(true),
             tokenizer: self.tokenizer_file.clone(),
             ..LoadOptions::default()
         };
+        if self.dtype == Some(Precision::Gguf) && !matches!(source, ModelSource::Gguf(_)) {
+            bail!("--dtype gguf: expected a .gguf file as --model, got {}", source.name());
+        }
         if let Some(bytes) = source.dequantised_bytes(&options)? {
             let gigabytes = bytes as f64 / 1e9;
             progress::say(&format!("{}: the weights are dequantised and take {gigabytes:.2} GB", self.model));

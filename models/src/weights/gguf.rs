@@ -21,7 +21,6 @@ use crate::layers::Quantised;
 /// Divisors of the rotary frequencies, present in Llama 3.1 and later.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// Reads a file. Its quantised matrices stay so, unless `options` name a dtype.
 pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<Parts> {
     let (content, reader) = read(path)?;
     let mut source = Source { content, reader, path, device: options.device.clone() };
@@ -30,7 +29,7 @@ pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<P
     let (mut tensors, mut quantised) = (HashMap::new(), Quantised::new());
     for (name, shape) in config.tensor_shapes() {
         let blocks = source.blocks(&config, &name, &shape)?;
-        if options.dtype.is_none() && is_quantised(blocks.dtype()) {
+        if options.keeps_quantised() && is_quantised(blocks.dtype()) {
             quantised.insert(name, Arc::new(source.on_device(blocks)?));
         } else {
             tensors.insert(name, blocks.dequantize(&source.device)?.to_dtype(dtype)?);

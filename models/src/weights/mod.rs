@@ -107,9 +107,11 @@ impl FromStr for ModelSource {
 pub struct LoadOptions {
     /// The device of weights and computation.
     pub device: Device,
-    /// Dtype of weights, activations and cache: f32, bf16 or f16. `None` is f32 on a CPU and bf16 elsewhere, and leaves
-    /// the quantised matrices of a GGUF file as they are; with a dtype they are dequantised.
+    /// Dtype of weights, activations and cache: f32, bf16 or f16. `None` is f32 on a CPU and bf16 elsewhere.
     pub dtype: Option<DType>,
+    /// Whether the quantised matrices of a GGUF file stay quantised. `None`: on a CPU, where prefill is not slower for it,
+    /// if no dtype is given.
+    pub keep_quantised: Option<bool>,
     /// A `tokenizer.json` to use instead of the model's own.
     pub tokenizer: Option<PathBuf>,
     /// Hub, cache and access token.
@@ -118,13 +120,17 @@ pub struct LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { device: Device::Cpu, dtype: None, tokenizer: None, hub: HubOptions::from_env() }
+        Self { device: Device::Cpu, dtype: None, keep_quantised: None, tokenizer: None, hub: HubOptions::from_env() }
     }
 }
 
 impl LoadOptions {
     fn dtype(&self) -> Result<DType> {
         check_dtype(self.dtype.unwrap_or(if self.device.is_cpu() { DType::F32 } else { DType::BF16 }))
+    }
+
+    fn keeps_quantised(&self) -> bool {
+        self.keep_quantised.unwrap_or(self.device.is_cpu() && self.dtype.is_none())
     }
 }
 
@@ -158,14 +164,14 @@ impl ModelSource {
         Ok(LoadedModel { is_synthetic: matches!(self, Self::Synthetic(_)), ..model })
     }
 
-    /// Bytes that the weights of a GGUF file take if `options` name a dtype, for which they are dequantised. `None` in
-    /// all other cases, where the weights have the size of their files.
+    /// Bytes that the weights of a GGUF file take if they are dequantised. `None` in all other cases, where the weights
+    /// have the size of their files.
     ///
     /// # Errors
     /// As [`ModelSource::load`] for the file's header, which is all that is read.
     pub fn dequantised_bytes(&self, options: &LoadOptions) -> Result<Option<u64>> {
-        match (self, options.dtype) {
-            (Self::Gguf(path), Some(dtype)) => gguf::dequantised_bytes(path, check_dtype(dtype)?).map(Some),
+        match self {
+            Self::Gguf(path) if !options.keeps_quantised() => gguf::dequantised_bytes(path, options.dtype()?).map(Some),
             _ => Ok(None),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A page is Markdown with pairs of comments, `<!-- gallery: NAME -->` and `<!-- /gallery -->`, each alone on its line.
 //! The lines between them are generated; all others are hand-written and stay. A NAME is a kind and the directory of
-//! its rows, such as `error-by-density needle-7m-8k`. docs/experiments.md lists the kinds and shows the commands.
+//! its rows, such as `error-by-density needle-11m-8k`. docs/experiments.md lists the kinds and shows the commands.
 //! Pictures are PNG and SVG files next to the rows. Every entry ends with the commit, device, source and command of its
 //! rows.
 

@@ -181,6 +181,7 @@ fn wrong_options_say_expected_and_got() {
         (&["--context", "99999999"], "--context: expected at most 131072, the positions of needle-11m, got 99999999"),
         (&["--prompt-file", "no-such-file"], "no-such-file"),
         (&["--revision", "main"], "expected a Hugging Face id"),
+        (&["--dtype", "gguf"], "--dtype gguf: expected a .gguf file as --model, got needle-11m"),
     ];
     for (args, part) in cases {
         // Other lines on stderr are tested elsewhere.
