@@ -31,14 +31,14 @@ fn by_sequence(
     op: FlashAttn,
 ) -> Result<Tensor> {
     check(q, k, v, pages.as_ref())?;
+    let batch = num_sequences(seqlens_q, seqlens_k)?;
     let window = op.window(max_seqlen_k);
     let is_plain = op.alibi_slopes.is_none()
         && op.softcap.is_none_or(|cap| cap <= 0.0)
         && pages.as_ref().is_none_or(|pages| pages.prefix_ranges.is_none());
-    let may_skip = is_plain && window.reach(max_seqlen_q, max_seqlen_k) == Reach::Causal && {
-        let num_sequences = seqlens_q.elem_count().saturating_sub(1);
-        s2o::sparse_from(q.device(), num_sequences)?.is_some_and(|from| max_seqlen_k >= from)
-    };
+    let may_skip = is_plain
+        && window.reach(max_seqlen_q, max_seqlen_k) == Reach::Causal
+        && s2o::sparse_from(q.device(), batch)?.is_some_and(|from| max_seqlen_k >= from);
     #[cfg(feature = "cuda")]
     if q.device().is_cuda() {
         let call = OnGpu {
@@ -48,17 +48,13 @@ fn by_sequence(
             pages: pages.as_ref(),
             op: &op,
         };
-        if let Some(out) = call.run(may_skip)? {
+        if let Some(out) = call.run(batch, may_skip)? {
             return Ok(out);
         }
     }
     let ends_q = cumulative("seqlens_q", seqlens_q, max_seqlen_q)?;
     let ends_k = cumulative("seqlens_k", seqlens_k, max_seqlen_k)?;
-    if ends_q.len() != ends_k.len() {
-        let expected = format!("[{}] as seqlens_q", ends_q.len());
-        return Err(FlashAttnError::dims("seqlens_k", expected, seqlens_k).into());
-    }
-    let (batch, total_q) = (ends_q.len() - 1, q.dims()[0]);
+    let total_q = q.dims()[0];
     within("seqlens_q", ends_q[batch] as i64, total_q)?;
     let paged = pages.map(|pages| pages.read(batch)).transpose()?;
     if paged.is_none() {
@@ -131,19 +127,9 @@ struct OnGpu<'a> {
 #[cfg(feature = "cuda")]
 impl OnGpu<'_> {
     /// `None` if the host has to read the lengths, to make long sequences among several sparse.
-    fn run(&self, may_skip: bool) -> std::result::Result<Option<Tensor>, FlashAttnError> {
+    fn run(&self, batch: usize, may_skip: bool) -> std::result::Result<Option<Tensor>, FlashAttnError> {
         let Self { qkv: [q, k, v], seqlens: [seqlens_q, seqlens_k], longest, pages, op } = *self;
         let device = q.device();
-        for (name, lengths) in [("seqlens_q", seqlens_q), ("seqlens_k", seqlens_k)] {
-            if lengths.rank() != 1 || lengths.elem_count() < 2 {
-                return Err(FlashAttnError::dims(name, "[batch + 1] with at least 2 elements", lengths));
-            }
-        }
-        if seqlens_k.dims() != seqlens_q.dims() {
-            let expected = format!("{:?} as seqlens_q", seqlens_q.dims());
-            return Err(FlashAttnError::dims("seqlens_k", expected, seqlens_k));
-        }
-        let batch = seqlens_q.elem_count() - 1;
         let table = pages.map(|pages| pages.on_device(batch, device)).transpose()?;
         // The rows of all sequences, or of all pages, as one.
         let rows = |x: &Tensor| match pages {
@@ -251,11 +237,20 @@ fn gathered(pages: &Tensor, table: &[i64], len: usize) -> std::result::Result<Te
     Ok(rows.reshape((needed * page_len, num_kv_heads, head_dim))?.narrow(0, 0, len)?)
 }
 
+/// Number of sequences, from tensors of cumulative lengths.
+fn num_sequences(seqlens_q: &Tensor, seqlens_k: &Tensor) -> std::result::Result<usize, FlashAttnError> {
+    if seqlens_q.rank() != 1 || seqlens_q.elem_count() < 2 {
+        return Err(FlashAttnError::dims("seqlens_q", "[batch + 1] with at least 2 elements", seqlens_q));
+    }
+    if seqlens_k.dims() != seqlens_q.dims() {
+        let expected = format!("{:?} as seqlens_q", seqlens_q.dims());
+        return Err(FlashAttnError::dims("seqlens_k", expected, seqlens_k));
+    }
+    Ok(seqlens_q.elem_count() - 1)
+}
+
 /// Checked cumulative lengths on the host: they do not descend, and no sequence is longer than `max_len`.
 fn cumulative(name: &'static str, lengths: &Tensor, max_len: usize) -> std::result::Result<Vec<usize>, FlashAttnError> {
-    if lengths.rank() != 1 || lengths.elem_count() < 2 {
-        return Err(FlashAttnError::dims(name, "[batch + 1] with at least 2 elements", lengths));
-    }
     let lengths: Vec<i64> = integers(name, lengths)?.to_vec1()?;
     let mut previous = 0;
     for (index, &got) in lengths.iter().enumerate() {

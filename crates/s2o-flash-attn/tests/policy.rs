@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Result, Tensor};
 use s2o_flash_attn::s2o::{self, LayerSetting, LayerSettings, Policy, S2oConfig, SegmentLen, TunedOn};
-use s2o_flash_attn::{flash_attn, flash_attn_windowed};
+use s2o_flash_attn::{flash_attn, flash_attn_varlen, flash_attn_windowed};
 use s2o_testkit::{max_difference, tensor};
 
 /// Nearly uniform attention, so early stopping stops early.
@@ -58,6 +58,30 @@ fn long_causal_calls_are_sparse_and_others_dense() -> Result<()> {
     let short = |t: &Tensor| t.narrow(1, 0, 900);
     let out = flash_attn(&short(&q)?, &short(&k)?, &short(&v)?, SCALE, true)?;
     assert!(max_difference(&out, &short(&dense)?) < 1e-5);
+    Ok(())
+}
+
+#[test]
+fn long_sequences_of_one_call_are_sparse_and_short_ones_dense() -> Result<()> {
+    let _held = hold();
+    let tensors = inputs();
+    let short = tensors.each_ref().map(|t| t.narrow(1, 0, 300).unwrap());
+    s2o::set_policy(Policy::S2o(eager()));
+    let whole = |[q, k, v]: &[Tensor; 3]| flash_attn(q, k, v, SCALE, true)?.squeeze(0);
+    let expected = Tensor::cat(&[whole(&tensors)?, whole(&short)?], 0)?;
+    let [q, k, v] = [0, 1, 2].map(|i| Tensor::cat(&[&tensors[i], &short[i]], 1).unwrap().squeeze(0).unwrap());
+    let ends = Tensor::new(&[0u32, LEN as u32, LEN as u32 + 300], q.device())?;
+    s2o::collect_stats(true);
+    let out = flash_attn_varlen(&q, &k, &v, &ends, &ends, LEN, LEN, SCALE, true)?;
+    assert_eq!(max_difference(&out, &expected), 0.0);
+    let densities: Vec<f64> = s2o::take_stats().unwrap().iter().map(|call| call.stats.density()).collect();
+    assert!(matches!(densities[..], [long, short] if long < 0.95 && short == 1.0), "{densities:?}");
+    // Not causal, or none long enough.
+    flash_attn_varlen(&q, &k, &v, &ends, &ends, LEN, LEN, SCALE, false)?;
+    let [q, k, v] = short.map(|t| t.squeeze(0).unwrap());
+    let ends = Tensor::new(&[0u32, 300], q.device())?;
+    flash_attn_varlen(&q, &k, &v, &ends, &ends, 300, 300, SCALE, true)?;
+    assert!(s2o::take_stats().unwrap().is_empty());
     Ok(())
 }
 

@@ -193,14 +193,12 @@ fn bad_inputs_say_what_was_expected_and_got() -> Result<()> {
         flash_attn_varlen(&case.q, &case.k, &case.v, seqlens_q, seqlens_k, max_q, MAX_K, SCALE, true)
     };
     let ends_k = &case.seqlens_k;
-    says(with(&ends(&[0, 5, 4]), ends_k, MAX_Q), "seqlens_q[2]: expected at least 5, the element before it, got 4");
+    let three = ends(&[0, 5, 9]);
+    says(with(&ends(&[0, 5, 4]), &three, MAX_Q), "seqlens_q[2]: expected at least 5, the element before it, got 4");
     says(with(&ends(&[0, 31]), &ends(&[0, 9]), 99), "seqlens_q: expected 0 to 30, got 31");
     says(with(&ends(&[0, 9]), ends_k, MAX_Q), "seqlens_k: expected [2] as seqlens_q, got [7]");
     says(with(&case.seqlens_q, ends_k, 11), "a length in seqlens_q: expected 0 to 11, got 12");
-    says(
-        with(&ends(&[0, 9]).to_dtype(DType::F32)?, ends_k, MAX_Q),
-        "seqlens_q: expected dtype U32, I32 or I64, got F32",
-    );
+    says(with(&three.to_dtype(DType::F32)?, &three, MAX_Q), "seqlens_q: expected dtype U32, I32 or I64, got F32");
     says(with(&ends(&[0]), ends_k, MAX_Q), "seqlens_q: expected [batch + 1] with at least 2 elements, got [1]");
     let four = case.q.unsqueeze(0)?;
     says(
