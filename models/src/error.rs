@@ -1,7 +1,7 @@
 //! The only error type of this crate. Every variant says what was expected and what was found.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use thiserror::Error;
@@ -45,6 +45,14 @@ pub enum ModelError {
         path: PathBuf,
         /// The operating system's reason.
         source: std::io::Error,
+    },
+    /// Writing a file failed.
+    #[error("cannot write {}: {reason}", path.display())]
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
     },
     /// A configuration (`config.json`, GGUF metadata, ...) cannot be understood or contradicts itself.
     #[error("invalid configuration in {origin}: {reason}")]
@@ -262,6 +270,10 @@ impl ModelError {
 
     pub(crate) fn config(origin: impl Into<String>, reason: impl ToString) -> Self {
         Self::InvalidConfig { origin: origin.into(), reason: reason.to_string() }
+    }
+
+    pub(crate) fn write(path: &Path, reason: impl ToString) -> Self {
+        Self::Write { path: path.to_owned(), reason: reason.to_string() }
     }
 
     pub(crate) fn input(what: &'static str, expected: impl ToString, got: impl ToString) -> Self {

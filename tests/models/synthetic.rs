@@ -193,3 +193,34 @@ fn what_cannot_be_is_refused() {
     let error = Decoder::load(&deeper, &vb, None).unwrap_err();
     assert!(matches!(&error, ModelError::MissingTensor { name } if name.contains("layers.2.")), "{error}");
 }
+
+#[test]
+fn a_saved_model_is_the_same_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let shape = directory.path().join("shape.json");
+    std::fs::write(&shape, with(json(), json!({"vocab_size": 288})).to_string()).unwrap();
+    let model = Synthetic { shape: Shape::Config(shape), profile: Profile::default(), seed: 8 };
+    let saved = directory.path().join("new/model");
+    let mut reports = Vec::new();
+    let bytes = model.save(&saved, DType::F32, &Device::Cpu, Some(&mut |done, all| reports.push((done, all)))).unwrap();
+    let tensors = model.shape.config().unwrap().tensor_shapes().len();
+    assert_eq!(reports, (1..=tensors).map(|done| (done, tensors)).collect::<Vec<_>>());
+    let index: Value =
+        serde_json::from_str(&std::fs::read_to_string(saved.join("model.safetensors.index.json")).unwrap()).unwrap();
+    assert_eq!(index["metadata"]["total_size"], bytes);
+    assert_eq!(index["weight_map"].as_object().unwrap().len(), tensors);
+
+    let load = |source: ModelSource| source.load(&LoadOptions::default(), None).unwrap();
+    let (made, read) = (load(ModelSource::Synthetic(model.clone())), load(ModelSource::Directory(saved.clone())));
+    assert_eq!(made.num_parameters() * 4, bytes);
+    let tokens = tokens(1, 130, 288);
+    assert_eq!(values(&last_logits(&made.decoder, &tokens)), values(&last_logits(&read.decoder, &tokens)));
+    assert_eq!(read.tokenizer.encode("17 4", true).unwrap().get_ids(), [0, 17, 4]);
+
+    // Nothing is overwritten.
+    let error = model.save(&saved, DType::F32, &Device::Cpu, None).unwrap_err();
+    assert!(matches!(error, ModelError::WrongInput { .. }) && error.to_string().contains("files in it"), "{error}");
+    let under_a_file = saved.join("config.json/model");
+    let error = model.save(&under_a_file, DType::F32, &Device::Cpu, None).unwrap_err();
+    assert!(matches!(error, ModelError::Write { .. }), "{error}");
+}

@@ -1,6 +1,6 @@
 //! Flags for the model, its source and its precision; and loading it, with progress.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
@@ -89,6 +89,20 @@ impl ModelFlags {
         self.load.load()
     }
 
+    /// Writes the synthetic model to a directory and says what it wrote.
+    pub fn save(&self, directory: &Path) -> Result<String> {
+        let ModelSource::Synthetic(model) = self.load.source()? else {
+            bail!("--save: expected a model of --synthetic, got {}", self.load.model);
+        };
+        let options = self.load.options()?;
+        let dtype = options.dtype.unwrap_or(DType::BF16);
+        let bytes = progress::during("saving", 0, "tensors", |report| {
+            model.save(directory, dtype, &options.device, Some(report))
+        })?;
+        let (name, gigabytes) = (model.name(), bytes as f64 / 1e9);
+        Ok(format!("{}: {name}, {gigabytes:.2} GB of weights in {}\n", directory.display(), dtype.as_str()))
+    }
+
     /// Prefills a prompt with `attention`, for its effects.
     pub fn prefill(&self, phase: &str, model: &LoadedModel, prompt: &[u32], attention: &dyn Attention) -> Result<()> {
         let tokens = model.prompt(prompt)?;
@@ -125,7 +139,20 @@ impl LoadFlags {
 
     pub fn load(&self) -> Result<LoadedModel> {
         let source = self.source()?;
-        let options = LoadOptions {
+        let options = self.options()?;
+        if let Some(bytes) = source.dequantised_bytes(&options)? {
+            let gigabytes = bytes as f64 / 1e9;
+            progress::say(&format!("{}: the weights are dequantised and take {gigabytes:.2} GB", self.model));
+        }
+        Ok(progress::during("loading", 0, "layers", |report| source.load(&options, Some(report)))?)
+    }
+
+    fn options(&self) -> Result<LoadOptions> {
+        let source = self.source()?;
+        if self.dtype == Some(Precision::Gguf) && !matches!(source, ModelSource::Gguf(_)) {
+            bail!("--dtype gguf: expected a .gguf file as --model, got {}", source.name());
+        }
+        Ok(LoadOptions {
             device: self.device()?,
             dtype: match self.dtype {
                 Some(Precision::F32) => Some(DType::F32),
@@ -136,15 +163,7 @@ impl LoadFlags {
             keep_quantised: (self.dtype == Some(Precision::Gguf)).then_some(true),
             tokenizer: self.tokenizer_file.clone(),
             ..LoadOptions::default()
-        };
-        if self.dtype == Some(Precision::Gguf) && !matches!(source, ModelSource::Gguf(_)) {
-            bail!("--dtype gguf: expected a .gguf file as --model, got {}", source.name());
-        }
-        if let Some(bytes) = source.dequantised_bytes(&options)? {
-            let gigabytes = bytes as f64 / 1e9;
-            progress::say(&format!("{}: the weights are dequantised and take {gigabytes:.2} GB", self.model));
-        }
-        Ok(progress::during("loading", 0, "layers", |report| source.load(&options, Some(report)))?)
+        })
     }
 
     /// Whether the weights are synthetic, so that only time can be measured.

@@ -1,5 +1,7 @@
 //! Long-context prefill with dense attention and with S2O: time, density and difference.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use candle_s2o::{Attention, Dense};
 use clap::{Args, ValueEnum};
@@ -39,6 +41,10 @@ pub struct Flags {
     /// Write the time spent in each layer as a Chrome trace (trace-TIMESTAMP.json)
     #[arg(long)]
     tracing: bool,
+    /// Write the synthetic model to this new directory, as safetensors that any engine loads [default precision: bf16],
+    /// and exit
+    #[arg(long, value_name = "DIR", requires = "synthetic")]
+    save: Option<PathBuf>,
     #[command(flatten)]
     model: ModelFlags,
     #[command(flatten)]
@@ -105,6 +111,9 @@ impl Flags {
     }
 
     pub fn run(&self) -> Result<()> {
+        if let Some(directory) = &self.save {
+            return exit::print(&self.model.save(directory)?);
+        }
         if let Some(given) = self.s2o.given().filter(|_| self.methods() == [Method::Dense]) {
             wrong_usage("prefill", &format!("{given}: no effect on exact attention; leave out '--attention dense'"));
         }

@@ -45,6 +45,18 @@ fn prefill_times_a_synthetic_model() {
 }
 
 #[test]
+fn a_saved_model_loads_as_a_directory() {
+    let (directory, shape) = shape();
+    let saved = directory.path().join("saved");
+    let said = stdout_of("prefill", &["--synthetic", &shape, "--save", text(&saved)]);
+    assert_has(&said, &["synthetic-tiny-calibrated", "GB of weights in bf16"]);
+    let args = ["--model", text(&saved), "--tokens", "300", "-n", "1", "--attention", "dense", "--json"];
+    assert_eq!(rows_of("prefill", &args)[0]["tokens"], 300);
+    assert_refused("prefill", &["--synthetic", &shape, "--save"], &[(&[text(&saved)], "a new or an empty one")]);
+    assert_misused("prefill", &[&["--save", "elsewhere"]]);
+}
+
+#[test]
 fn compare_says_that_a_model_is_synthetic() {
     let (_directory, shape) = shape();
     let args = ["--synthetic", &shape, "--synthetic-weights", "random", "--tokens", "2500", "--layers", "1"];

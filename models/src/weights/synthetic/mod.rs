@@ -44,6 +44,7 @@ use crate::random::SplitMix64;
 
 mod anatomy;
 mod generator;
+mod save;
 
 use anatomy::Anatomy;
 use generator::Generator;
