@@ -9,6 +9,7 @@
 #include "launch.cuh"
 #include "online_softmax.cuh"
 #include "pair.cuh"
+#include "score_modifiers.cuh"
 
 namespace s2o::flash {
 
@@ -60,16 +61,6 @@ __device__ __forceinline__ void add_values(float (&acc)[X::FRAGMENTS][X::V_DIM /
     }
 }
 
-// 11 bits, as in FlashAttention.
-__device__ __forceinline__ float tanh_approx(float x) {
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// Units of the scores that `modify` leaves: a score of 1 has this size.
-__device__ __forceinline__ float unit(const FlashParams& p) { return p.softcap > 0.f ? p.softcap : p.softmax_scale; }
-
 // The keys that the rows of one warp see in one tile.
 template <class X>
 struct Visibility {
@@ -102,33 +93,6 @@ struct Visibility {
         }
     }
 };
-
-// Caps the scores, and subtracts the slope times the distance of their positions. `distance` is that of the warp's first
-// row from the tile's first key.
-template <class X>
-__device__ __forceinline__ void modify(float (&s)[X::FRAGMENTS][KEYS / 2], const FlashParams& p, const Item& w,
-                                       int distance) {
-    if (p.softcap > 0.f) {
-        const float scale = p.softmax_scale / p.softcap;
-#pragma unroll
-        for (int m = 0; m < X::FRAGMENTS; ++m) {
-#pragma unroll
-            for (int i = 0; i < KEYS / 2; ++i) s[m][i] = tanh_approx(s[m][i] * scale);
-        }
-    }
-    if (p.slopes != nullptr) {
-        const int lane = thread_index() % 32;
-        const float slope = p.slopes[w.head] / unit(p), apart = float(distance + lane / 4 - 2 * (lane % 4));
-#pragma unroll
-        for (int m = 0; m < X::FRAGMENTS; ++m) {
-#pragma unroll
-            for (int i = 0; i < KEYS / 2; ++i) {
-                const float step = m * 16 + 8 * (i >> 1 & 1) - 8 * (i >> 2) - (i & 1);
-                s[m][i] = fmaf(-slope, fabsf(apart + step), s[m][i]);
-            }
-        }
-    }
-}
 
 template <class X>
 __device__ __forceinline__ void store(const FlashParams& p, const Item& w, char* q,
@@ -201,12 +165,18 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
         if (visible) {
             float s[X::FRAGMENTS][KEYS / 2];
             scores<X>(s, q, k);
-            modify<X>(s, p, w, first_row - tile * KEYS);
+            const ScoreModifiers modifiers(p, w.head);  // for each tile: registers are full
+#pragma unroll
+            for (int m = 0; m < X::FRAGMENTS; ++m) {
+                const int lane = thread_index() % 32;
+                const int apart = first_row + m * 16 + lane / 4 - tile * KEYS - 2 * (lane % 4);
+                modifiers.apply(s[m], p.right == 0 && p.num_ranges == 0, apart);
+            }
             if (!visibility.all(p, w)) visibility.mask(s, p, w);
 #pragma unroll
             for (int m = 0; m < X::FRAGMENTS; ++m) {
                 float tile_sum[2], tile_max[2];
-                softmax[m].template update<true, false>(s[m], unit(p) * LOG2_E, rescale[m], tile_sum, tile_max);
+                softmax[m].template update<true, false>(s[m], modifiers.unit * LOG2_E, rescale[m], tile_sum, tile_max);
 #pragma unroll
                 for (int i = 0; i < KEYS / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
             }

@@ -88,6 +88,7 @@ struct Schedule {
     static constexpr bool MAY_STOP = false;            // S2O: gathered steps may end early, and are counted
     static constexpr bool ITEMS_MAY_BE_EMPTY = false;  // an item may have no steps
     static constexpr bool ROWS_MAY_BE_EMPTY = false;   // a row may see no key of a tile; any step may need a mask
+    static constexpr bool MODIFIES_SCORES = false;     // softcap or ALiBi; Params are FlashParams
     static constexpr bool SCATTERS_ROWS = false;       // the positions of a tile's rows are not consecutive
 
     // Descending, so that the diagonal tile, the only tile with a mask, comes first.

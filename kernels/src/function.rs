@@ -46,6 +46,8 @@ kernels! {
     Dense = "dense", PerHeadDim;
     /// Dense attention with windows, ALiBi, softcap, sequences and pages; for every [`HeadDim`].
     Flash = "flash", PerHeadDim;
+    /// Dense attention with softcap or ALiBi. On sm_80 it is [`Self::Flash`].
+    DenseModified = "dense_modified", PerHeadDim;
     /// S2O in a single pass (Algorithm 4): all rows below the threshold stop, the triggering tile is kept.
     SinglePass = "single_pass", PerHeadDim;
     /// S2O in a single pass that never stops (tau 0).
@@ -191,12 +193,14 @@ impl Function {
         format!("{self}_launch")
     }
 
-    /// The function to launch instead in a build: on sm_80 one kernel implements every stop rule, including none.
+    /// The function to launch instead in a build: on sm_80 one kernel implements every stop rule, including none, and one
+    /// kernel all options of FlashAttention.
     pub fn or_fallback(self, arch: Arch) -> Self {
         match (arch, self.kernel) {
             (Arch::Sm80, Kernel::SinglePassFull | Kernel::SinglePassExact) => {
                 Self { kernel: Kernel::SinglePass, ..self }
             }
+            (Arch::Sm80, Kernel::DenseModified) => Self { kernel: Kernel::Flash, ..self },
             (Arch::Sm80, Kernel::LadderFull) => Self { kernel: Kernel::Ladder, ..self },
             _ => self,
         }
@@ -228,6 +232,9 @@ mod tests {
         assert_eq!(function.to_string(), "s2o_single_pass_exact_bf16_128");
         assert_eq!(function.launch_symbol(), "s2o_single_pass_exact_bf16_128_launch");
         assert_eq!(function.or_fallback(Arch::Sm80).to_string(), "s2o_single_pass_bf16_128");
+        let modified = Function { kernel: Kernel::DenseModified, ..function };
+        assert_eq!(modified.or_fallback(Arch::Sm80).to_string(), "s2o_flash_bf16_128");
+        assert_eq!(modified.or_fallback(Arch::Sm90a).to_string(), "s2o_dense_modified_bf16_128");
         assert_eq!(Function { kernel: Kernel::Merge, ..function }.to_string(), "s2o_merge_bf16");
         assert_eq!(Function { kernel: Kernel::Sort, ..function }.to_string(), "s2o_sort");
     }

@@ -12,7 +12,7 @@ use s2o_kernels::params::{FlashParams, NO_LIMIT};
 use s2o_kernels::{Function, HeadDim, Kernel};
 
 use crate::error::FlashAttnError;
-use crate::mask::Window;
+use crate::mask::{Reach, Window};
 
 /// Bytes of keys and values that should stay in L2 while their queries read them.
 const L2_BYTES: usize = 32 << 20;
@@ -72,6 +72,18 @@ impl KernelCall<'_> {
             DType::F16 => self.typed::<f16>(),
             got => Err(cuda(CudaError::DType { name: "q", got })),
         }
+    }
+
+    /// The kernel for tensor cores of sm_90a has neither windows nor sequences.
+    fn kernel(&self) -> Kernel {
+        let [q_len, k_len] = [self.qkv[0], self.qkv[1]].map(|tensor| tensor.dims()[1]);
+        let sees_all = match self.window.reach(q_len, k_len) {
+            Reach::Full => true,
+            Reach::Causal => q_len <= k_len,
+            Reach::Local => false,
+        };
+        let fits = sees_all && self.sequences.is_none() && HeadDim::new(self.qkv[0].dims()[3]).is_some();
+        if fits { Kernel::DenseModified } else { Kernel::Flash }
     }
 
     fn typed<T: Element + ValidAsZeroBits>(&self) -> Result<Tensor, FlashAttnError> {
@@ -142,14 +154,16 @@ impl KernelCall<'_> {
             softmax_scale: self.softmax_scale,
             softcap: self.softcap.unwrap_or_default(),
         };
+        let kernel = self.kernel();
         let enqueue = |params: FlashParams| {
             let size = HeadDim::flash(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
             let tiles = (params.q_len as usize).div_ceil(FEWEST_ROWS) * size.get().div_ceil(MOST_COLUMNS);
             let items = params.batch as usize * num_heads * tiles;
-            // SAFETY: the kernel takes FlashParams. Tensors and counter outlive the launch on this stream. The kernel
+            // SAFETY: both kernels take FlashParams, and tensor maps are those of q, k and v. Tensors and counter outlive the launch on this stream. The kernel
             // cuts lengths and page numbers, which the host has not seen, to the rows that exist.
             unsafe {
-                launcher.launch(Function::new(Kernel::Flash, T::DTYPE, size), &params, Grid::Persistent { items })
+                let function = Function::new(kernel, T::DTYPE, size);
+                launcher.launch_on(function, [q, k, v], &params, Grid::Persistent { items })
             }
         };
         let Some(Sequences { starts: [q_starts, k_starts], longest: [q_len, k_len], pages }) = &self.sequences else {

@@ -81,6 +81,29 @@ __device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnPara
     hide_beyond(s, limit0, limit1);
 }
 
+// Nothing, for schedules that leave scores as they are.
+struct NoModifiers {};
+
+template <class X>
+__device__ __forceinline__ auto modifiers_of(const typename X::Params& p, int head) {
+    if constexpr (X::MODIFIES_SCORES) {
+        return ScoreModifiers(p, head);
+    } else {
+        return NoModifiers{};
+    }
+}
+
+// Softcap and ALiBi on the scores of a tile.
+template <class X, class Modifiers>
+__device__ __forceinline__ void modify_tile(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w,
+                                            const Modifiers& modifiers, int first_key, int row0) {
+    if constexpr (X::MODIFIES_SCORES) {
+        // Causal tiles are at their absolute position; others begin at the first query.
+        const int row = w.position + row0 + (attn.causal ? 0 : attn.k_len - attn.q_len);
+        modifiers.apply(s, attn.causal, row - first_key - 2 * int(threadIdx.x % 4));
+    }
+}
+
 // Hides the end of a ragged gathered tile.
 __device__ __forceinline__ void mask_columns(float (&s)[TILE_K / 2], const WorkItem& w, int step) {
     if (step < w.gather_from || step != w.steps - 1) return;
@@ -169,7 +192,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
     const int lane = threadIdx.x % 32;
     const bool leader = lane == 0;
     const int row0 = warp * 16 + lane / 4;  // in the tile; the other row is 8 further
-    const float scale_log2 = attn.softmax_scale * LOG2_E;
+    float scale_log2 = attn.softmax_scale * LOG2_E;
     const int my_turn = TURN + wg, other_turn = TURN + 1 - wg;
 
     RingPosition<X::STAGES> k_pos, v_pos;
@@ -209,6 +232,8 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             drain(v_pos, control->v_begin[sequence & 1], control->v_full, control->v_empty, leader);
         }
 
+        const auto modifiers = modifiers_of<X>(p, w.head);
+        if constexpr (X::MODIFIES_SCORES) scale_log2 = modifiers.unit * LOG2_E;
         OutputRows rows(w, row0);
         if constexpr (X::SCATTERS_ROWS) {
             __syncwarp();  // the warp has read the positions of the item before
@@ -240,6 +265,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         pin(s);
         free_k();
         if (w.steps == 1) free_q();
+        modify_tile<X>(s, attn, w, modifiers, w.key_tile * TILE_K, row0);
         if constexpr (!X::PERMUTES_QUERIES) mask_tile(s, attn, w, w.key_tile * TILE_K, *control, row0);
         if constexpr (X::RAGGED_END) mask_columns(s, w, 0);
         if constexpr (X::PERMUTES_QUERIES) {
@@ -284,6 +310,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             pin(s);
             free_k();
             if (i == w.steps - 1) free_q();
+            modify_tile<X>(s, attn, w, modifiers, (w.key_tile - i) * TILE_K, row0);
             mask_step(s, attn, w, i, *control, row0);
             // Softmax, around the wait for the values.
             tile.old_sum[0] = softmax.row_sum[0];

@@ -11,6 +11,7 @@
 #include "../online_softmax.cuh"
 #include "../params.cuh"
 #include "../schedule.cuh"
+#include "../score_modifiers.cuh"
 #include "barrier.cuh"
 #include "row_gather.cuh"
 #include "stop_vote.cuh"
