@@ -47,7 +47,7 @@ pub struct Vectors {
 /// All files of tests/data, or of the directory that S2O_VECTORS names.
 pub fn load_all() -> Vec<Vectors> {
     let dir = std::env::var_os("S2O_VECTORS")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data"), PathBuf::from);
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data"), PathBuf::from);
     let mut paths: Vec<PathBuf> = std::fs::read_dir(&dir)
         .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
         .map(|entry| entry.unwrap().path())
