@@ -14,6 +14,7 @@
 mod call;
 mod fixed;
 mod varlen;
+mod wrong_lengths;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -86,7 +87,7 @@ fn label(call: &Call) -> String {
 }
 
 /// The same numbers on the CPU, in f32.
-fn on_cpu(call: &Call) -> Call {
+pub fn on_cpu(call: &Call) -> Call {
     let there = |t: &Tensor| t.to_device(&Device::Cpu).expect("copied");
     let wide = |t: &Tensor| there(t).to_dtype(DType::F32).expect("converted");
     let mut call = call.clone();
@@ -148,6 +149,7 @@ fn main() -> ExitCode {
     let mut runner = Runner { device, words, kernels, against_original: 0, passed: 0, failed: 0 };
     fixed::cases(&mut runner);
     varlen::cases(&mut runner);
+    wrong_lengths::cases(&mut runner);
     fixed::errors(&mut runner);
     fixed::policy(&mut runner);
     println!("{} calls compared with candle-flash-attn's own kernels", runner.against_original);

@@ -52,14 +52,10 @@ fn by_sequence(
             return Ok(out);
         }
     }
-    let ends_q = cumulative("seqlens_q", seqlens_q, max_seqlen_q)?;
-    let ends_k = cumulative("seqlens_k", seqlens_k, max_seqlen_k)?;
     let total_q = q.dims()[0];
-    within("seqlens_q", ends_q[batch] as i64, total_q)?;
+    let ends_q = cumulative("seqlens_q", seqlens_q, max_seqlen_q, Some(total_q))?;
+    let ends_k = cumulative("seqlens_k", seqlens_k, max_seqlen_k, pages.is_none().then_some(k.dims()[0]))?;
     let paged = pages.map(|pages| pages.read(batch)).transpose()?;
-    if paged.is_none() {
-        within("seqlens_k", ends_k[batch] as i64, k.dims()[0])?;
-    }
 
     let mut call = Call { op: &op, window, ranges: Vec::new(), may_skip };
     // Rows that belong to no sequence are zeros.
@@ -130,6 +126,13 @@ impl OnGpu<'_> {
     fn run(&self, batch: usize, may_skip: bool) -> std::result::Result<Option<Tensor>, FlashAttnError> {
         let Self { qkv: [q, k, v], seqlens: [seqlens_q, seqlens_k], longest, pages, op } = *self;
         let device = q.device();
+        // Lengths that the host has are checked. The kernel cuts those on the GPU to the rows that exist.
+        if seqlens_q.device().is_cpu() {
+            cumulative("seqlens_q", seqlens_q, longest[0], Some(q.dims()[0]))?;
+        }
+        if seqlens_k.device().is_cpu() {
+            cumulative("seqlens_k", seqlens_k, longest[1], pages.is_none().then_some(k.dims()[0]))?;
+        }
         let table = pages.map(|pages| pages.on_device(batch, device)).transpose()?;
         // The rows of all sequences, or of all pages, as one.
         let rows = |x: &Tensor| match pages {
@@ -249,8 +252,14 @@ fn num_sequences(seqlens_q: &Tensor, seqlens_k: &Tensor) -> std::result::Result<
     Ok(seqlens_q.elem_count() - 1)
 }
 
-/// Checked cumulative lengths on the host: they do not descend, and no sequence is longer than `max_len`.
-fn cumulative(name: &'static str, lengths: &Tensor, max_len: usize) -> std::result::Result<Vec<usize>, FlashAttnError> {
+/// Checked cumulative lengths on the host: they do not descend, no sequence is longer than `max_len`, and together they
+/// have at most `rows` rows.
+fn cumulative(
+    name: &'static str,
+    lengths: &Tensor,
+    max_len: usize,
+    rows: Option<usize>,
+) -> std::result::Result<Vec<usize>, FlashAttnError> {
     let lengths: Vec<i64> = integers(name, lengths)?.to_vec1()?;
     let mut previous = 0;
     for (index, &got) in lengths.iter().enumerate() {
@@ -263,6 +272,7 @@ fn cumulative(name: &'static str, lengths: &Tensor, max_len: usize) -> std::resu
         }
         previous = got;
     }
+    within(name, previous, rows.unwrap_or(usize::MAX))?;
     Ok(lengths.into_iter().map(|length| length as usize).collect())
 }
 

@@ -45,11 +45,7 @@ async fn main() -> Result<()> {
         s2o_needle_11m::write(needle.path())?;
     }
     let dir = args.model.as_deref().unwrap_or(needle.path());
-    if args.time.is_empty() {
-        passkeys(&args, dir).await
-    } else {
-        time(&args, dir).await
-    }
+    if args.time.is_empty() { passkeys(&args, dir).await } else { time(&args, dir).await }
 }
 
 async fn passkeys(args: &Args, dir: &std::path::Path) -> Result<()> {
@@ -99,7 +95,12 @@ async fn time(args: &Args, dir: &std::path::Path) -> Result<()> {
         }
         for (mode, times) in engine::MODES.iter().zip(&mut times) {
             times.sort_by(f64::total_cmp);
-            println!("{tokens:7} tokens  {:10} median {:7.3} s of {}", mode.name(), times[times.len() / 2], times.len());
+            println!(
+                "{tokens:7} tokens  {:10} median {:7.3} s of {}",
+                mode.name(),
+                times[times.len() / 2],
+                times.len()
+            );
         }
     }
     Ok(())
