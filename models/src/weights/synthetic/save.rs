@@ -94,6 +94,6 @@ mod tests {
     fn a_shard_is_full_at_the_limit() {
         assert_eq!(shards(&[4, 6, 1, 12, 3], 10), [0..2, 2..3, 3..4, 4..5]);
         assert_eq!(shards(&[12, 10], 10), [0..1, 1..2]);
-        assert_eq!(shards(&[5, 5], 10), [0..2]);
+        assert_eq!(shards(&[5, 5, 1], 10), [0..2, 2..3]);
     }
 }
