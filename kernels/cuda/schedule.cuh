@@ -12,10 +12,18 @@
 
 namespace s2o {
 
+// One of several sequences in one tensor.
+struct Sequence {
+    int first_row;  // of the call
+    int first_key;
+    int k_len;
+};
+
 struct WorkItem {
     int batch, head, kv_head;
     int q_start;             // row of the call, or slot of q_perm, of the tile's first row; may be negative
     int row_end;             // rows from here on do not belong to the tile
+    Sequence sequence;       // of the rows if the schedule has SEQUENCES
     int position;            // of the tile's first row; bounds its visible keys if causal
     int last_position;       // if the rows are scattered: a bound on their positions; `position` is another
     int key_tile;            // of step 0
@@ -90,6 +98,7 @@ struct Schedule {
     static constexpr bool ROWS_MAY_BE_EMPTY = false;   // a row may see no key of a tile; any step may need a mask
     static constexpr bool MODIFIES_SCORES = false;     // softcap or ALiBi; Params are FlashParams
     static constexpr bool SCATTERS_ROWS = false;       // the positions of a tile's rows are not consecutive
+    static constexpr bool SEQUENCES = false;           // WorkItem::sequence bounds rows and keys
 
     // Descending, so that the diagonal tile, the only tile with a mask, comes first.
     __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }

@@ -46,7 +46,7 @@ kernels! {
     Dense = "dense", PerHeadDim;
     /// Dense attention with windows, ALiBi, softcap, sequences and pages; for every [`HeadDim`].
     Flash = "flash", PerHeadDim;
-    /// Dense attention with softcap or ALiBi. On sm_80 it is [`Self::Flash`].
+    /// Dense attention with softcap, ALiBi or sequences. On sm_80 it is [`Self::Flash`].
     DenseModified = "dense_modified", PerHeadDim;
     /// S2O in a single pass (Algorithm 4): all rows below the threshold stop, the triggering tile is kept.
     SinglePass = "single_pass", PerHeadDim;

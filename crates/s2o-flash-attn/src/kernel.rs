@@ -74,15 +74,20 @@ impl KernelCall<'_> {
         }
     }
 
-    /// The kernel for tensor cores of sm_90a has neither windows nor sequences.
+    /// The kernel for tensor cores of sm_90a has neither windows nor pages.
     fn kernel(&self) -> Kernel {
-        let [q_len, k_len] = [self.qkv[0], self.qkv[1]].map(|tensor| tensor.dims()[1]);
+        let [q_len, k_len] = match &self.sequences {
+            Some(sequences) => sequences.longest,
+            None => [self.qkv[0], self.qkv[1]].map(|tensor| tensor.dims()[1]),
+        };
         let sees_all = match self.window.reach(q_len, k_len) {
             Reach::Full => true,
-            Reach::Causal => q_len <= k_len,
+            // Queries before the first key: the tiles of one sequence begin at its first key.
+            Reach::Causal => q_len <= k_len || self.sequences.is_some(),
             Reach::Local => false,
         };
-        let fits = sees_all && self.sequences.is_none() && HeadDim::new(self.qkv[0].dims()[3]).is_some();
+        let is_paged = self.sequences.as_ref().is_some_and(|sequences| sequences.pages.is_some());
+        let fits = sees_all && !is_paged && HeadDim::new(self.qkv[0].dims()[3]).is_some();
         if fits { Kernel::DenseModified } else { Kernel::Flash }
     }
 
@@ -159,8 +164,9 @@ impl KernelCall<'_> {
             let size = HeadDim::flash(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
             let tiles = (params.q_len as usize).div_ceil(FEWEST_ROWS) * size.get().div_ceil(MOST_COLUMNS);
             let items = params.batch as usize * num_heads * tiles;
-            // SAFETY: both kernels take FlashParams, and tensor maps are those of q, k and v. Tensors and counter outlive the launch on this stream. The kernel
-            // cuts lengths and page numbers, which the host has not seen, to the rows that exist.
+            // SAFETY: both kernels take FlashParams, and tensor maps are those of q, k and v. Tensors and counter
+            // outlive the launch on this stream. The kernel cuts lengths and page numbers, which the host has not
+            // seen, to the rows that exist.
             unsafe {
                 let function = Function::new(kernel, T::DTYPE, size);
                 launcher.launch_on(function, [q, k, v], &params, Grid::Persistent { items })

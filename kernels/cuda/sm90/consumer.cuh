@@ -75,10 +75,26 @@ __device__ __forceinline__ int position_of(const WorkItem& w, const ControlBlock
 template <class X>
 __device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w,
                                           int first_key, const ControlBlock<X>& control, int row0) {
-    const int column = first_key + 2 * (threadIdx.x % 4), last = attn.k_len - 1;
+    const int column = first_key + 2 * (threadIdx.x % 4);
+    const int last = (X::SEQUENCES ? w.sequence.k_len : attn.k_len) - 1;
     const int limit0 = (attn.causal ? min(position_of<X>(w, control, row0), last) : last) - column;
     const int limit1 = (attn.causal ? min(position_of<X>(w, control, row0 + 8), last) : last) - column;
     hide_beyond(s, limit0, limit1);
+}
+
+// Zeroes the values of a tile from row `rows` on, which belong to the next sequence: their weights are zero, but they
+// need not be numbers. Both consumers write the same zeros, so that neither waits for the other.
+template <class X>
+__device__ __forceinline__ void hide_values(uint32_t v_tile, int rows, int wg) {
+    for (int i = rows * 8 + threadIdx.x % WARPGROUP; i < TILE_K * 8; i += WARPGROUP) {
+#pragma unroll
+        for (int panel = 0; panel < X::PANELS; ++panel) {
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(v_tile + panel * X::KV_PANEL + 16 * i), "r"(0)
+                         : "memory");
+        }
+    }
+    fence_proxy_async();
+    named_barrier_sync(HIDDEN_VALUES + wg, WARPGROUP);
 }
 
 // Nothing, for schedules that leave scores as they are.
@@ -98,9 +114,7 @@ template <class X, class Modifiers>
 __device__ __forceinline__ void modify_tile(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w,
                                             const Modifiers& modifiers, int first_key, int row0) {
     if constexpr (X::MODIFIES_SCORES) {
-        // Causal tiles are at their absolute position; others begin at the first query.
-        const int row = w.position + row0 + (attn.causal ? 0 : attn.k_len - attn.q_len);
-        modifiers.apply(s, attn.causal, row - first_key - 2 * int(threadIdx.x % 4));
+        modifiers.apply(s, attn.causal, w.position + row0 - first_key - 2 * int(threadIdx.x % 4));
     }
 }
 
@@ -235,6 +249,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         const auto modifiers = modifiers_of<X>(p, w.head);
         if constexpr (X::MODIFIES_SCORES) scale_log2 = modifiers.unit * LOG2_E;
         OutputRows rows(w, row0);
+        if constexpr (X::SEQUENCES) rows.begin_at(w.sequence.first_row);
         if constexpr (X::SCATTERS_ROWS) {
             __syncwarp();  // the warp has read the positions of the item before
             const int row = row0 - lane / 4 + lane % 16;
@@ -275,6 +290,14 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         softmax.raise_max<X::ROWS_MAY_BE_EMPTY, X::STOP != Stop::NEVER>(s, scale_log2, tile.rescale, tile.tile_max);
         softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, tile.rescale, tile.tile_sum);
         pack_probabilities<T>(s, probs);
+        if constexpr (X::SEQUENCES) {
+            // Only the last tile of a sequence has rows of the next, and the last tile is step 0.
+            const int keys = w.sequence.k_len - w.key_tile * TILE_K;
+            if (keys < TILE_K) {
+                await_v();
+                hide_values<X>(shared.v_tile(v_pos.stage), keys, wg);
+            }
+        }
         bool stopped = false;
         if constexpr (X::STOP == Stop::EXACT && X::PERMUTES_QUERIES) {
             stopped = stops_exactly(p, control->votes.exact, rows, softmax, tile, scale_log2, vote_slot);

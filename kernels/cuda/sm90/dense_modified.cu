@@ -1,10 +1,11 @@
-// Dense attention with softcap or ALiBi on sm_90a, causal or not. The portable build has `flash` for it.
+// Dense attention with softcap, ALiBi or sequences on sm_90a, causal or not. The portable build has `flash` for it.
+#include "../flash_item.cuh"
 #include "engine.cuh"
 #include "instantiate.cuh"
 
 namespace s2o {
 
-// The part of a call of `flash` without sequences and windows that dense attention has too.
+// The part of a call of `flash` without windows and pages that dense attention has too.
 __device__ __forceinline__ AttnParams attn_of(const FlashParams& p) {
     AttnParams attn{};
     attn.q = p.q;
@@ -27,12 +28,52 @@ __device__ __forceinline__ AttnParams attn_of(const FlashParams& p) {
     return attn;
 }
 
+// Sequences one after another, each in the order of DenseSchedule. The rows of all are one batch of the tensors.
 struct ModifiedSchedule : DenseSchedule {
     using Params = FlashParams;
-    static constexpr bool MODIFIES_SCORES = true;
-    __device__ static int num_items(const Params& p) { return DenseSchedule::num_items(attn_of(p)); }
+    static constexpr bool MODIFIES_SCORES = true, SEQUENCES = true, ITEMS_MAY_BE_EMPTY = true;
+
+    // Tiles are cut at positions: a sequence whose first query is not at such a cut has one more.
+    __device__ __forceinline__ static int most_tiles(const Params& p) { return (p.q_len + TILE_Q - 1) / TILE_Q + 1; }
+    // The tile of a position, which is negative for queries before the first key.
+    __device__ __forceinline__ static int tile_of(int position) {
+        return (position - (position < 0 ? TILE_Q - 1 : 0)) / TILE_Q;
+    }
+    __device__ static int num_items(const Params& p) {
+        if (p.q_starts == nullptr) return DenseSchedule::num_items(attn_of(p));
+        return p.batch * p.num_heads * most_tiles(p);
+    }
+
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
-        return DenseSchedule::decode(attn_of(p), item, w);
+        const AttnParams attn = attn_of(p);
+        if (p.q_starts == nullptr) {
+            DenseSchedule::decode(attn, item, w);
+            if (!attn.causal) w.position += p.k_len - p.q_len;
+            w.sequence = {0, 0, p.k_len};
+            return true;
+        }
+        const int sequence_items = p.num_heads * most_tiles(p);
+        const int sequence = item / sequence_items;
+        const int in_sequence = item - sequence * sequence_items;
+        const int first_head = in_sequence / (p.heads_per_section * most_tiles(p)) * p.heads_per_section;
+        const int in_section = in_sequence - first_head * most_tiles(p);
+        const int heads = min(p.heads_per_section, p.num_heads - first_head);
+        const int row = in_section / heads;
+        w.set_head(attn, first_head + in_section - row * heads);
+
+        const int2 q = flash::sequence(p.q_starts, sequence, p.q_rows, p.q_len);
+        const int2 k = flash::sequence(p.k_starts, sequence, p.k_rows, p.k_len);
+        const int offset = attn.causal ? k.y - q.y : 0;
+        const int tile = tile_of(offset + q.y - 1) - row;
+        if (q.y == 0 || tile < tile_of(offset)) return false;
+        w.sequence = {q.x, k.x, k.y};
+        w.q_start = q.x + tile * TILE_Q - offset;
+        w.row_end = q.x + q.y;
+        w.position = tile * TILE_Q + (attn.causal ? 0 : k.y - q.y);
+        w.key_tile = attn.causal ? tile : tile_of(k.y - 1);
+        // Queries before the first key, and those of sequences without keys, see none.
+        w.steps = w.gather_from = w.key_tile + 1 > 0 ? w.key_tile + 1 : 0;
+        return true;
     }
 };
 

@@ -28,7 +28,8 @@ static_assert(CONSUMER_WARPS == VOTING_WARPS && CONSUMERS * 64 == TILE_Q, "each 
 constexpr int TILE_STAGES = 2, GATHER_STAGES = 3;
 constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;
 
-enum NamedBarrier { TURN = 1 /* and 2: one for each consumer */, PRODUCERS = 3, DECISION = 4 };
+// TURN and HIDDEN_VALUES: one for each consumer.
+enum NamedBarrier { TURN = 1, PRODUCERS = 3, DECISION = 4, HIDDEN_VALUES = 5 };
 
 // A kernel: element type, head size, and a schedule whose gathered steps may stop early.
 template <typename T_, int HEAD_DIM_, class Schedule, Stop STOP_ = Stop::NEVER>

@@ -20,6 +20,11 @@ struct OutputRows {
             exists[h] = row[h] >= 0 && row[h] < w.row_end;
         }
     }
+    // Rows before `first` belong to another sequence.
+    __device__ __forceinline__ void begin_at(int first) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) exists[h] = exists[h] && row[h] >= first;
+    }
 };
 
 // Transposes the four words of the four lanes of a quad: lane c gets word c of lanes 0..3. Its own inverse.
