@@ -1,6 +1,6 @@
 //! The exact calls of the drop-in that no other benchmark times, on an NVIDIA GPU, against candle-flash-attn's own
 //! kernels: windows, ALiBi, softcap, and sequences of different lengths in one call. Random tensors in bf16, 32 query
-//! and 8 KV heads.
+//! and 8 KV heads. And the last chunk of a long prompt over a paged cache, by the policy, on the layers of needle-7m.
 //!
 //! ```text
 //! cargo bench --bench drop_in --features cuda,flash-attn -- --head-dims 64,128 --against-head-dims 64,128
@@ -8,13 +8,17 @@
 
 #[allow(dead_code, reason = "shared with the other benchmarks")]
 mod measure;
+#[allow(dead_code, reason = "the layers are stacked here")]
+#[path = "attention/tensors.rs"]
+mod trained;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use candle_core::{DType, Tensor};
 use clap::Parser;
 use measure::gpu::Gpu;
-use measure::{Place, agree};
-use s2o_flash_attn::s2o::{Policy, set_policy};
+use measure::{Machine, Place, agree, relative_error};
+use s2o_flash_attn::s2o::{AttnStats, Policy, S2oConfig, collect_stats, set_policy, take_stats};
+use s2o_flash_attn::{flash_attn, flash_attn_varlen_paged_windowed};
 
 const NUM_HEADS: usize = 32;
 const NUM_KV_HEADS: usize = 8;
@@ -31,6 +35,9 @@ struct Arguments {
     /// Head sizes that are compared with candle-flash-attn, for a build of it with fewer kernels.
     #[arg(long, value_delimiter = ',', default_value = "64,96,128,160,192,224,256")]
     against_head_dims: Vec<usize>,
+    /// Keys of the chunk over pages, a power of two; 0 leaves it out.
+    #[arg(long, default_value = "131072")]
+    paged: usize,
     /// Timed runs of each side.
     #[arg(long, default_value = "7")]
     repeats: usize,
@@ -131,12 +138,80 @@ fn tensors(case: Case, tokens: usize, head_dim: usize, gpu: &Gpu) -> Result<Tens
     })
 }
 
+/// The last 4096 tokens of a prompt over a paged cache, by the default policy and exactly. The original's exact call has
+/// the same keys without pages.
+fn paged(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> Result<()> {
+    const CHUNK: usize = 4096;
+    const PAGE_LEN: usize = 32;
+    ensure!(tokens.is_power_of_two() && tokens > CHUNK, "--paged: expected a power of two above {CHUNK}, got {tokens}");
+    let layers = trained::stacked(tokens, &gpu.device)?;
+    let scale = layers.softmax_scale;
+    let q = layers.q.narrow(1, tokens - CHUNK, CHUNK)?.contiguous()?;
+    let (_, _, num_kv_heads, head_dim) = layers.k.dims4()?;
+    let num_pages = tokens / PAGE_LEN;
+    // An odd factor modulo a power of two visits every page once.
+    let table: Vec<u32> = (0..num_pages).map(|page| ((page * 2731 + 5) % num_pages) as u32).collect();
+    let mut places = vec![0u32; num_pages];
+    table.iter().enumerate().for_each(|(page, &place)| places[place as usize] = page as u32);
+    let places = Tensor::new(places, &gpu.device)?;
+    let store = |x: &Tensor| x.reshape((num_pages, PAGE_LEN, num_kv_heads, head_dim))?.index_select(&places, 0);
+    let (k, v) = (store(&layers.k)?, store(&layers.v)?);
+    let table = Tensor::new(table, &gpu.device)?.unsqueeze(0)?;
+    let ends = |len: usize| Tensor::new(&[0, len as u32], &gpu.device);
+    let (ends_q, ends_k) = (ends(CHUNK)?, ends(tokens)?);
+    let flat = q.squeeze(0)?;
+    let over_pages = |policy: &Policy| -> Result<Tensor> {
+        set_policy(policy.clone());
+        let out = flash_attn_varlen_paged_windowed(
+            &flat, &k, &v, &ends_q, &ends_k, &table, None, CHUNK, tokens, scale, None, Some(0), PAGE_LEN, None,
+        );
+        set_policy(Policy::Dense);
+        Ok(out?.unsqueeze(0)?)
+    };
+    let has_baseline = cfg!(feature = "flash-attn") && arguments.against_head_dims.contains(&head_dim);
+    let contiguous = || -> Result<Tensor> {
+        #[cfg(feature = "flash-attn")]
+        if has_baseline {
+            return Ok(candle_flash_attn::flash_attn(&q, &layers.k, &layers.v, scale, true)?);
+        }
+        Ok(flash_attn(&q, &layers.k, &layers.v, scale, true)?)
+    };
+    let baseline = if has_baseline { "candle-flash-attn 0.11.1" } else { "our exact call" };
+
+    let policies = [("by the policy", Policy::S2o(S2oConfig::default())), ("exact", Policy::Dense)];
+    let exact = contiguous()?;
+    agree("pages", &over_pages(&Policy::Dense)?, &exact, 1e-2)?;
+    collect_stats(true);
+    let error = relative_error(&over_pages(&policies[0].1)?, &exact)?;
+    let density = AttnStats::joint_density(take_stats()?.iter().map(|call| &call.stats));
+    collect_stats(false);
+    ensure!(error < 0.5, "pages by the policy: relative error {error}: not timed");
+    let mut runs = policies.each_ref().map(|(_, policy)| || over_pages(policy).map(drop));
+    let [by_policy, by_exact] = &mut runs;
+    let medians = gpu.medians(arguments.repeats, &mut [by_policy, by_exact, &mut || contiguous().map(drop)])?;
+    let mut rows = Vec::new();
+    for ((name, policy), &ms) in policies.iter().zip(&medians) {
+        println!("{CHUNK} tokens over {tokens} in pages, {name:13} {ms:9.3} ms, x{:.2} {baseline}", medians[2] / ms);
+        let mut row = machine.row("drop-in", &format!("pages, {name}"), &q, &layers.k)?;
+        if let Policy::S2o(config) = policy {
+            row = measure::Row { density: Some(density), error: Some(error), tau: Some(config.tau()), ..row };
+        }
+        rows.push(row.against(baseline, ms, medians[2]));
+    }
+    println!("density {density:.4}, relative error {error:.4}");
+    machine.append(&rows, &arguments.place)?;
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     set_policy(Policy::Dense);
     let gpu = Gpu::new()?;
     let machine = gpu.machine()?;
     println!("{}", machine.device());
+    if arguments.paged > 0 {
+        paged(arguments.paged, &arguments, &gpu, &machine)?;
+    }
     for &head_dim in &arguments.head_dims {
         let has_baseline = arguments.against_head_dims.contains(&head_dim);
         let mut rows = Vec::new();

@@ -29,6 +29,12 @@ __device__ inline int2 sequence(const int32_t* starts, int b, int rows, int long
     return make_int2(first, min(min(max(starts[b + 1], first), rows) - first, longest));
 }
 
+// Whether the output is complete: see FlashParams::unless_whole.
+__device__ inline bool is_complete(const FlashParams& p) {
+    return p.unless_whole && p.q_starts[0] == 0 && p.q_starts[1] == p.q_len && p.k_starts[0] == 0 &&
+           p.k_starts[1] == p.k_len;
+}
+
 // The rows from q_start on, `rows` at most; false if the sequence has none.
 __device__ inline bool set_queries(const FlashParams& p, Item& w, int rows) {
     w.q_base = w.k_base = 0;

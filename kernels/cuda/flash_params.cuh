@@ -42,7 +42,8 @@ struct FlashParams {
     int32_t heads_per_section;  // heads processed together, so that their keys and values stay in L2
     float softmax_scale;
     float softcap;            // scores become softcap * tanh(score / softcap); 0: they do not
+    int32_t unless_whole;     // 1: the output holds the attention of one sequence of all rows; nothing is to do for such
 };
-static_assert(sizeof(FlashParams) == 240 && offsetof(FlashParams, batch) == 176, "mirrored on the host");
+static_assert(sizeof(FlashParams) == 248 && offsetof(FlashParams, batch) == 176, "mirrored on the host");
 
 }  // namespace s2o

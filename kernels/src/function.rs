@@ -110,6 +110,8 @@ kernels! {
     LastQueryStates = "last_query_states", PerHeadDim;
     /// Attention of the last queries, summed by key and by distance.
     LastQueryScores = "last_query_scores", PerHeadDim;
+    /// Keys and values of one sequence out of pages.
+    Pages = "pages", Single;
     /// Keys and values in another order.
     Reorder = "reorder", Single;
     /// The tokens of each stride, contiguous.

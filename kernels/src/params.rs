@@ -138,6 +138,7 @@ pub struct FlashParams {
     pub heads_per_section: i32,
     pub softmax_scale: f32,
     pub softcap: f32,
+    pub unless_whole: i32,
 }
 
 /// Sums that `probe_tails` leaves for each head and segment.
@@ -404,6 +405,24 @@ pub struct LastQueryParams {
     pub softmax_scale: f32,
 }
 
+/// Keys and values of one sequence out of pages, side by side (cuda/pages.cu).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct PagesParams {
+    pub k: *const c_void,
+    pub v: *const c_void,
+    pub table: *const i32,
+    pub k_out: *mut c_void,
+    pub v_out: *mut c_void,
+    pub k_strides: Strides,
+    pub v_strides: Strides,
+    pub num_pages: i32,
+    pub page_len: i32,
+    pub num_heads: i32,
+    pub head_dim: i32,
+    pub len: i32,
+}
+
 /// Keys and values in another order, followed by all of them in their own order.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -463,7 +482,7 @@ macro_rules! layout {
 layout!(AttnParams: 176, q_strides at 48, batch at 144);
 layout!(S2oParams: 280, kv_perm at 176, segment_len at 248);
 layout!(SplitParams: 208, partial_out at 176);
-layout!(FlashParams: 240, batch at 176);
+layout!(FlashParams: 248, batch at 176);
 layout!(ProbeParams: 464, q at 208, num_heads at 408);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(ColumnParams: 216, columns at 192);
@@ -477,6 +496,7 @@ layout!(RotationParams: 40, len at 32);
 layout!(BlockPoolParams: 88, strides at 32, heads at 80);
 layout!(RowParams: 168, left_out_of at 88, row_len at 136);
 layout!(LastQueryParams: 120, q_strides at 40, num_heads at 88);
+layout!(PagesParams: 112, k_strides at 40, num_pages at 88);
 layout!(ReorderParams: 112, k_strides at 40, num_heads at 88);
 layout!(StridesParams: 56, num_heads at 32);
 layout!(StrideSharesParams: 48, rows at 24);

@@ -2,8 +2,10 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::call::{Call, Function, Lengths, Pages};
-use crate::{Runner, slopes, tensor};
+use s2o_flash_attn::s2o::{Policy, S2oConfig, SegmentLen, set_policy};
+
+use crate::call::{Call, Function, Lengths, Pages, ours};
+use crate::{Runner, floats, near, on_cpu, slopes, tensor};
 
 const PAGE_LEN: usize = 32;
 
@@ -87,6 +89,75 @@ pub fn cases(runner: &mut Runner) {
         pages(runner, dtype, head_dim);
     }
     pages(runner, DType::BF16, 256);
+    for head_dim in [64, 128, 192] {
+        for causal in [false, true] {
+            neighbour_without_numbers(runner, head_dim, causal);
+            shorter_than_its_tensor(runner, head_dim, causal);
+        }
+    }
+}
+
+/// A sequence does not see that the next one has no numbers, although their rows share tiles.
+fn neighbour_without_numbers(runner: &mut Runner, head_dim: usize, causal: bool) {
+    runner.case(&format!("varlen beside NaN D{head_dim} causal {causal}"), |runner| {
+        let device = runner.device.clone();
+        let (first, second) = (200, 100);
+        let random = |seed, len, heads| tensor(seed, &[len, heads, head_dim], DType::BF16, &device);
+        let nan = Tensor::full(f32::NAN, (second, 2, head_dim), &device).and_then(|nan| nan.to_dtype(DType::BF16));
+        let nan = nan.expect("filled");
+        let kv = |seed, next: &Tensor| Tensor::cat(&[&random(seed, first, 2), next], 0).expect("joined");
+        let clean = random(9, second, 2);
+        let q = random(1, first + second, 4);
+        let ends = ends(&[first, second], &device);
+        let out = |next: &Tensor| {
+            let lengths = Lengths { q: ends.clone(), k: ends.clone(), max_q: first, max_k: first };
+            let call = Call::new(Function::Varlen, [q.clone(), kv(2, next), kv(3, next)], 0.1, causal);
+            floats(&ours(&Call { lengths: Some(lengths), ..call }).expect("the GPU takes it"))
+        };
+        let (with_nan, exact) = (out(&nan), out(&clean));
+        let rows = first * 4 * head_dim;
+        assert!(with_nan[..rows] == exact[..rows], "the first sequence differs");
+        assert!(with_nan[rows..].iter().all(|x| x.is_nan()), "the second sequence has numbers");
+    });
+}
+
+/// `max_seqlen` is a bound: the only sequence may be shorter than its tensor, and only the GPU has its length.
+fn shorter_than_its_tensor(runner: &mut Runner, head_dim: usize, causal: bool) {
+    const LEN: usize = 4096;
+    let config = S2oConfig::builder().tau(0.1).segment_len(SegmentLen::Fixed(512)).dense_below(2048).build();
+    for policy in [Policy::Dense, Policy::S2o(config.expect("options"))] {
+        for paged in [false, true] {
+            let is_dense = matches!(policy, Policy::Dense);
+            let name = format!("varlen shorter D{head_dim} causal {causal} paged {paged} dense {is_dense}");
+            runner.case(&name, |runner| {
+                let device = runner.device.clone();
+                let (q_len, k_len) = (300, 3500);
+                let random = |seed, len, heads| tensor(seed, &[len, heads, head_dim], DType::BF16, &device);
+                let (q, k, v) = (random(1, 512, 4), random(2, LEN, 2), random(3, LEN, 2));
+                let of = |ends: &[u32]| Tensor::new(ends, &device).expect("copied");
+                let lengths = Lengths { q: of(&[0, q_len]), k: of(&[0, k_len]), max_q: 512, max_k: LEN };
+                let function = if paged { Function::VarlenPagedWindowed } else { Function::Varlen };
+                let pages = Pages {
+                    table: Tensor::arange(0u32, (LEN / PAGE_LEN) as u32, &device).and_then(|t| t.unsqueeze(0)).expect("one row"),
+                    prefix_ranges: None,
+                    page_len: PAGE_LEN,
+                };
+                let store = |x: &Tensor| match paged {
+                    true => x.reshape((LEN / PAGE_LEN, PAGE_LEN, 2, head_dim)).expect("whole pages"),
+                    false => x.clone(),
+                };
+                let qkv = [q.clone(), store(&k), store(&v)];
+                let call = Call::new(function, qkv, 0.1, causal);
+                let call = Call { lengths: Some(lengths), pages: paged.then_some(pages), ..call };
+                set_policy(policy.clone());
+                let out = ours(&call);
+                set_policy(Policy::Dense);
+                let exact = ours(&on_cpu(&call)).expect("the CPU path takes it");
+                let rows = |x: &Tensor| x.narrow(0, 0, q_len as usize).expect("rows of the sequence");
+                near("ours on the CPU", &rows(&out.expect("the GPU takes it")), &rows(&exact));
+            });
+        }
+    }
 }
 
 /// One sequence of 296 tokens in pages that lie in another order.

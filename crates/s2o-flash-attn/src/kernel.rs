@@ -13,6 +13,7 @@ use s2o_kernels::{Function, HeadDim, Kernel};
 
 use crate::error::FlashAttnError;
 use crate::mask::{Reach, Window};
+use crate::pages::PageTable;
 
 /// Bytes of keys and values that should stay in L2 while their queries read them.
 const L2_BYTES: usize = 32 << 20;
@@ -21,7 +22,7 @@ const L2_BYTES: usize = 32 << 20;
 const FEWEST_ROWS: usize = 64;
 const MOST_COLUMNS: usize = 256;
 /// Elements that the kernel reads at once.
-const VECTOR: usize = 8;
+pub(crate) const VECTOR: usize = 8;
 
 /// A call of the kernel: `q` (batch, q_len, num_heads, head_dim), `k` and `v` (batch, k_len, num_kv_heads, head_dim); with
 /// `sequences` a batch of 1 that holds the rows of all of them.
@@ -46,19 +47,19 @@ pub(crate) struct Sequences {
     pub(crate) pages: Option<PageTable>,
 }
 
-/// Keys and values in pages, which are their rows `page * page_len` and the next.
-#[derive(Debug)]
-pub(crate) struct PageTable {
-    /// (batch, pages).
-    pub(crate) table: Tensor,
-    pub(crate) page_len: usize,
-    /// (batch, ranges, 2).
-    pub(crate) ranges: Option<Tensor>,
-}
-
 impl KernelCall<'_> {
     /// Enqueues the kernel. The tensors are checked: their shapes fit each other.
     pub(crate) fn run(&self) -> Result<Tensor, FlashAttnError> {
+        self.compute(None)
+    }
+
+    /// For a call whose only sequence was taken for all rows of the tensors, because the host has not seen its lengths:
+    /// if they are other ones, the rows of the sequence in `out` are computed again.
+    pub(crate) fn correct(&self, out: &Tensor) -> Result<(), FlashAttnError> {
+        self.compute(Some(out)).map(drop)
+    }
+
+    fn compute(&self, out: Option<&Tensor>) -> Result<Tensor, FlashAttnError> {
         let [q, ..] = self.qkv;
         let head_dim = q.dims()[3];
         if !head_dim.is_multiple_of(VECTOR) || HeadDim::flash(head_dim).is_none() {
@@ -68,8 +69,8 @@ impl KernelCall<'_> {
             return Err(cuda(CudaError::SoftmaxScale { got: self.softmax_scale }));
         }
         match q.dtype() {
-            DType::BF16 => self.typed::<bf16>(),
-            DType::F16 => self.typed::<f16>(),
+            DType::BF16 => self.typed::<bf16>(out),
+            DType::F16 => self.typed::<f16>(out),
             got => Err(cuda(CudaError::DType { name: "q", got })),
         }
     }
@@ -91,9 +92,16 @@ impl KernelCall<'_> {
         if fits { Kernel::DenseModified } else { Kernel::Flash }
     }
 
-    fn typed<T: Element + ValidAsZeroBits>(&self) -> Result<Tensor, FlashAttnError> {
+    fn typed<T: Element + ValidAsZeroBits>(&self, out: Option<&Tensor>) -> Result<Tensor, FlashAttnError> {
         let [q, ..] = self.qkv;
         let launcher = Launcher::of(q).map_err(cuda)?;
+        if let Some(out) = out {
+            let (storage, layout) = out.storage_and_layout();
+            let (address, _guard) = unaligned_address::<T>(&storage, layout, launcher.stream()).map_err(cuda)?;
+            let view = View::new::<T>(address, &Layout::contiguous(q.shape())).map_err(cuda)?;
+            self.launch::<T>(&launcher, view, true).map_err(cuda)?;
+            return Ok(out.clone());
+        }
         // The kernel writes the rows of every sequence; rows of none are zeros.
         let mut out = match self.sequences {
             Some(_) => launcher.zeros::<T>(q.elem_count()),
@@ -103,12 +111,12 @@ impl KernelCall<'_> {
         {
             let (address, _out) = out.device_ptr_mut(launcher.stream());
             let out = View::new::<T>(address, &Layout::contiguous(q.shape())).map_err(cuda)?;
-            self.launch::<T>(&launcher, out).map_err(cuda)?;
+            self.launch::<T>(&launcher, out, false).map_err(cuda)?;
         }
         Ok(launcher.tensor(out, q.shape().clone()))
     }
 
-    fn launch<T: Element>(&self, launcher: &Launcher, out: View) -> Result<(), CudaError> {
+    fn launch<T: Element>(&self, launcher: &Launcher, out: View, unless_whole: bool) -> Result<(), CudaError> {
         let stream = launcher.stream();
         let held = self.qkv.map(Tensor::storage_and_layout);
         let [q, k, v] = held.each_ref().map(|(storage, layout)| Operand::new(cuda_storage(storage)?, layout));
@@ -158,6 +166,7 @@ impl KernelCall<'_> {
             heads_per_section: to_i32("heads", heads_per_section.min(num_heads))?,
             softmax_scale: self.softmax_scale,
             softcap: self.softcap.unwrap_or_default(),
+            unless_whole: i32::from(unless_whole),
         };
         let kernel = self.kernel();
         let enqueue = |params: FlashParams| {
@@ -196,18 +205,12 @@ impl KernelCall<'_> {
     }
 }
 
-impl PageTable {
-    fn num_ranges(&self) -> usize {
-        self.ranges.as_ref().map_or(0, |ranges| ranges.dims()[1])
-    }
-}
-
-fn cuda(error: CudaError) -> FlashAttnError {
+pub(crate) fn cuda(error: CudaError) -> FlashAttnError {
     FlashAttnError::Attn(error.into())
 }
 
 /// The address of integers of 32 bits, or null, and a guard that ends the stream's use of them when dropped.
-fn integers<'a>(
+pub(crate) fn integers<'a>(
     held: Option<&'a (impl Deref<Target = Storage>, &'a Layout)>,
     stream: &'a CudaStream,
 ) -> Result<(*const i32, Option<SyncOnDrop<'a>>), CudaError> {

@@ -25,9 +25,13 @@ mod fixed;
 mod kernel;
 mod layer_count;
 mod mask;
+#[cfg(feature = "cuda")]
+mod pages;
 mod plain;
 pub mod s2o;
 mod varlen;
+#[cfg(feature = "cuda")]
+mod varlen_gpu;
 
 pub use engine::FlashAttn;
 pub use error::FlashAttnError;

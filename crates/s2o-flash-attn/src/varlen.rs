@@ -9,20 +9,17 @@ use crate::error::FlashAttnError;
 use crate::mask::Reach;
 use crate::s2o;
 #[cfg(feature = "cuda")]
-use crate::{
-    engine::Checked,
-    kernel::{KernelCall, PageTable, Sequences, on_device},
-};
+use crate::varlen_gpu::OnGpu;
 
 /// Keys and values as (num_pages, page_len, num_kv_heads, head_dim).
-struct Pages<'a> {
-    table: &'a Tensor,
-    prefix_ranges: Option<&'a Tensor>,
-    page_len: usize,
+pub(crate) struct Pages<'a> {
+    pub(crate) table: &'a Tensor,
+    pub(crate) prefix_ranges: Option<&'a Tensor>,
+    pub(crate) page_len: usize,
 }
 
 /// Attention within each sequence. On a GPU one launch computes all sequences, and the host does not read their lengths,
-/// unless several sequences may be sparse.
+/// unless sequences may be sparse that are not all rows of the tensors.
 fn by_sequence(
     [q, k, v]: [&Tensor; 3],
     [seqlens_q, seqlens_k]: [&Tensor; 2],
@@ -110,92 +107,6 @@ fn check(q: &Tensor, k: &Tensor, v: &Tensor, pages: Option<&Pages<'_>>) -> std::
     Ok(())
 }
 
-/// A call on a GPU.
-#[cfg(feature = "cuda")]
-struct OnGpu<'a> {
-    qkv: [&'a Tensor; 3],
-    seqlens: [&'a Tensor; 2],
-    longest: [usize; 2],
-    pages: Option<&'a Pages<'a>>,
-    op: &'a FlashAttn,
-}
-
-#[cfg(feature = "cuda")]
-impl OnGpu<'_> {
-    /// `None` if the host has to read the lengths, to make long sequences among several sparse.
-    fn run(&self, batch: usize, may_skip: bool) -> std::result::Result<Option<Tensor>, FlashAttnError> {
-        let Self { qkv: [q, k, v], seqlens: [seqlens_q, seqlens_k], longest, pages, op } = *self;
-        let device = q.device();
-        // Lengths that the host has are checked. The kernel cuts those on the GPU to the rows that exist.
-        if seqlens_q.device().is_cpu() {
-            cumulative("seqlens_q", seqlens_q, longest[0], Some(q.dims()[0]))?;
-        }
-        if seqlens_k.device().is_cpu() {
-            cumulative("seqlens_k", seqlens_k, longest[1], pages.is_none().then_some(k.dims()[0]))?;
-        }
-        let table = pages.map(|pages| pages.on_device(batch, device)).transpose()?;
-        // The rows of all sequences, or of all pages, as one.
-        let rows = |x: &Tensor| match pages {
-            Some(_) => x.flatten(0, 1)?.unsqueeze(0),
-            None => x.unsqueeze(0),
-        };
-        let (q4, k4, v4) = (q.unsqueeze(0)?, rows(k)?, rows(v)?);
-        let Checked { slopes, softcap } = engine::checked(&q4, &k4, &v4, op)?;
-        let window = op.window(longest[1]);
-        // Candle has no kernel that reads a table in i32.
-        let host_reads = batch > 1 || table.as_ref().is_some_and(|table| table.table.dtype() != DType::U32);
-        if may_skip && host_reads && engine::has_fast_path(q) {
-            return Ok(None);
-        }
-        // One sequence that is all rows is a call with one length.
-        let is_whole = batch == 1 && longest[0] == q.dims()[0] && (pages.is_some() || longest[1] == k.dims()[0]);
-        if is_whole && (may_skip || pages.is_none()) {
-            let [keys, values] = match &table {
-                Some(table) => [table.gathered(k, longest[1])?, table.gathered(v, longest[1])?],
-                None => [k.clone(), v.clone()],
-            };
-            let call = Call { op, window, ranges: Vec::new(), may_skip };
-            let out = engine::dispatch(&q4, &keys.unsqueeze(0)?, &values.unsqueeze(0)?, &call)?;
-            return Ok(Some(out.squeeze(0)?));
-        }
-        if q.elem_count() == 0 || k.elem_count() == 0 {
-            return Ok(Some(q.zeros_like()?));
-        }
-        let starts = [on_device("seqlens_q", seqlens_q, device)?, on_device("seqlens_k", seqlens_k, device)?];
-        let sequences = Some(Sequences { starts, longest, pages: table });
-        let (qkv, softmax_scale) = ([&q4, &k4, &v4], op.softmax_scale);
-        let out = KernelCall { qkv, softmax_scale, window, slopes, softcap, sequences }.run()?;
-        Ok(Some(out.squeeze(0)?))
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Pages<'_> {
-    fn on_device(&self, batch: usize, device: &Device) -> std::result::Result<PageTable, FlashAttnError> {
-        self.check(batch)?;
-        Ok(PageTable {
-            table: on_device("block_table", self.table, device)?,
-            page_len: self.page_len,
-            ranges: self.prefix_ranges.map(|ranges| on_device("mm_prefix_ranges", ranges, device)).transpose()?,
-        })
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl PageTable {
-    /// The first `len` tokens of the pages of the only sequence, in order.
-    fn gathered(&self, pages: &Tensor, len: usize) -> std::result::Result<Tensor, FlashAttnError> {
-        let (num_pages, page_len, num_kv_heads, head_dim) = pages.dims4()?;
-        let needed = len.div_ceil(page_len);
-        within("pages of a sequence", needed as i64, self.table.dims()[1])?;
-        let table = self.table.flatten_all()?.narrow(0, 0, needed)?;
-        // Candle's kernel does not check the pages, which are on the GPU.
-        let last = Tensor::new(num_pages.saturating_sub(1) as u32, pages.device())?;
-        let rows = pages.contiguous()?.index_select(&table.broadcast_minimum(&last)?, 0)?;
-        Ok(rows.reshape((needed * page_len, num_kv_heads, head_dim))?.narrow(0, 0, len)?)
-    }
-}
-
 /// The pages of each sequence, and its ranges.
 type Places = (Vec<Vec<i64>>, Vec<Vec<(i64, i64)>>);
 
@@ -209,7 +120,7 @@ impl Pages<'_> {
         Ok((tables, integers("mm_prefix_ranges", ranges)?.to_vec3()?.into_iter().map(pairs).collect()))
     }
 
-    fn check(&self, batch: usize) -> std::result::Result<(), FlashAttnError> {
+    pub(crate) fn check(&self, batch: usize) -> std::result::Result<(), FlashAttnError> {
         if !matches!(self.table.dims(), [rows, _] if *rows == batch) {
             return Err(FlashAttnError::dims("block_table", format!("({batch}, max_blocks)"), self.table));
         }
@@ -254,7 +165,7 @@ fn num_sequences(seqlens_q: &Tensor, seqlens_k: &Tensor) -> std::result::Result<
 
 /// Checked cumulative lengths on the host: they do not descend, no sequence is longer than `max_len`, and together they
 /// have at most `rows` rows.
-fn cumulative(
+pub(crate) fn cumulative(
     name: &'static str,
     lengths: &Tensor,
     max_len: usize,
@@ -276,7 +187,7 @@ fn cumulative(
     Ok(lengths.into_iter().map(|length| length as usize).collect())
 }
 
-fn within(name: &'static str, got: i64, max: usize) -> std::result::Result<(), FlashAttnError> {
+pub(crate) fn within(name: &'static str, got: i64, max: usize) -> std::result::Result<(), FlashAttnError> {
     match usize::try_from(got) {
         Ok(size) if size <= max => Ok(()),
         _ => Err(FlashAttnError::OutOfRange { name, max, got }),
@@ -292,7 +203,8 @@ fn integers(name: &'static str, tensor: &Tensor) -> std::result::Result<Tensor, 
 
 /// Exact attention within each sequence, causal if `causal`: `q` (total_q, num_heads, head_dim), `k` and `v` (total_k,
 /// num_kv_heads, head_dim), cumulative lengths `seqlens_q` and `seqlens_k` (batch + 1). Returns the shape and dtype of
-/// `q`, with zeros in rows outside every sequence.
+/// `q`, with zeros in rows outside every sequence. Such rows are unspecified on a GPU if there is one sequence and
+/// `max_seqlen_q` and `max_seqlen_k` are all rows.
 pub fn flash_attn_varlen(
     q: &Tensor,
     k: &Tensor,

@@ -1,15 +1,19 @@
 //! mistral.rs with one model on one GPU, and the modes in which its attention runs.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 #[cfg(feature = "s2o")]
 use candle_flash_attn::s2o::{self, AttnStats, Policy};
+use mistralrs::core::{MistralRs, MistralRsBuilder};
+use mistralrs::model_builder_trait::build_text_pipeline;
 use mistralrs::{
-    DeviceMapSetting, MemoryGpuConfig, Model, ModelDType, NormalRequest, PagedAttentionMetaBuilder, Request,
-    RequestMessage, ResponseOk, SamplingParams, TextModelBuilder,
+    DeviceMapSetting, MemoryGpuConfig, ModelDType, NormalRequest, PagedAttentionMetaBuilder, Request, RequestMessage,
+    ResponseOk, SamplingParams, TextModelBuilder,
 };
+use mistralrs_server_core::mistralrs_server_router_builder::MistralRsServerRouterBuilder;
 
 /// How the attention of a run is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +101,7 @@ pub struct Answer {
 
 /// A loaded model.
 pub struct Engine {
-    model: Model,
+    runner: Arc<MistralRs>,
 }
 
 impl Engine {
@@ -107,15 +111,25 @@ impl Engine {
     /// Those of mistral.rs.
     pub async fn load(dir: &Path, tokens: usize) -> Result<Self> {
         let cache = PagedAttentionMetaBuilder::default().with_gpu_memory(MemoryGpuConfig::ContextSize(2 * tokens));
-        let model = TextModelBuilder::new(dir.display())
+        let builder = TextModelBuilder::new(dir.display())
             .with_dtype(ModelDType::BF16)
             .with_device_mapping(DeviceMapSetting::dummy())
-            .with_paged_attn(cache.build()?)
-            // Two runs of one prompt must both prefill it.
-            .with_prefix_cache_n(None)
-            .build()
-            .await?;
-        Ok(Self { model })
+            .with_paged_attn(cache.build()?);
+        let (pipeline, scheduler, _) = build_text_pipeline(builder).await?;
+        // Two runs of one prompt must both prefill it.
+        let runner = MistralRsBuilder::new(pipeline, scheduler, false, None).with_no_prefix_cache(true).build().await;
+        Ok(Self { runner })
+    }
+
+    /// Answers requests of OpenAI's API at `address` with mistral.rs' own server, until the process ends.
+    ///
+    /// # Errors
+    /// If the address cannot be bound, or those of mistral.rs.
+    pub async fn serve(&self, address: &str) -> Result<()> {
+        let router = MistralRsServerRouterBuilder::new().with_mistralrs(Arc::clone(&self.runner)).build().await?;
+        let listener = tokio::net::TcpListener::bind(address).await.with_context(|| format!("--serve {address}"))?;
+        println!("listening on http://{}", listener.local_addr()?);
+        Ok(axum::serve(listener, router).await?)
     }
 
     /// Continues `text` by up to `max_len` tokens, greedily.
@@ -141,7 +155,7 @@ impl Engine {
         let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
         let sampling = SamplingParams { max_len: Some(max_len), ..SamplingParams::deterministic() };
         let request = NormalRequest::new_simple(prompt, sampling, sender, 0, None, None);
-        self.model.inner().get_sender(None)?.send(Request::Normal(Box::new(request))).await?;
+        self.runner.get_sender(None)?.send(Request::Normal(Box::new(request))).await?;
         let response = receiver.recv().await.context("mistral.rs closed the channel")?;
         match response.as_result().map_err(|error| anyhow::anyhow!("{error}"))? {
             ResponseOk::CompletionDone(done) => Ok(Answer {

@@ -32,6 +32,12 @@ struct Args {
     /// Timed runs of each length, after one that is not timed.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
+    /// Serve the model at this address, for example 127.0.0.1:1234, by the policy.
+    #[arg(long, conflicts_with = "time")]
+    serve: Option<String>,
+    /// Tokens that the KV cache of `--serve` holds.
+    #[arg(long, default_value_t = 131_072)]
+    context: usize,
     /// Number of tokens to generate after a passkey prompt, greedily.
     #[arg(long, default_value_t = 24)]
     sample_len: usize,
@@ -45,6 +51,9 @@ async fn main() -> Result<()> {
         s2o_needle_11m::write(needle.path())?;
     }
     let dir = args.model.as_deref().unwrap_or(needle.path());
+    if let Some(address) = &args.serve {
+        return Engine::load(dir, args.context).await?.serve(address).await;
+    }
     if args.time.is_empty() { passkeys(&args, dir).await } else { time(&args, dir).await }
 }
 

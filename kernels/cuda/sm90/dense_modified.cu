@@ -41,7 +41,7 @@ struct ModifiedSchedule : DenseSchedule {
     }
     __device__ static int num_items(const Params& p) {
         if (p.q_starts == nullptr) return DenseSchedule::num_items(attn_of(p));
-        return p.batch * p.num_heads * most_tiles(p);
+        return flash::is_complete(p) ? 0 : p.batch * p.num_heads * most_tiles(p);
     }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
