@@ -283,13 +283,13 @@ fn needles_are_shown_by_depth_or_from_a_table_alone() {
         ("docs/rows/b/runs.csv", "outcomes\n4\n"),
     ]);
     let table = "m, f32, cpu, chat template none, chunk whole.\n\n\
-        Mean score in percent:\n\n\
+        Mean score, in percent of the references that the answer contains:\n\n\
         | method | 4K |\n| --- | --- |\n| dense | 100.0 |\n| s2o:tau=0.5 | 50.0 |\n\n\
         The same with 0 for answers that do not begin right:\n\n\
         | method | 4K |\n| --- | --- |\n| dense | 100.0 |\n| s2o:tau=0.5 | 0.0 |\n\n\
         Density:\n\n\
         | method | 4K |\n| --- | --- |\n| dense | .125 |\n| s2o:tau=0.5 | .125 |\n\n\
-        Mean score in percent at density 0.2:\n\n\
+        Mean score, in percent of the references that the answer contains at density 0.2:\n\n\
         | method | 4K |\n| --- | --- |\n| s2o:tau=0.5 | 100.0 |\n";
     let parts = [table, "[runs.csv](rows/a/runs.csv); commit abc; as vectors"];
     let pictures = ["depth-niah-dense", "depth-niah-s2o-tau-0.5", "depth-niah-s2o-tau-0.5-0.2"];
