@@ -48,6 +48,15 @@ impl Gpu {
         Ok(self.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?)
     }
 
+    /// Whether all work enqueued so far is done.
+    pub fn is_idle(&self) -> Result<bool> {
+        // SAFETY: the stream lives as long as the device.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => Ok(other.result().map(|()| true)?),
+        }
+    }
+
     /// GPU time of `run` in milliseconds.
     pub fn time(&self, run: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
         let begin = self.mark()?;

@@ -128,7 +128,7 @@ impl<'a> Models<'a> {
             }
             None => 0.0,
         };
-        Ok((Split { total, attention: watched.ms()?, ranking }, watched.chunk()))
+        Ok((Split { total, attention: watched.ms()?, ranking, idle: watched.idle() }, watched.chunk()))
     }
 
     /// Share of the causal tiles that our decoder computes.

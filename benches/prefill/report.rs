@@ -110,6 +110,7 @@ impl<'a> Report<'a> {
             "the rest",
             "alone / in model",
             "chunk",
+            "GPU idle before",
         ]);
         for m in measured {
             if let (Some(split), Some((linear, tflop)), Some(chunk)) = (m.split, m.linear, m.chunk) {
@@ -124,6 +125,7 @@ impl<'a> Report<'a> {
                     Cell::new(time((in_model - linear).max(0.0))),
                     Cell::new(format!("{:.3}", linear / in_model)),
                     Cell::new(chunk),
+                    Cell::new(format!("{:.1} % of calls", 100.0 * split.idle)),
                 ]);
             }
         }

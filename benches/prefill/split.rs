@@ -23,6 +23,8 @@ pub struct Split {
     pub attention: f64,
     /// Time in the ranking of S2O; 0 for other methods.
     pub ranking: f64,
+    /// Share of the attention calls before which the GPU had nothing left to do: the host was too slow for it.
+    pub idle: f64,
 }
 
 /// Attention that is timed with events.
@@ -32,11 +34,18 @@ pub struct Watched<'a> {
     gpu: &'a Gpu,
     calls: Mutex<Vec<(CudaEvent, CudaEvent)>>,
     longest: Mutex<usize>,
+    idle: Mutex<usize>,
 }
 
 impl<'a> Watched<'a> {
     pub fn new(inner: &'a dyn Attention, gpu: &'a Gpu) -> Self {
-        Self { inner, gpu, calls: Mutex::default(), longest: Mutex::default() }
+        Self { inner, gpu, calls: Mutex::default(), longest: Mutex::default(), idle: Mutex::default() }
+    }
+
+    /// Share of the calls so far that found the GPU without work.
+    pub fn idle(&self) -> f64 {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner).len();
+        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) as f64 / calls.max(1) as f64
     }
 
     /// Milliseconds of all calls so far.
@@ -58,7 +67,11 @@ impl Attention for Watched<'_> {
     }
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
-        let mark = || self.gpu.mark().map_err(|error| candle_core::Error::msg(error.to_string()));
+        let failed = |error: anyhow::Error| candle_core::Error::msg(error.to_string());
+        if self.gpu.is_idle().map_err(failed)? {
+            *self.idle.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        }
+        let mark = || self.gpu.mark().map_err(failed);
         let begin = mark()?;
         let out = self.inner.prefill(call, q, k, v)?;
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push((begin, mark()?));
