@@ -278,14 +278,16 @@ fn layers_have_options_of_their_own() {
 fn the_dense_tail_waits_for_the_prompts_end() {
     let qkv = random((1, 256, 2, 16));
     let config = sparse().to_builder().dense_tail(256).tau(0.9).build().unwrap();
-    let density = |prompt_len| {
-        let method = S2o::new(config.clone()).with_stats();
+    let density_of = |method: S2o, prompt_len| {
+        let method = method.with_stats();
         let call = PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len };
         method.prefill(&call, &qkv, &qkv, &qkv).unwrap();
         method.take_stats().unwrap()[&0].density()
     };
+    let density = |prompt_len| density_of(S2o::new(config.clone()), prompt_len);
     assert!(density(512) < 1.0);
     assert_eq!(density(256), 1.0);
+    assert_eq!(density_of(S2o::new(config.clone()).without_prompt_end(), 512), 1.0, "each chunk is taken for the end");
 }
 
 #[test]

@@ -18,6 +18,8 @@ use crate::stock::Stock;
 pub enum Method {
     /// Our decoder, S2O with its default options.
     S2o,
+    /// As `s2o`, with every chunk taken for the end of the prompt: what an engine gets that does not tell its end.
+    S2oChunks,
     /// Our decoder, S2O with the paper's settings.
     Paper,
     /// Our decoder, exact attention.
@@ -31,6 +33,7 @@ impl Method {
     pub fn name(self) -> &'static str {
         match self {
             Self::S2o => "s2o",
+            Self::S2oChunks => "s2o, end of the prompt not known",
             Self::Paper => "s2o, paper's preset",
             Self::Dense => "dense",
             Self::Stock => "stock, candle-flash-attn 0.11.1",
@@ -40,15 +43,20 @@ impl Method {
     /// The options of S2O; `None` for other methods.
     pub fn config(self) -> Option<S2oConfig> {
         match self {
-            Self::S2o => Some(S2oConfig::default()),
+            Self::S2o | Self::S2oChunks => Some(S2oConfig::default()),
             Self::Paper => Some(S2oConfig::paper()),
             Self::Dense | Self::Stock => None,
         }
     }
 
+    fn s2o(self) -> Option<S2o> {
+        let s2o = S2o::new(self.config()?);
+        Some(if self == Self::S2oChunks { s2o.without_prompt_end() } else { s2o })
+    }
+
     fn attention(self) -> Box<dyn Attention> {
-        match self.config() {
-            Some(config) => Box::new(S2o::new(config)),
+        match self.s2o() {
+            Some(s2o) => Box::new(s2o),
             None => Box::new(Dense),
         }
     }
@@ -133,8 +141,7 @@ impl<'a> Models<'a> {
 
     /// Share of the causal tiles that our decoder computes.
     pub fn density(&self, method: Method, tokens: &Tensor) -> Result<f64> {
-        let Some(config) = method.config() else { return Ok(1.0) };
-        let s2o = S2o::new(config).with_stats();
+        let Some(s2o) = method.s2o().map(S2o::with_stats) else { return Ok(1.0) };
         self.prefill(&s2o, tokens)?;
         Ok(AttnStats::joint_density(s2o.take_stats()?.values()))
     }

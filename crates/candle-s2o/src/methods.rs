@@ -51,6 +51,7 @@ pub struct S2o {
     layers: BTreeMap<usize, S2oConfig>,
     /// Number of layers with settings. A call for a later layer is an error.
     num_layers: Option<usize>,
+    knows_prompt_end: bool,
     collects_stats: bool,
     stats: ChunkLedger<Vec<PendingStats>>,
 }
@@ -58,7 +59,14 @@ pub struct S2o {
 impl S2o {
     /// Uses the same options in every layer.
     pub fn new(config: S2oConfig) -> Self {
-        Self { config, layers: BTreeMap::new(), num_layers: None, collects_stats: false, stats: ChunkLedger::default() }
+        Self {
+            config,
+            layers: BTreeMap::new(),
+            num_layers: None,
+            knows_prompt_end: true,
+            collects_stats: false,
+            stats: ChunkLedger::default(),
+        }
     }
 
     /// Uses `config` with the tuned setting of each layer. A call for a layer beyond the settings is an error.
@@ -96,6 +104,23 @@ impl S2o {
         })
     }
 
+    /// Takes every chunk for the end of its prompt, as the drop-in for candle-flash-attn does in an engine with chunked
+    /// prefill: `flash_attn` is not told where the prompt ends.
+    pub fn without_prompt_end(mut self) -> Self {
+        self.knows_prompt_end = false;
+        self
+    }
+
+    /// The op of a call with `k_len` keys.
+    ///
+    /// # Errors
+    /// If the layer has no settings.
+    pub fn op(&self, call: &PrefillCall, k_len: usize) -> std::result::Result<S2oOp, LayerSettingsError> {
+        self.check_layer(call.layer)?;
+        let prompt_len = if self.knows_prompt_end { call.prompt_len } else { k_len };
+        Ok(S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(prompt_len))
+    }
+
     /// Collects statistics for [`S2o::take_stats`]. No call waits for a GPU: it keeps them until they are taken.
     pub fn with_stats(mut self) -> Self {
         self.collects_stats = true;
@@ -107,11 +132,7 @@ impl S2o {
         self.layers.get(&layer).unwrap_or(&self.config)
     }
 
-    /// Checks that a layer has settings. Without settings by layer every layer is valid.
-    ///
-    /// # Errors
-    /// [`LayerSettingsError::Layer`] for a layer without settings.
-    pub fn check_layer(&self, layer: usize) -> std::result::Result<(), LayerSettingsError> {
+    fn check_layer(&self, layer: usize) -> std::result::Result<(), LayerSettingsError> {
         match self.num_layers {
             Some(num_layers) if layer >= num_layers => Err(LayerSettingsError::Layer { num_layers, got: layer }),
             _ => Ok(()),
@@ -142,13 +163,12 @@ impl Attention for S2o {
     }
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        self.check_layer(call.layer).map_err(candle_core::Error::wrap)?;
-        let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(call.prompt_len);
+        let k_len = k.dim(1)?;
+        let op = self.op(call, k_len).map_err(candle_core::Error::wrap)?;
         if !self.collects_stats {
             return Ok(op.apply(q, k, v)?);
         }
         let (out, stats) = op.apply_with_pending_stats(q, k, v)?;
-        let k_len = k.dim(1)?;
         self.stats.record(call.layer, k_len - q.dim(1)?..k_len, |chunks| chunks.push(stats));
         Ok(out)
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Error, Result, Tensor};
-use candle_s2o::{Attention, AttnShape, AttnStats, Dense, HeadStats, HeadWork, PrefillCall, ProbeStats, S2o, S2oOp};
+use candle_s2o::{Attention, AttnShape, AttnStats, Dense, HeadStats, HeadWork, PrefillCall, ProbeStats, S2o};
 use s2o_baselines::{BlockSelector, BlockSparse};
 
 pub use sdpa::Sdpa;
@@ -91,8 +91,7 @@ impl Method for S2o {
     /// On the CPU all orders are made before attention, so that they can be timed; a plain call makes them group by
     /// group. On a GPU these are the times of the kernels.
     fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
-        self.check_layer(call.layer).map_err(Error::wrap)?;
-        let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(call.prompt_len);
+        let op = self.op(call, k.dim(1)?).map_err(Error::wrap)?;
         #[cfg(feature = "cuda")]
         if q.device().is_cuda() {
             let (_, stats) = op.clone().apply_with_stats(q, k, v)?;

@@ -284,6 +284,9 @@ fn pbs(score: PbsScore, options: &mut Options) -> Result<Box<dyn Method>> {
     blocks(method.and_then(|method| method.threshold(threshold)), options)
 }
 
+/// Option of S2O: whether it knows where a prompt in chunks ends.
+const PROMPT_END: &str = "prompt-end";
+
 fn s2o(preset: Preset, options: &mut Options) -> Result<Box<dyn Method>> {
     let mut builder = preset.config().to_builder();
     for name in S2oConfig::OPTIONS.iter().map(ConfigOption::name) {
@@ -300,5 +303,7 @@ fn s2o(preset: Preset, options: &mut Options) -> Result<Box<dyn Method>> {
         Some(file) => LayerSettings::load(file).and_then(|settings| S2o::with_layers(config, &settings)),
         None => Ok(S2o::new(config)),
     };
-    Ok(Box::new(s2o.map_err(|error| options.refuse(&error))?.with_stats()))
+    let s2o = s2o.map_err(|error| options.refuse(&error))?.with_stats();
+    let knows_end = options.take(PROMPT_END, "true or false")?.unwrap_or(true);
+    Ok(Box::new(if knows_end { s2o } else { s2o.without_prompt_end() }))
 }
