@@ -128,9 +128,9 @@ impl<'a> Models<'a> {
         let attention = method.attention();
         let watched = Watched::new(attention.as_ref(), self.gpu);
         let total = self.gpu.time(&mut || self.prefill(&watched, tokens).map(drop))?;
-        let ranking = match method.config() {
-            Some(config) => {
-                let ranked = Ranked::new(config);
+        let ranking = match method.s2o() {
+            Some(s2o) => {
+                let ranked = Ranked::new(s2o);
                 self.prefill(&ranked, tokens)?;
                 ranked.ranking_ms()
             }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 use candle_core::{Device, Tensor};
-use candle_s2o::{Attention, PrefillCall, S2oConfig, S2oOp};
+use candle_s2o::{Attention, PrefillCall, S2o};
 use cudarc::driver::CudaEvent;
 use s2o_models::DecoderConfig;
 
@@ -84,14 +84,13 @@ impl Attention for Watched<'_> {
 /// S2O that sums the time of its ranking kernels. The host waits at each call.
 #[derive(Debug)]
 pub struct Ranked {
-    config: S2oConfig,
+    s2o: S2o,
     ranking_ms: Mutex<f64>,
 }
 
 impl Ranked {
-    /// S2O with these options.
-    pub fn new(config: S2oConfig) -> Self {
-        Self { config, ranking_ms: Mutex::default() }
+    pub fn new(s2o: S2o) -> Self {
+        Self { s2o, ranking_ms: Mutex::default() }
     }
 
     /// Milliseconds of all rankings so far.
@@ -106,7 +105,7 @@ impl Attention for Ranked {
     }
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
-        let op = S2oOp::new(call.softmax_scale, self.config.clone()).with_prompt_len(call.prompt_len);
+        let op = self.s2o.op(call, k.dim(1)?).map_err(candle_core::Error::wrap)?;
         let (out, kernels) = op.apply_timed(q, k, v)?;
         let ms: f64 = kernels.iter().filter(|kernel| kernel.ranks()).map(|kernel| kernel.ms).sum();
         *self.ranking_ms.lock().unwrap_or_else(PoisonError::into_inner) += ms;
