@@ -207,11 +207,16 @@ fn bad_tensors_are_typed_errors() {
         ([1, 0, 2, 8], kv, kv, ShapeError::Empty { name: "q_len" }),
         heads_first([1, 2, 300, 8], [1, 2, 300, 8]),
         heads_first([2, 8, 257, 8], [2, 2, 257, 8]),
+        heads_first([1, 2, 300, 8], [1, 300, 2, 8]),
     ] {
         let zeros = |dims: [usize; 4]| Tensor::zeros(&dims[..], DType::F32, &Device::Cpu).unwrap();
         for error in refused(&zeros(q), &zeros(k), &zeros(v), SCALE) {
             assert!(matches!(&error, AttnError::S2o(S2oError::Shape(got)) if *got == want), "{error:?}, not {want:?}");
         }
+    }
+    // Keys and values alone have their heads first.
+    for error in refused(&random((1, 300, 8, 8)), &random((1, 2, 300, 8)), &random((1, 2, 300, 8)), SCALE) {
+        assert!(error.to_string().ends_with("(batch, heads, length, head_dim) need transpose(1, 2)"), "{error}");
     }
     let wide = ok.to_dtype(DType::F64).unwrap();
     for error in refused(&wide, &wide, &wide, SCALE) {

@@ -21,6 +21,14 @@ pub enum ModelError {
         /// The string that was given.
         got: String,
     },
+    /// A model source string is a file in a model directory, such as `model.safetensors`.
+    #[error("`{got}` is a file: expected the directory of a model, such as `{directory}`, or a file ending in .gguf")]
+    FileOfModel {
+        /// The string that was given.
+        got: String,
+        /// The directory.
+        directory: String,
+    },
     /// A synthetic model's shape is none of the accepted forms.
     #[error(
         "`{got}` is no shape of a synthetic model: expected `llama-3.1-8b`, `qwen3-8b`, or a config.json whose path \
@@ -192,8 +200,8 @@ pub enum ModelError {
     /// The hub refuses to hand out the repository (401 or 403).
     #[error(
         "{} is gated, private or does not exist (HTTP {status}): accept the licence at {}/{} and set HF_TOKEN or run \
-         `hf auth login`",
-        at.id, at.endpoint, at.id
+         `hf auth login`{}",
+        at.id, at.endpoint, at.id, no_directory(at)
     )]
     Gated {
         /// The requested file.
@@ -202,7 +210,7 @@ pub enum ModelError {
         status: u16,
     },
     /// The hub has no such file, revision or repository (404).
-    #[error("{at} does not exist (HTTP 404): check the id and the revision")]
+    #[error("{at} does not exist (HTTP 404): check the id and the revision{}", no_directory(at))]
     HubFileNotFound {
         /// The requested file.
         at: Box<HubFile>,
@@ -210,8 +218,8 @@ pub enum ModelError {
     /// The hub cannot be reached and the file is not in the local cache.
     #[error(
         "cannot reach {at}, and it is not in the cache {}: {reason}. Connect once, or give a local directory or .gguf \
-         file",
-        cache.display()
+         file{}",
+        cache.display(), no_directory(at)
     )]
     Offline {
         /// The requested file.
@@ -328,6 +336,14 @@ fn innermost(error: &candle_core::Error) -> &candle_core::Error {
     match error {
         E::WithBacktrace { inner, .. } | E::WithPath { inner, .. } | E::Context { inner, .. } => innermost(inner),
         other => other,
+    }
+}
+
+/// Says that an id, which may be a mistyped path, is no directory.
+fn no_directory(at: &HubFile) -> String {
+    match Path::new(&at.id).is_dir() {
+        true => String::new(),
+        false => format!("; there is no directory {} here", at.id),
     }
 }
 

@@ -89,6 +89,7 @@ impl<'m> TokenStream<'m> {
         if let Some(token) = self.pending.take() {
             let token = Tensor::new(&[[token]], self.decoder.device())?;
             self.logits = self.decoder.decode(&token, self.cache)?.squeeze(0)?;
+            self.cache.check_logits(&self.logits)?;
         }
         let recent = self.context.len().saturating_sub(self.sampler.options.repeat_last_n);
         let token = self.sampler.sample(&self.logits, &self.context[recent..])?;

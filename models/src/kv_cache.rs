@@ -122,7 +122,7 @@ impl KvCache {
         self.with_new(layer, 0)
     }
 
-    /// Checks the logits of a prefill into this cache. The host waits for their sum.
+    /// Checks the logits of a prefill or of decoding into this cache. The host waits for their sum.
     ///
     /// # Errors
     /// [`ModelError::NotFinite`] if one is NaN or infinite, with the layer where such values begin.

@@ -7,6 +7,9 @@ use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
 use crate::error::{ModelError, Result};
 
+/// Embeddings have a few rows more than tokens, which make them a multiple of the tile size or wait for new tokens.
+const MOST_ROWS_PER_TOKEN: f64 = 1.25;
+
 /// A model ready to run. Made by [`crate::ModelSource::load`].
 #[derive(Debug)]
 pub struct LoadedModel {
@@ -28,7 +31,8 @@ impl LoadedModel {
     /// off: a prompt is neither cut nor filled up.
     ///
     /// # Errors
-    /// [`ModelError::InvalidConfig`] if the tokenizer can produce ids that the embedding lacks.
+    /// [`ModelError::InvalidConfig`] if the tokenizer can produce ids that the embedding lacks, or has far fewer tokens
+    /// than the embedding has rows.
     pub fn new(name: String, decoder: Decoder, mut tokenizer: Tokenizer, mut eos_ids: Vec<u32>) -> Result<Self> {
         tokenizer.with_truncation(None).map_err(ModelError::tokenizer)?.with_padding(None);
         eos_ids.sort_unstable();
@@ -37,6 +41,14 @@ impl LoadedModel {
         let largest = tokenizer.get_vocab(false).into_values().max().unwrap_or(0);
         if largest as usize >= vocab_size {
             let reason = format!("the tokenizer has token id {largest}, but the embedding has only {vocab_size} rows");
+            return Err(ModelError::config(name, reason));
+        }
+        let tokens = 1 + tokenizer.get_vocab(true).into_values().max().unwrap_or(0) as usize;
+        if vocab_size as f64 > MOST_ROWS_PER_TOKEN * tokens as f64 {
+            let reason = format!(
+                "the embedding has {vocab_size} rows, but the tokenizer only {tokens} tokens: expected the tokenizer \
+                 of this model, with at most {MOST_ROWS_PER_TOKEN} rows for a token"
+            );
             return Err(ModelError::config(name, reason));
         }
         Ok(Self { name, decoder, tokenizer, eos_ids, is_synthetic: false })

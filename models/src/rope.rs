@@ -76,7 +76,9 @@ impl RopeScaling {
             Some(other) => return Err(wrong("rope_scaling.rope_type", "a name", other)),
         };
         let number = |key: &str| match entries.get(key) {
-            None | Some(Value::Null) => Ok(None),
+            None => Ok(None),
+            // The other numbers have defaults, which files write as null.
+            Some(Value::Null) if key != "factor" => Ok(None),
             Some(number) => match number.as_f64() {
                 Some(number) => Ok(Some(number)),
                 None => Err(wrong(&format!("rope_scaling.{key}"), "a number", number)),

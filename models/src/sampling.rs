@@ -52,16 +52,20 @@ impl Default for GenerationOptions {
 }
 
 impl GenerationOptions {
-    /// Refuses invalid options, which would otherwise silently act as others.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Refuses invalid options, which would otherwise silently act as others. The errors name them as the options of
+    /// Candle's examples, such as `top-p`.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongInput`].
+    pub fn check(&self) -> Result<()> {
         Err(match (self.temperature, self.top_k, self.top_p) {
             (Some(t), ..) if !(t.is_finite() && t >= 0.0) => {
                 ModelError::input("temperature", "a finite number >= 0", t)
             }
-            (_, Some(0), _) => ModelError::input("top_k", "at least 1", 0),
-            (.., Some(p)) if !(p > 0.0 && p <= 1.0) => ModelError::input("top_p", "a number in (0, 1]", p),
+            (_, Some(0), _) => ModelError::input("top-k", "at least 1", 0),
+            (.., Some(p)) if !(p > 0.0 && p <= 1.0) => ModelError::input("top-p", "a number in (0, 1]", p),
             _ if !(self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0) => {
-                ModelError::input("repeat_penalty", "a finite number > 0", self.repeat_penalty)
+                ModelError::input("repeat-penalty", "a finite number > 0", self.repeat_penalty)
             }
             _ => return Ok(()),
         })
@@ -126,6 +130,20 @@ fn keep_top_p(weights: &mut [f32], p: f32) {
             weights[index] = 0.0;
         } else {
             sum += weights[index];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_that_is_reached_exactly_takes_no_more() {
+        for (p, kept) in [(0.5, [0.5, 0.0, 0.0]), (0.75, [0.5, 0.25, 0.0]), (0.76, [0.5, 0.25, 0.25])] {
+            let mut weights = [0.5, 0.25, 0.25];
+            keep_top_p(&mut weights, p);
+            assert_eq!(weights, kept, "{p}");
         }
     }
 }

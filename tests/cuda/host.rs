@@ -64,7 +64,7 @@ fn errors(device: &Device) {
     }
     let good = zeros((1, 600, 2, 64), DType::BF16);
     let tiles = config().to_builder().tile_k(64).build().unwrap();
-    assert!(matches!(refused(&good, &tiles), AttnError::Cuda(CudaError::Tile { name: "tile_k", got: 64 })));
+    assert!(matches!(refused(&good, &tiles), AttnError::Cuda(CudaError::Tile { name: "tile-k", got: 64 })));
     let tight = config().to_builder().workspace_cap(1000).build().unwrap();
     match refused(&good, &tight) {
         // The last segment with rows before the dense tail begins at 256.

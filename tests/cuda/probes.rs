@@ -30,8 +30,8 @@ struct Row {
     last_gain: Option<f64>,
 }
 
-/// Attention to all keys, and the masses of visited keys and of the last tile, in f64. `sparse` is the output of the call
-/// without probes.
+/// Attention to all keys, and the masses of visited keys and of the last tile, in f64. `sparse` is the output of the
+/// call without probes.
 fn exact_row(
     problem: &Problem,
     (batch, head): (usize, usize),
@@ -77,8 +77,8 @@ fn exact_row(
 }
 
 /// Draws one row of each run by the errors that their last gains foretell, with the number of rows that it stands for.
-/// A draw that rounding may move to a neighbour has it too. The rows of head `head` of the call are ascending, the first
-/// at `position`.
+/// A draw that rounding may move to a neighbour has it too. The rows of head `head` of the call are ascending, the
+/// first at `position`.
 fn draw_probes(rows: &[Row], position: usize, stride: usize, head: usize) -> Vec<Vec<(usize, f64)>> {
     const ROUNDING: f64 = 5e-4;
     let of_run = |run: Range<usize>| {

@@ -21,9 +21,9 @@ fn rank(problem: &Problem, config: &S2oConfig, prompt_len: usize) -> Ranking {
     S2oOp::new(problem.scale, config.clone()).with_prompt_len(prompt_len).rank(q, k).unwrap()
 }
 
-/// Non-finite scores come first and then the `lead`, ascending keys, both in natural order. Every other score lies within
-/// `error` and 1/4096 of the range, the resolution of the sort, of the score that belongs in its place. Equal scores keep
-/// their natural order.
+/// Non-finite scores come first and then the `lead`, ascending keys, both in natural order. Every other score lies
+/// within `error` and 1/4096 of the range, the resolution of the sort, of the score that belongs in its place. Equal
+/// scores keep their natural order.
 fn check_descending(perm: &Permutation, scores: &[f64], lead: &[u32], error: f64) {
     let (finite, mut first): (Vec<u32>, Vec<u32>) =
         (0..perm.len() as u32).partition(|&i| scores[i as usize].is_finite());

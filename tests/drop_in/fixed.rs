@@ -93,8 +93,8 @@ pub fn errors(runner: &mut Runner) {
     });
 }
 
-/// Long causal calls under the policy: compares them with the op, and counts them. A sequence in one tensor, or in pages
-/// that lie in another order, has the bits of the call with one length.
+/// Long causal calls under the policy: compares them with the op, and counts them. A sequence in one tensor, or in
+/// pages that lie in another order, has the bits of the call with one length.
 pub fn policy(runner: &mut Runner) {
     runner.case("policy a long prompt by S2O", |runner| {
         const LEN: usize = 4096;

@@ -1,5 +1,5 @@
-//! Lengths and page numbers that do not fit. The host does not read those on the GPU, so the kernels must read and write
-//! only rows that exist. compute-sanitizer over these cases sees what a wrong row does.
+//! Lengths and page numbers that do not fit. The host does not read those on the GPU, so the kernels must read and
+//! write only rows that exist. compute-sanitizer over these cases sees what a wrong row does.
 
 use candle_core::Tensor;
 use candle_core::backend::BackendDevice;

@@ -33,12 +33,12 @@ pub fn mutate(bytes: &[u8], format: Format, draw: &mut impl FnMut() -> f32) -> (
             let line = below(lines.len(), draw);
             if below(6, draw) == 0 {
                 lines.push(lines[line]);
-                return (lines.join(&b'\n'), format!("line {line} repeated"));
+                return (joined(&lines), format!("line {line} repeated"));
             }
             let (value, what) = mutated_json(lines[line], draw);
             let mutated = value.to_string().into_bytes();
             lines[line] = &mutated;
-            (lines.join(&b'\n'), format!("line {line}: {what}"))
+            (joined(&lines), format!("line {line}: {what}"))
         }
         Format::Safetensors if structured => {
             let (length, rest) = bytes.split_first_chunk().expect("a length");
@@ -49,6 +49,11 @@ pub fn mutate(bytes: &[u8], format: Format, draw: &mut impl FnMut() -> f32) -> (
         }
         _ => mutated_bytes(bytes, draw),
     }
+}
+
+/// Lines that all have an end: a journal drops a last line without one.
+fn joined(lines: &[&[u8]]) -> Vec<u8> {
+    lines.iter().flat_map(|line| [line, &b"\n"[..]]).collect::<Vec<_>>().concat()
 }
 
 /// A JSON value with one node replaced, removed, renamed or exchanged.

@@ -8,7 +8,7 @@ use s2o_eval::run::{Journal, Key, Outcome, SampleResult, Setting};
 use s2o_eval::tasks::ChatTemplate;
 use serde_json::json;
 
-use crate::fixtures::{llama_json, qwen3_json, weights, with, write_directory};
+use crate::fixtures::{llama_json, qwen3_json, weights, with, write_directory, write_sharded};
 use crate::gguf_file;
 use crate::mutation::Format;
 
@@ -28,6 +28,8 @@ const ORIGINALS: &[Original] = &[
     Original { name: "qwen3", file: "config.json", format: Format::Json, kind: "model" },
     Original { name: "llama", file: "tokenizer.json", format: Format::Json, kind: "model" },
     Original { name: "llama", file: "model.safetensors", format: Format::Safetensors, kind: "model" },
+    Original { name: "llama", file: "generation_config.json", format: Format::Json, kind: "model" },
+    Original { name: "sharded", file: "model.safetensors.index.json", format: Format::Json, kind: "model" },
     Original { name: "gguf", file: "model.gguf", format: Format::Binary, kind: "model" },
     Original { name: "ruler", file: "vt/validation.jsonl", format: Format::JsonLines, kind: "ruler" },
     Original { name: "longbench", file: "data.json", format: Format::Json, kind: "longbench" },
@@ -66,11 +68,17 @@ pub fn write(directory: &Path) -> &'static [Original] {
     for (name, config) in [("llama", &llama), ("qwen3", &qwen3_json())] {
         write_directory(&make(name), config, &weights(config, 5));
     }
+    write_sharded(&make("sharded"), &llama, &weights(&llama, 5));
+    let generation = json!({"eos_token_id": [257, 258], "do_sample": true, "temperature": 0.6});
+    fs::write(directory.join("llama/generation_config.json"), generation.to_string()).expect("written");
     let (config, gguf) = (llama_json(), make("gguf").join("model.gguf"));
     let tensors = gguf_file::tensors(&config, &weights(&config, 5), GgmlDType::Q8_0);
     gguf_file::write(&gguf, &gguf_file::metadata("llama", &config), &tensors);
 
-    let ruler = |index: usize| json!({"index": index, "input": "VAR A = 12. What is A?", "outputs": ["12", "A"], "length": 64, "answer_prefix": " It is"});
+    let ruler = |index: usize| {
+        json!({"index": index, "input": "VAR A = 12. What is A?", "outputs": ["12", "A"], "length": 64,
+            "answer_prefix": " It is"})
+    };
     fs::write(make("ruler/vt").join("validation.jsonl"), format!("{}\n{}\n", ruler(0), ruler(1))).expect("written");
     let record = |id: &str| {
         json!({"_id": id, "domain": "Code", "sub_domain": "Repositories", "difficulty": "hard", "length": "short",
@@ -78,7 +86,10 @@ pub fn write(directory: &Path) -> &'static [Original] {
             "context": "The sky is blue. "})
     };
     fs::write(make("longbench").join("data.json"), json!([record("x"), record("y")]).to_string()).expect("written");
-    let passkey = |id: usize| json!({"id": id, "context": "The key is 12.", "input": "What is the key?", "answer": ["12"], "options": []});
+    let passkey = |id: usize| {
+        json!({"id": id, "context": "The key is 12.", "input": "What is the key?", "answer": ["12"],
+            "options": []})
+    };
     let lines = format!("{}\n{}\n", passkey(1), passkey(2));
     fs::write(make("infinitebench").join("passkey.jsonl"), lines).expect("written");
     journal(&make("journal").join("outcomes.jsonl"));

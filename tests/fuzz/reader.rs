@@ -45,12 +45,22 @@ pub fn read(kind: &str, directory: &Path) -> ExitCode {
     }
 }
 
-/// The bits of the logits after a short text; empty if one is not a number.
+/// The bits of the logits after a short text; empty if one is not a number. A GGUF file is read twice: with its
+/// quantised weights, as by default, and dequantised.
 fn model(directory: &Path) -> Result<String> {
     let gguf = directory.join("model.gguf");
-    let path = if gguf.exists() { &gguf } else { directory };
+    match gguf.exists() {
+        true => {
+            let texts = [logits(&gguf, None)?, logits(&gguf, Some(DType::F32))?];
+            Ok(if texts.iter().any(String::is_empty) { String::new() } else { texts.concat() })
+        }
+        false => logits(directory, Some(DType::F32)),
+    }
+}
+
+fn logits(path: &Path, dtype: Option<DType>) -> Result<String> {
     let source: ModelSource = path.to_string_lossy().parse()?;
-    let model = source.load(&LoadOptions { dtype: Some(DType::F32), ..Default::default() }, None)?;
+    let model = source.load(&LoadOptions { dtype, ..Default::default() }, None)?;
     let tokens = model.encode("the 12 theories")?;
     ensure!(!tokens.is_empty(), "expected tokens, got none");
     let mut cache = model.decoder.new_cache(1, tokens.len() + 8)?;

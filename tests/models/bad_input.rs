@@ -54,6 +54,8 @@ fn missing_files() {
         let error = load_error(&directory);
         assert!(matches!(&error, ModelError::MissingFile { path, .. } if path.ends_with(file)), "{error}");
     }
+    let nowhere = ModelSource::Directory("no/such/directory".into()).load(&LoadOptions::default(), None).unwrap_err();
+    assert_eq!(nowhere.to_string(), "no/such/directory is missing: there is no such directory");
     let sharded = tempfile::tempdir().unwrap();
     write_sharded(sharded.path(), &llama_json(), &weights(&llama_json(), 51));
     load(&sharded).unwrap();
@@ -70,10 +72,23 @@ fn damaged_weights() {
     let directory = directory(&llama_json());
     let file = directory.path().join("model.safetensors");
     let bytes = std::fs::read(&file).unwrap();
-    for len in [0, 5, 200, bytes.len() / 2, bytes.len() - 1] {
-        std::fs::write(&file, &bytes[..len]).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    let whole = bytes.len();
+    for (len, expected) in [
+        (0, "at least 8 bytes".to_owned()),
+        (5, "at least 8 bytes".to_owned()),
+        (200, format!("more than the header's {header} bytes")),
+        (whole / 2, format!("{whole} bytes")),
+        (whole - 1, format!("{whole} bytes")),
+        (whole + 3, format!("{whole} bytes")),
+    ] {
+        std::fs::write(&file, &[&bytes[..], &[0; 3]].concat()[..len]).unwrap();
         let error = load_error(&directory);
-        assert!(matches!(&error, ModelError::InvalidWeights { path, .. } if *path == file), "cut to {len}: {error}");
+        assert!(
+            matches!(&error, ModelError::InvalidWeights { path, reason }
+                if *path == file && *reason == format!("expected {expected}, got {len}")),
+            "{len} bytes: {error}"
+        );
     }
 }
 
@@ -197,6 +212,9 @@ fn malformed_configurations() {
         json!({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0}}}),
         json!({"rope_parameters": {"rope_type": "default", "rope_theta": "1e6"}}),
         json!({"rope_theta": "1e6"}),
+        json!({"rope_theta": null}),
+        json!({"rope_parameters": {"rope_type": "default", "rope_theta": null}}),
+        json!({"rope_scaling": {"rope_type": "yarn", "factor": null}}),
     ] {
         let error = config_error(changes.clone());
         assert!(matches!(error, ModelError::InvalidConfig { .. }), "{changes}: {error}");
@@ -307,9 +325,9 @@ fn sampling_that_cannot_be_is_refused_before_any_work() {
     for (options, name) in [
         (GenerationOptions { temperature: Some(-1.0), ..defaults.clone() }, "temperature"),
         (GenerationOptions { temperature: Some(f64::NAN), ..defaults.clone() }, "temperature"),
-        (GenerationOptions { top_k: Some(0), ..defaults.clone() }, "top_k"),
-        (GenerationOptions { top_p: Some(1.5), ..defaults.clone() }, "top_p"),
-        (GenerationOptions { repeat_penalty: 0.0, ..defaults.clone() }, "repeat_penalty"),
+        (GenerationOptions { top_k: Some(0), ..defaults.clone() }, "top-k"),
+        (GenerationOptions { top_p: Some(1.5), ..defaults.clone() }, "top-p"),
+        (GenerationOptions { repeat_penalty: 0.0, ..defaults.clone() }, "repeat-penalty"),
     ] {
         let result = model.generate(&[1; 5], &mut cache, &Dense, PrefillOptions::new(), &options, &mut |_| ());
         let error = result.unwrap_err();
@@ -324,6 +342,23 @@ fn a_tokenizer_larger_than_the_embedding() {
     let directory = tempfile::tempdir().unwrap();
     write_directory(directory.path(), &small, &weights(&small, 54));
     assert!(matches!(load_error(&directory), ModelError::InvalidConfig { .. }));
+}
+
+#[test]
+fn a_tokenizer_far_smaller_than_the_embedding() {
+    // The tokenizer has 261 tokens.
+    let of_rows = |rows: usize| {
+        let json = with(llama_json(), json!({"vocab_size": rows}));
+        let directory = tempfile::tempdir().unwrap();
+        write_directory(directory.path(), &json, &weights(&json, 55));
+        load(&directory)
+    };
+    of_rows(326).unwrap();
+    let error = of_rows(327).unwrap_err();
+    assert!(matches!(error, ModelError::InvalidConfig { .. }), "{error}");
+    let expected =
+        "the embedding has 327 rows, but the tokenizer only 261 tokens: expected the tokenizer of this model";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[test]

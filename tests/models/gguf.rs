@@ -222,3 +222,72 @@ fn broken_files_are_typed_errors() {
     let options = LoadOptions { tokenizer: Some(tokenizer), ..Default::default() };
     assert!(ModelSource::Gguf(file.clone()).load(&options, None).is_ok(), "a tokenizer.json helps");
 }
+
+/// Where the type (u32) and the offset (u64) of a tensor are in a file.
+fn type_at(bytes: &[u8], tensor: &str) -> usize {
+    let end = tensor.len() + bytes.windows(tensor.len()).position(|part| part == tensor.as_bytes()).unwrap();
+    end + 4 + 8 * usize::from(bytes[end])
+}
+
+#[test]
+fn tensors_that_do_not_fill_the_data_are_refused() {
+    let (json, directory) = (llama_json(), tempfile::tempdir().unwrap());
+    let file = directory.path().join("tiny.gguf");
+    write(&file, &metadata("llama", &json), &tensors(&json, &weights(&json, 35), GgmlDType::F32));
+    let bytes = std::fs::read(&file).unwrap();
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&file, bytes).unwrap();
+        match ModelSource::Gguf(file.clone()).load(&LoadOptions::default(), None).unwrap_err() {
+            ModelError::InvalidWeights { reason, .. } => reason,
+            other => panic!("{other}"),
+        }
+    };
+    let tensor = "blk.0.attn_q.weight";
+    let offset_at = type_at(&bytes, tensor) + 4;
+    let offset = u64::from_le_bytes(bytes[offset_at..offset_at + 8].try_into().unwrap());
+    // Misaligned, and over the next tensor.
+    for got in [offset + 4, offset + 32] {
+        let mut moved = bytes.clone();
+        moved[offset_at..offset_at + 8].copy_from_slice(&got.to_le_bytes());
+        let expected = format!("tensor `{tensor}` is at byte {got} of the data, expected byte {offset}: ");
+        assert!(refused(&moved).starts_with(&expected), "{}", refused(&moved));
+    }
+    // F16 leaves the second half of the data over, wherever the tensor is.
+    let mut smaller = bytes.clone();
+    smaller[offset_at - 4] = 1;
+    let reason = refused(&smaller);
+    assert!(
+        reason.contains("of the data, expected byte") || reason.contains("bytes, which the tensors fill"),
+        "{reason}"
+    );
+    assert!(refused(&[&bytes[..], &[0; 32]].concat()).contains("bytes, which the tensors fill"));
+    assert_eq!(refused(&[]), "the file is empty");
+
+    let mut unaligned = metadata("llama", &json);
+    unaligned.push(("general.alignment".to_owned(), Value::U32(0)));
+    write(&file, &unaligned, &tensors(&json, &weights(&json, 35), GgmlDType::F32));
+    assert_eq!(refused(&std::fs::read(&file).unwrap()), "general.alignment: expected at least 1, got 0");
+}
+
+#[test]
+fn impossible_metadata_is_refused() {
+    let (json, directory) = (llama_json(), tempfile::tempdir().unwrap());
+    let file = directory.path().join("tiny.gguf");
+    let tensors = tensors(&json, &weights(&json, 36), GgmlDType::F32);
+    for (key, value, expected) in [
+        ("block_count", Value::U32(u32::MAX), "num_hidden_layers is 4294967295, expected at most 1024"),
+        ("rope.freq_base", Value::F32(1e-30), "rope_theta is 0.00000000000000000000000000000"),
+        ("rope.freq_base", Value::String("1e6".to_owned()), "llama.rope.freq_base: expected a number, got String"),
+        ("rope.scaling.type", Value::U32(1), "llama.rope.scaling.type: expected a name, got U32"),
+        ("attention.head_count_kv", Value::Array(vec![Value::U32(2)]), "head_count_kv: expected a number, got Array"),
+    ] {
+        let mut metadata = metadata("llama", &json);
+        let key = format!("llama.{key}");
+        metadata.retain(|(there, _)| *there != key);
+        metadata.push((key, value));
+        write(&file, &metadata, &tensors);
+        let error = ModelSource::Gguf(file.clone()).load(&LoadOptions::default(), None).unwrap_err();
+        assert!(matches!(error, ModelError::InvalidConfig { .. }), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}

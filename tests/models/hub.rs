@@ -135,6 +135,7 @@ fn refusals_say_what_to_do() {
         let text = error.to_string();
         assert!(text.contains(&format!("{}/{id}", server.address)) && text.contains("HF_TOKEN"), "{text}");
         assert!(text.contains("accept the licence") && text.contains(&format!("HTTP {expected}")), "{text}");
+        assert!(text.ends_with(&format!("run `hf auth login`; there is no directory {id} here")), "{text}");
         assert!(text.contains("hf auth login") && !text.contains("hf_test"), "{text}");
     }
     let error = load("org/broken", &options).unwrap_err();
@@ -164,6 +165,7 @@ fn no_network_says_so() {
     let mut options = options(&closed(), cache.path());
     let error = load("org/tiny", &options).unwrap_err();
     assert!(matches!(error, ModelError::Offline { .. }), "{error}");
+    assert!(error.to_string().ends_with("; there is no directory org/tiny here"), "{error}");
     options.hub.offline = true;
     let error = load("org/tiny", &options).unwrap_err();
     assert!(matches!(&error, ModelError::Offline { reason, .. } if reason.contains("HF_HUB_OFFLINE")), "{error}");
@@ -181,6 +183,15 @@ fn sources_parse() {
     assert_eq!(parse("Qwen/Qwen3-8B").unwrap(), hub("Qwen/Qwen3-8B", "main"));
     assert_eq!(parse("Qwen/Qwen3-8B@v1").unwrap(), hub("Qwen/Qwen3-8B", "v1"));
     assert_eq!(parse("./nowhere").unwrap(), ModelSource::Directory(PathBuf::from("./nowhere")));
+    let weights = directory.path().join("model.safetensors");
+    std::fs::write(&weights, "").unwrap();
+    for (file, directory) in
+        [(weights.to_str().unwrap(), path), ("x/model.safetensors", "x"), ("model.safetensors", ".")]
+    {
+        let error = parse(file).unwrap_err().to_string();
+        let expected = format!("`{file}` is a file: expected the directory of a model, such as `{directory}`, or ");
+        assert!(error.starts_with(&expected), "{error}");
+    }
     for bad in ["", "llama", "needle 7m"] {
         assert!(matches!(parse(bad), Err(ModelError::InvalidSource { .. })), "{bad:?}");
     }

@@ -1,7 +1,8 @@
 //! Code that all attention ops share: the operand check and the dispatch to a backend.
 //!
 //! A call passes through the op ([`crate::ops`]), [`apply`] in this file, the backend's adapter
-//! ([`crate::cpu`], [`crate::cuda`]) and the computation, in this order. Its [`Output`] becomes a node of Candle's graph.
+//! ([`crate::cpu`], [`crate::cuda`]) and the computation, in this order. Its [`Output`] becomes a node of Candle's
+//! graph.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -36,7 +36,9 @@ pub struct TunedOn {
 /// ```json
 /// {
 ///   "version": 1,
-///   "tuned_on": { "model": "needle-11m", "prompt_tokens": [8190], "max_rel_l1": 0.02, "options": "segment auto, ..." },
+///   "tuned_on": {
+///     "model": "needle-11m", "prompt_tokens": [8190], "max_rel_l1": 0.02, "options": "segment auto, ..."
+///   },
 ///   "layers": ["dense", { "tau": 0.02 }]
 /// }
 /// ```

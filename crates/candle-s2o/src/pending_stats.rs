@@ -4,9 +4,9 @@ use s2o_core::AttnStats;
 
 use crate::error::AttnError;
 
-/// The statistics of a call, see [`S2oOp::apply_with_pending_stats`](crate::S2oOp::apply_with_pending_stats). Those of a
-/// GPU stay in its memory until they are read: 4 bytes for each query tile and head, and, with probes, up to 80 for each
-/// segment and head.
+/// The statistics of a call, see [`S2oOp::apply_with_pending_stats`](crate::S2oOp::apply_with_pending_stats). Those of
+/// a GPU stay in its memory until they are read: 4 bytes for each query tile and head, and, with probes, up to 80 for
+/// each segment and head.
 #[derive(Debug)]
 pub struct PendingStats(Source);
 

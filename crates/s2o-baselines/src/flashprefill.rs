@@ -22,11 +22,11 @@ const DENSE: usize = 2;
 ///
 /// The score of a key block of 128 keys is the sum of `exp(scale * <query, mean key>)` over the 128 queries of a query
 /// block that are not before the key block's last key. A query block takes the key blocks whose score is at least
-/// `alpha` times the greatest of its row: nothing is sorted or summed up. It also takes the first 2 blocks and the last 4
-/// up to its own; the last 2 query blocks of the prompt take everything.
+/// `alpha` times the greatest of its row: nothing is sorted or summed up. It also takes the first 2 blocks and the last
+/// 4 up to its own; the last 2 query blocks of the prompt take everything.
 ///
-/// Default, as published for Qwen3: `alpha` 0.12 (0.18 for Llama-3.1). The published code fills a ragged last block with
-/// zeros and takes the whole call as the prompt.
+/// Default, as published for Qwen3: `alpha` 0.12 (0.18 for Llama-3.1). The published code fills a ragged last block
+/// with zeros and takes the whole call as the prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FlashPrefill {
     alpha: f64,

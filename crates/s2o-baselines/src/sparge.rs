@@ -38,18 +38,12 @@ const BLOCK_K: usize = 64;
 pub struct Sparge {
     head: SpargeHead,
     lambda: Option<f32>,
-    block_k: usize,
     config: SpargeConfig,
 }
 
 impl Default for Sparge {
     fn default() -> Self {
-        Self {
-            head: SpargeHead { tau: 0.98, theta: 0.6 },
-            lambda: Some(-50.0),
-            block_k: BLOCK_K,
-            config: SpargeConfig::default(),
-        }
+        Self { head: SpargeHead { tau: 0.98, theta: 0.6 }, lambda: Some(-50.0), config: SpargeConfig::default() }
     }
 }
 
@@ -91,11 +85,6 @@ impl Sparge {
         Ok(Self { lambda, ..self })
     }
 
-    /// Uses key blocks of 128 on every device, as the CUDA executor does.
-    pub fn whole_key_blocks(self) -> Self {
-        Self { block_k: BLOCK_Q, ..self }
-    }
-
     /// The configuration by layer and head.
     pub fn config(&self) -> &SpargeConfig {
         &self.config
@@ -119,9 +108,8 @@ impl BlockSelector for Sparge {
         let shape = shape_of(q, k, v)?;
         let SpargeLayer { heads, lambda } = self.layer(call.layer, shape.num_heads())?;
         let on_cpu = q.device().is_cpu();
-        let merge_pairs = !on_cpu || self.block_k != BLOCK_K;
-        let mask = choose([q, k], &shape, &heads, call.softmax_scale, merge_pairs)?;
-        let mask = BlockMask::within_diagonal(mask, if merge_pairs { BLOCK_Q } else { BLOCK_K });
+        let mask = choose([q, k], &shape, &heads, call.softmax_scale, !on_cpu)?;
+        let mask = BlockMask::within_diagonal(mask, if on_cpu { BLOCK_K } else { BLOCK_Q });
         if !on_cpu {
             return Ok(mask.into_keys()?.into());
         }
@@ -161,4 +149,47 @@ fn choose(
         ..RowChoice::default()
     };
     choice.choose(&grouped_products(&queries, &keys)?, Select::TopP(&taus))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    /// Numbers that look random, the same on every machine, on a slow wave that makes neighbours similar.
+    fn numbers(dims: (usize, usize, usize, usize), seed: f64) -> Tensor {
+        let (batch, len, heads, head_dim) = dims;
+        let number = |i: usize| {
+            let noise = ((i as f64 + seed) * 12.9898).sin() * 43758.5453;
+            (noise - noise.floor() - 0.5 + (i as f64 / 40_000.0 + seed).sin()) as f32
+        };
+        let values: Vec<f32> = (0..batch * len * heads * head_dim).map(number).collect();
+        Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn whole_key_blocks_hold_either_half() {
+        let mut left_out = 0;
+        for (q_len, k_len, tau) in [(700, 700, 0.5), (300, 900, 0.7), (129, 1100, 0.9)] {
+            let (q, k) = (numbers((2, q_len, 4, 16), 0.25), numbers((2, k_len, 2, 16), 0.5));
+            let shape = shape_of(&q, &k, &k).unwrap();
+            let heads = [SpargeHead { tau, theta: 0.2 }; 4];
+            let [halves, wholes] = [(false, BLOCK_K), (true, BLOCK_Q)].map(|(merge_pairs, block_k)| {
+                let mask = choose([&q, &k], &shape, &heads, 0.25, merge_pairs).unwrap();
+                BlockMask::within_diagonal(mask, block_k).lists().unwrap().blocks
+            });
+            assert_eq!((halves.block_k(), wholes.block_k(), halves.len()), (64, 128, wholes.len()));
+            for list in 0..wholes.len() {
+                let mut expected: Vec<i32> = halves.list(list).iter().map(|block| block / 2).collect();
+                expected.dedup();
+                assert_eq!(wholes.list(list), expected);
+            }
+            // Each list begins with its last block.
+            left_out += (0..wholes.len())
+                .map(|list| wholes.list(list)[0] as usize + 1 - wholes.list(list).len())
+                .sum::<usize>();
+        }
+        assert!(left_out > 0, "nothing was chosen");
+    }
 }

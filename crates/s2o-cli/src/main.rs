@@ -21,6 +21,7 @@ mod prompt_flags;
 mod s2o_flags;
 mod statistics;
 mod tensor_flags;
+mod writable;
 
 const EXAMPLES: &str = "\
 Examples:

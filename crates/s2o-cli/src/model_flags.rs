@@ -52,7 +52,7 @@ pub struct LoadFlags {
     /// `needle-11m` (built in), a directory, a .gguf file, or a Hugging Face id such as meta-llama/Llama-3.1-8B
     #[arg(long, visible_alias = "model-id", value_name = "MODEL", default_value = "needle-11m")]
     model: String,
-    /// Branch, tag or commit of a Hugging Face id
+    /// Branch, tag or commit of a Hugging Face id [default: main]
     #[arg(long)]
     revision: Option<String>,
     /// Made-up weights in the shape of llama-3.1-8b, qwen3-8b or a config.json, for timing without real weights; the
@@ -63,7 +63,7 @@ pub struct LoadFlags {
     #[arg(long, value_name = "KIND", requires = "synthetic")]
     synthetic_weights: Option<SyntheticWeights>,
     /// Concentration of the attention of calibrated weights: 1 as measured, more is sparser [default: 1]
-    #[arg(long, value_name = "FACTOR", requires = "synthetic")]
+    #[arg(long, value_name = "FACTOR", requires = "synthetic", allow_negative_numbers = true)]
     synthetic_focus: Option<f64>,
     /// A tokenizer.json instead of the model's own
     #[arg(long, value_name = "FILE")]
@@ -103,13 +103,20 @@ impl ModelFlags {
         Ok(format!("{}: {name}, {gigabytes:.2} GB of weights in {}\n", directory.display(), dtype.as_str()))
     }
 
+    /// The name and the positions of the model, before its weights are read; `None` for a model on the hub.
+    pub fn positions(&self) -> Result<Option<(String, usize)>> {
+        let source = self.load.source()?;
+        Ok(source.config()?.map(|config| (source.name(), config.max_positions)))
+    }
+
     /// Prefills a prompt with `attention`, for its effects.
     pub fn prefill(&self, phase: &str, model: &LoadedModel, prompt: &[u32], attention: &dyn Attention) -> Result<()> {
         let tokens = model.prompt(prompt)?;
         let mut cache = model.decoder.new_cache(1, prompt.len())?;
         progress::during(phase, prompt.len(), "tokens", |report| {
-            let options = PrefillOptions::new().chunk(self.chunk).num_logits(0).on_progress(report);
-            Ok(model.decoder.prefill(&tokens, &mut cache, attention, options).map(drop)?)
+            let options = PrefillOptions::new().chunk(self.chunk).on_progress(report);
+            let logits = model.decoder.prefill(&tokens, &mut cache, attention, options)?.last_logits()?;
+            Ok(cache.check_logits(&logits)?)
         })
     }
 
@@ -179,6 +186,9 @@ impl LoadFlags {
                     bail!("--synthetic-focus: expected calibrated weights, got {focus} for random ones")
                 }
                 (_, None) => Profile::default(),
+                (_, Some(focus)) if !(0.0..=Profile::MAX_FOCUS).contains(&focus) => {
+                    bail!("--synthetic-focus: expected a number from 0 to {}, got {focus}", Profile::MAX_FOCUS)
+                }
                 (_, Some(focus)) => Profile::Calibrated { focus },
             };
             return Ok(ModelSource::Synthetic(Synthetic { shape: shape.parse()?, profile, seed: SYNTHETIC_SEED }));

@@ -10,6 +10,8 @@ use s2o_eval::tasks::{ChatTemplate, passkey};
 use s2o_models::LoadedModel;
 use s2o_models::weights::synthetic;
 
+use crate::model_flags::ModelFlags;
+
 const DEFAULT_TOKENS: usize = 8192;
 
 /// Flags for the prompt.
@@ -33,10 +35,10 @@ pub struct PromptFlags {
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
     /// Depth of the passkey, 0 at the start and 1 at the end [default: 0.5]
-    #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_file"], allow_negative_numbers = true)]
     depth: Option<f64>,
-    /// Chat template around a text: `none`, `llama3`, `chat-ml`, `qwen3`, `auto` for the one that the token at the end of
-    /// the model's turns tells, or a file with {prompt} in the place of the text
+    /// Chat template around a text: `none`, `llama3`, `chat-ml`, `qwen3`, `auto` for the one that the token at the end
+    /// of the model's turns tells, or a file with {prompt} in the place of the text
     #[arg(
         long,
         value_name = "NAME|FILE",
@@ -66,39 +68,98 @@ impl PromptFlags {
         self.prompt.is_some() || self.prompt_file.is_some()
     }
 
-    pub fn prompt(&self, model: &LoadedModel) -> Result<Prompt> {
-        let longest = model.config().max_positions;
+    /// Reads the text and checks the flags as far as possible before the weights of `model` are read.
+    pub fn read(&self, model: &ModelFlags) -> Result<Unencoded<'_>> {
+        for (flag, len) in [("--tokens", self.tokens), ("--context", self.context)] {
+            ensure!(len != Some(0), "{flag}: expected at least 1 token, got 0");
+        }
+        if let Some(got) = self.depth.filter(|depth| !(0.0..=1.0).contains(depth)) {
+            bail!("--depth: expected a number from 0 to 1, got {got}");
+        }
+        let text = if self.is_own() { Some(self.text()?) } else { None };
+        if let Some((name, longest)) = model.positions()? {
+            self.check_length(&name, longest)?;
+        }
+        Ok(Unencoded { flags: self, text })
+    }
+
+    fn check_length(&self, model: &str, longest: usize) -> Result<()> {
         for (flag, len) in [("--tokens", self.tokens), ("--context", self.context.filter(|_| !self.is_own()))] {
             if let Some(got) = len.filter(|len| *len > longest) {
-                bail!("{flag}: expected at most {longest}, the positions of {}, got {got}", model.name);
+                bail!("{flag}: expected at most {longest}, the positions of {model}, got {got}");
             }
         }
+        Ok(())
+    }
+
+    /// Random tokens or a passkey task.
+    fn made_prompt(&self, model: &LoadedModel) -> Result<Prompt> {
         match self.tokens {
-            Some(len) => return random_tokens(model, len, self.seed),
-            None if self.is_own() => {}
+            Some(len) => random_tokens(model, len, self.seed),
             None if model.is_synthetic => {
                 if self.passkey || self.depth.is_some() {
                     bail!("a passkey task: expected a model that reads text, got {}; use --tokens", model.name);
                 }
-                return random_tokens(model, self.context.unwrap_or(DEFAULT_TOKENS), self.seed);
+                random_tokens(model, self.context.unwrap_or(DEFAULT_TOKENS), self.seed)
             }
             None => {
                 let (context, depth) = (self.context.unwrap_or(DEFAULT_TOKENS), self.depth.unwrap_or(0.5));
                 let built = passkey::build(&model.tokenizer, context, depth, self.seed)?;
-                return Ok(Prompt {
+                Ok(Prompt {
                     description: format!("passkey at depth {depth} of {} tokens", built.tokens.len()),
                     tokens: built.tokens,
                     expected: Some(built.answer),
-                });
+                })
             }
         }
-        let (text, name) = self.text()?;
-        if text.is_empty() {
-            bail!("{name}: expected a text, got none");
+    }
+
+    fn text(&self) -> Result<Text> {
+        let prompt = self.prompt.clone().unwrap_or_default();
+        let Some(path) = &self.prompt_file else { return Text::new("prompt".to_owned(), prompt) };
+        let name = if path == Path::new("-") { "stdin".to_owned() } else { path.display().to_string() };
+        let document = read(path).with_context(|| format!("cannot read {name}"))?;
+        let mut text = Text::new(name, document)?;
+        if !prompt.is_empty() {
+            text.content = format!("{}\n\n{prompt}", text.content.trim_end());
         }
-        let (pattern, template) = self.template.pattern(model)?;
-        let text = pattern.replacen(PLACE, &text, 1);
-        let tokens = encode(model, &text, pattern != PLACE, &name, self.context)?;
+        Ok(text)
+    }
+}
+
+/// A text and the name of its origin.
+#[derive(Debug)]
+struct Text {
+    name: String,
+    content: String,
+}
+
+impl Text {
+    fn new(name: String, content: String) -> Result<Self> {
+        let got = if content.is_empty() { "none" } else { "only white space" };
+        ensure!(!content.trim().is_empty(), "{name}: expected a text, got {got}");
+        Ok(Self { name, content })
+    }
+}
+
+/// A checked prompt that waits for the model's tokenizer.
+#[derive(Debug)]
+pub struct Unencoded<'f> {
+    flags: &'f PromptFlags,
+    /// The user's own text.
+    text: Option<Text>,
+}
+
+impl Unencoded<'_> {
+    pub fn encode(&self, model: &LoadedModel) -> Result<Prompt> {
+        let flags = self.flags;
+        let longest = model.config().max_positions;
+        // Again, because a model on the hub has no positions before it is loaded.
+        flags.check_length(&model.name, longest)?;
+        let Some(Text { name, content }) = &self.text else { return flags.made_prompt(model) };
+        let (pattern, template) = flags.template.pattern(model)?;
+        let text = pattern.replacen(PLACE, content, 1);
+        let tokens = encode(model, &text, pattern != PLACE, name, flags.context)?;
         if tokens.len() > longest {
             let (len, fits) = (tokens.len(), longest - longest.min(1024) / 2);
             bail!(
@@ -106,15 +167,6 @@ impl PromptFlags {
             );
         }
         Ok(Prompt { description: format!("{name}, {} tokens{template}", tokens.len()), tokens, expected: None })
-    }
-
-    fn text(&self) -> Result<(String, String)> {
-        let prompt = self.prompt.clone().unwrap_or_default();
-        let Some(path) = &self.prompt_file else { return Ok((prompt, "prompt".to_owned())) };
-        let name = if path == Path::new("-") { "stdin".to_owned() } else { path.display().to_string() };
-        let document = read(path).with_context(|| format!("cannot read {name}"))?;
-        let text = if prompt.is_empty() { document } else { format!("{}\n\n{prompt}", document.trim_end()) };
-        Ok((text, name))
     }
 }
 
@@ -170,8 +222,8 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// A text as tokens of the model, at most `context` of them: the middle of a longer text is cut out. A text in a template
-/// has its special tokens in it.
+/// A text as tokens of the model, at most `context` of them: the middle of a longer text is cut out. A text in a
+/// template has its special tokens in it.
 pub fn encode(
     model: &LoadedModel,
     text: &str,

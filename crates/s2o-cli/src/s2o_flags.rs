@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use candle_core::Device;
-use candle_s2o::{ConfigError, LayerSettings, LayerSettingsError, Preset, S2o, S2oConfig, SegmentLen};
+use candle_s2o::{LayerSettings, LayerSettingsError, Preset, S2o, S2oConfig, S2oConfigBuilder, SegmentLen};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 /// The given S2O options by name, with one flag for each of [`S2oConfig::OPTIONS`].
@@ -43,7 +43,7 @@ impl FromArgMatches for GivenOptions {
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 #[command(next_help_heading = "S2O")]
 pub struct S2oFlags {
-    /// Preset that the flags below change: `default`, or `paper` for the paper's settings
+    /// Preset that the flags below change: `default`, or `paper` for the paper's settings [default: default]
     #[arg(long, value_name = "NAME")]
     preset: Option<Preset>,
     #[command(flatten)]
@@ -72,9 +72,11 @@ impl S2oFlags {
     }
 
     /// The preset, changed by the given flags.
-    pub fn config(&self) -> Result<S2oConfig, ConfigError> {
+    pub fn config(&self) -> anyhow::Result<S2oConfig> {
         let base = self.preset.unwrap_or_default().config().to_builder();
-        self.options.0.iter().try_fold(base, |builder, (name, text)| builder.set(name, text))?.build()
+        let set = self.options.0.iter().try_fold(base, |builder, (name, text)| builder.set(name, text));
+        // The errors name options, whose flags have the same names.
+        set.and_then(S2oConfigBuilder::build).map_err(|error| anyhow::anyhow!("--{error}"))
     }
 
     /// S2O with these options and with statistics, as an attention method for a model.

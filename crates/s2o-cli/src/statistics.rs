@@ -44,8 +44,9 @@ pub struct Flags {
 impl Flags {
     pub fn run(&self) -> Result<()> {
         let s2o = self.s2o.attention()?;
+        let prompt = self.prompt.read(&self.model)?;
         let model = self.model.load()?;
-        let prompt = self.prompt.prompt(&model)?;
+        let prompt = prompt.encode(&model)?;
         let (len, queries) = (prompt.tokens.len(), self.queries.get());
         let positions = (1..=queries).map(|i| len / 2 + i * (len - len / 2) / queries - 1).collect();
         let config = model.config();

@@ -52,9 +52,10 @@ impl TensorFlags {
                 layers: Box::new(layers.into_iter().map(move |layer| Ok(file.load(layer, &device)?))),
             });
         }
+        let prompt = self.prompt.read(&self.model)?;
         let model = self.model.load()?;
         check(&model)?;
-        let prompt = self.prompt.prompt(&model)?;
+        let prompt = prompt.encode(&model)?;
         let layers = self.model.capture("capturing", &model, &prompt.tokens, &self.layers)?;
         Ok(Source {
             count: layers.len(),

@@ -14,8 +14,8 @@ pub struct Gain {
     pub gain: f64,
     /// Softmax mass before the tile.
     pub mass: f64,
-    /// Largest weight of a key of the tile, relative to the mass before the tile. In every frame this is the ratio in the
-    /// frame of the new maximum.
+    /// Largest weight of a key of the tile, relative to the mass before the tile. In every frame this is the ratio in
+    /// the frame of the new maximum.
     pub largest: f64,
 }
 

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::blocks::BlockError;
-use crate::config::ConfigError;
+use crate::config::{ConfigError, mebibytes};
 use crate::permutation::PermutationError;
 use crate::shape::ShapeError;
 
@@ -24,9 +24,13 @@ pub enum S2oError {
     /// A selection of key blocks does not fit the call.
     #[error(transparent)]
     Blocks(#[from] BlockError),
-    /// The key orders of a single segment do not fit the workspace cap: those of one query head on the CPU, of all heads
-    /// and sequences on a GPU.
-    #[error("workspace_cap: expected at least {expected} bytes for one segment of {prefix_len} keys, got {got}")]
+    /// The key orders of a single segment do not fit the workspace cap: those of one query head on the CPU, of all
+    /// heads and sequences on a GPU.
+    #[error(
+        "workspace-mib: expected at least {} for one segment of {prefix_len} keys, got {}",
+        mebibytes(*.expected),
+        mebibytes(*.got)
+    )]
     WorkspaceTooSmall { expected: usize, got: usize, prefix_len: usize },
     /// The factor on `q . k` must be a finite number.
     #[error("softmax_scale: expected a finite number, got {got}")]

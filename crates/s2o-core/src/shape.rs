@@ -10,7 +10,8 @@ pub enum ShapeError {
     /// Every size must be at least 1.
     #[error("{name}: expected at least 1, got 0")]
     Empty { name: &'static str },
-    /// More heads than any model has, and more than keys: heads and tokens are swapped.
+    /// More heads than any model has, and as many as keys or more: heads and tokens are swapped, in `q` alone or in all
+    /// tensors.
     #[error(
         "q: expected (batch, length, heads, head_dim), got {got:?}, which has {} heads for {k_len} keys; \
          tensors in (batch, heads, length, head_dim) need transpose(1, 2)",
@@ -21,7 +22,10 @@ pub enum ShapeError {
     #[error("num_heads: expected a multiple of num_kv_heads = {num_kv_heads}, got {num_heads}")]
     Heads { num_heads: usize, num_kv_heads: usize },
     /// Queries are the last `q_len` positions of the keys, so `q_len` cannot exceed `k_len`.
-    #[error("q_len: expected at most k_len = {k_len}, got {q_len}")]
+    #[error(
+        "q_len: expected at most k_len = {k_len}, got {q_len}; tensors in (batch, heads, length, head_dim) need \
+         transpose(1, 2)"
+    )]
     MoreQueriesThanKeys { q_len: usize, k_len: usize },
     /// `head_dim` must be a multiple of 8, at most 256.
     #[error("head_dim: expected a multiple of 8 up to 256, got {got}")]
@@ -38,6 +42,7 @@ pub enum ShapeError {
 }
 
 /// More heads than any model has. A call with more heads than this and than keys has its dimensions in another order.
+/// If `q` alone has, its heads are as many as the keys, and its length, which is the number of heads, is shorter.
 const MOST_HEADS: usize = 256;
 
 /// Sizes of one attention call: `q` is `(batch, q_len, num_heads, head_dim)`, `k` and `v` are
@@ -70,15 +75,15 @@ impl AttnShape {
         if !head_dim.is_multiple_of(8) || head_dim > 256 {
             return Err(ShapeError::HeadDim { got: head_dim });
         }
-        if num_heads > MOST_HEADS && num_heads > k_len {
+        if num_heads > MOST_HEADS && (num_heads > k_len || (num_heads == k_len && q_len < k_len)) {
             let got = [batch, q_len, num_heads, head_dim];
             return Err(ShapeError::HeadsFirst { got, k_len });
         }
-        if !num_heads.is_multiple_of(num_kv_heads) {
-            return Err(ShapeError::Heads { num_heads, num_kv_heads });
-        }
         if q_len > k_len {
             return Err(ShapeError::MoreQueriesThanKeys { q_len, k_len });
+        }
+        if !num_heads.is_multiple_of(num_kv_heads) {
+            return Err(ShapeError::Heads { num_heads, num_kv_heads });
         }
         if i32::try_from(k_len).is_err() {
             return Err(ShapeError::TooManyKeys { max: i32::MAX as usize, got: k_len });

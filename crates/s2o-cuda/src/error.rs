@@ -24,7 +24,7 @@ pub enum CudaError {
     #[error("softmax_scale: expected a positive number on CUDA, got {got}; the CPU path takes any finite one")]
     SoftmaxScale { got: f32 },
     /// The queries of a segment do not fit in shared memory, where they are ordered.
-    #[error("segment_len: expected at most {max} with q_perm on this GPU, got {got}")]
+    #[error("segment: expected at most {max} with q-perm on this GPU, got {got}")]
     PermutedSegment { max: usize, got: usize },
     /// The kernels count in 32 bits.
     #[error("{name}: expected at most {max} on CUDA, got {got}; split the batch or the heads over several calls")]

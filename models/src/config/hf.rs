@@ -1,6 +1,6 @@
 //! A Hugging Face `config.json` as a [`DecoderConfig`].
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::{Architecture, DecoderConfig};
@@ -40,7 +40,8 @@ struct HfConfig {
     head_dim: Option<usize>,
     max_position_embeddings: usize,
     rms_norm_eps: f64,
-    rope_theta: Option<f64>,
+    #[serde(default, deserialize_with = "with_null")]
+    rope_theta: Option<Value>,
     rope_scaling: Option<Value>,
     /// Holds both `rope_theta` and the scaling in transformers 5.
     rope_parameters: Option<Value>,
@@ -51,6 +52,11 @@ struct HfConfig {
     use_sliding_window: Option<bool>,
     sliding_window: Option<usize>,
     quantization_config: Option<Value>,
+}
+
+/// A value that is there, `null` included: `None` alone means that there is none.
+fn with_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
 }
 
 impl HfConfig {
@@ -110,11 +116,11 @@ impl HfConfig {
     /// Base frequency and scaling, from the old or the new entries, and the longest context that they allow.
     fn rope(&self, origin: &str) -> Result<(RopeConfig, usize)> {
         let parameters = self.rope_parameters.as_ref();
-        let theta = match parameters.and_then(|p| p.get("rope_theta")) {
-            None | Some(Value::Null) => self.rope_theta.unwrap_or(DEFAULT_THETA),
-            Some(theta) => theta.as_f64().ok_or_else(|| {
-                ModelError::config(origin, format!("rope_parameters.rope_theta: expected a number, got {theta}"))
-            })?,
+        let theta = match parameters.and_then(|p| p.get("rope_theta")).or(self.rope_theta.as_ref()) {
+            None => DEFAULT_THETA,
+            Some(theta) => theta
+                .as_f64()
+                .ok_or_else(|| ModelError::config(origin, format!("rope_theta: expected a number, got {theta}")))?,
         };
         let scaling = match self.rope_scaling.as_ref().or(parameters) {
             None | Some(Value::Null) => RopeScaling::None,

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
 
-use candle_core::quantized::gguf_file::Content;
+use candle_core::quantized::gguf_file::{Content, DEFAULT_ALIGNMENT};
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
@@ -21,9 +21,12 @@ use crate::layers::Quantised;
 /// Divisors of the rotary frequencies, present in Llama 3.1 and later.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
+pub(super) fn config(path: &Path) -> Result<DecoderConfig> {
+    Source::open(path, &Device::Cpu)?.config()
+}
+
 pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<Parts> {
-    let (content, reader) = read(path)?;
-    let mut source = Source { content, reader, path, device: options.device.clone() };
+    let mut source = Source::open(path, &options.device)?;
     let config = source.config()?;
     refuse_unused(&config, source.content.tensor_infos.keys().map(String::as_str), gguf_name, path)?;
     let (mut tensors, mut quantised) = (HashMap::new(), Quantised::new());
@@ -56,9 +59,29 @@ fn read(path: &Path) -> Result<(Content, BufReader<File>)> {
     let file_len = file.metadata().map_err(|error| io_error(path, "", error))?.len();
     let mut reader = BufReader::new(file);
     let invalid = |reason: String| ModelError::InvalidWeights { path: path.to_owned(), reason };
+    if file_len == 0 {
+        return Err(invalid("the file is empty".to_owned()));
+    }
+    if has_no_alignment(&mut reader).map_err(|error| io_error(path, "", error))? {
+        return Err(invalid("general.alignment: expected at least 1, got 0".to_owned()));
+    }
     let content = Content::read(&mut reader).map_err(|error| invalid(first_line(&error)))?;
-    check_length(&content, file_len).map_err(invalid)?;
+    check_offsets(&content, file_len).map_err(invalid)?;
     Ok((content, reader))
+}
+
+/// Whether the metadata, which is at the start of a file, has an alignment of 0. Candle divides by it.
+fn has_no_alignment(reader: &mut BufReader<File>) -> std::io::Result<bool> {
+    const METADATA: u64 = 64 << 20;
+    const KEY: &[u8] = b"general.alignment";
+    let mut start = Vec::new();
+    reader.take(METADATA).read_to_end(&mut start)?;
+    reader.rewind()?;
+    let Some(at) = start.windows(KEY.len()).position(|bytes| bytes == KEY) else { return Ok(false) };
+    // The type of the value, which is 0 to 5 for integers of 1, 1, 2, 2, 4 and 4 bytes, and the value.
+    let [kind, 0, 0, 0, value @ ..] = &start[at + KEY.len()..] else { return Ok(false) };
+    let width = [1, 1, 2, 2, 4, 4].get(usize::from(*kind));
+    Ok(width.and_then(|width| value.get(..*width)).is_some_and(|value| value.iter().all(|byte| *byte == 0)))
 }
 
 /// Bytes of the weights in `dtype`.
@@ -67,15 +90,35 @@ pub(super) fn dequantised_bytes(path: &Path, dtype: DType) -> Result<u64> {
     Ok(elements * dtype.size_in_bytes() as u64)
 }
 
-/// Checks that every tensor ends within the file. A truncated download would otherwise fail after minutes.
-fn check_length(content: &Content, file_len: u64) -> Result<(), String> {
-    for (name, info) in &content.tensor_infos {
+/// Checks that the tensors follow each other without a gap, each at the next multiple of the alignment, and that the
+/// last ends where the file does. Other offsets, or a type of another size, would give garbage; a truncated download
+/// would fail after minutes.
+fn check_offsets(content: &Content, file_len: u64) -> Result<(), String> {
+    let alignment = content.metadata.get("general.alignment").and_then(|value| value.to_u64().ok());
+    let alignment = alignment.unwrap_or(DEFAULT_ALIGNMENT);
+    let mut tensors: Vec<_> = content.tensor_infos.iter().collect();
+    // Tensors without elements share their offset with the next.
+    tensors.sort_by_key(|(name, info)| (info.offset, info.shape.elem_count(), *name));
+    let mut expected = 0;
+    for (name, info) in tensors {
+        let got = info.offset;
+        if got != expected {
+            return Err(format!(
+                "tensor `{name}` is at byte {got} of the data, expected byte {expected}: after the tensor before it, \
+                 aligned to {alignment} bytes"
+            ));
+        }
         let blocks = info.shape.elem_count().div_ceil(info.ggml_dtype.block_size());
-        let bytes = blocks as u64 * info.ggml_dtype.type_size() as u64;
-        let end = content.tensor_data_offset.saturating_add(info.offset).saturating_add(bytes);
+        let data_end = got.saturating_add((blocks as u64).saturating_mul(info.ggml_dtype.type_size() as u64));
+        let end = content.tensor_data_offset.saturating_add(data_end);
         if end > file_len {
             return Err(format!("tensor `{name}` ends at byte {end}, expected at most the file's {file_len}"));
         }
+        expected = data_end.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
+    }
+    let end = content.tensor_data_offset.saturating_add(expected);
+    if file_len > end {
+        return Err(format!("expected {end} bytes, which the tensors fill, got {file_len}"));
     }
     Ok(())
 }
@@ -87,7 +130,12 @@ struct Source<'p> {
     device: Device,
 }
 
-impl Source<'_> {
+impl<'p> Source<'p> {
+    fn open(path: &'p Path, device: &Device) -> Result<Self> {
+        let (content, reader) = read(path)?;
+        Ok(Self { content, reader, path, device: device.clone() })
+    }
+
     fn config(&mut self) -> Result<DecoderConfig> {
         let divisors = match self.content.tensor_infos.contains_key(ROPE_FREQS) {
             true => Some(self.read(ROPE_FREQS)?.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?),

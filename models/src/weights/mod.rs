@@ -32,8 +32,8 @@ use tokenizer_file::read_tokenizer;
 pub use hub::HubOptions;
 
 /// Refuses weights with a tensor that the model does not use: its configuration is that of another model, or something
-/// that it needs, such as the scales of quantised weights, would be left out. Stored frequencies of the rotation, and an
-/// output head that is the embedding, may be there.
+/// that it needs, such as the scales of quantised weights, would be left out. Stored frequencies of the rotation, and
+/// an output head that is the embedding, may be there.
 fn refuse_unused<'n>(
     config: &DecoderConfig,
     names: impl IntoIterator<Item = &'n str>,
@@ -91,6 +91,11 @@ impl FromStr for ModelSource {
         if path.is_dir() {
             return Ok(Self::Directory(path.to_owned()));
         }
+        // `org/model.safetensors` has the form of a hub id.
+        if path.is_file() || path.extension().is_some_and(|extension| extension == "safetensors") {
+            let directory = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+            return Err(ModelError::FileOfModel { got: source.to_owned(), directory: directory.display().to_string() });
+        }
         if let Some((id, revision)) = hub::parse_id(source) {
             return Ok(Self::Hub { id, revision });
         }
@@ -109,8 +114,8 @@ pub struct LoadOptions {
     pub device: Device,
     /// Dtype of weights, activations and cache: f32, bf16 or f16. `None` is f32 on a CPU and bf16 elsewhere.
     pub dtype: Option<DType>,
-    /// Whether the quantised matrices of a GGUF file stay quantised. `None`: on a CPU, where prefill is not slower for it,
-    /// if no dtype is given.
+    /// Whether the quantised matrices of a GGUF file stay quantised. `None`: on a CPU, where prefill is not slower for
+    /// it, if no dtype is given.
     pub keep_quantised: Option<bool>,
     /// A `tokenizer.json` to use instead of the model's own.
     pub tokenizer: Option<PathBuf>,
@@ -162,6 +167,20 @@ impl ModelSource {
         let decoder = Decoder::from_weights(&parts.config, &weights, progress)?;
         let model = LoadedModel::new(self.name(), decoder, parts.tokenizer, parts.eos_ids)?;
         Ok(LoadedModel { is_synthetic: matches!(self, Self::Synthetic(_)), ..model })
+    }
+
+    /// Shape and constants of the model, without its weights. `None` for a model on the hub, which may not be here yet.
+    ///
+    /// # Errors
+    /// As [`ModelSource::load`] for the configuration, which is all that is read.
+    pub fn config(&self) -> Result<Option<DecoderConfig>> {
+        match self {
+            Self::Embedded => DecoderConfig::from_json(s2o_needle_11m::CONFIG, EMBEDDED).map(Some),
+            Self::Directory(directory) => Ok(Some(safetensors::config(directory)?.0)),
+            Self::Gguf(path) => gguf::config(path).map(Some),
+            Self::Hub { .. } => Ok(None),
+            Self::Synthetic(synthetic) => synthetic.shape.config().map(Some),
+        }
     }
 
     /// Bytes that the weights of a GGUF file take if they are dequantised. `None` in all other cases, where the weights

@@ -5,12 +5,15 @@
 //! produces.)
 
 use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 use candle_core::safetensors::MmapedSafetensors;
 use candle_nn::VarBuilder;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{LoadOptions, Parts, eos_ids, io_error, read_text, read_tokenizer, refuse_unused};
 use crate::config::DecoderConfig;
@@ -23,12 +26,20 @@ pub(super) const TOKENIZER: &str = "tokenizer.json";
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
-pub(super) fn open(directory: &Path, dtype: DType, options: &LoadOptions) -> Result<Parts> {
+/// The configuration, and the end tokens in its file.
+pub(super) fn config(directory: &Path) -> Result<(DecoderConfig, Vec<u32>)> {
+    if !directory.is_dir() {
+        let hint = ": there is no such directory".to_owned();
+        return Err(ModelError::MissingFile { path: directory.to_owned(), hint });
+    }
     let config_path = directory.join(CONFIG);
     let json = read_text(&config_path, ": a model directory needs it")?;
     let origin = config_path.display().to_string();
-    let config = DecoderConfig::from_json(&json, &origin)?;
-    let mut eos = eos_ids(&json, &origin)?;
+    Ok((DecoderConfig::from_json(&json, &origin)?, eos_ids(&json, &origin)?))
+}
+
+pub(super) fn open(directory: &Path, dtype: DType, options: &LoadOptions) -> Result<Parts> {
+    let (config, mut eos) = config(directory)?;
     let generation_path = directory.join(GENERATION_CONFIG);
     if generation_path.exists() {
         let json = read_text(&generation_path, "")?;
@@ -85,15 +96,48 @@ pub(super) fn shard_names(path: &Path) -> Result<Vec<String>> {
 /// Reads a weight file's header, which also checks that the file is as long as the header says, and that the model uses
 /// its tensors.
 fn check(path: &Path, config: &DecoderConfig) -> Result<()> {
-    std::fs::File::open(path).map_err(|error| io_error(path, "", error))?;
+    File::open(path).map_err(|error| io_error(path, "", error))?;
     // SAFETY: the map is read once here and dropped; see `open`.
     match unsafe { MmapedSafetensors::new(path) } {
         Ok(weights) => {
             let tensors = weights.tensors();
-            refuse_unused(config, tensors.iter().map(|(name, _)| name.as_str()), str::to_owned, path)
+            refuse_unused(config, tensors.iter().map(|(name, _)| name.as_str()), str::to_owned, path)?;
+            // Numbers of other types need scales, which only their own program knows.
+            let is_float =
+                |dtype: Result<DType, _>| matches!(dtype, Ok(DType::F64 | DType::F32 | DType::F16 | DType::BF16));
+            let other = tensors.iter().find(|(_, view)| !is_float(DType::try_from(view.dtype())));
+            let Some((name, view)) = other else { return Ok(()) };
+            let reason = format!("tensor `{name}`: expected F32, F16 or BF16, got {:?}", view.dtype());
+            Err(ModelError::InvalidWeights { path: path.to_owned(), reason })
         }
-        Err(error) => Err(ModelError::InvalidWeights { path: path.to_owned(), reason: first_line(&error) }),
+        Err(error) => {
+            let reason = wrong_length(path).unwrap_or_else(|| first_line(&error));
+            Err(ModelError::InvalidWeights { path: path.to_owned(), reason })
+        }
     }
+}
+
+/// Says how long a file should be by its header, if it is not. `None` if the header tells no length.
+fn wrong_length(path: &Path) -> Option<String> {
+    /// The format's limit on the header.
+    const LONGEST_HEADER: u64 = 100_000_000;
+    let mut file = File::open(path).ok()?;
+    let got = file.metadata().ok()?.len();
+    let mut prefix = [0; 8];
+    if file.read_exact(&mut prefix).is_err() {
+        return Some(format!("expected at least 8 bytes, got {got}"));
+    }
+    let header_len = u64::from_le_bytes(prefix);
+    if header_len > LONGEST_HEADER {
+        return None;
+    }
+    if got < 8 + header_len {
+        return Some(format!("expected more than the header's {} bytes, got {got}", 8 + header_len));
+    }
+    let header: HashMap<String, Value> = serde_json::from_reader(file.take(header_len)).ok()?;
+    let ends = header.values().filter_map(|tensor| tensor["data_offsets"][1].as_u64());
+    let expected = ends.max()?.saturating_add(8 + header_len);
+    (expected != got).then(|| format!("expected {expected} bytes, got {got}"))
 }
 
 /// A Candle error without its backtrace.

@@ -226,7 +226,8 @@ fn sweep() -> String {
         for phase in ["", ", selection"] {
             let by_head = 2.0 * error;
             text.push_str(&format!(
-                "new,methods sweep,\"s2o:tau={tau}{phase}\",8192,8192,8,2,128,bf16,0.5,{error},{by_head},{ms},flash,8,{}\n",
+                "new,methods sweep,\"s2o:tau={tau}{phase}\",8192,8192,8,2,128,bf16,0.5,{error},{by_head},{ms},\
+                 flash,8,{}\n",
                 8.0 / ms
             ));
         }

@@ -62,7 +62,7 @@ impl CudaOp for RankOp {
 }
 
 fn check_options(config: &S2oConfig) -> Result<(), CudaError> {
-    for (name, got, expected) in [("tile_q", config.tile_q(), TILE_Q), ("tile_k", config.tile_k(), TILE_K)] {
+    for (name, got, expected) in [("tile-q", config.tile_q(), TILE_Q), ("tile-k", config.tile_k(), TILE_K)] {
         if got != expected {
             return Err(CudaError::Tile { name, got });
         }

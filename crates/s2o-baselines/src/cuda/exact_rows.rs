@@ -17,8 +17,8 @@ const SPLITS_PER_SM: usize = 16;
 /// Fewest key tiles of a part.
 const MIN_TILES: usize = 4;
 
-/// Causal attention of the queries at `positions`, which ascend and lie in consecutive runs that are cut at multiples of
-/// `stride`: `(batch, rows, num_heads, head_dim)` as `q`.
+/// Causal attention of the queries at `positions`, which ascend and lie in consecutive runs that are cut at multiples
+/// of `stride`: `(batch, rows, num_heads, head_dim)` as `q`.
 ///
 /// - `q`: `(batch, rows, num_heads, head_dim)`, the query at each position; `k`, `v`: `(batch, k_len, num_kv_heads,
 ///   head_dim)`; bf16 or f16 on one GPU, head_dim 64 or 128.

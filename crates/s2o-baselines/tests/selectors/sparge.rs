@@ -7,7 +7,7 @@ use s2o_baselines::{
     BlockSelector, BlockSparse, Sparge, SpargeBounds, SpargeConfig, SpargeHead, SpargeLayer, TuningCall,
 };
 
-use crate::inputs::{Inputs, ascending, assert_causal, assert_dense, calls, lists};
+use crate::inputs::{Inputs, assert_causal, assert_dense, calls, lists};
 use crate::plain::{Compared, PlainHead, dot, mean, softmax, top_cdf};
 use crate::vectors;
 
@@ -67,7 +67,6 @@ proptest! {
     #[test]
     fn everything_is_dense(call in calls()) {
         assert_dense(&call, Sparge::default().tau(1.0).unwrap().lambda(None).unwrap());
-        assert_dense(&call, Sparge::default().tau(1.0).unwrap().lambda(None).unwrap().whole_key_blocks());
     }
 
     #[test]
@@ -75,17 +74,6 @@ proptest! {
         assert_causal(&call, &Sparge::default().tau(0.5).unwrap().theta(0.1).unwrap());
     }
 
-    #[test]
-    fn whole_key_blocks_hold_either_half(call in calls(), tau in 0.3..0.9f64) {
-        let sparge = Sparge::default().tau(tau).unwrap().theta(0.2).unwrap();
-        let (halves, wholes) = (call.select(&sparge), call.select(&sparge.whole_key_blocks()));
-        prop_assert_eq!(lists(&wholes).blocks.block_k(), 128);
-        for list in 0..lists(&wholes).blocks.len() {
-            let mut expected: Vec<usize> = ascending(&halves, list).into_iter().map(|block| block / 2).collect();
-            expected.dedup();
-            prop_assert_eq!(ascending(&wholes, list), expected);
-        }
-    }
 }
 
 #[test]

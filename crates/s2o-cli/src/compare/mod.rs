@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::fs::{self, OpenOptions};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use candle_core::DType;
@@ -21,7 +20,7 @@ use crate::evaluate::record;
 use crate::layout::Look;
 use crate::s2o_flags::S2oFlags;
 use crate::tensor_flags::TensorFlags;
-use crate::{exit, machine, wrong_usage};
+use crate::{exit, machine, writable, wrong_usage};
 
 /// Compare outputs and times of attention methods on the same q, k, v, per head and in total
 ///
@@ -29,8 +28,6 @@ use crate::{exit, machine, wrong_usage};
 /// model on a passkey prompt of 8192 tokens.
 #[derive(Debug, Args)]
 pub struct Flags {
-    #[command(flatten)]
-    source: TensorFlags,
     /// Exact attention to use as reference instead of our dense attention; prints a verdict under the table
     #[arg(long, value_name = "NAME")]
     against: Option<Peer>,
@@ -53,20 +50,15 @@ pub struct Flags {
     /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
+    // After the own flags: a heading of flattened flags holds for all flags after them.
+    #[command(flatten)]
+    source: TensorFlags,
     #[command(flatten)]
     s2o: S2oFlags,
 }
 
 /// The method that the S2O flags apply to.
 const PLAIN_S2O: &str = "s2o";
-
-/// Fails before the work if a file cannot be written after it. Leaves no file and no change.
-fn check_writable(path: &Path) -> Result<()> {
-    let exists = path.exists();
-    let describe = || format!("cannot write {}", path.display());
-    OpenOptions::new().append(true).create(true).open(path).with_context(describe)?;
-    if exists { Ok(()) } else { fs::remove_file(path).with_context(describe) }
-}
 
 impl Flags {
     pub fn run(&self) -> Result<()> {
@@ -84,7 +76,7 @@ impl Flags {
         let create =
             |path: &PathBuf| csv::Writer::from_path(path).with_context(|| format!("cannot write {}", path.display()));
         let mut csv = self.csv.as_ref().map(create).transpose()?;
-        self.save_tensors.iter().chain(&self.out_tensors).try_for_each(|path| check_writable(path))?;
+        self.save_tensors.iter().chain(&self.out_tensors).try_for_each(|path| writable::file(path))?;
 
         let mut source = self.source.open(|model| self.s2o.check_layers(model.config().num_layers))?;
         if let Some(path) = &self.save_tensors {

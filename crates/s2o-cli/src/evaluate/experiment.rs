@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::record;
 use crate::layout::Look;
 use crate::tensor_flags::{Source, TensorFlags};
-use crate::{exit, machine, progress};
+use crate::{exit, machine, progress, writable};
 
 /// Measure error, density and time of attention methods on the queries, keys and values of single layers
 #[derive(Debug, Args)]
@@ -32,7 +32,7 @@ enum Experiment {
         #[command(flatten)]
         methods: Methods,
         /// Densities to compare at, each above 0 and below 1
-        #[arg(long, value_name = "DENSITIES", value_delimiter = ',',
+        #[arg(long, value_name = "DENSITIES", value_delimiter = ',', allow_negative_numbers = true,
             default_values_t = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])]
         densities: Vec<f64>,
         #[command(flatten)]
@@ -63,7 +63,7 @@ enum Experiment {
         #[arg(long, value_name = "METHOD", default_value = "s2o")]
         method: MethodSpec,
         /// Thresholds
-        #[arg(long, value_name = "TAUS", value_delimiter = ',',
+        #[arg(long, value_name = "TAUS", value_delimiter = ',', allow_negative_numbers = true,
             default_values_t = [0.001, 0.002, 0.004, 0.005, 0.01, 0.02, 0.05])]
         taus: Vec<f64>,
         /// Tokens in a segment
@@ -185,6 +185,7 @@ impl Common {
         &self,
         mut experiment: impl FnMut(&Exact) -> s2o_eval::Result<Vec<R>>,
     ) -> Result<(Vec<R>, Report<'_>)> {
+        self.out.as_deref().map_or(Ok(()), writable::directory)?;
         let Source { layers, count, description, device } = self.source.open(|_| Ok(()))?;
         let phase = progress::start("measuring", count, "layers");
         let mut rows = Vec::new();

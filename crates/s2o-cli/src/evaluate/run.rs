@@ -18,7 +18,7 @@ use super::samples::SampleFlags;
 use super::tables;
 use crate::model_flags::LoadFlags;
 use crate::progress::{self, Progress};
-use crate::{exit, machine, model_flags};
+use crate::{exit, machine, model_flags, writable};
 
 /// File of outcomes, in the directory of a run.
 const OUTCOMES: &str = "outcomes.jsonl";
@@ -40,7 +40,7 @@ pub struct Flags {
     methods: Vec<String>,
     /// Also run each method at these densities, by its knob, as `s2o@0.1`. The setting is found for each length on the
     /// first prompts of three tasks and stored in knobs.csv; the density of other prompts differs somewhat
-    #[arg(long, value_name = "SHARES", value_delimiter = ',')]
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', allow_negative_numbers = true)]
     densities: Vec<f64>,
     /// Chat template: auto, none, llama3, chat-ml or qwen3; auto uses the token that ends the model's turns
     #[arg(long, value_name = "NAME", default_value = "auto")]
@@ -104,12 +104,14 @@ impl Flags {
             ensure!(*density > 0.0 && *density < 1.0, "--densities: expected numbers between 0 and 1, got {density}");
         }
 
+        writable::directory(&self.out)?;
+
         let model = self.model.load()?;
         let found = ChatTemplate::of_model(&model.tokenizer, &model.eos_ids);
         let bare = || Ok(Runner::new(&model, template.unwrap_or(found))?.chunks(self.chunk.iter().copied()));
         let runner = bare()?;
         let runner = methods.into_iter().fold(runner, |runner, (name, method)| runner.method(name, method));
-        let mut samples = self.samples.samples(&model.tokenizer)?;
+        let mut samples = self.samples.samples(&model.tokenizer).map_err(with_lengths)?;
         runner.check_lengths(&samples).context("--lengths")?;
         if self.predictions && !samples.iter().any(|sample| is_ruler(sample.task())) {
             bail!("--predictions: expected a task of RULER, which the files are for, got none (--tasks ruler)");
@@ -255,6 +257,14 @@ fn show(phase: &Progress, event: Event) {
 
 fn template(name: &str) -> Result<ChatTemplate> {
     name.parse().map_err(|_| anyhow::anyhow!("--template: expected auto, {}, got {name}", ChatTemplate::names()))
+}
+
+/// Names the flag of a length that is too short for the items of a file.
+fn with_lengths(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(EvalError::ContextTooShort { .. }) => error.context("--lengths"),
+        _ => error,
+    }
 }
 
 /// Adds the flags that avoid the outcomes of another run.

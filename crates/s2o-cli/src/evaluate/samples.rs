@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use s2o_eval::EvalError;
 use s2o_eval::load::{self, DEFAULT_MAX_TOKENS, NEEDLE_7M};
 use s2o_eval::run::{Grid, Passage, Sample, task_names};
 use s2o_eval::tasks::Item;
@@ -34,7 +35,7 @@ pub struct SampleFlags {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     lengths: Vec<usize>,
     /// Depths of the requested fact, 0 at the start and 1 at the end [default: chosen by the seed]
-    #[arg(long, value_name = "SHARES", value_delimiter = ',')]
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', allow_negative_numbers = true)]
     depths: Vec<f64>,
     /// Items of each task, length and depth [default: 4; all items of a file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -59,10 +60,20 @@ pub struct SampleFlags {
     last: usize,
 }
 
+/// Adds the task that has no questions to the names of a list.
+fn with_perplexity(error: EvalError) -> EvalError {
+    match error {
+        EvalError::Unknown { what, expected, got } => {
+            EvalError::Unknown { what, expected: format!("{expected}, {PERPLEXITY}"), got }
+        }
+        other => other,
+    }
+}
+
 impl SampleFlags {
     /// Checks the flags as far as possible without a model.
     pub fn check(&self) -> Result<()> {
-        task_names(self.questions())?;
+        task_names(self.questions()).map_err(with_perplexity)?;
         if self.lengths.contains(&0) {
             bail!("--lengths: expected at least 1 token, got 0");
         }

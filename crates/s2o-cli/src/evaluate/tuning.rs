@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::record;
 use crate::layout::Look;
 use crate::model_flags::{self, ModelFlags};
-use crate::{exit, machine, prompt_flags};
+use crate::{exit, machine, prompt_flags, writable};
 
 const DEFAULT_TOKENS: usize = 8192;
 const DEPTH: f64 = 0.5;
@@ -48,6 +48,7 @@ impl TuningFlags {
             "--save: expected a file in a directory that exists, got {}",
             save.display()
         );
+        writable::file(save)?;
         for path in &self.prompt_file {
             std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
         }

@@ -24,7 +24,7 @@ use crate::layout::{Look, error};
 use crate::model_flags::ModelFlags;
 use crate::prompt_flags::PromptFlags;
 use crate::s2o_flags::{self, S2oFlags};
-use crate::{exit, machine, model_flags};
+use crate::{exit, machine, model_flags, writable};
 
 const SIZE: (u32, u32) = (1600, 1520);
 
@@ -59,6 +59,8 @@ pub struct Flags {
 impl Flags {
     pub fn run(&self) -> Result<()> {
         let config = self.s2o.config()?;
+        writable::directory(&self.out)?;
+        let prompt = self.prompt.read(&self.model)?;
         let model = self.model.load()?;
         let shape = model.config();
         self.s2o.check_layers(shape.num_layers)?;
@@ -68,7 +70,7 @@ impl Flags {
                 bail!("--{flag}: expected {flag}s 0 to {}, got {got}", count - 1);
             }
         }
-        let prompt = self.prompt.prompt(&model)?;
+        let prompt = prompt.encode(&model)?;
         let layers = self.model.capture("capturing", &model, &prompt.tokens, &[layer])?;
         let Some(captured) = layers.first() else { bail!("layer {layer} made no attention call") };
 

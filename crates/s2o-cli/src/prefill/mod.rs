@@ -68,16 +68,16 @@ struct GenerationFlags {
     #[arg(short = 'n', long, value_name = "TOKENS")]
     sample_len: Option<usize>,
     /// Temperature of sampling; 0 takes the likeliest token [default: 0]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f64>,
-    /// Sample among the likeliest tokens that together reach this probability
-    #[arg(long, requires = "temperature")]
+    /// Sample among the likeliest tokens that together reach this probability [default: all tokens]
+    #[arg(long, requires = "temperature", allow_negative_numbers = true)]
     top_p: Option<f64>,
-    /// Sample among this many likeliest tokens
+    /// Sample among this many likeliest tokens [default: all tokens]
     #[arg(long, requires = "temperature")]
     top_k: Option<usize>,
     /// Penalty on tokens that occurred recently; 1 is no penalty
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     repeat_penalty: f32,
     /// Number of previous tokens that the penalty considers
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]
@@ -115,7 +115,8 @@ impl Flags {
             return exit::print(&self.model.save(directory)?);
         }
         if let Some(given) = self.s2o.given().filter(|_| self.methods() == [Method::Dense]) {
-            wrong_usage("prefill", &format!("{given}: no effect on exact attention; leave out '--attention dense'"));
+            let dense = if self.use_flash_attn { "--use-flash-attn" } else { "--attention dense" };
+            wrong_usage("prefill", &format!("{given}: no effect on exact attention; leave out '{dense}'"));
         }
         // The trace is written when this is dropped.
         let _trace = self.tracing.then(|| {
@@ -126,10 +127,12 @@ impl Flags {
         // Checked first, so that a wrong option does not cost the loading of 16 GB.
         let s2o = self.s2o.attention()?;
         let methods = self.methods();
+        self.generation().check().map_err(|error| anyhow::anyhow!("--{error}"))?;
+        let prompt = self.prompt.read(&self.model)?;
 
         let model = self.model.load()?;
         self.s2o.check_layers(model.config().num_layers)?;
-        let prompt = self.prompt.prompt(&model)?;
+        let prompt = prompt.encode(&model)?;
 
         let streams = !self.json && methods.len() == 1;
         let mut session = Session::new(&model, &prompt.tokens, self.model.chunk, self.generation())?;

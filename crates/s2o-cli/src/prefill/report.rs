@@ -206,8 +206,8 @@ impl Report<'_> {
         if !large.is_empty() {
             writeln!(
                 out,
-                "warning: the error is above {LARGE_ERROR} in layer {}. --max-error 0.1 visits more keys where the error is\n\
-                 large, --skip-layers {} makes these layers exact.",
+                "warning: the error is above {LARGE_ERROR} in layer {}. --max-error 0.1 visits more keys where the \
+                 error is\nlarge, --skip-layers {} makes these layers exact.",
                 large.join(", "),
                 large.join(",")
             )?;

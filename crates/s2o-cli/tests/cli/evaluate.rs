@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{assert_has, assert_misused, assert_refused, run, stdout_of, text};
@@ -163,12 +163,15 @@ fn what_cannot_be_run_is_refused() {
     fs::write(&empty, "[]").expect("written");
     let cases: &[(&[&str], &str)] = &[
         (&["--tasks", "niha"], "`niha` is not a task: expected one of ruler, keyed, all, needle-7m, niah, "),
+        (&["--tasks", "niha"], ", perplexity\n"),
         (&["--methods", "magic"], "`magic` is not a method: expected one of dense, s2o"),
         (&["--methods", "s2o:colour=red"], "s2o: expected tau, segment, dense-tail"),
         (&["--methods", "s2o:tau"], "expected option=value, got tau"),
         (&["--template", "alpaca"], "--template: expected auto, none, llama3, chat-ml, qwen3, got alpaca"),
         (&["--template", "llama3"], "expected one with <|begin_of_text|>, for llama3, got one without"),
         (&["--depths", "1.5"], "--depths: expected numbers from 0 to 1, got 1.5"),
+        (&["--depths", "-1"], "--depths: expected numbers from 0 to 1, got -1"),
+        (&["--densities", "-0.5"], "--densities: expected numbers between 0 and 1, got -0.5"),
         (&["--lengths", "20"], "needs at least"),
         (&["--lengths", "4096,0"], "--lengths: expected at least 1 token, got 0"),
         (
@@ -184,7 +187,7 @@ fn what_cannot_be_run_is_refused() {
         (&["--text-file", "no.txt"], "cannot read no.txt"),
         (&["--tasks", "perplexity", "--last", "9000"], "expected 1 to 8191, got 9000"),
         (&["--synthetic", "llama-3.1-8b"], "expected a model whose answers mean something, got made-up weights"),
-        (&["--model", "./no/such"], "config.json is missing"),
+        (&["--model", "./no/such"], "./no/such is missing: there is no such directory"),
     ];
     let other = directory.path().join("other");
     assert_refused("evaluate", &["run", "--out", text(&other)], cases);
@@ -204,4 +207,44 @@ fn what_cannot_be_run_is_refused() {
     assert_eq!(file(&directory, "outcomes.jsonl"), "notes");
     assert_refused("evaluate", &["report", text(&other.join("no"))], &[(&[], "cannot read")]);
     assert_misused("evaluate", &[&["run", "--items", "0"], &["run", "--chunk", "half"], &["measure"], &[]]);
+}
+
+#[test]
+fn files_that_cannot_be_run_are_refused() {
+    let directory = TempDir::new().expect("a directory");
+    let data = |name: &str, file: &str, content: String| {
+        let path = directory.path().join(name).join(file);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        fs::write(&path, content).expect("written");
+        (text(&directory.path().join(name)).to_owned(), text(&path).to_owned())
+    };
+    let ruler = |input: &str| format!(r#"{{"index": 7, "input": "{input}", "outputs": ["12"], "length": 12}}"#);
+    let infinite =
+        |input: &str| format!(r#"{{"id": 7, "context": "c", "input": "{input}", "answer": "5", "options": []}}"#);
+    let long = |input: &str| {
+        json!({"_id": "7", "domain": "d", "sub_domain": "s", "difficulty": "easy", "length": "short",
+            "question": input, "choice_A": "a", "choice_B": "b", "choice_C": "c", "choice_D": "d", "answer": "A",
+            "context": "c"})
+    };
+    let twice = |line: &dyn Fn(&str) -> String| format!("{}\n{}\n", line("What?"), line("Who?"));
+    let (ruler, _) = data("ruler", "vt/validation.jsonl", twice(&ruler));
+    let (infinite, _) = data("infinite", "passkey.jsonl", twice(&infinite));
+    let (_, long) = data("long", "data.json", json!([long("What?"), long("Who?")]).to_string());
+    let out = directory.path().join("out");
+    let cases: &[(&[&str], &str)] = &[
+        (&["--ruler-dir", &ruler], "got two items with the id ruler-vt-12-i7"),
+        (&["--infinitebench-dir", &infinite], "got two items with the id infinitebench-passkey-120000-7"),
+        (&["--longbench-file", &long], "got two items with the id longbench_v2-120000-7"),
+        (&["--infinitebench-dir", &infinite, "--lengths", "1"], "--lengths: a prompt of passkey needs at least "),
+        (&["--longbench-file", &long, "--lengths", "1"], "--lengths: a prompt of longbench_v2 needs at least 2 tokens"),
+    ];
+    assert_refused("evaluate", &["run", "--methods", "dense", "--out", text(&out)], cases);
+    let file = directory.path().join("file");
+    fs::write(&file, "").expect("written");
+    // The model does not exist either, which is found later.
+    let inside = file.join("out");
+    let part = format!("cannot write {}", inside.display());
+    for args in [&["run"][..], &["experiment", "heads"]] {
+        assert_refused("evaluate", args, &[(&["--out", text(&inside), "--model", "no/such.gguf"], &part)]);
+    }
 }

@@ -90,4 +90,10 @@ fn heatmap_says_what_there_is_to_look_at() {
         (&["--out", text(&file)], "cannot write"),
     ];
     assert_refused("heatmap", &["--context", "256"], wrong);
+    // The model does not exist either, which is found later.
+    let (inside, new) = (file.join("out"), directory.path().join("new/out"));
+    let model = ["--model", "no/such.safetensors/model"];
+    let cases: &[(&[&str], &str)] = &[(&["--out", text(&inside)], "cannot write"), (&["--out", text(&new)], "missing")];
+    assert_refused("heatmap", &model, cases);
+    assert!(!directory.path().join("new").exists(), "it leaves no directory");
 }

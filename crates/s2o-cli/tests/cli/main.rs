@@ -92,6 +92,31 @@ fn help_and_version_name_the_program() {
 }
 
 #[test]
+fn headings_of_compares_help_hold_their_own_flags() {
+    let help = stdout_of("compare", &["--help"]);
+    // Headings are not indented and end with a colon.
+    let section = |flag: &str| {
+        let line =
+            help.lines().position(|line| line.trim_start().starts_with(flag)).unwrap_or_else(|| panic!("{flag}"));
+        let above: Vec<&str> = help.lines().take(line).collect();
+        let is_heading = |line: &&&str| line.ends_with(':') && !line.starts_with(' ');
+        above.iter().rev().find(is_heading).map(|heading| heading.trim_end_matches(':'))
+    };
+    for (heading, flags) in [
+        (
+            "Options",
+            &["--against", "--methods", "--repeat", "--csv", "--json", "--tensors", "--layers <", "-q, --quiet"][..],
+        ),
+        ("Model", &["--model", "--dtype", "--chunk"]),
+        ("Prompt", &["--prompt <", "--context", "--seed"]),
+        ("S2O", &["--preset", "--tau", "--skip-layers"]),
+    ] {
+        flags.iter().for_each(|flag| assert_eq!(section(flag), Some(heading), "{flag} in {help}"));
+    }
+    assert_has(&help, &["for the paper's settings [default: default]"]);
+}
+
+#[test]
 fn wrong_usage_exits_with_2() {
     let directory = TempDir::new().expect("a temporary directory");
     let file = directory.path().join("file");
@@ -101,8 +126,12 @@ fn wrong_usage_exits_with_2() {
         ("prefill", &["--attention", "sparse"], "s2o, dense"),
         ("prefill", &["--device", "cuda:one"], "expected cpu, cuda or cuda:N, got cuda:one"),
         ("compare", &["--device", "cuda", "--cpu"], "cannot be used with"),
-        ("prefill", &["--attention", "dense", "--dense-below", "0"], "--dense-below: no effect on exact attention"),
-        ("prefill", &["--use-flash-attn", "--tau", "0.1", "--preset", "paper"], "--preset, --tau: no effect on exact"),
+        ("prefill", &["--attention", "dense", "--dense-below", "0"], "attention; leave out '--attention dense'"),
+        (
+            "prefill",
+            &["--use-flash-attn", "--tau", "0.1", "--preset", "paper"],
+            "--preset, --tau: no effect on exact attention; leave out '--use-flash-attn'",
+        ),
         ("prefill", &["--use-flash-attn", "--attention", "s2o"], "cannot be used with"),
         ("prefill", &["--prompt", "a", "--passkey"], "cannot be used with"),
         ("prefill", &["--prompt", "a", "--depth", "0.1"], "cannot be used with"),

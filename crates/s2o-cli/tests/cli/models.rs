@@ -27,7 +27,13 @@ fn a_build_without_gpus_says_so() {
 #[test]
 fn bad_models_are_refused() {
     let refused = |command: &str, model: &str, part: &str| assert_refused(command, &["--model", model], &[(&[], part)]);
-    refused("prefill", "./no/such/directory", "config.json is missing");
+    refused("prefill", "./no/such/directory", "./no/such/directory is missing: there is no such directory");
+    refused("prefill", "models/mistyped", "there is no directory models/mistyped here");
+    refused(
+        "prefill",
+        "x/model.safetensors",
+        "`x/model.safetensors` is a file: expected the directory of a model, such as `x`",
+    );
     let other = model_directory(|config| config["architectures"] = json!(["MambaForCausalLM"]));
     refused("prefill", text(other.path()), "`MambaForCausalLM` is not supported: expected LlamaForCausalLM");
 
@@ -40,7 +46,9 @@ fn bad_models_are_refused() {
     let weights = truncated.path().join("model.safetensors");
     let bytes = fs::read(&weights).expect("weights");
     fs::write(&weights, &bytes[..bytes.len() / 2]).expect("written");
-    refused("compare", text(truncated.path()), "model.safetensors is not a valid weight file");
+    let (whole, half) = (bytes.len(), bytes.len() / 2);
+    let part = format!("model.safetensors is not a valid weight file: expected {whole} bytes, got {half}\n");
+    refused("compare", text(truncated.path()), &part);
     fs::remove_file(&weights).expect("removed");
     refused("prefill", text(truncated.path()), "model.safetensors is missing");
 }
@@ -110,6 +118,41 @@ fn a_model_in_the_hubs_cache_needs_no_network() {
     }
     let (_, stderr) = prefill("HF_HOME", home.path(), "org/other");
     assert_has(&stderr, &["cannot reach config.json of org/other at revision main on http://127.0.0.1:9"]);
+}
+
+#[test]
+fn the_flags_of_candles_examples_choose_a_model() {
+    let own = model_directory(|_| {});
+    let args = ["--model-id", text(own.path()), "--context", "300", "-n", "1", "--use-flash-attn", "--cpu", "--json"];
+    let object = &crate::rows_of("prefill", &args)[0];
+    assert_eq!(object["model"], text(own.path().file_name().expect("a name").as_ref()));
+    assert!(object["seconds_dense"].is_number() && object["seconds_s2o"].is_null(), "{object}");
+}
+
+#[test]
+fn values_that_are_not_finite_name_their_layer() {
+    let broken = model_directory(|_| {});
+    let path = broken.path().join("model.safetensors");
+    let mut weights = candle_core::safetensors::load(&path, &candle_core::Device::Cpu).expect("weights");
+    let norm = weights.get_mut("model.layers.3.input_layernorm.weight").expect("a norm");
+    *norm = norm.affine(f64::NAN, 0.0).expect("a tensor");
+    candle_core::safetensors::save(&weights, &path).expect("saved");
+    let out = broken.path().join("out");
+    let save = out.with_extension("json");
+    let prompt = ["--context", "600"];
+    let evaluated = ["run", "--lengths", "600", "--items", "1", "--out", text(&out), "--tasks"];
+    let part = "the keys and values of layer 3 are the first that are not finite";
+    for (command, args) in [
+        ("prefill", &prompt[..]),
+        ("compare", &prompt),
+        ("statistics", &prompt),
+        ("evaluate", &[&evaluated[..], &["passkey"]].concat()),
+        ("evaluate", &[&evaluated[..], &["perplexity", "--last", "100"]].concat()),
+        ("evaluate", &["tune", "--max-rel-l1", "0.1", "--lengths", "600", "--dense-below", "0", "--save", text(&save)]),
+    ] {
+        assert_refused(command, args, &[(&["--model", text(broken.path())], part)]);
+    }
+    assert!(!save.exists());
 }
 
 #[test]

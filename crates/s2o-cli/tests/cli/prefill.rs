@@ -166,17 +166,26 @@ fn sampling_follows_its_seed() {
 #[test]
 fn wrong_options_say_expected_and_got() {
     let cases: &[(&[&str], &str)] = &[
-        (&["--tau", "1.5"], "tau: expected a number in [0, 1), got 1.5"),
-        (&["--tau", "-1"], "tau: expected a number in [0, 1), got -1"),
-        (&["--segment", "100"], "segment_len: expected a positive multiple of tile_q = 128, got 100"),
-        (&["--preset", "paper", "--tile-k", "0"], "tile_k: expected 1 to 1024, got 0"),
-        (&["--score", "second-cumulant=-1"], "expected a finite number >= 0, got -1"),
+        (&["--tau", "1.5"], "error: --tau: expected a number in [0, 1), got 1.5"),
+        (&["--tau", "-1"], "error: --tau: expected a number in [0, 1), got -1"),
+        (&["--segment", "100"], "error: --segment: expected a positive multiple of tile-q = 128, got 100"),
+        (&["--preset", "paper", "--tile-k", "0"], "error: --tile-k: expected 1 to 1024, got 0"),
+        (&["--probe-stride", "0"], "error: --probe-stride: expected a positive number of tokens, got 0; `off`"),
+        (
+            &["--score", "second-cumulant=-1"],
+            "error: --score: second-cumulant=c: expected a finite number >= 0, got -1",
+        ),
+        (&["--temperature", "-1"], "error: --temperature: expected a finite number >= 0, got -1"),
+        (&["--temperature", "1", "--top-p", "-0.5"], "error: --top-p: expected a number in (0, 1], got -0.5"),
+        (&["--repeat-penalty", "-2"], "error: --repeat-penalty: expected a finite number > 0, got -2"),
+        (&["--depth", "-1"], "error: --depth: expected a number from 0 to 1, got -1"),
         (&["--skip-layers", "10", "--context", "100"], "expected layers 0 to 9, got 10"),
-        (&["--workspace-mib", "0", "--context", "3000"], "got 0"),
+        (&["--workspace-mib", "0", "--context", "3000"], "workspace-mib: expected at least "),
         (&["--context", "10"], "at least 77 tokens with this tokenizer, got 10"),
         (&["--depth", "2"], "expected a number from 0 to 1, got 2"),
         (&["--chunk", "0", "--context", "100"], "at least one token, got 0"),
-        (&["--prompt", "a", "--context", "0"], "expected at least one token"),
+        (&["--prompt", "a", "--context", "0"], "--context: expected at least 1 token, got 0"),
+        (&["--tokens", "0"], "--tokens: expected at least 1 token, got 0"),
         (&["--prompt", ""], "prompt: expected a text, got none"),
         (&["--context", "99999999"], "--context: expected at most 131072, the positions of needle-11m, got 99999999"),
         (&["--prompt-file", "no-such-file"], "no-such-file"),
@@ -190,5 +199,36 @@ fn wrong_options_say_expected_and_got() {
         assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
         let error = stderr.lines().last().unwrap_or_default();
         assert!(error.starts_with("error: ") && error.contains(part), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn prompts_are_checked_before_the_weights_are_read() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let model = directory.path().join("model");
+    std::fs::create_dir(&model).expect("a directory");
+    // There are no weights, which is found last.
+    std::fs::write(model.join("config.json"), s2o_needle_11m::CONFIG).expect("written");
+    let file = |name: &str, content: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).expect("written");
+        crate::text(&path).to_owned()
+    };
+    let (empty, blank, good) = (file("empty", ""), file("blank", " \n\t\n"), file("good", "a text"));
+    let too_long = "--context: expected at most 131072, the positions of model, got 99999999";
+    let cases: &[(&[&str], &str)] = &[
+        (&["--prompt", ""], "prompt: expected a text, got none"),
+        (&["--prompt", " "], "prompt: expected a text, got only white space"),
+        (&["--prompt-file", &empty], "empty: expected a text, got none"),
+        (&["--prompt-file", &empty, "--prompt", "a question"], "empty: expected a text, got none"),
+        (&["--prompt-file", &blank], "blank: expected a text, got only white space"),
+        (&["--prompt-file", crate::text(directory.path())], "cannot read "),
+        (&["--context", "99999999"], too_long),
+        (&["--tokens", "131073"], "--tokens: expected at most 131072"),
+        (&["--prompt-file", &good], "tokenizer.json is missing"),
+    ];
+    for command in ["prefill", "compare", "heatmap", "statistics"] {
+        let cases = if command == "prefill" { cases } else { &cases[5..7] };
+        crate::assert_refused(command, &["--model", crate::text(&model)], cases);
     }
 }

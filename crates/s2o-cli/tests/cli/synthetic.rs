@@ -45,6 +45,13 @@ fn prefill_times_a_synthetic_model() {
 }
 
 #[test]
+fn a_focus_out_of_range_is_refused() {
+    let cases: &[(&[&str], &str)] =
+        &[(&["--synthetic-focus", "-1"], "--synthetic-focus: expected a number from 0 to 4, got -1")];
+    assert_refused("prefill", &["--synthetic", "llama-3.1-8b"], cases);
+}
+
+#[test]
 fn a_saved_model_loads_as_a_directory() {
     let (directory, shape) = shape();
     let saved = directory.path().join("saved");
@@ -88,7 +95,7 @@ fn what_makes_no_sense_is_refused() {
             &["--synthetic", &shape, "--tokens", "9000"],
             "--tokens: expected at most 8192, the positions of synthetic-tiny-calibrated, got 9000",
         ),
-        (&["--synthetic", &shape, "--tokens", "0"], "expected at least one token"),
+        (&["--synthetic", &shape, "--tokens", "0"], "--tokens: expected at least 1 token, got 0"),
     ];
     assert_refused("prefill", &[], cases);
     let other = ["--synthetic", &shape, "--model", "needle-11m"];

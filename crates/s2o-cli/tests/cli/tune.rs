@@ -68,13 +68,22 @@ fn settings_that_do_not_fit_are_refused() {
     let spec = format!("s2o:layers={}", text(&file));
     let part = "expected layers 0 to 0, got a call for layer 2";
     assert_refused("compare", &["--context", "100", "--layers", "2"], &[(&["--methods", &spec], part)]);
+    let inside = file.join("x");
     let cases: &[(&[&str], &str)] = &[
-        (&["--max-rel-l1=-1"], "expected a number of at least 0, got -1"),
+        (
+            &["--max-rel-l1", "-1"],
+            "--max-rel-l1: bound on the relative L1 error: expected a number of at least 0, got -1",
+        ),
+        (&["--max-rel-l1", "0.1", "--save", text(&inside)], "--save: expected a file in a directory that exists"),
         (&["--max-rel-l1", "0.1", "--tau", "0.1"], "--tau: expected none of the flags that tuning decides"),
         (&["--max-rel-l1", "0.1", "--taus", "1"], "tau: expected a number in [0, 1), got 1"),
         (&["--max-rel-l1", "0.1", "--lengths", "500"], "expected at least 2048 tokens"),
         (&["--max-rel-l1", "0.1", "--prompt-file", "none"], "cannot read none"),
     ];
     assert_refused("evaluate", &["tune"], cases);
+    // A file name that is too long. The model does not exist either, which is found later.
+    let long = directory.path().join("x".repeat(300));
+    let args = ["tune", "--max-rel-l1", "0.1", "--model", "no/such.gguf", "--save"];
+    assert_refused("evaluate", &args, &[(&[text(&long)], "cannot write ")]);
     assert_misused("evaluate", &[&["tune"]]);
 }

@@ -4,16 +4,18 @@ mod options;
 mod values;
 
 pub use options::{ConfigOption, S2oConfigBuilder};
+pub(crate) use values::mebibytes;
 pub use values::{
     DenseBelow, GainFrame, KeyScore, Preset, ProbeStride, SegmentLen, StopRule, TriggeringTile, ValueError,
 };
 
 use thiserror::Error;
 
-/// The reason an [`S2oConfig`] was refused.
+/// The reason an [`S2oConfig`] was refused. The messages name options as [`S2oConfig::OPTIONS`] does: in command lines
+/// and environment variables they have these names too.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the messages name the fields")]
+#[expect(missing_docs, reason = "the messages name the options")]
 pub enum ConfigError {
     /// No option has this name.
     #[error("option: expected one of {}, got {got:?}", names())]
@@ -28,16 +30,16 @@ pub enum ConfigError {
     #[error("{name}: expected 1 to 1024, got {got}")]
     Tile { name: &'static str, got: usize },
     /// The segment length must be a multiple of the tile size.
-    #[error("segment_len: expected a positive multiple of {name} = {tile}, got {got}")]
+    #[error("segment: expected a positive multiple of {name} = {tile}, got {got}")]
     SegmentNotMultipleOfTile { name: &'static str, tile: usize, got: usize },
     /// The weight of the variance term must be finite and not negative.
-    #[error("second cumulant weight c: expected a finite number >= 0, got {got}")]
+    #[error("score: second-cumulant=c: expected a finite number >= 0, got {got}")]
     SecondCumulant { got: f32 },
     /// A stride is a distance.
-    #[error("probe_stride: expected a positive number of tokens, got 0; `off` turns probes off")]
+    #[error("probe-stride: expected a positive number of tokens, got 0; `off` turns probes off")]
     ProbeStride,
     /// An error is a positive number; `off` in text, `None` in code, sets no bound.
-    #[error("max_error: expected a finite number above 0, got {got}")]
+    #[error("max-error: expected a finite number above 0, got {got}")]
     MaxError { got: f32 },
 }
 
@@ -71,7 +73,8 @@ pub struct S2oConfig {
 }
 
 impl Default for S2oConfig {
-    /// Settings that keep the answers of dense attention where the paper's settings lose them (docs/results-answers.md).
+    /// Settings that keep the answers of dense attention where the paper's settings lose them
+    /// (docs/results-answers.md).
     fn default() -> Self {
         Self {
             segment_len: SegmentLen::Auto,
@@ -137,7 +140,7 @@ impl S2oConfig {
         if !(0.0..1.0).contains(&self.tau) {
             return Err(ConfigError::Tau { got: self.tau });
         }
-        for (name, tile) in [("tile_q", self.tile_q), ("tile_k", self.tile_k)] {
+        for (name, tile) in [("tile-q", self.tile_q), ("tile-k", self.tile_k)] {
             if !(1..=1024).contains(&tile) {
                 return Err(ConfigError::Tile { name, got: tile });
             }

@@ -283,14 +283,16 @@ mod tests {
         for got in ["-1", "1", "1.5", "NaN", "inf"] {
             assert_eq!(refused("tau", got), format!("tau: expected a number in [0, 1), got {got}"));
         }
-        assert_eq!(refused("tile-k", "0"), "tile_k: expected 1 to 1024, got 0");
-        assert_eq!(refused("tile-q", "1025"), "tile_q: expected 1 to 1024, got 1025");
-        assert_eq!(refused("segment", "0"), "segment_len: expected a positive multiple of tile_q = 128, got 0");
-        assert!(refused("probe-stride", "0").contains("expected a positive number of tokens, got 0; `off`"));
+        assert_eq!(refused("tile-k", "0"), "tile-k: expected 1 to 1024, got 0");
+        assert_eq!(refused("tile-q", "1025"), "tile-q: expected 1 to 1024, got 1025");
+        assert_eq!(refused("segment", "0"), "segment: expected a positive multiple of tile-q = 128, got 0");
+        let expected = "probe-stride: expected a positive number of tokens, got 0; `off` turns probes off";
+        assert_eq!(refused("probe-stride", "0"), expected);
         for got in [0.0, -0.5, f32::NAN, f32::INFINITY] {
             let error = S2oConfig::builder().max_error(got).build().unwrap_err();
-            assert_eq!(error.to_string(), format!("max_error: expected a finite number above 0, got {got}"));
+            assert_eq!(error.to_string(), format!("max-error: expected a finite number above 0, got {got}"));
         }
-        assert!(refused("score", "second-cumulant=NaN").contains("expected a finite number >= 0, got NaN"));
+        let expected = "score: second-cumulant=c: expected a finite number >= 0, got NaN";
+        assert_eq!(refused("score", "second-cumulant=NaN"), expected);
     }
 }

@@ -91,8 +91,8 @@ spellings!(GainFrame: "new-max" => NewMax, "literal" => Literal);
 /// Rule that combines the per-row comparisons `gain < tau * mass` into one decision for a query tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopRule {
-    /// `auto`, the default: `max-weight` if the prompt has probes, otherwise `all`. Probes correct the mean of what a row
-    /// skips; what they leave is the part of single keys.
+    /// `auto`, the default: `max-weight` if the prompt has probes, otherwise `all`. Probes correct the mean of what a
+    /// row skips; what they leave is the part of single keys.
     Auto,
     /// `all`: stop when every row is below the threshold.
     AllRows,
@@ -100,14 +100,14 @@ pub enum StopRule {
     MeanRatio,
     /// `sum`: stop when `sum gain < tau * sum mass`, both sums over the rows.
     SumRatio,
-    /// `max-weight`: stop when no key of the tile has [`StopRule::WEIGHT_SHARE`] of `tau` or more of the mass before the
-    /// tile, in any row. Rows whose mass is spread over many keys stop early.
+    /// `max-weight`: stop when no key of the tile has [`StopRule::WEIGHT_SHARE`] of `tau` or more of the mass before
+    /// the tile, in any row. Rows whose mass is spread over many keys stop early.
     MaxWeight,
 }
 
 impl StopRule {
-    /// The share of `tau` that a single key may reach under [`StopRule::MaxWeight`]: with it the rules are about equally
-    /// exact at equal `tau` if there are probes (docs/algorithm.md).
+    /// The share of `tau` that a single key may reach under [`StopRule::MaxWeight`]: with it the rules are about
+    /// equally exact at equal `tau` if there are probes (docs/algorithm.md).
     pub const WEIGHT_SHARE: f64 = 1.0 / 3.0;
 
     /// The rule for a prompt with or without probes.
@@ -120,7 +120,9 @@ impl StopRule {
     }
 }
 
-spellings!(StopRule: "auto" => Auto, "all" => AllRows, "mean" => MeanRatio, "sum" => SumRatio, "max-weight" => MaxWeight);
+spellings!(
+    StopRule: "auto" => Auto, "all" => AllRows, "mean" => MeanRatio, "sum" => SumRatio, "max-weight" => MaxWeight
+);
 
 /// Treatment of the key tile whose gain was below the threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -334,7 +336,7 @@ pub(super) fn read_mebibytes(text: &str) -> Option<usize> {
     (mebibytes >= 0.0).then_some((mebibytes * MEBIBYTE) as usize)
 }
 
-pub(super) fn mebibytes(bytes: usize) -> String {
+pub(crate) fn mebibytes(bytes: usize) -> String {
     (bytes as f64 / MEBIBYTE).to_string()
 }
 

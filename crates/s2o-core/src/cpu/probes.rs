@@ -122,8 +122,8 @@ pub(super) struct ProbeRun {
 }
 
 impl ProbeRun {
-    /// Chooses the probes of heads (`b * num_heads + h`) and segments, and cuts them into runs. `out` has the outputs of
-    /// the `rows`.
+    /// Chooses the probes of heads (`b * num_heads + h`) and segments, and cuts them into runs. `out` has the outputs
+    /// of the `rows`.
     pub(super) fn cut<T: Element>(
         inputs: &Inputs<'_, T>,
         plan: &Plan,

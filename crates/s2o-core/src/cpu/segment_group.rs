@@ -39,8 +39,8 @@ impl SegmentHeads {
     }
 }
 
-/// Cuts the segments with queries outside the dense tail into groups whose orders take at most `cap` bytes, at least one
-/// group. Heads are ranked one by one if the heads of their KV head do not fit together.
+/// Cuts the segments with queries outside the dense tail into groups whose orders take at most `cap` bytes, at least
+/// one group. Heads are ranked one by one if the heads of their KV head do not fit together.
 ///
 /// # Errors
 /// [`S2oError::WorkspaceTooSmall`] if the order of one segment for one head does not fit.

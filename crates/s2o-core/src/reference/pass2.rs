@@ -33,8 +33,8 @@ pub fn pass2(
     (states.into_iter().zip(last_gains).map(|(state, last_gain)| SparseRow { state, last_gain }).collect(), visited)
 }
 
-/// The prefix loop of one query tile: the number of visited tiles, and [`SparseRow::last_gain`] of each row. `states[i]`
-/// belongs to `rows[i]`.
+/// The prefix loop of one query tile: the number of visited tiles, and [`SparseRow::last_gain`] of each row.
+/// `states[i]` belongs to `rows[i]`.
 pub(super) fn prefix(
     head: &Head,
     rows: &[usize],

@@ -84,7 +84,8 @@ impl Attention for Recorder {
 /// empty. `progress` gets the number of tokens done and of all tokens.
 ///
 /// # Errors
-/// [`EvalError::WrongInput`] for a layer that the model lacks; an error of the model if it refuses the prompt.
+/// [`EvalError::WrongInput`] for a layer that the model lacks; an error of the model if it refuses the prompt or if its
+/// logits are not finite.
 pub fn capture(
     model: &LoadedModel,
     prompt: &[u32],
@@ -101,8 +102,9 @@ pub fn capture(
 
     let tokens = model.prompt(prompt)?;
     let mut cache = model.decoder.new_cache(1, prompt.len())?;
-    let options = PrefillOptions::new().chunk(chunk).num_logits(0).on_progress(progress);
-    model.decoder.prefill(&tokens, &mut cache, &recorder, options)?;
+    let options = PrefillOptions::new().chunk(chunk).on_progress(progress);
+    let logits = model.decoder.prefill(&tokens, &mut cache, &recorder, options)?.last_logits()?;
+    cache.check_logits(&logits)?;
 
     let parts = recorder.parts.into_inner().unwrap_or_else(PoisonError::into_inner);
     let captured = parts.into_iter().filter_map(|(layer, parts)| {

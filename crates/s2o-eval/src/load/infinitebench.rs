@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use super::{Place, lines, read, truncate_middle};
+use super::{Place, cut_prompt, lines, read};
 use crate::error::{EvalError, Result};
 use crate::score::Scorer;
 use crate::tasks::Item;
@@ -121,15 +121,14 @@ struct Record {
 ///
 /// # Errors
 /// [`EvalError::Unknown`] for a name that is not a file of InfiniteBench, or `math_calc`; [`EvalError::Io`];
-/// [`EvalError::MalformedLine`]; [`EvalError::Tokenizer`].
+/// [`EvalError::MalformedLine`]; [`EvalError::ContextTooShort`]; [`EvalError::Tokenizer`].
 pub fn infinitebench(dir: &Path, task: &str, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
     let form = FORMS.iter().find(|form| form.name == task);
     let form = form.ok_or_else(|| EvalError::unknown("task", names(), task))?;
     let path = dir.join(format!("{task}.jsonl"));
-    let for_prefix = tokenizer.encode(form.answer_prefix, false).map_err(EvalError::tokenizer)?.len();
     let item = |(index, (place, record)): (u64, (Place, Record))| {
         let references = references(form, &record, place)?;
-        let prompt = truncate_middle(tokenizer, &prompt(form, &record), max_tokens.saturating_sub(for_prefix))?;
+        let prompt = cut_prompt(tokenizer, task, &prompt(form, &record), form.answer_prefix, max_tokens)?;
         Ok(Item {
             id: format!("infinitebench-{task}-{max_tokens}-{}", text_of(&record.id, place)?),
             task: task.to_owned(),
@@ -304,5 +303,11 @@ mod tests {
         let load = |task| infinitebench(dir.path(), task, tokenizer_for_tests(), 300).unwrap_err();
         assert!(matches!(load("math_calc"), EvalError::Unknown { .. }));
         assert!(matches!(load("passkey"), EvalError::Io { .. }));
+        let line = r#"{"id": 1, "context": "c", "input": "q", "answer": "5", "options": []}"#;
+        fs::write(dir.path().join("passkey.jsonl"), line).unwrap();
+        let of_length = |max_tokens| infinitebench(dir.path(), "passkey", tokenizer_for_tests(), max_tokens);
+        let EvalError::ContextTooShort { expected, got: 1, .. } = of_length(1).unwrap_err() else { panic!() };
+        assert!(matches!(of_length(expected - 1), Err(EvalError::ContextTooShort { .. })));
+        assert!(!of_length(expected).unwrap()[0].prompt.is_empty());
     }
 }

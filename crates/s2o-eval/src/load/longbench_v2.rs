@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
-use super::{Place, read, truncate_middle, whole};
+use super::{Place, cut_prompt, read, whole};
 use crate::error::Result;
 use crate::score::Scorer;
 use crate::tasks::Item;
@@ -13,6 +13,7 @@ use crate::tasks::Item;
 const EXPECTED: &str = "a list of LongBench v2 records with _id, domain, sub_domain, difficulty, length, question, \
                         choice_A to choice_D, answer and context";
 
+const TASK: &str = "longbench_v2";
 const MAX_NEW_TOKENS: usize = 128;
 
 #[derive(Deserialize)]
@@ -67,19 +68,19 @@ enum Length {
 ///
 /// # Errors
 /// [`crate::EvalError::Io`]; [`crate::EvalError::MalformedLine`] with the line of the first invalid record;
-/// [`crate::EvalError::Tokenizer`].
+/// [`crate::EvalError::ContextTooShort`]; [`crate::EvalError::Tokenizer`].
 pub fn longbench_v2(path: &Path, tokenizer: &Tokenizer, max_tokens: usize) -> Result<Vec<Item>> {
     let records: Vec<Record> = whole(path, &read(path)?, EXPECTED)?;
     if records.is_empty() {
         return Err(Place { path, line: 1 }.malformed("at least one record", "an empty list"));
     }
     let item = |(index, record): (u64, Record)| {
-        let prompt = truncate_middle(tokenizer, &prompt(&record), max_tokens)?;
+        let prompt = cut_prompt(tokenizer, TASK, &prompt(&record), "", max_tokens)?;
         // The names of the variants are the benchmark's words.
         let (difficulty, length) = (format!("{:?}", record.difficulty), format!("{:?}", record.length));
         Ok(Item {
             id: format!("longbench_v2-{max_tokens}-{}", record.id),
-            task: "longbench_v2".to_owned(),
+            task: TASK.to_owned(),
             index,
             prompt,
             references: vec![format!("{:?}", record.answer)],
@@ -165,6 +166,8 @@ mod tests {
             let EvalError::MalformedLine { line: at, got: found, .. } = &error else { panic!("{error}") };
             assert!(*at == line && found.contains(got), "{error}");
         }
+        let short = load(&json!([record("x")]).to_string(), 1).unwrap_err();
+        assert!(matches!(short, EvalError::ContextTooShort { got: 1, .. }), "{short}");
         let missing = longbench_v2(Path::new("nowhere/data.json"), tokenizer_for_tests(), 10);
         assert!(matches!(missing, Err(EvalError::Io { .. })));
     }

@@ -14,6 +14,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
+use tokenizers::Tokenizer;
 
 use crate::error::{EvalError, Result};
 
@@ -59,6 +60,28 @@ fn lines<'a, T: DeserializeOwned>(path: &'a Path, text: &str, expected: &str) ->
         true => Err(Place { path, line: 1 }.malformed(expected, "an empty file")),
         false => Ok(records),
     }
+}
+
+/// The prompt of an item of `task`, cut in its middle so that it and `answer_prefix` have at most `max_tokens` tokens.
+///
+/// # Errors
+/// [`EvalError::ContextTooShort`] if nothing of the prompt is left; [`EvalError::Tokenizer`].
+fn cut_prompt(
+    tokenizer: &Tokenizer,
+    task: &str,
+    prompt: &str,
+    answer_prefix: &str,
+    max_tokens: usize,
+) -> Result<String> {
+    let count =
+        |text: &str, special| Ok::<_, EvalError>(tokenizer.encode(text, special).map_err(EvalError::tokenizer)?.len());
+    let for_prefix = count(answer_prefix, false)?;
+    let cut = truncate_middle(tokenizer, prompt, max_tokens.saturating_sub(for_prefix))?;
+    if cut.is_empty() {
+        let expected = for_prefix + count("", true)? + 1;
+        return Err(EvalError::ContextTooShort { task: task.to_owned(), expected, got: max_tokens });
+    }
+    Ok(cut)
 }
 
 /// Parses the whole text as one value.

@@ -45,7 +45,8 @@ impl MethodRow {
     }
 }
 
-/// Options by name. A method reads the options that it supports; [`MethodSpec::build`](super::MethodSpec::build) refuses the rest.
+/// Options by name. A method reads the options that it supports; [`MethodSpec::build`](super::MethodSpec::build)
+/// refuses the rest.
 #[derive(Debug)]
 pub(super) struct Options<'s> {
     pub(super) method: &'s str,

@@ -39,6 +39,7 @@ pub(super) fn decode(model: &LoadedModel, item: &Item, cache: &mut KvCache, logi
             let last: Vec<u32> = answers.iter().map(|answer| answer.last).collect();
             let last = Tensor::new(last, model.decoder.device())?.unsqueeze(1)?;
             logits = model.decoder.decode(&last, cache)?;
+            cache.check_logits(&logits)?;
         }
         let likeliest = logits.to_dtype(DType::F32)?.argmax(D::Minus1)?.to_vec1()?;
         for (answer, token) in answers.iter_mut().zip(likeliest) {

@@ -40,7 +40,8 @@ impl Journal {
     ///
     /// # Errors
     /// [`EvalError::OtherRun`] for a file of another format or version, or if another process writes to it;
-    /// [`EvalError::MalformedLine`] for a complete line that is invalid or repeats an outcome; [`EvalError::Io`] and [`EvalError::Write`].
+    /// [`EvalError::MalformedLine`] for a complete line that is invalid or repeats an outcome; [`EvalError::Io`] and
+    /// [`EvalError::Write`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let mut journal = Self::locked(path.as_ref())?;
         let mut contents = Vec::new();

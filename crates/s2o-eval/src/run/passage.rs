@@ -61,7 +61,8 @@ impl Passage {
 /// time is that of the prefill.
 ///
 /// # Errors
-/// As [`s2o_models::Decoder::prefill`]; [`EvalError::WrongInput`] if the loss is not finite.
+/// As [`s2o_models::Decoder::prefill`] and [`KvCache::check_logits`]; [`EvalError::WrongInput`] if the loss is not
+/// finite.
 pub(super) fn perplexity(
     model: &LoadedModel,
     tokens: &[u32],
@@ -76,6 +77,7 @@ pub(super) fn perplexity(
     let logits = model.decoder.prefill(&model.prompt(inputs)?, cache, method, options)?.logits.squeeze(0)?;
     model.decoder.device().synchronize()?;
     let prefill = start.elapsed();
+    cache.check_logits(&logits)?;
     let targets = Tensor::new(targets, logits.device())?.unsqueeze(1)?;
     let likelihood = candle_nn::ops::log_softmax(&logits, 1)?.gather(&targets, 1)?;
     let loss = f64::from(likelihood.mean_all()?.neg()?.to_scalar::<f32>()?);

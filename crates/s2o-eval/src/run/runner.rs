@@ -119,8 +119,8 @@ impl<'m> Runner<'m> {
     /// The trials that the journal lacks, in running order: for each sample all methods and chunk sizes.
     ///
     /// # Errors
-    /// [`EvalError::OtherRun`] if the journal's outcome of a sample has a different digest; [`EvalError::WrongInput`] if two
-    /// different samples have the same id.
+    /// [`EvalError::OtherRun`] if the journal's outcome of a sample has a different digest; [`EvalError::WrongInput`]
+    /// if two different samples have the same id.
     pub fn pending<'s>(&self, samples: &'s [Sample], journal: &Journal) -> Result<Vec<Trial<'s>>> {
         let known: HashMap<&str, &Outcome> =
             journal.outcomes().iter().map(|outcome| (outcome.key.sample.as_str(), outcome)).collect();
@@ -205,8 +205,8 @@ impl<'m> Runner<'m> {
         Ok(usize::try_from(memory / bytes.max(1)).unwrap_or(usize::MAX).max(1))
     }
 
-    /// Checks the lengths of `samples` before any of them is run: encodes one prompt of each task and length that may be
-    /// too short for the task or too long for the model.
+    /// Checks the lengths of `samples` before any of them is run: encodes one prompt of each task and length that may
+    /// be too short for the task or too long for the model.
     ///
     /// # Errors
     /// [`EvalError::ContextTooShort`], [`EvalError::ContextTooLong`], [`EvalError::Tokenizer`].

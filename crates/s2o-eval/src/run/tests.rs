@@ -246,7 +246,8 @@ fn other_journals_are_refused() {
         (with("\"prefill_seconds\":1.0", "\"prefill_seconds\":-1.0"), "line 2: expected seconds >= 0, got -1"),
         (
             format!("{good}\n{}", with("\"score\":1.0", "\"score\":0.0")),
-            "line 3: expected one outcome for each sample, method and setting, got a second one of a-7 with dense, after line 2",
+            "line 3: expected one outcome for each sample, method and setting, got a second one of a-7 with dense, \
+             after line 2",
         ),
     ] {
         let error = refused(&format!("{header}\n{line}\n"));

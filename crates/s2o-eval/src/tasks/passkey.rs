@@ -26,6 +26,9 @@ const SLACK: usize = 64;
 /// Seven digits and a few words around them, with room for tokenizers that split them into more tokens.
 const MAX_NEW_TOKENS: usize = 24;
 
+/// More bytes than this per wanted token mean that the tokenizer makes no more tokens of the text.
+const MAX_BYTES_PER_TOKEN: usize = 64;
+
 /// A built prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PasskeyPrompt {
@@ -42,7 +45,7 @@ pub struct PasskeyPrompt {
 ///
 /// # Errors
 /// [`EvalError::ContextTooShort`] if header, needle and question alone are longer; [`EvalError::WrongInput`] for a
-/// depth outside `0..=1`; [`EvalError::Tokenizer`].
+/// depth outside `0..=1`; [`EvalError::Tokenizer`], also if the tokenizer truncates.
 pub fn build(tokenizer: &Tokenizer, num_tokens: usize, depth: f64, seed: u64) -> Result<PasskeyPrompt> {
     if !(0.0..=1.0).contains(&depth) {
         return Err(EvalError::wrong("depth of a passkey", "a number from 0 to 1", depth));
@@ -140,6 +143,12 @@ fn first_tokens(essay: Essay, tokenizer: &Tokenizer, count: usize) -> Result<Str
                 return Ok(text);
             }
             None if encoding.is_empty() => return Err(EvalError::tokenizer("it makes no tokens of plain text")),
+            None if bytes / MAX_BYTES_PER_TOKEN > count.max(64) => {
+                let (got, len) = (encoding.len(), text.len());
+                return Err(EvalError::tokenizer(format!(
+                    "expected {count} tokens of {len} bytes of text, got {got}; switch off its truncation"
+                )));
+            }
             None => bytes *= 2,
         }
     }
@@ -176,7 +185,19 @@ pub(crate) fn split_at_question(mut text: String) -> (String, String) {
 
 #[cfg(test)]
 mod tests {
-    use crate::tasks::generated;
+    use tokenizers::TruncationParams;
+
+    use super::*;
+    use crate::tasks::{generated, tokenizer_for_tests};
+
+    #[test]
+    fn a_tokenizer_that_truncates_ends_with_an_error() {
+        let mut tokenizer = tokenizer_for_tests().clone();
+        let truncation = TruncationParams { max_length: 32, ..Default::default() };
+        tokenizer.with_truncation(Some(truncation)).unwrap();
+        let error = build(&tokenizer, 1000, 0.5, 0).unwrap_err();
+        assert!(error.to_string().ends_with("bytes of text, got 32; switch off its truncation"), "{error}");
+    }
 
     #[test]
     fn words_are_the_demo_models() {

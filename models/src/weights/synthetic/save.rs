@@ -17,9 +17,9 @@ const SHARD: usize = 2 << 30;
 
 impl Synthetic {
     /// Writes the model to the new or empty directory `directory`: `config.json`, `tokenizer.json`, the weights as
-    /// safetensors of `dtype` under Hugging Face names, in files of about 2 GiB, and their index. The weights are made on
-    /// `device` and are those that loading the same model there gives. `progress` is called after each tensor with the
-    /// number written and the number of all. Returns the bytes of the weights.
+    /// safetensors of `dtype` under Hugging Face names, in files of about 2 GiB, and their index. The weights are made
+    /// on `device` and are those that loading the same model there gives. `progress` is called after each tensor with
+    /// the number written and the number of all. Returns the bytes of the weights.
     ///
     /// # Errors
     /// [`ModelError::WrongInput`] if the directory holds files; [`ModelError::Write`]; those of [`var_builder`].
