@@ -261,7 +261,7 @@ mod tests {
             ("S2O_TAU", "1.5", "S2O_TAU: tau: expected a number in [0, 1), got 1.5"),
             ("S2O_TAU", "NaN", "S2O_TAU: tau: expected a number in [0, 1), got NaN"),
             ("S2O_SEGMENT", "-1", "S2O_SEGMENT: segment: expected `auto` or a number of tokens, got \"-1\""),
-            ("S2O_SEGMENT", "100", "S2O_SEGMENT: segment_len: expected a positive multiple of tile_q = 128, got 100"),
+            ("S2O_SEGMENT", "100", "S2O_SEGMENT: segment: expected a positive multiple of tile-q = 128, got 100"),
             ("S2O_DENSE_BELOW", "", "S2O_DENSE_BELOW: dense-below: expected `auto` or a number of tokens, got \"\""),
             (
                 "S2O_STOP_RULE",
