@@ -174,7 +174,7 @@ mod tests {
         for (q_len, k_len, tau) in [(700, 700, 0.5), (300, 900, 0.7), (129, 1100, 0.9)] {
             let (q, k) = (numbers((2, q_len, 4, 16), 0.25), numbers((2, k_len, 2, 16), 0.5));
             let shape = shape_of(&q, &k, &k).unwrap();
-            let heads = [SpargeHead { tau, theta: 0.2 }; 4];
+            let heads = [SpargeHead { tau, theta: -1.0 }; 4];
             let [halves, wholes] = [(false, BLOCK_K), (true, BLOCK_Q)].map(|(merge_pairs, block_k)| {
                 let mask = choose([&q, &k], &shape, &heads, 0.25, merge_pairs).unwrap();
                 BlockMask::within_diagonal(mask, block_k).lists().unwrap().blocks

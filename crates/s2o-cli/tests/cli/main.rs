@@ -113,7 +113,9 @@ fn headings_of_compares_help_hold_their_own_flags() {
     ] {
         flags.iter().for_each(|flag| assert_eq!(section(flag), Some(heading), "{flag} in {help}"));
     }
-    assert_has(&help, &["for the paper's settings [default: default]"]);
+    // Without the line breaks.
+    let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_has(&words, &["for the paper's settings [default: default]"]);
 }
 
 #[test]
