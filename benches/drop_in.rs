@@ -163,7 +163,20 @@ fn paged(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> 
     let over_pages = |policy: &Policy| -> Result<Tensor> {
         set_policy(policy.clone());
         let out = flash_attn_varlen_paged_windowed(
-            &flat, &k, &v, &ends_q, &ends_k, &table, None, CHUNK, tokens, scale, None, Some(0), PAGE_LEN, None,
+            &flat,
+            &k,
+            &v,
+            &ends_q,
+            &ends_k,
+            &table,
+            None,
+            CHUNK,
+            tokens,
+            scale,
+            None,
+            Some(0),
+            PAGE_LEN,
+            None,
         );
         set_policy(Policy::Dense);
         Ok(out?.unsqueeze(0)?)

@@ -138,7 +138,9 @@ fn shorter_than_its_tensor(runner: &mut Runner, head_dim: usize, causal: bool) {
                 let lengths = Lengths { q: of(&[0, q_len]), k: of(&[0, k_len]), max_q: 512, max_k: LEN };
                 let function = if paged { Function::VarlenPagedWindowed } else { Function::Varlen };
                 let pages = Pages {
-                    table: Tensor::arange(0u32, (LEN / PAGE_LEN) as u32, &device).and_then(|t| t.unsqueeze(0)).expect("one row"),
+                    table: Tensor::arange(0u32, (LEN / PAGE_LEN) as u32, &device)
+                        .and_then(|t| t.unsqueeze(0))
+                        .expect("one row"),
                     prefix_ranges: None,
                     page_len: PAGE_LEN,
                 };

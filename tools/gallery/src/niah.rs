@@ -68,7 +68,10 @@ fn scores(rows: &[Row]) -> String {
         for density in densities {
             let means: Vec<&Row> = means.iter().copied().filter(|row| target(row) == density).collect();
             let at = if density.is_empty() { String::new() } else { format!(" at density {density}") };
-            text.push_str(&format!("Mean score, in percent of the references that the answer contains{at}:\n\n{}\n", by_length(&means, score)));
+            text.push_str(&format!(
+                "Mean score, in percent of the references that the answer contains{at}:\n\n{}\n",
+                by_length(&means, score)
+            ));
             if !density.is_empty() {
                 continue;
             }

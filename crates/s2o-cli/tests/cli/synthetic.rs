@@ -59,6 +59,8 @@ fn a_saved_model_loads_as_a_directory() {
     assert_has(&said, &["synthetic-tiny-calibrated", "GB of weights in bf16"]);
     let args = ["--model", text(&saved), "--tokens", "300", "-n", "1", "--attention", "dense", "--json"];
     assert_eq!(rows_of("prefill", &args)[0]["tokens"], 300);
+    let tokenizer = std::fs::read_to_string(saved.join("tokenizer.json")).unwrap();
+    assert!(tokenizer.contains(r#""decoder":{"type":"ByteLevel""#), "mistral.rs needs a decoder of bytes");
     assert_refused("prefill", &["--synthetic", &shape, "--save"], &[(&[text(&saved)], "a new or an empty one")]);
     assert_misused("prefill", &[&["--save", "elsewhere"]]);
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::json;
+use tokenizers::decoders::byte_level::ByteLevel as ByteLevelDecoder;
 
 use super::{Synthetic, tokenizer, var_builder};
 use crate::decoder::{Progress, check_dtype};
@@ -44,7 +45,10 @@ impl Synthetic {
             fs::write(&path, text).map_err(|e| ModelError::write(&path, e))
         };
         write("config.json", &self.shape.json()?)?;
-        write("tokenizer.json", &tokenizer(config.vocab_size)?.to_string(false).map_err(ModelError::tokenizer)?)?;
+        let mut tokenizer = tokenizer(config.vocab_size)?;
+        // mistral.rs takes no tokenizer without a decoder of bytes.
+        tokenizer.with_decoder(Some(ByteLevelDecoder::new(false, true, true)));
+        write("tokenizer.json", &tokenizer.to_string(false).map_err(ModelError::tokenizer)?)?;
 
         let shapes = config.tensor_shapes();
         let sizes: Vec<usize> = shapes.iter().map(|(_, shape)| bytes(shape)).collect();
