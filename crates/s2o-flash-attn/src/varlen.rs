@@ -187,7 +187,7 @@ pub(crate) fn cumulative(
     Ok(lengths.into_iter().map(|length| length as usize).collect())
 }
 
-pub(crate) fn within(name: &'static str, got: i64, max: usize) -> std::result::Result<(), FlashAttnError> {
+fn within(name: &'static str, got: i64, max: usize) -> std::result::Result<(), FlashAttnError> {
     match usize::try_from(got) {
         Ok(size) if size <= max => Ok(()),
         _ => Err(FlashAttnError::OutOfRange { name, max, got }),
