@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn lists_descend_and_follow_each_other() {
         let blocks = BlockLists::new([vec![0, 2, 1], vec![], vec![5]]);
-        assert_eq!(blocks.key_blocks, [2, 1, 0, 5]);
+        assert_eq!(blocks.key_blocks(), [2, 1, 0, 5]);
         assert_eq!(blocks.offsets, [0, 3, 3, 4]);
         assert_eq!((blocks.len(), blocks.list(0)), (3, &[2, 1, 0][..]));
     }
@@ -315,7 +315,8 @@ mod tests {
         let columns = Some(vec![(60..200).collect()]);
         let selection = BlockSelection { columns, ..blocks.into() };
         // The second list lacks the columns 64..128, which is one tile. The third lacks 60..200, which is two tiles.
-        assert_eq!(selection.work(&shape(384, 384)), [HeadWork::of_tiles(1.0 + (1.0 + 1.0) + (1.0 + 2.0), 6)]);
+        let work = HeadWork { visited: 1.0 + (1.0 + 1.0) + (1.0 + 2.0), causal: 6, probes: None };
+        assert_eq!(selection.work(&shape(384, 384)), [work]);
         assert_eq!(selection.columns_of(0, 1, 128), (64..128).collect::<Vec<_>>());
     }
 }

@@ -242,6 +242,8 @@ mod tests {
         assert_eq!(set("tile-k", "32"), built(|b| b.tile_k(32)));
         assert_eq!(set("workspace-mib", "3"), built(|b| b.workspace_cap(3 << 20)));
         assert_eq!(S2oConfig::paper(), built(|_| Preset::Paper.config().to_builder()));
+        let paper = S2oConfig::paper();
+        assert_eq!([paper.front_sink(), paper.recent(), paper.dense_tail()], [0; 3]);
         assert_eq!(S2oConfig::default().get("colour"), None);
     }
 
