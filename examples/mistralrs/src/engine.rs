@@ -23,6 +23,7 @@ pub enum Mode {
     Original,
     /// candle-s2o, exact.
     #[cfg(feature = "s2o")]
+    #[cfg_attr(feature = "nccl", allow(dead_code))]
     Exact,
     /// candle-s2o by the policy of the environment variables.
     #[cfg(feature = "s2o")]
@@ -30,8 +31,11 @@ pub enum Mode {
 }
 
 /// The modes of this build.
-#[cfg(feature = "s2o")]
+#[cfg(all(feature = "s2o", not(feature = "nccl")))]
 pub const MODES: &[Mode] = &[Mode::Exact, Mode::Policy];
+/// The modes of this build. The other processes only have the environment variables, so `S2O_OFF=1` makes all exact.
+#[cfg(all(feature = "s2o", feature = "nccl"))]
+pub const MODES: &[Mode] = &[Mode::Policy];
 /// The modes of this build.
 #[cfg(not(feature = "s2o"))]
 pub const MODES: &[Mode] = &[Mode::Original];

@@ -46,6 +46,8 @@ struct Args {
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = Args::parse();
+    #[cfg(feature = "nccl")]
+    end_with_parent();
     let needle = tempfile::tempdir()?;
     if args.model.is_none() {
         s2o_needle_11m::write(needle.path())?;
@@ -55,6 +57,22 @@ async fn main() -> Result<()> {
         return Engine::load(dir, args.context).await?.serve(address).await;
     }
     if args.time.is_empty() { passkeys(&args, dir).await } else { time(&args, dir).await }
+}
+
+/// Ends this process when the one that started it has ended, if mistral.rs started it for another GPU. Otherwise it would
+/// wait for requests forever.
+#[cfg(feature = "nccl")]
+fn end_with_parent() {
+    if std::env::var_os("__MISTRALRS_DAEMON_INTERNAL").is_none() {
+        return;
+    }
+    let parent = std::os::unix::process::parent_id();
+    std::thread::spawn(move || {
+        while std::os::unix::process::parent_id() == parent {
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        }
+        std::process::exit(1);
+    });
 }
 
 async fn passkeys(args: &Args, dir: &std::path::Path) -> Result<()> {
