@@ -1,0 +1,7 @@
+//! Ranks as threads, and where it matters as processes, over 127.0.0.1.
+
+mod collectives;
+mod liveness;
+mod messages;
+mod ranks;
+mod rendezvous;
