@@ -6,9 +6,10 @@ use candle_s2o::{Attention, PrefillCall};
 
 use crate::config::DecoderConfig;
 use crate::error::Result;
-use crate::fused::{self, Heads, Linear, QkNorm, Rotation, StackedLinear};
+use crate::fused::{self, Heads, Linear, QkNorm, Rotation, Stacked, StackedLinear};
 use crate::kv_cache::KvCache;
-use crate::layers::Weights;
+use crate::layers::{Shared, Weights};
+use crate::parallel::{Mode, Parallel, Shards};
 #[cfg(feature = "cuda")]
 use {
     crate::fused::{supports, supports_head_dim},
@@ -30,31 +31,63 @@ pub(crate) enum Phase<'a> {
 
 #[derive(Debug)]
 pub(crate) struct SelfAttention {
+    /// For this rank's heads.
     qkv: StackedLinear,
-    o_proj: Linear,
+    /// In sequence parallelism: for the heads of every rank; `qkv` is one of them.
+    qkv_by_rank: Vec<StackedLinear>,
+    o_proj: Shared<Linear>,
     qk_norm: Option<(Tensor, Tensor)>,
     norm_eps: f64,
     layer: usize,
+    /// This rank's heads.
     heads: Heads,
     softmax_scale: f32,
+    parallel: Option<Parallel>,
 }
 
 impl SelfAttention {
-    pub(crate) fn load(config: &DecoderConfig, layer: usize, weights: &Weights) -> Result<Self> {
+    pub(crate) fn load(
+        config: &DecoderConfig,
+        layer: usize,
+        weights: &Weights,
+        parallel: Option<&Parallel>,
+    ) -> Result<Self> {
         let &DecoderConfig { num_heads, num_kv_heads, head_dim, hidden_size, attention_bias: bias, .. } = config;
         let (q_size, kv_size) = (num_heads * head_dim, num_kv_heads * head_dim);
         let projection = |name: &str, size: usize| weights.pp(name).linear(hidden_size, size, bias);
         let norm = |name: &str| weights.pp(name).tensor(&[head_dim], "weight");
         let qk_norm = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
         let (q, k, v) = (projection("q_proj", q_size)?, projection("k_proj", kv_size)?, projection("v_proj", kv_size)?);
+        let (qkv, qkv_by_rank) = match parallel {
+            None => (StackedLinear::new(vec![q, k, v])?, Vec::new()),
+            Some(parallel) => {
+                let of_rank = |rank: usize| -> Result<_> {
+                    let part = |x: &Linear, size| x.outputs(parallel.part_of(rank, size));
+                    let parts = vec![part(&q, q_size)?, part(&k, kv_size)?, part(&v, kv_size)?];
+                    Ok(StackedLinear::new(parts)?)
+                };
+                let own = parallel.comm().rank();
+                match parallel.mode() {
+                    Mode::Sequence => {
+                        let all = (0..parallel.world_size()).map(of_rank).collect::<Result<Vec<_>>>()?;
+                        (all[own].clone(), all)
+                    }
+                    Mode::Tensor | Mode::Auto => (of_rank(own)?, Vec::new()),
+                }
+            }
+        };
+        let o_proj = weights.pp("o_proj").linear(q_size, hidden_size, bias)?;
+        let ranks = parallel.map_or(1, Parallel::world_size);
         Ok(Self {
-            qkv: StackedLinear::new(vec![q, k, v])?,
-            o_proj: weights.pp("o_proj").linear(q_size, hidden_size, bias)?,
+            qkv,
+            qkv_by_rank,
+            o_proj: Shared::new(parallel, || Ok(o_proj.clone()), |parallel| Ok(o_proj.inputs(parallel.own(q_size))?))?,
             qk_norm,
             norm_eps: config.rms_norm_eps,
             layer,
-            heads: Heads { num_heads, num_kv_heads, head_dim },
+            heads: Heads { num_heads: num_heads / ranks, num_kv_heads: num_kv_heads / ranks, head_dim },
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
+            parallel: parallel.cloned(),
         })
     }
 
@@ -63,14 +96,29 @@ impl SelfAttention {
         self.layer
     }
 
-    /// `x` is `(batch, len, hidden)`, normalised; `rotation` is that of its positions.
-    pub(crate) fn forward(&self, x: Tensor, rotation: &Rotation, cache: &mut KvCache, phase: Phase) -> Result<Tensor> {
-        let (batch, len, _) = x.dims3()?;
-        let qkv = self.qkv.forward(&x)?;
+    /// `x` is `(batch, len, hidden)`, normalised: all tokens, or the own ones of `shards`. `rotation` is that of all.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor,
+        rotation: &Rotation,
+        cache: &mut KvCache,
+        phase: Phase,
+        shards: Option<Shards>,
+    ) -> Result<Tensor> {
+        let qkv = match shards {
+            None => self.qkv.forward(&x)?,
+            Some(shards) => {
+                let outputs = self.qkv_by_rank.iter().map(|qkv| Ok(qkv.forward(&x)?.into_joined()?));
+                let Heads { num_heads, num_kv_heads, head_dim } = self.heads;
+                let sizes = [num_heads, num_kv_heads, num_kv_heads].map(|heads| heads * head_dim);
+                Stacked::joined(shards.to_heads(&outputs.collect::<Result<Vec<_>>>()?)?, &sizes)?
+            }
+        };
         // Frees memory for the workspace of attention.
         drop(x);
         let norm = self.qk_norm.as_ref().map(|(q, k)| QkNorm { q, k, eps: self.norm_eps });
         let q = fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache.end_of(self.layer))?;
+        let (batch, len, ..) = q.dims4()?;
         let (k, v) = cache.with_new(self.layer, len)?;
         let out = match phase {
             Phase::Prefill { method, prompt_len } => {
@@ -80,7 +128,11 @@ impl SelfAttention {
             Phase::Decode => decode_attn(&q, &k, &v, self.softmax_scale)?,
         };
         drop(q);
-        Ok(self.o_proj.forward(&out.reshape((batch, len, self.heads.num_heads * self.heads.head_dim))?)?)
+        let out = out.reshape((batch, len, self.heads.num_heads * self.heads.head_dim))?;
+        match shards {
+            None => self.o_proj.of_part(self.parallel.as_ref(), |o_proj| Ok(o_proj.forward(&out)?)),
+            Some(shards) => Ok(self.o_proj.whole().forward(&shards.to_tokens(&out)?)?),
+        }
     }
 }
 

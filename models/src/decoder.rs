@@ -1,5 +1,7 @@
 //! The decoder: its weights, the forward pass, and dense decoding token by token.
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 
@@ -9,7 +11,8 @@ use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::fused::{Linear, Rotary, Rotation};
 use crate::kv_cache::KvCache;
-use crate::layers::{Embedding, Mlp, Norm, Quantised, Weights};
+use crate::layers::{Embedding, Mlp, Norm, Quantised, Shared, Weights};
+use crate::parallel::{Parallel, Shards};
 
 /// Called with the number of tokens (or layers) done and their total.
 pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
@@ -26,6 +29,7 @@ pub struct Decoder {
     dtype: DType,
     precision: String,
     device: Device,
+    parallel: Option<Parallel>,
 }
 
 impl Decoder {
@@ -40,17 +44,34 @@ impl Decoder {
     /// share an input are joined in new tensors, one layer at a time. This adds the weights of one layer to the peak if
     /// `vb` reads files, and those of all layers if `vb` holds tensors on the GPU.
     pub fn load(config: &DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
-        Self::from_weights(config, &Weights::new(vb.clone(), &Quantised::new()), progress)
+        Self::from_weights(config, &Weights::new(vb.clone(), &Quantised::new()), None, progress)
+    }
+
+    /// [`Self::load`] of this rank's part of a decoder that several ranks run. In tensor parallelism each rank reads all
+    /// weights, one tensor at a time, and keeps its part.
+    ///
+    /// # Errors
+    /// Those of [`Self::load`]; [`ModelError::WrongInput`] if the number of ranks divides the KV heads or the MLP
+    /// unevenly; [`ModelError::Ranks`] if a rank has another model or is lost.
+    pub fn load_parallel(
+        config: &DecoderConfig,
+        vb: &VarBuilder,
+        parallel: Parallel,
+        progress: Option<&mut Progress>,
+    ) -> Result<Self> {
+        Self::from_weights(config, &Weights::new(vb.clone(), &Quantised::new()), Some(parallel), progress)
     }
 
     /// [`Self::load`] from weights of which some stay quantised.
     pub(crate) fn from_weights(
         config: &DecoderConfig,
         weights: &Weights,
+        parallel: Option<Parallel>,
         progress: Option<&mut Progress>,
     ) -> Result<Self> {
         let config = config.clone().checked("DecoderConfig")?;
         check_dtype(weights.dtype())?;
+        let parallel = parallel.map(|parallel| parallel.checked(&config, weights)).transpose()?;
         // Activations are freed after every layer, and every decoded token makes the host wait.
         DeviceMemory::keep_released(weights.device())?;
         let need = Need {
@@ -58,15 +79,20 @@ impl Decoder {
             bytes: weights.bytes(&config),
             way_out: "take a smaller model, a GPU with more memory, or bf16 or f16 instead of f32",
         };
-        need.check(Self::load_all(config, weights, progress), weights.device())
+        need.check(Self::load_all(config, weights, parallel, progress), weights.device())
     }
 
-    fn load_all(config: DecoderConfig, weights: &Weights, mut progress: Option<&mut Progress>) -> Result<Self> {
+    fn load_all(
+        config: DecoderConfig,
+        weights: &Weights,
+        parallel: Option<Parallel>,
+        mut progress: Option<&mut Progress>,
+    ) -> Result<Self> {
         let model = weights.pp("model");
         let embedding = Embedding::load(&config, &model.pp("embed_tokens"))?;
         let mut layers = Vec::with_capacity(config.num_layers);
         for layer in 0..config.num_layers {
-            layers.push(Layer::load(&config, layer, &model.pp(format!("layers.{layer}")))?);
+            layers.push(Layer::load(&config, layer, &model.pp(format!("layers.{layer}")), parallel.as_ref())?);
             if let Some(report) = progress.as_mut() {
                 report(layer + 1, config.num_layers);
             }
@@ -77,8 +103,12 @@ impl Decoder {
             weights.pp("lm_head").linear(config.hidden_size, config.vocab_size, false)?
         };
         let (frequencies, factor) = (config.rope.inverse_frequencies(config.head_dim), config.rope.attention_factor());
+        let norm = Norm::load(config.hidden_size, config.rms_norm_eps, &model.pp("norm"))?;
+        if let Some(parallel) = &parallel {
+            parallel.check_weights(norm.weight())?;
+        }
         Ok(Self {
-            norm: Norm::load(config.hidden_size, config.rms_norm_eps, &model.pp("norm"))?,
+            norm,
             rotary: Rotary::new(frequencies, factor, weights.dtype(), weights.device())?,
             dtype: weights.dtype(),
             precision: weights.precision(),
@@ -87,6 +117,7 @@ impl Decoder {
             embedding,
             layers,
             head,
+            parallel,
         })
     }
 
@@ -110,12 +141,20 @@ impl Decoder {
         &self.device
     }
 
-    /// A cache for `batch` sequences of up to `capacity` positions, in this decoder's dtype and on its device.
+    /// The ranks that run this decoder together, if there are several.
+    pub fn parallel(&self) -> Option<&Parallel> {
+        self.parallel.as_ref()
+    }
+
+    /// A cache for `batch` sequences of up to `capacity` positions, in this decoder's dtype and on its device, for this
+    /// rank's heads.
     ///
     /// # Errors
     /// As [`KvCache::new`].
     pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
-        KvCache::new(&self.config, batch, capacity, self.dtype, &self.device)
+        let ranks = self.parallel.as_ref().map_or(1, Parallel::world_size);
+        let config = DecoderConfig { num_kv_heads: self.config.num_kv_heads / ranks, ..self.config.clone() };
+        KvCache::new(&config, batch, capacity, self.dtype, &self.device)
     }
 
     /// Runs one token per sequence, `(batch, 1)` u32, with dense attention; returns f32 logits `(batch, vocab_size)`.
@@ -152,22 +191,33 @@ impl Decoder {
         phase: Phase,
         from: usize,
     ) -> Result<Option<Tensor>> {
-        let (_, len) = tokens.dims2()?;
+        let (batch, len) = tokens.dims2()?;
+        let shards = match (phase, &self.parallel) {
+            (Phase::Prefill { .. }, Some(parallel)) => parallel.shards(batch, len),
+            _ => None,
+        };
+        let own = shards.map_or(0..len, |shards| shards.own());
         let rotation = self.rotary.rows(cache.len(), len)?;
-        let mut x = self.embedding.forward(&tokens.contiguous()?, self.dtype)?;
+        let own_tokens = tokens.narrow(1, own.start, own.len())?.contiguous()?;
+        let mut x = self.embedding.forward(&own_tokens, self.dtype)?;
         // The norm of the next layer adds the output of a layer to the residual stream, in the same pass.
         let mut delta = None;
         for layer in &self.layers {
-            let (sum, mixed) = layer.forward(x, delta, &rotation, cache, phase)?;
+            let (sum, mixed) = layer.forward(x, delta, &rotation, cache, phase, shards)?;
             (x, delta) = (sum, Some(mixed));
         }
         cache.advance(len);
         if from == len {
             return Ok(None);
         }
-        let last = |x: Tensor| x.narrow(1, from, len - from)?.contiguous();
-        let (_, normed) = self.norm.forward(last(x)?, delta.map(last).transpose()?)?;
-        Ok(Some(normed))
+        let normed = |rows: Range<usize>| -> Result<Tensor> {
+            let last = |x: &Tensor| x.narrow(1, rows.start, rows.len())?.contiguous();
+            Ok(self.norm.forward(last(&x)?, delta.as_ref().map(last).transpose()?)?.1)
+        };
+        match shards {
+            None => normed(from..len).map(Some),
+            Some(shards) => shards.gather(from, &x, normed).map(Some),
+        }
     }
 
     /// Checks that tokens `(batch, len)` fit the model and the cache; returns batch and length.
@@ -177,6 +227,11 @@ impl Decoder {
         };
         if batch == 0 || len == 0 {
             return Err(ModelError::EmptyPrompt);
+        }
+        let ranks = self.parallel.as_ref().map_or(1, Parallel::world_size);
+        let kv_heads = self.config.num_kv_heads / ranks;
+        if cache.num_kv_heads() != kv_heads {
+            return Err(ModelError::input("KV heads of the KV cache", kv_heads, cache.num_kv_heads()));
         }
         if batch != cache.batch() || cache.num_layers() != self.layers.len() {
             let expected = format!("{batch} and {}", self.layers.len());
@@ -214,17 +269,19 @@ struct Layer {
     input_norm: Norm,
     attention: SelfAttention,
     post_norm: Norm,
-    mlp: Mlp,
+    mlp: Shared<Mlp>,
+    parallel: Option<Parallel>,
 }
 
 impl Layer {
-    fn load(config: &DecoderConfig, layer: usize, weights: &Weights) -> Result<Self> {
+    fn load(config: &DecoderConfig, layer: usize, weights: &Weights, parallel: Option<&Parallel>) -> Result<Self> {
         let norm = |name: &str| Norm::load(config.hidden_size, config.rms_norm_eps, &weights.pp(name));
         Ok(Self {
             input_norm: norm("input_layernorm")?,
-            attention: SelfAttention::load(config, layer, &weights.pp("self_attn"))?,
+            attention: SelfAttention::load(config, layer, &weights.pp("self_attn"), parallel)?,
             post_norm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(config, &weights.pp("mlp"))?,
+            mlp: Mlp::load(config, &weights.pp("mlp"), parallel)?,
+            parallel: parallel.cloned(),
         })
     }
 
@@ -237,14 +294,19 @@ impl Layer {
         rotation: &Rotation,
         cache: &mut KvCache,
         phase: Phase,
+        shards: Option<Shards>,
     ) -> Result<(Tensor, Tensor)> {
         let (x, attended) = {
             let _span = tracing::debug_span!("attention", layer = self.attention.layer()).entered();
             let (x, normed) = self.input_norm.forward(x, delta)?;
-            (x, self.attention.forward(normed, rotation, cache, phase)?)
+            (x, self.attention.forward(normed, rotation, cache, phase, shards)?)
         };
         let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
         let (x, normed) = self.post_norm.forward(x, Some(attended))?;
-        Ok((x, self.mlp.forward(normed)?))
+        let mixed = match shards {
+            None => self.mlp.of_part(self.parallel.as_ref(), |mlp| mlp.forward(normed))?,
+            Some(_) => self.mlp.whole().forward(normed)?,
+        };
+        Ok((x, mixed))
     }
 }

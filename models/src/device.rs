@@ -12,6 +12,31 @@ pub fn gpu(ordinal: usize) -> Result<Device> {
     Device::new_cuda(ordinal).map_err(|error| no_gpu(ordinal, &error))
 }
 
+/// GPU number `ordinal`, with a stream of its own: what a rank that communicates by NCCL needs. All work must come from
+/// this device and its clones.
+///
+/// # Errors
+/// As [`gpu`].
+#[cfg(feature = "cuda")]
+pub fn gpu_of_rank(ordinal: usize) -> Result<Device> {
+    let device = Device::new_cuda_with_stream(ordinal).map_err(|error| no_gpu(ordinal, &error))?;
+    if let Device::Cuda(cuda) = &device {
+        // SAFETY: all memory of the device is used on its one stream, so no stream has to wait for another.
+        unsafe { cuda.disable_event_tracking() };
+    }
+    Ok(device)
+}
+
+/// Number of GPUs of this machine.
+///
+/// # Errors
+/// [`ModelError::NoGpu`] if the driver fails.
+#[cfg(feature = "cuda")]
+pub fn gpu_count() -> Result<usize> {
+    let count = cudarc::driver::CudaContext::device_count().map_err(|error| no_gpu(0, &Error::wrap(error)))?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
 fn no_gpu(ordinal: usize, error: &Error) -> ModelError {
     // Only the first line: users do not need the backtrace.
     let words = error.to_string().lines().next().unwrap_or_default().to_owned();

@@ -12,6 +12,9 @@ use crate::device_memory::{DeviceMemory, is_out_of_memory};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {
+    /// The ranks that run a decoder together do not agree, or one was lost.
+    #[error(transparent)]
+    Ranks(#[from] s2o_comm::CommError),
     /// A model source string is none of the accepted forms.
     #[error(
         "`{got}` is not a model source: expected `needle-11m`, a directory, a file ending in .gguf, or a hub id \

@@ -17,6 +17,7 @@ use crate::fused::LayerCache;
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<(Tensor, Tensor)>,
+    num_kv_heads: usize,
     batch: usize,
     capacity: usize,
     len: usize,
@@ -48,7 +49,8 @@ impl KvCache {
         }
         let side = || Tensor::zeros(shape, dtype, device);
         let layers = (0..config.num_layers).map(|_| Ok((side()?, side()?))).collect::<Result<_>>();
-        Ok(Self { layers: need.check(layers, device)?, batch, capacity, len: 0 })
+        let num_kv_heads = config.num_kv_heads;
+        Ok(Self { layers: need.check(layers, device)?, num_kv_heads, batch, capacity, len: 0 })
     }
 
     /// The memory of a cache, in bytes.
@@ -168,6 +170,10 @@ impl KvCache {
 
     pub(crate) fn advance(&mut self, count: usize) {
         self.len += count;
+    }
+
+    pub(crate) fn num_kv_heads(&self) -> usize {
+        self.num_kv_heads
     }
 
     pub(crate) fn num_layers(&self) -> usize {

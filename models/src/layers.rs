@@ -10,6 +10,7 @@ use candle_nn::{Module, VarBuilder};
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
 use crate::fused::{self, Linear, StackedLinear};
+use crate::parallel::{Mode, Parallel};
 
 /// Matrices that stay quantised, by Hugging Face name.
 pub(crate) type Quantised = HashMap<String, Arc<QTensor>>;
@@ -51,6 +52,11 @@ impl<'v> Weights<'v> {
         }
         let weight = self.tensor(&[size_out, size_in], "weight")?;
         Ok(Linear::Dense(candle_nn::Linear::new(weight, bias)))
+    }
+
+    /// Whether some matrices stay quantised.
+    pub(crate) fn are_quantised(&self) -> bool {
+        !self.quantised.is_empty()
     }
 
     /// The dtype, and the types of the matrices that stay quantised: `bf16`, or `bf16 with Q4K and Q6K weights`.
@@ -111,6 +117,10 @@ impl Norm {
         Ok(Self { weight: weights.tensor(&[size], "weight")?, eps })
     }
 
+    pub(crate) fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
     /// The sum of `x` and `delta` of the previous layer, and its norm.
     pub(crate) fn forward(&self, x: Tensor, delta: Option<Tensor>) -> Result<(Tensor, Tensor)> {
         match delta {
@@ -120,6 +130,48 @@ impl Norm {
                 Ok((x, normed))
             }
         }
+    }
+}
+
+/// A step of a layer whose work the ranks share: this rank's part of it, for all tokens, and in sequence parallelism the
+/// whole, for this rank's tokens. On one device both are the same.
+#[derive(Debug)]
+pub(crate) struct Shared<T> {
+    own: T,
+    whole: Option<T>,
+}
+
+impl<T> Shared<T> {
+    pub(crate) fn new(
+        parallel: Option<&Parallel>,
+        whole: impl FnOnce() -> Result<T>,
+        part: impl FnOnce(&Parallel) -> Result<T>,
+    ) -> Result<Self> {
+        Ok(match parallel {
+            None => Self { own: whole()?, whole: None },
+            Some(parallel) => Self {
+                own: part(parallel)?,
+                whole: if parallel.mode() == Mode::Sequence { Some(whole()?) } else { None },
+            },
+        })
+    }
+
+    /// The output for all tokens: the sum of what `run` returns on all ranks.
+    pub(crate) fn of_part(
+        &self,
+        parallel: Option<&Parallel>,
+        run: impl FnOnce(&T) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let out = run(&self.own)?;
+        match parallel {
+            None => Ok(out),
+            Some(parallel) => parallel.sum(out),
+        }
+    }
+
+    /// The whole step, for shards of the tokens.
+    pub(crate) fn whole(&self) -> &T {
+        self.whole.as_ref().unwrap_or(&self.own)
     }
 }
 
@@ -137,14 +189,18 @@ pub(crate) struct Mlp {
 }
 
 impl Mlp {
-    pub(crate) fn load(config: &DecoderConfig, weights: &Weights) -> Result<Self> {
+    pub(crate) fn load(config: &DecoderConfig, weights: &Weights, parallel: Option<&Parallel>) -> Result<Shared<Self>> {
         let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
         let projection = |name: &str| weights.pp(name).linear(hidden, inner, bias);
-        Ok(Self {
-            gate_up: StackedLinear::new(vec![projection("gate_proj")?, projection("up_proj")?])?,
-            down: weights.pp("down_proj").linear(inner, hidden, bias)?,
-            rows_at_a_time: if weights.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { ROWS_ON_GPU },
-        })
+        let (gate, up) = (projection("gate_proj")?, projection("up_proj")?);
+        let down = weights.pp("down_proj").linear(inner, hidden, bias)?;
+        let rows_at_a_time = if weights.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { ROWS_ON_GPU };
+        let new = |gate, up, down| Ok(Self { gate_up: StackedLinear::new(vec![gate, up])?, down, rows_at_a_time });
+        let part = |parallel: &Parallel| {
+            let own = parallel.own(inner);
+            new(gate.outputs(own.clone())?, up.outputs(own.clone())?, down.inputs(own)?)
+        };
+        Shared::new(parallel, || new(gate.clone(), up.clone(), down.clone()), part)
     }
 
     /// Works in slices, because a whole prompt's intermediate is several times the residual stream.

@@ -11,6 +11,7 @@ use crate::decoder::{Decoder, Progress};
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::kv_cache::KvCache;
+use crate::parallel::Mode;
 
 /// Options of [`Decoder::prefill`].
 #[derive(Default)]
@@ -83,12 +84,23 @@ impl PrefillOutput {
 
 impl Decoder {
     /// Current number of tokens per sequence of a chunk of `batch` sequences; `None` for the whole prompt. It depends
-    /// on the free memory, so allocate the cache first.
+    /// on the free memory, so allocate the cache first. All ranks get the same number.
     ///
     /// # Errors
-    /// If the driver cannot tell the free memory.
+    /// If the driver cannot tell the free memory, or a rank is lost.
     pub fn chunk_tokens(&self, chunk: Chunk, batch: usize) -> Result<Option<usize>> {
-        Ok(chunk.tokens(self.config(), self.dtype(), batch, DeviceMemory::of(self.device())?))
+        let mut memory = DeviceMemory::of(self.device())?;
+        if let (Chunk::Auto, Some(parallel), Some(memory)) = (chunk, self.parallel(), &mut memory) {
+            memory.free = parallel.least(memory.free)?;
+        }
+        let tokens = chunk.tokens(self.config(), self.dtype(), batch, memory);
+        Ok(match (chunk, self.parallel()) {
+            // Each has its shard of the activations.
+            (Chunk::Auto, Some(parallel)) if parallel.mode() == Mode::Sequence => {
+                tokens.map(|tokens| tokens * parallel.world_size())
+            }
+            _ => tokens,
+        })
     }
 
     /// Runs prompt tokens `(batch, len)` u32 after the contents of the cache, chunk by chunk, with `method`.

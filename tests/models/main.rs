@@ -8,6 +8,7 @@ mod gguf_file;
 mod hub;
 mod hub_cache;
 mod needle;
+mod parallel;
 mod prefill;
 mod rope;
 mod sampling;

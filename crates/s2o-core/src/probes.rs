@@ -167,6 +167,7 @@ impl Repeated {
 /// What the probes of one head and segment measured. The sums are estimates for all of its rows outside the dense tail
 /// (Horvitz and Thompson, 1952): each probe counts for as many rows as it stands for.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ProbeStats {
     /// Segment number, on absolute positions.
     pub segment: usize,

@@ -7,6 +7,7 @@ use crate::segment::{Segment, causal_tiles};
 
 /// Statistics of one query tile of one head.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TileStats {
     /// Segment number, on absolute positions.
     pub segment: usize,
@@ -43,6 +44,7 @@ impl TileStats {
 
 /// Statistics of one query head of one sequence.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct HeadStats {
     /// Query tiles in the order of their segments. In a segment, the tiles of the dense tail come first.
     pub tiles: Vec<TileStats>,
@@ -85,6 +87,7 @@ impl HeadStats {
 
 /// Statistics of a whole call.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct AttnStats {
     /// Number of query heads per sequence.
     pub num_heads: usize,

@@ -1,10 +1,11 @@
 //! A linear layer whose weight may be quantised.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::quantized::QTensor;
-use candle_core::{DType, Module, Result, Tensor};
+use candle_core::{DType, Module, Result, Tensor, bail};
 
 /// Up to this number of rows the quantised weight itself is multiplied: its size is the time. For more rows it is
 /// dequantised first, which one product over many rows hides.
@@ -47,6 +48,23 @@ impl Linear {
             }
             _ => Ok(Cow::Borrowed(self)),
         }
+    }
+
+    /// The layer of some outputs, in memory of its own.
+    pub(crate) fn outputs(&self, range: Range<usize>) -> Result<Self> {
+        let Self::Dense(linear) = self else { bail!("expected a weight that is not quantised, to take a part of it") };
+        let part = |x: &Tensor| x.narrow(0, range.start, range.len())?.force_contiguous();
+        let (weight, bias) = (part(linear.weight())?, linear.bias().map(part).transpose()?);
+        Ok(Self::Dense(candle_nn::Linear::new(weight, bias)))
+    }
+
+    /// The layer of some inputs, in memory of its own. The sum over all parts is the output of the layer, so only the
+    /// first part has the bias.
+    pub(crate) fn inputs(&self, range: Range<usize>) -> Result<Self> {
+        let Self::Dense(linear) = self else { bail!("expected a weight that is not quantised, to take a part of it") };
+        let weight = linear.weight().narrow(1, range.start, range.len())?.force_contiguous()?;
+        let bias = linear.bias().filter(|_| range.start == 0).cloned();
+        Ok(Self::Dense(candle_nn::Linear::new(weight, bias)))
     }
 
     pub(super) fn dense(&self) -> Option<&candle_nn::Linear> {

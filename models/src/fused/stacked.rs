@@ -84,6 +84,14 @@ impl Stacked {
         Ok(Self { outputs: vec![output], sizes: sizes.to_vec() })
     }
 
+    /// All outputs side by side: `(.., sum of sizes)`.
+    pub(crate) fn into_joined(mut self) -> Result<Tensor> {
+        match self.outputs.len() {
+            1 => Ok(self.outputs.remove(0)),
+            _ => Tensor::cat(&self.outputs, D::Minus1),
+        }
+    }
+
     /// Each output, contiguous: `(.., size)`.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ use crate::decoder::{Decoder, Progress, check_dtype};
 use crate::error::{ModelError, Result};
 use crate::layers::{Quantised, Weights};
 use crate::model::LoadedModel;
+use crate::parallel::Parallel;
 
 mod gguf;
 mod gguf_spm;
@@ -121,11 +122,20 @@ pub struct LoadOptions {
     pub tokenizer: Option<PathBuf>,
     /// Hub, cache and access token.
     pub hub: HubOptions,
+    /// The ranks that run the decoder together; `None` for one device.
+    pub parallel: Option<Parallel>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { device: Device::Cpu, dtype: None, keep_quantised: None, tokenizer: None, hub: HubOptions::from_env() }
+        Self {
+            device: Device::Cpu,
+            dtype: None,
+            keep_quantised: None,
+            tokenizer: None,
+            hub: HubOptions::from_env(),
+            parallel: None,
+        }
     }
 }
 
@@ -164,7 +174,7 @@ impl ModelSource {
             Self::Synthetic(synthetic) => synthetic.open(dtype, &options.device)?,
         };
         let weights = Weights::new(parts.vb, &parts.quantised);
-        let decoder = Decoder::from_weights(&parts.config, &weights, progress)?;
+        let decoder = Decoder::from_weights(&parts.config, &weights, options.parallel.clone(), progress)?;
         let model = LoadedModel::new(self.name(), decoder, parts.tokenizer, parts.eos_ids)?;
         Ok(LoadedModel { is_synthetic: matches!(self, Self::Synthetic(_)), ..model })
     }

@@ -1,0 +1,238 @@
+//! A decoder that several ranks run gives the results of one rank.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use candle_core::Tensor;
+use candle_s2o::{Attention, Dense, S2o, S2oConfig, SegmentLen};
+use s2o_comm::{CommError, Group, Rendezvous, Tcp};
+use s2o_models::parallel::Mode;
+use s2o_models::{Decoder, LoadOptions, ModelError, ModelSource, Parallel, PrefillOptions};
+use serde_json::{Value, json};
+
+use crate::fixtures::*;
+
+/// Sums over heads and columns are in another order.
+const TOLERANCE: f32 = 5e-5;
+
+/// What `work` returns on each of `count` ranks.
+fn on_ranks<R: Send>(count: usize, work: impl Fn(Arc<Group>) -> R + Sync) -> Vec<R> {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    thread::scope(|scope| {
+        let work = &work;
+        let ranks: Vec<_> = (0..count)
+            .map(|rank| {
+                let timeout = Duration::from_secs(30);
+                let rendezvous = Rendezvous { rank, world_size: count, address: address.clone(), timeout };
+                scope.spawn(move || work(Group::join(&rendezvous).unwrap()))
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn load(json: &Value, mode: Mode, group: Arc<Group>) -> Result<Decoder, ModelError> {
+    let parallel = Parallel::new(mode, Arc::new(Tcp::new(group)));
+    Decoder::load_parallel(&config(json), &builder(&weights(json, 7)), parallel, None)
+}
+
+/// Llama and Qwen3 with four KV heads, and with every bias.
+fn models() -> [Value; 2] {
+    let heads = json!({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16});
+    let biases = json!({"attention_bias": true, "mlp_bias": true});
+    [with(with(llama_json(), heads.clone()), biases), with(with(qwen3_json(), heads), json!({"attention_bias": true}))]
+}
+
+/// S2O that ranks and stops at these lengths.
+fn s2o() -> S2o {
+    let config = S2oConfig::builder()
+        .tile_q(16)
+        .tile_k(8)
+        .segment_len(SegmentLen::Fixed(32))
+        .tau(0.3)
+        .recent(4)
+        .dense_tail(8)
+        .dense_below(32);
+    S2o::new(config.build().unwrap()).with_stats()
+}
+
+/// Logits of the last 70 positions of a prompt in chunks, and those of some decoded tokens.
+fn results(decoder: &Decoder, batch: usize, attention: &dyn Attention) -> [Tensor; 2] {
+    let prompt = tokens(batch, 150, 288);
+    let mut cache = decoder.new_cache(batch, 160).unwrap();
+    // The last chunk has too few tokens to shard.
+    let options = PrefillOptions::new().chunk(69).num_logits(70);
+    let out = decoder.prefill(&prompt, &mut cache, attention, options).unwrap();
+    assert_eq!(out.hidden.dims(), [batch, 64]);
+    let decoded: Vec<Tensor> =
+        (0..5).map(|i| decoder.decode(&tokens(batch, 20, 288).narrow(1, i, 1).unwrap(), &mut cache).unwrap()).collect();
+    [out.logits, Tensor::stack(&decoded, 1).unwrap()]
+}
+
+#[test]
+fn logits_are_those_of_one_rank() {
+    for json in models() {
+        let one = decoder(&json, 7);
+        for attention in [&Dense as &dyn Attention, &s2o()] {
+            for batch in [1, 2] {
+                let expected = results(&one, batch, attention);
+                for (mode, count) in [(Mode::Sequence, 2), (Mode::Sequence, 4), (Mode::Tensor, 2), (Mode::Tensor, 4)] {
+                    let all = on_ranks(count, |group| {
+                        let decoder = load(&json, mode, group).unwrap();
+                        assert_eq!(decoder.parallel().unwrap().mode(), mode);
+                        results(&decoder, batch, attention)
+                    });
+                    for got in &all {
+                        for (got, expected) in got.iter().zip(&expected) {
+                            let apart = max_diff(got, expected);
+                            assert!(apart < TOLERANCE, "{mode}, {count} ranks, batch {batch}: {apart}");
+                        }
+                    }
+                    // Sampling goes the same way on all ranks.
+                    assert!(all.iter().all(|got| values(&got[0]) == values(&all[0][0])), "{mode}, {count} ranks");
+                    assert!(all.iter().all(|got| values(&got[1]) == values(&all[0][1])), "{mode}, {count} ranks");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_rank_attends_with_whole_heads_to_all_tokens() {
+    let json = &models()[0];
+    let one = s2o();
+    results(&decoder(json, 7), 1, &one);
+    let expected = one.take_stats().unwrap();
+    let all = on_ranks(4, |group| {
+        let (decoder, s2o) = (load(json, Mode::Sequence, group).unwrap(), s2o());
+        results(&decoder, 1, &s2o);
+        s2o.take_stats().unwrap()
+    });
+    for (layer, expected) in expected {
+        assert!(expected.density() < 0.9, "S2O must skip something here");
+        let heads: Vec<_> = all.iter().flat_map(|rank| rank[&layer].heads.clone()).collect();
+        // Orders and stops are those of one rank.
+        assert_eq!(heads, expected.heads, "layer {layer}");
+    }
+}
+
+#[test]
+fn attention_of_some_heads_is_bit_for_bit_that_of_all() {
+    let [q, k, v] =
+        [8, 4, 4].map(|heads| s2o_testkit::tensor(&[1, 200, heads, 16], heads as u64, candle_core::DType::F32));
+    let call = candle_s2o::PrefillCall { layer: 0, softmax_scale: 0.25, prompt_len: 200 };
+    let whole = s2o().prefill(&call, &q, &k, &v).unwrap();
+    for rank in 0..4 {
+        let part = |x: &Tensor, heads: usize| x.narrow(2, rank * heads, heads).unwrap();
+        let out = s2o().prefill(&call, &part(&q, 2), &part(&k, 1), &part(&v, 1)).unwrap();
+        assert_eq!(values(&out), values(&part(&whole, 2)), "rank {rank}");
+    }
+}
+
+#[test]
+fn needle_11m_answers_as_on_one_rank() {
+    let records = s2o_models::passkey::records().unwrap();
+    let answer = |parallel: Option<Parallel>| {
+        let options = LoadOptions { parallel, ..Default::default() };
+        let model = ModelSource::Embedded.load(&options, None).unwrap();
+        let tokens = model.encode(&records[0].input).unwrap();
+        let tokens = &tokens[tokens.len().saturating_sub(900)..];
+        let mut cache = model.decoder.new_cache(1, tokens.len() + 24).unwrap();
+        let options = s2o_models::GenerationOptions { max_new_tokens: 24, ..Default::default() };
+        let prefill = PrefillOptions::new().chunk(400);
+        model.generate(tokens, &mut cache, &Dense, prefill, &options, &mut |_| ()).unwrap().tokens
+    };
+    let expected = answer(None);
+    assert!(!expected.is_empty());
+    for mode in [Mode::Sequence, Mode::Tensor, Mode::Auto] {
+        let all = on_ranks(2, |group| answer(Some(Parallel::new(mode, Arc::new(Tcp::new(group))))));
+        assert_eq!(all, [expected.clone(), expected.clone()], "{mode}");
+    }
+}
+
+#[test]
+fn one_rank_is_one_device() {
+    let json = &models()[1];
+    let expected = results(&decoder(json, 7), 1, &s2o());
+    for mode in [Mode::Sequence, Mode::Tensor, Mode::Auto] {
+        let all = on_ranks(1, |group| results(&load(json, mode, group).unwrap(), 1, &s2o()));
+        assert_eq!(values(&all[0][0]), values(&expected[0]), "{mode}");
+        assert_eq!(values(&all[0][1]), values(&expected[1]), "{mode}");
+    }
+}
+
+/// The errors of all ranks.
+fn refused(count: usize, load: impl Fn(usize, Arc<Group>) -> Result<Decoder, ModelError> + Sync) -> Vec<String> {
+    on_ranks(count, |group| load(group.rank(), group).unwrap_err().to_string())
+}
+
+#[test]
+fn ranks_that_do_not_fit_are_refused_on_every_rank() {
+    for (changes, expected) in [
+        (json!({"num_key_value_heads": 2}), "number of ranks: expected a divisor of the model's 2 KV heads, got 4"),
+        (
+            json!({"intermediate_size": 126}),
+            "number of ranks: expected a divisor of the model's 126 columns of an MLP, got 4",
+        ),
+    ] {
+        let json = with(models()[0].clone(), changes);
+        assert_eq!(refused(4, |_, group| load(&json, Mode::Sequence, group)), vec![expected; 4]);
+    }
+
+    let other = with(models()[0].clone(), json!({"rope_theta": 20000.0}));
+    let both = [models()[0].clone(), other];
+    let errors = refused(2, |rank, group| load(&both[rank], Mode::Tensor, group));
+    assert!(
+        errors[0].starts_with("the model's configuration: expected") && errors[0].contains("on rank 1"),
+        "{errors:?}"
+    );
+    assert_eq!(errors[0], errors[1]);
+
+    let modes = [Mode::Tensor, Mode::Sequence];
+    let errors = refused(2, |rank, group| load(&models()[0], modes[rank], group));
+    let expected = r#"what the ranks share: expected "tensor" on rank 1 as on rank 0, got "sequence""#;
+    assert_eq!(errors, [expected; 2]);
+
+    let json = &models()[0];
+    let errors = refused(2, |rank, group| {
+        let parallel = Parallel::new(Mode::Tensor, Arc::new(Tcp::new(group)));
+        Decoder::load_parallel(&config(json), &builder(&weights(json, rank as u64)), parallel, None)
+    });
+    assert!(errors[0].starts_with("the model's weights: expected"), "{errors:?}");
+    assert_eq!(errors[0], errors[1]);
+}
+
+#[test]
+fn a_rank_that_gives_up_ends_the_others() {
+    let json = &models()[0];
+    let all = on_ranks(2, |group| {
+        let decoder = load(json, Mode::Sequence, Arc::clone(&group)).unwrap();
+        if group.rank() == 1 {
+            group.abort("its disk is full");
+            return None;
+        }
+        let mut cache = decoder.new_cache(1, 150).unwrap();
+        let error = decoder.prefill(&tokens(1, 150, 288), &mut cache, &Dense, PrefillOptions::new()).unwrap_err();
+        assert_eq!(cache.len(), 0);
+        Some(error)
+    });
+    match &all[0] {
+        Some(ModelError::Ranks(CommError::GaveUp { rank: 1, reason })) => assert_eq!(reason, "its disk is full"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_cache_of_all_heads_does_not_fit_a_rank() {
+    let json = &models()[0];
+    let mut whole = decoder(json, 7).new_cache(1, 40).unwrap();
+    let whole = std::sync::Mutex::new(&mut whole);
+    on_ranks(2, |group| {
+        let decoder = load(json, Mode::Tensor, group).unwrap();
+        let mut cache = whole.lock().unwrap();
+        let error = decoder.prefill(&tokens(1, 40, 288), &mut cache, &Dense, PrefillOptions::new()).unwrap_err();
+        assert_eq!(error.to_string(), "KV heads of the KV cache: expected 2, got 4");
+    });
+}
