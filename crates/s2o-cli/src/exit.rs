@@ -2,6 +2,13 @@
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use s2o_comm::local;
+
+/// Whether a thread is ending the program.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// The exit code of `result`; prints its error to stderr.
 pub fn with(result: anyhow::Result<()>) -> ExitCode {
@@ -13,8 +20,23 @@ pub fn with(result: anyhow::Result<()>) -> ExitCode {
     if error.chain().any(is_closed_pipe) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {}", one_line(&error));
-    ExitCode::FAILURE
+    now(1, Some(&one_line(&error)))
+}
+
+/// Ends the program and the ranks that it started, from any thread and without waiting for a GPU: exit handlers of
+/// libraries could wait for a rank that is gone. Only the first call has its message shown.
+pub fn now(code: i32, message: Option<&str>) -> ! {
+    if IS_ENDING.swap(true, Ordering::SeqCst) {
+        loop {
+            thread::park();
+        }
+    }
+    local::end();
+    if let Some(message) = message {
+        eprintln!("error: {message}");
+    }
+    // SAFETY: `_exit` has no requirements; it runs nothing of this process any more.
+    unsafe { libc::_exit(code) }
 }
 
 /// Writes to stdout; a closed pipe is an error, not a panic.
@@ -29,7 +51,7 @@ const LONGEST: usize = 2000;
 
 /// The error and its causes on one line. Candle appends a backtrace to the first line of its messages, and transparent
 /// errors repeat the text of their cause.
-fn one_line(error: &anyhow::Error) -> String {
+pub fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
         let text = cause.to_string();

@@ -18,6 +18,7 @@ mod model_flags;
 mod prefill;
 mod progress;
 mod prompt_flags;
+mod ranks;
 mod s2o_flags;
 mod statistics;
 mod tensor_flags;

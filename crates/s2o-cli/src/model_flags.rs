@@ -12,6 +12,7 @@ use s2o_models::weights::synthetic::{Profile, Synthetic};
 use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
 
 use crate::progress;
+use crate::ranks::Ranks;
 
 /// Fixed, so that the same flags give the same model.
 const SYNTHETIC_SEED: u64 = 0;
@@ -89,6 +90,18 @@ impl ModelFlags {
         self.load.load()
     }
 
+    /// The model of all ranks, on the device of this rank.
+    pub fn load_shared(&self, ranks: &Ranks) -> Result<LoadedModel> {
+        let device = self.load.device_of_rank(ranks)?;
+        let parallel = Some(ranks.parallel(&device)?);
+        self.load.load_with(LoadOptions { device, parallel, ..self.load.options_without_device()? })
+    }
+
+    /// Refuses more ranks on this host than it has devices for.
+    pub fn check_gpus(&self, expected: usize) -> Result<()> {
+        self.load.check_gpus(expected)
+    }
+
     /// Writes the synthetic model to a directory and says what it wrote.
     pub fn save(&self, directory: &Path) -> Result<String> {
         let ModelSource::Synthetic(model) = self.load.source()? else {
@@ -136,17 +149,26 @@ impl ModelFlags {
 
 impl LoadFlags {
     pub fn device(&self) -> Result<Device> {
+        match self.device_name() {
+            DeviceName::Cpu => Ok(Device::Cpu),
+            DeviceName::Cuda(number) => open_gpu(number, false),
+        }
+    }
+
+    fn device_name(&self) -> DeviceName {
         match (self.device, self.cpu) {
             (None, false) if cfg!(feature = "cuda") => DeviceName::Cuda(0),
             (None, _) => DeviceName::Cpu,
             (Some(name), _) => name,
         }
-        .open()
     }
 
     pub fn load(&self) -> Result<LoadedModel> {
+        self.load_with(self.options()?)
+    }
+
+    fn load_with(&self, options: LoadOptions) -> Result<LoadedModel> {
         let source = self.source()?;
-        let options = self.options()?;
         if let Some(bytes) = source.dequantised_bytes(&options)? {
             let gigabytes = bytes as f64 / 1e9;
             progress::say(&format!("{}: the weights are dequantised and take {gigabytes:.2} GB", self.model));
@@ -154,13 +176,46 @@ impl LoadFlags {
         Ok(progress::during("loading", 0, "layers", |report| source.load(&options, Some(report)))?)
     }
 
+    /// A rank that this program started has the GPU of its number.
+    fn device_of_rank(&self, ranks: &Ranks) -> Result<Device> {
+        match (self.device_name(), ranks.gpu()) {
+            (DeviceName::Cpu, _) => Ok(Device::Cpu),
+            (DeviceName::Cuda(number), gpu) => open_gpu(gpu.unwrap_or(number), true),
+        }
+    }
+
+    fn check_gpus(&self, gpus: usize) -> Result<()> {
+        match (self.device, self.device_name()) {
+            (Some(DeviceName::Cuda(number)), _) => {
+                bail!(
+                    "--gpus {gpus}: expected no --device with it, got cuda:{number}; CUDA_VISIBLE_DEVICES selects GPUs"
+                )
+            }
+            (None, DeviceName::Cpu) if !self.cpu => {
+                bail!(
+                    "--gpus {gpus}: expected a build for GPUs, got one without; build with --features cuda, or add --cpu"
+                )
+            }
+            #[cfg(feature = "cuda")]
+            (_, DeviceName::Cuda(_)) => {
+                let got = s2o_models::gpu_count()?;
+                anyhow::ensure!(gpus <= got, "--gpus: expected at most {got}, the GPUs of this host, got {gpus}");
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn options(&self) -> Result<LoadOptions> {
+        Ok(LoadOptions { device: self.device()?, ..self.options_without_device()? })
+    }
+
+    fn options_without_device(&self) -> Result<LoadOptions> {
         let source = self.source()?;
         if self.dtype == Some(Precision::Gguf) && !matches!(source, ModelSource::Gguf(_)) {
             bail!("--dtype gguf: expected a .gguf file as --model, got {}", source.name());
         }
         Ok(LoadOptions {
-            device: self.device()?,
             dtype: match self.dtype {
                 Some(Precision::F32) => Some(DType::F32),
                 Some(Precision::Bf16) => Some(DType::BF16),
@@ -222,16 +277,16 @@ impl FromStr for DeviceName {
     }
 }
 
-impl DeviceName {
-    fn open(self) -> Result<Device> {
-        match self {
-            Self::Cpu => Ok(Device::Cpu),
-            Self::Cuda(_) if cfg!(not(feature = "cuda")) => {
-                bail!("--device cuda: expected a build for GPUs, got one without; build with --features cuda")
-            }
-            Self::Cuda(number) => s2o_models::gpu(number).with_context(|| format!("--device cuda:{number}")),
+fn open_gpu(number: usize, is_rank: bool) -> Result<Device> {
+    let device = match is_rank {
+        _ if cfg!(not(feature = "cuda")) => {
+            bail!("--device cuda: expected a build for GPUs, got one without; build with --features cuda")
         }
-    }
+        #[cfg(feature = "cuda")]
+        true => s2o_models::gpu_of_rank(number),
+        _ => s2o_models::gpu(number),
+    };
+    device.with_context(|| format!("--device cuda:{number}"))
 }
 
 /// Name, shape and precision on one line.

@@ -53,7 +53,7 @@ pub struct PromptFlags {
 }
 
 /// A prompt ready to prefill.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Prompt {
     /// Its tokens, special tokens included.
     pub tokens: Vec<u32>,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use candle_s2o::{Attention, Dense};
+use candle_s2o::{Attention, Dense, S2o};
 use clap::{Args, ValueEnum};
 use s2o_models::GenerationOptions;
 use tracing_chrome::ChromeLayerBuilder;
@@ -17,6 +17,7 @@ use self::run::Session;
 use crate::layout::Look;
 use crate::model_flags::ModelFlags;
 use crate::prompt_flags::PromptFlags;
+use crate::ranks::{RankFlags, Ranks};
 use crate::s2o_flags::S2oFlags;
 use crate::{exit, wrong_usage};
 
@@ -51,6 +52,8 @@ pub struct Flags {
     prompt: PromptFlags,
     #[command(flatten)]
     s2o: S2oFlags,
+    #[command(flatten)]
+    ranks: RankFlags,
     #[command(flatten)]
     generation: GenerationFlags,
 }
@@ -126,28 +129,44 @@ impl Flags {
         });
         // Checked first, so that a wrong option does not cost the loading of 16 GB.
         let s2o = self.s2o.attention()?;
-        let methods = self.methods();
         self.generation().check().map_err(|error| anyhow::anyhow!("--{error}"))?;
-        let prompt = self.prompt.read(&self.model)?;
+        match self.ranks.join(&self.model)? {
+            None => self.run_with(&s2o, None),
+            Some(ranks) => ranks.run(|| self.run_with(&s2o, Some(&ranks))),
+        }
+    }
 
-        let model = self.model.load()?;
+    fn run_with(&self, s2o: &S2o, ranks: Option<&Ranks>) -> Result<()> {
+        let methods = self.methods();
+        let prints = ranks.is_none_or(Ranks::is_first);
+        let prompt = if prints { Some(self.prompt.read(&self.model)?) } else { None };
+        let model = match ranks {
+            None => self.model.load()?,
+            Some(ranks) => self.model.load_shared(ranks)?,
+        };
         self.s2o.check_layers(model.config().num_layers)?;
-        let prompt = prompt.encode(&model)?;
+        let mut prompt = prompt.map(|prompt| prompt.encode(&model)).transpose()?.unwrap_or_default();
+        if let Some(ranks) = ranks {
+            let options = (methods, &self.s2o, self.generation(), self.model.chunk, self.json);
+            ranks.agree(&format!("{options:?}"))?;
+            prompt.tokens = ranks.tokens_of_first(&prompt.tokens)?;
+        }
 
-        let streams = !self.json && methods.len() == 1;
+        let streams = prints && !self.json && methods.len() == 1;
         let mut session = Session::new(&model, &prompt.tokens, self.model.chunk, self.generation())?;
         if methods.len() > 1 {
-            session.compares(&[&Dense, &s2o])?;
+            session.compares(&[&Dense, s2o])?;
         } else if model.is_synthetic {
             // Such a model is only there to be timed.
-            session.warm_up(&[if methods == [Method::Dense] { &Dense as &dyn Attention } else { &s2o }])?;
+            session.warm_up(&[if methods == [Method::Dense] { &Dense as &dyn Attention } else { s2o }])?;
             s2o.take_stats()?;
         }
         let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
         let mut report = Report {
             model: &model,
             prompt: &prompt,
-            s2o: &s2o,
+            s2o,
+            busiest: None,
             by_layer: self.s2o.by_layer(),
             dense: None,
             sparse: None,
@@ -156,12 +175,21 @@ impl Flags {
             match method {
                 Method::Dense => report.dense = Some(session.run("dense", &Dense, &mut on_text)?),
                 Method::S2o => {
-                    report.sparse = Some((session.run("S2O", &s2o, &mut on_text)?, s2o.take_stats()?));
+                    let run = session.run("S2O", s2o, &mut on_text)?;
+                    let mut stats = s2o.take_stats()?;
+                    if let Some(ranks) = ranks {
+                        let busiest;
+                        (stats, busiest) = ranks.all_heads(stats)?;
+                        report.busiest = Some(busiest);
+                    }
+                    report.sparse = Some((run, stats));
                 }
             }
         }
         drop(session);
-        if self.json {
+        if !prints {
+            Ok(())
+        } else if self.json {
             exit::print(&format!("{}\n", serde_json::to_string(&report.json()?)?))
         } else {
             let look = Look::of_stdout();

@@ -29,6 +29,8 @@ pub struct Report<'a> {
     pub model: &'a LoadedModel,
     pub prompt: &'a Prompt,
     pub s2o: &'a S2o,
+    /// The tiles of the busiest rank over the mean.
+    pub busiest: Option<f64>,
     /// Whether thresholds differ between layers.
     pub by_layer: bool,
     pub dense: Option<Run>,
@@ -85,6 +87,13 @@ impl Report<'_> {
                 self.model.decoder.device(),
             );
             writeln!(out, "S2O     {options}")?;
+        }
+        if let Some(parallel) = self.model.decoder.parallel() {
+            write!(out, "ranks   {}, {} parallel", parallel.world_size(), parallel.mode())?;
+            match self.busiest {
+                Some(busiest) => writeln!(out, "; the busiest computes {busiest:.2} of the mean number of tiles")?,
+                None => writeln!(out)?,
+            }
         }
         writeln!(out, "\n{}\n", self.table(look)?)?;
         if let Some((sparse, stats)) = &self.sparse {

@@ -13,6 +13,7 @@ mod experiment;
 mod heatmap;
 mod models;
 mod prefill;
+mod ranks;
 mod synthetic;
 mod tune;
 mod tune_published;
