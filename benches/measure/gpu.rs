@@ -24,6 +24,13 @@ impl Gpu {
         Ok(Self { device, stream })
     }
 
+    /// The GPU of a rank.
+    pub fn of_rank(rank: usize) -> Result<Self> {
+        let device = s2o_models::gpu_of_rank(rank)?;
+        let stream = device.as_cuda_device()?.cuda_stream();
+        Ok(Self { device, stream })
+    }
+
     /// The machine, named by its GPU in the rows.
     pub fn machine(&self) -> Result<Machine> {
         let driver = first_line_of("nvidia-smi", &["--query-gpu=driver_version", "--format=csv,noheader"]);

@@ -6,6 +6,7 @@
 //! cargo bench --bench prefill --features cuda,flash-attn
 //! cargo bench --bench prefill --features cuda -- --shape qwen3-8b --tokens 32768 --methods s2o,dense
 //! cargo bench --bench prefill --features cuda -- --layers 2 --tokens 8192 --repeats 1   # does it run at all?
+//! cargo bench --bench prefill --features cuda -- --gpus 1,2,4 --tokens 131072 --methods s2o,dense
 //! ```
 
 mod checkpoint;
@@ -15,10 +16,13 @@ mod logits;
 mod measure;
 mod memory;
 mod methods;
+mod ranks;
 mod report;
 mod split;
 #[cfg(feature = "flash-attn")]
 mod stock;
+
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use candle_core::Tensor;
@@ -28,7 +32,10 @@ use logits::{EXACT_WITHIN, apart};
 use measure::gpu::Gpu;
 use measure::{Place, median};
 use methods::{Method, Models};
+use ranks::Ranks;
 use report::{Measured, Report};
+use s2o_comm::local;
+use s2o_models::parallel::Mode;
 use s2o_models::{Chunk, DecoderConfig};
 
 /// Times prefill and appends to benches/record/.
@@ -61,6 +68,15 @@ struct Arguments {
     /// Prompt length at which our exact decoder and Candle's model must agree before anything is timed.
     #[arg(long, default_value = "4096")]
     check_tokens: usize,
+    /// Numbers of GPUs; a number above 1 runs our decoder on several, with logits compared to the first number's.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    gpus: Vec<usize>,
+    /// What several GPUs share: sequence, tensor or auto.
+    #[arg(long, default_value = "auto")]
+    parallel: Mode,
+    /// Where the first of several numbers of GPUs leaves its logits.
+    #[arg(long, hide = true)]
+    first_logits: Option<PathBuf>,
     #[command(flatten)]
     place: Place,
     /// Passed by cargo.
@@ -71,21 +87,33 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     ensure!(arguments.repeats > 0 && arguments.stock_repeats > 0, "--repeats: expected at least 1, got 0");
+    let gpus = match arguments.gpus[..] {
+        [number] => number,
+        ref several => return ranks::each(several),
+    };
+    ensure!(gpus > 0, "--gpus: expected at least 1, got 0");
+    let ranks = Ranks::join(gpus)?;
+    let is_first = ranks.as_ref().is_none_or(Ranks::is_first);
     let mut methods = if arguments.methods.is_empty() {
         let ours = [Method::S2o, Method::Paper, Method::Dense];
-        ours.into_iter().chain(cfg!(feature = "flash-attn").then_some(Method::Stock)).collect()
+        let stock = (cfg!(feature = "flash-attn") && gpus == 1).then_some(Method::Stock);
+        ours.into_iter().chain(stock).collect()
     } else {
         arguments.methods.clone()
     };
     let longest = arguments.tokens.iter().copied().max().unwrap_or_default();
     let shortest = arguments.tokens.iter().copied().min().unwrap_or_default();
     ensure!(shortest > 0, "--tokens: expected lengths of at least 1, got {:?}", arguments.tokens);
-    let gpu = Gpu::new()?;
+    ensure!(gpus == 1 || !methods.contains(&Method::Stock), "--methods stock: expected --gpus 1, got {gpus}");
+    let gpu = ranks.as_ref().map_or_else(Gpu::new, Ranks::gpu)?;
+    let parallel = ranks.as_ref().map(|ranks| ranks.parallel(arguments.parallel, &gpu)).transpose()?;
     let (config, vb) = checkpoint(&arguments.shape, arguments.weights, arguments.layers, longest, &gpu.device)?;
-    let mut models = Models::load(&gpu, &config, vb, arguments.chunk, methods.contains(&Method::Stock))?;
+    let mut models = Models::load(&gpu, &config, vb, parallel, arguments.chunk, methods.contains(&Method::Stock))?;
     methods.retain(|method| *method != Method::Stock || models.stock_name().is_some());
-    let report = Report::new(&gpu, &config, &arguments.shape, arguments.weights)?;
-    report.heading();
+    let report = Report::new(&gpu, &config, &arguments.shape, arguments.weights, models.parallel())?;
+    if is_first {
+        report.heading();
+    }
 
     let ids =
         |tokens: usize| -> Result<Tensor> { Ok(Tensor::new(prompt(&config, tokens), &gpu.device)?.unsqueeze(0)?) };
@@ -94,8 +122,14 @@ fn main() -> Result<()> {
     }
     for &tokens in &arguments.tokens {
         let repeats = |method| if method == Method::Stock { arguments.stock_repeats } else { arguments.repeats };
-        let measured = measure(&gpu, &config, &mut models, &methods, &ids(tokens)?, &repeats)?;
-        report.length(tokens, &measured, &arguments.place)?;
+        let first = arguments.first_logits.as_deref().filter(|_| is_first);
+        let measured = measure(&gpu, &config, &mut models, &methods, &ids(tokens)?, &repeats, first)?;
+        if is_first {
+            report.length(tokens, &measured, &arguments.place)?;
+        }
+    }
+    if ranks.is_some() {
+        local::wait();
     }
     Ok(())
 }
@@ -122,6 +156,7 @@ fn measure(
     methods: &[Method],
     ids: &Tensor,
     repeats: &dyn Fn(Method) -> usize,
+    first_logits: Option<&Path>,
 ) -> Result<Vec<Measured>> {
     let tokens = ids.dim(1)?;
     let (mut entered, mut logits) = (Vec::new(), Vec::new());
@@ -145,6 +180,18 @@ fn measure(
             measured.error = Some((error, same));
         }
     }
+    if let Some(directory) = first_logits {
+        for (method, out) in &logits {
+            let name = format!("{method:?}-{tokens}");
+            if let Some((error, same)) = ranks::off_first(directory, &name, out)? {
+                let token = if same { "the same" } else { "another" };
+                println!(
+                    "{tokens} tokens, {}: logits off the first number of GPUs by {error:.2e}, {token} token",
+                    method.name()
+                );
+            }
+        }
+    }
     let most = entered.iter().map(|measured| repeats(measured.method)).max().unwrap_or_default();
     for round in 0..most {
         for measured in entered.iter_mut().filter(|measured| round < repeats(measured.method)) {
@@ -156,7 +203,8 @@ fn measure(
         measured.ms = median(measured.times.clone());
         if measured.method != Method::Stock {
             let (split, chunk) = models.split(measured.method, ids)?;
-            if linear.is_none() {
+            // Several GPUs have their shards of the rows or of the weights.
+            if linear.is_none() && models.parallel().is_none() {
                 linear = Some(split::linear_alone(gpu, config, tokens, chunk)?);
             }
             measured.split = Some(split);

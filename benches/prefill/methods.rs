@@ -3,12 +3,13 @@
 use anyhow::{Context, Result};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
-use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
+use candle_s2o::{Attention, Dense, S2o, S2oConfig};
 use clap::ValueEnum;
-use s2o_models::{Chunk, Decoder, DecoderConfig, PrefillOptions};
+use s2o_models::{Chunk, Decoder, DecoderConfig, Parallel, PrefillOptions};
 
 use crate::logits::first_token;
 use crate::measure::gpu::Gpu;
+use crate::ranks::{meet, sum_of_ranks};
 use crate::split::{Ranked, Split, Watched};
 #[cfg(feature = "flash-attn")]
 use crate::stock::Stock;
@@ -73,8 +74,18 @@ pub struct Models<'a> {
 
 impl<'a> Models<'a> {
     /// Loads our decoder, and Candle's model if it is wanted and supported.
-    pub fn load(gpu: &'a Gpu, config: &DecoderConfig, vb: VarBuilder, chunk: Chunk, with_stock: bool) -> Result<Self> {
-        let decoder = Decoder::load(config, &vb, None)?;
+    pub fn load(
+        gpu: &'a Gpu,
+        config: &DecoderConfig,
+        vb: VarBuilder,
+        parallel: Option<Parallel>,
+        chunk: Chunk,
+        with_stock: bool,
+    ) -> Result<Self> {
+        let decoder = match parallel {
+            None => Decoder::load(config, &vb, None)?,
+            Some(parallel) => Decoder::load_parallel(config, &vb, parallel, None)?,
+        };
         #[cfg(feature = "flash-attn")]
         let stock = if with_stock { loaded(config, vb) } else { None };
         #[cfg(not(feature = "flash-attn"))]
@@ -90,6 +101,11 @@ impl<'a> Models<'a> {
             #[cfg(feature = "flash-attn")]
             stock,
         })
+    }
+
+    /// The GPUs that share our decoder, if there are several.
+    pub fn parallel(&self) -> Option<&Parallel> {
+        self.decoder.parallel()
     }
 
     /// The name of Candle's model in rows, if it is wanted.
@@ -116,6 +132,7 @@ impl<'a> Models<'a> {
         }
         let attention = method.attention();
         let mut cache = self.decoder.new_cache(1, tokens.dim(1)?)?;
+        meet(self.parallel())?;
         first_token(&self.gpu.device, || {
             let out = self.decoder.prefill(tokens, &mut cache, attention.as_ref(), self.options())?;
             Ok(out.last_logits()?.flatten_all()?)
@@ -143,7 +160,10 @@ impl<'a> Models<'a> {
     pub fn density(&self, method: Method, tokens: &Tensor) -> Result<f64> {
         let Some(s2o) = method.s2o().map(S2o::with_stats) else { return Ok(1.0) };
         self.prefill(&s2o, tokens)?;
-        Ok(AttnStats::joint_density(s2o.take_stats()?.values()))
+        let stats = s2o.take_stats()?;
+        let tiles = stats.values().map(|layer| [layer.tiles_computed(), layer.tiles_causal() as f64]);
+        let [computed, causal] = sum_of_ranks(self.parallel(), tiles)?;
+        Ok(computed / causal)
     }
 
     fn prefill(&self, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use comfy_table::presets::ASCII_BORDERS_ONLY_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
-use s2o_models::DecoderConfig;
+use s2o_models::{DecoderConfig, Parallel};
 
 use crate::checkpoint::{DTYPE, Weights};
 use crate::measure::gpu::Gpu;
@@ -55,8 +55,17 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    pub fn new(gpu: &Gpu, config: &'a DecoderConfig, shape: &str, weights: Weights) -> Result<Self> {
-        let model = format!("{shape} {} layers {} weights", config.num_layers, weights.name());
+    pub fn new(
+        gpu: &Gpu,
+        config: &'a DecoderConfig,
+        shape: &str,
+        weights: Weights,
+        parallel: Option<&Parallel>,
+    ) -> Result<Self> {
+        let mut model = format!("{shape} {} layers {} weights", config.num_layers, weights.name());
+        if let Some(parallel) = parallel {
+            model = format!("{model}, {} GPUs {} parallel", parallel.world_size(), parallel.mode());
+        }
         Ok(Self { machine: gpu.machine()?, config, model })
     }
 
@@ -113,17 +122,19 @@ impl<'a> Report<'a> {
             "GPU idle before",
         ]);
         for m in measured {
-            if let (Some(split), Some((linear, tflop)), Some(chunk)) = (m.split, m.linear, m.chunk) {
+            if let (Some(split), Some(chunk)) = (m.split, m.chunk) {
                 let in_model = split.total - split.attention;
+                let (linear, tflop) = m.linear.unwrap_or((f64::NAN, f64::NAN));
+                let or_dash = |text: String| if m.linear.is_some() { text } else { "-".to_owned() };
                 table.add_row(vec![
                     Cell::new(m.method.name()),
                     Cell::new(time(split.total)),
                     Cell::new(time(split.attention)),
                     Cell::new(time(split.ranking)),
                     Cell::new(time(linear)),
-                    Cell::new(format!("{:.0}", tflop / linear * 1e3)),
+                    Cell::new(or_dash(format!("{:.0}", tflop / linear * 1e3))),
                     Cell::new(time((in_model - linear).max(0.0))),
-                    Cell::new(format!("{:.3}", linear / in_model)),
+                    Cell::new(or_dash(format!("{:.3}", linear / in_model))),
                     Cell::new(chunk),
                     Cell::new(format!("{:.1} % of calls", 100.0 * split.idle)),
                 ]);
@@ -161,7 +172,7 @@ impl<'a> Report<'a> {
                 rows.push(whole());
             }
             rows.extend(against);
-            if let (Some(split), Some((linear, tflop))) = (m.split, m.linear) {
+            if let Some(split) = m.split {
                 let part =
                     |part: &str, ms| Row { ms, ..row("prefill split", format!("{part}, {name}, {}", self.model)) };
                 rows.push(part("whole", split.total));
@@ -169,7 +180,9 @@ impl<'a> Report<'a> {
                 if m.method.config().is_some() {
                     rows.push(part("ranking", split.ranking));
                 }
-                rows.push(Row { tflops: Some(tflop / linear * 1e3), ..part("linear alone", linear) });
+                if let Some((linear, tflop)) = m.linear {
+                    rows.push(Row { tflops: Some(tflop / linear * 1e3), ..part("linear alone", linear) });
+                }
             }
         }
         rows
@@ -186,7 +199,11 @@ fn table<const N: usize>(header: [&str; N]) -> Table {
     table
 }
 
+/// `-` for what was not measured.
 fn time(ms: f64) -> String {
+    if ms.is_nan() {
+        return "-".to_owned();
+    }
     if ms < 1e3 { format!("{ms:.1} ms") } else { format!("{:.2} s", ms / 1e3) }
 }
 

@@ -1,0 +1,99 @@
+//! Several GPUs: one process each, of which the first prints and records.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use candle_core::Tensor;
+use s2o_comm::{Group, Nccl, local};
+use s2o_models::Parallel;
+use s2o_models::parallel::Mode;
+
+use crate::logits::apart;
+use crate::measure::gpu::Gpu;
+
+/// This process among those that run one decoder.
+pub struct Ranks {
+    group: Arc<Group>,
+}
+
+impl Ranks {
+    /// Starts the other ranks, unless this is one of them, and joins all; `None` for one GPU.
+    pub fn join(gpus: usize) -> Result<Option<Self>> {
+        if gpus == 1 {
+            return Ok(None);
+        }
+        let place = match local::place()? {
+            Some(place) => place,
+            None => local::start(gpus, |error| {
+                eprintln!("error: {error}");
+                local::end();
+                std::process::exit(1)
+            })?,
+        };
+        Ok(Some(Self { group: Group::join(&place)? }))
+    }
+
+    pub fn gpu(&self) -> Result<Gpu> {
+        Gpu::of_rank(self.group.rank())
+    }
+
+    pub fn parallel(&self, mode: Mode, gpu: &Gpu) -> Result<Parallel> {
+        Ok(Parallel::new(mode, Arc::new(Nccl::new(Arc::clone(&self.group), &gpu.device)?)))
+    }
+
+    pub fn is_first(&self) -> bool {
+        self.group.rank() == 0
+    }
+}
+
+/// Returns when all ranks are here, so that none is timed while it waits for another's preparations.
+pub fn meet(parallel: Option<&Parallel>) -> Result<()> {
+    parallel.map_or(Ok(()), |parallel| Ok(parallel.comm().group().exchange(&[]).map(drop)?))
+}
+
+/// The sum of pairs of numbers over all ranks.
+pub fn sum_of_ranks(parallel: Option<&Parallel>, pairs: impl Iterator<Item = [f64; 2]>) -> Result<[f64; 2]> {
+    let plus = |a: [f64; 2], b: [f64; 2]| [a[0] + b[0], a[1] + b[1]];
+    let own = pairs.fold([0.0; 2], plus);
+    let Some(parallel) = parallel else { return Ok(own) };
+    let all = parallel.comm().group().exchange(format!("{} {}", own[0], own[1]).as_bytes())?;
+    all.iter().try_fold([0.0; 2], |sum, message| {
+        let message = String::from_utf8_lossy(message);
+        let (computed, causal) = message.split_once(' ').context("two numbers")?;
+        Ok(plus(sum, [computed.parse()?, causal.parse()?]))
+    })
+}
+
+/// Runs this benchmark once for each number of GPUs, with logits compared to those of the first.
+pub fn each(gpus: &[usize]) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let mut arguments: Vec<String> = Vec::new();
+    let mut given = std::env::args().skip(1);
+    while let Some(argument) = given.next() {
+        match argument.as_str() {
+            "--gpus" => drop(given.next()),
+            other if other.starts_with("--gpus=") => {}
+            _ => arguments.push(argument),
+        }
+    }
+    for number in gpus {
+        let mut command = Command::new(std::env::current_exe().context("finding this benchmark")?);
+        command.args(&arguments).args(["--gpus", &number.to_string(), "--first-logits"]).arg(directory.path());
+        let status = command.status().context("starting this benchmark")?;
+        ensure!(status.success(), "--gpus {number}: {status}");
+    }
+    Ok(())
+}
+
+/// The difference of logits from those that the first run stored under this name; the first run stores them.
+pub fn off_first(directory: &Path, name: &str, logits: &Tensor) -> Result<Option<(f64, bool)>> {
+    let path: PathBuf = directory.join(format!("{name}.safetensors"));
+    if path.exists() {
+        let first = candle_core::safetensors::load(&path, logits.device())?;
+        return Ok(Some(apart(logits, &first["logits"])?));
+    }
+    logits.save_safetensors("logits", &path)?;
+    Ok(None)
+}
