@@ -85,7 +85,8 @@ __device__ __forceinline__ void probe_choice(const ProbeParams& p) {
     for (int first = 0; first < count; first += 32) total += expected(first + lane);
     total = warp_sum(total);
     const double even = (total > 0.0 ? EVEN_SHARE : 1.0) / count, in_proportion = 1.0 - EVEN_SHARE;
-    const int64_t number = (int64_t(run.begin) / p.stride) ^ (int64_t(batch_head) << 32);
+    const int in_group = batch_head % p.num_heads % p.group;
+    const int64_t number = (int64_t(run.begin) / p.stride) ^ (int64_t(in_group) << 32);
     double left = double(mixed(number) >> 11) * 0x1p-53;
     int chosen = count - 1;
     double weight = 0.0;

@@ -12,9 +12,10 @@ pub fn score_blocks(tiles: usize, others: usize, multiprocessors: usize) -> usiz
     tiles.div_ceil((tiles * others / (4 * multiprocessors)).clamp(2, 16))
 }
 
-/// Blocks of the moments kernel that share a segment's queries. `items` is the number of segments of all heads.
-pub fn moment_splits(items: usize, segment_len: usize, multiprocessors: usize) -> usize {
-    (4 * multiprocessors).div_ceil(items).min(segment_len / 128).max(1)
+/// Blocks of the moments kernel that share a segment's queries. The number depends on nothing else, because sums in other
+/// parts round differently: a head has the same order in every call.
+pub fn moment_splits(segment_len: usize) -> usize {
+    (segment_len / 512).max(1)
 }
 
 /// Sizes of the counting sort of a row of scores, which is placed in shared memory one window at a time.
@@ -32,9 +33,10 @@ impl SortShape {
     /// Words in addition to the buckets, the window, and one word for each 32 entries of the window.
     const MORE: usize = 64 + 128 + 32;
 
-    /// The largest shape that fits in `shared_bytes` bytes and that rows of `longest` keys can use.
-    pub fn fitting(shared_bytes: usize, longest: usize) -> Self {
-        let long = longest > 16384 && shared_bytes >= 128 << 10;
+    /// The largest shape that fits in `shared_bytes` bytes and that rows of `longest` keys can use. The number of buckets
+    /// changes the order, so it depends on the length of the whole prompt: all its chunks have one order.
+    pub fn fitting(shared_bytes: usize, longest: usize, prompt_len: usize) -> Self {
+        let long = prompt_len > 16384 && shared_bytes >= 128 << 10;
         let (threads, buckets) = if long { (1024, 16384) } else { (512, 8192) };
         let room = (shared_bytes / 4 - buckets - Self::MORE) / 33 * 32;
         Self { threads, buckets, window: room.min(longest.next_multiple_of(64)) / 64 * 64 }
@@ -60,9 +62,11 @@ mod tests {
         // Consumer cards, A100, H200.
         for limit in [99 << 10, 163 << 10, 227 << 10] {
             for longest in [256, 5000, 1 << 20] {
-                let shape = SortShape::fitting(limit, longest);
-                assert!(shape.shared_bytes() <= limit, "{shape:?}");
-                assert!(shape.window >= 8192.min(longest) && shape.window.is_multiple_of(64), "{shape:?}");
+                for prompt_len in [longest, 1 << 20] {
+                    let shape = SortShape::fitting(limit, longest, prompt_len);
+                    assert!(shape.shared_bytes() <= limit, "{shape:?}");
+                    assert!(shape.window >= 8192.min(longest) && shape.window.is_multiple_of(64), "{shape:?}");
+                }
             }
         }
     }

@@ -21,6 +21,7 @@ mod host;
 mod probes;
 mod problem;
 mod ranking;
+mod same_bits;
 mod selection_queries;
 mod selection_rows;
 mod selectors;
@@ -93,6 +94,7 @@ fn main() -> ExitCode {
     gather::cases(&mut runner);
     ranking::cases(&mut runner);
     sparse::cases(&mut runner);
+    same_bits::cases(&mut runner);
     probes::cases(&mut runner);
     error_control::cases(&mut runner);
     host::cases(&mut runner);

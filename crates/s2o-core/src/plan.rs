@@ -11,6 +11,8 @@ use crate::stats::{AttnStats, HeadStats, TileStats};
 /// The segments of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
+    /// Number of tokens of the whole prompt, of which the call may be a chunk.
+    pub prompt_len: usize,
     /// Number of tokens in a segment.
     pub segment_len: usize,
     /// The segments that hold queries of the call, in order. Empty if the call uses the dense path.
@@ -38,7 +40,7 @@ impl Plan {
             segments(shape.q_offset(), shape.q_len(), segment_len, tail_start)
         };
         let probe_stride = config.probe_stride().resolve(prompt_len, segment_len, config.max_error().is_some());
-        Ok(Self { segment_len, segments, probe_stride })
+        Ok(Self { prompt_len, segment_len, segments, probe_stride })
     }
 
     /// Checks that orders given by a caller fit the call's heads and segments.

@@ -29,14 +29,16 @@ const EVEN_SHARE: f64 = 0.25;
 
 /// The probe of a run, and the number of queries that it stands for: the inverse of its probability. `expected` has the
 /// expected size of each query's error: last gain times norm of the output, 0 if it saw every key. The choice is
-/// pseudo-random; it depends on the run and the head (`b * num_heads + h`) and on nothing else.
-pub(crate) fn choose(expected: impl Iterator<Item = f64> + Clone, run: usize, head: usize) -> (usize, f64) {
+/// pseudo-random; it depends on the run and on `in_group`, the number of the query head in its group (that of one KV
+/// head), and on nothing else. With the number of the head in the call, the result would depend on the other heads of
+/// the call, and differ between one GPU and several that share the heads.
+pub(crate) fn choose(expected: impl Iterator<Item = f64> + Clone, run: usize, in_group: usize) -> (usize, f64) {
     let finite = expected.map(|size| if size.is_finite() { size } else { 0.0 });
     let (total, count) = finite.clone().fold((0.0, 0), |(total, count), size| (total + size, count + 1));
     let even = if total > 0.0 { EVEN_SHARE } else { 1.0 } / f64::from(count);
     let probability = |size: f64| even + if total > 0.0 { (1.0 - EVEN_SHARE) * size / total } else { 0.0 };
     // 53 bits, in [0, 1).
-    let mut left = (mixed(run as u64 ^ (head as u64) << 32) >> 11) as f64 / (1u64 << 53) as f64;
+    let mut left = (mixed(run as u64 ^ (in_group as u64) << 32) >> 11) as f64 / (1u64 << 53) as f64;
     let mut chosen = (0, 1.0);
     for (i, size) in finite.enumerate() {
         chosen = (i, 1.0 / probability(size));

@@ -12,9 +12,11 @@ use crate::error::AttnError;
 use crate::ops::DenseOp;
 
 /// Minimum length of a part in key tiles: the result of each part must be written and read again.
-const MIN_TILES_PER_SPLIT: usize = 4;
+pub(super) const MIN_TILES_PER_SPLIT: usize = 4;
 /// Parts per multiprocessor: more than one to balance the load.
 const SPLITS_PER_SM: usize = 2;
+/// Parts of the keys of one query tile in a dense tail: 32 heads give an H200 twice the items that it runs at once.
+const TAIL_SPLITS: usize = 16;
 
 impl CudaOp for DenseOp {
     fn run(&self, call: &Call) -> Result<(), AttnError> {
@@ -47,14 +49,21 @@ pub(super) fn launch(call: &Call, mask: Mask, first_row: usize, splits: Option<u
     let key_tiles = shape.k_len().div_ceil(TILE_K);
     let splits = splits.unwrap_or_else(|| match items {
         items if items >= call.launcher.multiprocessors() => 1,
-        items => self::splits(call, SPLITS_PER_SM, items, key_tiles),
+        items => {
+            let wanted = SPLITS_PER_SM * call.launcher.multiprocessors() / items;
+            wanted.min(key_tiles / MIN_TILES_PER_SPLIT).max(1)
+        }
     });
     if splits > 1 { split(call, mask, first_row, splits) } else { whole(&call.rows_from(first_row), mask) }
 }
 
-/// Number of parts of the keys of each of the `items` query tiles, so that a multiprocessor gets `per_sm` parts.
-pub(super) fn splits(call: &Call, per_sm: usize, items: usize, key_tiles: usize) -> usize {
-    (per_sm * call.launcher.multiprocessors() / items).min(key_tiles / MIN_TILES_PER_SPLIT).max(1)
+/// Dense attention of the rows of S2O's dense tail, which begins at `first_row`. The number of parts does not depend on
+/// the heads: the output of a head is the same, bit for bit, whichever other heads the call has.
+pub(super) fn launch_tail(call: &Call, first_row: usize) -> Result<(), CudaError> {
+    let shape = &call.shape;
+    let query_tiles = (shape.q_len() - first_row).div_ceil(TILE_Q);
+    let most = shape.k_len().div_ceil(TILE_K) / MIN_TILES_PER_SPLIT;
+    launch(call, Mask::Causal, first_row, Some((TAIL_SPLITS / query_tiles).min(most).max(1)))
 }
 
 fn whole(call: &Call, mask: Mask) -> Result<(), CudaError> {

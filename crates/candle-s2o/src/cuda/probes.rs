@@ -10,12 +10,14 @@ use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams, Stride
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::Call;
-use super::dense::splits;
+use super::dense::MIN_TILES_PER_SPLIT;
 use super::device_stats::Counts;
 use super::segment_group::SegmentGroup;
 
-/// Parts of the keys per multiprocessor, over all groups: items end at very different lengths.
-const SPLITS_PER_SM: usize = 16;
+/// Parts of a prompt's keys. Items end at very different lengths, so a multiprocessor needs several. The number must not
+/// depend on the heads or the chunk of a call: sums in other parts round differently, and the heads of a model that
+/// several GPUs share would not have the output that they have on one.
+const SPLITS: usize = 16;
 /// Warps of a block, and elements of a block that corrects rows (probe_steps.cu).
 const WARPS: usize = 8;
 const CORRECTED: usize = 2048;
@@ -79,9 +81,8 @@ impl Split {
         let tiles = |segments: usize| {
             shape.batch() * shape.num_kv_heads() * (segments * slots * shape.group_size()).div_ceil(TILE_Q)
         };
-        // Parts of the same size in all groups: the cut into groups does not change the output.
-        let key_tiles = shape.k_len().div_ceil(TILE_K);
-        let per_part = key_tiles.div_ceil(splits(call, SPLITS_PER_SM, tiles(plan.segments.len()), key_tiles));
+        // Parts of the same size in all groups: the cut into groups does not change the output either.
+        let per_part = plan.prompt_len.div_ceil(TILE_K).div_ceil(SPLITS).max(MIN_TILES_PER_SPLIT);
         let end = plan.segments[group.end - 1].start + plan.segment_len;
         let parts = end.min(shape.k_len()).div_ceil(TILE_K).div_ceil(per_part);
         Self { tiles: tiles(group.len()), parts, per_part }

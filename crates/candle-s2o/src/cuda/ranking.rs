@@ -6,7 +6,7 @@ use s2o_core::{KeyScore, Plan, S2oConfig};
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
-use s2o_kernels::ranking::{self, SCORE_BLOCK, SCORE_ROWS, SortShape, query_order_shared_bytes, score_blocks};
+use s2o_kernels::ranking::{SCORE_BLOCK, SCORE_ROWS, SortShape, moment_splits, query_order_shared_bytes, score_blocks};
 
 use super::call::Call;
 use super::segment_group::SegmentGroup;
@@ -36,7 +36,7 @@ impl Ranker {
         let max = |count: fn(&SegmentGroup) -> usize| heads * groups.iter().map(count).max().unwrap_or(0);
         let (segments, keys) = (max(SegmentGroup::len), max(|group| group.keys));
         let partials = groups.iter().map(|group| {
-            let splits = moment_splits(call, plan, group);
+            let splits = moment_splits(plan.segment_len);
             if splits == 1 { 0 } else { heads * (group.len()) * splits * (2 * shape.head_dim() + 1) }
         });
         Self {
@@ -67,7 +67,8 @@ impl Ranker {
         let shape = &call.shape;
         let segments = group.len();
         let longest = plan.segments[group.end - 1].start;
-        let sort = SortShape::fitting(call.launcher.shared_limit(call.function(Kernel::Sort))?, longest);
+        let sort =
+            SortShape::fitting(call.launcher.shared_limit(call.function(Kernel::Sort))?, longest, plan.prompt_len);
         let coefficient_head_stride = (segments * 3 * shape.head_dim()) as i64;
         let params = RankingParams {
             q: call.q.address as *const _,
@@ -124,7 +125,7 @@ impl Ranker {
             if longest == 0 {
                 return Ok(());
             }
-            let splits = moment_splits(call, plan, group);
+            let splits = moment_splits(plan.segment_len);
             call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
             let [y, z] = [(segments * shape.group_size()).div_ceil(SCORE_ROWS), batch * kv_heads];
             let blocks = [score_blocks(longest / SCORE_BLOCK, y * z, call.launcher.multiprocessors()), y, z];
@@ -134,9 +135,4 @@ impl Ranker {
             call.launch(Kernel::Sort, &params, grid)
         }
     }
-}
-
-fn moment_splits(call: &Call, plan: &Plan, group: &SegmentGroup) -> usize {
-    let items = call.shape.batch() * call.shape.num_heads() * (group.len());
-    ranking::moment_splits(items, plan.segment_len, call.launcher.multiprocessors())
 }

@@ -32,7 +32,11 @@ impl CudaOp for S2oOp {
         let plan = Plan::new(config, shape, self.prompt_len.unwrap_or(shape.k_len()), GPU_BREAK_EVEN)?;
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
-            dense::launch(call, Mask::Causal, 0, None)?;
+            if plan.is_dense() {
+                dense::launch(call, Mask::Causal, 0, None)?;
+            } else {
+                dense::launch_tail(call, 0)?;
+            }
             let stats = || plan.stats(shape, config, |_, _, _| 0, Vec::new());
             return Ok(wants_stats.then(|| stats().into()));
         }
@@ -43,7 +47,7 @@ impl CudaOp for S2oOp {
         let launch = Launch::new(call, config, &plan, ranking)?;
         launch.attend()?;
         if plan.ranked_rows() < shape.q_len() {
-            dense::launch(call, Mask::Causal, plan.ranked_rows(), None)?;
+            dense::launch_tail(call, plan.ranked_rows())?;
         }
         let Launch { counts, memory, .. } = launch;
         Ok(wants_stats.then(|| DeviceStats::new(*shape, config.clone(), plan.clone(), counts, memory).into()))

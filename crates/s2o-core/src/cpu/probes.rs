@@ -141,7 +141,7 @@ impl ProbeRun {
             let first = rows.first().map_or(0, |row| shape.q_offset() + row.row as usize);
             let probe = |run: Range<usize>| {
                 let expected = rows[run.clone()].iter().map(|row| f64::from(row.norm) * row.last_gain().unwrap_or(0.0));
-                let (chosen, weight) = choose(expected, (first + run.start) / stride, number);
+                let (chosen, weight) = choose(expected, (first + run.start) / stride, head % shape.group_size());
                 let row = rows[run.start + chosen];
                 let mut values = vec![0.0; shape.head_dim()];
                 T::widen(out.row(inputs.output_row(batch, row.row as usize, head)), &mut values);

@@ -136,8 +136,8 @@ struct HeadResult {
     probes: Vec<ProbeStats>,
 }
 
-/// `number` is that of the head in the call, `b * num_heads + h`.
-fn one_head((head, number): (&Head, usize), plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> HeadResult {
+/// `in_group` is the number of the head among those of its KV head.
+fn one_head((head, in_group): (&Head, usize), plan: &Plan, orders: &[SegmentOrder], config: &S2oConfig) -> HeadResult {
     if plan.is_dense() {
         return HeadResult { out: dense(head, 0..head.q_len()), visited: Vec::new(), probes: Vec::new() };
     }
@@ -149,7 +149,7 @@ fn one_head((head, number): (&Head, usize), plan: &Plan, orders: &[SegmentOrder]
         let (out, visited) = loop {
             let (mut out, rows, visited) = one_pass(head, segment, order, control.config(pass));
             let Some(stride) = plan.probe_stride.filter(|_| !segment.rows.is_empty()) else { break (out, visited) };
-            let stats = correct((head, number), segment, &rows, stride, config, &mut out);
+            let stats = correct((head, in_group), segment, &rows, stride, config, &mut out);
             match control.next(pass, &stats) {
                 Some(next) => {
                     repeated.add(segment.computed_tiles(&visited, head.q_offset(), config), &stats);
@@ -209,9 +209,10 @@ pub fn attention(
     for b in 0..shape.batch() {
         for h in 0..heads {
             let (head, number) = (Head::new(shape, qkv, softmax_scale, b, h), b * heads + h);
+            let of_group = (&head, h % shape.group_size());
             let result = match ranking {
-                Some(given) if !plan.is_dense() => one_head((&head, number), &plan, &given[number], config),
-                _ => one_head((&head, number), &plan, &rank_all(&head, &plan, config), config),
+                Some(given) if !plan.is_dense() => one_head(of_group, &plan, &given[number], config),
+                _ => one_head(of_group, &plan, &rank_all(&head, &plan, config), config),
             };
             for (s, row) in result.out.chunks_exact(d).enumerate() {
                 out[((b * shape.q_len() + s) * heads + h) * d..][..d].copy_from_slice(row);

@@ -6,7 +6,7 @@ use crate::segment::Segment;
 /// Corrects the outputs `out` of a segment's rows if that helps, and measures the error. Probes get their exact
 /// outputs, and rows that saw every key keep theirs. `number` is that of the head in the call.
 pub(super) fn correct(
-    (head, number): (&Head, usize),
+    (head, in_group): (&Head, usize),
     segment: &Segment,
     rows: &[SparseRow],
     stride: usize,
@@ -18,7 +18,7 @@ pub(super) fn correct(
     let chosen: Vec<(usize, f64)> = probe_runs(0..rows.len(), first, stride)
         .map(|run| {
             let expected = run.clone().map(|i| rows[i].last_gain.map_or(0.0, |gain| gain * norm(&out[i])));
-            let (chosen, weight) = choose(expected, (first + run.start) / stride, number);
+            let (chosen, weight) = choose(expected, (first + run.start) / stride, in_group);
             (run.start + chosen, weight)
         })
         .collect();
