@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use candle_core::Tensor;
-use candle_s2o::{Attention, Dense, S2o, S2oConfig, SegmentLen};
+use candle_s2o::{Attention, Dense, ProbeStride, S2o, S2oConfig, SegmentLen};
 use s2o_comm::{CommError, Group, Rendezvous, Tcp};
 use s2o_models::parallel::Mode;
 use s2o_models::{Decoder, LoadOptions, ModelError, ModelSource, Parallel, PrefillOptions};
@@ -53,6 +53,7 @@ fn s2o() -> S2o {
         .segment_len(SegmentLen::Fixed(32))
         .tau(0.3)
         .recent(4)
+        .probe_stride(ProbeStride::Every(16))
         .dense_tail(8)
         .dense_below(32);
     S2o::new(config.build().unwrap()).with_stats()
