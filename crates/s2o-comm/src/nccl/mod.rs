@@ -56,7 +56,7 @@ impl Nccl {
     ///
     /// # Errors
     /// [`CommError::NoNccl`] if NCCL is not installed, [`CommError::Nccl`] if it fails, for example because two ranks
-    /// have the same GPU, [`CommError::Argument`] for another device than an NVIDIA GPU.
+    /// have the same GPU, [`CommError::NotOnGpu`] for another device than an NVIDIA GPU.
     pub fn new(group: Arc<Group>, device: &Device) -> Result<Self> {
         let Device::Cuda(device) = device else {
             return Err(CommError::NotOnGpu { name: "device" });
