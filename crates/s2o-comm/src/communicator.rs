@@ -44,7 +44,7 @@ pub trait Communicator: Debug + Send + Sync {
             && x.dims().first() != Some(&expected)
         {
             let got = format!("shape {:?}", x.dims());
-            return Err(CommError::Size { name: "x", expected: format!("{expected} rows, as rows says"), got });
+            return Err(CommError::size("x", format!("{expected} rows, as rows says"), got));
         }
         self.all_to_all(&vec![x.clone(); self.world_size()], rows)
     }
@@ -64,30 +64,26 @@ pub trait Communicator: Debug + Send + Sync {
 pub(crate) fn check_sends(sends: &[Tensor], rows: &[usize], rank: usize, world_size: usize) -> Result<(DType, usize)> {
     let one_per_rank = format!("one per rank, {world_size}");
     if sends.len() != world_size {
-        return Err(size("sends", one_per_rank, sends.len()));
+        return Err(CommError::size("sends", one_per_rank, sends.len()));
     }
     if rows.len() != world_size {
-        return Err(size("rows", one_per_rank, rows.len()));
+        return Err(CommError::size("rows", one_per_rank, rows.len()));
     }
     let dtype = sends[0].dtype();
     let mut width = None;
     for x in sends {
         let &[_, this] = x.dims() else {
-            return Err(size("sends", "shape (rows, width)", format!("{:?}", x.dims())));
+            return Err(CommError::size("sends", "shape (rows, width)", format!("{:?}", x.dims())));
         };
         let width = *width.get_or_insert(this);
         if this != width || x.dtype() != dtype {
             let got = format!("{this} of {:?}", x.dtype());
-            return Err(size("sends", format!("one width and dtype, {width} of {dtype:?}"), got));
+            return Err(CommError::size("sends", format!("one width and dtype, {width} of {dtype:?}"), got));
         }
     }
     let own = sends[rank].dims()[0];
     if own != rows[rank] {
-        return Err(size("rows", format!("{own} from this rank, as in sends"), rows[rank]));
+        return Err(CommError::size("rows", format!("{own} from this rank, as in sends"), rows[rank]));
     }
     Ok((dtype, width.unwrap_or(0)))
-}
-
-pub(crate) fn size(name: &'static str, expected: impl Into<String>, got: impl ToString) -> CommError {
-    CommError::Size { name, expected: expected.into(), got: got.to_string() }
 }

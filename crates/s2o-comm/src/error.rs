@@ -100,6 +100,19 @@ pub enum CommError {
     Candle(#[from] candle_core::Error),
 }
 
+impl CommError {
+    pub(crate) fn size(name: &'static str, expected: impl Into<String>, got: impl ToString) -> Self {
+        Self::Size { name, expected: expected.into(), got: got.to_string() }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl From<s2o_cuda::CudaError> for CommError {
+    fn from(error: s2o_cuda::CudaError) -> Self {
+        Self::Candle(error.into())
+    }
+}
+
 impl From<CommError> for candle_core::Error {
     fn from(error: CommError) -> Self {
         match error {

@@ -134,7 +134,7 @@ impl Group {
     fn messages(&self, kind: Kind, message: &[u8]) -> Result<Vec<Vec<u8>>> {
         if message.len() > MAX_MESSAGE {
             let got = format!("{} bytes", message.len());
-            return Err(CommError::Size { name: "message", expected: format!("at most {MAX_MESSAGE} bytes"), got });
+            return Err(CommError::size("message", format!("at most {MAX_MESSAGE} bytes"), got));
         }
         let frames = Frames::Same(Frame::with([1, message.len()], message));
         let mut messages = vec![Vec::new(); self.world_size()];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use crate::communicator::{check_sends, size};
+use crate::communicator::check_sends;
 use crate::element;
 use crate::frame::{Frame, Frames, Kind, Space};
 use crate::{CommError, Communicator, Group, Result};
@@ -37,7 +37,7 @@ impl Communicator for Tcp {
         let total = rows.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n));
         let bytes = total.zip(row_bytes).and_then(|(rows, bytes)| rows.checked_mul(bytes));
         let (Some(total), Some(row_bytes), Some(bytes)) = (total, row_bytes, bytes) else {
-            return Err(size("rows", "rows that fit in memory", format!("{rows:?} of width {width}")));
+            return Err(CommError::size("rows", "rows that fit in memory", format!("{rows:?} of width {width}")));
         };
         let mut received = zeros(bytes)?;
 

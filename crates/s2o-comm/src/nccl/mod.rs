@@ -107,20 +107,14 @@ impl Nccl {
         run(self.library, handle, self.device.cuda_stream().cu_stream().cast())
     }
 
-    fn exchange_rows<T: CudaDType + DeviceRepr + 'static>(
-        &self,
-        sends: &[Tensor],
-        rows: &[usize],
-        width: usize,
-    ) -> Result<Tensor> {
-        let launcher = Launcher::new(&self.device).map_err(candle_core::Error::wrap)?;
+    fn exchange_rows<T: Element>(&self, sends: &[Tensor], rows: &[usize], width: usize) -> Result<Tensor> {
+        let launcher = Launcher::new(&self.device)?;
         let stream = launcher.stream();
         let shape = Shape::from((rows.iter().sum::<usize>(), width));
-        let number = number_of(sends[0].dtype())?;
         let of_rank = |send: &Tensor| if send.dim(0)? == 0 { Ok(None) } else { send.contiguous().map(Some) };
         let sends = sends.iter().map(of_rank).collect::<std::result::Result<Vec<_>, _>>()?;
         let storages: Vec<_> = sends.iter().map(|send| send.as_ref().map(Tensor::storage_and_layout)).collect();
-        let mut out = launcher.uninit::<T>(&shape).map_err(candle_core::Error::wrap)?;
+        let mut out = launcher.uninit::<T>(&shape)?;
         {
             let (out, _out) = out.device_ptr_mut(stream);
             let mut addresses = Vec::with_capacity(storages.len());
@@ -128,8 +122,7 @@ impl Nccl {
                 addresses.push(match storage {
                     None => None,
                     Some((storage, layout)) => {
-                        let address = unaligned_address::<T>(storage, layout, stream);
-                        Some((address.map_err(candle_core::Error::wrap)?, layout.shape().elem_count()))
+                        Some((unaligned_address::<T>(storage, layout, stream)?, layout.shape().elem_count()))
                     }
                 });
             }
@@ -142,14 +135,17 @@ impl Nccl {
                     for (peer, (address, &rows)) in addresses.iter().zip(rows).enumerate() {
                         if let Some(((address, _), count)) = address {
                             let address = *address as *const c_void;
-                            nccl.check("sending", (nccl.send)(address, *count, number, peer as c_int, handle, stream))?;
+                            nccl.check(
+                                "sending",
+                                (nccl.send)(address, *count, T::NUMBER, peer as c_int, handle, stream),
+                            )?;
                         }
                         let count = rows * width;
                         if count > 0 {
                             let address = (out as usize + start * size_of::<T>()) as *mut c_void;
                             nccl.check(
                                 "receiving",
-                                (nccl.recv)(address, count, number, peer as c_int, handle, stream),
+                                (nccl.recv)(address, count, T::NUMBER, peer as c_int, handle, stream),
                             )?;
                         }
                         start += count;
@@ -161,20 +157,19 @@ impl Nccl {
         Ok(launcher.tensor(out, shape))
     }
 
-    fn sum<T: CudaDType + DeviceRepr + 'static>(&self, x: &Tensor) -> Result<Tensor> {
-        let launcher = Launcher::new(&self.device).map_err(candle_core::Error::wrap)?;
+    fn sum<T: Element>(&self, x: &Tensor) -> Result<Tensor> {
+        let launcher = Launcher::new(&self.device)?;
         let stream = launcher.stream();
         let x = x.contiguous()?;
-        let number = number_of(x.dtype())?;
-        let mut out = launcher.uninit::<T>(x.shape()).map_err(candle_core::Error::wrap)?;
+        let mut out = launcher.uninit::<T>(x.shape())?;
         {
             let (storage, layout) = x.storage_and_layout();
-            let (from, _from) = unaligned_address::<T>(&storage, layout, stream).map_err(candle_core::Error::wrap)?;
+            let (from, _from) = unaligned_address::<T>(&storage, layout, stream)?;
             let (to, _to) = out.device_ptr_mut(stream);
             let (from, to) = (from as *const c_void, to as *mut c_void);
             self.enqueue(|nccl, handle, stream| {
                 // SAFETY: both addresses hold as many elements as `x`, and memory is released in stream order.
-                let status = unsafe { (nccl.all_reduce)(from, to, x.elem_count(), number, SUM, handle, stream) };
+                let status = unsafe { (nccl.all_reduce)(from, to, x.elem_count(), T::NUMBER, SUM, handle, stream) };
                 nccl.check("adding", status)
             })?;
         }
@@ -240,16 +235,30 @@ fn take(handle: &Mutex<SharedHandle>) -> Option<Handle> {
     handle.lock().unwrap_or_else(PoisonError::into_inner).0.take()
 }
 
-/// NCCL's number of a dtype.
-fn number_of(dtype: DType) -> Result<c_int> {
-    match dtype {
-        DType::U8 => Ok(1),
-        DType::U32 => Ok(3),
-        DType::F16 => Ok(6),
-        DType::F32 => Ok(7),
-        DType::BF16 => Ok(9),
-        other => Err(unknown(other)),
-    }
+/// Elements that NCCL sends.
+trait Element: CudaDType + DeviceRepr + 'static {
+    /// Its `ncclDataType_t`.
+    const NUMBER: c_int;
+}
+
+impl Element for u8 {
+    const NUMBER: c_int = 1;
+}
+
+impl Element for u32 {
+    const NUMBER: c_int = 3;
+}
+
+impl Element for f16 {
+    const NUMBER: c_int = 6;
+}
+
+impl Element for f32 {
+    const NUMBER: c_int = 7;
+}
+
+impl Element for bf16 {
+    const NUMBER: c_int = 9;
 }
 
 fn unknown(dtype: DType) -> CommError {
