@@ -1,37 +1,19 @@
 //! A decoder that several ranks run gives the results of one rank.
 
-use std::net::TcpListener;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use candle_core::Tensor;
 use candle_s2o::{Attention, Dense, ProbeStride, S2o, S2oConfig, SegmentLen};
-use s2o_comm::{CommError, Group, Rendezvous, Tcp};
+use s2o_comm::{CommError, Group, Tcp};
 use s2o_models::parallel::Mode;
 use s2o_models::{Decoder, LoadOptions, ModelError, ModelSource, Parallel, PrefillOptions};
+use s2o_testkit::ranks::run;
 use serde_json::{Value, json};
 
 use crate::fixtures::*;
 
 /// Sums over heads and columns are in another order.
 const TOLERANCE: f32 = 5e-5;
-
-/// What `work` returns on each of `count` ranks.
-fn on_ranks<R: Send>(count: usize, work: impl Fn(Arc<Group>) -> R + Sync) -> Vec<R> {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    thread::scope(|scope| {
-        let work = &work;
-        let ranks: Vec<_> = (0..count)
-            .map(|rank| {
-                let timeout = Duration::from_secs(30);
-                let rendezvous = Rendezvous { rank, world_size: count, address: address.clone(), timeout };
-                scope.spawn(move || work(Group::join(&rendezvous).unwrap()))
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
-}
 
 fn load(json: &Value, mode: Mode, group: Arc<Group>) -> Result<Decoder, ModelError> {
     let parallel = Parallel::new(mode, Arc::new(Tcp::new(group)));
@@ -80,7 +62,7 @@ fn logits_are_those_of_one_rank() {
             for batch in [1, 2] {
                 let expected = results(&one, batch, attention);
                 for (mode, count) in [(Mode::Sequence, 2), (Mode::Sequence, 4), (Mode::Tensor, 2), (Mode::Tensor, 4)] {
-                    let all = on_ranks(count, |group| {
+                    let all = run(count, |group| {
                         let decoder = load(&json, mode, group).unwrap();
                         assert_eq!(decoder.parallel().unwrap().mode(), mode);
                         results(&decoder, batch, attention)
@@ -106,7 +88,7 @@ fn every_rank_attends_with_whole_heads_to_all_tokens() {
     let one = s2o();
     results(&decoder(json, 7), 1, &one);
     let expected = one.take_stats().unwrap();
-    let all = on_ranks(4, |group| {
+    let all = run(4, |group| {
         let (decoder, s2o) = (load(json, Mode::Sequence, group).unwrap(), s2o());
         results(&decoder, 1, &s2o);
         s2o.take_stats().unwrap()
@@ -162,7 +144,7 @@ fn needle_11m_answers_as_on_one_rank() {
     let expected = answer(None);
     assert!(!expected.is_empty());
     for mode in [Mode::Sequence, Mode::Tensor, Mode::Auto] {
-        let all = on_ranks(2, |group| answer(Some(Parallel::new(mode, Arc::new(Tcp::new(group))))));
+        let all = run(2, |group| answer(Some(Parallel::new(mode, Arc::new(Tcp::new(group))))));
         assert_eq!(all, [expected.clone(), expected.clone()], "{mode}");
     }
 }
@@ -172,7 +154,7 @@ fn one_rank_is_one_device() {
     let json = &models()[1];
     let expected = results(&decoder(json, 7), 1, &s2o());
     for mode in [Mode::Sequence, Mode::Tensor, Mode::Auto] {
-        let all = on_ranks(1, |group| results(&load(json, mode, group).unwrap(), 1, &s2o()));
+        let all = run(1, |group| results(&load(json, mode, group).unwrap(), 1, &s2o()));
         assert_eq!(values(&all[0][0]), values(&expected[0]), "{mode}");
         assert_eq!(values(&all[0][1]), values(&expected[1]), "{mode}");
     }
@@ -180,7 +162,7 @@ fn one_rank_is_one_device() {
 
 /// The errors of all ranks.
 fn refused(count: usize, load: impl Fn(usize, Arc<Group>) -> Result<Decoder, ModelError> + Sync) -> Vec<String> {
-    on_ranks(count, |group| load(group.rank(), group).unwrap_err().to_string())
+    run(count, |group| load(group.rank(), group).unwrap_err().to_string())
 }
 
 #[test]
@@ -222,7 +204,7 @@ fn ranks_that_do_not_fit_are_refused_on_every_rank() {
 #[test]
 fn a_rank_that_gives_up_ends_the_others() {
     let json = &models()[0];
-    let all = on_ranks(2, |group| {
+    let all = run(2, |group| {
         let decoder = load(json, Mode::Sequence, Arc::clone(&group)).unwrap();
         if group.rank() == 1 {
             group.abort("its disk is full");
@@ -244,7 +226,7 @@ fn a_cache_of_all_heads_does_not_fit_a_rank() {
     let json = &models()[0];
     let mut whole = decoder(json, 7).new_cache(1, 40).unwrap();
     let whole = std::sync::Mutex::new(&mut whole);
-    on_ranks(2, |group| {
+    run(2, |group| {
         let decoder = load(json, Mode::Tensor, group).unwrap();
         let mut cache = whole.lock().unwrap();
         let error = decoder.prefill(&tokens(1, 40, 288), &mut cache, &Dense, PrefillOptions::new()).unwrap_err();

@@ -39,10 +39,10 @@ impl Rendezvous {
     pub(crate) fn meet(&self, version: &str) -> Result<Mesh> {
         let (rank, world_size) = (self.rank, self.world_size);
         if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
-            return Err(size("world_size", format!("1 to {MAX_WORLD_SIZE}"), world_size));
+            return Err(CommError::size("world_size", format!("1 to {MAX_WORLD_SIZE}"), world_size));
         }
         if rank >= world_size {
-            return Err(size("rank", format!("less than world_size, which is {world_size}"), rank));
+            return Err(CommError::size("rank", format!("less than world_size, which is {world_size}"), rank));
         }
         if world_size == 1 {
             return Ok(Mesh::empty(1));
@@ -193,10 +193,6 @@ impl Rendezvous {
     }
 }
 
-fn size(name: &'static str, expected: String, got: usize) -> CommError {
-    CommError::Size { name, expected, got: got.to_string() }
-}
-
 fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
     let addresses: Vec<_> = address.to_socket_addrs()?.collect();
     match addresses.first() {
@@ -321,14 +317,12 @@ impl Refusal {
 
 #[cfg(test)]
 mod tests {
+    use s2o_testkit::ranks::free_address;
+
     use super::*;
 
     fn rendezvous(rank: usize, seconds: u64, address: &str) -> Rendezvous {
         Rendezvous { rank, world_size: 2, address: address.into(), timeout: Duration::from_secs(seconds) }
-    }
-
-    fn free_address() -> String {
-        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
     }
 
     /// Two ranks of two builds: both name the version that differs from rank 0's.

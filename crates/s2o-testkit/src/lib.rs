@@ -1,5 +1,7 @@
-//! Seeded tensors and error norms for the tests of this workspace. The numbers depend only on the seed, not on the
+//! Seeded tensors, error norms and ranks for the tests of this workspace. The numbers depend only on the seed, not on the
 //! machine.
+
+pub mod ranks;
 
 use candle_core::{DType, Device, Tensor};
 

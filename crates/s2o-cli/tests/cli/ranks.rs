@@ -7,6 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use s2o_testkit::ranks::free_address;
 use serde_json::Value;
 
 use crate::{assert_has, assert_refused, command, error_of, number, stdout_of};
@@ -37,11 +38,6 @@ fn two_ranks_answer_as_one() {
 fn the_report_names_the_ranks() {
     let text = stdout_of("prefill", &["--cpu", "--gpus", "2", "--context", "2304", "--threads", "1"]);
     assert_has(&text, &["\nranks   2, sequence parallel; the busiest computes 1.", "\nS2O answers   "]);
-}
-
-/// An address that nobody listens at.
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 fn rank(number: usize, of: usize, address: &str, more: &[&str]) -> Command {

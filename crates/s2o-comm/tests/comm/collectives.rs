@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use s2o_comm::{CommError, Communicator, Tcp};
 
-use crate::ranks::run;
+use s2o_testkit::ranks::run;
 
 const WIDTH: usize = 5;
 

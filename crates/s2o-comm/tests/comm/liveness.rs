@@ -8,7 +8,7 @@ use std::{env, thread};
 use candle_core::{DType, Device, Tensor};
 use s2o_comm::{CommError, Communicator, Group, LOST_AFTER, Tcp};
 
-use crate::ranks::{free_address, rendezvous, run, run_all};
+use s2o_testkit::ranks::{free_address, rendezvous, run, run_all};
 
 /// The variable that makes [`child`] a rank: its number and the address.
 const CHILD: &str = "S2O_COMM_TEST_CHILD";

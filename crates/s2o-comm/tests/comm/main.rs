@@ -3,5 +3,4 @@
 mod collectives;
 mod liveness;
 mod messages;
-mod ranks;
 mod rendezvous;

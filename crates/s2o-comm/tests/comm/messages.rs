@@ -2,7 +2,7 @@
 
 use s2o_comm::{CommError, MAX_MESSAGE};
 
-use crate::ranks::run;
+use s2o_testkit::ranks::run;
 
 #[test]
 fn exchange_gives_all_messages_to_all() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use s2o_comm::{CommError, Group, Rendezvous};
 
-use crate::ranks::{free_address, rendezvous, run_all};
+use s2o_testkit::ranks::{free_address, rendezvous, run_all};
 
 fn fail_all(ranks: &[Rendezvous]) -> Vec<CommError> {
     run_all(ranks, |rendezvous| Group::join(rendezvous).unwrap_err())
