@@ -42,7 +42,6 @@ pub(crate) struct SelfAttention {
     /// This rank's heads.
     heads: Heads,
     softmax_scale: f32,
-    parallel: Option<Parallel>,
 }
 
 impl SelfAttention {
@@ -87,7 +86,6 @@ impl SelfAttention {
             layer,
             heads: Heads { num_heads: num_heads / ranks, num_kv_heads: num_kv_heads / ranks, head_dim },
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
-            parallel: parallel.cloned(),
         })
     }
 
@@ -130,7 +128,7 @@ impl SelfAttention {
         drop(q);
         let out = out.reshape((batch, len, self.heads.num_heads * self.heads.head_dim))?;
         match shards {
-            None => self.o_proj.of_part(self.parallel.as_ref(), |o_proj| Ok(o_proj.forward(&out)?)),
+            None => self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?)),
             Some(shards) => Ok(self.o_proj.whole().forward(&shards.to_tokens(&out)?)?),
         }
     }

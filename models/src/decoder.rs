@@ -152,9 +152,13 @@ impl Decoder {
     /// # Errors
     /// As [`KvCache::new`].
     pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
-        let ranks = self.parallel.as_ref().map_or(1, Parallel::world_size);
-        let config = DecoderConfig { num_kv_heads: self.config.num_kv_heads / ranks, ..self.config.clone() };
+        let config = DecoderConfig { num_kv_heads: self.own_kv_heads(), ..self.config.clone() };
         KvCache::new(&config, batch, capacity, self.dtype, &self.device)
+    }
+
+    /// The KV heads of this rank.
+    fn own_kv_heads(&self) -> usize {
+        self.config.num_kv_heads / self.parallel.as_ref().map_or(1, Parallel::world_size)
     }
 
     /// Runs one token per sequence, `(batch, 1)` u32, with dense attention; returns f32 logits `(batch, vocab_size)`.
@@ -228,10 +232,9 @@ impl Decoder {
         if batch == 0 || len == 0 {
             return Err(ModelError::EmptyPrompt);
         }
-        let ranks = self.parallel.as_ref().map_or(1, Parallel::world_size);
-        let kv_heads = self.config.num_kv_heads / ranks;
-        if cache.num_kv_heads() != kv_heads {
-            return Err(ModelError::input("KV heads of the KV cache", kv_heads, cache.num_kv_heads()));
+        let (expected, got) = (self.own_kv_heads(), cache.num_kv_heads());
+        if got != expected {
+            return Err(ModelError::input("KV heads of the KV cache", expected, got));
         }
         if batch != cache.batch() || cache.num_layers() != self.layers.len() {
             let expected = format!("{batch} and {}", self.layers.len());
@@ -270,7 +273,6 @@ struct Layer {
     attention: SelfAttention,
     post_norm: Norm,
     mlp: Shared<Mlp>,
-    parallel: Option<Parallel>,
 }
 
 impl Layer {
@@ -281,7 +283,6 @@ impl Layer {
             attention: SelfAttention::load(config, layer, &weights.pp("self_attn"), parallel)?,
             post_norm: norm("post_attention_layernorm")?,
             mlp: Mlp::load(config, &weights.pp("mlp"), parallel)?,
-            parallel: parallel.cloned(),
         })
     }
 
@@ -304,7 +305,7 @@ impl Layer {
         let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
         let (x, normed) = self.post_norm.forward(x, Some(attended))?;
         let mixed = match shards {
-            None => self.mlp.of_part(self.parallel.as_ref(), |mlp| mlp.forward(normed))?,
+            None => self.mlp.of_part(|mlp| mlp.forward(normed))?,
             Some(_) => self.mlp.whole().forward(normed)?,
         };
         Ok((x, mixed))

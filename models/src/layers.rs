@@ -139,6 +139,7 @@ impl Norm {
 pub(crate) struct Shared<T> {
     own: T,
     whole: Option<T>,
+    parallel: Option<Parallel>,
 }
 
 impl<T> Shared<T> {
@@ -147,23 +148,18 @@ impl<T> Shared<T> {
         whole: impl FnOnce() -> Result<T>,
         part: impl FnOnce(&Parallel) -> Result<T>,
     ) -> Result<Self> {
-        Ok(match parallel {
-            None => Self { own: whole()?, whole: None },
-            Some(parallel) => Self {
-                own: part(parallel)?,
-                whole: if parallel.mode() == Mode::Sequence { Some(whole()?) } else { None },
-            },
-        })
+        let (own, whole) = match parallel {
+            None => (whole()?, None),
+            Some(parallel) if parallel.mode() == Mode::Sequence => (part(parallel)?, Some(whole()?)),
+            Some(parallel) => (part(parallel)?, None),
+        };
+        Ok(Self { own, whole, parallel: parallel.cloned() })
     }
 
     /// The output for all tokens: the sum of what `run` returns on all ranks.
-    pub(crate) fn of_part(
-        &self,
-        parallel: Option<&Parallel>,
-        run: impl FnOnce(&T) -> Result<Tensor>,
-    ) -> Result<Tensor> {
+    pub(crate) fn of_part(&self, run: impl FnOnce(&T) -> Result<Tensor>) -> Result<Tensor> {
         let out = run(&self.own)?;
-        match parallel {
+        match &self.parallel {
             None => Ok(out),
             Some(parallel) => parallel.sum(out),
         }

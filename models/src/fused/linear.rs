@@ -52,7 +52,7 @@ impl Linear {
 
     /// The layer of some outputs, in memory of its own.
     pub(crate) fn outputs(&self, range: Range<usize>) -> Result<Self> {
-        let Self::Dense(linear) = self else { bail!("expected a weight that is not quantised, to take a part of it") };
+        let linear = self.divisible()?;
         let part = |x: &Tensor| x.narrow(0, range.start, range.len())?.force_contiguous();
         let (weight, bias) = (part(linear.weight())?, linear.bias().map(part).transpose()?);
         Ok(Self::Dense(candle_nn::Linear::new(weight, bias)))
@@ -61,10 +61,17 @@ impl Linear {
     /// The layer of some inputs, in memory of its own. The sum over all parts is the output of the layer, so only the
     /// first part has the bias.
     pub(crate) fn inputs(&self, range: Range<usize>) -> Result<Self> {
-        let Self::Dense(linear) = self else { bail!("expected a weight that is not quantised, to take a part of it") };
+        let linear = self.divisible()?;
         let weight = linear.weight().narrow(1, range.start, range.len())?.force_contiguous()?;
         let bias = linear.bias().filter(|_| range.start == 0).cloned();
         Ok(Self::Dense(candle_nn::Linear::new(weight, bias)))
+    }
+
+    fn divisible(&self) -> Result<&candle_nn::Linear> {
+        match self.dense() {
+            Some(linear) => Ok(linear),
+            None => bail!("expected a weight that is not quantised, to take a part of it"),
+        }
     }
 
     pub(super) fn dense(&self) -> Option<&candle_nn::Linear> {
