@@ -4,7 +4,7 @@ use crate::probes::{Probe, ProbeStats, choose, probe_runs};
 use crate::segment::Segment;
 
 /// Corrects the outputs `out` of a segment's rows if that helps, and measures the error. Probes get their exact
-/// outputs, and rows that saw every key keep theirs. `number` is that of the head in the call.
+/// outputs, and rows that saw every key keep theirs. `in_group` is the number of the head among those of its KV head.
 pub(super) fn correct(
     (head, in_group): (&Head, usize),
     segment: &Segment,
