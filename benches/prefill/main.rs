@@ -34,7 +34,6 @@ use measure::{Place, median};
 use methods::{Method, Models};
 use ranks::Ranks;
 use report::{Measured, Report};
-use s2o_comm::local;
 use s2o_models::parallel::Mode;
 use s2o_models::{Chunk, DecoderConfig};
 
@@ -92,21 +91,32 @@ fn main() -> Result<()> {
         ref several => return ranks::each(several),
     };
     ensure!(gpus > 0, "--gpus: expected at least 1, got 0");
-    let ranks = Ranks::join(gpus)?;
-    let is_first = ranks.as_ref().is_none_or(Ranks::is_first);
+    let shortest = arguments.tokens.iter().copied().min().unwrap_or_default();
+    ensure!(shortest > 0, "--tokens: expected lengths of at least 1, got {:?}", arguments.tokens);
+    let asks_for_stock = arguments.methods.contains(&Method::Stock);
+    ensure!(gpus == 1 || !asks_for_stock, "--methods stock: expected --gpus 1, got {gpus}");
+    match Ranks::join(gpus)? {
+        None => run(&arguments, None),
+        Some(ranks) => {
+            ranks.finish(run(&arguments, Some(&ranks)));
+            Ok(())
+        }
+    }
+}
+
+/// The work of this process, alone or as one of several ranks.
+fn run(arguments: &Arguments, ranks: Option<&Ranks>) -> Result<()> {
+    let is_first = ranks.is_none_or(Ranks::is_first);
     let mut methods = if arguments.methods.is_empty() {
         let ours = [Method::S2o, Method::Paper, Method::Dense];
-        let stock = (cfg!(feature = "flash-attn") && gpus == 1).then_some(Method::Stock);
+        let stock = (cfg!(feature = "flash-attn") && ranks.is_none()).then_some(Method::Stock);
         ours.into_iter().chain(stock).collect()
     } else {
         arguments.methods.clone()
     };
     let longest = arguments.tokens.iter().copied().max().unwrap_or_default();
-    let shortest = arguments.tokens.iter().copied().min().unwrap_or_default();
-    ensure!(shortest > 0, "--tokens: expected lengths of at least 1, got {:?}", arguments.tokens);
-    ensure!(gpus == 1 || !methods.contains(&Method::Stock), "--methods stock: expected --gpus 1, got {gpus}");
-    let gpu = ranks.as_ref().map_or_else(Gpu::new, Ranks::gpu)?;
-    let parallel = ranks.as_ref().map(|ranks| ranks.parallel(arguments.parallel, &gpu)).transpose()?;
+    let gpu = ranks.map_or_else(Gpu::new, Ranks::gpu)?;
+    let parallel = ranks.map(|ranks| ranks.parallel(arguments.parallel, &gpu)).transpose()?;
     let (config, vb) = checkpoint(&arguments.shape, arguments.weights, arguments.layers, longest, &gpu.device)?;
     let mut models = Models::load(&gpu, &config, vb, parallel, arguments.chunk, methods.contains(&Method::Stock))?;
     methods.retain(|method| *method != Method::Stock || models.stock_name().is_some());
@@ -127,9 +137,6 @@ fn main() -> Result<()> {
         if is_first {
             report.length(tokens, &measured, &arguments.place)?;
         }
-    }
-    if ranks.is_some() {
-        local::wait();
     }
     Ok(())
 }
@@ -166,6 +173,8 @@ fn measure(
                 logits.push((method, out));
                 entered.push(Measured::new(method, peak));
             }
+            // The other ranks wait for this method.
+            Err(error) if models.parallel().is_some() => return Err(error),
             Err(error) => {
                 let reason = error.to_string();
                 let reason = reason.lines().next().unwrap_or_default();

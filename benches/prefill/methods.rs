@@ -3,13 +3,13 @@
 use anyhow::{Context, Result};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
-use candle_s2o::{Attention, Dense, S2o, S2oConfig};
+use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use clap::ValueEnum;
 use s2o_models::{Chunk, Decoder, DecoderConfig, Parallel, PrefillOptions};
 
 use crate::logits::first_token;
 use crate::measure::gpu::Gpu;
-use crate::ranks::{meet, sum_of_ranks};
+use crate::ranks::meet;
 use crate::split::{Ranked, Split, Watched};
 #[cfg(feature = "flash-attn")]
 use crate::stock::Stock;
@@ -160,10 +160,11 @@ impl<'a> Models<'a> {
     pub fn density(&self, method: Method, tokens: &Tensor) -> Result<f64> {
         let Some(s2o) = method.s2o().map(S2o::with_stats) else { return Ok(1.0) };
         self.prefill(&s2o, tokens)?;
-        let stats = s2o.take_stats()?;
-        let tiles = stats.values().map(|layer| [layer.tiles_computed(), layer.tiles_causal() as f64]);
-        let [computed, causal] = sum_of_ranks(self.parallel(), tiles)?;
-        Ok(computed / causal)
+        let mut stats = s2o.take_stats()?;
+        if let Some(parallel) = self.parallel() {
+            stats = parallel.all_heads(&stats)?;
+        }
+        Ok(AttnStats::joint_density(stats.values()))
     }
 
     fn prefill(&self, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {

@@ -24,15 +24,8 @@ impl Ranks {
         if gpus == 1 {
             return Ok(None);
         }
-        let place = match local::place()? {
-            Some(place) => place,
-            None => local::start(gpus, |error| {
-                eprintln!("error: {error}");
-                local::end();
-                std::process::exit(1)
-            })?,
-        };
-        Ok(Some(Self { group: Group::join(&place)? }))
+        let place = local::place()?.map_or_else(|| local::start(gpus), Ok)?;
+        Ok(Some(Self { group: local::join(&place)? }))
     }
 
     pub fn gpu(&self) -> Result<Gpu> {
@@ -46,24 +39,19 @@ impl Ranks {
     pub fn is_first(&self) -> bool {
         self.group.rank() == 0
     }
+
+    /// Ends the work of this rank. An error ends all ranks.
+    pub fn finish(&self, result: Result<()>) {
+        match result {
+            Ok(()) => local::wait(),
+            Err(error) => local::fail(&self.group, error.as_ref(), &error.to_string()),
+        }
+    }
 }
 
 /// Returns when all ranks are here, so that none is timed while it waits for another's preparations.
 pub fn meet(parallel: Option<&Parallel>) -> Result<()> {
     parallel.map_or(Ok(()), |parallel| Ok(parallel.comm().group().exchange(&[]).map(drop)?))
-}
-
-/// The sum of pairs of numbers over all ranks.
-pub fn sum_of_ranks(parallel: Option<&Parallel>, pairs: impl Iterator<Item = [f64; 2]>) -> Result<[f64; 2]> {
-    let plus = |a: [f64; 2], b: [f64; 2]| [a[0] + b[0], a[1] + b[1]];
-    let own = pairs.fold([0.0; 2], plus);
-    let Some(parallel) = parallel else { return Ok(own) };
-    let all = parallel.comm().group().exchange(format!("{} {}", own[0], own[1]).as_bytes())?;
-    all.iter().try_fold([0.0; 2], |sum, message| {
-        let message = String::from_utf8_lossy(message);
-        let (computed, causal) = message.split_once(' ').context("two numbers")?;
-        Ok(plus(sum, [computed.parse()?, causal.parse()?]))
-    })
 }
 
 /// Runs this benchmark once for each number of GPUs, with logits compared to those of the first.

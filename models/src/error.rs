@@ -13,7 +13,7 @@ use crate::device_memory::{DeviceMemory, is_out_of_memory};
 #[non_exhaustive]
 pub enum ModelError {
     /// The ranks that run a decoder together do not agree, or one was lost.
-    #[error(transparent)]
+    #[error("{0}")]
     Ranks(#[from] s2o_comm::CommError),
     /// A model source string is none of the accepted forms.
     #[error(

@@ -14,12 +14,14 @@
 //! rank in sequence mode has its part of the output projections and the MLPs a second time. In both modes a rank's KV
 //! cache has only its own heads. Embedding and output head are on every rank.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Tensor};
+use candle_s2o::AttnStats;
 use s2o_comm::Communicator;
 use thiserror::Error;
 
@@ -146,6 +148,20 @@ impl Parallel {
     /// This rank's part of `len` columns.
     pub(crate) fn own(&self, len: usize) -> Range<usize> {
         self.part_of(self.comm.rank(), len)
+    }
+
+    /// The statistics of all heads, on every rank, from those of its own heads, both by layer.
+    ///
+    /// # Errors
+    /// [`ModelError::Ranks`] if a rank is lost or has other layers.
+    pub fn all_heads(&self, own: &BTreeMap<usize, AttnStats>) -> Result<BTreeMap<usize, AttnStats>> {
+        let unreadable = |error: serde_json::Error| ModelError::config("statistics of a rank", error);
+        let layer = |(&layer, own): (&usize, &AttnStats)| {
+            let parts = self.comm.group().exchange(&serde_json::to_vec(own).map_err(unreadable)?)?;
+            let parts = parts.iter().map(|part| serde_json::from_slice(part).map_err(unreadable));
+            Ok((layer, AttnStats::of_all_heads(&parts.collect::<Result<Vec<AttnStats>>>()?)))
+        };
+        own.iter().map(layer).collect()
     }
 
     /// The smallest number of any rank.

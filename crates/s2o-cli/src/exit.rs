@@ -2,41 +2,23 @@
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use s2o_comm::local;
 
-/// Whether a thread is ending the program.
-static IS_ENDING: AtomicBool = AtomicBool::new(false);
-
 /// The exit code of `result`; prints its error to stderr.
 pub fn with(result: anyhow::Result<()>) -> ExitCode {
-    let Err(error) = result else { return ExitCode::SUCCESS };
-    let is_closed_pipe = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
-    };
-    // A closed pipe (`| head`) is not a failure.
-    if error.chain().any(is_closed_pipe) {
-        return ExitCode::SUCCESS;
+    match result {
+        Err(error) if !is_closed_pipe(&error) => local::exit(1, Some(&one_line(&error))),
+        _ => ExitCode::SUCCESS,
     }
-    now(1, Some(&one_line(&error)))
 }
 
-/// Ends the program and the ranks that it started, from any thread and without waiting for a GPU: exit handlers of
-/// libraries could wait for a rank that is gone. Only the first call has its message shown.
-pub fn now(code: i32, message: Option<&str>) -> ! {
-    if IS_ENDING.swap(true, Ordering::SeqCst) {
-        loop {
-            thread::park();
-        }
-    }
-    local::end();
-    if let Some(message) = message {
-        eprintln!("error: {message}");
-    }
-    // SAFETY: `_exit` has no requirements; it runs nothing of this process any more.
-    unsafe { libc::_exit(code) }
+/// Whether the reader of the output went away (`| head`), which is not a failure.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let is_closed = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+    };
+    error.chain().any(is_closed)
 }
 
 /// Writes to stdout; a closed pipe is an error, not a panic.

@@ -1,23 +1,17 @@
 //! Several GPUs: the flags, the ranks of this host, and the end of all when one fails.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use candle_core::Device;
-use candle_s2o::AttnStats;
 use clap::Args;
-use s2o_comm::{CommError, Communicator, Group, JOIN_TIMEOUT, Rendezvous, Tcp, local};
+use s2o_comm::{Communicator, Group, JOIN_TIMEOUT, Rendezvous, Tcp, local};
 use s2o_models::Parallel;
 use s2o_models::parallel::Mode;
 
 use crate::exit;
 use crate::model_flags::ModelFlags;
 
-/// Time from the end of a rank until its error is shown.
-const SETTLE: Duration = Duration::from_millis(300);
 /// Flags for several GPUs.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Several GPUs")]
@@ -40,8 +34,6 @@ pub struct RankFlags {
     rendezvous: Option<String>,
 }
 
-type Stats = BTreeMap<usize, AttnStats>;
-
 /// This process among the ranks.
 pub struct Ranks {
     group: Arc<Group>,
@@ -53,12 +45,7 @@ impl RankFlags {
     /// Joins the other ranks, after starting them if they are to run on this host. `None` for one process.
     pub fn join(&self, model: &ModelFlags) -> Result<Option<Ranks>> {
         let Some(rendezvous) = self.place(model)? else { return Ok(None) };
-        let group = Group::join(&rendezvous)?;
-        group.on_loss(|error| {
-            // If this rank has an error of its own, that comes first.
-            thread::sleep(SETTLE);
-            end_with(error)
-        });
+        let group = local::join(&rendezvous)?;
         Ok(Some(Ranks { group, mode: self.parallel, has_own_gpu: self.gpus.is_some() }))
     }
 
@@ -72,7 +59,7 @@ impl RankFlags {
         let Some(world_size) = self.gpus.filter(|gpus| *gpus != 1) else { return Ok(None) };
         ensure!(world_size > 0, "--gpus: expected at least 1, got 0");
         model.check_gpus(world_size)?;
-        Ok(Some(local::start(world_size, |error| exit::now(1, Some(error)))?))
+        Ok(Some(local::start(world_size)?))
     }
 }
 
@@ -109,53 +96,16 @@ impl Ranks {
         Ok(self.group.agree("the options", options)?)
     }
 
-    /// The statistics of all heads, from those of each rank's, and the tiles of the busiest rank over the mean, summed
-    /// over layers because the ranks wait for one another in each.
-    pub fn all_heads(&self, stats: Stats) -> Result<(Stats, f64)> {
-        let (mut all, mut busiest, mut mean) = (Stats::new(), 0.0, 0.0);
-        for (layer, own) in stats {
-            let mut joined = AttnStats::default();
-            let mut tiles = Vec::new();
-            for part in self.group.exchange(&serde_json::to_vec(&own)?)? {
-                let part: AttnStats = serde_json::from_slice(&part)?;
-                tiles.push(part.tiles_computed());
-                joined.num_heads += part.num_heads;
-                joined.heads.extend(part.heads);
-            }
-            busiest += tiles.iter().copied().fold(0.0, f64::max);
-            mean += tiles.iter().sum::<f64>() / tiles.len() as f64;
-            all.insert(layer, joined);
-        }
-        Ok((all, if mean > 0.0 { busiest / mean } else { 1.0 }))
-    }
-
-    /// Runs the work of this rank. An error ends the other ranks too.
+    /// Runs the work of this rank. An error ends all ranks.
     pub fn run(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        let result = work();
-        match &result {
-            Ok(()) => local::wait(),
-            Err(error) => match error.chain().find_map(|cause| cause.downcast_ref::<CommError>()) {
-                Some(lost) if is_of_another(lost) => end_with(lost),
-                _ => self.group.abort(&exit::one_line(error)),
-            },
+        match work() {
+            Err(error) if !exit::is_closed_pipe(&error) => {
+                local::fail(&self.group, error.as_ref(), &exit::one_line(&error))
+            }
+            result => {
+                local::wait();
+                result
+            }
         }
-        result
     }
-}
-
-/// Whether an error began on another rank.
-fn is_of_another(error: &CommError) -> bool {
-    matches!(error, CommError::Lost { .. } | CommError::Left { .. } | CommError::GaveUp { .. })
-}
-
-/// Ends this rank because of another. A rank that this program started shows nothing, and the first rank lets the
-/// message of a process that it started come first: it says more.
-fn end_with(error: &CommError) -> ! {
-    if local::is_launched() {
-        exit::now(local::ENDED_WITH_OTHERS, None);
-    }
-    if !matches!(error, CommError::GaveUp { .. }) {
-        thread::sleep(SETTLE);
-    }
-    exit::now(1, Some(&error.to_string()))
 }

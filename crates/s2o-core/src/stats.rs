@@ -124,6 +124,17 @@ impl AttnStats {
         self.heads.iter().flat_map(|head| &head.probes).copied().reduce(ProbeStats::plus)
     }
 
+    /// Statistics of the heads of several calls on the same tokens, such as those of several GPUs that share the heads: the
+    /// heads of the first come first in each sequence.
+    pub fn of_all_heads(calls: &[Self]) -> Self {
+        let num_heads = calls.iter().map(|call| call.num_heads).sum();
+        let sequences = calls.iter().map(|call| call.heads.len() / call.num_heads.max(1)).max().unwrap_or(0);
+        let of_sequence = |sequence: usize| {
+            calls.iter().flat_map(move |call| call.heads.chunks(call.num_heads.max(1)).nth(sequence)).flatten().cloned()
+        };
+        Self { num_heads, heads: (0..sequences).flat_map(of_sequence).collect() }
+    }
+
     /// Appends the query tiles of a later chunk of the same prompt.
     pub fn append(&mut self, chunk: Self) {
         self.num_heads = chunk.num_heads;
@@ -173,6 +184,18 @@ mod tests {
         let tiles = (0..1024).map(|q| tile(q % 16 + 1, q / 16 * 16, 0)).collect();
         let stats = AttnStats { num_heads: 1, heads: vec![head_stats(tiles)] };
         assert!((1.0 - stats.density() - 0.9834).abs() < 5e-5, "{}", stats.density());
+    }
+
+    #[test]
+    fn heads_of_several_calls_are_joined_by_sequence() {
+        let call = |num_heads: usize, first: usize| AttnStats {
+            num_heads,
+            heads: (0..2 * num_heads).map(|i| head_stats(vec![tile(1, 0, first + i)])).collect(),
+        };
+        let all = AttnStats::of_all_heads(&[call(2, 10), call(1, 20)]);
+        let visited: Vec<usize> = all.heads.iter().map(|head| head.tiles[0].visited).collect();
+        assert_eq!((all.num_heads, visited), (3, vec![10, 11, 20, 12, 13, 21]));
+        assert_eq!(AttnStats::of_all_heads(&[]), AttnStats::default());
     }
 
     #[test]

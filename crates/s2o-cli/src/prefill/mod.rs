@@ -162,25 +162,16 @@ impl Flags {
             s2o.take_stats()?;
         }
         let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
-        let mut report = Report {
-            model: &model,
-            prompt: &prompt,
-            s2o,
-            busiest: None,
-            by_layer: self.s2o.by_layer(),
-            dense: None,
-            sparse: None,
-        };
+        let mut report =
+            Report { model: &model, prompt: &prompt, s2o, by_layer: self.s2o.by_layer(), dense: None, sparse: None };
         for method in methods {
             match method {
                 Method::Dense => report.dense = Some(session.run("dense", &Dense, &mut on_text)?),
                 Method::S2o => {
                     let run = session.run("S2O", s2o, &mut on_text)?;
                     let mut stats = s2o.take_stats()?;
-                    if let Some(ranks) = ranks {
-                        let busiest;
-                        (stats, busiest) = ranks.all_heads(stats)?;
-                        report.busiest = Some(busiest);
+                    if let Some(parallel) = model.decoder.parallel() {
+                        stats = parallel.all_heads(&stats)?;
                     }
                     report.sparse = Some((run, stats));
                 }

@@ -29,8 +29,6 @@ pub struct Report<'a> {
     pub model: &'a LoadedModel,
     pub prompt: &'a Prompt,
     pub s2o: &'a S2o,
-    /// The tiles of the busiest rank over the mean.
-    pub busiest: Option<f64>,
     /// Whether thresholds differ between layers.
     pub by_layer: bool,
     pub dense: Option<Run>,
@@ -90,8 +88,11 @@ impl Report<'_> {
         }
         if let Some(parallel) = self.model.decoder.parallel() {
             write!(out, "ranks   {}, {} parallel", parallel.world_size(), parallel.mode())?;
-            match self.busiest {
-                Some(busiest) => writeln!(out, "; the busiest computes {busiest:.2} of the mean number of tiles")?,
+            match &self.sparse {
+                Some((_, stats)) => {
+                    let busiest = busiest(stats, parallel.world_size());
+                    writeln!(out, "; the busiest computes {busiest:.2} of the mean number of tiles")?;
+                }
                 None => writeln!(out)?,
             }
         }
@@ -274,6 +275,19 @@ impl Report<'_> {
             passkey::answers(&run.text, expected)
         }
     }
+}
+
+/// The tiles of the busiest rank over the mean of the ranks, summed over layers because the ranks wait for one another in
+/// each.
+fn busiest(stats: &Stats, ranks: usize) -> f64 {
+    let (mut most, mut all) = (0.0, 0.0);
+    for layer in stats.values() {
+        let of_rank = |heads: &[HeadStats]| heads.iter().map(HeadStats::tiles_computed).sum();
+        let tiles: Vec<f64> = layer.heads.chunks((layer.heads.len() / ranks).max(1)).map(of_rank).collect();
+        most += tiles.iter().copied().fold(0.0, f64::max);
+        all += tiles.iter().sum::<f64>();
+    }
+    if all > 0.0 { most * ranks as f64 / all } else { 1.0 }
 }
 
 /// Density over all layers and heads.
