@@ -35,7 +35,7 @@ use methods::{Method, Models};
 use ranks::Ranks;
 use report::{Measured, Report};
 use s2o_models::parallel::Mode;
-use s2o_models::{Chunk, DecoderConfig};
+use s2o_models::{Chunk, DecoderConfig, LinearPrecision};
 
 /// Times prefill and appends to benches/record/.
 #[derive(Debug, Parser)]
@@ -118,7 +118,7 @@ fn run(arguments: &Arguments, ranks: Option<&Ranks>) -> Result<()> {
     let gpu = ranks.map_or_else(Gpu::new, Ranks::gpu)?;
     let parallel = ranks.map(|ranks| ranks.parallel(arguments.parallel, &gpu)).transpose()?;
     let (config, vb) = checkpoint(&arguments.shape, arguments.weights, arguments.layers, longest, &gpu.device)?;
-    let mut models = Models::load(&gpu, &config, vb, parallel, arguments.chunk, methods.contains(&Method::Stock))?;
+    let mut models = Models::load(&gpu, &config, vb, parallel, arguments.chunk, &methods)?;
     methods.retain(|method| *method != Method::Stock || models.stock_name().is_some());
     let report = Report::new(&gpu, &config, &arguments.shape, arguments.weights, models.parallel())?;
     if is_first {
@@ -207,17 +207,18 @@ fn measure(
             measured.times.push(models.first_token_ms(measured.method, ids)?);
         }
     }
-    let mut linear = None;
+    let mut linear: Vec<(LinearPrecision, (f64, f64))> = Vec::new();
     for measured in &mut entered {
         measured.ms = median(measured.times.clone());
         if measured.method != Method::Stock {
             let (split, chunk) = models.split(measured.method, ids)?;
+            let precision = measured.method.linear();
             // Several GPUs have their shards of the rows or of the weights.
-            if linear.is_none() && models.parallel().is_none() {
-                linear = Some(split::linear_alone(gpu, config, tokens, chunk)?);
+            if models.parallel().is_none() && linear.iter().all(|(known, _)| *known != precision) {
+                linear.push((precision, split::linear_alone(gpu, config, precision, tokens, chunk)?));
             }
             measured.split = Some(split);
-            measured.linear = linear;
+            measured.linear = linear.iter().find(|(known, _)| *known == precision).map(|(_, alone)| *alone);
             measured.chunk = Some(chunk);
             measured.density = Some(models.density(measured.method, ids)?);
         }

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use candle_nn::VarBuilder;
 use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use clap::ValueEnum;
-use s2o_models::{Chunk, Decoder, DecoderConfig, Parallel, PrefillOptions};
+use s2o_models::{Chunk, Decoder, DecoderConfig, DecoderOptions, LinearPrecision, Parallel, PrefillOptions};
 
 use crate::logits::first_token;
 use crate::measure::gpu::Gpu;
@@ -25,6 +25,10 @@ pub enum Method {
     Paper,
     /// Our decoder, exact attention.
     Dense,
+    /// Our decoder with linear layers in fp8, S2O with its default options.
+    S2oFp8,
+    /// Our decoder with linear layers in fp8, exact attention.
+    DenseFp8,
     /// Candle's own model with candle-flash-attn (feature flash-attn).
     Stock,
 }
@@ -37,6 +41,8 @@ impl Method {
             Self::S2oChunks => "s2o, end of the prompt not known",
             Self::Paper => "s2o, paper's preset",
             Self::Dense => "dense",
+            Self::S2oFp8 => "s2o, linear layers in fp8",
+            Self::DenseFp8 => "dense, linear layers in fp8",
             Self::Stock => "stock, candle-flash-attn 0.11.1",
         }
     }
@@ -44,9 +50,17 @@ impl Method {
     /// The options of S2O; `None` for other methods.
     pub fn config(self) -> Option<S2oConfig> {
         match self {
-            Self::S2o | Self::S2oChunks => Some(S2oConfig::default()),
+            Self::S2o | Self::S2oChunks | Self::S2oFp8 => Some(S2oConfig::default()),
             Self::Paper => Some(S2oConfig::paper()),
-            Self::Dense | Self::Stock => None,
+            Self::Dense | Self::DenseFp8 | Self::Stock => None,
+        }
+    }
+
+    /// Precision of the linear layers.
+    pub fn linear(self) -> LinearPrecision {
+        match self {
+            Self::S2oFp8 | Self::DenseFp8 => LinearPrecision::Fp8,
+            _ => LinearPrecision::AsRead,
         }
     }
 
@@ -67,25 +81,31 @@ impl Method {
 pub struct Models<'a> {
     gpu: &'a Gpu,
     decoder: Decoder,
+    /// The same with linear layers in fp8, if a method has them.
+    fp8: Option<Decoder>,
     chunk: Chunk,
     #[cfg(feature = "flash-attn")]
     stock: Option<Stock>,
 }
 
 impl<'a> Models<'a> {
-    /// Loads our decoder, and Candle's model if it is wanted and supported.
+    /// Loads our decoder, and Candle's model if one of `methods` is that and it is supported.
     pub fn load(
         gpu: &'a Gpu,
         config: &DecoderConfig,
         vb: VarBuilder,
         parallel: Option<Parallel>,
         chunk: Chunk,
-        with_stock: bool,
+        methods: &[Method],
     ) -> Result<Self> {
-        let decoder = match parallel {
-            None => Decoder::load(config, &vb, None)?,
-            Some(parallel) => Decoder::load_parallel(config, &vb, parallel, None)?,
+        let with_stock = methods.contains(&Method::Stock);
+        let load = |linear| {
+            let options = DecoderOptions { linear, parallel: parallel.clone() };
+            Decoder::load_with(config, &vb, options, None)
         };
+        let decoder = load(LinearPrecision::AsRead)?;
+        let with_fp8 = methods.iter().any(|method| method.linear() == LinearPrecision::Fp8);
+        let fp8 = with_fp8.then(|| load(LinearPrecision::Fp8)).transpose()?;
         #[cfg(feature = "flash-attn")]
         let stock = if with_stock { loaded(config, vb) } else { None };
         #[cfg(not(feature = "flash-attn"))]
@@ -97,10 +117,19 @@ impl<'a> Models<'a> {
         Ok(Self {
             gpu,
             decoder,
+            fp8,
             chunk,
             #[cfg(feature = "flash-attn")]
             stock,
         })
+    }
+
+    /// Our decoder in the precision of a method.
+    fn decoder(&self, method: Method) -> &Decoder {
+        match (&self.fp8, method.linear()) {
+            (Some(decoder), LinearPrecision::Fp8) => decoder,
+            _ => &self.decoder,
+        }
     }
 
     /// The GPUs that share our decoder, if there are several.
@@ -120,7 +149,7 @@ impl<'a> Models<'a> {
     pub fn run(&mut self, method: Method, tokens: &Tensor) -> Result<Tensor> {
         match method {
             Method::Stock => Ok(self.stock_run(tokens)?.0),
-            _ => self.prefill(method.attention().as_ref(), tokens),
+            _ => self.prefill(method, method.attention().as_ref(), tokens),
         }
     }
 
@@ -131,10 +160,11 @@ impl<'a> Models<'a> {
             return Ok(self.stock_run(tokens)?.1);
         }
         let attention = method.attention();
-        let mut cache = self.decoder.new_cache(1, tokens.dim(1)?)?;
+        let decoder = self.decoder(method);
+        let mut cache = decoder.new_cache(1, tokens.dim(1)?)?;
         meet(self.parallel())?;
         first_token(&self.gpu.device, || {
-            let out = self.decoder.prefill(tokens, &mut cache, attention.as_ref(), self.options())?;
+            let out = decoder.prefill(tokens, &mut cache, attention.as_ref(), self.options())?;
             Ok(out.last_logits()?.flatten_all()?)
         })
         .map(|(_, ms)| ms)
@@ -144,11 +174,11 @@ impl<'a> Models<'a> {
     pub fn split(&self, method: Method, tokens: &Tensor) -> Result<(Split, usize)> {
         let attention = method.attention();
         let watched = Watched::new(attention.as_ref(), self.gpu);
-        let total = self.gpu.time(&mut || self.prefill(&watched, tokens).map(drop))?;
+        let total = self.gpu.time(&mut || self.prefill(method, &watched, tokens).map(drop))?;
         let ranking = match method.s2o() {
             Some(s2o) => {
                 let ranked = Ranked::new(s2o);
-                self.prefill(&ranked, tokens)?;
+                self.prefill(method, &ranked, tokens)?;
                 ranked.ranking_ms()
             }
             None => 0.0,
@@ -159,7 +189,7 @@ impl<'a> Models<'a> {
     /// Share of the causal tiles that our decoder computes.
     pub fn density(&self, method: Method, tokens: &Tensor) -> Result<f64> {
         let Some(s2o) = method.s2o().map(S2o::with_stats) else { return Ok(1.0) };
-        self.prefill(&s2o, tokens)?;
+        self.prefill(method, &s2o, tokens)?;
         let mut stats = s2o.take_stats()?;
         if let Some(parallel) = self.parallel() {
             stats = parallel.all_heads(&stats)?;
@@ -167,9 +197,10 @@ impl<'a> Models<'a> {
         Ok(AttnStats::joint_density(stats.values()))
     }
 
-    fn prefill(&self, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {
-        let mut cache = self.decoder.new_cache(1, tokens.dim(1)?)?;
-        let out = self.decoder.prefill(tokens, &mut cache, attention, self.options())?;
+    fn prefill(&self, method: Method, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {
+        let decoder = self.decoder(method);
+        let mut cache = decoder.new_cache(1, tokens.dim(1)?)?;
+        let out = decoder.prefill(tokens, &mut cache, attention, self.options())?;
         Ok(out.last_logits()?.flatten_all()?)
     }
 

@@ -9,7 +9,8 @@ use anyhow::Result;
 use candle_core::{Device, Tensor};
 use candle_s2o::{Attention, PrefillCall, S2o};
 use cudarc::driver::CudaEvent;
-use s2o_models::DecoderConfig;
+use s2o_models::fused::{E4m3, Linear, Rows};
+use s2o_models::{DecoderConfig, LinearPrecision};
 
 use crate::checkpoint::DTYPE;
 use crate::measure::gpu::Gpu;
@@ -114,7 +115,13 @@ impl Attention for Ranked {
 }
 
 /// Only the matrix products of all layers on `tokens` tokens, `chunk` at a time: milliseconds, and 1e12 FLOP.
-pub fn linear_alone(gpu: &Gpu, config: &DecoderConfig, tokens: usize, chunk: usize) -> Result<(f64, f64)> {
+pub fn linear_alone(
+    gpu: &Gpu,
+    config: &DecoderConfig,
+    precision: LinearPrecision,
+    tokens: usize,
+    chunk: usize,
+) -> Result<(f64, f64)> {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (q_size, kv_size) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
     let sizes = [
@@ -130,17 +137,23 @@ pub fn linear_alone(gpu: &Gpu, config: &DecoderConfig, tokens: usize, chunk: usi
         Ok(Tensor::randn(0f32, (columns as f32).sqrt().recip(), (rows, columns), device)?.to_dtype(DTYPE)?)
     };
     // The weights of two layers alternate, so that none is in the cache.
-    let layers: Result<Vec<Vec<Tensor>>> =
-        (0..2).map(|_| sizes.iter().map(|&(from, to)| random(to, from, &gpu.device)).collect()).collect();
+    let weight = |&(from, to): &(usize, usize)| -> Result<Linear> {
+        let linear = candle_nn::Linear::new(random(to, from, &gpu.device)?, None);
+        Ok(Linear::Dense(linear).in_precision(precision)?)
+    };
+    let layers: Result<Vec<Vec<Linear>>> = (0..2).map(|_| sizes.iter().map(weight).collect()).collect();
     let layers = layers?;
     let chunk = chunk.min(tokens);
-    let inputs: Result<Vec<(usize, Tensor)>> =
-        [hidden, q_size, inner].into_iter().map(|size| Ok((size, random(chunk, size, &gpu.device)?))).collect();
-    let inputs = inputs?;
+    let input = |size: usize| -> Result<(usize, Rows)> {
+        let x = random(chunk, size, &gpu.device)?;
+        let rows = if precision == LinearPrecision::Fp8 { Rows::E4m3(E4m3::quantise(&x)?) } else { x.into() };
+        Ok((size, rows))
+    };
+    let inputs = [hidden, q_size, inner].into_iter().map(input).collect::<Result<Vec<_>>>()?;
     let layer = |index: usize, rows: usize| -> Result<()> {
         for (&(from, _), weight) in sizes.iter().zip(&layers[index % 2]) {
             let (_, input) = inputs.iter().find(|(size, _)| *size == from).expect("an input for each width");
-            input.narrow(0, 0, rows)?.matmul(&weight.t()?)?;
+            weight.forward_rows(&input.narrow(0, rows)?)?;
         }
         Ok(())
     };

@@ -1,99 +1,19 @@
 // The decoder's steps between matrix products and attention.
 #include "decoder_params.cuh"
+#include "decoder_row.cuh"
 #include "launch.cuh"
-#include "pair.cuh"
 
 namespace s2o {
 
-// Elements of a 16-byte access.
-constexpr int VECTOR = 8;
-
-template <typename T>
-__device__ __forceinline__ void widen(const uint4& packed, float (&wide)[VECTOR]) {
-    const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack<T>(words[i]);
-        wide[2 * i] = pair.x;
-        wide[2 * i + 1] = pair.y;
-    }
-}
-
-template <typename T>
-__device__ __forceinline__ uint4 narrow(const float (&wide)[VECTOR]) {
-    return make_uint4(pack<T>(wide[0], wide[1]), pack<T>(wide[2], wide[3]), pack<T>(wide[4], wide[5]),
-                      pack<T>(wide[6], wide[7]));
-}
-
-__device__ __forceinline__ const uint4* vectors(const void* base, int64_t first) {
-    return static_cast<const uint4*>(base) + first;
-}
-
-__device__ __forceinline__ uint4* vectors(void* base, int64_t first) { return static_cast<uint4*>(base) + first; }
-
-constexpr int NORM_THREADS = 1024;  // at most; the launch gives each thread about two vectors
-constexpr int NORM_VECTORS = 4;     // of a thread, at most
-
-// Sum over the block, in every thread.
-__device__ __forceinline__ float block_sum(float x) {
-    __shared__ float of_warp[NORM_THREADS / 32];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = threadIdx.x % 32 < blockDim.x / 32 ? of_warp[threadIdx.x % 32] : 0.f;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-
 template <typename T>
 __device__ __forceinline__ void rms_norm(const NormParams& p) {
+    uint4 x[ROW_VECTORS];
+    normed_row<T>(p, x);
     const int count = p.width / VECTOR;
-    const int64_t row = int64_t(blockIdx.x) * count;
-    uint4 x[NORM_VECTORS], delta[NORM_VECTORS];
-    // All loads come first, so that a row waits for memory once.
 #pragma unroll
-    for (int i = 0; i < NORM_VECTORS; ++i) {
+    for (int i = 0; i < ROW_VECTORS; ++i) {
         const int at = threadIdx.x + i * blockDim.x;
-        if (at < count) {
-            x[i] = *vectors(p.x, row + at);
-            if (p.delta) delta[i] = *vectors(p.delta, row + at);
-        }
-    }
-    float squares = 0.f;
-#pragma unroll
-    for (int i = 0; i < NORM_VECTORS; ++i) {
-        const int at = threadIdx.x + i * blockDim.x;
-        if (at < count) {
-            float wide[VECTOR];
-            widen<T>(x[i], wide);
-            if (p.delta) {
-                float more[VECTOR];
-                widen<T>(delta[i], more);
-#pragma unroll
-                for (int j = 0; j < VECTOR; ++j) wide[j] += more[j];
-                x[i] = narrow<T>(wide);
-                *vectors(p.sum, row + at) = x[i];
-                // The norm uses the rounded residual stream, which the next layer reads.
-                widen<T>(x[i], wide);
-            }
-#pragma unroll
-            for (int j = 0; j < VECTOR; ++j) squares += wide[j] * wide[j];
-        }
-    }
-    const float scale = rsqrtf(block_sum(squares) / float(p.width) + p.eps);
-#pragma unroll
-    for (int i = 0; i < NORM_VECTORS; ++i) {
-        const int at = threadIdx.x + i * blockDim.x;
-        if (at < count) {
-            float wide[VECTOR], weight[VECTOR];
-            widen<T>(x[i], wide);
-            widen<T>(*vectors(p.weight, at), weight);
-#pragma unroll
-            for (int j = 0; j < VECTOR; ++j) wide[j] *= scale * weight[j];
-            *vectors(p.out, row + at) = narrow<T>(wide);
-        }
+        if (at < count) *vectors(p.out, int64_t(blockIdx.x) * count + at) = x[i];
     }
 }
 
@@ -116,14 +36,7 @@ __device__ __forceinline__ void silu_mul(const SiluParams& p) {
 #pragma unroll
     for (int i = 0; i < SILU_VECTORS; ++i) {
         const int64_t at = first + i * SILU_THREADS;
-        if (at < count) {
-            float gate[VECTOR], up[VECTOR];
-            widen<T>(gates[i], gate);
-            widen<T>(ups[i], up);
-#pragma unroll
-            for (int j = 0; j < VECTOR; ++j) gate[j] = __fdividef(gate[j], 1.f + __expf(-gate[j])) * up[j];
-            *vectors(p.out, row * count + at) = narrow<T>(gate);
-        }
+        if (at < count) *vectors(p.out, row * count + at) = gated<T>(gates[i], ups[i]);
     }
 }
 
@@ -241,7 +154,7 @@ __device__ __forceinline__ void rotation_table(const RotationParams& p) {
 
 // Four blocks per multiprocessor keep the rotation at 64 registers; 0 sets no minimum.
 #define S2O_DECODER_KERNELS(suffix, T)                                                                             \
-    S2O_DECODER_KERNEL(s2o_rms_norm_##suffix, 0, s2o::NORM_THREADS, 0, NormParams, s2o::rms_norm<T>(p))             \
+    S2O_DECODER_KERNEL(s2o_rms_norm_##suffix, 0, s2o::ROW_THREADS, 0, NormParams, s2o::rms_norm<T>(p))              \
     S2O_DECODER_KERNEL(s2o_silu_mul_##suffix, s2o::SILU_THREADS, s2o::SILU_THREADS, 0, SiluParams,                  \
                        s2o::silu_mul<T>(p))                                                                         \
     S2O_DECODER_KERNEL(s2o_rotate_##suffix##_64, 0, s2o::ROTATE_THREADS, 4, RotateParams, s2o::rotate<T, 64>(p))    \

@@ -1,12 +1,12 @@
-//! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu`.
+//! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu` and `cuda/sm90/decoder_e4m3.cu`.
 
 /// Elements of one 16-byte access. Every width is a multiple of it.
 pub const VECTOR: usize = 8;
-/// Elements of the widest row that the norm kernel holds in its registers.
-pub const MAX_NORM_WIDTH: usize = 1024 * 4 * VECTOR;
+/// Elements of the widest row that a block holds in its registers.
+pub const MAX_ROW_WIDTH: usize = 1024 * 4 * VECTOR;
 
-/// Threads per block of the norm kernel: one for every two vectors of a row, at most 1024.
-pub fn norm_threads(width: usize) -> usize {
+/// Threads of a block that holds a row: one for every two vectors, at most 1024.
+pub fn row_threads(width: usize) -> usize {
     (width / VECTOR).div_ceil(2).next_multiple_of(32).min(1024)
 }
 
@@ -14,6 +14,11 @@ pub fn norm_threads(width: usize) -> usize {
 pub fn silu_blocks(width: usize) -> usize {
     (width / VECTOR).div_ceil(256 * 4)
 }
+
+/// Rows of a block of the `few_rows_e4m3` kernel.
+pub const FEW_ROWS: usize = 8;
+/// Outputs of a block of the `few_rows_e4m3` kernel. The number of outputs is a multiple of it.
+pub const FEW_ROWS_OUTPUTS: usize = 16;
 
 /// Threads per block of the rotation kernel: enough for half of the heads, at most 256.
 pub fn rotate_threads(heads: usize, head_dim: usize) -> usize {
@@ -30,12 +35,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn norm_rows_fit_their_threads() {
-        for width in (VECTOR..=MAX_NORM_WIDTH).step_by(VECTOR) {
-            let threads = norm_threads(width);
+    fn rows_fit_their_threads() {
+        for width in (VECTOR..=MAX_ROW_WIDTH).step_by(VECTOR) {
+            let threads = row_threads(width);
             assert!(threads.is_multiple_of(32) && threads <= 1024 && 4 * threads * VECTOR >= width, "{width}");
         }
-        assert_eq!([64, 4096, 14336].map(norm_threads), [32, 256, 896]);
+        assert_eq!([64, 4096, 14336].map(row_threads), [32, 256, 896]);
     }
 
     #[test]

@@ -102,6 +102,14 @@ kernels! {
     RmsNorm = "rms_norm", PerDtype;
     /// `silu(gate) * up`.
     SiluMul = "silu_mul", PerDtype;
+    /// Rows as e4m3 with a scale each. Only on sm_90a, as the next three.
+    Quantise = "quantise", PerDtype;
+    /// [`Self::RmsNorm`], quantised.
+    RmsNormE4m3 = "rms_norm_e4m3", PerDtype;
+    /// [`Self::SiluMul`], quantised.
+    SiluMulE4m3 = "silu_mul_e4m3", PerDtype;
+    /// The product of a few rows with an e4m3 matrix.
+    FewRowsE4m3 = "few_rows_e4m3", PerDtype;
     /// Queries and keys normalised and rotated, keys and values put into the cache.
     Rotate = "rotate", PerHeadDim;
     /// cos and sin for the rotation.
@@ -129,6 +137,12 @@ kernels! {
 }
 
 impl Kernel {
+    /// Whether a build has the kernel, or another that replaces it ([`Function::or_fallback`]).
+    pub fn is_in(self, arch: Arch) -> bool {
+        let is_of_hopper = matches!(self, Self::Quantise | Self::RmsNormE4m3 | Self::SiluMulE4m3 | Self::FewRowsE4m3);
+        arch == Arch::Sm90a || !is_of_hopper
+    }
+
     /// Whether the amount of dynamic shared memory depends on the launch.
     pub fn sizes_its_shared_memory(self) -> bool {
         matches!(self, Self::Sort | Self::QueryOrder)

@@ -283,6 +283,7 @@ pub struct NormParams {
     pub weight: *const c_void,
     pub sum: *mut c_void,
     pub out: *mut c_void,
+    pub scales: *mut f32,
     pub width: i32,
     pub eps: f32,
 }
@@ -293,7 +294,31 @@ pub struct NormParams {
 pub struct SiluParams {
     pub gate_up: *const c_void,
     pub out: *mut c_void,
+    pub scales: *mut f32,
     pub width: i64,
+}
+
+/// Rows as e4m3 with a scale each.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct QuantiseParams {
+    pub x: *const c_void,
+    pub out: *mut c_void,
+    pub scales: *mut f32,
+    pub width: i64,
+}
+
+/// The product of a few rows with an e4m3 matrix.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct FewRowsParams {
+    pub x: *const c_void,
+    pub weight: *const c_void,
+    pub scales: *const f32,
+    pub out: *mut c_void,
+    pub rows: i32,
+    pub width_in: i32,
+    pub width_out: i32,
 }
 
 /// Normalises (optionally) and rotates queries and keys, and writes keys and values to the cache.
@@ -489,8 +514,10 @@ layout!(ColumnParams: 216, columns at 192);
 layout!(BlockListParams: 48, num_lists at 24);
 layout!(ColumnListParams: 80, k_len at 56);
 layout!(RankingParams: 216, batch at 152);
-layout!(NormParams: 48, width at 40);
-layout!(SiluParams: 24, width at 16);
+layout!(NormParams: 56, width at 48);
+layout!(SiluParams: 32, width at 24);
+layout!(QuantiseParams: 32, width at 24);
+layout!(FewRowsParams: 48, rows at 32);
 layout!(RotateParams: 120, k_strides at 56, len at 104);
 layout!(RotationParams: 40, len at 32);
 layout!(BlockPoolParams: 88, strides at 32, heads at 80);

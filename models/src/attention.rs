@@ -6,7 +6,7 @@ use candle_s2o::{Attention, PrefillCall};
 
 use crate::config::DecoderConfig;
 use crate::error::Result;
-use crate::fused::{self, Heads, Linear, QkNorm, Rotation, Stacked, StackedLinear};
+use crate::fused::{self, Heads, Linear, QkNorm, Rotation, Rows, Stacked, StackedLinear};
 use crate::kv_cache::KvCache;
 use crate::layers::{Shared, Weights};
 use crate::parallel::{Mode, Parallel, Shards};
@@ -57,13 +57,14 @@ impl SelfAttention {
         let norm = |name: &str| weights.pp(name).tensor(&[head_dim], "weight");
         let qk_norm = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
         let (q, k, v) = (projection("q_proj", q_size)?, projection("k_proj", kv_size)?, projection("v_proj", kv_size)?);
+        let precision = weights.linear_precision();
         let (qkv, qkv_by_rank) = match parallel {
-            None => (StackedLinear::new(vec![q, k, v])?, Vec::new()),
+            None => (StackedLinear::new(vec![q, k, v])?.in_precision(precision)?, Vec::new()),
             Some(parallel) => {
                 let of_rank = |rank: usize| -> Result<_> {
                     let part = |x: &Linear, size| x.outputs(parallel.part_of(rank, size));
                     let parts = vec![part(&q, q_size)?, part(&k, kv_size)?, part(&v, kv_size)?];
-                    Ok(StackedLinear::new(parts)?)
+                    Ok(StackedLinear::new(parts)?.in_precision(precision)?)
                 };
                 let own = parallel.comm().rank();
                 match parallel.mode() {
@@ -80,7 +81,11 @@ impl SelfAttention {
         Ok(Self {
             qkv,
             qkv_by_rank,
-            o_proj: Shared::new(parallel, || Ok(o_proj.clone()), |parallel| Ok(o_proj.inputs(parallel.own(q_size))?))?,
+            o_proj: Shared::new(
+                parallel,
+                || Ok(o_proj.clone().in_precision(precision)?),
+                |parallel| Ok(o_proj.inputs(parallel.own(q_size))?.in_precision(precision)?),
+            )?,
             qk_norm,
             norm_eps: config.rms_norm_eps,
             layer,
@@ -94,10 +99,15 @@ impl SelfAttention {
         self.layer
     }
 
+    /// Whether so many inputs may be quantised by the step that computes them.
+    pub(crate) fn takes_e4m3(&self, rows: usize) -> bool {
+        self.qkv.takes_e4m3(rows)
+    }
+
     /// `x` is `(batch, len, hidden)`, normalised: all tokens, or the own ones of `shards`. `rotation` is that of all.
     pub(crate) fn forward(
         &self,
-        x: Tensor,
+        x: Rows,
         rotation: &Rotation,
         cache: &mut KvCache,
         phase: Phase,

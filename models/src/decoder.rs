@@ -9,13 +9,22 @@ use crate::attention::{Phase, SelfAttention};
 use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
-use crate::fused::{Linear, Rotary, Rotation};
+use crate::fused::{E4M3_NEEDS, Linear, LinearPrecision, Rotary, Rotation, supports_e4m3};
 use crate::kv_cache::KvCache;
 use crate::layers::{Embedding, Mlp, Norm, Quantised, Shared, Weights};
 use crate::parallel::{Parallel, Shards};
 
 /// Called with the number of tokens (or layers) done and their total.
 pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
+
+/// How [`Decoder::load_with`] holds and shares the weights.
+#[derive(Debug, Clone, Default)]
+pub struct DecoderOptions {
+    /// Precision of the linear layers.
+    pub linear: LinearPrecision,
+    /// The ranks that run the decoder together; `None` for one device.
+    pub parallel: Option<Parallel>,
+}
 
 /// A Llama or Qwen3 decoder.
 #[derive(Debug)]
@@ -44,22 +53,24 @@ impl Decoder {
     /// share an input are joined in new tensors, one layer at a time. This adds the weights of one layer to the peak if
     /// `vb` reads files, and those of all layers if `vb` holds tensors on the GPU.
     pub fn load(config: &DecoderConfig, vb: &VarBuilder, progress: Option<&mut Progress>) -> Result<Self> {
-        Self::from_weights(config, &Weights::new(vb.clone(), &Quantised::new()), None, progress)
+        Self::load_with(config, vb, DecoderOptions::default(), progress)
     }
 
-    /// [`Self::load`] of this rank's part of a decoder that several ranks run. In tensor parallelism each rank reads all
-    /// weights, one tensor at a time, and keeps its part.
+    /// [`Self::load`] with options. With ranks, it loads this rank's part of a decoder that they run together: in tensor
+    /// parallelism each rank reads all weights, one tensor at a time, and keeps its part.
     ///
     /// # Errors
-    /// Those of [`Self::load`]; [`ModelError::WrongInput`] if the number of ranks divides the KV heads or the MLP
-    /// unevenly; [`ModelError::Ranks`] if a rank has another model or is lost.
-    pub fn load_parallel(
+    /// Those of [`Self::load`]; [`ModelError::Fp8`] where linear layers cannot be in fp8; [`ModelError::WrongInput`] if
+    /// the number of ranks divides the KV heads or the MLP unevenly; [`ModelError::Ranks`] if a rank has another model
+    /// or is lost.
+    pub fn load_with(
         config: &DecoderConfig,
         vb: &VarBuilder,
-        parallel: Parallel,
+        options: DecoderOptions,
         progress: Option<&mut Progress>,
     ) -> Result<Self> {
-        Self::from_weights(config, &Weights::new(vb.clone(), &Quantised::new()), Some(parallel), progress)
+        let none = Quantised::new();
+        Self::from_weights(config, &Weights::new(vb.clone(), &none, options.linear), options.parallel, progress)
     }
 
     /// [`Self::load`] from weights of which some stay quantised.
@@ -71,6 +82,7 @@ impl Decoder {
     ) -> Result<Self> {
         let config = config.clone().checked("DecoderConfig")?;
         check_dtype(weights.dtype())?;
+        check_linear_precision(&config, weights)?;
         let parallel = parallel.map(|parallel| parallel.checked(&config, weights)).transpose()?;
         // Activations are freed after every layer, and every decoded token makes the host wait.
         DeviceMemory::keep_released(weights.device())?;
@@ -267,6 +279,29 @@ pub(crate) fn check_dtype(dtype: DType) -> Result<DType> {
     }
 }
 
+/// Refuses linear layers in fp8 where they cannot be computed.
+fn check_linear_precision(config: &DecoderConfig, weights: &Weights) -> Result<()> {
+    if weights.linear_precision() != LinearPrecision::Fp8 {
+        return Ok(());
+    }
+    let (device, dtype) = (weights.device(), weights.dtype());
+    if !supports_e4m3(device, dtype) {
+        return Err(ModelError::Fp8 {
+            expected: E4M3_NEEDS,
+            got: format!("{} on {:?}", dtype.as_str(), device.location()),
+        });
+    }
+    if weights.are_quantised() {
+        let got = weights.precision();
+        return Err(ModelError::unsupported("linear layers in fp8", "weights in bf16 or f16 (--dtype bf16)", got));
+    }
+    let kv = config.num_kv_heads * config.head_dim;
+    match [config.hidden_size, config.intermediate_size, kv].iter().find(|size| !size.is_multiple_of(16)) {
+        Some(got) => Err(ModelError::unsupported("linear layers in fp8", "sizes that are multiples of 16", got)),
+        None => Ok(()),
+    }
+}
+
 #[derive(Debug)]
 struct Layer {
     input_norm: Norm,
@@ -297,13 +332,16 @@ impl Layer {
         phase: Phase,
         shards: Option<Shards>,
     ) -> Result<(Tensor, Tensor)> {
+        let rows = x.dim(0)? * x.dim(1)?;
         let (x, attended) = {
             let _span = tracing::debug_span!("attention", layer = self.attention.layer()).entered();
-            let (x, normed) = self.input_norm.forward(x, delta)?;
+            let as_e4m3 = self.attention.takes_e4m3(rows);
+            let (x, normed) = self.input_norm.forward_rows(x, delta, as_e4m3)?;
             (x, self.attention.forward(normed, rotation, cache, phase, shards)?)
         };
         let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
-        let (x, normed) = self.post_norm.forward(x, Some(attended))?;
+        let as_e4m3 = self.mlp.whole().takes_e4m3(rows);
+        let (x, normed) = self.post_norm.forward_rows(x, Some(attended), as_e4m3)?;
         let mixed = match shards {
             None => self.mlp.of_part(|mlp| mlp.forward(normed))?,
             Some(_) => self.mlp.whole().forward(normed)?,

@@ -91,6 +91,16 @@ pub enum ModelError {
         /// The value found.
         got: String,
     },
+    /// Linear layers in fp8 were asked for where they cannot be computed.
+    #[error(
+        "linear layers in fp8: expected bf16 or f16 on {expected}, got {got}; without fp8 they have the dtype of the weights"
+    )]
+    Fp8 {
+        /// The devices that can.
+        expected: &'static str,
+        /// Dtype and device.
+        got: String,
+    },
     /// A weight file is truncated or is not a weight file.
     #[error("{} is not a valid weight file: {reason}", path.display())]
     InvalidWeights {

@@ -9,7 +9,7 @@ use candle_nn::{Module, VarBuilder};
 
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
-use crate::fused::{self, Linear, StackedLinear};
+use crate::fused::{self, Linear, LinearPrecision, Rows, StackedLinear};
 use crate::parallel::{Mode, Parallel};
 
 /// Matrices that stay quantised, by Hugging Face name.
@@ -20,15 +20,21 @@ pub(crate) type Quantised = HashMap<String, Arc<QTensor>>;
 pub(crate) struct Weights<'v> {
     tensors: VarBuilder<'v>,
     quantised: &'v Quantised,
+    linear: LinearPrecision,
 }
 
 impl<'v> Weights<'v> {
-    pub(crate) fn new(tensors: VarBuilder<'v>, quantised: &'v Quantised) -> Self {
-        Self { tensors, quantised }
+    pub(crate) fn new(tensors: VarBuilder<'v>, quantised: &'v Quantised, linear: LinearPrecision) -> Self {
+        Self { tensors, quantised, linear }
     }
 
     pub(crate) fn pp(&self, prefix: impl ToString) -> Self {
-        Self { tensors: self.tensors.pp(prefix), quantised: self.quantised }
+        Self { tensors: self.tensors.pp(prefix), ..self.clone() }
+    }
+
+    /// The precision that linear layers inside the decoder get after they are read.
+    pub(crate) fn linear_precision(&self) -> LinearPrecision {
+        self.linear
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -63,6 +69,7 @@ impl<'v> Weights<'v> {
     pub(crate) fn precision(&self) -> String {
         let types: BTreeSet<String> = self.quantised.values().map(|blocks| format!("{:?}", blocks.dtype())).collect();
         match types.is_empty() {
+            true if self.linear == LinearPrecision::Fp8 => format!("{} with fp8 linear layers", self.dtype().as_str()),
             true => self.dtype().as_str().to_owned(),
             false => format!("{} with {} weights", self.dtype().as_str(), Vec::from_iter(types).join(" and ")),
         }
@@ -74,7 +81,11 @@ impl<'v> Weights<'v> {
         let (elements, bytes) = quantised.fold((0, 0), |(elements, bytes), blocks| {
             (elements + blocks.shape().elem_count(), bytes + blocks.storage_size_in_bytes())
         });
-        ((config.num_parameters() - elements) * self.dtype().size_in_bytes() + bytes) as u64
+        let narrowed = match self.linear {
+            LinearPrecision::AsRead => 0,
+            LinearPrecision::Fp8 => config.linear_parameters() * (self.dtype().size_in_bytes() - 1),
+        };
+        ((config.num_parameters() - elements) * self.dtype().size_in_bytes() + bytes - narrowed) as u64
     }
 }
 
@@ -96,6 +107,9 @@ impl Embedding {
         Ok(match &self.rows {
             Linear::Dense(linear) => candle_nn::Embedding::new(linear.weight().clone(), self.width).forward(tokens)?,
             Linear::Quantised(blocks, _) => blocks.embedding(tokens)?.to_dtype(dtype)?,
+            Linear::E4m3(_) => {
+                return Err(candle_core::Error::Msg("expected no e4m3 embedding".to_owned()).bt().into());
+            }
         })
     }
 
@@ -119,6 +133,16 @@ impl Norm {
 
     pub(crate) fn weight(&self) -> &Tensor {
         &self.weight
+    }
+
+    /// As [`Self::forward`], with the norm as inputs of linear layers: quantised if `as_e4m3`.
+    pub(crate) fn forward_rows(&self, x: Tensor, delta: Option<Tensor>, as_e4m3: bool) -> Result<(Tensor, Rows)> {
+        if as_e4m3 {
+            let (x, normed) = fused::rms_norm_e4m3(x, delta.as_ref(), &self.weight, self.eps)?;
+            return Ok((x, Rows::E4m3(normed)));
+        }
+        let (x, normed) = self.forward(x, delta)?;
+        Ok((x, normed.into()))
     }
 
     /// The sum of `x` and `delta` of the previous layer, and its norm.
@@ -191,7 +215,11 @@ impl Mlp {
         let (gate, up) = (projection("gate_proj")?, projection("up_proj")?);
         let down = weights.pp("down_proj").linear(inner, hidden, bias)?;
         let rows_at_a_time = if weights.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { ROWS_ON_GPU };
-        let new = |gate, up, down| Ok(Self { gate_up: StackedLinear::new(vec![gate, up])?, down, rows_at_a_time });
+        let precision = weights.linear_precision();
+        let new = |gate, up, down: Linear| {
+            let gate_up = StackedLinear::new(vec![gate, up])?.in_precision(precision)?;
+            Ok(Self { gate_up, down: down.in_precision(precision)?, rows_at_a_time })
+        };
         let part = |parallel: &Parallel| {
             let own = parallel.own(inner);
             new(gate.outputs(own.clone())?, up.outputs(own.clone())?, down.inputs(own)?)
@@ -199,23 +227,33 @@ impl Mlp {
         Shared::new(parallel, || new(gate.clone(), up.clone(), down.clone()), part)
     }
 
-    /// Works in slices, because a whole prompt's intermediate is several times the residual stream.
-    pub(crate) fn forward(&self, x: Tensor) -> Result<Tensor> {
-        let (batch, len, hidden) = x.dims3()?;
-        let rows = batch * len;
-        let x = x.reshape((rows, hidden))?;
+    /// Whether so many inputs may be quantised by the step that computes them.
+    pub(crate) fn takes_e4m3(&self, rows: usize) -> bool {
+        self.gate_up.takes_e4m3(rows)
+    }
+
+    /// The output `(batch, len, hidden)` for inputs of this shape. Works in slices, because a whole prompt's intermediate
+    /// is several times the residual stream.
+    pub(crate) fn forward(&self, x: Rows) -> Result<Tensor> {
+        let shape = x.dims().to_vec();
+        let x = x.flat()?;
+        let rows = x.dims()[0];
         // Quantised weights are dequantised once for all slices.
         let (gate_up, down) = (self.gate_up.for_inputs_like(&x)?, self.down.for_inputs_like(&x)?);
         let slice = |start: usize| -> Result<Tensor> {
-            let gate_up = gate_up.forward(&x.narrow(0, start, self.rows_at_a_time.min(rows - start))?)?;
-            // `silu_mul` consumes gate and up, so they are freed before the product with `down`.
-            Ok(down.forward(&fused::silu_mul(gate_up)?)?)
+            let gate_up = gate_up.forward(&x.narrow(start, self.rows_at_a_time.min(rows - start))?)?;
+            // The gate consumes its inputs, so they are freed before the product with `down`.
+            let gated = match down.takes_e4m3(rows) {
+                true => Rows::E4m3(fused::silu_mul_e4m3(gate_up)?),
+                false => fused::silu_mul(gate_up)?.into(),
+            };
+            Ok(down.forward_rows(&gated)?)
         };
         let out = if rows <= self.rows_at_a_time {
             slice(0)?
         } else {
             Tensor::cat(&(0..rows).step_by(self.rows_at_a_time).map(slice).collect::<Result<Vec<_>>>()?, 0)?
         };
-        Ok(out.reshape((batch, len, hidden))?)
+        Ok(out.reshape(shape)?)
     }
 }

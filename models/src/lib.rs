@@ -48,12 +48,14 @@ pub mod weights;
 pub use attention::decode_attn;
 pub use chunk::Chunk;
 pub use config::{Architecture, DecoderConfig};
-pub use decoder::Decoder;
+pub use decoder::{Decoder, DecoderOptions};
 pub use device::gpu;
 #[cfg(feature = "cuda")]
 pub use device::{gpu_count, gpu_of_rank};
 pub use device_memory::{DeviceMemory, is_out_of_memory};
 pub use error::{HubFile, ModelError, Result};
+
+pub use fused::LinearPrecision;
 pub use generation::{Generated, GenerationOptions, StopReason, TokenStream};
 pub use kv_cache::KvCache;
 pub use model::LoadedModel;

@@ -133,10 +133,10 @@ fn quantised(runner: &mut Runner, dtype: DType) {
             let (gpu, cpu) = (StackedLinear::new(on_gpu.into()).unwrap(), StackedLinear::new(dense.into()).unwrap());
             for rows in [1, 8, 9, 300] {
                 let (x, x_cpu) = pair(&runner.device, &[1, rows, size_in], dtype, rows as u64, 1.0);
-                let outputs = gpu.forward(&x).unwrap().into_parts().unwrap();
+                let outputs = gpu.forward(&x.into()).unwrap().into_parts().unwrap();
                 // Inputs of few rows are rounded to 8 bits; the others lose the 8 or 11 bits of the dtype.
                 let tolerance = if rows <= 8 { 2e-2 } else { 5e-3 };
-                for (got, want) in outputs.iter().zip(cpu.forward(&x_cpu).unwrap().into_parts().unwrap()) {
+                for (got, want) in outputs.iter().zip(cpu.forward(&x_cpu.into()).unwrap().into_parts().unwrap()) {
                     let error = relative_l2(&values(got), &values(&want));
                     assert!(error > 0.0 && error < tolerance, "{rows} rows: {error}");
                 }

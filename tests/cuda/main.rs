@@ -12,6 +12,7 @@
 mod blocks;
 mod decoder;
 mod dense;
+mod e4m3;
 mod error_control;
 mod exact;
 mod fused;
@@ -99,6 +100,7 @@ fn main() -> ExitCode {
     error_control::cases(&mut runner);
     host::cases(&mut runner);
     fused::cases(&mut runner);
+    e4m3::cases(&mut runner);
     decoder::cases(&mut runner);
     let (passed, failed) = (runner.passed, runner.failed.get());
     println!("{passed} passed, {failed} failed in {:.1} s", start.elapsed().as_secs_f64());

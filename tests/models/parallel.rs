@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use candle_s2o::{Attention, Dense, ProbeStride, S2o, S2oConfig, SegmentLen};
 use s2o_comm::{CommError, Group, Tcp};
 use s2o_models::parallel::Mode;
-use s2o_models::{Decoder, LoadOptions, ModelError, ModelSource, Parallel, PrefillOptions};
+use s2o_models::{Decoder, DecoderOptions, LoadOptions, ModelError, ModelSource, Parallel, PrefillOptions};
 use s2o_testkit::ranks::run;
 use serde_json::{Value, json};
 
@@ -17,7 +17,11 @@ const TOLERANCE: f32 = 5e-5;
 
 fn load(json: &Value, mode: Mode, group: Arc<Group>) -> Result<Decoder, ModelError> {
     let parallel = Parallel::new(mode, Arc::new(Tcp::new(group)));
-    Decoder::load_parallel(&config(json), &builder(&weights(json, 7)), parallel, None)
+    Decoder::load_with(&config(json), &builder(&weights(json, 7)), on_ranks(parallel), None)
+}
+
+fn on_ranks(parallel: Parallel) -> DecoderOptions {
+    DecoderOptions { parallel: Some(parallel), ..DecoderOptions::default() }
 }
 
 /// Llama and Qwen3 with four KV heads, and with every bias.
@@ -195,7 +199,7 @@ fn ranks_that_do_not_fit_are_refused_on_every_rank() {
     let json = &models()[0];
     let errors = refused(2, |rank, group| {
         let parallel = Parallel::new(Mode::Tensor, Arc::new(Tcp::new(group)));
-        Decoder::load_parallel(&config(json), &builder(&weights(json, rank as u64)), parallel, None)
+        Decoder::load_with(&config(json), &builder(&weights(json, rank as u64)), on_ranks(parallel), None)
     });
     assert!(errors[0].starts_with("the model's weights: expected"), "{errors:?}");
     assert_eq!(errors[0], errors[1]);

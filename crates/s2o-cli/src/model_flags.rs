@@ -9,7 +9,7 @@ use candle_s2o::Attention;
 use clap::{Args, ValueEnum};
 use s2o_eval::capture::{LayerTensors, capture};
 use s2o_models::weights::synthetic::{Profile, Synthetic};
-use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
+use s2o_models::{Chunk, LinearPrecision, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
 
 use crate::progress;
 use crate::ranks::Ranks;
@@ -24,6 +24,12 @@ enum Precision {
     F16,
     /// The quantised weights of a .gguf file as they are
     Gguf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Linear {
+    /// 8-bit floats (e4m3) with a scale for each output and each token; NVIDIA H100 and H200
+    Fp8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -73,6 +79,9 @@ pub struct LoadFlags {
     /// .gguf file stay quantised on a CPU]
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Precision>,
+    /// Precision of the linear layers [default: that of --dtype]
+    #[arg(long, value_name = "PRECISION")]
+    linear: Option<Linear>,
     /// Device: cpu, cuda or cuda:N [default: the first GPU in a build with the feature cuda, otherwise the CPU]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
@@ -223,6 +232,10 @@ impl LoadFlags {
                 Some(Precision::Gguf) | None => None,
             },
             keep_quantised: (self.dtype == Some(Precision::Gguf)).then_some(true),
+            linear: match self.linear {
+                Some(Linear::Fp8) => LinearPrecision::Fp8,
+                None => LinearPrecision::AsRead,
+            },
             tokenizer: self.tokenizer_file.clone(),
             ..LoadOptions::default()
         })

@@ -9,7 +9,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{CudaStorage, Shape, Storage, Tensor};
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result};
 use s2o_kernels::params::Params;
-use s2o_kernels::{Function, HeadDim};
+use s2o_kernels::{Function, HeadDim, Kernel};
 
 use crate::error::{CudaError, Doing, check_i32};
 use crate::library::Library;
@@ -86,6 +86,11 @@ impl Launcher {
     /// Number of multiprocessors of the GPU.
     pub fn multiprocessors(&self) -> usize {
         self.library.multiprocessors
+    }
+
+    /// Whether the build of the kernels for this GPU has `kernel`.
+    pub fn has(&self, kernel: Kernel) -> bool {
+        kernel.is_in(self.library.arch)
     }
 
     /// Scratch memory for these regions, allocated in stream order.

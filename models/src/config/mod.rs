@@ -71,6 +71,12 @@ impl DecoderConfig {
         self.tensor_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
+    /// Number of weights of the linear layers: all but embedding, output head and norms.
+    pub(crate) fn linear_parameters(&self) -> usize {
+        let shapes = self.tensor_shapes().into_iter().filter(|(name, _)| name.ends_with("_proj.weight"));
+        shapes.map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+
     /// Hugging Face name and shape of every weight tensor.
     pub fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);

@@ -11,7 +11,8 @@ use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, 
 use s2o_kernels::params::{NormParams, RotateParams, RotationParams, SiluParams};
 use s2o_kernels::{Dtype, Function, HeadDim, Kernel, decoder};
 
-use super::{Heads, QkNorm};
+use super::e4m3::cuda::{Quantised, check_row, rows_grid};
+use super::{E4m3, Heads, QkNorm};
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -22,18 +23,62 @@ pub(super) fn rms_norm(
     weight: &Tensor,
     eps: f32,
 ) -> Result<(Option<Tensor>, Tensor)> {
+    let launcher = Launcher::of(x)?;
     match x.dtype() {
-        DType::BF16 => norm::<bf16>(x, delta, weight, eps),
-        _ => norm::<f16>(x, delta, weight, eps),
+        DType::BF16 => norm_of::<bf16>(&launcher, x, delta, weight, eps),
+        _ => norm_of::<f16>(&launcher, x, delta, weight, eps),
     }
 }
 
-fn norm<T: Element>(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f32) -> Result<(Option<Tensor>, Tensor)> {
+fn norm_of<T: Element>(
+    launcher: &Launcher,
+    x: &Tensor,
+    delta: Option<&Tensor>,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<(Option<Tensor>, Tensor)> {
+    let mut out = launcher.uninit::<T>(x.shape())?;
+    let sum = {
+        let (out, _out) = out.device_ptr_mut(launcher.stream());
+        norm::<T>(launcher, Kernel::RmsNorm, [x, weight], delta, eps, (out as *mut c_void, ptr::null_mut()))?
+    };
+    Ok((sum, launcher.tensor(out, x.shape().clone())))
+}
+
+/// [`rms_norm`], quantised.
+pub(super) fn rms_norm_e4m3(
+    x: &Tensor,
+    delta: Option<&Tensor>,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<(Option<Tensor>, E4m3)> {
     let launcher = Launcher::of(x)?;
+    let mut out = Quantised::new(&launcher, x.shape(), weight.elem_count())?;
+    let sum = {
+        let (values, scales, _guards) = out.addresses(launcher.stream());
+        let norm = match x.dtype() {
+            DType::BF16 => norm::<bf16>,
+            _ => norm::<f16>,
+        };
+        norm(&launcher, Kernel::RmsNormE4m3, [x, weight], delta, eps, (values, scales))?
+    };
+    Ok((sum, out.written(&launcher, x.dtype())))
+}
+
+/// Writes the norm of `x + delta` to the addresses `out` of rows and, for [`Kernel::RmsNormE4m3`], of their scales.
+/// Returns the sum.
+fn norm<T: Element>(
+    launcher: &Launcher,
+    kernel: Kernel,
+    [x, weight]: [&Tensor; 2],
+    delta: Option<&Tensor>,
+    eps: f32,
+    (out, scales): (*mut c_void, *mut f32),
+) -> Result<Option<Tensor>> {
     let stream = launcher.stream();
     let width = weight.elem_count();
     let rows = x.elem_count() / width;
-    let mut out = launcher.uninit::<T>(x.shape())?;
+    let shape = x.shape().clone();
     let mut sum = delta.map(|_| launcher.uninit::<T>(x.shape())).transpose()?;
     {
         let (x, weight) = (x.storage_and_layout(), weight.storage_and_layout());
@@ -41,25 +86,23 @@ fn norm<T: Element>(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f3
         let (x, _x) = address::<T>(&x.0, x.1, stream)?;
         let (weight, _weight) = address::<T>(&weight.0, weight.1, stream)?;
         let delta = delta.as_ref().map(|delta| address::<T>(&delta.0, delta.1, stream)).transpose()?;
-        let (out, _out) = out.device_ptr_mut(stream);
         let sum = sum.as_mut().map(|sum| sum.device_ptr_mut(stream));
         let params = NormParams {
             x: x as *const c_void,
             delta: delta.as_ref().map_or(ptr::null(), |(delta, _)| *delta as *const c_void),
             weight: weight as *const c_void,
             sum: sum.as_ref().map_or(ptr::null_mut(), |(sum, _)| *sum as *mut c_void),
-            out: out as *mut c_void,
+            out,
+            scales,
             width: to_i32("row width", width)?,
             eps,
         };
-        let function = Function::new(Kernel::RmsNorm, T::DTYPE, ANY_HEAD_DIM);
-        let threads = Some(decoder::norm_threads(width));
-        let grid = Grid::Shaped { blocks: [rows, 1, 1], threads, shared_bytes: None };
-        // SAFETY: one thread block per row of contiguous tensors of equal shape, all held until the launch is enqueued.
-        unsafe { launcher.launch(function, &params, grid) }?;
+        let function = Function::new(kernel, T::DTYPE, ANY_HEAD_DIM);
+        // SAFETY: one thread block per row of contiguous tensors of equal shape, all held until the launch is enqueued;
+        // the caller has the memory of `out` and `scales`.
+        unsafe { launcher.launch(function, &params, rows_grid(rows, width)) }?;
     }
-    let wrap = |slice| launcher.tensor(slice, x.shape().clone());
-    Ok((sum.map(wrap), wrap(out)))
+    Ok(sum.map(|sum| launcher.tensor(sum, shape)))
 }
 
 /// `silu(gate) * up` of contiguous rows `gate | up`.
@@ -73,22 +116,58 @@ pub(super) fn silu_mul(gate_up: &Tensor) -> Result<Tensor> {
 fn silu<T: Element>(gate_up: &Tensor) -> Result<Tensor> {
     let launcher = Launcher::of(gate_up)?;
     let stream = launcher.stream();
-    let mut dims = gate_up.dims().to_vec();
-    let width = dims.last().map_or(0, |width| width / 2);
-    *dims.last_mut().expect("the caller knows the width") = width;
-    let shape = Shape::from(dims);
+    let (shape, width) = gated(gate_up);
     let rows = shape.elem_count() / width;
     let mut out = launcher.uninit::<T>(&shape)?;
     {
         let gate_up = gate_up.storage_and_layout();
         let (gate_up, _gate_up) = address::<T>(&gate_up.0, gate_up.1, stream)?;
         let (out, _out) = out.device_ptr_mut(stream);
-        let params = SiluParams { gate_up: gate_up as *const c_void, out: out as *mut c_void, width: width as i64 };
+        let params = SiluParams {
+            gate_up: gate_up as *const c_void,
+            out: out as *mut c_void,
+            scales: ptr::null_mut(),
+            width: width as i64,
+        };
         let function = Function::new(Kernel::SiluMul, T::DTYPE, ANY_HEAD_DIM);
         // SAFETY: the grid covers every row of contiguous tensors, both held until the launch is enqueued.
         unsafe { launcher.launch(function, &params, Grid::Blocks([rows, decoder::silu_blocks(width), 1])) }?;
     }
     Ok(launcher.tensor(out, shape))
+}
+
+/// The shape of `silu(gate) * up`, and its width.
+fn gated(gate_up: &Tensor) -> (Shape, usize) {
+    let mut dims = gate_up.dims().to_vec();
+    let width = dims.last().map_or(0, |width| width / 2);
+    *dims.last_mut().expect("the caller knows the width") = width;
+    (Shape::from(dims), width)
+}
+
+/// [`silu_mul`], quantised.
+pub(super) fn silu_mul_e4m3(gate_up: &Tensor) -> Result<E4m3> {
+    match gate_up.dtype() {
+        DType::BF16 => silu_e4m3::<bf16>(gate_up),
+        _ => silu_e4m3::<f16>(gate_up),
+    }
+}
+
+fn silu_e4m3<T: Element>(gate_up: &Tensor) -> Result<E4m3> {
+    let launcher = Launcher::of(gate_up)?;
+    let stream = launcher.stream();
+    let (shape, width) = gated(gate_up);
+    check_row(width)?;
+    let mut out = Quantised::new(&launcher, &shape, width)?;
+    {
+        let gate_up = gate_up.storage_and_layout();
+        let (gate_up, _gate_up) = address::<T>(&gate_up.0, gate_up.1, stream)?;
+        let (values, scales, _guards) = out.addresses(stream);
+        let params = SiluParams { gate_up: gate_up as *const c_void, out: values, scales, width: width as i64 };
+        let function = Function::new(Kernel::SiluMulE4m3, T::DTYPE, ANY_HEAD_DIM);
+        // SAFETY: one thread block per row of contiguous tensors, all held until the launch is enqueued.
+        unsafe { launcher.launch(function, &params, rows_grid(shape.elem_count() / width, width)) }?;
+    }
+    Ok(out.written(&launcher, gate_up.dtype()))
 }
 
 /// cos and sin of positions `start .. start + len`: `(2, len, frequencies)`, f32.

@@ -7,9 +7,22 @@ use std::sync::Arc;
 use candle_core::quantized::QTensor;
 use candle_core::{DType, Module, Result, Tensor, bail};
 
+use super::{E4m3Linear, Rows};
+
 /// Up to this number of rows the quantised weight itself is multiplied: its size is the time. For more rows it is
 /// dequantised first, which one product over many rows hides.
-const FEW_ROWS: usize = 8;
+pub(super) const FEW_ROWS: usize = 8;
+
+/// The precision of the linear layers inside a decoder: all but embedding and output head.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LinearPrecision {
+    /// That of the weights as they were read.
+    #[default]
+    AsRead,
+    /// Weights and inputs in e4m3, with a scale for each output and each row. Only on NVIDIA GPUs of compute capability
+    /// 9.0, from weights in bf16 or f16.
+    Fp8,
+}
 
 /// A linear layer `x W^T + b`.
 #[derive(Debug, Clone)]
@@ -19,6 +32,8 @@ pub enum Linear {
     /// A weight `(size_out, size_in)` in quantised blocks along its rows, and a bias `(size_out,)`. Inputs of at most 8
     /// rows are rounded to 8 bits in blocks, as in llama.cpp. For more rows the weight is dequantised in each call.
     Quantised(Arc<QTensor>, Option<Tensor>),
+    /// An 8-bit weight, whose inputs are quantised too.
+    E4m3(E4m3Linear),
 }
 
 impl Linear {
@@ -27,9 +42,19 @@ impl Linear {
     /// # Errors
     /// Those of the matrix product.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match self.for_inputs_like(x)?.as_ref() {
-            Self::Dense(linear) => linear.forward(x),
-            Self::Quantised(blocks, bias) => {
+        self.forward_rows(&Rows::Plain(x.clone()))
+    }
+
+    /// [`Self::forward`] for inputs that may be quantised already, which only [`Self::E4m3`] takes.
+    ///
+    /// # Errors
+    /// Those of the matrix product, or if this layer takes no quantised inputs.
+    pub fn forward_rows(&self, rows: &Rows) -> Result<Tensor> {
+        match (self.for_inputs_like(rows)?.as_ref(), rows) {
+            (Self::E4m3(linear), rows) => linear.forward(rows),
+            (_, Rows::E4m3(_)) => bail!("expected inputs that are not quantised"),
+            (Self::Dense(linear), Rows::Plain(x)) => linear.forward(x),
+            (Self::Quantised(blocks, bias), Rows::Plain(x)) => {
                 let product = x.contiguous()?.apply_op1_no_bwd(blocks.as_ref())?;
                 match bias {
                     Some(bias) => product.broadcast_add(bias),
@@ -39,10 +64,29 @@ impl Linear {
         }
     }
 
+    /// This layer in another precision.
+    ///
+    /// # Errors
+    /// For [`LinearPrecision::Fp8`] those of [`E4m3Linear::new`], or if the weight is in quantised blocks.
+    pub fn in_precision(self, precision: LinearPrecision) -> Result<Self> {
+        match (precision, &self) {
+            (LinearPrecision::Fp8, Self::Dense(linear)) => Ok(Self::E4m3(E4m3Linear::new(linear)?)),
+            (LinearPrecision::Fp8, Self::Quantised(blocks, _)) => {
+                bail!("fp8: expected a weight in bf16 or f16, got {:?}", blocks.dtype())
+            }
+            _ => Ok(self),
+        }
+    }
+
+    /// Whether so many inputs may be quantised by the step that computes them.
+    pub(crate) fn takes_e4m3(&self, rows: usize) -> bool {
+        matches!(self, Self::E4m3(_)) && !E4m3Linear::keeps(rows)
+    }
+
     /// This layer in the form that suits the number of rows of `x`.
-    pub(crate) fn for_inputs_like(&self, x: &Tensor) -> Result<Cow<'_, Self>> {
-        match self {
-            Self::Quantised(blocks, bias) if x.elem_count() > FEW_ROWS * blocks.shape().dims()[1] => {
+    pub(crate) fn for_inputs_like(&self, x: &Rows) -> Result<Cow<'_, Self>> {
+        match (self, x) {
+            (Self::Quantised(blocks, bias), Rows::Plain(x)) if x.elem_count() > FEW_ROWS * blocks.shape().dims()[1] => {
                 let weight = dequantise(blocks, x.dtype())?;
                 Ok(Cow::Owned(Self::Dense(candle_nn::Linear::new(weight, bias.clone()))))
             }
@@ -77,7 +121,7 @@ impl Linear {
     pub(super) fn dense(&self) -> Option<&candle_nn::Linear> {
         match self {
             Self::Dense(linear) => Some(linear),
-            Self::Quantised(..) => None,
+            Self::Quantised(..) | Self::E4m3(_) => None,
         }
     }
 
@@ -86,6 +130,7 @@ impl Linear {
         match self {
             Self::Dense(linear) => linear.weight().dim(0),
             Self::Quantised(blocks, _) => Ok(blocks.shape().dims()[0]),
+            Self::E4m3(linear) => linear.size_out(),
         }
     }
 }

@@ -6,15 +6,18 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod e4m3;
 mod linear;
 mod norm;
 mod rotary;
 mod stacked;
 
-pub use linear::Linear;
-pub use norm::{add_rms_norm, rms_norm};
+pub(crate) use e4m3::NEEDS as E4M3_NEEDS;
+pub use e4m3::{E4m3, E4m3Linear, Rows, supports_e4m3};
+pub use linear::{Linear, LinearPrecision};
+pub use norm::{add_rms_norm, rms_norm, rms_norm_e4m3};
 pub use rotary::{Heads, LayerCache, QkNorm, Rotary, Rotation, rotate_into_cache};
-pub use stacked::{Stacked, StackedLinear, silu_mul};
+pub use stacked::{Stacked, StackedLinear, silu_mul, silu_mul_e4m3};
 
 use candle_core::{DType, Device};
 #[cfg(feature = "cuda")]

@@ -2,11 +2,13 @@
 
 use candle_core::{Result, Tensor};
 use candle_nn::ops;
+
+use super::E4m3;
 #[cfg(feature = "cuda")]
 use {
-    super::{cuda, same_kind, supports},
+    super::{cuda, same_kind, supports, supports_e4m3},
     candle_core::{D, bail},
-    s2o_kernels::decoder::{MAX_NORM_WIDTH, VECTOR},
+    s2o_kernels::decoder::{MAX_ROW_WIDTH, VECTOR},
 };
 
 /// RMS norm over the last dimension, times `weight`: `x / sqrt(mean(x^2) + eps) * weight`, in the shape and dtype of
@@ -40,11 +42,32 @@ pub fn add_rms_norm(x: Tensor, delta: &Tensor, weight: &Tensor, eps: f64) -> Res
     Ok((sum, normed))
 }
 
+/// The residual stream `x + delta` (`x` without a delta), and [`rms_norm`] of it, quantised.
+///
+/// # Errors
+/// As [`add_rms_norm`] and [`E4m3::quantise`].
+pub fn rms_norm_e4m3(x: Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f64) -> Result<(Tensor, E4m3)> {
+    #[cfg(feature = "cuda")]
+    if supports_e4m3(x.device(), x.dtype()) && norm_on_gpu(&x, delta, weight)? {
+        let (x, delta) = (x.contiguous()?, delta.map(Tensor::contiguous).transpose()?);
+        let (sum, normed) = cuda::rms_norm_e4m3(&x, delta.as_ref(), weight, eps as f32)?;
+        return Ok((sum.unwrap_or(x), normed));
+    }
+    let (x, normed) = match delta {
+        Some(delta) => add_rms_norm(x, delta, weight, eps)?,
+        None => {
+            let normed = rms_norm(&x, weight, eps)?;
+            (x, normed)
+        }
+    };
+    Ok((x, E4m3::quantise(&normed)?))
+}
+
 /// Whether the kernel supports these tensors. If it does, their shapes are checked.
 #[cfg(feature = "cuda")]
 fn norm_on_gpu(x: &Tensor, delta: Option<&Tensor>, weight: &Tensor) -> Result<bool> {
     let width = x.dim(D::Minus1)?;
-    let fits = width.is_multiple_of(VECTOR) && width <= MAX_NORM_WIDTH;
+    let fits = width.is_multiple_of(VECTOR) && width <= MAX_ROW_WIDTH;
     if !supports(x.device(), x.dtype()) || !fits || x.elem_count() == 0 {
         return Ok(false);
     }

@@ -6,7 +6,7 @@ use candle_core::{D, Result, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::{Linear, supports};
+use super::{E4m3, Linear, LinearPrecision, Rows, supports};
 
 /// Linear layers on one input. On a GPU their weights are stacked unless they are quantised, and one matrix product
 /// computes all outputs. On a CPU they stay separate, because the next steps need contiguous outputs.
@@ -42,21 +42,35 @@ impl StackedLinear {
         Ok(Self { layers: vec![Linear::Dense(candle_nn::Linear::new(Tensor::cat(&weights, 0)?, bias))], sizes })
     }
 
+    /// These layers in another precision.
+    ///
+    /// # Errors
+    /// As [`Linear::in_precision`].
+    pub fn in_precision(self, precision: LinearPrecision) -> Result<Self> {
+        let layers = self.layers.into_iter().map(|layer| layer.in_precision(precision));
+        Ok(Self { layers: layers.collect::<Result<_>>()?, sizes: self.sizes })
+    }
+
+    /// Whether so many inputs may be quantised by the step that computes them.
+    pub(crate) fn takes_e4m3(&self, rows: usize) -> bool {
+        self.layers.iter().all(|layer| layer.takes_e4m3(rows))
+    }
+
     /// The outputs of all layers for `x` `(.., size_in)`.
     ///
     /// # Errors
     /// Those of the matrix product.
-    pub fn forward(&self, x: &Tensor) -> Result<Stacked> {
+    pub fn forward(&self, x: &Rows) -> Result<Stacked> {
         let layers = &self.for_inputs_like(x)?.layers;
-        let outputs = layers.iter().map(|layer| layer.forward(x)).collect::<Result<Vec<_>>>()?;
-        if outputs.len() > 1 && supports(x.device(), x.dtype()) {
+        let outputs = layers.iter().map(|layer| layer.forward_rows(x)).collect::<Result<Vec<_>>>()?;
+        if outputs.len() > 1 && supports(outputs[0].device(), outputs[0].dtype()) {
             return Stacked::joined(Tensor::cat(&outputs, D::Minus1)?, &self.sizes);
         }
         Ok(Stacked { outputs, sizes: self.sizes.clone() })
     }
 
     /// These layers in the form that suits the number of rows of `x`: quantised weights are dequantised for many rows.
-    pub(crate) fn for_inputs_like(&self, x: &Tensor) -> Result<Cow<'_, Self>> {
+    pub(crate) fn for_inputs_like(&self, x: &Rows) -> Result<Cow<'_, Self>> {
         let layers = self.layers.iter().map(|layer| layer.for_inputs_like(x)).collect::<Result<Vec<_>>>()?;
         match layers.iter().any(|layer| matches!(layer, Cow::Owned(_))) {
             true => Ok(Cow::Owned(Self::new(layers.into_iter().map(Cow::into_owned).collect())?)),
@@ -116,6 +130,15 @@ impl Stacked {
         bail!("expected {count} stacked outputs, got {}", self.sizes.len())
     }
 
+    /// The tensor that holds gate and up, if a kernel can multiply them.
+    #[cfg(feature = "cuda")]
+    fn gated_on_gpu(&self) -> Option<&Tensor> {
+        let fits = self.sizes.len() == 2
+            && self.sizes[0] == self.sizes[1]
+            && self.sizes[0].is_multiple_of(s2o_kernels::decoder::VECTOR);
+        self.on_gpu().filter(|joined| fits && joined.elem_count() > 0)
+    }
+
     /// The tensor that holds all outputs, if they are joined and the kernels support it.
     #[cfg(feature = "cuda")]
     pub(super) fn on_gpu(&self) -> Option<&Tensor> {
@@ -133,13 +156,21 @@ impl Stacked {
 pub fn silu_mul(gate_up: Stacked) -> Result<Tensor> {
     gate_up.expect(2)?;
     #[cfg(feature = "cuda")]
-    if let Some(joined) = gate_up.on_gpu()
-        && gate_up.sizes[0] == gate_up.sizes[1]
-        && gate_up.sizes[0].is_multiple_of(s2o_kernels::decoder::VECTOR)
-        && joined.elem_count() > 0
-    {
+    if let Some(joined) = gate_up.gated_on_gpu() {
         return Ok(cuda::silu_mul(&joined.contiguous()?)?);
     }
     let parts = gate_up.into_parts()?;
     parts[0].silu()? * &parts[1]
+}
+
+/// [`silu_mul`], quantised.
+///
+/// # Errors
+/// As [`silu_mul`] and [`E4m3::quantise`].
+pub fn silu_mul_e4m3(gate_up: Stacked) -> Result<E4m3> {
+    #[cfg(feature = "cuda")]
+    if let Some(joined) = gate_up.gated_on_gpu() {
+        return Ok(cuda::silu_mul_e4m3(&joined.contiguous()?)?);
+    }
+    E4m3::quantise(&silu_mul(gate_up)?)
 }

@@ -11,6 +11,7 @@ use tokenizers::Tokenizer;
 use crate::config::DecoderConfig;
 use crate::decoder::{Decoder, Progress, check_dtype};
 use crate::error::{ModelError, Result};
+use crate::fused::LinearPrecision;
 use crate::layers::{Quantised, Weights};
 use crate::model::LoadedModel;
 use crate::parallel::Parallel;
@@ -118,6 +119,8 @@ pub struct LoadOptions {
     /// Whether the quantised matrices of a GGUF file stay quantised. `None`: on a CPU, where prefill is not slower for
     /// it, if no dtype is given.
     pub keep_quantised: Option<bool>,
+    /// Precision of the linear layers inside the decoder.
+    pub linear: LinearPrecision,
     /// A `tokenizer.json` to use instead of the model's own.
     pub tokenizer: Option<PathBuf>,
     /// Hub, cache and access token.
@@ -132,6 +135,7 @@ impl Default for LoadOptions {
             device: Device::Cpu,
             dtype: None,
             keep_quantised: None,
+            linear: LinearPrecision::default(),
             tokenizer: None,
             hub: HubOptions::from_env(),
             parallel: None,
@@ -173,7 +177,7 @@ impl ModelSource {
             }
             Self::Synthetic(synthetic) => synthetic.open(dtype, &options.device)?,
         };
-        let weights = Weights::new(parts.vb, &parts.quantised);
+        let weights = Weights::new(parts.vb, &parts.quantised, options.linear);
         let decoder = Decoder::from_weights(&parts.config, &weights, options.parallel.clone(), progress)?;
         let model = LoadedModel::new(self.name(), decoder, parts.tokenizer, parts.eos_ids)?;
         Ok(LoadedModel { is_synthetic: matches!(self, Self::Synthetic(_)), ..model })

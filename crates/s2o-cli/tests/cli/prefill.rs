@@ -190,6 +190,10 @@ fn wrong_options_say_expected_and_got() {
         (&["--context", "99999999"], "--context: expected at most 131072, the positions of needle-11m, got 99999999"),
         (&["--prompt-file", "no-such-file"], "no-such-file"),
         (&["--revision", "main"], "expected a Hugging Face id"),
+        (
+            &["--linear", "fp8", "--device", "cpu", "--context", "100"],
+            "linear layers in fp8: expected bf16 or f16 on an NVIDIA GPU of compute capability 9.0 (H100, H200), got f32",
+        ),
         (&["--dtype", "gguf"], "--dtype gguf: expected a .gguf file as --model, got needle-11m"),
     ];
     for (args, part) in cases {

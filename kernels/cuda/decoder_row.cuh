@@ -1,0 +1,121 @@
+// Rows of 16-bit elements in the registers of a thread block: 16-byte accesses, f32 arithmetic.
+#pragma once
+#include "decoder_params.cuh"
+#include "pair.cuh"
+
+namespace s2o {
+
+// Elements of a 16-byte access.
+constexpr int VECTOR = 8;
+
+template <typename T>
+__device__ __forceinline__ void widen(const uint4& packed, float (&wide)[VECTOR]) {
+    const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack<T>(words[i]);
+        wide[2 * i] = pair.x;
+        wide[2 * i + 1] = pair.y;
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ uint4 narrow(const float (&wide)[VECTOR]) {
+    return make_uint4(pack<T>(wide[0], wide[1]), pack<T>(wide[2], wide[3]), pack<T>(wide[4], wide[5]),
+                      pack<T>(wide[6], wide[7]));
+}
+
+__device__ __forceinline__ const uint4* vectors(const void* base, int64_t first) {
+    return static_cast<const uint4*>(base) + first;
+}
+
+__device__ __forceinline__ uint4* vectors(void* base, int64_t first) { return static_cast<uint4*>(base) + first; }
+
+constexpr int ROW_THREADS = 1024;  // at most; the launch gives each thread about two vectors
+constexpr int ROW_VECTORS = 4;     // of a thread, at most
+
+struct Sum {
+    __device__ __forceinline__ float operator()(float x, float y) const { return x + y; }
+};
+
+struct Max {
+    __device__ __forceinline__ float operator()(float x, float y) const { return fmaxf(x, y); }
+};
+
+// The sum, or the largest, of the values of all threads, none of which is negative; in every thread.
+template <typename Join>
+__device__ __forceinline__ float over_block(float x, Join join) {
+    __shared__ float of_warp[ROW_THREADS / 32];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = join(x, __shfl_xor_sync(~0u, x, step));
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < blockDim.x / 32 ? of_warp[threadIdx.x % 32] : 0.f;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = join(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+// The normed row of this block in its registers, of x + delta, which is written.
+template <typename T>
+__device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_VECTORS]) {
+    const int count = p.width / VECTOR;
+    const int64_t row = int64_t(blockIdx.x) * count;
+    uint4 delta[ROW_VECTORS];
+    // All loads come first, so that a row waits for memory once.
+#pragma unroll
+    for (int i = 0; i < ROW_VECTORS; ++i) {
+        const int at = threadIdx.x + i * blockDim.x;
+        if (at < count) {
+            x[i] = *vectors(p.x, row + at);
+            if (p.delta) delta[i] = *vectors(p.delta, row + at);
+        }
+    }
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < ROW_VECTORS; ++i) {
+        const int at = threadIdx.x + i * blockDim.x;
+        if (at < count) {
+            float wide[VECTOR];
+            widen<T>(x[i], wide);
+            if (p.delta) {
+                float more[VECTOR];
+                widen<T>(delta[i], more);
+#pragma unroll
+                for (int j = 0; j < VECTOR; ++j) wide[j] += more[j];
+                x[i] = narrow<T>(wide);
+                *vectors(p.sum, row + at) = x[i];
+                // The norm uses the rounded residual stream, which the next layer reads.
+                widen<T>(x[i], wide);
+            }
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) squares += wide[j] * wide[j];
+        }
+    }
+    const float scale = rsqrtf(over_block(squares, Sum()) / float(p.width) + p.eps);
+#pragma unroll
+    for (int i = 0; i < ROW_VECTORS; ++i) {
+        const int at = threadIdx.x + i * blockDim.x;
+        if (at < count) {
+            float wide[VECTOR], weight[VECTOR];
+            widen<T>(x[i], wide);
+            widen<T>(*vectors(p.weight, at), weight);
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) wide[j] *= scale * weight[j];
+            x[i] = narrow<T>(wide);
+        }
+    }
+}
+
+// silu(gate) * up.
+template <typename T>
+__device__ __forceinline__ uint4 gated(const uint4& gates, const uint4& ups) {
+    float gate[VECTOR], up[VECTOR];
+    widen<T>(gates, gate);
+    widen<T>(ups, up);
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) gate[j] = __fdividef(gate[j], 1.f + __expf(-gate[j])) * up[j];
+    return narrow<T>(gate);
+}
+
+}  // namespace s2o

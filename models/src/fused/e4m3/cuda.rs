@@ -1,0 +1,179 @@
+//! Launches of the e4m3 kernels. The callers check shapes.
+
+use std::ffi::c_void;
+
+use candle_core::{DType, Device, Shape, Tensor};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, SyncOnDrop};
+use half::{bf16, f16};
+use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, address, to_i32};
+use s2o_kernels::params::{FewRowsParams, QuantiseParams};
+use s2o_kernels::{Function, Kernel, decoder};
+
+use super::{E4m3, cublaslt};
+
+type Result<T> = std::result::Result<T, CudaError>;
+
+pub(super) fn is_supported(device: &Device) -> bool {
+    let launcher = device.as_cuda_device().map_err(CudaError::from).and_then(Launcher::new);
+    launcher.is_ok_and(|launcher| launcher.has(Kernel::Quantise))
+}
+
+/// Memory that a kernel writes quantised rows to.
+pub(in crate::fused) struct Quantised {
+    values: CudaSlice<u8>,
+    scales: CudaSlice<f32>,
+    shape: Shape,
+}
+
+impl Quantised {
+    /// Memory for rows `(.., width)`.
+    pub(in crate::fused) fn new(launcher: &Launcher, shape: &Shape, width: usize) -> Result<Self> {
+        Ok(Self {
+            values: launcher.uninit::<u8>(shape)?,
+            scales: launcher.uninit::<f32>(&Shape::from(shape.elem_count() / width))?,
+            shape: shape.clone(),
+        })
+    }
+
+    /// The addresses of values and scales, and guards that end the stream's use of them when dropped.
+    pub(in crate::fused) fn addresses<'a>(
+        &'a mut self,
+        stream: &'a CudaStream,
+    ) -> (*mut c_void, *mut f32, [SyncOnDrop<'a>; 2]) {
+        let (values, of_values) = self.values.device_ptr_mut(stream);
+        let (scales, of_scales) = self.scales.device_ptr_mut(stream);
+        (values as *mut c_void, scales as *mut f32, [of_values, of_scales])
+    }
+
+    pub(in crate::fused) fn written(self, launcher: &Launcher, dtype: DType) -> E4m3 {
+        let rows = Shape::from(self.scales.len());
+        E4m3 { values: launcher.tensor(self.values, self.shape), scales: launcher.tensor(self.scales, rows), dtype }
+    }
+}
+
+/// Quantises a contiguous tensor.
+pub(super) fn quantise(x: &Tensor) -> Result<E4m3> {
+    match x.dtype() {
+        DType::BF16 => quantise_rows::<bf16>(x),
+        _ => quantise_rows::<f16>(x),
+    }
+}
+
+fn quantise_rows<T: Element>(x: &Tensor) -> Result<E4m3> {
+    let launcher = Launcher::of(x)?;
+    let stream = launcher.stream();
+    let width = x.dims().last().copied().unwrap_or_default();
+    check_row(width)?;
+    let mut out = Quantised::new(&launcher, x.shape(), width)?;
+    {
+        let x = x.storage_and_layout();
+        let (address, _x) = address::<T>(&x.0, x.1, stream)?;
+        let (values, scales, _guards) = out.addresses(stream);
+        let params = QuantiseParams { x: address as *const c_void, out: values, scales, width: width as i64 };
+        // SAFETY: one thread block per row of contiguous tensors, all held until the launch is enqueued.
+        unsafe {
+            launcher.launch(
+                Function::new(Kernel::Quantise, T::DTYPE, ANY_HEAD_DIM),
+                &params,
+                rows_grid(x.1.shape().elem_count() / width, width),
+            )
+        }?;
+    }
+    Ok(out.written(&launcher, x.dtype()))
+}
+
+/// One block per row, whose registers hold it.
+pub(in crate::fused) fn rows_grid(rows: usize, width: usize) -> Grid {
+    Grid::Shaped { blocks: [rows, 1, 1], threads: Some(decoder::row_threads(width)), shared_bytes: None }
+}
+
+/// Refuses rows that the registers of a block do not hold.
+pub(in crate::fused) fn check_row(width: usize) -> Result<()> {
+    match width {
+        1..=decoder::MAX_ROW_WIDTH => Ok(()),
+        got => {
+            let expected = format!("1 to {}", decoder::MAX_ROW_WIDTH);
+            Err(CudaError::Size { name: "width of quantised rows", expected, got })
+        }
+    }
+}
+
+/// `x W^T` for a few contiguous rows that are not quantised.
+pub(super) fn few_rows(x: &Tensor, weight: &E4m3) -> Result<Tensor> {
+    match x.dtype() {
+        DType::BF16 => few_rows_of::<bf16>(x, weight),
+        _ => few_rows_of::<f16>(x, weight),
+    }
+}
+
+fn few_rows_of<T: Element>(x: &Tensor, weight: &E4m3) -> Result<Tensor> {
+    let launcher = Launcher::of(x)?;
+    let stream = launcher.stream();
+    let (size_out, size_in) = weight.values.dims2()?;
+    let rows = x.elem_count() / size_in;
+    let shape = with_width(x.dims(), size_out);
+    let mut out = launcher.uninit::<T>(&shape)?;
+    {
+        let x = x.storage_and_layout();
+        let (values, scales) = (weight.values.storage_and_layout(), weight.scales.storage_and_layout());
+        let (x, _x) = address::<T>(&x.0, x.1, stream)?;
+        let (values, _values) = address::<u8>(&values.0, values.1, stream)?;
+        let (scales, _scales) = address::<f32>(&scales.0, scales.1, stream)?;
+        let (out, _out) = out.device_ptr_mut(stream);
+        let params = FewRowsParams {
+            x: x as *const c_void,
+            weight: values as *const c_void,
+            scales: scales as *const f32,
+            out: out as *mut c_void,
+            rows: to_i32("rows", rows)?,
+            width_in: to_i32("size_in", size_in)?,
+            width_out: to_i32("size_out", size_out)?,
+        };
+        let blocks = [size_out / decoder::FEW_ROWS_OUTPUTS, rows.div_ceil(decoder::FEW_ROWS), 1];
+        let function = Function::new(Kernel::FewRowsE4m3, T::DTYPE, ANY_HEAD_DIM);
+        // SAFETY: the grid covers every output of every row (sizes are multiples of 16, which `E4m3Linear::new` checks);
+        // all tensors are held until the launch is enqueued.
+        unsafe { launcher.launch(function, &params, Grid::Blocks(blocks)) }?;
+    }
+    Ok(launcher.tensor(out, shape))
+}
+
+/// `x W^T` in the dtype of `x` before it was quantised.
+pub(super) fn product(x: &E4m3, weight: &E4m3) -> Result<Tensor> {
+    match x.dtype {
+        DType::BF16 => product_in::<bf16>(x, weight),
+        _ => product_in::<f16>(x, weight),
+    }
+}
+
+fn product_in<T: Element>(x: &E4m3, weight: &E4m3) -> Result<Tensor> {
+    let launcher = Launcher::of(&x.values)?;
+    let stream = launcher.stream();
+    let (size_out, size_in) = weight.values.dims2()?;
+    let rows = x.values.elem_count() / size_in;
+    let shape = with_width(x.values.dims(), size_out);
+    let mut out = launcher.uninit::<T>(&shape)?;
+    if rows > 0 {
+        let tensors = [&x.values, &weight.values].map(Tensor::storage_and_layout);
+        let scales = [&x.scales, &weight.scales].map(Tensor::storage_and_layout);
+        let (x, _x) = address::<u8>(&tensors[0].0, tensors[0].1, stream)?;
+        let (weight, _weight) = address::<u8>(&tensors[1].0, tensors[1].1, stream)?;
+        let (x_scales, _x_scales) = address::<f32>(&scales[0].0, scales[0].1, stream)?;
+        let (weight_scales, _weight_scales) = address::<f32>(&scales[1].0, scales[1].1, stream)?;
+        let (out, _out) = out.device_ptr_mut(stream);
+        let product = cublaslt::Product { x, x_scales, weight, weight_scales, out };
+        let sizes = cublaslt::Sizes { rows, size_out, size_in, dtype: T::DTYPE };
+        // SAFETY: the addresses are those of contiguous tensors of these sizes, held until the product is enqueued.
+        unsafe { cublaslt::multiply(&launcher, sizes, product) }?;
+    }
+    Ok(launcher.tensor(out, shape))
+}
+
+/// `dims` with another last dimension.
+fn with_width(dims: &[usize], width: usize) -> Shape {
+    let mut dims = dims.to_vec();
+    if let Some(last) = dims.last_mut() {
+        *last = width;
+    }
+    Shape::from(dims)
+}
