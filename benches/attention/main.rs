@@ -1,12 +1,16 @@
-//! Attention alone. Without a subcommand: on a laptop's CPU. `gpu` sweeps lengths and tau on an NVIDIA GPU.
+//! Attention alone. Without a subcommand: on a laptop's CPU. `gpu` sweeps lengths and tau on an NVIDIA GPU, `decode` times
+//! one query on it.
 //!
 //! ```text
 //! cargo bench --bench attention
 //! cargo bench --bench attention -- s2o --tokens 32768
 //! cargo bench --bench attention --features cuda,flash-attn -- gpu --tokens 32768,131072 --torch python3
+//! cargo bench --bench attention --features cuda -- decode
 //! ```
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod decode;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[allow(dead_code, reason = "shared with the other benchmarks")]
@@ -27,7 +31,7 @@ use s2o_eval::limit_threads;
 struct Arguments {
     /// Benchmark to run; all CPU benchmarks if absent.
     what: Option<What>,
-    /// Prompt lengths in tokens for `s2o`, `break-even` and `gpu`.
+    /// Prompt lengths in tokens for `s2o`, `break-even`, `gpu` and `decode`.
     #[arg(long, value_delimiter = ',')]
     tokens: Vec<usize>,
     /// Layers of needle-7m whose tensors are used on the CPU.
@@ -60,6 +64,9 @@ enum What {
     /// Dense and S2O on a GPU, against candle-flash-attn and PyTorch's cuDNN attention.
     #[cfg(feature = "cuda")]
     Gpu,
+    /// One query against all keys on a GPU, as in decoding, against the split kernel.
+    #[cfg(feature = "cuda")]
+    Decode,
 }
 
 fn main() -> Result<()> {
@@ -67,6 +74,10 @@ fn main() -> Result<()> {
     #[cfg(feature = "cuda")]
     if arguments.what == Some(What::Gpu) {
         return gpu::run(&arguments.gpu, &arguments.tokens, arguments.repeats.get(), &arguments.place);
+    }
+    #[cfg(feature = "cuda")]
+    if arguments.what == Some(What::Decode) {
+        return decode::run(&arguments.tokens, arguments.repeats.get(), &arguments.place);
     }
     // Candle has its own pool next to Rayon's: both sides must get the same threads.
     limit_threads(arguments.threads);

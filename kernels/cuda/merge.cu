@@ -1,4 +1,5 @@
-// Joins the parts of a split kernel, one warp per row. Grid: ceil(rows of all heads / warps of a block).
+// Joins the parts of a split kernel. One warp per row, or a block per row if rows are few: then its warps share the parts.
+// Grid: ceil(rows of all heads * warps per row / warps of a block).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -7,33 +8,53 @@
 
 namespace s2o {
 
-constexpr int MERGE_THREADS = 256;
+constexpr int MERGE_WARPS = 8;
+constexpr int MERGE_THREADS = MERGE_WARPS * 32;
+constexpr int MERGE_COLUMNS = 8;  // of a lane; head_dim / 32 of them are used
 
 template <typename T>
 __device__ __forceinline__ void merge_row(const SplitParams& p) {
-    const int lane = threadIdx.x % 32;
-    const int rows = p.attn.q_len - p.first_row;
-    const int tiles = (rows + TILE_Q - 1) / TILE_Q;
-    const int64_t index = int64_t(blockIdx.x) * (MERGE_THREADS / 32) + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int rows = p.attn.q_len - p.first_row, tile_rows = p.tile_rows;
+    const int tiles = (rows + tile_rows - 1) / tile_rows;
+    const int64_t index = (int64_t(blockIdx.x) * MERGE_WARPS + warp) / p.merge_warps;
     if (index >= int64_t(rows) * p.attn.batch * p.attn.num_heads) return;
     const int batch_head = int(index / rows), row = int(index - int64_t(batch_head) * rows);
-    // The row in the first split; each following split is TILE_Q rows further.
-    const int64_t part = (int64_t(batch_head) * tiles + row / TILE_Q) * p.num_splits * TILE_Q + row % TILE_Q;
+    // The row in the first split; each following split is `tile_rows` rows further.
+    const int64_t part = (int64_t(batch_head) * tiles + row / tile_rows) * p.num_splits * tile_rows + row % tile_rows;
 
     float row_max = -INFINITY;
-    for (int s = lane; s < p.num_splits; s += 32) row_max = fmaxf(row_max, p.partial_state[part + s * TILE_Q].row_max);
+    for (int s = lane; s < p.num_splits; s += 32) {
+        row_max = fmaxf(row_max, p.partial_state[part + s * tile_rows].row_max);
+    }
     for (int other = 16; other; other /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, other));
 
-    float acc[8] = {}, row_sum = 0.f;  // head_dim / 32 of them are used
-    for (int s = 0; s < p.num_splits; ++s) {
-        const RowState state = p.partial_state[part + s * TILE_Q];
-        if (state.row_sum == 0.f) continue;  // the part saw no key; a part with NaN has NaN here
+    float acc[MERGE_COLUMNS] = {}, row_sum = 0.f;
+    // No branch and no dependence between the loads, so that several parts are loaded at a time.
+#pragma unroll 4
+    for (int s = warp % p.merge_warps; s < p.num_splits; s += p.merge_warps) {
+        const RowState state = p.partial_state[part + s * tile_rows];
+        const bool empty = state.row_sum == 0.f;  // the part saw no key; a part with NaN has NaN here
         const float factor = expf((state.row_max - row_max) * p.attn.softmax_scale);
-        row_sum = fmaf(state.row_sum, factor, row_sum);
-        const float* out = p.partial_out + (part + s * TILE_Q) * p.head_dim;
+        row_sum = empty ? row_sum : fmaf(state.row_sum, factor, row_sum);
+        const float* out = p.partial_out + (part + s * tile_rows) * p.head_dim;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (lane + 32 * i < p.head_dim) acc[i] = fmaf(out[lane + 32 * i], factor, acc[i]);
+        for (int i = 0; i < MERGE_COLUMNS; ++i) {
+            const float x = lane + 32 * i < p.head_dim ? out[lane + 32 * i] : 0.f;
+            acc[i] = empty ? acc[i] : fmaf(x, factor, acc[i]);
+        }
+    }
+    if (p.merge_warps > 1) {
+        __shared__ float sums[MERGE_WARPS][MERGE_COLUMNS + 1][32];
+#pragma unroll
+        for (int i = 0; i < MERGE_COLUMNS; ++i) sums[warp][i][lane] = acc[i];
+        sums[warp][MERGE_COLUMNS][lane] = row_sum;
+        __syncthreads();
+        if (warp > 0) return;
+        for (int w = 1; w < MERGE_WARPS; ++w) {
+#pragma unroll
+            for (int i = 0; i < MERGE_COLUMNS; ++i) acc[i] += sums[w][i][lane];
+            row_sum += sums[w][MERGE_COLUMNS][lane];
         }
     }
     const int batch = batch_head / p.attn.num_heads, head = batch_head - batch * p.attn.num_heads;
@@ -41,7 +62,7 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
     T* out = static_cast<T*>(p.attn.out) + batch * p.attn.out_strides.batch + head * p.attn.out_strides.head +
              call_row * p.attn.out_strides.seq;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < MERGE_COLUMNS; ++i) {
         if (lane + 32 * i < p.head_dim) out[lane + 32 * i] = T(acc[i] / row_sum);
     }
     if (p.attn.lse != nullptr && lane == 0) {

@@ -92,16 +92,19 @@ static_assert(sizeof(S2oParams) == 280 && offsetof(S2oParams, kv_perm) == 176 &&
 
 // Dense attention of rows first_row .. q_len, in tiles from first_row on, split over the keys: for the dense tail and
 // for calls with too few query tiles to fill the device. Each split writes its own softmax state; `merge` joins them.
+// `decode` takes one query row, and writes `out` itself if num_splits is 1.
 struct SplitParams {
     AttnParams attn;
-    float* partial_out;       // (batch, num_heads, row tiles, num_splits, TILE_Q, head_dim), not normalised
-    RowState* partial_state;  // (batch, num_heads, row tiles, num_splits, TILE_Q)
+    float* partial_out;       // (batch, num_heads, row tiles, num_splits, tile_rows, head_dim), not normalised
+    RowState* partial_state;  // (batch, num_heads, row tiles, num_splits, tile_rows)
     int32_t first_row;
     int32_t num_splits;
     int32_t tiles_per_split;  // key tiles
     int32_t head_dim;
+    int32_t tile_rows;        // TILE_Q; decode: 1
+    int32_t merge_warps;      // of a row: 1, or all of a block of `merge`
 };
-static_assert(sizeof(SplitParams) == 208 && offsetof(SplitParams, partial_out) == 176, "mirrored on the host");
+static_assert(sizeof(SplitParams) == 216 && offsetof(SplitParams, partial_out) == 176, "mirrored on the host");
 
 // Attention on a list of blocks of TILE_Q x TILE_K. Causal blocks are cut at multiples of the ABSOLUTE position.
 // A query block without key blocks gets zeros and an lse of -inf.

@@ -64,6 +64,8 @@ kernels! {
     LadderFull = "ladder_full", PerHeadDim;
     /// Dense attention of few rows, split over the keys.
     Split = "split", PerHeadDim;
+    /// Dense attention of one query per sequence, split over the keys.
+    Decode = "decode", PerHeadDim;
     /// Joins the parts of a split.
     Merge = "merge", PerDtype;
     /// One probe for each run of positions, and their queries side by side.

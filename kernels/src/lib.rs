@@ -20,6 +20,10 @@ pub use modules::{Code, Module, modules};
 pub const TILE_Q: usize = 128;
 /// Keys of a tile (B_N) in every kernel.
 pub const TILE_K: usize = 128;
+/// Query heads of a KV head that one block of [`Kernel::Decode`] computes.
+pub const DECODE_HEADS: usize = 16;
+/// Warps of a block of [`Kernel::Merge`].
+pub const MERGE_WARPS: usize = 8;
 
 /// Launch settings of a kernel, stored in its module as the symbol [`Function::launch_symbol`].
 #[repr(C)]

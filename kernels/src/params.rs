@@ -99,6 +99,8 @@ pub struct SplitParams {
     pub num_splits: i32,
     pub tiles_per_split: i32,
     pub head_dim: i32,
+    pub tile_rows: i32,
+    pub merge_warps: i32,
 }
 
 /// A window without limit on one side has this size.
@@ -506,9 +508,9 @@ macro_rules! layout {
 
 layout!(AttnParams: 176, q_strides at 48, batch at 144);
 layout!(S2oParams: 280, kv_perm at 176, segment_len at 248);
-layout!(SplitParams: 208, partial_out at 176);
+layout!(SplitParams: 216, partial_out at 176);
 layout!(FlashParams: 248, batch at 176);
-layout!(ProbeParams: 464, q at 208, num_heads at 408);
+layout!(ProbeParams: 472, q at 216, num_heads at 416);
 layout!(BlockParams: 192, key_blocks at 176);
 layout!(ColumnParams: 216, columns at 192);
 layout!(BlockListParams: 48, num_lists at 24);

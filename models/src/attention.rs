@@ -153,29 +153,12 @@ impl SelfAttention {
 pub fn decode_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> candle_core::Result<Tensor> {
     let dims = q.dims4()?;
     let (batch, _, num_heads, head_dim) = dims;
-    let num_kv_heads = k.dim(2)?;
-    let group = num_heads / num_kv_heads;
     #[cfg(feature = "cuda")]
     if supports(q.device(), q.dtype()) && supports_head_dim(head_dim) {
-        if k.dim(1)? < group {
-            return Ok(dense_attn(q, k, v, softmax_scale, Mask::Causal)?);
-        }
-        // The heads of a group act as positions that see all keys, so the cache is read once per group.
-        return match batch {
-            // The groups act as a batch, so the output needs no reordering.
-            1 => {
-                let q = q.reshape((num_kv_heads, group, 1, head_dim))?;
-                let groups = |x: &Tensor| x.squeeze(0)?.transpose(0, 1)?.unsqueeze(2);
-                let out = dense_attn(&q, &groups(k)?, &groups(v)?, softmax_scale, Mask::Full)?;
-                out.reshape(dims)
-            }
-            _ => {
-                let q = q.reshape((batch, num_kv_heads, group, head_dim))?.transpose(1, 2)?;
-                dense_attn(&q, k, v, softmax_scale, Mask::Full)?.transpose(1, 2)?.reshape(dims)
-            }
-        };
+        return Ok(dense_attn(q, k, v, softmax_scale, Mask::Causal)?);
     }
-    let q = q.reshape((batch, num_kv_heads, group, head_dim))?;
+    let num_kv_heads = k.dim(2)?;
+    let q = q.reshape((batch, num_kv_heads, num_heads / num_kv_heads, head_dim))?;
     let mut rows = Vec::with_capacity(batch);
     // The query heads of a group are the rows of one matrix. Candle multiplies a batch of matrices with one batch
     // stride only, and (sequence, head) needs two.

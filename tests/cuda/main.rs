@@ -10,6 +10,7 @@
 //! machine with a GPU and without Rust.
 
 mod blocks;
+mod decode;
 mod decoder;
 mod dense;
 mod e4m3;
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
     let start = Instant::now();
     let mut runner = Runner { device, stops_late, words, passed: 0, failed: Cell::new(0) };
     dense::cases(&mut runner);
+    decode::cases(&mut runner);
     blocks::cases(&mut runner);
     selection_rows::cases(&mut runner);
     selection_queries::cases(&mut runner);

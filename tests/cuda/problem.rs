@@ -13,6 +13,8 @@ pub enum Memory {
     HeadsFirst,
     /// Views into longer and wider tensors, at offsets that are multiples of 16 bytes.
     Narrowed,
+    /// The first tokens of longer tensors whose other tokens are NaN, as in a cache that is not full.
+    InCache,
     /// A head_dim that is not innermost: must be copied.
     DimFirst,
     /// At an offset of 8 bytes: must be copied.
@@ -108,6 +110,11 @@ fn laid_out(tensor: &Tensor, memory: Memory) -> Tensor {
         Memory::Narrowed => {
             let wide = padded(3, 8, 16).pad_with_zeros(1, 9, 3).unwrap();
             wide.narrow(1, 9, dims[1]).unwrap().narrow(3, 8, dims[3]).unwrap()
+        }
+        Memory::InCache => {
+            let rest = [dims[0], 7, dims[2], dims[3]];
+            let rest = Tensor::full(f32::NAN, &rest[..], tensor.device()).unwrap().to_dtype(tensor.dtype()).unwrap();
+            Tensor::cat(&[tensor, &rest], 1).unwrap().narrow(1, 0, dims[1]).unwrap()
         }
         Memory::Unaligned => padded(3, 4, 4).narrow(3, 4, dims[3]).unwrap(),
     }

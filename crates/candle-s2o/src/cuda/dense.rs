@@ -1,4 +1,5 @@
-//! Dense attention in one launch, or split over the keys if there are too few query tiles to fill the GPU.
+//! Dense attention in one launch, or split over the keys if there are too few query tiles to fill the GPU. A single query
+//! has its own kernel, see [`decode`].
 
 use candle_core::Tensor;
 use s2o_core::Mask;
@@ -7,6 +8,7 @@ use s2o_kernels::params::{RowState, SplitParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, CudaOp};
+use super::decode;
 use crate::attn_op::apply;
 use crate::error::AttnError;
 use crate::ops::DenseOp;
@@ -20,12 +22,16 @@ const TAIL_SPLITS: usize = 16;
 
 impl CudaOp for DenseOp {
     fn run(&self, call: &Call) -> Result<(), AttnError> {
-        Ok(launch(call, self.mask, 0, self.splits)?)
+        // A single query sees every key under either mask.
+        match self.splits {
+            None if call.shape.q_len() == 1 => Ok(decode::launch(call)?),
+            splits => Ok(launch(call, self.mask, 0, splits)?),
+        }
     }
 }
 
-/// [`dense_attn`](crate::dense_attn) with the keys cut into `splits` parts, for tests of the split kernels. Other calls
-/// choose the number of parts automatically.
+/// [`dense_attn`](crate::dense_attn) with the keys cut into `splits` parts, for tests of the split kernels, also with a
+/// single query. Other calls choose the number of parts automatically.
 ///
 /// # Errors
 /// If the tensors do not fit, see [`AttnError`].
@@ -103,6 +109,8 @@ fn split(call: &Call, mask: Mask, first_row: usize, splits: usize) -> Result<(),
         num_splits: to_i32("splits", num_splits)?,
         tiles_per_split: to_i32("tiles per split", tiles_per_split)?,
         head_dim: to_i32("head_dim", shape.head_dim())?,
+        tile_rows: TILE_Q as i32,
+        merge_warps: 1,
     };
     // SAFETY: both kernels take SplitParams. The partial results have room for every item, and the scratch memory is
     // released on this stream after both.

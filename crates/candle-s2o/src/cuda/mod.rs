@@ -22,6 +22,7 @@
 
 mod block;
 mod call;
+mod decode;
 mod dense;
 mod device_stats;
 #[cfg(feature = "ladder")]

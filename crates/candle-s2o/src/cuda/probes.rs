@@ -243,6 +243,8 @@ impl Probes {
             num_splits: to_i32("splits", parts.parts)?,
             tiles_per_split: to_i32("tiles per split", parts.per_part)?,
             head_dim: to_i32("head_dim", head_dim)?,
+            tile_rows: TILE_Q as i32,
+            merge_warps: 1,
         };
         let control = self.control.as_ref();
         let params = ProbeParams {

@@ -110,6 +110,8 @@ fn typed<T: Element>(
                 num_splits: to_i32("splits", parts)?,
                 tiles_per_split: to_i32("tiles per split", per_part)?,
                 head_dim: to_i32("head_dim", head_dim)?,
+                tile_rows: TILE_Q as i32,
+                merge_warps: 1,
             },
             // One segment with a run for each row. The other fields are for the kernels that choose and correct.
             positions: at as *mut i32,
