@@ -80,6 +80,10 @@ impl Attention for Watched<'_> {
         *longest = longest.max(q.dim(1)?);
         Ok(out)
     }
+
+    fn independent_queries(&self, call: &PrefillCall) -> usize {
+        self.inner.independent_queries(call)
+    }
 }
 
 /// S2O that sums the time of its ranking kernels. The host waits at each call.

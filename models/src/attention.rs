@@ -104,13 +104,18 @@ impl SelfAttention {
         self.qkv.takes_e4m3(rows)
     }
 
-    /// `x` is `(batch, len, hidden)`, normalised: all tokens, or the own ones of `shards`. `rotation` is that of all.
-    pub(crate) fn forward(
+    /// The call of the attention method for this layer.
+    pub(crate) fn call(&self, prompt_len: usize) -> PrefillCall {
+        PrefillCall { layer: self.layer, softmax_scale: self.softmax_scale, prompt_len }
+    }
+
+    /// The queries `(batch, len, num_heads, head_dim)` of all tokens; their keys and values go to the cache. `x` is
+    /// `(batch, len, hidden)`, normalised: all tokens, or the own ones of `shards`. `rotation` is that of all.
+    pub(crate) fn project(
         &self,
         x: Rows,
         rotation: &Rotation,
         cache: &mut KvCache,
-        phase: Phase,
         shards: Option<Shards>,
     ) -> Result<Tensor> {
         let qkv = match shards {
@@ -125,18 +130,27 @@ impl SelfAttention {
         // Frees memory for the workspace of attention.
         drop(x);
         let norm = self.qk_norm.as_ref().map(|(q, k)| QkNorm { q, k, eps: self.norm_eps });
-        let q = fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache.end_of(self.layer))?;
-        let (batch, len, ..) = q.dims4()?;
+        Ok(fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache.end_of(self.layer))?)
+    }
+
+    /// The output of the last `q_len` of the chunk's `len` tokens, `(batch, q_len, hidden)`, or that of the own tokens of
+    /// `shards`, for their queries `(batch, q_len, num_heads, head_dim)`.
+    pub(crate) fn attend(
+        &self,
+        q: Tensor,
+        len: usize,
+        cache: &mut KvCache,
+        phase: Phase,
+        shards: Option<Shards>,
+    ) -> Result<Tensor> {
+        let (batch, q_len, ..) = q.dims4()?;
         let (k, v) = cache.with_new(self.layer, len)?;
         let out = match phase {
-            Phase::Prefill { method, prompt_len } => {
-                let call = PrefillCall { layer: self.layer, softmax_scale: self.softmax_scale, prompt_len };
-                method.prefill(&call, &q, &k, &v)?
-            }
+            Phase::Prefill { method, prompt_len } => method.prefill(&self.call(prompt_len), &q, &k, &v)?,
             Phase::Decode => decode_attn(&q, &k, &v, self.softmax_scale)?,
         };
         drop(q);
-        let out = out.reshape((batch, len, self.heads.num_heads * self.heads.head_dim))?;
+        let out = out.reshape((batch, q_len, self.heads.num_heads * self.heads.head_dim))?;
         match shards {
             None => self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?)),
             Some(shards) => Ok(self.o_proj.whole().forward(&shards.to_tokens(&out)?)?),

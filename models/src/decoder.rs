@@ -218,9 +218,16 @@ impl Decoder {
         let mut x = self.embedding.forward(&own_tokens, self.dtype)?;
         // The norm of the next layer adds the output of a layer to the residual stream, in the same pass.
         let mut delta = None;
-        for layer in &self.layers {
-            let (sum, mixed) = layer.forward(x, delta, &rotation, cache, phase, shards)?;
-            (x, delta) = (sum, Some(mixed));
+        let first = if shards.is_none() { self.first_of_last_layer(cache.len(), phase, from) } else { 0 };
+        for (index, layer) in self.layers.iter().enumerate() {
+            let first = if index + 1 == self.layers.len() { first } else { 0 };
+            match layer.forward(x, delta, &rotation, cache, phase, shards, first)? {
+                Some((sum, mixed)) => (x, delta) = (sum, Some(mixed)),
+                None => {
+                    cache.advance(len);
+                    return Ok(None);
+                }
+            }
         }
         cache.advance(len);
         if from == len {
@@ -231,9 +238,17 @@ impl Decoder {
             Ok(self.norm.forward(last(&x)?, delta.as_ref().map(last).transpose()?)?.1)
         };
         match shards {
-            None => normed(from..len).map(Some),
+            None => normed(from - first..len - first).map(Some),
             Some(shards) => shards.gather(from, &x, normed).map(Some),
         }
+    }
+
+    /// The first of a chunk's positions whose output the last layer computes. Those before it leave only their keys and
+    /// values there, if the outputs of positions `from..` do not depend on them. `before` positions are in the cache.
+    fn first_of_last_layer(&self, before: usize, phase: Phase, from: usize) -> usize {
+        let (Phase::Prefill { method, prompt_len }, Some(layer)) = (phase, self.layers.last()) else { return 0 };
+        let wanted = prompt_len.saturating_sub(before + from);
+        if wanted <= method.independent_queries(&layer.attention.call(prompt_len)) { from } else { 0 }
     }
 
     /// Checks that tokens `(batch, len)` fit the model and the cache; returns batch and length.
@@ -321,8 +336,10 @@ impl Layer {
         })
     }
 
-    /// Adds `delta` of the previous layer to the residual stream `x`. Returns the stream after attention, and the
-    /// output of the MLP that is still to be added.
+    /// Adds `delta` of the previous layer to the residual stream `x`. Returns the stream after attention, and the output
+    /// of the MLP that is still to be added, both for the positions of the chunk from `first` on; `None` if there are
+    /// none. The keys and values of all positions go to the cache.
+    #[expect(clippy::too_many_arguments, reason = "each is a part of the state of a forward pass")]
     fn forward(
         &self,
         x: Tensor,
@@ -331,21 +348,31 @@ impl Layer {
         cache: &mut KvCache,
         phase: Phase,
         shards: Option<Shards>,
-    ) -> Result<(Tensor, Tensor)> {
-        let rows = x.dim(0)? * x.dim(1)?;
+        first: usize,
+    ) -> Result<Option<(Tensor, Tensor)>> {
         let (x, attended) = {
             let _span = tracing::debug_span!("attention", layer = self.attention.layer()).entered();
-            let as_e4m3 = self.attention.takes_e4m3(rows);
+            let as_e4m3 = self.attention.takes_e4m3(x.dim(0)? * x.dim(1)?);
             let (x, normed) = self.input_norm.forward_rows(x, delta, as_e4m3)?;
-            (x, self.attention.forward(normed, rotation, cache, phase, shards)?)
+            let q = self.attention.project(normed, rotation, cache, shards)?;
+            let len = q.dim(1)?;
+            let rows = len - first;
+            if rows == 0 {
+                return Ok(None);
+            }
+            let (x, q) = match first {
+                0 => (x, q),
+                _ => (x.narrow(1, first, rows)?.contiguous()?, q.narrow(1, first, rows)?),
+            };
+            (x, self.attention.attend(q, len, cache, phase, shards)?)
         };
         let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
-        let as_e4m3 = self.mlp.whole().takes_e4m3(rows);
+        let as_e4m3 = self.mlp.whole().takes_e4m3(x.dim(0)? * x.dim(1)?);
         let (x, normed) = self.post_norm.forward_rows(x, Some(attended), as_e4m3)?;
         let mixed = match shards {
             None => self.mlp.of_part(|mlp| mlp.forward(normed))?,
             Some(_) => self.mlp.whole().forward(normed)?,
         };
-        Ok((x, mixed))
+        Ok(Some((x, mixed)))
     }
 }

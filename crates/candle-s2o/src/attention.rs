@@ -37,6 +37,12 @@ pub trait Attention: Debug + Send + Sync {
     /// # Errors
     /// If the method does not support the shapes, dtypes or devices.
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor>;
+
+    /// How many of the last queries of the prompt have outputs that depend on no other query. A caller that needs only
+    /// some of these may leave out all other queries: a decoder does so in its last layer. The default is none.
+    fn independent_queries(&self, _call: &PrefillCall) -> usize {
+        0
+    }
 }
 
 /// Results of the last prompt by layer, joined from its chunks. A chunk that does not begin where the previous chunk

@@ -36,6 +36,10 @@ impl Attention for Dense {
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         Ok(dense_attn(q, k, v, call.softmax_scale, Mask::Causal)?)
     }
+
+    fn independent_queries(&self, _: &PrefillCall) -> usize {
+        usize::MAX
+    }
 }
 
 /// S2O with options that may differ between layers, and with optional statistics.
@@ -171,5 +175,13 @@ impl Attention for S2o {
         let (out, stats) = op.apply_with_pending_stats(q, k, v)?;
         self.stats.record(call.layer, k_len - q.dim(1)?..k_len, |chunks| chunks.push(stats));
         Ok(out)
+    }
+
+    /// The dense tail. None with statistics, which are of all queries.
+    fn independent_queries(&self, call: &PrefillCall) -> usize {
+        match self.knows_prompt_end && !self.collects_stats {
+            true => self.config_of(call.layer).dense_tail(),
+            false => 0,
+        }
     }
 }
