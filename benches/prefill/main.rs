@@ -10,6 +10,7 @@
 //! ```
 
 mod checkpoint;
+mod decode;
 mod logits;
 #[allow(dead_code, reason = "shared with the other benchmarks")]
 #[path = "../measure/mod.rs"]
@@ -61,6 +62,9 @@ struct Arguments {
     /// Timed runs of Candle's model, after one such run.
     #[arg(long, default_value = "1")]
     stock_repeats: usize,
+    /// Tokens to decode after each prompt with our decoder, to time them.
+    #[arg(long, default_value = "0")]
+    decode: usize,
     /// Tokens per prefill chunk of our decoder, or `auto` for its own choice.
     #[arg(long, default_value = "auto")]
     chunk: Chunk,
@@ -136,6 +140,9 @@ fn run(arguments: &Arguments, ranks: Option<&Ranks>) -> Result<()> {
         let measured = measure(&gpu, &config, &mut models, &methods, &ids(tokens)?, &repeats, first)?;
         if is_first {
             report.length(tokens, &measured, &arguments.place)?;
+        }
+        if arguments.decode > 0 && ranks.is_none() {
+            report.decoding(tokens, &models.decode(&methods, &ids(tokens)?, arguments.decode)?, &arguments.place)?;
         }
     }
     Ok(())

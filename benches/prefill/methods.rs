@@ -7,6 +7,7 @@ use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use clap::ValueEnum;
 use s2o_models::{Chunk, Decoder, DecoderConfig, DecoderOptions, LinearPrecision, Parallel, PrefillOptions};
 
+use crate::decode::{self, Decoded};
 use crate::logits::first_token;
 use crate::measure::gpu::Gpu;
 use crate::ranks::meet;
@@ -195,6 +196,17 @@ impl<'a> Models<'a> {
             stats = parallel.all_heads(&stats)?;
         }
         Ok(AttnStats::joint_density(stats.values()))
+    }
+
+    /// Decoding after a prompt, in each precision of the linear layers that a method has.
+    pub fn decode(&self, methods: &[Method], prompt: &Tensor, count: usize) -> Result<Vec<(Method, Decoded)>> {
+        let ours = methods.iter().filter(|method| matches!(method, Method::S2o | Method::S2oFp8));
+        let decoded = ours.map(|&method| {
+            let decoder = self.decoder(method);
+            let bytes = decode::bytes(decoder.config(), method.linear(), prompt.dim(1)?);
+            Ok((method, decode::decode(self.gpu, decoder, prompt, count, bytes)?))
+        });
+        decoded.collect()
     }
 
     fn prefill(&self, method: Method, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {

@@ -6,6 +6,7 @@ use comfy_table::{Cell, CellAlignment, Table};
 use s2o_models::{DecoderConfig, Parallel};
 
 use crate::checkpoint::{DTYPE, Weights};
+use crate::decode::Decoded;
 use crate::measure::gpu::Gpu;
 use crate::measure::{Machine, Place, Row};
 use crate::memory::Peak;
@@ -72,6 +73,31 @@ impl<'a> Report<'a> {
     pub fn heading(&self) {
         let bytes = self.config.num_parameters() * DTYPE.size_in_bytes();
         println!("{}\n{}, {} of weights", self.machine.device(), self.model, gib(bytes as u64));
+    }
+
+    /// Prints the times of decoded tokens after a prompt and appends their rows.
+    pub fn decoding(&self, tokens: usize, decoded: &[(Method, Decoded)], place: &Place) -> Result<()> {
+        let heading =
+            ["decoding with", "ms a token", "tokens/s", "not waiting for ids, ms", "memory alone, ms", "of the bound"];
+        let mut table = self::table(heading);
+        let mut rows = Vec::new();
+        for (method, decoded) in decoded {
+            table.add_row(vec![
+                Cell::new(method.name()),
+                Cell::new(format!("{:.2}", decoded.token)),
+                Cell::new(format!("{:.1}", 1e3 / decoded.token)),
+                Cell::new(format!("{:.2}", decoded.enqueued)),
+                Cell::new(format!("{:.2}", decoded.bound)),
+                Cell::new(format!("{:.0} %", 100.0 * decoded.bound / decoded.token)),
+            ]);
+            let heads = [self.config.num_heads, self.config.num_kv_heads, self.config.head_dim];
+            let name = format!("{}, {}", method.name(), self.model);
+            let row = self.machine.row_of("decoding", &name, [1, tokens], heads, DTYPE);
+            rows.push(row.against("its bytes at the rate of a copy", decoded.token, decoded.bound));
+        }
+        println!("\n{tokens} tokens, then decoding\n{table}");
+        self.machine.append(&rows, place)?;
+        Ok(())
     }
 
     /// Prints the tables of a length and appends its rows.

@@ -51,7 +51,7 @@ pub(super) unsafe fn multiply(launcher: &Launcher, sizes: Sizes, product: Produc
     }
     let plan = match plans.entry(sizes) {
         Entry::Occupied(known) => known.into_mut(),
-        Entry::Vacant(new) => new.insert(Plan::new(library.handle, sizes)?),
+        Entry::Vacant(new) => new.insert(Plan::new(library.handle, sizes, product)?),
     };
     // SAFETY: passed on.
     unsafe { plan.run(library.handle, launcher, product) }
@@ -99,7 +99,7 @@ struct Plan {
 // cuBLASLt counts columns first. A matrix in row order is its transpose to it: the result `(rows, size_out)` is
 // `(size_out, rows)`, the product of the transposed transpose of the weight with the transpose of x.
 impl Plan {
-    fn new(handle: sys::cublasLtHandle_t, sizes: Sizes) -> Result<Self, CudaError> {
+    fn new(handle: sys::cublasLtHandle_t, sizes: Sizes, product: Product) -> Result<Self, CudaError> {
         let Sizes { rows, size_out, size_in, dtype } = sizes;
         let dtype = match dtype {
             Dtype::Bf16 => sys::cudaDataType::CUDA_R_16BF,
@@ -125,6 +125,8 @@ impl Plan {
         plan.set(Attribute::TransposeA, TRANSPOSED)?;
         plan.set(Attribute::ScaleModeA, SCALE_FOR_EACH_ROW_OR_COLUMN)?;
         plan.set(Attribute::ScaleModeB, SCALE_FOR_EACH_ROW_OR_COLUMN)?;
+        // No algorithm is chosen for a product without scales.
+        plan.set_scales(product)?;
         let preference = result::create_matmul_pref().map_err(|error| failed("describing a preference", error.0))?;
         // SAFETY: the preference and the descriptors were made above; the attribute is a number of 64 bits.
         let chosen = unsafe {
@@ -154,6 +156,11 @@ impl Plan {
         Ok(plan)
     }
 
+    fn set_scales(&self, product: Product) -> Result<(), CudaError> {
+        self.set(Attribute::ScalesA, product.weight_scales)?;
+        self.set(Attribute::ScalesB, product.x_scales)
+    }
+
     fn set<T>(&self, attribute: Attribute, value: T) -> Result<(), CudaError> {
         // SAFETY: the operation is alive, and `value` has the type of the attribute.
         let status = unsafe {
@@ -173,8 +180,7 @@ impl Plan {
         launcher: &Launcher,
         product: Product,
     ) -> Result<(), CudaError> {
-        self.set(Attribute::ScalesA, product.weight_scales)?;
-        self.set(Attribute::ScalesB, product.x_scales)?;
+        self.set_scales(product)?;
         let mut regions = Regions::default();
         let workspace = regions.add::<u8>(self.workspace);
         let scratch = launcher.allocate(&regions)?;

@@ -1,0 +1,73 @@
+//! Decoding after a prompt: the time of a token, and the time that memory takes for weights, keys and values.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use candle_core::{D, DType, Tensor};
+use candle_s2o::{Attention, S2o};
+use s2o_models::{Decoder, DecoderConfig, LinearPrecision, PrefillOptions};
+
+use crate::checkpoint::DTYPE;
+use crate::measure::gpu::Gpu;
+use crate::measure::median;
+
+/// Milliseconds of one token.
+#[derive(Debug, Clone, Copy)]
+pub struct Decoded {
+    /// From a token's id to that of the next one on the host.
+    pub token: f64,
+    /// Without waiting for the ids: the larger of the times of GPU and host.
+    pub enqueued: f64,
+    /// Bytes that a token reads, at the rate of a copy.
+    pub bound: f64,
+}
+
+/// Decodes `count` tokens after a prompt `(1, len)`, twice.
+pub fn decode(gpu: &Gpu, decoder: &Decoder, prompt: &Tensor, count: usize, bytes: f64) -> Result<Decoded> {
+    let len = prompt.dim(1)?;
+    let mut cache = decoder.new_cache(1, len + 2 * count)?;
+    let method = S2o::new(candle_s2o::S2oConfig::default());
+    let out = decoder.prefill(prompt, &mut cache, &method as &dyn Attention, PrefillOptions::new().chunk(16384))?;
+    let mut token = out.last_logits()?.argmax(D::Minus1)?.to_vec1::<u32>()?[0];
+    let mut times = Vec::new();
+    for _ in 0..count {
+        let start = Instant::now();
+        let logits = decoder.decode(&Tensor::new(&[[token]], &gpu.device)?, &mut cache)?;
+        token = logits.argmax(D::Minus1)?.to_vec1::<u32>()?[0];
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+        ensure!(logits.max_all()?.to_scalar::<f32>()?.is_finite(), "the logits are no numbers: not timed");
+    }
+    let same = Tensor::new(&[[token]], &gpu.device)?;
+    let total = gpu.time(&mut || {
+        for _ in 0..count {
+            decoder.decode(&same, &mut cache)?;
+        }
+        Ok(())
+    })?;
+    Ok(Decoded { token: median(times), enqueued: total / count as f64, bound: bytes / copy_rate(gpu)? * 1e3 })
+}
+
+/// Bytes that a token reads after `len` positions.
+pub fn bytes(config: &DecoderConfig, linear: LinearPrecision, len: usize) -> f64 {
+    let wide = DTYPE.size_in_bytes();
+    let head = config.vocab_size * config.hidden_size;
+    let embeddings = if config.tie_embeddings { head } else { 2 * head };
+    let of_layers = config.num_parameters() - embeddings;
+    let narrow = if linear == LinearPrecision::Fp8 { 1 } else { wide };
+    let cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim * len;
+    (of_layers * narrow + (head + cache) * wide) as f64
+}
+
+/// Bytes per second that a copy reads and writes.
+fn copy_rate(gpu: &Gpu) -> Result<f64> {
+    const BYTES: usize = 1 << 30;
+    let memory = Tensor::zeros(BYTES, DType::U8, &gpu.device)?;
+    let ms = gpu.medians(
+        9,
+        &mut [&mut || {
+            memory.copy()?;
+            Ok(())
+        }],
+    )?[0];
+    Ok(2.0 * BYTES as f64 / ms * 1e3)
+}
