@@ -9,11 +9,11 @@ use s2o_kernels::{DECODE_HEADS, Kernel, MERGE_WARPS, TILE_K};
 
 use super::call::Call;
 
-/// Keys of a part. A shorter part would end before its loads hide each other's latencies. A longer part than the second
-/// number saves nothing while there are few parts.
+/// Least keys of a part, and keys from which on a longer part saves nothing: beginning and end of a part, and its
+/// result, cost about as much as 50 keys.
 const PART_KEYS: [usize; 2] = [256, 1024];
-/// Parts from which on they grow beyond the least length, and beyond the greatest. With 8 KV heads an H100 holds 33
-/// parts at once.
+/// Number of parts of the least length before parts grow, and the greatest number. An H100 computes 264 parts of all KV
+/// heads at once: 33 each of 8, or 128 each of the one or two that a GPU has if several share a model.
 const PARTS: [usize; 2] = [64, 128];
 
 /// Key tiles of a part. They depend on the number of keys alone: the output of a head is the same, bit for bit,
