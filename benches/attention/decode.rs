@@ -58,7 +58,7 @@ fn compare(gpu: &Gpu, machine: &Machine, tokens: usize, repeats: usize) -> Resul
         agree("the decode kernel", &decode(layer)?, &split(layer)?, 1e-2)?;
     }
     // [decode, split] by [events, clock]
-    let mut times = [const { [Vec::new(), Vec::new()] }; 2];
+    let mut times: [[Vec<f64>; 2]; 2] = Default::default();
     for round in 0..=repeats {
         for (of, times) in [decode, split].into_iter().zip(&mut times) {
             let [events, clock] = time(gpu, &layers, of)?;

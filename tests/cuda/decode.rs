@@ -59,7 +59,7 @@ pub fn cases(runner: &mut Runner) {
             same_bits(runner, k_len, head_dim, dtype);
         });
     }
-    for (k_len, want) in [(256, &["decode"][..]), (257, &["decode", "merge"])] {
+    for (k_len, want) in [(256, &["decode"][..]), (257, &["decode", "merge"][..])] {
         runner.case(&format!("decode of {k_len} has its own kernel"), |runner| {
             let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 1, k_len, head_dim: 64 };
             let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 4.0);
