@@ -1,5 +1,5 @@
-//! Dense attention of one query on an NVIDIA GPU: the decode kernel against the split kernel, whose tiles have 128 query
-//! rows. 32 query and 8 KV heads of 128, bf16.
+//! Dense attention of one query on an NVIDIA GPU: the decode kernel against the split kernel, whose tiles have 128
+//! query rows. 32 query and 8 KV heads of 128, bf16.
 
 use std::time::Instant;
 

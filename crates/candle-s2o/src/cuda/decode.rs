@@ -9,8 +9,7 @@ use s2o_kernels::{DECODE_HEADS, Kernel, MERGE_WARPS, TILE_K};
 
 use super::call::Call;
 
-/// Least keys of a part, and keys from which on a longer part saves nothing: beginning and end of a part, and its
-/// result, cost about as much as 50 keys.
+/// Least keys of a part, and enough keys to hide its beginning, its end and the transfer of its result.
 const PART_KEYS: [usize; 2] = [256, 1024];
 /// Number of parts of the least length before parts grow, and the greatest number. An H100 computes 264 parts of all KV
 /// heads at once: 33 each of 8, or 128 each of the one or two that a GPU has if several share a model.
@@ -47,8 +46,8 @@ pub(super) fn launch(call: &Call) -> Result<(), CudaError> {
         merge_warps: MERGE_WARPS as i32,
     };
     let blocks = shape.batch() * shape.num_kv_heads() * shape.group_size().div_ceil(DECODE_HEADS);
-    // SAFETY: both kernels take SplitParams, and neither counts items. The partial results have room for every part, and
-    // the scratch memory is released on this stream after both.
+    // SAFETY: both kernels take SplitParams, and neither counts items. The partial results have room for every part,
+    // and the scratch memory is released on this stream after both.
     unsafe {
         call.launch(Kernel::Decode, &params, Grid::Blocks([blocks, parts, 1]))?;
         match parts {
