@@ -1,5 +1,5 @@
-//! Dense attention of one query on an NVIDIA GPU: the decode kernel against the split kernel, whose tiles have 128 query
-//! rows. 32 query and 8 KV heads of 128, bf16.
+//! Dense attention of one query on an NVIDIA GPU: the decode kernel against the split kernel, whose tiles have 128
+//! query rows. 32 query and 8 KV heads of 128, bf16.
 
 use std::time::Instant;
 
@@ -58,7 +58,7 @@ fn compare(gpu: &Gpu, machine: &Machine, tokens: usize, repeats: usize) -> Resul
         agree("the decode kernel", &decode(layer)?, &split(layer)?, 1e-2)?;
     }
     // [decode, split] by [events, clock]
-    let mut times = [const { [Vec::new(), Vec::new()] }; 2];
+    let mut times: [[Vec<f64>; 2]; 2] = Default::default();
     for round in 0..=repeats {
         for (of, times) in [decode, split].into_iter().zip(&mut times) {
             let [events, clock] = time(gpu, &layers, of)?;

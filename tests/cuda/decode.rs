@@ -12,7 +12,8 @@ const MEMORIES: [Memory; 5] =
     [Memory::InCache, Memory::Contiguous, Memory::HeadsFirst, Memory::Narrowed, Memory::Unaligned];
 /// Groups of 1, 2, 4, 7, 8, 16 and 20 query heads; a block computes 16.
 const HEADS: [[usize; 2]; 7] = [[8, 2], [4, 4], [2, 1], [14, 2], [8, 1], [16, 1], [40, 2]];
-/// Around the keys of a warp (16), of a step (64), of a tile (128) and of the shortest part (256); parts of all lengths.
+/// Around the keys of a warp (16), of a step (64), of a tile (128) and of the shortest part (256); parts of several
+/// lengths.
 const LENGTHS: [usize; 26] = [
     1, 2, 15, 16, 17, 48, 63, 64, 65, 127, 128, 129, 200, 255, 256, 257, 511, 513, 1000, 2049, 4096, 5000, 16383,
     16500, 33001, 40001,
@@ -59,7 +60,7 @@ pub fn cases(runner: &mut Runner) {
             same_bits(runner, k_len, head_dim, dtype);
         });
     }
-    for (k_len, want) in [(256, &["decode"][..]), (257, &["decode", "merge"])] {
+    for (k_len, want) in [(256, &["decode"][..]), (257, &["decode", "merge"][..])] {
         runner.case(&format!("decode of {k_len} has its own kernel"), |runner| {
             let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 1, k_len, head_dim: 64 };
             let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 4.0);
@@ -70,8 +71,8 @@ pub fn cases(runner: &mut Runner) {
     }
 }
 
-/// A NaN in a key reaches all outputs of its KV head's queries, a NaN in a value their outputs of its column, and nothing
-/// else changes.
+/// A NaN in a key reaches all outputs of its KV head's queries, a NaN in a value their outputs of its column, and
+/// nothing else changes.
 fn not_a_number(runner: &Runner, k_len: usize, head_dim: usize, dtype: DType) {
     const HEADS: [usize; 2] = [8, 2];
     const BATCH: usize = 2;

@@ -9,11 +9,10 @@ use s2o_kernels::{DECODE_HEADS, Kernel, MERGE_WARPS, TILE_K};
 
 use super::call::Call;
 
-/// Keys of a part. A shorter part would end before its loads hide each other's latencies. A longer part than the second
-/// number saves nothing while there are few parts.
+/// Least keys of a part, and enough keys to hide its beginning, its end and the transfer of its result.
 const PART_KEYS: [usize; 2] = [256, 1024];
-/// Parts from which on they grow beyond the least length, and beyond the greatest. With 8 KV heads an H100 holds 33
-/// parts at once.
+/// Number of parts of the least length before parts grow, and the greatest number. An H100 computes 264 parts of all KV
+/// heads at once: 33 each of 8, or 128 each of the one or two that a GPU has if several share a model.
 const PARTS: [usize; 2] = [64, 128];
 
 /// Key tiles of a part. They depend on the number of keys alone: the output of a head is the same, bit for bit,
@@ -47,8 +46,8 @@ pub(super) fn launch(call: &Call) -> Result<(), CudaError> {
         merge_warps: MERGE_WARPS as i32,
     };
     let blocks = shape.batch() * shape.num_kv_heads() * shape.group_size().div_ceil(DECODE_HEADS);
-    // SAFETY: both kernels take SplitParams, and neither counts items. The partial results have room for every part, and
-    // the scratch memory is released on this stream after both.
+    // SAFETY: both kernels take SplitParams, and neither counts items. The partial results have room for every part,
+    // and the scratch memory is released on this stream after both.
     unsafe {
         call.launch(Kernel::Decode, &params, Grid::Blocks([blocks, parts, 1]))?;
         match parts {
