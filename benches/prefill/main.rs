@@ -121,7 +121,8 @@ fn run(arguments: &Arguments, ranks: Option<&Ranks>) -> Result<()> {
     let longest = arguments.tokens.iter().copied().max().unwrap_or_default();
     let gpu = ranks.map_or_else(Gpu::new, Ranks::gpu)?;
     let parallel = ranks.map(|ranks| ranks.parallel(arguments.parallel, &gpu)).transpose()?;
-    let (config, vb) = checkpoint(&arguments.shape, arguments.weights, arguments.layers, longest, &gpu.device)?;
+    let (config, vb) =
+        checkpoint(&arguments.shape, arguments.weights, arguments.layers, longest + 2 * arguments.decode, &gpu.device)?;
     let mut models = Models::load(&gpu, &config, vb, parallel, arguments.chunk, &methods)?;
     methods.retain(|method| *method != Method::Stock || models.stock_name().is_some());
     let report = Report::new(&gpu, &config, &arguments.shape, arguments.weights, models.parallel())?;

@@ -218,7 +218,7 @@ impl Decoder {
         let mut x = self.embedding.forward(&own_tokens, self.dtype)?;
         // The norm of the next layer adds the output of a layer to the residual stream, in the same pass.
         let mut delta = None;
-        let first = if shards.is_none() { self.first_of_last_layer(cache.len(), phase, from) } else { 0 };
+        let first = if shards.is_none() { self.first_of_last_layer(cache.len(), len, phase, from) } else { 0 };
         for (index, layer) in self.layers.iter().enumerate() {
             let first = if index + 1 == self.layers.len() { first } else { 0 };
             match layer.forward(x, delta, &rotation, cache, phase, shards, first)? {
@@ -243,12 +243,14 @@ impl Decoder {
         }
     }
 
-    /// The first of a chunk's positions whose output the last layer computes. Those before it leave only their keys and
-    /// values there, if the outputs of positions `from..` do not depend on them. `before` positions are in the cache.
-    fn first_of_last_layer(&self, before: usize, phase: Phase, from: usize) -> usize {
+    /// The first of a chunk's `len` positions whose output the last layer computes. Those before it leave only their keys
+    /// and values there, if the outputs of positions `from..` do not depend on them. `before` positions are in the cache.
+    fn first_of_last_layer(&self, before: usize, len: usize, phase: Phase, from: usize) -> usize {
         let (Phase::Prefill { method, prompt_len }, Some(layer)) = (phase, self.layers.last()) else { return 0 };
-        let wanted = prompt_len.saturating_sub(before + from);
-        if wanted <= method.independent_queries(&layer.attention.call(prompt_len)) { from } else { 0 }
+        let independent = method.independent_queries(&layer.attention.call(prompt_len));
+        // Of a chunk without wanted positions, only a method that looks at all queries needs outputs.
+        let wanted = if from == len { 1 } else { prompt_len.saturating_sub(before + from) };
+        if wanted <= independent { from } else { 0 }
     }
 
     /// Checks that tokens `(batch, len)` fit the model and the cache; returns batch and length.
