@@ -99,11 +99,26 @@ impl ModelFlags {
         self.load.load()
     }
 
-    /// The model of all ranks, on the device of this rank.
-    pub fn load_shared(&self, ranks: &Ranks) -> Result<LoadedModel> {
+    /// The model, or the part of this rank, on its device.
+    pub fn load_shared(&self, ranks: Option<&Ranks>) -> Result<LoadedModel> {
+        self.load_in(self.load.linear_precision(), ranks)
+    }
+
+    /// The model with the linear layers as its weights are, if [`Self::load_shared`] has them in another precision.
+    pub fn load_as_read(&self, ranks: Option<&Ranks>) -> Result<Option<LoadedModel>> {
+        match self.load.linear_precision() {
+            LinearPrecision::AsRead => Ok(None),
+            LinearPrecision::Fp8 => self.load_in(LinearPrecision::AsRead, ranks).map(Some),
+        }
+    }
+
+    fn load_in(&self, linear: LinearPrecision, ranks: Option<&Ranks>) -> Result<LoadedModel> {
+        let Some(ranks) = ranks else {
+            return self.load.load_with(LoadOptions { linear, ..self.load.options()? });
+        };
         let device = self.load.device_of_rank(ranks)?;
         let parallel = Some(ranks.parallel(&device)?);
-        self.load.load_with(LoadOptions { device, parallel, ..self.load.options_without_device()? })
+        self.load.load_with(LoadOptions { device, parallel, linear, ..self.load.options_without_device()? })
     }
 
     /// Refuses more ranks on this host than it has devices for.
@@ -215,6 +230,13 @@ impl LoadFlags {
         }
     }
 
+    fn linear_precision(&self) -> LinearPrecision {
+        match self.linear {
+            Some(Linear::Fp8) => LinearPrecision::Fp8,
+            None => LinearPrecision::AsRead,
+        }
+    }
+
     fn options(&self) -> Result<LoadOptions> {
         Ok(LoadOptions { device: self.device()?, ..self.options_without_device()? })
     }
@@ -232,10 +254,7 @@ impl LoadFlags {
                 Some(Precision::Gguf) | None => None,
             },
             keep_quantised: (self.dtype == Some(Precision::Gguf)).then_some(true),
-            linear: match self.linear {
-                Some(Linear::Fp8) => LinearPrecision::Fp8,
-                None => LinearPrecision::AsRead,
-            },
+            linear: self.linear_precision(),
             tokenizer: self.tokenizer_file.clone(),
             ..LoadOptions::default()
         })

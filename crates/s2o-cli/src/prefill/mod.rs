@@ -140,10 +140,9 @@ impl Flags {
         let methods = self.methods();
         let prints = ranks.is_none_or(Ranks::is_first);
         let prompt = if prints { Some(self.prompt.read(&self.model)?) } else { None };
-        let model = match ranks {
-            None => self.model.load()?,
-            Some(ranks) => self.model.load_shared(ranks)?,
-        };
+        let model = self.model.load_shared(ranks)?;
+        // Dense attention is then the reference for the precision too.
+        let as_read = if methods.len() > 1 { self.model.load_as_read(ranks)? } else { None };
         self.s2o.check_layers(model.config().num_layers)?;
         let mut prompt = prompt.map(|prompt| prompt.encode(&model)).transpose()?.unwrap_or_default();
         if let Some(ranks) = ranks {
@@ -153,7 +152,23 @@ impl Flags {
         }
 
         let streams = prints && !self.json && methods.len() == 1;
-        let mut session = Session::new(&model, &prompt.tokens, self.model.chunk, self.generation())?;
+        let session = |model| Session::new(model, &prompt.tokens, self.model.chunk, self.generation());
+        let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
+        let mut report = Report {
+            model: &model,
+            prompt: &prompt,
+            s2o,
+            by_layer: self.s2o.by_layer(),
+            as_read: as_read.as_ref(),
+            dense: None,
+            sparse: None,
+        };
+        if let Some(as_read) = &as_read {
+            let mut session = session(as_read)?;
+            session.compares(&[&Dense])?;
+            report.dense = Some(session.run("dense", &Dense, &mut on_text)?);
+        }
+        let mut session = session(&model)?;
         if methods.len() > 1 {
             session.compares(&[&Dense, s2o])?;
         } else if model.is_synthetic {
@@ -161,11 +176,9 @@ impl Flags {
             session.warm_up(&[if methods == [Method::Dense] { &Dense as &dyn Attention } else { s2o }])?;
             s2o.take_stats()?;
         }
-        let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
-        let mut report =
-            Report { model: &model, prompt: &prompt, s2o, by_layer: self.s2o.by_layer(), dense: None, sparse: None };
         for method in methods {
             match method {
+                Method::Dense if as_read.is_some() => {}
                 Method::Dense => report.dense = Some(session.run("dense", &Dense, &mut on_text)?),
                 Method::S2o => {
                     let run = session.run("S2O", s2o, &mut on_text)?;

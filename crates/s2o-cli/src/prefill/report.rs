@@ -31,6 +31,8 @@ pub struct Report<'a> {
     pub s2o: &'a S2o,
     /// Whether thresholds differ between layers.
     pub by_layer: bool,
+    /// The model that the dense run had instead.
+    pub as_read: Option<&'a LoadedModel>,
     pub dense: Option<Run>,
     pub sparse: Option<(Run, Stats)>,
 }
@@ -39,6 +41,10 @@ pub struct Report<'a> {
 #[derive(Debug, Serialize)]
 pub struct Json<'a> {
     model: &'a str,
+    /// Precision of the weights.
+    weights: &'a str,
+    /// That of the dense run.
+    weights_dense: &'a str,
     tokens: usize,
     seconds_dense: Option<f64>,
     seconds_s2o: Option<f64>,
@@ -56,6 +62,8 @@ impl Report<'_> {
         let difference = self.difference()?;
         Ok(Json {
             model: &self.model.name,
+            weights: self.model.decoder.precision(),
+            weights_dense: self.as_read.unwrap_or(self.model).decoder.precision(),
             tokens: self.prompt.tokens.len(),
             seconds_dense: dense.map(|run| run.prefill.as_secs_f64()),
             seconds_s2o: sparse.map(|(run, _)| run.prefill.as_secs_f64()),
@@ -75,6 +83,10 @@ impl Report<'_> {
         if self.model.is_synthetic {
             let text = "SYNTHETIC: made-up weights. Time, memory and density count; answers and differences do not";
             writeln!(out, "        {text}")?;
+        }
+        if let Some(as_read) = self.as_read {
+            let precision = as_read.decoder.precision();
+            writeln!(out, "dense   in {precision}: the differences are those of S2O and of fp8 together")?;
         }
         writeln!(out, "prompt  {}", self.prompt.description)?;
         if self.sparse.is_some() {

@@ -13,7 +13,7 @@ fn prefill_compares_dense_and_s2o() {
     let object = json_of(&["--context", "4096", "--json"]);
     let mut keys: Vec<&str> = object.as_object().expect("an object").keys().map(String::as_str).collect();
     keys.sort();
-    let expected = "answer_dense answer_s2o density expected model rel_l1 seconds_dense seconds_s2o tokens top1_agree";
+    let expected = "answer_dense answer_s2o density expected model rel_l1 seconds_dense seconds_s2o tokens top1_agree weights weights_dense";
     assert_eq!(keys.join(" "), expected);
     let number = |key: &str| number(&object, key);
     assert_eq!(object["model"], "needle-11m");
