@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use candle_core::{D, DType, Tensor};
+use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, S2o};
-use s2o_models::{Decoder, DecoderConfig, LinearPrecision, PrefillOptions};
+use s2o_models::{Decoder, DecoderConfig, GenerationOptions, LinearPrecision, PrefillOptions, TokenStream};
 
 use crate::checkpoint::DTYPE;
 use crate::measure::gpu::Gpu;
@@ -14,7 +14,7 @@ use crate::measure::median;
 /// Milliseconds of one token.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoded {
-    /// From a token's id to that of the next one on the host.
+    /// From the request of a token to its id on the host.
     pub token: f64,
     /// Without waiting for the ids: the larger of the times of GPU and host.
     pub enqueued: f64,
@@ -24,23 +24,25 @@ pub struct Decoded {
 
 /// Decodes `count` tokens after a prompt `(1, len)`, twice.
 pub fn decode(gpu: &Gpu, decoder: &Decoder, prompt: &Tensor, count: usize, bytes: f64) -> Result<Decoded> {
+    ensure!(count > 1, "--decode: expected at least 2 tokens, got {count}");
     let len = prompt.dim(1)?;
     let mut cache = decoder.new_cache(1, len + 2 * count)?;
     let method = S2o::new(candle_s2o::S2oConfig::default());
     let out = decoder.prefill(prompt, &mut cache, &method as &dyn Attention, PrefillOptions::new().chunk(16384))?;
-    let mut token = out.last_logits()?.argmax(D::Minus1)?.to_vec1::<u32>()?[0];
-    let mut times = Vec::new();
-    for _ in 0..count {
+    let options = GenerationOptions { max_new_tokens: count, ..GenerationOptions::default() };
+    let mut stream = TokenStream::new(decoder, &mut cache, &out.last_logits()?, &[], &[], &options)?;
+    let (mut times, mut token) = (Vec::new(), 0);
+    loop {
         let start = Instant::now();
-        let logits = decoder.decode(&Tensor::new(&[[token]], &gpu.device)?, &mut cache)?;
-        token = logits.argmax(D::Minus1)?.to_vec1::<u32>()?[0];
+        let Some(next) = stream.next() else { break };
+        token = next?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
-        ensure!(logits.max_all()?.to_scalar::<f32>()?.is_finite(), "the logits are no numbers: not timed");
     }
-    let same = Tensor::new(&[[token]], &gpu.device)?;
+    // The first token needs no forward pass.
+    times.remove(0);
     let total = gpu.time(&mut || {
         for _ in 0..count {
-            decoder.decode(&same, &mut cache)?;
+            decoder.decode_ids(&[token], &mut cache)?;
         }
         Ok(())
     })?;

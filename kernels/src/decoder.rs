@@ -15,6 +15,11 @@ pub fn silu_blocks(width: usize) -> usize {
     (width / VECTOR).div_ceil(256 * 4)
 }
 
+/// Threads of a block that gates a row and holds it: one for every four vectors, so that two blocks run at once.
+pub fn gate_threads(width: usize) -> usize {
+    (width / VECTOR).div_ceil(4).next_multiple_of(32)
+}
+
 /// Rows of a block of the `few_rows_e4m3` kernel.
 pub const FEW_ROWS: usize = 8;
 /// Outputs of a block of the `few_rows_e4m3` kernel. The number of outputs is a multiple of it.
@@ -38,6 +43,8 @@ mod tests {
     fn rows_fit_their_threads() {
         for width in (VECTOR..=MAX_ROW_WIDTH).step_by(VECTOR) {
             let threads = row_threads(width);
+            assert!(threads.is_multiple_of(32) && threads <= 1024 && 4 * threads * VECTOR >= width, "{width}");
+            let threads = gate_threads(width);
             assert!(threads.is_multiple_of(32) && threads <= 1024 && 4 * threads * VECTOR >= width, "{width}");
         }
         assert_eq!([64, 4096, 14336].map(row_threads), [32, 256, 896]);

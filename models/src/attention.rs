@@ -133,8 +133,8 @@ impl SelfAttention {
         Ok(fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache.end_of(self.layer))?)
     }
 
-    /// The output of the last `q_len` of the chunk's `len` tokens, `(batch, q_len, hidden)`, or that of the own tokens of
-    /// `shards`, for their queries `(batch, q_len, num_heads, head_dim)`.
+    /// The output of the last `q_len` of the chunk's `len` tokens, `(batch, q_len, hidden)`, for their queries `(batch,
+    /// q_len, num_heads, head_dim)`. Of the queries of all tokens it is the output of the own tokens of `shards`.
     pub(crate) fn attend(
         &self,
         q: Tensor,
@@ -153,6 +153,7 @@ impl SelfAttention {
         let out = out.reshape((batch, q_len, self.heads.num_heads * self.heads.head_dim))?;
         match shards {
             None => self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?)),
+            Some(shards) if q_len < len => Ok(self.o_proj.whole().forward(&shards.of_all_heads(&out)?)?),
             Some(shards) => Ok(self.o_proj.whole().forward(&shards.to_tokens(&out)?)?),
         }
     }

@@ -182,6 +182,21 @@ impl Decoder {
         if len != 1 {
             return Err(ModelError::input("tokens per sequence in decoding", 1, len));
         }
+        self.decode_checked(batch, tokens, cache)
+    }
+
+    /// [`Self::decode`] of token ids on the host, one per sequence. On a GPU the host waits for nothing.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_ids(&self, ids: &[u32], cache: &mut KvCache) -> Result<Tensor> {
+        self.check_shape(ids.len(), 1, cache)?;
+        self.check_ids(ids)?;
+        let tokens = Tensor::from_slice(ids, (ids.len(), 1), &self.device)?;
+        self.decode_checked(ids.len(), &tokens, cache)
+    }
+
+    fn decode_checked(&self, batch: usize, tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let mut logits = || -> Result<Tensor> {
             let hidden = self.forward(tokens, cache, Phase::Decode, 0)?.ok_or(ModelError::EmptyPrompt)?;
             Ok(self.logits(&hidden)?.squeeze(1)?)
@@ -218,7 +233,7 @@ impl Decoder {
         let mut x = self.embedding.forward(&own_tokens, self.dtype)?;
         // The norm of the next layer adds the output of a layer to the residual stream, in the same pass.
         let mut delta = None;
-        let first = if shards.is_none() { self.first_of_last_layer(cache.len(), len, phase, from) } else { 0 };
+        let first = self.first_of_last_layer(cache.len(), len, phase, from);
         for (index, layer) in self.layers.iter().enumerate() {
             let first = if index + 1 == self.layers.len() { first } else { 0 };
             match layer.forward(x, delta, &rotation, cache, phase, shards, first)? {
@@ -238,8 +253,8 @@ impl Decoder {
             Ok(self.norm.forward(last(&x)?, delta.as_ref().map(last).transpose()?)?.1)
         };
         match shards {
-            None => normed(from - first..len - first).map(Some),
-            Some(shards) => shards.gather(from, &x, normed).map(Some),
+            Some(shards) if first == 0 => shards.gather(from, &x, normed).map(Some),
+            _ => normed(from - first..len - first).map(Some),
         }
     }
 
@@ -258,6 +273,16 @@ impl Decoder {
         let &[batch, len] = tokens.dims() else {
             return Err(ModelError::input("prompt tensor", "(batch, len)", format!("{:?}", tokens.dims())));
         };
+        self.check_shape(batch, len, cache)?;
+        if tokens.dtype() != DType::U32 {
+            return Err(ModelError::input("dtype of the tokens", "u32", format!("{:?}", tokens.dtype())));
+        }
+        self.check_ids(&tokens.flatten_all()?.to_vec1::<u32>()?)?;
+        Ok((batch, len))
+    }
+
+    /// Checks that `len` tokens of `batch` sequences fit the model and the cache.
+    fn check_shape(&self, batch: usize, len: usize, cache: &KvCache) -> Result<()> {
         if batch == 0 || len == 0 {
             return Err(ModelError::EmptyPrompt);
         }
@@ -270,21 +295,22 @@ impl Decoder {
             let got = format!("{} and {}", cache.batch(), cache.num_layers());
             return Err(ModelError::input("batch and layers of the KV cache", expected, got));
         }
-        if tokens.dtype() != DType::U32 {
-            return Err(ModelError::input("dtype of the tokens", "u32", format!("{:?}", tokens.dtype())));
-        }
         let got = cache.len().saturating_add(len);
         if got > self.config.max_positions {
             return Err(ModelError::ContextTooLong { expected: self.config.max_positions, got });
         }
-        cache.check_room(len)?;
-        // On a GPU an id outside the embedding would silently read other memory. The check runs on the host, because
-        // the ids are few and the driver would first have to compile Candle's reductions.
-        let largest = tokens.flatten_all()?.to_vec1::<u32>()?.into_iter().max().unwrap_or(0);
-        if largest as usize >= self.config.vocab_size {
-            return Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got: largest });
+        cache.check_room(len)
+    }
+
+    /// Refuses ids outside the embedding: on a GPU they would silently read other memory. The check runs on the host,
+    /// because the ids are few and the driver would first have to compile Candle's reductions.
+    fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        match ids.iter().copied().max() {
+            Some(got) if got as usize >= self.config.vocab_size => {
+                Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got })
+            }
+            _ => Ok(()),
         }
-        Ok((batch, len))
     }
 }
 
@@ -362,9 +388,12 @@ impl Layer {
             if rows == 0 {
                 return Ok(None);
             }
-            let (x, q) = match first {
-                0 => (x, q),
-                _ => (x.narrow(1, first, rows)?.contiguous()?, q.narrow(1, first, rows)?),
+            let own = |range: Range<usize>| Ok(x.narrow(1, range.start, range.len())?.contiguous()?);
+            let (x, q) = match (first, shards) {
+                (0, _) => (x, q),
+                (_, None) => (own(first..len)?, q.narrow(1, first, rows)?),
+                // Few positions: every rank computes all of them.
+                (_, Some(shards)) => (shards.gather(first, &x, own)?, q.narrow(1, first, rows)?),
             };
             (x, self.attention.attend(q, len, cache, phase, shards)?)
         };

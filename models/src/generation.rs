@@ -87,8 +87,7 @@ impl<'m> TokenStream<'m> {
             return Ok(None);
         }
         if let Some(token) = self.pending.take() {
-            let token = Tensor::new(&[[token]], self.decoder.device())?;
-            self.logits = self.decoder.decode(&token, self.cache)?.squeeze(0)?;
+            self.logits = self.decoder.decode_ids(&[token], self.cache)?.squeeze(0)?;
             self.cache.check_logits(&self.logits)?;
         }
         let recent = self.context.len().saturating_sub(self.sampler.options.repeat_last_n);

@@ -245,6 +245,16 @@ impl Shards<'_> {
         Ok(Tensor::cat(&of_heads, D::Minus1)?.reshape((self.batch, own, ()))?)
     }
 
+    /// From the output of the own heads for some tokens, `(batch, tokens, width)`, on every rank that of all heads: `(batch,
+    /// tokens, ranks * width)`.
+    pub(crate) fn of_all_heads(&self, out: &Tensor) -> Result<Tensor> {
+        let (batch, tokens, _) = out.dims3()?;
+        let (ranks, rows) = (self.comm.world_size(), batch * tokens);
+        let received = self.comm.all_gather(&out.flatten_to(1)?.contiguous()?, &vec![rows; ranks])?;
+        let of_heads = (0..ranks).map(|rank| received.narrow(0, rank * rows, rows)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Tensor::cat(&of_heads, D::Minus1)?.reshape((batch, tokens, ()))?)
+    }
+
     /// The rows of positions `from..` of the chunk on every rank: `(batch, len - from, width)`. `rows_of` gives a range of
     /// the own tokens, in the dtype and width of `x` `(batch, own tokens, width)`.
     pub(crate) fn gather(

@@ -88,7 +88,7 @@ impl Sampler {
     pub(crate) fn sample(&mut self, logits: &Tensor, recent: &[u32]) -> Result<u32> {
         let logits = self.penalise(logits.to_dtype(DType::F32)?, recent)?;
         let Some(temperature) = self.options.temperature.filter(|temperature| *temperature >= MIN_TEMPERATURE) else {
-            return Ok(logits.argmax(D::Minus1)?.to_scalar()?);
+            return likeliest(&logits);
         };
         let mut weights = softmax_last_dim(&(logits / temperature)?)?.to_vec1::<f32>()?;
         let mut tokens: Vec<usize> = (0..weights.len()).collect();
@@ -120,6 +120,28 @@ impl Sampler {
     }
 }
 
+/// Most rows of [`likeliest`]: enough to fill a GPU.
+const MOST_ROWS: usize = 1024;
+
+/// The place of the largest of the logits `(vocab_size,)`.
+fn likeliest(logits: &Tensor) -> Result<u32> {
+    let size = logits.dim(0)?;
+    let rows = (1..=MOST_ROWS).rev().find(|rows| size.is_multiple_of(*rows)).unwrap_or(1);
+    if logits.device().is_cpu() || rows == 1 {
+        return Ok(logits.argmax(D::Minus1)?.to_scalar()?);
+    }
+    // Candle reduces a vector in one thread block, but the rows of a matrix in one block each.
+    likeliest_in(&logits.reshape((rows, size / rows))?)
+}
+
+/// The place of the largest entry of a matrix, in the order of its rows.
+fn likeliest_in(matrix: &Tensor) -> Result<u32> {
+    let largest = matrix.max(D::Minus1)?.to_vec1::<f32>()?;
+    let row = (0..largest.len()).fold(0, |best, row| if largest[row] > largest[best] { row } else { best });
+    let column: u32 = matrix.get(row)?.argmax(D::Minus1)?.to_scalar()?;
+    Ok((row * matrix.dim(1)?) as u32 + column)
+}
+
 /// Keeps the fewest largest weights whose sum reaches `p`; sets the others to 0.
 fn keep_top_p(weights: &mut [f32], p: f32) {
     let mut descending: Vec<usize> = (0..weights.len()).collect();
@@ -137,6 +159,18 @@ fn keep_top_p(weights: &mut [f32], p: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_likeliest_token_is_found_by_rows() {
+        for place in [0, 4, 5, 11, 19] {
+            let mut logits: Vec<f32> = (0..20).map(|i| -((i * 7 % 20) as f32)).collect();
+            logits[place] = 3.0;
+            let matrix = Tensor::from_vec(logits, (4, 5), &candle_core::Device::Cpu).unwrap();
+            assert_eq!(likeliest_in(&matrix).unwrap(), place as u32);
+        }
+        let equal = Tensor::full(2f32, (3, 4), &candle_core::Device::Cpu).unwrap();
+        assert!(likeliest_in(&equal).unwrap() < 4, "of equal rows the first");
+    }
 
     #[test]
     fn a_share_that_is_reached_exactly_takes_no_more() {

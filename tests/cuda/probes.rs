@@ -231,7 +231,7 @@ fn check_probes(problem: &Problem, config: &S2oConfig, prompt_len: usize, stride
             let got = |row: &Row| widen(&out[place(row.row)..][..d]);
             let mut mismatch = String::new();
             let mut best: Option<(f64, Vec<usize>, Vec<Vec<f64>>)> = None;
-            for probes in combinations(&draw_probes(&unit, first, stride, index)) {
+            for probes in combinations(&draw_probes(&unit, first, stride, at.1 % shape.group_size())) {
                 unit.iter_mut().for_each(|row| row.weight = None);
                 probes.iter().for_each(|&(i, weight)| unit[i].weight = Some(weight));
                 match check_unit(&unit, measured) {

@@ -290,7 +290,13 @@ fn bad_decoding() {
     decoder.prefill(&tokens(1, 3, 288), &mut cache, &Dense, PrefillOptions::new()).unwrap();
     let error = decoder.decode(&tokens(1, 1, 288), &mut cache).unwrap_err();
     assert!(matches!(error, ModelError::CacheFull { expected: 3, got: 4 }));
+    let error = decoder.decode_ids(&[1], &mut cache).unwrap_err();
+    assert!(matches!(error, ModelError::CacheFull { expected: 3, got: 4 }));
     cache.reset();
+    assert!(matches!(decoder.decode_ids(&[], &mut cache), Err(ModelError::EmptyPrompt)));
+    assert!(matches!(decoder.decode_ids(&[1, 2], &mut cache), Err(ModelError::WrongInput { .. })));
+    let error = decoder.decode_ids(&[288], &mut cache).unwrap_err();
+    assert!(matches!(error, ModelError::TokenOutOfRange { expected: 288, got: 288 }));
     assert!(matches!(decoder.decode(&tokens(1, 2, 288), &mut cache), Err(ModelError::WrongInput { .. })));
     assert!(cache.layer(2).is_err());
     let none = PrefillOptions::new().num_logits(0);

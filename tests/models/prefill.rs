@@ -57,7 +57,11 @@ fn decoding_equals_a_longer_prefill() {
             let head = tokens.narrow(1, 0, 30).unwrap();
             decoder.prefill(&head, &mut cache, &Dense, PrefillOptions::new().chunk(11)).unwrap();
             for position in 30..40 {
-                let step = decoder.decode(&tokens.narrow(1, position, 1).unwrap(), &mut cache).unwrap();
+                let ids = tokens.narrow(1, position, 1).unwrap();
+                let step = decoder.decode(&ids, &mut cache).unwrap();
+                cache.truncate(position);
+                let of_ids = decoder.decode_ids(&ids.flatten_all().unwrap().to_vec1().unwrap(), &mut cache).unwrap();
+                assert_eq!(max_diff(&step, &of_ids), 0.0, "batch {batch}, position {position}");
                 let expected = whole.narrow(1, position, 1).unwrap().squeeze(1).unwrap();
                 assert!(max_diff(&step, &expected) < TOLERANCE, "batch {batch}, position {position}");
             }

@@ -100,7 +100,7 @@ fn norm<T: Element>(
         let function = Function::new(kernel, T::DTYPE, ANY_HEAD_DIM);
         // SAFETY: one thread block per row of contiguous tensors of equal shape, all held until the launch is enqueued;
         // the caller has the memory of `out` and `scales`.
-        unsafe { launcher.launch(function, &params, rows_grid(rows, width)) }?;
+        unsafe { launcher.launch(function, &params, rows_grid(rows, decoder::row_threads(width))) }?;
     }
     Ok(sum.map(|sum| launcher.tensor(sum, shape)))
 }
@@ -165,7 +165,9 @@ fn silu_e4m3<T: Element>(gate_up: &Tensor) -> Result<E4m3> {
         let params = SiluParams { gate_up: gate_up as *const c_void, out: values, scales, width: width as i64 };
         let function = Function::new(Kernel::SiluMulE4m3, T::DTYPE, ANY_HEAD_DIM);
         // SAFETY: one thread block per row of contiguous tensors, all held until the launch is enqueued.
-        unsafe { launcher.launch(function, &params, rows_grid(shape.elem_count() / width, width)) }?;
+        unsafe {
+            launcher.launch(function, &params, rows_grid(shape.elem_count() / width, decoder::gate_threads(width)))
+        }?;
     }
     Ok(out.written(&launcher, gate_up.dtype()))
 }

@@ -75,7 +75,7 @@ fn quantise_rows<T: Element>(x: &Tensor) -> Result<E4m3> {
             launcher.launch(
                 Function::new(Kernel::Quantise, T::DTYPE, ANY_HEAD_DIM),
                 &params,
-                rows_grid(x.1.shape().elem_count() / width, width),
+                rows_grid(x.1.shape().elem_count() / width, decoder::row_threads(width)),
             )
         }?;
     }
@@ -83,8 +83,8 @@ fn quantise_rows<T: Element>(x: &Tensor) -> Result<E4m3> {
 }
 
 /// One block per row, whose registers hold it.
-pub(in crate::fused) fn rows_grid(rows: usize, width: usize) -> Grid {
-    Grid::Shaped { blocks: [rows, 1, 1], threads: Some(decoder::row_threads(width)), shared_bytes: None }
+pub(in crate::fused) fn rows_grid(rows: usize, threads: usize) -> Grid {
+    Grid::Shaped { blocks: [rows, 1, 1], threads: Some(threads), shared_bytes: None }
 }
 
 /// Refuses rows that the registers of a block do not hold.
