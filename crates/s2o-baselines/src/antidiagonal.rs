@@ -178,3 +178,18 @@ impl Antidiagonals {
         Ok(x.reshape((heads, strides, self.stride * dim))?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn scores_of_queries_that_see_nothing_are_zeros() {
+        let x = Tensor::ones((1, 300, 2, 8), DType::F32, &Device::Cpu).unwrap();
+        let antidiagonals = Antidiagonals { stride: STRIDE, scale: 1.0, offset: 0 };
+        let scores = antidiagonals.scores(&x, &x, |_| 0).unwrap().squeeze(0).unwrap();
+        assert_eq!(scores.to_vec3::<f32>().unwrap(), [[[0.0; 3]; 3]; 2]);
+    }
+}

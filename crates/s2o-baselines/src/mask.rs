@@ -159,16 +159,27 @@ mod tests {
             let spread = |len: usize, every: usize| (0..len).map(move |i| u8::from(i * 7 % 11 % every == 0));
             let mask: Vec<u8> = spread(6 * rows * key_blocks, 3).collect();
             let mask = Tensor::from_vec(mask, (2, 3, rows, key_blocks), &Device::Cpu).unwrap();
-            let keys = Tensor::from_vec(spread(6 * k_len, 2).collect(), (2, 3, k_len), &Device::Cpu).unwrap();
+            // Spread over all keys, or only at their beginning.
+            let early = (0..6 * k_len).map(|i| u8::from(i % k_len < 100)).collect();
+            let keys = [spread(6 * k_len, 2).collect(), early]
+                .map(|keys: Vec<u8>| Tensor::from_vec(keys, (2, 3, k_len), &Device::Cpu).unwrap());
             let mask = BlockMask::new(&mask, &shape, BLOCK_Q).unwrap();
             let blocks = mask.work(&shape).unwrap();
             assert_eq!(blocks, mask.lists().unwrap().work(&shape));
-            for at_most in [usize::MAX, 1] {
+            for (keys, at_most) in keys.iter().flat_map(|keys| [(keys, usize::MAX), (keys, 1)]) {
                 let mask = mask.clone().with_columns(KeyColumns { keys: keys.clone(), at_most });
                 let work = mask.work(&shape).unwrap();
                 assert_eq!(work, mask.lists().unwrap().work(&shape), "{q_len} of {k_len}, {at_most}");
                 assert!(work.iter().zip(&blocks).any(|(work, blocks)| work.visited > blocks.visited));
             }
         }
+    }
+
+    #[test]
+    fn half_blocks_are_half_the_work() {
+        let shape = AttnShape::new([1, BLOCK_Q, 1, 64], [5 * BLOCK_Q, 1]).unwrap();
+        let mask = Tensor::new(&[[[[1u8, 0, 1, 1, 0, 0, 0, 0, 1, 1]]]], &Device::Cpu).unwrap();
+        let work = BlockMask::new(&mask, &shape, BLOCK_Q / 2).unwrap().work(&shape).unwrap();
+        assert_eq!(work.iter().map(|head| head.visited).collect::<Vec<_>>(), [2.5]);
     }
 }

@@ -160,3 +160,20 @@ pub(crate) fn in_blocks(x: &Tensor) -> Result<Tensor, BaselineError> {
     sizes.extend([blocks, BLOCK_Q]);
     Ok(x.pad_with_zeros(D::Minus1, 0, blocks * BLOCK_Q - len)?.reshape(sizes)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn every_token_weighs_the_same_in_the_mean() {
+        // A ragged last block of the partial means, and none.
+        for len in [700, 1024] {
+            let x = Tensor::arange(0f32, len as f32, &Device::Cpu).unwrap().reshape((1, len, 1, 1)).unwrap();
+            let mean = mean_token(&x).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert!((mean[0] - (len - 1) as f32 / 2.0).abs() < 1e-3, "{len}: {mean:?}");
+        }
+    }
+}

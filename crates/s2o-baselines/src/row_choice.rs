@@ -212,6 +212,16 @@ mod tests {
     }
 
     #[test]
+    fn shares_that_do_not_fit_the_rows_are_refused() {
+        let scores = Tensor::new(&[[0.5f32, 0.5], [0.5, 0.5], [0.5, 0.5]], &Device::Cpu).unwrap();
+        for shares in [&[][..], &[0.6, 0.7]] {
+            let error = RowChoice::default().choose(&scores, Select::TopP(shares)).unwrap_err().to_string();
+            let expected = format!("row choice: shares: expected one for each of equal groups, got {}", shares.len());
+            assert_eq!(error, expected);
+        }
+    }
+
+    #[test]
     fn hidden_entries_have_no_part() {
         // Two query blocks at the end of five key blocks.
         let shape = AttnShape::new([1, 2 * 128, 1, 8], [5 * 128, 1]).unwrap();

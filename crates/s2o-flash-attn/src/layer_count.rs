@@ -102,6 +102,8 @@ mod tests {
         let chunks = [[1, 64, 64], [1, 64, 64], [1, 64, 128], [1, 64, 128]];
         assert_eq!(layers(2, &chunks), [0, 1, 0, 1]);
         single_query(2).unwrap();
+        // Another prompt, of which the cache holds the first 64 tokens.
+        assert_eq!(layers(2, &[[1, 64, 128]; 2]), [0, 1]);
         assert_eq!(layers(2, &[[1, 80, 80]; 4]), [0, 1, 0, 1]);
     }
 

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Result, Tensor};
 use s2o_flash_attn::s2o::{self, LayerSetting, LayerSettings, Policy, S2oConfig, SegmentLen, TunedOn};
-use s2o_flash_attn::{flash_attn, flash_attn_varlen, flash_attn_windowed};
+use s2o_flash_attn::{
+    flash_attn, flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed_softcap,
+    flash_attn_windowed,
+};
 use s2o_testkit::{max_difference, tensor};
 
 /// Nearly uniform attention, so early stopping stops early.
@@ -146,6 +149,28 @@ fn layers_have_thresholds_of_their_own() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn layers_of_one_sequence_are_counted_and_several_sequences_are_dense() -> Result<()> {
+    let _held = hold();
+    let [q, k, v] = inputs().map(|t| t.squeeze(0).unwrap());
+    let ends = |ends: &[u32]| Tensor::new(ends, q.device()).unwrap();
+    let (len, half) = (LEN as u32, LEN as u32 / 2);
+    let call = |ends: &Tensor| flash_attn_varlen(&q, &k, &v, ends, ends, LEN, LEN, SCALE, true);
+    s2o::set_policy(Policy::Dense);
+    let (one, two) = (ends(&[0, len]), ends(&[0, half, len]));
+    let (dense_of_one, dense_of_two) = (call(&one)?, call(&two)?);
+    s2o::set_policy(Policy::S2o(eager()));
+    let sparse = call(&one)?;
+    let base = eager().to_builder().tau(0.0).build().unwrap();
+    s2o::set_policy(Policy::Layers { base, settings: Arc::new(two_layers()) });
+    assert_eq!(max_difference(&call(&one)?, &dense_of_one), 0.0);
+    // Two sequences between two layers belong to none.
+    assert_eq!(max_difference(&call(&two)?, &dense_of_two), 0.0);
+    assert_eq!(max_difference(&call(&one)?, &sparse), 0.0);
+    assert!(max_difference(&sparse, &dense_of_one) > 1e-3);
+    Ok(())
+}
+
 /// Run by the tests below in a separate process, because the environment is read once.
 #[test]
 #[ignore = "the environment of this process is not prepared"]
@@ -158,7 +183,15 @@ fn child() -> Result<()> {
             Err(error) => println!("<{error}>"),
         }
     }
+    // Calls that no policy makes sparse need none.
     flash_attn(&q, &k, &v, SCALE, false)?;
+    let [few_q, few_k, few_v] = [&q, &k, &v].map(|t| t.squeeze(0).and_then(|t| t.narrow(0, 0, 9)).unwrap());
+    let (ends, slopes) = (Tensor::new(&[0u32, 9], q.device())?, Tensor::new(&[0.5f32, 0.25], q.device())?);
+    flash_attn_varlen_alibi(&few_q, &few_k, &few_v, &slopes, &ends, &ends, 9, 9, SCALE, true)?;
+    let (causal, cap) = (Some(0), 0.5);
+    flash_attn_varlen_alibi_windowed_softcap(
+        &few_q, &few_k, &few_v, None, &ends, &ends, 9, 9, SCALE, None, causal, cap,
+    )?;
     s2o::set_policy(Policy::default());
     flash_attn(&q, &k, &v, SCALE, true)?;
     Ok(())

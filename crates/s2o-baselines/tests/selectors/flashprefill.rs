@@ -1,10 +1,11 @@
 //! FlashPrefill against its definition, one head at a time in f64.
 
+use candle_core::{Device, Tensor};
 use candle_s2o::{BLOCK_Q, PrefillCall};
 use proptest::prelude::*;
 use s2o_baselines::FlashPrefill;
 
-use crate::inputs::{Inputs, assert_causal, assert_dense, assert_takes_half_precision, calls};
+use crate::inputs::{Inputs, ascending, assert_causal, assert_dense, assert_takes_half_precision, calls};
 use crate::plain::{Compared, PlainHead, TIE, dot, mean};
 
 /// The scores of the key blocks for the queries `rows` of a block.
@@ -62,4 +63,22 @@ proptest! {
     fn half_precision(call in calls()) {
         assert_takes_half_precision(&call, FlashPrefill::default());
     }
+}
+
+#[test]
+fn the_last_query_of_a_whole_block_scores_its_own_keys() {
+    // The last queries of blocks 6 and 7 agree only with the keys of their own block. Block 7 lacks its last key.
+    const LEN: usize = 7 * BLOCK_Q + 100;
+    let tensor = |entry: &dyn Fn(usize) -> [f32; 2]| {
+        let rows = (0..LEN).flat_map(|row| entry(row).into_iter().chain([0.0; 6]));
+        Tensor::from_vec(rows.collect(), (1, LEN, 1, 8), &Device::Cpu).unwrap()
+    };
+    let q = tensor(&|row| [row == 7 * BLOCK_Q - 1, row == LEN - 1].map(|is_last| if is_last { 200.0 } else { 0.0 }));
+    let k = tensor(&|row| [6, 7].map(|block| if row / BLOCK_Q == block { 1.0 } else { 0.0 }));
+    let inputs = Inputs::new([q, k.clone(), k]);
+    // The prompt goes on, so its last blocks are not among these.
+    let inputs = Inputs { call: PrefillCall { prompt_len: 2 * LEN, ..inputs.call }, ..inputs };
+    let selection = inputs.select(&FlashPrefill::default());
+    assert_eq!(ascending(&selection, 6), [0, 1, 3, 4, 5, 6]);
+    assert_eq!(ascending(&selection, 7), [0, 1, 2, 3, 4, 5, 6, 7]);
 }

@@ -1,11 +1,11 @@
 //! FlexPrefill against its definition, one head at a time in f64.
 
-use candle_core::DType;
+use candle_core::{DType, Device, Tensor};
 use candle_s2o::BLOCK_Q;
 use proptest::prelude::*;
 use s2o_baselines::{FlexPattern, FlexPrefill, block_means};
 
-use crate::inputs::{Inputs, assert_causal, assert_dense, calls};
+use crate::inputs::{Inputs, ascending, assert_causal, assert_dense, calls};
 use crate::plain::{Compared, PlainHead, any, block_sums, count_to, top_cdf, top_k};
 use crate::vectors;
 
@@ -105,9 +105,18 @@ fn real_tensors() {
 }
 
 #[test]
+fn keys_and_distances_are_counted_in_whole_blocks_plus_1() {
+    // Queries of zeros attend to all keys alike: 0.27 of them are 4.3 of 16 blocks.
+    let Inputs { shape, call, tensors: [q, k, v] } = Inputs::random([1, 2048, 1, 16], [2048, 1], 1);
+    let inputs = Inputs { shape, call, tensors: [q.zeros_like().unwrap(), k, v] };
+    let selection = inputs.select(&Settings { gamma: 0.27, tau: 0.0, min_budget: 0 }.selector());
+    assert_eq!(ascending(&selection, 15), [0, 1, 2, 3, 4, 11, 12, 13, 14, 15]);
+}
+
+#[test]
 fn means_of_many_tokens_are_made_in_parts() {
     // Two blocks of 2 x 8192 x 1024 elements are more than one part holds.
-    let x = candle_core::Tensor::arange(0f32, 6.0, &candle_core::Device::Cpu).unwrap();
+    let x = Tensor::arange(0f32, 6.0, &Device::Cpu).unwrap();
     let x = x.reshape((1, 6, 1, 1)).unwrap().broadcast_as((1, 6, 8192, 1024)).unwrap();
     let means = block_means(&x, 1, 2).unwrap();
     let means = means.narrow(1, 8191, 1).unwrap().narrow(3, 1023, 1).unwrap().flatten_all().unwrap();

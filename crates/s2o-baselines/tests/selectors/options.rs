@@ -4,13 +4,40 @@ use std::fmt::Debug;
 
 use candle_core::{DType, Device, Tensor};
 use s2o_baselines::{
-    BaselineError, FlashPrefill, FlexPrefill, HeadPattern, MInference, MInferenceConfig, MeanPooling, Pbs,
-    SlidingWindow, Sparge, SpargeBounds, SpargeConfig, SpargeHead, SpargeLayer, XAttention, antidiagonal_scores,
-    block_means,
+    BaselineError, BlockSelector, FlashPrefill, FlexPrefill, HeadPattern, MInference, MInferenceConfig, MeanPooling,
+    Pbs, PbsScore, SlidingWindow, Sparge, SpargeBounds, SpargeConfig, SpargeHead, SpargeLayer, XAttention,
+    antidiagonal_scores, block_means,
 };
 
 fn message<T: Debug>(refused: Result<T, BaselineError>) -> String {
     refused.unwrap_err().to_string()
+}
+
+#[test]
+fn methods_are_named_as_in_tables() {
+    let methods: [&dyn BlockSelector; 9] = [
+        &FlashPrefill::default(),
+        &FlexPrefill::default(),
+        &MeanPooling::default(),
+        &MInference::default(),
+        &Pbs::default(),
+        &Pbs::default().score(PbsScore::Antidiagonal),
+        &SlidingWindow::default(),
+        &Sparge::default(),
+        &XAttention::default(),
+    ];
+    let expected = [
+        "flashprefill",
+        "flexprefill",
+        "mean-pooling",
+        "minference",
+        "pbs",
+        "pbs-antidiagonal",
+        "sliding-window",
+        "spargeattn",
+        "xattention",
+    ];
+    assert_eq!(methods.map(|method| method.name()), expected);
 }
 
 #[test]

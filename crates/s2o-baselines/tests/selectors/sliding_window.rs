@@ -53,3 +53,16 @@ fn chunks_add_up_and_prompts_begin_anew() {
     prefill(0, 1000);
     assert_eq!(method.take_work(), whole_work);
 }
+
+#[test]
+fn prompts_below_a_length_are_dense() {
+    let method = BlockSparse::new(SlidingWindow::new(128, 0).unwrap()).dense_below(500);
+    assert_eq!(method.name(), "sliding-window");
+    // The first chunk of a prompt: the length of the whole prompt decides.
+    let x = Tensor::rand(-1f32, 1.0, (1, 400, 1, 16), &Device::Cpu).unwrap();
+    for (prompt_len, is_dense) in [(499, true), (500, false), (501, false)] {
+        method.prefill(&PrefillCall { layer: 0, softmax_scale: 0.25, prompt_len }, &x, &x, &x).unwrap();
+        let density = method.take_work()[&0][0].density();
+        assert_eq!(density == 1.0, is_dense, "{prompt_len}: {density}");
+    }
+}

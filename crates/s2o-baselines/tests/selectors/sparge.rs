@@ -122,7 +122,9 @@ fn the_tuner_keeps_its_bounds() {
     let calls = tuning_calls();
     let mut last: Option<Vec<f64>> = None;
     for (l1, l2) in [(0.01, 0.012), (0.08, 0.09), (0.3, 0.35)] {
-        let config = Sparge::tune(&calls, SpargeBounds::new(l1, l2).unwrap()).unwrap();
+        let bounds = SpargeBounds::new(l1, l2).unwrap();
+        assert_eq!((bounds.l1(), bounds.l2()), (l1, l2));
+        let config = Sparge::tune(&calls, bounds).unwrap();
         assert_eq!(config.layers.keys().copied().collect::<Vec<_>>(), [0, 3]);
         let json = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<SpargeConfig>(&json).unwrap(), config);
@@ -184,6 +186,7 @@ fn a_configuration_is_a_file() {
     let config = SpargeConfig { layers };
     config.save(&path).unwrap();
     assert_eq!(SpargeConfig::load(&path).unwrap(), config);
+    assert_eq!(Sparge::from_config(config.clone()).unwrap().config(), &config);
     for (text, words) in [
         (r#"{"layers":{},"l1":0.1}"#, "unknown field `l1`"),
         (r#"{"layers":{"0":{"heads":[],"lamda":-1}}}"#, "unknown field `lamda`"),

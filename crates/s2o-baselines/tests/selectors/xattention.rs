@@ -96,3 +96,18 @@ fn scores_taken_in_parts_are_those_of_the_whole() {
         assert!(greatest_difference(&same, &part) < 1e-4);
     }
 }
+
+#[test]
+fn kv_heads_taken_in_parts_have_the_scores_of_each_alone() {
+    // One part holds two of the three KV heads.
+    let rand = |heads: usize| Tensor::rand(-2f32, 2.0, (1, 11_000, heads, 8), &Device::Cpu).unwrap();
+    let (q, k) = (rand(6), rand(3));
+    let scores = |first: usize, count: usize| {
+        let (q, k) = (q.narrow(2, first * 2, count * 2).unwrap(), k.narrow(2, first, count).unwrap());
+        antidiagonal_scores(&q, &k, 4, 1.0).unwrap()
+    };
+    let all = scores(0, 3);
+    for head in 0..3 {
+        assert!(greatest_difference(&all.narrow(1, head * 2, 2).unwrap(), &scores(head, 1)) < 1e-4);
+    }
+}

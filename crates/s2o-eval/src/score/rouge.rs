@@ -102,6 +102,14 @@ mod tests {
     }
 
     #[test]
+    fn of_the_longest_common_subsequences_one_is_marked() {
+        let mut matched = [false; 4];
+        // "a b" is in it three times; the search goes backwards.
+        mark_common(&words("a b a b"), &words("c a c b"), &mut matched);
+        assert_eq!(matched, [true, false, false, true]);
+    }
+
+    #[test]
     fn of_two_subsequences_of_equal_length_the_earlier_words_of_the_reference_count() {
         for (other, expected) in [("a b", [true, false]), ("b a", [true, true]), ("a", [false, true])] {
             let mut matched = [false; 2];
