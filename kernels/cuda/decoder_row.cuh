@@ -42,7 +42,8 @@ struct Max {
     __device__ __forceinline__ float operator()(float x, float y) const { return fmaxf(x, y); }
 };
 
-// The sum, or the largest, of the values of all threads, none of which is negative; in every thread.
+// The sum or the maximum, in every thread, of values that are not negative. At most one call for each `Join` in a
+// kernel: a second would overwrite `of_warp` while it is read.
 template <typename Join>
 __device__ __forceinline__ float over_block(float x, Join join) {
     __shared__ float of_warp[ROW_THREADS / 32];
@@ -56,7 +57,7 @@ __device__ __forceinline__ float over_block(float x, Join join) {
     return x;
 }
 
-// The normed row of this block in its registers, of x + delta, which is written.
+// The RMS norm of this block's row of x + delta, in registers. With a delta the sum is written to p.sum.
 template <typename T>
 __device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_VECTORS]) {
     const int count = p.width / VECTOR;

@@ -9,7 +9,7 @@ use crate::attention::{Phase, SelfAttention};
 use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
-use crate::fused::{E4M3_NEEDS, Linear, LinearPrecision, Rotary, Rotation, supports_e4m3};
+use crate::fused::{E4M3_MAX_WIDTH, E4M3_NEEDS, Linear, LinearPrecision, Rotary, Rotation, supports_e4m3};
 use crate::kv_cache::KvCache;
 use crate::layers::{Embedding, Mlp, Norm, Quantised, Shared, Weights};
 use crate::parallel::{Parallel, Shards};
@@ -258,8 +258,9 @@ impl Decoder {
         }
     }
 
-    /// The first of a chunk's `len` positions whose output the last layer computes. Those before it leave only their keys
-    /// and values there, if the outputs of positions `from..` do not depend on them. `before` positions are in the cache.
+    /// The first of a chunk's `len` positions whose output the last layer computes. Those before it leave only their
+    /// keys and values there, if the outputs of positions `from..` do not depend on them. `before` positions are in the
+    /// cache.
     fn first_of_last_layer(&self, before: usize, len: usize, phase: Phase, from: usize) -> usize {
         let (Phase::Prefill { method, prompt_len }, Some(layer)) = (phase, self.layers.last()) else { return 0 };
         let independent = method.independent_queries(&layer.attention.call(prompt_len));
@@ -338,9 +339,13 @@ fn check_linear_precision(config: &DecoderConfig, weights: &Weights) -> Result<(
         let got = weights.precision();
         return Err(ModelError::unsupported("linear layers in fp8", "weights in bf16 or f16 (--dtype bf16)", got));
     }
-    let kv = config.num_kv_heads * config.head_dim;
-    match [config.hidden_size, config.intermediate_size, kv].iter().find(|size| !size.is_multiple_of(16)) {
-        Some(got) => Err(ModelError::unsupported("linear layers in fp8", "sizes that are multiples of 16", got)),
+    let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+    let fits = |size: &usize| size.is_multiple_of(16) && *size <= E4M3_MAX_WIDTH;
+    match [config.hidden_size, config.intermediate_size, q, kv].iter().find(|size| !fits(size)) {
+        Some(got) => {
+            let expected = "sizes that are multiples of 16 up to 32768";
+            Err(ModelError::unsupported("linear layers in fp8", expected, got))
+        }
         None => Ok(()),
     }
 }
@@ -364,9 +369,9 @@ impl Layer {
         })
     }
 
-    /// Adds `delta` of the previous layer to the residual stream `x`. Returns the stream after attention, and the output
-    /// of the MLP that is still to be added, both for the positions of the chunk from `first` on; `None` if there are
-    /// none. The keys and values of all positions go to the cache.
+    /// Adds `delta` of the previous layer to the residual stream `x`. Returns the stream after attention, and the
+    /// output of the MLP that is still to be added, both for the positions of the chunk from `first` on; `None` if
+    /// there are none. The keys and values of all positions go to the cache.
     #[expect(clippy::too_many_arguments, reason = "each is a part of the state of a forward pass")]
     fn forward(
         &self,

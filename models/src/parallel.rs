@@ -28,6 +28,7 @@ use thiserror::Error;
 use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Result};
+use crate::fused::LinearPrecision;
 use crate::layers::Weights;
 
 /// What the ranks share.
@@ -126,7 +127,7 @@ impl Parallel {
         let mode = match (self.mode, DeviceMemory::of(weights.device())?) {
             (Mode::Auto, None) => Mode::Sequence,
             (Mode::Auto, Some(memory)) => {
-                let needed = weights.bytes(config) + shared_bytes(config, weights.dtype()) / ranks as u64;
+                let needed = weights.bytes(config) + shared_bytes(config, weights) / ranks as u64;
                 if needed <= self.least(memory.free)? / 5 * 3 { Mode::Sequence } else { Mode::Tensor }
             }
             (mode, _) => mode,
@@ -191,9 +192,13 @@ impl Parallel {
 }
 
 /// Bytes of the output projections and MLPs, of which a rank in sequence mode has its part a second time.
-fn shared_bytes(config: &DecoderConfig, dtype: DType) -> u64 {
+fn shared_bytes(config: &DecoderConfig, weights: &Weights) -> u64 {
     let of_layer = config.hidden_size * (config.num_heads * config.head_dim + 3 * config.intermediate_size);
-    (config.num_layers * of_layer * dtype.size_in_bytes()) as u64
+    let bytes = match weights.linear_precision() {
+        LinearPrecision::AsRead => weights.dtype().size_in_bytes(),
+        LinearPrecision::Fp8 => 1,
+    };
+    (config.num_layers * of_layer * bytes) as u64
 }
 
 /// Part `index` of `count` nearly equal parts of `0..len`.

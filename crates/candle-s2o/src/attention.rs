@@ -39,7 +39,8 @@ pub trait Attention: Debug + Send + Sync {
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor>;
 
     /// How many of the last queries of the prompt have outputs that depend on no other query. A caller that needs only
-    /// some of these may leave out all other queries: a decoder does so in its last layer. The default is none.
+    /// some of these may leave out all other queries: a decoder does so in its last layer. The default is none. A method
+    /// that wraps another passes this on, unless it looks at all queries.
     fn independent_queries(&self, _call: &PrefillCall) -> usize {
         0
     }

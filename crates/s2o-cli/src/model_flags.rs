@@ -28,7 +28,7 @@ enum Precision {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Linear {
-    /// 8-bit floats (e4m3) with a scale for each output and each token; NVIDIA H100 and H200
+    /// 8-bit floats (e4m3) with a scale for each output and each token; NVIDIA H100 and H200, cuBLAS 12.9 or newer
     Fp8,
 }
 
@@ -79,7 +79,8 @@ pub struct LoadFlags {
     /// .gguf file stay quantised on a CPU]
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Precision>,
-    /// Precision of the linear layers [default: that of --dtype]
+    /// Precision of the linear layers inside the decoder, not of embedding, output head, attention and cache [default:
+    /// that of --dtype]
     #[arg(long, value_name = "PRECISION")]
     linear: Option<Linear>,
     /// Device: cpu, cuda or cuda:N [default: the first GPU in a build with the feature cuda, otherwise the CPU]

@@ -20,7 +20,7 @@ pub enum LinearPrecision {
     #[default]
     AsRead,
     /// Weights and inputs in e4m3, with a scale for each output and each row. Only on NVIDIA GPUs of compute capability
-    /// 9.0, from weights in bf16 or f16.
+    /// 9.0 with cuBLAS 12.9 or newer, from weights in bf16 or f16.
     Fp8,
 }
 
@@ -64,7 +64,7 @@ impl Linear {
         }
     }
 
-    /// This layer in another precision.
+    /// This layer in another precision; [`LinearPrecision::AsRead`] leaves it as it is.
     ///
     /// # Errors
     /// For [`LinearPrecision::Fp8`] those of [`E4m3Linear::new`], or if the weight is in quantised blocks.

@@ -12,8 +12,8 @@ mod norm;
 mod rotary;
 mod stacked;
 
-pub(crate) use e4m3::NEEDS as E4M3_NEEDS;
 pub use e4m3::{E4m3, E4m3Linear, Rows, supports_e4m3};
+pub(crate) use e4m3::{MAX_WIDTH as E4M3_MAX_WIDTH, NEEDS as E4M3_NEEDS};
 pub use linear::{Linear, LinearPrecision};
 pub use norm::{add_rms_norm, rms_norm, rms_norm_e4m3};
 pub use rotary::{Heads, LayerCache, QkNorm, Rotary, Rotation, rotate_into_cache};

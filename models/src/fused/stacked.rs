@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use candle_core::{D, Result, Tensor, bail};
 
-#[cfg(feature = "cuda")]
-use super::cuda;
 use super::{E4m3, Linear, LinearPrecision, Rows, supports};
+#[cfg(feature = "cuda")]
+use super::{cuda, supports_e4m3};
 
 /// Linear layers on one input. On a GPU their weights are stacked unless they are quantised, and one matrix product
 /// computes all outputs. On a CPU they stay separate, because the next steps need contiguous outputs.
@@ -42,7 +42,7 @@ impl StackedLinear {
         Ok(Self { layers: vec![Linear::Dense(candle_nn::Linear::new(Tensor::cat(&weights, 0)?, bias))], sizes })
     }
 
-    /// These layers in another precision.
+    /// These layers in another precision; [`LinearPrecision::AsRead`] leaves them as they are.
     ///
     /// # Errors
     /// As [`Linear::in_precision`].
@@ -169,7 +169,9 @@ pub fn silu_mul(gate_up: Stacked) -> Result<Tensor> {
 /// As [`silu_mul`] and [`E4m3::quantise`].
 pub fn silu_mul_e4m3(gate_up: Stacked) -> Result<E4m3> {
     #[cfg(feature = "cuda")]
-    if let Some(joined) = gate_up.gated_on_gpu() {
+    if let Some(joined) = gate_up.gated_on_gpu()
+        && supports_e4m3(joined.device(), joined.dtype())
+    {
         return Ok(cuda::silu_mul_e4m3(&joined.contiguous()?)?);
     }
     E4m3::quantise(&silu_mul(gate_up)?)

@@ -11,8 +11,8 @@ use super::call::Call;
 
 /// Keys of the shortest part, and of the longest before there are more parts.
 const PART_KEYS: [usize; 2] = [256, 4096];
-/// Number of parts while they grow, and the greatest number. An H100 computes 264 parts of all KV heads at once: 33 each of
-/// 8. With 64 parts 32K keys take 13 % more time, with 128 parts 128K keys 10 % (H200, 8 KV heads).
+/// Number of parts while they grow, and the greatest number. An H100 runs 264 blocks at once, 33 for each of 8 KV heads.
+/// With 64 parts 32K keys take 15 % more time, with 128 parts 128K keys 10 % (H200, 8 KV heads).
 const PARTS: [usize; 2] = [32, 128];
 
 /// Key tiles of a part. They depend on the number of keys alone: the output of a head is the same, bit for bit,

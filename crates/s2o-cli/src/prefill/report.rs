@@ -31,7 +31,7 @@ pub struct Report<'a> {
     pub s2o: &'a S2o,
     /// Whether thresholds differ between layers.
     pub by_layer: bool,
-    /// The model that the dense run had instead.
+    /// The model of the dense run, if it is another one.
     pub as_read: Option<&'a LoadedModel>,
     pub dense: Option<Run>,
     pub sparse: Option<(Run, Stats)>,
@@ -41,10 +41,8 @@ pub struct Report<'a> {
 #[derive(Debug, Serialize)]
 pub struct Json<'a> {
     model: &'a str,
-    /// Precision of the weights.
-    weights: &'a str,
-    /// That of the dense run.
-    weights_dense: &'a str,
+    precision: &'a str,
+    precision_dense: Option<&'a str>,
     tokens: usize,
     seconds_dense: Option<f64>,
     seconds_s2o: Option<f64>,
@@ -62,8 +60,8 @@ impl Report<'_> {
         let difference = self.difference()?;
         Ok(Json {
             model: &self.model.name,
-            weights: self.model.decoder.precision(),
-            weights_dense: self.as_read.unwrap_or(self.model).decoder.precision(),
+            precision: self.model.decoder.precision(),
+            precision_dense: dense.map(|_| self.as_read.unwrap_or(self.model).decoder.precision()),
             tokens: self.prompt.tokens.len(),
             seconds_dense: dense.map(|run| run.prefill.as_secs_f64()),
             seconds_s2o: sparse.map(|(run, _)| run.prefill.as_secs_f64()),

@@ -13,7 +13,8 @@ fn prefill_compares_dense_and_s2o() {
     let object = json_of(&["--context", "4096", "--json"]);
     let mut keys: Vec<&str> = object.as_object().expect("an object").keys().map(String::as_str).collect();
     keys.sort();
-    let expected = "answer_dense answer_s2o density expected model rel_l1 seconds_dense seconds_s2o tokens top1_agree weights weights_dense";
+    let expected = "answer_dense answer_s2o density expected model precision precision_dense rel_l1 seconds_dense \
+                    seconds_s2o tokens top1_agree";
     assert_eq!(keys.join(" "), expected);
     let number = |key: &str| number(&object, key);
     assert_eq!(object["model"], "needle-11m");
@@ -192,7 +193,7 @@ fn wrong_options_say_expected_and_got() {
         (&["--revision", "main"], "expected a Hugging Face id"),
         (
             &["--linear", "fp8", "--device", "cpu", "--context", "100"],
-            "linear layers in fp8: expected bf16 or f16 on an NVIDIA GPU of compute capability 9.0 (H100, H200), got f32",
+            "linear layers in fp8: expected bf16 or f16 on an NVIDIA GPU of compute capability 9.0 (H100, H200), its",
         ),
         (&["--dtype", "gguf"], "--dtype gguf: expected a .gguf file as --model, got needle-11m"),
     ];

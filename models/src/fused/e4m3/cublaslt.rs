@@ -14,7 +14,7 @@ use s2o_kernels::Dtype;
 /// Bytes that an algorithm may use: what NVIDIA recommends for compute capability 9.0.
 const WORKSPACE: usize = 32 << 20;
 
-/// Sizes that are remembered: prompts of every length have a last chunk of their own.
+/// Plans that are kept: the last chunk of a prompt may have any length.
 const MOST_PLANS: usize = 1024;
 
 /// Sizes of `x W^T` for `x` `(rows, size_in)` and `W` `(size_out, size_in)`, with a result of `dtype`.
@@ -34,6 +34,12 @@ pub(super) struct Product {
     pub(super) weight: CUdeviceptr,
     pub(super) weight_scales: CUdeviceptr,
     pub(super) out: CUdeviceptr,
+}
+
+/// Whether the library has a scale for each row and column: version 12.9 or newer.
+pub(super) fn is_new_enough() -> bool {
+    // SAFETY: the function takes nothing and returns a number.
+    unsafe { sys::cublasLtGetVersion() >= 120_900 }
 }
 
 /// Enqueues a product. The sums over `size_in` are in f32.
@@ -96,7 +102,7 @@ struct Plan {
     workspace: usize,
 }
 
-// cuBLASLt counts columns first. A matrix in row order is its transpose to it: the result `(rows, size_out)` is
+// cuBLASLt stores matrices in column order, so a matrix in row order is to it the transpose: the result `(rows, size_out)` is
 // `(size_out, rows)`, the product of the transposed transpose of the weight with the transpose of x.
 impl Plan {
     fn new(handle: sys::cublasLtHandle_t, sizes: Sizes, product: Product) -> Result<Self, CudaError> {
@@ -242,7 +248,8 @@ enum Attribute {
 }
 
 unsafe extern "C" {
-    /// The function of the bindings, for attributes and results that their enumerations may lack.
+    /// The function of the bindings, for attributes and results that their enumerations may lack. It links because the
+    /// bindings link to the library (cudarc's feature `dynamic-linking`).
     fn cublasLtMatmulDescSetAttribute(
         operation: sys::cublasLtMatmulDesc_t,
         attribute: u32,

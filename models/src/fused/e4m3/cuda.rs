@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, CudaError>;
 
 pub(super) fn is_supported(device: &Device) -> bool {
     let launcher = device.as_cuda_device().map_err(CudaError::from).and_then(Launcher::new);
-    launcher.is_ok_and(|launcher| launcher.has(Kernel::Quantise))
+    launcher.is_ok_and(|launcher| launcher.has(Kernel::Quantise)) && cublaslt::is_new_enough()
 }
 
 /// Memory that a kernel writes quantised rows to.

@@ -55,8 +55,11 @@ impl Rows {
     /// `len` rows of `(rows, width)` from `start` on.
     ///
     /// # Errors
-    /// If there are fewer rows.
+    /// If there are fewer rows, or more than two dimensions.
     pub fn narrow(&self, start: usize, len: usize) -> Result<Self> {
+        if self.dims().len() != 2 {
+            bail!("expected rows (rows, width), got {:?}", self.dims())
+        }
         Ok(match self {
             Self::Plain(x) => Self::Plain(x.narrow(0, start, len)?),
             Self::E4m3(x) => Self::E4m3(E4m3 {
@@ -69,10 +72,10 @@ impl Rows {
 }
 
 impl E4m3 {
-    /// Quantises `x` `(.., width)`, bf16 or f16, with a width that is a multiple of 16.
+    /// Quantises `x` `(.., width)`, bf16 or f16, with a width that is a multiple of 16 and at most 32768.
     ///
     /// # Errors
-    /// If the device or the dtype is another ([`supports_e4m3`]), or the width.
+    /// If `x` is not bf16 or f16 on a supported device ([`supports_e4m3`]), or the width does not fit.
     pub fn quantise(x: &Tensor) -> Result<Self> {
         check_width("width", x.dim(D::Minus1)?)?;
         #[cfg(feature = "cuda")]
@@ -94,10 +97,13 @@ impl E4m3 {
 }
 
 /// The devices of [`supports_e4m3`].
-pub(crate) const NEEDS: &str = "an NVIDIA GPU of compute capability 9.0 (H100, H200)";
+pub(crate) const NEEDS: &str =
+    "an NVIDIA GPU of compute capability 9.0 (H100, H200), its build of the kernels and cuBLAS 12.9 or newer";
+/// The widest rows that can be quantised: a thread block holds a row in its registers.
+pub(crate) const MAX_WIDTH: usize = 32768;
 
-/// Whether linear layers can be in e4m3: on NVIDIA GPUs of compute capability 9.0, in bf16 and f16. cuBLASLt has scales
-/// for each row and column on no other.
+/// Whether linear layers can be in e4m3: in bf16 and f16 on NVIDIA GPUs of compute capability 9.0, with cuBLAS 12.9 or
+/// newer. On no other GPU cuBLASLt has scales for each row and column.
 pub fn supports_e4m3(device: &Device, dtype: DType) -> bool {
     #[cfg(feature = "cuda")]
     return super::supports(device, dtype) && cuda::is_supported(device);
@@ -134,8 +140,8 @@ impl E4m3Linear {
         Ok(Self { weight: E4m3::quantise(linear.weight())?, bias: linear.bias().cloned() })
     }
 
-    /// The output `(.., size_out)` for rows `(.., size_in)`, in their dtype. Up to eight rows that are not quantised stay
-    /// so: the size of the weight is then the time.
+    /// The output `(.., size_out)` for rows `(.., size_in)`, in their dtype. Up to eight rows are multiplied in their own
+    /// dtype: reading the weight then takes nearly all the time.
     ///
     /// # Errors
     /// If the rows have another width or device.
