@@ -163,22 +163,28 @@ impl Flags {
             dense: None,
             sparse: None,
         };
+        let mut left = methods;
         if let Some(as_read) = &as_read {
             let mut session = session(as_read)?;
             session.compares(&[&Dense])?;
             report.dense = Some(session.run("dense", &Dense, &mut on_text)?);
+            left = &[Method::S2o];
         }
         let mut session = session(&model)?;
+        let attention = |method: &Method| match method {
+            Method::Dense => &Dense as &dyn Attention,
+            Method::S2o => s2o,
+        };
+        let attentions: Vec<&dyn Attention> = left.iter().map(attention).collect();
         if methods.len() > 1 {
-            session.compares(&[&Dense, s2o])?;
+            session.compares(&attentions)?;
         } else if model.is_synthetic {
             // Such a model is only there to be timed.
-            session.warm_up(&[if methods == [Method::Dense] { &Dense as &dyn Attention } else { s2o }])?;
+            session.warm_up(&attentions)?;
             s2o.take_stats()?;
         }
-        for method in methods {
+        for method in left {
             match method {
-                Method::Dense if as_read.is_some() => {}
                 Method::Dense => report.dense = Some(session.run("dense", &Dense, &mut on_text)?),
                 Method::S2o => {
                     let run = session.run("S2O", s2o, &mut on_text)?;
