@@ -9,7 +9,10 @@ use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, address, to_i32
 use s2o_kernels::params::{FewRowsParams, QuantiseParams};
 use s2o_kernels::{Function, Kernel, decoder};
 
-use super::{E4m3, cublaslt};
+use super::{E4m3, MAX_WIDTH, cublaslt};
+
+// Builds without the kernels know this limit too.
+const _: () = assert!(MAX_WIDTH == decoder::MAX_ROW_WIDTH);
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -90,9 +93,9 @@ pub(in crate::fused) fn rows_grid(rows: usize, threads: usize) -> Grid {
 /// Refuses rows that the registers of a block do not hold.
 pub(in crate::fused) fn check_row(width: usize) -> Result<()> {
     match width {
-        1..=decoder::MAX_ROW_WIDTH => Ok(()),
+        1..=MAX_WIDTH => Ok(()),
         got => {
-            let expected = format!("1 to {}", decoder::MAX_ROW_WIDTH);
+            let expected = format!("1 to {MAX_WIDTH}");
             Err(CudaError::Size { name: "width of quantised rows", expected, got })
         }
     }
