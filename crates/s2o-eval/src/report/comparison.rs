@@ -74,9 +74,9 @@ pub struct DifferingItem {
 }
 
 /// Compares all methods with exact attention: for each length, first each task, then [`ALL_TASKS`]. Lengths ascend;
-/// tasks, methods and chunk sizes keep the order of their first occurrence. Perplexity is not compared, and samples that
-/// were not run with every method are left out, as in [`super::rows`]. All outcomes must be of one model, precision,
-/// device and chat template.
+/// tasks, methods and chunk sizes keep the order of their first occurrence. Perplexity is not compared. Samples that were
+/// not run with every method are left out, as in [`super::rows`]. All outcomes must be of one model, precision, device
+/// and chat template.
 pub fn comparisons(outcomes: &[Outcome]) -> Vec<Comparison> {
     let pairs = pairs(outcomes);
     let mut lengths = grouped(&pairs, |pair| pair.own.context_tokens);

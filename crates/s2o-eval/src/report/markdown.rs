@@ -8,8 +8,8 @@ use super::depth_grid::{DepthGrid, depth_grids};
 use super::text::table;
 use crate::run::Outcome;
 
-/// All tables of `outcomes`: means over tasks by length, accuracy and density by task and length, with intervals only in
-/// the CSV file, groups, changes by chunk size, perplexity, and depth by length if every cell was run.
+/// All tables of `outcomes`: means over tasks by length, accuracy and density by task and length (their intervals are
+/// only in the CSV file), groups, changes by chunk size, perplexity, and depth by length if every cell was run.
 pub fn markdown(outcomes: &[Outcome]) -> String {
     let rows = rows(outcomes);
     let mut text = String::new();
@@ -27,8 +27,8 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// The tables of [`markdown`] for each task and length of one model, without its means over tasks, below headings of the
-/// third level.
+/// The tables of [`markdown`] for each task and length of one model, without the means over tasks, below headings of
+/// the third level.
 pub fn task_tables(outcomes: &[Outcome]) -> String {
     let rows = rows(outcomes);
     let mut text = String::new();

@@ -205,9 +205,9 @@ impl Page<'_> {
         }
         let which = if commands.len() == 1 { "The same" } else { "The last" };
         format!(
-            "## Commands\n\nThe outcomes were computed by\n\n```sh\n{}\n```\n\n{which} command goes on where it stopped. Other \
-             tasks, lengths and methods with the same `--out` are added to the outcomes. This report is made again by\n\n\
-             ```sh\ns2o evaluate report {} --out {}\n```\n",
+            "## Commands\n\nThe outcomes were computed by\n\n```sh\n{}\n```\n\n{which} command goes on where it stopped. \
+             Other tasks, lengths and methods with the same `--out` are added to the outcomes. This report is made \
+             again by\n\n```sh\ns2o evaluate report {} --out {}\n```\n",
             commands.join("\n"),
             quoted(&run),
             quoted(&self.out.display().to_string()),
