@@ -61,9 +61,9 @@ impl Estimate {
         let memory = plan.memory;
         format!(
             "to do     {} samples, {} prefills, {} tokens to prefill\n{table}\n\
-             time      at most about {} if every method takes as long as exact attention: {} in attention,\n          \
-             {} in the rest of the prefills, {} for answers of full length; an estimate from {} tokens\n          \
-             prefilled in {} and {} per generated token, which the progress refines\n\
+             time      about {} if every method takes as long as exact attention and no answer ends early:\n          \
+             {} in attention, {} in the rest of the prefills, {} for answers, {} to make prompts;\n          \
+             an estimate from {} tokens prefilled in {} and {} per generated token\n\
              memory    {} GB of weights, {} GB of KV cache for each sequence of {} tokens, and activations\n",
             grouped(plan.samples as f64),
             grouped(plan.prefills() as f64),
@@ -72,6 +72,7 @@ impl Estimate {
             duration(time.attention),
             duration(time.linear),
             duration(time.answers),
+            duration(time.prompts),
             grouped(speed.tokens as f64),
             seconds(measured),
             seconds(speed.step_seconds),

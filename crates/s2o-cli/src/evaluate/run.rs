@@ -28,6 +28,8 @@ pub const OUTCOMES: &str = "outcomes.jsonl";
 pub const RUNS: &str = "runs";
 /// Name of the CSV file of settings at equal density.
 const KNOBS: &str = "knobs";
+/// What the estimate leaves out.
+const DENSITIES_FOLLOW: &str = "densities are not counted: their settings are searched after these prefills";
 /// Number of tasks whose first prompt decides a setting at equal density.
 const KNOB_TASKS: usize = 3;
 
@@ -113,6 +115,9 @@ impl Flags {
         self.announce(&model, template, found, &samples, journal.outcomes().len())?;
         let origin = record::here(&model_flags::describe(&model), model.decoder.device());
         let mut speed = None;
+        if !self.densities.is_empty() {
+            progress::say(DENSITIES_FOLLOW);
+        }
         self.go(&runner, &samples, &mut journal, &origin, &mut speed)?;
         if !self.densities.is_empty() {
             samples.sort_by_key(Sample::context_tokens);
@@ -262,7 +267,7 @@ impl Flags {
             false => Estimate::of(runner, &trials, None)?.text(),
         };
         if !self.densities.is_empty() {
-            text.push_str("densities not counted: their settings are found after these prefills, and they follow\n");
+            text.push_str(&format!("{DENSITIES_FOLLOW}\n"));
         }
         exit::print(&text)
     }

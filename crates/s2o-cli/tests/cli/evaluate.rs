@@ -126,9 +126,11 @@ fn the_cost_is_said_before_the_first_sample() {
     let planned = stdout_of("evaluate", &short(&directory, &[&args[..], &["--dry-run"]].concat()));
     // Two items, two chunk sizes.
     let rows = ["| dense                 4            4 |", "| s2o                   4            4 |"];
-    let all =
-        ["4 samples, 16 prefills, 5,600 tokens to prefill", "time      at most about ", "GB of KV cache for each"];
-    assert_has(&planned, &[&all[..], &rows, &["0.04 GB of weights", "256 tokens\n          prefilled in"]].concat());
+    let all = ["4 samples, 16 prefills, 5,600 tokens to prefill", "time      about ", "GB of KV cache for each"];
+    assert_has(
+        &planned,
+        &[&all[..], &rows, &["0.04 GB of weights", "an estimate from 256 tokens prefilled in"]].concat(),
+    );
     assert_eq!(fs::read_dir(directory.path()).expect("a directory").count(), 0, "it leaves no file");
 
     let output = run("evaluate", &short(&directory, &args));
@@ -154,7 +156,7 @@ fn the_cost_is_said_before_the_first_sample() {
     assert_has(&planned, &["to do     nothing: all outcomes exist"]);
     let fresh = ["--dry-run", "--fresh", "--densities", "0.5"];
     let planned = stdout_of("evaluate", &short(&directory, &[&args[..], &fresh].concat()));
-    assert_has(&planned, &["16 prefills", "densities not counted"]);
+    assert_has(&planned, &["16 prefills", "densities are not counted"]);
     fs::write(directory.path().join("outcomes.jsonl"), "notes").expect("written");
     let part = "got a file that is not a journal; --fresh starts anew";
     assert_refused("evaluate", &short(&directory, &["--dry-run"]), &[(&[], part)]);

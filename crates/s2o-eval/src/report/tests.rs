@@ -242,7 +242,7 @@ fn methods_are_compared_with_exact_attention() {
         ("a", 0, "yes", "no"),
         ("a", 1, "yes", "yes"),
         ("b", 0, "no", "yes"),
-        ("b", 1, "yes", " yes"),
+        ("b", 1, "yes", "yes"),
         ("b", 2, "yes", "yes"),
         ("b", 3, "yes", "yes"),
     ] {

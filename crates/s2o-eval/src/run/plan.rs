@@ -1,6 +1,7 @@
 //! [`Plan`]: the prefills and answers that a run still has to compute, and an estimate of their time.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use super::runner::{Runner, SHORT};
 use super::sample::Sample;
@@ -16,6 +17,8 @@ pub struct Plan {
     pub counts: Vec<Count>,
     /// Number of different samples.
     pub samples: usize,
+    /// Estimated time for making the prompts of generated tasks, in seconds.
+    pub prompt_seconds: f64,
     /// Memory of the weights and of the largest KV cache.
     pub memory: Memory,
 }
@@ -68,11 +71,11 @@ impl Plan {
         methods.iter().map(|counts| (counts[0].method.as_str(), lengths(counts))).collect()
     }
 
-    /// An upper estimate of the time: every method takes as long as exact attention, and every answer has as many
-    /// tokens as its task allows.
+    /// The estimated time if every method takes as long as exact attention and every answer has as many tokens as its
+    /// task allows.
     pub fn time(&self, speed: &Speed) -> Time {
         let times = self.counts.iter().map(|count| speed.of(count.context_tokens, count.answer_tokens, count.prefills));
-        times.fold(Time::default(), Time::plus)
+        times.fold(Time { prompts: self.prompt_seconds, ..Time::default() }, Time::plus)
     }
 
     /// The estimate of one trial, in seconds; 0 for a trial that is not planned.
@@ -84,12 +87,13 @@ impl Plan {
 
 impl Runner<'_> {
     /// Counts trials of [`Runner::pending`]. Makes one short item of each generated task, to learn how long its answers
-    /// may be.
+    /// may be and how long a prompt takes.
     ///
     /// # Errors
     /// As [`crate::tasks::Task::generate`].
     pub fn plan(&self, trials: &[Trial]) -> Result<Plan> {
         let mut answers: BTreeMap<&str, usize> = BTreeMap::new();
+        let (mut made_tokens, mut making) = (0, Duration::ZERO);
         for trial in trials {
             let task = trial.sample.task();
             let tokens = match trial.sample {
@@ -99,7 +103,11 @@ impl Runner<'_> {
                 Sample::Generated { task, spec } => {
                     let mut spec = *spec;
                     spec.num_tokens = spec.num_tokens.min(SHORT);
-                    task.generate(&self.model.tokenizer, &spec)?.max_new_tokens
+                    let start = Instant::now();
+                    let item = task.generate(&self.model.tokenizer, &spec)?;
+                    made_tokens += spec.num_tokens;
+                    making += start.elapsed();
+                    item.max_new_tokens
                 }
             };
             let most = answers.entry(task).or_default();
@@ -113,9 +121,16 @@ impl Runner<'_> {
             Count { task, context_tokens, method, prefills: trials.len(), answer_tokens }
         });
         let context_tokens = trials.iter().map(|trial| trial.sample.context_tokens()).max().unwrap_or_default();
+        let samples = grouped(trials, |trial| &trial.key.sample);
+        let generated = samples.iter().map(|trials| match trials[0].sample {
+            Sample::Generated { spec, .. } => spec.num_tokens,
+            Sample::Given(_) | Sample::Passage(_) => 0,
+        });
+        let share = generated.sum::<usize>() as f64 / made_tokens.max(1) as f64;
         Ok(Plan {
             counts: counts.collect(),
-            samples: grouped(trials, |trial| &trial.key.sample).len(),
+            samples: samples.len(),
+            prompt_seconds: share * making.as_secs_f64(),
             memory: Memory {
                 weights: self.model.decoder.weight_bytes(),
                 kv_cache: self.cache_bytes(context_tokens),
@@ -145,6 +160,7 @@ mod tests {
                 count("b", 4000, "dense", 1, 20),
             ],
             samples: 5,
+            prompt_seconds: 3.0,
             memory: Memory { weights: 1, kv_cache: 1, context_tokens: 4000 },
         }
     }
@@ -172,6 +188,7 @@ mod tests {
         assert!((time.linear - (6.0 * 2.0 + 8.0)).abs() < 1e-9, "{time:?}");
         assert!((time.attention - (6.0 * 2.0 + 32.0)).abs() < 1e-9, "{time:?}");
         assert!((time.answers - 7.0).abs() < 1e-9, "{time:?}");
+        assert!((time.total() - (20.0 + 44.0 + 7.0 + 3.0)).abs() < 1e-9, "{time:?}");
         let one = plan().seconds_of(&speed, "b", 4000);
         assert!((one - (8.0 + 32.0 + 2.0)).abs() < 1e-9, "{one}");
         assert_eq!(plan().seconds_of(&speed, "c", 4000), 0.0);

@@ -44,12 +44,14 @@ pub struct Time {
     pub attention: f64,
     /// Decoding of the answers.
     pub answers: f64,
+    /// Making of the prompts, before the prefills.
+    pub prompts: f64,
 }
 
 impl Time {
     /// The sum of the parts.
     pub fn total(self) -> f64 {
-        self.linear + self.attention + self.answers
+        self.linear + self.attention + self.answers + self.prompts
     }
 
     pub(super) fn plus(self, other: Self) -> Self {
@@ -57,6 +59,7 @@ impl Time {
             linear: self.linear + other.linear,
             attention: self.attention + other.attention,
             answers: self.answers + other.answers,
+            prompts: self.prompts + other.prompts,
         }
     }
 }
@@ -74,6 +77,7 @@ impl Speed {
             linear: count * self.linear_seconds * longer,
             attention: count * self.attention_seconds * longer * longer,
             answers: count * step * answer_tokens as f64,
+            prompts: 0.0,
         }
     }
 }
@@ -104,7 +108,7 @@ impl Attention for TimedDense {
 impl Runner<'_> {
     /// Times prefills of made-up tokens with exact attention, of 256 tokens and then of twice as many each time, until
     /// one takes a second or the next would have more than `longest` tokens. Then times a few decoding steps. The last
-    /// prefill counts, so that the start of a GPU is not measured.
+    /// prefill counts, so that the start of a GPU is not measured unless there is only one.
     ///
     /// # Errors
     /// Errors of the model.

@@ -73,7 +73,7 @@ impl Page<'_> {
         let prompts: Vec<String> = distinct(lengths).into_iter().map(prompts).collect();
         let chunks = list(distinct(self.outcomes.iter().map(|outcome| outcome.key.setting.chunk.as_str())));
         let lines = [
-            ("model", column(|origin| &origin.source, &inline(model_line(self.outcomes)))),
+            ("model", column(|origin| &origin.source, &inline(&setting.model))),
             ("device", column(|origin| &origin.device, &setting.device)),
             ("precision", inline(&setting.dtype)),
             ("chat template, chunk", format!("{}, {chunks}", setting.template)),
@@ -82,6 +82,7 @@ impl Page<'_> {
             ("prompts, by tokens", prompts.join(", ")),
             ("commit, date", format!("{}, {}", column(|o| &o.commit, "unknown"), column(|o| &o.date, "unknown"))),
         ];
+        // The table escapes bars itself.
         let lines = lines.into_iter().map(|(name, value)| vec![name.to_owned(), value.replace("\\|", "|")]);
         let mut text = table(&["run", ""], lines);
         if let Some(left_out) = unpaired(self.outcomes) {
@@ -254,11 +255,6 @@ pub fn label<'r>(row: &Comparison, rows: impl IntoIterator<Item = &'r Comparison
 
 fn sparse<'r>(rows: &[&'r Comparison]) -> Vec<&'r Comparison> {
     rows.iter().copied().filter(|row| row.method != DENSE).collect()
-}
-
-/// What the report is about in one line, if runs.csv does not say more.
-fn model_line(outcomes: &[Outcome]) -> &str {
-    &outcomes[0].key.setting.model
 }
 
 /// How exact, how fast and how sparse a method is at one length.
