@@ -69,12 +69,16 @@ impl Place {
         fs::read_to_string(self.out().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    fn assert_is_picture(&self, name: &str) {
-        let png = fs::read(self.out().join(format!("{name}.png"))).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"), "{name}");
-        let svg = self.file(&format!("{name}.svg"));
-        assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
-        assert!(self.file("report.md").contains(&format!("]({name}.png)")), "{name}");
+    /// Both files of each picture are whole, and the text shows it.
+    fn assert_are_pictures(&self, names: &[&str]) {
+        for name in names {
+            let png =
+                fs::read(self.out().join(format!("{name}.png"))).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"), "{name}");
+            let svg = self.file(&format!("{name}.svg"));
+            assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
+            assert!(self.file("report.md").contains(&format!("]({name}.png)")), "{name}");
+        }
     }
 }
 
@@ -97,7 +101,7 @@ fn a_report_has_the_numbers_of_the_journal() {
             "| commit, date | abc123, 2026-11-25 |",
             // Every task has the same weight: 100 - 25 / 2.
             "- **s2o:tau=0.05** at 8192 tokens: score 87.5 %, -12.5 points from exact attention (95 % interval -",
-            ", so it may be chance). Of 6 items 1 are worse and 0 better. Density 0.250.",
+            ", which includes 0). Of 6 items 1 are worse and 0 better. Density 0.250.",
             "Density 0.250. The prefill is 4.00 times as fast.",
             "2 tasks with the same weight",
             "| dense | 100.0 | 100.0 |\n| s2o:tau=0.05 | 100.0 | 87.5 |",
@@ -116,7 +120,7 @@ fn a_report_has_the_numbers_of_the_journal() {
     // One heading of the first level, and no cell with two numbers.
     assert_eq!(report.lines().filter(|line| line.starts_with("# ")).count(), 1);
     assert!(!report.contains(" / "), "{report}");
-    ["score-by-length", "density-by-length", "speed-up-by-length"].map(|name| place.assert_is_picture(name));
+    place.assert_are_pictures(&["score-by-length", "density-by-length", "speed-up-by-length"]);
 
     let differences = place.file("differences.csv");
     let mut reader = csv::Reader::from_reader(differences.as_bytes());
@@ -148,7 +152,7 @@ fn a_report_replaces_the_older_one_and_nothing_else() {
     for part in ["Difference from", "times as fast", "Items whose score"] {
         assert!(!report.contains(part), "{part} in {report}");
     }
-    ["score-by-length", "density-by-length"].map(|name| place.assert_is_picture(name));
+    place.assert_are_pictures(&["score-by-length", "density-by-length"]);
     for file in ["speed-up-by-length.png", "speed-up-by-length.svg"] {
         assert!(!place.out().join(file).exists(), "{file}");
     }
@@ -159,7 +163,7 @@ fn one_length_and_passages_have_a_report_too() {
     let short: Vec<Value> = outcomes().into_iter().filter(|outcome| outcome["context_tokens"] == 4096).collect();
     let place = Place::new(&short);
     place.report();
-    place.assert_is_picture("score-by-length");
+    place.assert_are_pictures(&["score-by-length"]);
     let none = "## Items whose score differs from that of exact attention\n\nNone.\n";
     assert_has(&place.file("report.md"), &[none, "| dense | 100.0 |\n| s2o:tau=0.05 | 100.0 |"]);
 

@@ -267,7 +267,7 @@ fn sentence(row: &Comparison, name: &str) -> String {
             points(difference),
             points(low),
             points(high),
-            if low <= 0.0 && high >= 0.0 { ", so it may be chance" } else { "" },
+            if low <= 0.0 && high >= 0.0 { ", which includes 0" } else { "" },
             row.items,
             row.worse.unwrap_or_default(),
             row.better.unwrap_or_default(),
