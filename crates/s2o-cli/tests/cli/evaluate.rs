@@ -125,7 +125,7 @@ fn the_cost_is_said_before_the_first_sample() {
     let args = ["--methods", "dense,s2o", "--chunk", "whole,256"];
     let planned = stdout_of("evaluate", &short(&directory, &[&args[..], &["--dry-run"]].concat()));
     // Two items, two chunk sizes.
-    let rows = ["| dense                 4            4 |", "| s2o                   4            4 |"];
+    let rows = ["| dense                  4            4 |", "| s2o                    4            4 |"];
     let all = ["4 samples, 16 prefills, 5,600 tokens to prefill", "time      about ", "GB of KV cache for each"];
     assert_has(
         &planned,
