@@ -98,11 +98,16 @@ impl Progress {
 
     pub fn add(&self, steps: usize) {
         self.bar.inc(steps as u64);
-        self.line();
+        // Estimated steps finish several at once. A line after the first of them would count too little.
+        if self.unit.is_some() {
+            self.line();
+        }
     }
 
+    /// Names the step that begins, of a phase with estimated steps.
     pub fn name_step(&self, step: String) {
         self.bar.set_message(step);
+        self.line();
     }
 
     /// Leaves a bar as it is and moves the cursor to a new line.
