@@ -37,6 +37,7 @@ pub struct Decoder {
     rotary: Rotary,
     dtype: DType,
     precision: String,
+    weight_bytes: u64,
     device: Device,
     parallel: Option<Parallel>,
 }
@@ -124,6 +125,7 @@ impl Decoder {
             rotary: Rotary::new(frequencies, factor, weights.dtype(), weights.device())?,
             dtype: weights.dtype(),
             precision: weights.precision(),
+            weight_bytes: weights.bytes(&config),
             device: weights.device().clone(),
             config,
             embedding,
@@ -146,6 +148,11 @@ impl Decoder {
     /// The dtype, and the types of quantised weights: `bf16`, or `bf16 with Q4K and Q6K weights`.
     pub fn precision(&self) -> &str {
         &self.precision
+    }
+
+    /// Memory of the model's weights in bytes; several ranks hold them together.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
     }
 
     /// The device of the weights and of the computation.

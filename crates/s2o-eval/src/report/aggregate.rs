@@ -103,11 +103,11 @@ pub fn rows(outcomes: &[Outcome]) -> Vec<Row> {
     rows
 }
 
-/// Writes rows to a CSV file.
+/// Writes rows to a CSV file: those of [`rows`], or comparisons.
 ///
 /// # Errors
 /// [`EvalError::Write`].
-pub fn write_csv(path: &Path, rows: &[Row]) -> Result<()> {
+pub fn write_csv<R: Serialize>(path: &Path, rows: &[R]) -> Result<()> {
     let failed = |error: csv::Error| EvalError::Write { path: path.to_owned(), source: error.into() };
     let mut writer = csv::Writer::from_path(path).map_err(failed)?;
     rows.iter().try_for_each(|row| writer.serialize(row)).map_err(failed)?;
