@@ -74,6 +74,12 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A path or another word as a shell reads it.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=+,".contains(c);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
 /// An error to three digits.
 pub fn scientific(value: f64) -> String {
     if value == 0.0 { "0".to_owned() } else { format!("{value:.2e}") }

@@ -15,12 +15,13 @@ use serde::Serialize;
 
 use super::estimate::Estimate;
 use super::record;
-use super::report::quoted;
 use super::samples::SampleFlags;
 use super::tables;
+use crate::layout::shell_word;
 use crate::model_flags::LoadFlags;
 use crate::progress::{self, Progress};
-use crate::{exit, machine, model_flags, writable};
+use crate::writable::{self, cannot_write};
+use crate::{exit, machine, model_flags};
 
 /// File of outcomes, in the directory of a run.
 pub const OUTCOMES: &str = "outcomes.jsonl";
@@ -136,13 +137,15 @@ impl Flags {
         }
         tables::print(journal.outcomes())?;
         let files = format!("{OUTCOMES}, {RUNS}.csv, table.csv and table.md are in {}", self.out.display());
-        let report =
-            format!("`s2o evaluate report {} --out report` makes a report", quoted(&self.out.display().to_string()));
+        let report = format!(
+            "`s2o evaluate report {} --out report` makes a report",
+            shell_word(&self.out.display().to_string())
+        );
         exit::print(&format!("{files}\n{report}\n\n{}\n", machine::describe(model.decoder.device())))
     }
 
     fn journal(&self) -> Result<Journal> {
-        fs::create_dir_all(&self.out).with_context(|| format!("cannot write {}", self.out.display()))?;
+        fs::create_dir_all(&self.out).with_context(|| cannot_write(&self.out))?;
         let path = self.out.join(OUTCOMES);
         if !self.fresh {
             return Journal::open(path).map_err(with_way_out);
@@ -152,7 +155,7 @@ impl Flags {
             let path = self.out.join(name).with_extension("csv");
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("cannot write {}", path.display()));
+                    return Err(error).with_context(|| cannot_write(&path));
                 }
                 _ => {}
             }

@@ -14,10 +14,10 @@ mod markdown;
 mod tests;
 mod text;
 
-pub use aggregate::{RULER_AVERAGE, Row, grouped, rows, unpaired, write_csv};
+pub use aggregate::{RULER_AVERAGE, Row, ascending, distinct, grouped, rows, unpaired, write_csv};
 pub use columns::{CHANGED, Column, answer_columns, naming_columns, perplexity_columns};
 pub use comparison::{ALL_TASKS, Comparison, DifferingItem, comparisons, differing_items, paired_interval};
 pub use depth_grid::{DepthGrid, depth_grids};
 pub use export::{niah_result, ruler_prediction};
 pub use markdown::{markdown, rows_of_models, task_tables};
-pub use text::{inline, pivot, table};
+pub use text::{inline, pivot, plain, table};

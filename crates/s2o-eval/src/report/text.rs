@@ -26,8 +26,13 @@ pub fn pivot<L, C>(
 
 /// Text of rows for a paragraph or a picture's description: on one line, with markup escaped.
 pub fn inline(text: &str) -> String {
+    plain(text).replace('|', "\\|")
+}
+
+/// [`inline`] for a cell of a [`table`], which escapes bars itself.
+pub fn plain(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.replace('\\', "\\\\").replace('<', "&lt;").replace('[', "\\[").replace(']', "\\]").replace('|', "\\|")
+    line.replace('\\', "\\\\").replace('<', "&lt;").replace('[', "\\[").replace(']', "\\]")
 }
 
 #[cfg(test)]

@@ -121,15 +121,16 @@ impl Runner<'_> {
             Count { task, context_tokens, method, prefills: trials.len(), answer_tokens }
         });
         let context_tokens = trials.iter().map(|trial| trial.sample.context_tokens()).max().unwrap_or_default();
-        let samples = grouped(trials, |trial| &trial.key.sample);
-        let generated = samples.iter().map(|trials| match trials[0].sample {
+        // The trials of a sample follow each other.
+        let samples = || trials.chunk_by(|a, b| a.key.sample == b.key.sample);
+        let generated = samples().map(|trials| match trials[0].sample {
             Sample::Generated { spec, .. } => spec.num_tokens,
             Sample::Given(_) | Sample::Passage(_) => 0,
         });
         let share = generated.sum::<usize>() as f64 / made_tokens.max(1) as f64;
         Ok(Plan {
             counts: counts.collect(),
-            samples: samples.len(),
+            samples: samples().count(),
             prompt_seconds: share * making.as_secs_f64(),
             memory: Memory {
                 weights: self.model.decoder.weight_bytes(),
@@ -141,17 +142,14 @@ impl Runner<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
+    pub fn count(task: &str, context_tokens: usize, method: &str, prefills: usize, answer_tokens: usize) -> Count {
+        Count { task: task.to_owned(), context_tokens, method: method.to_owned(), prefills, answer_tokens }
+    }
+
     fn plan() -> Plan {
-        let count = |task: &str, context_tokens, method: &str, prefills, answer_tokens| Count {
-            task: task.to_owned(),
-            context_tokens,
-            method: method.to_owned(),
-            prefills,
-            answer_tokens,
-        };
         Plan {
             counts: vec![
                 count("a", 1000, "dense", 2, 10),

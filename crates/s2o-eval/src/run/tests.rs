@@ -9,6 +9,7 @@ use candle_s2o::{Attention, Dense, PrefillCall};
 use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource};
 use tempfile::TempDir;
 
+use super::plan::tests::count;
 use super::*;
 use crate::error::EvalError;
 use crate::load;
@@ -338,13 +339,6 @@ fn a_plan_counts_what_is_left() {
     // Whole prompts of the first sample are in the journal.
     assert_eq!((plan.samples, plan.prefills(), plan.tokens()), (5, 18, 2 * 300 + 4 * (300 + 2 * 500 + 600)));
     let item = samples[0].item(&MODEL.tokenizer).unwrap().unwrap().into_owned();
-    let count = |task: &str, context_tokens, method: &str, prefills, answer_tokens| Count {
-        task: task.to_owned(),
-        context_tokens,
-        method: method.to_owned(),
-        prefills,
-        answer_tokens,
-    };
     let most = item.max_new_tokens;
     let of_dense: Vec<Count> = plan.counts.iter().filter(|count| count.method == "dense").cloned().collect();
     let expected = [

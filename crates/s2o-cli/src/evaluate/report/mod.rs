@@ -12,12 +12,11 @@ use s2o_eval::{EvalError, Provenance};
 
 use super::run::{OUTCOMES, RUNS};
 use super::tables;
-use crate::{exit, writable};
+use crate::exit;
+use crate::writable::{self, cannot_write};
 
 mod page;
 mod pictures;
-
-pub use page::quoted;
 
 /// The report's text.
 const REPORT: &str = "report.md";
@@ -137,8 +136,4 @@ fn check(path: &Path, outcomes: &[Outcome], models: &[Vec<&Row>]) -> Result<()> 
             )
         }
     }
-}
-
-fn cannot_write(path: &Path) -> String {
-    format!("cannot write {}", path.display())
 }

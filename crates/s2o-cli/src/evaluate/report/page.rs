@@ -4,12 +4,15 @@ use std::path::Path;
 
 use s2o_eval::Provenance;
 use s2o_eval::method::{self, DENSE, MethodSpec};
-use s2o_eval::report::{ALL_TASKS, Comparison, DifferingItem, grouped, inline, pivot, table, task_tables, unpaired};
+use s2o_eval::report::{
+    ALL_TASKS, Comparison, DifferingItem, ascending, distinct, grouped, inline, pivot, plain, table, task_tables,
+    unpaired,
+};
 use s2o_eval::run::Outcome;
 
 use super::pictures::{Picture, Subject};
 use super::{DIFFERENCES, ITEMS, RUNS, TABLE};
-use crate::layout::{duration, seconds};
+use crate::layout::{duration, seconds, shell_word};
 
 /// The most items that the text lists.
 const LISTED_ITEMS: usize = 20;
@@ -60,30 +63,28 @@ impl Page<'_> {
         let setting = &self.outcomes[0].key.setting;
         let column = |of: fn(&Provenance) -> &String, otherwise: &str| {
             let values = distinct(self.origins.iter().map(of).filter(|value| !value.is_empty()).map(String::as_str));
-            let values: Vec<String> = values.into_iter().map(inline).collect();
+            let values: Vec<String> = values.into_iter().map(plain).collect();
             if values.is_empty() { otherwise.to_owned() } else { values.join("; ") }
         };
-        let list = |values: Vec<&str>| values.into_iter().map(inline).collect::<Vec<_>>().join(", ");
-        let mut lengths: Vec<usize> = self.outcomes.iter().map(|outcome| outcome.context_tokens).collect();
-        lengths.sort_unstable();
+        let list = |values: Vec<&str>| values.into_iter().map(plain).collect::<Vec<_>>().join(", ");
+        let lengths = ascending(self.outcomes.iter().map(|outcome| outcome.context_tokens));
         let prompts = |length: usize| {
             let own = self.outcomes.iter().filter(|outcome| outcome.context_tokens == length);
             format!("{} of {length}", distinct(own.map(|outcome| outcome.key.sample.as_str())).len())
         };
-        let prompts: Vec<String> = distinct(lengths).into_iter().map(prompts).collect();
+        let prompts: Vec<String> = lengths.into_iter().map(prompts).collect();
         let chunks = list(distinct(self.outcomes.iter().map(|outcome| outcome.key.setting.chunk.as_str())));
         let lines = [
-            ("model", column(|origin| &origin.source, &inline(&setting.model))),
+            ("model", column(|origin| &origin.source, &plain(&setting.model))),
             ("device", column(|origin| &origin.device, &setting.device)),
-            ("precision", inline(&setting.dtype)),
+            ("precision", plain(&setting.dtype)),
             ("chat template, chunk", format!("{}, {chunks}", setting.template)),
             ("methods", list(distinct(self.outcomes.iter().map(|outcome| outcome.key.method.as_str())))),
             ("tasks", list(distinct(self.outcomes.iter().map(|outcome| outcome.task.as_str())))),
             ("prompts, by tokens", prompts.join(", ")),
             ("commit, date", format!("{}, {}", column(|o| &o.commit, "unknown"), column(|o| &o.date, "unknown"))),
         ];
-        // The table escapes bars itself.
-        let lines = lines.into_iter().map(|(name, value)| vec![name.to_owned(), value.replace("\\|", "|")]);
+        let lines = lines.into_iter().map(|(name, value)| vec![name.to_owned(), value]);
         let mut text = table(&["run", ""], lines);
         if let Some(left_out) = unpaired(self.outcomes) {
             text.push_str(&format!("\n{left_out}\n"));
@@ -166,7 +167,7 @@ impl Page<'_> {
             return Some(format!("{heading}None.\n"));
         }
         let listed = self.items.iter().take(LISTED_ITEMS).map(|item| {
-            let method = format!("{}{}", item.method, self.chunk_of(&item.chunk));
+            let method = label(&item.method, &item.chunk, self.comparisons);
             let scores = [item.score, item.dense_score].map(percent);
             let answers = [&item.references, &item.prediction, &item.dense_prediction].map(|text| code(text));
             [item.sample.clone(), method].into_iter().chain(scores).chain(answers).collect()
@@ -210,17 +211,15 @@ impl Page<'_> {
              Other tasks, lengths and methods with the same `--out` are added to the outcomes. This report is made \
              again by\n\n```sh\ns2o evaluate report {} --out {}\n```\n",
             commands.join("\n"),
-            quoted(&run),
-            quoted(&self.out.display().to_string()),
+            shell_word(&run),
+            shell_word(&self.out.display().to_string()),
         )
     }
 
     /// Methods as rows, lengths as columns.
     fn by_length(&self, rows: &[&Comparison], cell: impl Fn(&Comparison) -> Option<String>) -> String {
-        let mut lengths: Vec<usize> = rows.iter().map(|row| row.context_tokens).collect();
-        lengths.sort_unstable();
-        let columns: Vec<(String, usize)> =
-            distinct(lengths).into_iter().map(|length| (length.to_string(), length)).collect();
+        let lengths = ascending(rows.iter().map(|row| row.context_tokens));
+        let columns: Vec<(String, usize)> = lengths.into_iter().map(|length| (length.to_string(), length)).collect();
         let lines = grouped(rows.iter().copied(), |row| (&row.method, &row.chunk));
         let lines = lines.into_iter().map(|rows| (vec![self.name(rows[0])], rows));
         pivot(&["method"], &columns, lines, |rows, length| {
@@ -236,20 +235,15 @@ impl Page<'_> {
     }
 
     fn name(&self, row: &Comparison) -> String {
-        label(row, self.comparisons)
-    }
-
-    fn chunk_of(&self, chunk: &str) -> String {
-        let are_several = self.comparisons.iter().any(|row| row.chunk != chunk);
-        if are_several { format!(", chunk {chunk}") } else { String::new() }
+        label(&row.method, &row.chunk, self.comparisons)
     }
 }
 
-/// The method of a row, with its chunk size if the rows have several.
-pub fn label<'r>(row: &Comparison, rows: impl IntoIterator<Item = &'r Comparison>) -> String {
-    match rows.into_iter().any(|other| other.chunk != row.chunk) {
-        true => format!("{}, chunk {}", row.method, row.chunk),
-        false => row.method.clone(),
+/// The method, with its chunk size if the rows have several.
+pub fn label<'r>(method: &str, chunk: &str, rows: impl IntoIterator<Item = &'r Comparison>) -> String {
+    match rows.into_iter().any(|row| row.chunk != chunk) {
+        true => format!("{method}, chunk {chunk}"),
+        false => method.to_owned(),
     }
 }
 
@@ -283,9 +277,7 @@ fn sentence(row: &Comparison, name: &str) -> String {
 
 /// The number of tasks, or the numbers if the lengths have different ones.
 fn tasks(means: &[&Comparison]) -> String {
-    let mut counts: Vec<usize> = means.iter().map(|row| row.tasks).collect();
-    counts.sort_unstable();
-    match distinct(counts).as_slice() {
+    match distinct(means.iter().map(|row| row.tasks)).as_slice() {
         [1] => "one task".to_owned(),
         [count] => format!("{count} tasks"),
         _ => "the tasks of each length".to_owned(),
@@ -316,21 +308,4 @@ fn code(text: &str) -> String {
 fn command(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if line.starts_with("evaluate ") { format!("s2o {line}") } else { line }
-}
-
-/// A path for a shell.
-pub fn quoted(path: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=+,".contains(c);
-    if path.chars().all(is_plain) { path.to_owned() } else { format!("'{}'", path.replace('\'', "'\\''")) }
-}
-
-/// Values in the order in which they first occur.
-fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut distinct = Vec::new();
-    for value in values {
-        if !distinct.contains(&value) {
-            distinct.push(value);
-        }
-    }
-    distinct
 }

@@ -98,7 +98,7 @@ pub fn draw(directory: &Path, comparisons: &[Comparison]) -> Result<Vec<Picture>
 fn lines(subject: Subject, methods: &[Vec<&Comparison>]) -> Lines {
     let point = |row: &&Comparison| (row.context_tokens as f64, subject.value(row).unwrap_or(f64::NAN));
     let series = methods.iter().map(|rows| Series {
-        label: label(rows[0], methods.iter().map(|rows| rows[0])),
+        label: label(&rows[0].method, &rows[0].chunk, methods.iter().map(|rows| rows[0])),
         points: rows.iter().map(point).collect(),
         marks: true,
     });
@@ -116,7 +116,7 @@ fn lines(subject: Subject, methods: &[Vec<&Comparison>]) -> Lines {
 
 fn bars(subject: Subject, methods: &[Vec<&Comparison>], tokens: usize) -> Bars {
     let bar = |rows: &Vec<&Comparison>| Bar {
-        label: label(rows[0], methods.iter().map(|rows| rows[0])),
+        label: label(&rows[0].method, &rows[0].chunk, methods.iter().map(|rows| rows[0])),
         parts: vec![subject.value(rows[0]).unwrap_or_default()],
     };
     Bars {
