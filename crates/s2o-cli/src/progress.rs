@@ -30,9 +30,14 @@ pub fn init(quiet: bool) {
     });
 }
 
+/// Whether no progress is shown.
+pub fn is_quiet() -> bool {
+    LOOK.get().is_none_or(|look| *look == Look::Quiet)
+}
+
 /// Prints a line on stderr unless progress is quiet.
 pub fn say(line: &str) {
-    if LOOK.get().is_some_and(|look| *look != Look::Quiet) {
+    if !is_quiet() {
         eprintln!("{line}");
     }
 }

@@ -244,11 +244,15 @@ impl Flags {
         if count == 0 {
             return Ok(());
         }
-        let estimate = Estimate::of(runner, &trials, *speed)?;
-        *speed = Some(estimate.speed());
-        progress::say(&estimate.text());
+        // It costs prefills, so it is not made if nobody sees it.
+        let estimate = (!progress::is_quiet()).then(|| Estimate::of(runner, &trials, *speed)).transpose()?;
+        if let Some(estimate) = &estimate {
+            *speed = Some(estimate.speed());
+            progress::say(&estimate.text());
+        }
         // Written before the first outcome, because an interrupted run has outcomes too.
         record::append(&self.out, RUNS, &[RunRecord { outcomes: count }], origin)?;
+        let Some(estimate) = estimate else { return Ok(runner.run(&trials, journal, &mut |_| {})?) };
         progress::say("Ctrl-C stops the run; the same command goes on where it stopped");
         let phase = progress::start_estimated(format!("{count} outcomes"), estimate.milliseconds());
         let result = runner.run(&trials, journal, &mut |event| show(&phase, &estimate, event));
