@@ -131,11 +131,12 @@ impl QueryTile {
         let least = threshold.exp();
         let mut skipped = 0;
         for start in (0..self.rows.len()).step_by(STRIP) {
-            let strip = start..(start + STRIP).min(self.lanes);
+            // Without the extra lanes, whose scores are 0.
+            let strip = start..(start + STRIP).min(self.rows.len());
             let columns = scores.weights.chunks_exact_mut(self.lanes);
             if columns.map(|column| &column[strip.clone()]).all(|column| column.iter().all(|&weight| weight < least)) {
                 scores.weights.chunks_exact_mut(self.lanes).for_each(|column| column[strip.clone()].fill(0.0));
-                skipped += strip.end.min(self.rows.len()) - start;
+                skipped += strip.len();
             }
         }
         skipped
