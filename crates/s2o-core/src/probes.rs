@@ -380,6 +380,12 @@ mod tests {
         assert_eq!((stats.segment, stats.rows, stats.uncorrected), (3, 6, 6.0));
         assert_eq!(stats.mean_skipped_mass(), 0.5);
         assert!(stats.corrected < 1e-12 && tail.is_some_and(|tail| (tail.value[0] - 2.0).abs() < 1e-12));
+        // The corrected error of each would be 4 instead of 9 and 1: better if the first stands for more queries.
+        for (weights, helps) in [([3.0, 1.0], true), ([1.0, 3.0], false)] {
+            let [first, second] =
+                [(3.0, weights[0]), (1.0, weights[1])].map(|(exact, weight)| Probe { weight, ..probe(exact) });
+            assert_eq!(ProbeStats::measure(3, 4, &[first, second], &S2oConfig::default()).1.is_some(), helps);
+        }
         // NaN in a third probe shows in the error, and does not take part in the decision.
         for (broken, shows) in [
             (probe(f64::NAN), true),
@@ -427,8 +433,8 @@ mod tests {
         earlier.add(20, &measured(1.5));
         let last = measured(2.0).replacing(earlier);
         assert_eq!((last.repeats, last.tiles), (2, 34.0));
-        let both = last.plus(last);
-        assert_eq!((both.repeats, both.tiles), (4, 68.0));
+        let sum = last.plus(last).plus(last);
+        assert_eq!((sum.repeats, sum.tiles), (6, 102.0));
     }
 
     #[test]

@@ -269,7 +269,7 @@ mod tests {
         for got in ["colour", "", "Tau", "stop_rule"] {
             let error = S2oConfig::builder().set(got, "0.1").unwrap_err();
             assert_eq!(error, ConfigError::Name { got: got.to_owned() });
-            let names: Vec<_> = S2oConfig::OPTIONS.iter().map(|option| option.name).collect();
+            let names: Vec<_> = S2oConfig::OPTIONS.iter().map(ConfigOption::name).collect();
             assert_eq!(error.to_string(), format!("option: expected one of {}, got {got:?}", names.join(", ")));
         }
     }
@@ -282,8 +282,9 @@ mod tests {
                     continue;
                 }
                 let error = S2oConfig::builder().set(option.name, got).unwrap_err().to_string();
-                assert_eq!(error, format!("{}: expected {}, got {got:?}", option.name, option.expected));
+                assert_eq!(error, format!("{}: expected {}, got {got:?}", option.name(), option.expected()));
             }
+            assert!(option.summary().ends_with('.') && option.summary().contains(' '), "{}", option.name());
         }
         let refused = |name, text| S2oConfig::builder().set(name, text).unwrap_err().to_string();
         assert_eq!(

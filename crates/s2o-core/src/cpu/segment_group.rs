@@ -72,3 +72,27 @@ pub(super) fn groups(shape: &AttnShape, plan: &Plan, cap: usize) -> Result<Vec<V
     groups.push(group);
     Ok(groups)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{S2oConfig, SegmentLen};
+
+    #[test]
+    fn a_group_fills_the_cap() {
+        let shape = AttnShape::new([1, 768, 4, 64], [768, 2]).unwrap();
+        let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).dense_tail(0).build().unwrap();
+        let plan = Plan::new(&config, &shape, 768, 0).unwrap();
+        let parts =
+            |group: Vec<SegmentHeads>| group.into_iter().map(|part| (part.segment, part.heads)).collect::<Vec<_>>();
+        let cut = |cap| groups(&shape, &plan, cap).map(|groups| groups.into_iter().map(parts).collect::<Vec<_>>());
+        // The order of a head takes 10240 bytes for segment 2, 5120 for segment 1 and none for segment 0.
+        let expected = [vec![(2, 0..2)], vec![(2, 2..4), (1, 0..2)], vec![(1, 2..4), (0, 0..2), (0, 2..4)]];
+        assert_eq!(cut(3 * 10240).unwrap(), expected);
+        let last = vec![(1, 2..4), (0, 0..2), (0, 2..4)];
+        let expected = [vec![(2, 0..1)], vec![(2, 1..2)], vec![(2, 2..3)], vec![(2, 3..4)], vec![(1, 0..2)], last];
+        assert_eq!(cut(10240).unwrap(), expected);
+        let too_small = S2oError::WorkspaceTooSmall { expected: 10240, got: 10239, prefix_len: 512 };
+        assert_eq!(cut(10239).unwrap_err(), too_small);
+    }
+}

@@ -176,7 +176,7 @@ mod tests {
         let mut back = [0.0; 8];
         f16::widen(&half, &mut back);
         assert_eq!(back[..6], wide[..6]);
-        let mut brain = [bf16::default(); 8];
+        let (mut brain, mut back) = ([bf16::default(); 8], [0.0; 8]);
         bf16::narrow(&wide, &mut brain);
         bf16::widen(&brain, &mut back);
         assert_eq!(back[..2], wide[..2]);

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use s2o_core::cpu::{self, Element};
 use s2o_core::reference::{self, Head};
-use s2o_core::{Permutation, Plan, Ranking, S2oConfig};
+use s2o_core::{Permutation, Plan, Ranking, S2oConfig, SegmentOrder};
 use s2o_testkit::relative_l2;
 
 use crate::random::{Case, attention, cases, inputs};
@@ -107,10 +107,22 @@ fn vectors_rankings() {
 
 #[test]
 fn vectors_with_injected_rankings() {
+    let backwards = |order: &Permutation| Permutation::new(order.as_slice().iter().rev().copied().collect()).unwrap();
     for (name, case) in vector_cases() {
-        let (error, _, moved) = against_reference(&case, Some(&reference_ranking(&case)));
-        assert_eq!(moved, 0, "{name}: query tiles that stopped elsewhere");
-        assert!(error <= 2e-6, "{name}: output differs by {error:e}");
+        let ranking = reference_ranking(&case);
+        // An order that no ranking gives.
+        let reversed = ranking.iter().map(|orders| {
+            let reversed = orders
+                .iter()
+                .map(|order| SegmentOrder { q_perm: backwards(&order.q_perm), kv_perm: backwards(&order.kv_perm) });
+            reversed.collect()
+        });
+        let reversed = reversed.collect();
+        for ranking in [ranking, reversed] {
+            let (error, _, moved) = against_reference(&case, Some(&ranking));
+            assert_eq!(moved, 0, "{name}: query tiles that stopped elsewhere");
+            assert!(error <= 2e-6, "{name}: output differs by {error:e}");
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use s2o_core::cpu::{self, Inputs, Strided};
+use s2o_core::reference;
 use s2o_core::{AttnShape, AttnStats, Mask, Permutation, Ranking, S2oConfig, S2oError, SegmentLen};
 use s2o_testkit::{noise, relative_l2};
 
@@ -56,18 +57,19 @@ proptest! {
     }
 
     #[test]
-    fn layouts_do_not_matter(case in cases()) {
+    fn layouts_do_not_matter(case in cases(), apart in 1..=2usize) {
         let shape = case.shape;
-        // (batch, heads, length, head_dim), with a gap after each row.
+        // (batch, heads, length, head_dim), with gaps between the elements and after each row.
         let gap = 3;
         let transpose = |data: &[f32], len: usize, heads: usize| {
-            let d = shape.head_dim();
-            let mut moved = vec![f32::NAN; shape.batch() * heads * len * (d + gap)];
+            let (d, width) = (shape.head_dim(), shape.head_dim() * apart + gap);
+            let mut moved = vec![f32::NAN; shape.batch() * heads * len * width];
             for (i, row) in data.chunks_exact(d).enumerate() {
                 let (b, s, h) = (i / heads / len, i / heads % len, i % heads);
-                moved[((b * heads + h) * len + s) * (d + gap)..][..d].copy_from_slice(row);
+                let moved = moved[((b * heads + h) * len + s) * width..].iter_mut().step_by(apart);
+                moved.zip(row).for_each(|(moved, x)| *moved = *x);
             }
-            let strides = [heads * len * (d + gap), d + gap, len * (d + gap), 1];
+            let strides = [heads * len * width, width, len * width, apart];
             (moved, [shape.batch(), len, heads, d], strides)
         };
         let (q, q_dims, q_strides) = transpose(&case.q, shape.q_len(), shape.num_heads());
@@ -127,6 +129,13 @@ fn short_prompts_take_the_dense_path() {
     let (out, stats) = attention(&inputs, &config, 700, None).unwrap();
     assert_eq!(out, dense(&inputs, Mask::Causal));
     assert_eq!(stats.density(), 1.0);
+    // The reference reads no ranking there either.
+    for ranking in [None, Some(&Ranking::new())] {
+        let scale = shape.default_softmax_scale();
+        let (want, stats) = reference::attention(&shape, [&q, &k, &v], scale, &config, 700, ranking).unwrap();
+        assert!(relative_l2(&out, &want) < 2e-6);
+        assert_eq!(stats.density(), 1.0);
+    }
     // The length of the prompt counts, not that of the chunk.
     assert!(attention(&inputs, &config, 701, None).unwrap().1.density() < 1.0);
 }

@@ -171,11 +171,19 @@ fn the_stop_rule_depends_on_probes() {
 #[test]
 fn queries_that_saw_every_key_stay() {
     // The only segment has no prefix.
-    let case = case(1, 256, 16, 256, 0.3, [1, 2, 3].map(|seed| noise(256 * 16, seed)));
-    let (out, stats) = probed(&case, 16).attention(None);
-    assert_eq!(out, case.attention(None).0);
-    let [probes] = stats.heads[0].probes[..] else { panic!("one segment") };
-    assert_eq!((probes.probes, probes.relative_error()), (16, 0.0));
+    let no_prefix = case(1, 256, 16, 256, 0.3, [1, 2, 3].map(|seed| noise(256 * 16, seed)));
+    // The prefix of the second segment is one key tile, which adds less than tau.
+    let mut k = noise(64 * 16, 2);
+    k[..32 * 16].fill(-2.0);
+    let one_tile = case(1, 64, 16, 32, 0.3, [vec![1.0; 64 * 16], k, noise(64 * 16, 3)]);
+    for (case, counts) in [(no_prefix, vec![16]), (one_tile, vec![2, 2])] {
+        let (out, stats) = probed(&case, 16).attention(None);
+        assert_eq!(out, case.attention(None).0);
+        assert_eq!(stats.density(), 1.0);
+        for (probes, count) in stats.heads[0].probes.iter().zip(counts) {
+            assert_eq!((probes.probes, probes.relative_error(), probes.tiles), (count, 0.0, 0.0));
+        }
+    }
 }
 
 #[test]
