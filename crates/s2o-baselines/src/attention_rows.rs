@@ -77,26 +77,31 @@ mod tests {
 
     #[test]
     fn heads_taken_in_parts_have_the_attention_of_each_alone() {
-        // One part holds the attention of two of the three heads of a sequence.
-        let (rows, k_len) = (512, 24_000);
-        let rand = |len: usize| Tensor::rand(-1f32, 1.0, (2, len, 3, 8), &Device::Cpu).unwrap();
-        let (q, k) = (rand(rows), rand(k_len));
-        let means = |q: &Tensor, k: &Tensor| {
-            let (shape, parts) = (shape_of(q, k, k).unwrap(), RefCell::new(Vec::new()));
-            let [means] = attention_rows([q, k], &shape, 1.0, &last_rows(&shape, rows), |heads, attention| {
-                parts.borrow_mut().push(heads);
-                Ok([attention.mean(1)?])
-            })
-            .unwrap();
-            (means, parts.into_inner())
-        };
-        let (all, parts) = means(&q, &k);
-        assert_eq!(parts, [0..2, 2..3, 3..5, 5..6]);
-        for (sequence, head) in [(0, 1), (1, 2)] {
-            let alone = |x: &Tensor| x.narrow(0, sequence, 1).and_then(|x| x.narrow(2, head, 1)).unwrap();
-            let (alone, _) = means(&alone(&q), &alone(&k));
-            let difference = (all.narrow(0, sequence * 3 + head, 1).unwrap() - alone).unwrap().abs().unwrap();
-            assert!(difference.max_all().unwrap().to_scalar::<f32>().unwrap() < 1e-9);
+        // Query heads, KV heads, queries and keys of two sequences. With many queries and keys one part holds two heads.
+        for ([heads, kv_heads, rows, k_len], expected) in [
+            ([3, 3, 512, 24_000], vec![0..2, 2..3, 3..5, 5..6]),
+            ([3, 1, 512, 24_000], vec![0..2, 2..3, 3..5, 5..6]),
+            ([6, 2, 5, 40], vec![0..6, 6..12]),
+        ] {
+            let rand = |len: usize, heads: usize| Tensor::rand(-1f32, 1.0, (2, len, heads, 8), &Device::Cpu).unwrap();
+            let (q, k) = (rand(rows, heads), rand(k_len, kv_heads));
+            let means = |q: &Tensor, k: &Tensor| {
+                let (shape, parts) = (shape_of(q, k, k).unwrap(), RefCell::new(Vec::new()));
+                let [means] = attention_rows([q, k], &shape, 1.0, &last_rows(&shape, rows), |heads, attention| {
+                    parts.borrow_mut().push(heads);
+                    Ok([attention.mean(1)?])
+                })
+                .unwrap();
+                (means, parts.into_inner())
+            };
+            let (all, parts) = means(&q, &k);
+            assert_eq!(parts, expected);
+            for (sequence, head) in [(0, 1), (1, heads - 1)] {
+                let alone = |x: &Tensor, head| x.narrow(0, sequence, 1).and_then(|x| x.narrow(2, head, 1)).unwrap();
+                let (alone, _) = means(&alone(&q, head), &alone(&k, head / (heads / kv_heads)));
+                let difference = (all.narrow(0, sequence * heads + head, 1).unwrap() - alone).unwrap().abs().unwrap();
+                assert!(difference.max_all().unwrap().to_scalar::<f32>().unwrap() < 1e-7);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! MInference against its definition, one head at a time in f64.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_s2o::{BLOCK_Q, Mask, PrefillCall, query_blocks};
 use proptest::prelude::*;
 use s2o_baselines::{BlockSelector, HeadPattern, MInference, MInferenceConfig, Selection, TuningCall};
@@ -166,6 +166,38 @@ fn short_prompts_decide_nothing() {
     let method = method.search_from(1536);
     inputs.select(&method);
     assert_eq!(method.config().layers[&0].len(), 1);
+}
+
+#[test]
+fn of_equally_good_candidates_the_first_is_taken() {
+    let inputs = &vectors::smollm2()[0];
+    let found = |candidates: [HeadPattern; 2]| {
+        let method = MInference::default().candidates(candidates).unwrap().search_from(0);
+        inputs.select(&method);
+        method.config().layers[&0][0]
+    };
+    // These take everything, the last as single keys.
+    let all = [
+        HeadPattern::AShape { sink: 0, window: 1536 },
+        HeadPattern::BlockSparse { blocks: 12 },
+        HeadPattern::VerticalSlash { verticals: 1536, slashes: 100 },
+    ];
+    for candidate in all {
+        for other in all {
+            assert_eq!(found([candidate, other]), candidate);
+        }
+        assert_eq!(found([HeadPattern::AShape { sink: 0, window: 300 }, candidate]), candidate);
+    }
+}
+
+#[test]
+fn keys_without_attention_are_not_taken() {
+    let filled = |value: f32, len: usize| Tensor::full(value, (1, len, 1, 16), &Device::Cpu).unwrap();
+    // Scores of 0, and 200 for five keys: in f32 these have all the attention.
+    let k = Tensor::cat(&[filled(0.0, 200), filled(50.0, 5), filled(0.0, 95)], 1).unwrap();
+    let inputs = Inputs::new([filled(1.0, 300), k, filled(1.0, 300)]);
+    let selection = inputs.select(&fixed(&[HeadPattern::VerticalSlash { verticals: 100, slashes: 100 }]));
+    assert_eq!(columns(&selection, 0), (0..30).chain(200..205).collect::<Vec<_>>());
 }
 
 /// The whole prompt and a part of it as calls of `layer`.

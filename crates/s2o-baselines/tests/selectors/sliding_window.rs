@@ -7,11 +7,16 @@ use s2o_baselines::{BlockSparse, SlidingWindow};
 
 use crate::inputs::{assert_dense, calls, greatest_difference};
 
+/// Any window, or one that reaches exactly one key into a block.
+fn windows() -> impl Strategy<Value = usize> {
+    prop_oneof![1..1500usize, (0..12usize).prop_map(|blocks| blocks * BLOCK_Q + 1)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn blocks_of_window_and_sink(call in calls(), window in 1..1500usize, sink in 0..400usize) {
+    fn blocks_of_window_and_sink(call in calls(), window in windows(), sink in 0..400usize) {
         let selection = call.select(&SlidingWindow::new(window, sink).unwrap());
         call.compare(&selection, |_, head| {
             let rows = head.query_blocks().map(|(block, _)| {

@@ -128,6 +128,8 @@ fn the_tuner_keeps_its_bounds() {
         assert_eq!(config.layers.keys().copied().collect::<Vec<_>>(), [0, 3]);
         let json = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<SpargeConfig>(&json).unwrap(), config);
+        // The loosest bounds allow the greatest lambda.
+        assert!(l2 < 0.35 || config.layers.values().all(|layer| layer.lambda == Some(-4.0)));
         let sparge = Sparge::from_config(config.clone()).unwrap();
         let mut without_lambda = config;
         without_lambda.layers.values_mut().for_each(|layer| layer.lambda = None);
@@ -144,7 +146,7 @@ fn the_tuner_keeps_its_bounds() {
             assert!(density.iter().zip(tighter).all(|(looser, tighter)| *looser <= tighter + 1e-9));
         }
     }
-    assert!(last.unwrap()[0] < 0.9);
+    assert!(last.unwrap().iter().all(|&density| density < 0.9), "every head skips blocks");
 }
 
 #[test]
@@ -172,6 +174,9 @@ fn settings_are_by_layer_and_head() {
     assert_eq!(blocks(0), (1..=rows).map(|n| 2 * n).sum::<usize>());
     assert!(blocks(2) < blocks(0));
     assert_eq!(lists(&select(0).unwrap()).value_threshold, Some(-50.0));
+    let all_layers = Sparge::default().lambda(Some(-7.0)).unwrap();
+    let selection = all_layers.select(&call.call, &call.q, &call.k, &call.v).unwrap();
+    assert_eq!(lists(&selection).value_threshold, Some(-7.0));
     let error = sparge.select(&call.call, &call.q.narrow(2, 0, 2).unwrap(), &call.k, &call.v).unwrap_err();
     assert_eq!(error.to_string(), "spargeattn: layer 3: expected settings of 2 heads, got 3");
 }
