@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{
-    Attention, AttnError, BlockError, BlockLists, BlockSelection, Dense, KeyColumns, Mask, PrefillCall, S2o, S2oConfig,
-    S2oError, S2oOp, SegmentLen, ShapeError, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn,
-    s2o_attn_with_stats,
+    Attention, AttnError, BlockError, BlockLists, BlockSelection, Dense, DenseBelow, KeyColumns, LayerSetting,
+    LayerSettings, Mask, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, ShapeError, TunedOn,
+    block_mask_attn, block_sparse_attn, break_even, dense_attn, s2o_attn, s2o_attn_with_stats,
 };
 use s2o_testkit::max_difference;
 
@@ -126,12 +126,14 @@ fn layouts_and_dtypes() {
 fn gradients_are_an_error_not_silence() {
     let q = candle_core::Var::from_tensor(&random((1, 8, 1, 8))).unwrap();
     let kv = random((1, 8, 1, 8));
-    let outputs = [
-        s2o_attn(&q, &kv, &kv, SCALE, &sparse()).unwrap(),
-        q.apply_op3(&kv, &kv, S2oOp::new(SCALE, sparse())).unwrap(),
-        dense_attn(&q, &kv, &kv, SCALE, Mask::Causal).unwrap(),
-    ];
-    assert!(outputs.iter().all(|out| out.sum_all().unwrap().backward().is_err()));
+    for (out, op) in [
+        (s2o_attn(&q, &kv, &kv, SCALE, &sparse()).unwrap(), "s2o-attention"),
+        (q.apply_op3(&kv, &kv, S2oOp::new(SCALE, sparse())).unwrap(), "s2o-attention"),
+        (dense_attn(&q, &kv, &kv, SCALE, Mask::Causal).unwrap(), "dense-attention"),
+    ] {
+        let error = out.sum_all().unwrap().backward().unwrap_err().to_string();
+        assert!(error.contains(op), "{error}");
+    }
 }
 
 #[test]
@@ -277,6 +279,36 @@ fn layers_have_options_of_their_own() {
     let silent = S2o::new(sparse());
     silent.prefill(&PrefillCall { layer: 0, softmax_scale: SCALE, prompt_len: 512 }, &qkv, &qkv, &qkv).unwrap();
     assert!(silent.take_stats().unwrap().is_empty(), "not asked for");
+}
+
+#[test]
+fn tuned_layers_have_their_settings_and_no_others_follow() {
+    let layers = vec![LayerSetting::Dense, LayerSetting::Tau(0.9)];
+    let settings = LayerSettings::new(TunedOn::default(), layers).unwrap();
+    let method = S2o::with_layers(sparse(), &settings).unwrap().with_stats();
+    let qkv = random((1, 512, 2, 16));
+    let prefill =
+        |layer| method.prefill(&PrefillCall { layer, softmax_scale: SCALE, prompt_len: 512 }, &qkv, &qkv, &qkv);
+    for layer in [0, 1] {
+        prefill(layer).unwrap();
+    }
+    let stats = method.take_stats().unwrap();
+    assert!(stats[&0].density() == 1.0 && stats[&1].density() < 1.0);
+    assert_eq!(method.config_of(1), &sparse().to_builder().tau(0.9).build().unwrap());
+    let error = prefill(2).unwrap_err().to_string();
+    assert!(error.contains("expected layers 0 to 1, got a call for layer 2"), "{error}");
+}
+
+#[test]
+fn automatic_prompts_are_dense_below_the_break_even() {
+    let config = sparse().to_builder().dense_below(DenseBelow::Auto).build().unwrap();
+    let shortest = break_even(&Device::Cpu);
+    let density = |len| {
+        let qkv = random((1, len, 1, 16));
+        s2o_attn_with_stats(&qkv, &qkv, &qkv, SCALE, &config).unwrap().1.density()
+    };
+    assert_eq!(density(shortest - 1), 1.0);
+    assert!(density(shortest) < 1.0);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use candle_core::Tensor;
 use candle_s2o::{Attention, Dense, PrefillCall, S2o, S2oConfig, SegmentLen};
+use s2o_baselines::{BlockSparse, SlidingWindow};
 use s2o_models::{Decoder, PrefillOptions};
 
 use crate::fixtures::*;
@@ -91,4 +92,6 @@ fn queries_that_depend_on_others_are_all_computed() {
     assert_eq!(s2o().with_stats().independent_queries(&call), 0, "statistics are of all queries");
     assert_eq!(s2o().without_prompt_end().independent_queries(&call), 0, "the tail is that of the chunk");
     assert_eq!(S2o::new(S2oConfig::paper()).independent_queries(&call), 0, "no dense tail");
+    let window = BlockSparse::new(SlidingWindow::default());
+    assert_eq!(window.independent_queries(&call), 0, "the choice of keys may look at all queries");
 }

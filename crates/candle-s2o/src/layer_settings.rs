@@ -208,6 +208,7 @@ mod tests {
         let (_directory, path) = file("");
         settings().save(&path).unwrap();
         assert_eq!(LayerSettings::load(&path), Ok(settings()));
+        assert_eq!(settings().tuned_on().prompt_tokens, [4096, 8190]);
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains("\"version\": 1") && text.contains("\"tau\": 0.02\n"), "{text}");
     }
