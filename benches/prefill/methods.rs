@@ -101,7 +101,7 @@ impl<'a> Models<'a> {
     ) -> Result<Self> {
         let with_stock = methods.contains(&Method::Stock);
         let load = |linear| {
-            let options = DecoderOptions { linear, parallel: parallel.clone() };
+            let options = DecoderOptions { linear, parallel: parallel.clone(), ..DecoderOptions::default() };
             Decoder::load_with(config, &vb, options, None)
         };
         let decoder = load(LinearPrecision::AsRead)?;

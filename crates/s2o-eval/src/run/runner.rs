@@ -201,7 +201,7 @@ impl<'m> Runner<'m> {
     fn together(&self, room: usize) -> Result<usize> {
         let decoder = &self.model.decoder;
         let memory = DeviceMemory::of(decoder.device())?.map_or(CACHES_ON_CPU, |memory| memory.free / 4);
-        let bytes = KvCache::bytes(decoder.config(), 1, room, decoder.dtype());
+        let bytes = decoder.cache_bytes(1, room);
         Ok(usize::try_from(memory / bytes.max(1)).unwrap_or(usize::MAX).max(1))
     }
 
