@@ -40,6 +40,7 @@ pub struct Decoder {
     dtype: DType,
     kv: KvPrecision,
     precision: String,
+    weight_bytes: u64,
     device: Device,
     parallel: Option<Parallel>,
 }
@@ -136,6 +137,7 @@ impl Decoder {
             dtype: weights.dtype(),
             kv: KvPrecision::default(),
             precision: weights.precision(),
+            weight_bytes: weights.bytes(&config),
             device: weights.device().clone(),
             config,
             embedding,
@@ -166,6 +168,11 @@ impl Decoder {
     /// The dtype, and the types of quantised weights: `bf16`, or `bf16 with Q4K and Q6K weights`.
     pub fn precision(&self) -> &str {
         &self.precision
+    }
+
+    /// Memory of the model's weights in bytes; several ranks hold them together.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
     }
 
     /// The device of the weights and of the computation.

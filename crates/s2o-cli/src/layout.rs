@@ -64,6 +64,22 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
+/// A long time to about two digits.
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 89.5 => format!("{s:.0} s"),
+        s if s < 89.5 * 60.0 => format!("{:.0} min", s / 60.0),
+        s if s < 48.0 * 3600.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} days", s / 86400.0),
+    }
+}
+
+/// A path or another word as a shell reads it.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=+,".contains(c);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
 /// An error to three digits.
 pub fn scientific(value: f64) -> String {
     if value == 0.0 { "0".to_owned() } else { format!("{value:.2e}") }
@@ -86,4 +102,15 @@ pub fn grouped(number: f64) -> String {
         text.push(digit);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_times_have_two_digits() {
+        let texts = [0.4, 89.0, 90.0, 5369.0, 5400.0, 172_799.0, 172_800.0].map(duration);
+        assert_eq!(texts, ["0 s", "89 s", "2 min", "89 min", "1.5 h", "48.0 h", "2.0 days"]);
+    }
 }

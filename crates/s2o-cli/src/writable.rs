@@ -15,10 +15,15 @@ pub fn directory(path: &Path) -> Result<()> {
     probe(&there.join(format!(".s2o-{}", std::process::id())), path)
 }
 
+/// What an error of writing says.
+pub fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
+
 /// Opens `file` for writing. Errors name `path`.
 fn probe(file: &Path, path: &Path) -> Result<()> {
     let exists = file.exists();
-    let describe = || format!("cannot write {}", path.display());
+    let describe = || cannot_write(path);
     OpenOptions::new().append(true).create(true).open(file).with_context(describe)?;
     if exists { Ok(()) } else { fs::remove_file(file).with_context(describe) }
 }

@@ -270,8 +270,9 @@ mod tests {
     fn lists_descend_and_follow_each_other() {
         let blocks = BlockLists::new([vec![0, 2, 1], vec![], vec![5]]);
         assert_eq!(blocks.key_blocks(), [2, 1, 0, 5]);
-        assert_eq!(blocks.offsets, [0, 3, 3, 4]);
+        assert_eq!(blocks.offsets(), [0, 3, 3, 4]);
         assert_eq!((blocks.len(), blocks.list(0)), (3, &[2, 1, 0][..]));
+        assert!(!blocks.is_empty() && BlockLists::new([[0; 0]; 0]).is_empty());
     }
 
     #[test]
@@ -285,6 +286,9 @@ mod tests {
         assert_eq!(refused(vec![vec![0], vec![1, 0, 1]]), BlockError::Repeated { list: 1, got: 1 });
         for got in [0, 8, 96, 256] {
             assert_eq!(BlockLists::new([[0]]).with_block_k(got), Err(BlockError::BlockK { got }));
+        }
+        for block_k in [16, 128] {
+            assert_eq!(BlockLists::new([[0]]).with_block_k(block_k).map(|blocks| blocks.block_k()), Ok(block_k));
         }
         // The chunk begins inside block 1. Blocks of 64 keys are numbered from the first key.
         let chunk = BlockLists::new([vec![3], vec![4]]).with_block_k(64).unwrap();
@@ -318,5 +322,18 @@ mod tests {
         let work = HeadWork { visited: 1.0 + (1.0 + 1.0) + (1.0 + 2.0), causal: 6, probes: None };
         assert_eq!(selection.work(&shape(384, 384)), [work]);
         assert_eq!(selection.columns_of(0, 1, 128), (64..128).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn each_head_of_a_chunk_has_its_own_work() {
+        // Two query blocks from position 128 on, which see two and three tiles.
+        let chunk = AttnShape::new([1, 256, 2, 64], [384, 1]).unwrap();
+        let blocks = BlockLists::new([vec![0, 1], vec![2], vec![], vec![]]);
+        let selection = BlockSelection { columns: Some(vec![vec![], vec![5, 200]]), ..blocks.into() };
+        // The first query block of the second head sees column 5, the second sees both.
+        let work = [3.0, 1.0 + 1.0].map(|visited| HeadWork::of_tiles(visited, 5));
+        assert_eq!(selection.work(&chunk), work);
+        assert_eq!(HeadWork::dense(&chunk), [HeadWork::of_tiles(5.0, 5); 2]);
+        assert_eq!([work[0].density(), HeadWork::default().density()], [0.6, 1.0]);
     }
 }

@@ -128,7 +128,8 @@ mod tests {
     fn refuses_what_is_no_permutation() {
         assert_eq!(Permutation::new(vec![0, 3, 1]), Err(PermutationError::OutOfRange { len: 3, got: 3, place: 1 }));
         assert_eq!(Permutation::new(vec![0, 1, 1]), Err(PermutationError::Repeated { got: 1, place: 2 }));
-        assert!(Permutation::new(vec![2, 0, 1]).is_ok());
+        assert!(!Permutation::new(vec![2, 0, 1]).unwrap().is_empty());
+        assert!(Permutation::new(vec![]).unwrap().is_empty());
     }
 
     #[test]

@@ -128,3 +128,23 @@ fn same_len(expected: usize, got: usize) -> Result<(), PermutationError> {
 
 /// The orders of a whole call: `ranking[b * num_heads + h][s]` belongs to the `s`-th segment of the [`Plan`].
 pub type Ranking = Vec<Vec<SegmentOrder>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SegmentLen;
+
+    #[test]
+    fn rows_before_the_dense_tail_are_ranked() {
+        let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).dense_tail(100).build().unwrap();
+        // The tail of a prompt of 1000 tokens begins at position 900.
+        let ranked = |q_len, k_len, break_even| {
+            let shape = AttnShape::new([1, q_len, 1, 64], [k_len, 1]).unwrap();
+            Plan::new(&config, &shape, 1000, break_even).unwrap().ranked_rows()
+        };
+        assert_eq!([ranked(1000, 1000, 0), ranked(300, 1000, 0), ranked(50, 1000, 0)], [900, 200, 0]);
+        assert_eq!([ranked(600, 600, 0), ranked(300, 600, 0)], [600, 300]);
+        // The dense path ranks nothing.
+        assert_eq!(ranked(1000, 1000, 1001), 0);
+    }
+}

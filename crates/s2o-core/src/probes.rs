@@ -329,6 +329,12 @@ mod tests {
     }
 
     #[test]
+    fn draws_are_those_of_splitmix64() {
+        // The first numbers of the generator with seed 0.
+        assert_eq!([0, 1].map(mixed), [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
+    }
+
+    #[test]
     fn a_tail_is_the_sum_over_the_probes() {
         let probe = |out, last_gain, exact, skipped| Probe {
             out: vec![out],
@@ -348,7 +354,10 @@ mod tests {
         near(tail.odds, 1.0 / 3.0);
         near(tail.mass(0.2), 0.5);
         near(tail.corrected(&[1.0], 0.8)[0], (1.0 + 1.0 * 5.0) / 2.0);
-        assert_eq!(Tail::of(&probes[2..]), None);
+        // Without skipped mass or without a gain nothing follows.
+        for nothing in [probe(1.0, Some(0.1), 1.0, 0.0), probe(1.0, Some(0.0), 3.0, 0.5), probes[2].clone()] {
+            assert_eq!(Tail::of([&nothing]), None);
+        }
     }
 
     #[test]
@@ -372,14 +381,23 @@ mod tests {
         assert_eq!(stats.mean_skipped_mass(), 0.5);
         assert!(stats.corrected < 1e-12 && tail.is_some_and(|tail| (tail.value[0] - 2.0).abs() < 1e-12));
         // NaN in a third probe shows in the error, and does not take part in the decision.
-        let (stats, tail) = ProbeStats::measure(3, 9, &[1.0, 1.0, f64::NAN].map(probe), &S2oConfig::default());
-        assert!(stats.relative_error().is_nan() && tail.is_some_and(|tail| (tail.value[0] - 2.0).abs() < 1e-12));
+        for (broken, shows) in [
+            (probe(f64::NAN), true),
+            (Probe { out: vec![f64::NAN], ..probe(1.0) }, true),
+            (Probe { skipped: f64::NAN, ..probe(1.0) }, false),
+            (Probe { last_gain: Some(f64::INFINITY), ..probe(1.0) }, false),
+        ] {
+            let (stats, tail) =
+                ProbeStats::measure(3, 9, &[probe(1.0), probe(1.0), broken.clone()], &S2oConfig::default());
+            assert!(tail.is_some_and(|tail| (tail.value[0] - 2.0).abs() < 1e-12), "{broken:?}");
+            assert!(stats.relative_error().is_nan() || !shows, "{broken:?}");
+        }
     }
 
     #[test]
     fn the_interval_allows_for_what_no_probe_met() {
         let probe =
-            |out: f64| Probe { out: vec![out], last_gain: None, exact: vec![2.0], skipped: 0.0, keys: 1, weight: 2.0 };
+            |out: f64| Probe { out: vec![out], last_gain: None, exact: vec![2.0], skipped: 0.25, keys: 1, weight: 2.0 };
         let measure = |outs: &[f64]| {
             let probes: Vec<Probe> = outs.iter().copied().map(probe).collect();
             ProbeStats::measure(0, 2 * probes.len(), &probes, &S2oConfig::default()).0
@@ -399,6 +417,18 @@ mod tests {
         assert_eq!(measure(&[2.0, 2.0]).plus(measure(&[2.0, 4.0])), spread);
         assert_eq!(measure(&[]).interval(), (0.0, f64::INFINITY));
         near(same.tiles, 4.0 / 128.0 / 128.0);
+    }
+
+    #[test]
+    fn passes_that_were_replaced_count_as_work() {
+        let measured = |tiles| ProbeStats::from_sums(0, [1; 2], tiles, [0.0; 7]);
+        let mut earlier = Repeated::default();
+        earlier.add(10, &measured(0.5));
+        earlier.add(20, &measured(1.5));
+        let last = measured(2.0).replacing(earlier);
+        assert_eq!((last.repeats, last.tiles), (2, 34.0));
+        let both = last.plus(last);
+        assert_eq!((both.repeats, both.tiles), (4, 68.0));
     }
 
     #[test]

@@ -124,6 +124,14 @@ mod tests {
     }
 
     #[test]
+    fn computed_tiles_are_those_of_window_and_prefix() {
+        // The rows 10..100 are at the positions 266..356, which lie in two query tiles.
+        let segment = Segment { index: 2, start: 256, rows: 10..100, tail_rows: 100..100 };
+        let config = S2oConfig::builder().tile_q(64).tile_k(32).build().unwrap();
+        assert_eq!(segment.computed_tiles(&[3, 8], 256, &config), (2 + 3) + (4 + 8));
+    }
+
+    #[test]
     fn causal_tiles_count_the_diagonal() {
         assert_eq!(causal_tiles(0, 0, 128), 1);
         assert_eq!(causal_tiles(0, 127, 128), 1);

@@ -171,3 +171,16 @@ impl Mask {
         self == Self::Causal
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consecutive_query_heads_read_one_kv_head() {
+        let shape = AttnShape::new([2, 5, 6, 64], [7, 2]).unwrap();
+        assert_eq!([shape.batch(), shape.q_len(), shape.num_heads(), shape.head_dim()], [2, 5, 6, 64]);
+        assert_eq!([shape.k_len(), shape.num_kv_heads(), shape.q_offset(), shape.group_size()], [7, 2, 2, 3]);
+        assert_eq!([0, 2, 3, 5].map(|head| shape.kv_head(head)), [0, 0, 1, 1]);
+    }
+}

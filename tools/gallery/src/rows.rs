@@ -1,6 +1,5 @@
 //! Rows of CSV files, each with its provenance.
 
-use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs::File;
 use std::hash::Hash;
@@ -9,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use s2o_eval::Provenance;
+pub use s2o_eval::report::{ascending, distinct};
 use serde::de::DeserializeOwned;
 
 /// A row, its file and its provenance.
@@ -75,24 +75,6 @@ pub fn newest_runs<R, K: Eq + Hash>(rows: Vec<Sourced<R>>, of: impl Fn(&R) -> K)
     let last: HashMap<K, Provenance> = rows.iter().map(|row| (of(row), row.provenance.clone())).collect();
     let is_newest = |row: &Sourced<R>| last.get(&of(row)) == Some(&row.provenance);
     rows.into_iter().filter(is_newest).collect()
-}
-
-/// Values in the order in which they first occur.
-pub fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut distinct = Vec::new();
-    for value in values {
-        if !distinct.contains(&value) {
-            distinct.push(value);
-        }
-    }
-    distinct
-}
-
-/// Distinct values in ascending order.
-pub fn ascending<T: PartialOrd>(values: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut ascending = distinct(values);
-    ascending.sort_by(|a, b| a.partial_cmp(b).unwrap_or(Ordering::Equal));
-    ascending
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::path::{Component, Path};
 
-use s2o_eval::report::table;
+pub use s2o_eval::report::{inline, pivot};
 
 /// An error with two digits: `1.9e-3`.
 pub fn error(value: f64) -> String {
@@ -40,12 +40,6 @@ pub fn slug(name: &str) -> String {
     name.split(is_separator).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-").to_lowercase()
 }
 
-/// Text of rows for a paragraph or a picture's description: on one line, with markup escaped.
-pub fn inline(text: &str) -> String {
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.replace('\\', "\\\\").replace('<', "&lt;").replace('[', "\\[").replace(']', "\\]").replace('|', "\\|")
-}
-
 /// The relative link from the directory `from` to `to`; both are absolute.
 pub fn link(from: &Path, to: &Path) -> String {
     let (from, to): (Vec<_>, Vec<_>) = (from.components().collect(), to.components().collect());
@@ -57,21 +51,6 @@ pub fn link(from: &Path, to: &Path) -> String {
     });
     let link = up.chain(down).collect::<Vec<_>>().join("/");
     if link.contains(|c: char| c.is_whitespace() || "()".contains(c)) { format!("<{link}>") } else { link }
-}
-
-/// A table of `cell`s by line and column. Each line begins with the cells of the columns `first`.
-pub fn pivot<L, C>(
-    first: &[&str],
-    columns: &[(String, C)],
-    lines: impl IntoIterator<Item = (Vec<String>, L)>,
-    cell: impl Fn(&L, &C) -> Option<String>,
-) -> String {
-    let header: Vec<&str> = first.iter().copied().chain(columns.iter().map(|column| column.0.as_str())).collect();
-    let lines = lines.into_iter().map(|(mut cells, line)| {
-        cells.extend(columns.iter().map(|(_, column)| cell(&line, column).unwrap_or_else(|| "-".to_owned())));
-        cells
-    });
-    table(&header, lines)
 }
 
 /// Columns of numbers: the name of the first says what they are.
@@ -93,9 +72,8 @@ mod tests {
     }
 
     #[test]
-    fn names_of_rows_cannot_be_markup() {
+    fn names_of_rows_are_names_of_files() {
         assert_eq!(slug("niah s2o:tau=0.05, NVIDIA/x"), "niah-s2o-tau-0.05-nvidia-x");
-        assert_eq!(inline("a\n  b <!-- | [c]"), "a b &lt;!-- \\| \\[c\\]");
     }
 
     #[test]

@@ -73,8 +73,7 @@ impl Flags {
             methods.insert(0, reference()?);
         }
         let reference = reference()?;
-        let create =
-            |path: &PathBuf| csv::Writer::from_path(path).with_context(|| format!("cannot write {}", path.display()));
+        let create = |path: &PathBuf| csv::Writer::from_path(path).with_context(|| writable::cannot_write(path));
         let mut csv = self.csv.as_ref().map(create).transpose()?;
         self.save_tensors.iter().chain(&self.out_tensors).try_for_each(|path| writable::file(path))?;
 

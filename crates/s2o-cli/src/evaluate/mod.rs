@@ -8,8 +8,10 @@ use s2o_eval::load::NEEDLE_7M;
 use s2o_eval::run::GROUPS;
 use s2o_eval::{method, tasks};
 
+mod estimate;
 mod experiment;
 pub mod record;
+mod report;
 mod run;
 mod samples;
 mod tables;
@@ -32,7 +34,7 @@ enum Command {
     Run(Box<run::Flags>),
     /// List tasks and methods
     List,
-    Report(run::ReportFlags),
+    Report(report::Flags),
     Experiment(experiment::Flags),
     Tune(tune::Flags),
     TuneSpargeattn(tune_published::SpargeFlags),

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::layout::{Look, scientific, seconds};
 use crate::machine;
+use crate::writable::cannot_write;
 
 /// The provenance of rows that this run makes from tensors that `source` describes.
 pub fn here(source: &str, device: &Device) -> Provenance {
@@ -21,7 +22,7 @@ pub fn here(source: &str, device: &Device) -> Provenance {
 /// Appends rows to `<directory>/<name>.csv`.
 pub fn append<R: Serialize>(directory: &Path, name: &str, rows: &[R], origin: &Provenance) -> Result<()> {
     let path = directory.join(format!("{name}.csv"));
-    let describe = || format!("cannot write {}", path.display());
+    let describe = || cannot_write(&path);
     fs::create_dir_all(directory).with_context(describe)?;
     let Some(first) = rows.first() else { return Ok(()) };
     let header = format!("{},{}", header_of(first)?, header_of(origin)?);

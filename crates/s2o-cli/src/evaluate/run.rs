@@ -7,25 +7,30 @@ use std::{fs, slice};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use s2o_eval::method::MethodSpec;
-use s2o_eval::run::{AtDensity, Event, Journal, Runner, Sample, read_outcomes};
+use s2o_eval::run::{AtDensity, Event, Journal, Runner, Sample, Speed, read_outcomes};
 use s2o_eval::tasks::{ChatTemplate, is_ruler};
 use s2o_eval::{EvalError, Provenance};
 use s2o_models::{Chunk, LoadedModel};
 use serde::Serialize;
 
+use super::estimate::Estimate;
 use super::record;
 use super::samples::SampleFlags;
 use super::tables;
+use crate::layout::shell_word;
 use crate::model_flags::LoadFlags;
 use crate::progress::{self, Progress};
-use crate::{exit, machine, model_flags, writable};
+use crate::writable::{self, cannot_write};
+use crate::{exit, machine, model_flags};
 
 /// File of outcomes, in the directory of a run.
-const OUTCOMES: &str = "outcomes.jsonl";
+pub const OUTCOMES: &str = "outcomes.jsonl";
 /// Name of the CSV file next to it that holds the provenance.
-const RUNS: &str = "runs";
+pub const RUNS: &str = "runs";
 /// Name of the CSV file of settings at equal density.
 const KNOBS: &str = "knobs";
+/// What the estimate leaves out.
+const DENSITIES_FOLLOW: &str = "densities are not counted: their settings are searched after these prefills";
 /// Number of tasks whose first prompt decides a setting at equal density.
 const KNOB_TASKS: usize = 3;
 
@@ -54,6 +59,9 @@ pub struct Flags {
     /// Discard the outcomes in that directory
     #[arg(long)]
     fresh: bool,
+    /// Print the number of prefills, the estimated time and the memory, and stop. Loads the model to measure its speed
+    #[arg(long)]
+    dry_run: bool,
     /// Also write RULER's prediction files, for RULER's own script
     #[arg(long)]
     predictions: bool,
@@ -61,22 +69,6 @@ pub struct Flags {
     samples: SampleFlags,
     #[command(flatten)]
     model: LoadFlags,
-}
-
-/// Make the tables of a run again, even while it is running
-#[derive(Debug, Args)]
-pub struct ReportFlags {
-    /// Directory that `run` got as --out
-    #[arg(default_value = "evaluation")]
-    directory: PathBuf,
-}
-
-impl ReportFlags {
-    pub fn run(&self) -> Result<()> {
-        let outcomes = read_outcomes(self.directory.join(OUTCOMES))?;
-        tables::write(&self.directory, &outcomes)?;
-        tables::print(&outcomes)
-    }
 }
 
 /// A started or continued run: a row of `runs.csv`.
@@ -116,11 +108,18 @@ impl Flags {
         if self.predictions && !samples.iter().any(|sample| is_ruler(sample.task())) {
             bail!("--predictions: expected a task of RULER, which the files are for, got none (--tasks ruler)");
         }
+        if self.dry_run {
+            return self.show_plan(&runner, &samples, |count| self.announce(&model, template, found, &samples, count));
+        }
         // Only now, so that a run that cannot begin leaves no file.
         let mut journal = self.journal()?;
-        self.announce(&model, template, found, &samples, &journal)?;
+        self.announce(&model, template, found, &samples, journal.outcomes().len())?;
         let origin = record::here(&model_flags::describe(&model), model.decoder.device());
-        self.go(&runner, &samples, &mut journal, &origin)?;
+        let mut speed = None;
+        if !self.densities.is_empty() {
+            progress::say(DENSITIES_FOLLOW);
+        }
+        self.go(&runner, &samples, &mut journal, &origin, &mut speed)?;
         if !self.densities.is_empty() {
             samples.sort_by_key(Sample::context_tokens);
             for samples in samples.chunk_by(|a, b| a.context_tokens() == b.context_tokens()) {
@@ -128,7 +127,7 @@ impl Flags {
                 let built = found.iter().filter_map(|found| Some((found.name(), found.setting.as_ref()?)));
                 let runner = built
                     .fold(bare(), |runner: Result<Runner>, (name, spec)| Ok(runner?.method(name, spec.build()?)))?;
-                self.go(&runner, samples, &mut journal, &origin)?;
+                self.go(&runner, samples, &mut journal, &origin, &mut speed)?;
             }
         }
 
@@ -138,11 +137,15 @@ impl Flags {
         }
         tables::print(journal.outcomes())?;
         let files = format!("{OUTCOMES}, {RUNS}.csv, table.csv and table.md are in {}", self.out.display());
-        exit::print(&format!("{files}\n\n{}\n", machine::describe(model.decoder.device())))
+        let report = format!(
+            "`s2o evaluate report {} --out report` makes a report",
+            shell_word(&self.out.display().to_string())
+        );
+        exit::print(&format!("{files}\n{report}\n\n{}\n", machine::describe(model.decoder.device())))
     }
 
     fn journal(&self) -> Result<Journal> {
-        fs::create_dir_all(&self.out).with_context(|| format!("cannot write {}", self.out.display()))?;
+        fs::create_dir_all(&self.out).with_context(|| cannot_write(&self.out))?;
         let path = self.out.join(OUTCOMES);
         if !self.fresh {
             return Journal::open(path).map_err(with_way_out);
@@ -152,7 +155,7 @@ impl Flags {
             let path = self.out.join(name).with_extension("csv");
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("cannot write {}", path.display()));
+                    return Err(error).with_context(|| cannot_write(&path));
                 }
                 _ => {}
             }
@@ -208,13 +211,13 @@ impl Flags {
         asked: Option<ChatTemplate>,
         found: ChatTemplate,
         samples: &[Sample],
-        journal: &Journal,
+        there: usize,
     ) -> Result<()> {
         let template = match asked {
             Some(template) => format!("{template}: {:?}", template.pattern()),
             None => format!("{found} (auto): {:?}", found.pattern()),
         };
-        let there = match journal.outcomes().len() {
+        let there = match there {
             0 => String::new(),
             count => format!(", {count} outcomes exist"),
         };
@@ -227,31 +230,65 @@ impl Flags {
         ))
     }
 
-    fn go(&self, runner: &Runner, samples: &[Sample], journal: &mut Journal, origin: &Provenance) -> Result<()> {
+    /// Computes the outcomes that the journal lacks, after a line on their cost.
+    fn go(
+        &self,
+        runner: &Runner,
+        samples: &[Sample],
+        journal: &mut Journal,
+        origin: &Provenance,
+        speed: &mut Option<Speed>,
+    ) -> Result<()> {
         let trials = runner.pending(samples, journal).map_err(with_way_out)?;
         let count = trials.len();
         if count == 0 {
             return Ok(());
         }
+        // It costs prefills, so it is not made if nobody sees it.
+        let estimate = (!progress::is_quiet()).then(|| Estimate::of(runner, &trials, *speed)).transpose()?;
+        if let Some(estimate) = &estimate {
+            *speed = Some(estimate.speed());
+            progress::say(&estimate.text());
+        }
         // Written before the first outcome, because an interrupted run has outcomes too.
         record::append(&self.out, RUNS, &[RunRecord { outcomes: count }], origin)?;
-        // In tokens, because long prompts take longer.
-        let tokens = trials.iter().map(|trial| trial.sample.context_tokens() as u64).sum();
+        let Some(estimate) = estimate else { return Ok(runner.run(&trials, journal, &mut |_| {})?) };
         progress::say("Ctrl-C stops the run; the same command goes on where it stopped");
-        let phase = progress::start_with_eta(format!("{count} outcomes"), tokens, "tokens");
-        let result = runner.run(&trials, journal, &mut |event| show(&phase, event));
+        let phase = progress::start_estimated(format!("{count} outcomes"), estimate.milliseconds());
+        let result = runner.run(&trials, journal, &mut |event| show(&phase, &estimate, event));
         phase.finish();
         Ok(result?)
     }
+
+    /// `--dry-run`: says what a run would compute, and writes nothing.
+    fn show_plan(&self, runner: &Runner, samples: &[Sample], announce: impl FnOnce(usize) -> Result<()>) -> Result<()> {
+        let path = self.out.join(OUTCOMES);
+        let outcomes = match path.exists() && !self.fresh {
+            true => read_outcomes(&path).map_err(with_way_out)?,
+            false => Vec::new(),
+        };
+        announce(outcomes.len())?;
+        let trials = runner.missing(samples, &outcomes, &path).map_err(with_way_out)?;
+        let mut text = match trials.is_empty() {
+            true => "to do     nothing: all outcomes exist\n".to_owned(),
+            false => Estimate::of(runner, &trials, None)?.text(),
+        };
+        if !self.densities.is_empty() {
+            text.push_str(&format!("{DENSITIES_FOLLOW}\n"));
+        }
+        exit::print(&text)
+    }
 }
 
-fn show(phase: &Progress, event: Event) {
+fn show(phase: &Progress, estimate: &Estimate, event: Event) {
     match event {
         Event::Started(trial) => {
             let (task, tokens) = (trial.sample.task(), trial.sample.context_tokens());
             phase.name_step(format!("{task} {tokens}, {}", trial.key.method));
         }
-        Event::Finished(outcome) => phase.add(outcome.context_tokens),
+        Event::Finished(outcome) => {
+            phase.add(estimate.milliseconds_of(&outcome.task, outcome.context_tokens) as usize);
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use s2o_models::LoadedModel;
 
 use crate::exit;
 use crate::layout::{Look, seconds};
+use crate::writable::cannot_write;
 
 /// The task with files for other projects' plots.
 const NIAH: &str = "niah";
@@ -104,8 +105,4 @@ fn create(path: &Path) -> Result<BufWriter<File>> {
         fs::create_dir_all(directory).with_context(|| cannot_write(path))?;
     }
     Ok(BufWriter::new(File::create(path).with_context(|| cannot_write(path))?))
-}
-
-fn cannot_write(path: &Path) -> String {
-    format!("cannot write {}", path.display())
 }

@@ -100,7 +100,7 @@ fn a_run_leaves_outcomes_and_tables() {
 fn a_run_goes_on_after_an_interruption() {
     let directory = TempDir::new().expect("a directory");
     let first = run("evaluate", &short(&directory, &["--methods", "dense"]));
-    let said = "Ctrl-C stops the run; the same command goes on where it stopped\n4 outcomes: ";
+    let said = "Ctrl-C stops the run; the same command goes on where it stopped\n4 outcomes";
     assert_has(&String::from_utf8_lossy(&first.stderr), &[said]);
     let (outcomes, table) = (file(&directory, "outcomes.jsonl"), file(&directory, "table.csv"));
     fs::write(directory.path().join("outcomes.jsonl"), &outcomes[..outcomes.len() - 50]).expect("written");
@@ -117,6 +117,49 @@ fn a_run_goes_on_after_an_interruption() {
     assert_eq!(file(&directory, "outcomes.jsonl"), now);
     assert!(!stdout_of("evaluate", &short(&directory, &["--methods", "dense", "--fresh"])).contains("outcomes exist"));
     assert_eq!(file(&directory, "runs.csv").lines().count(), 1 + 1);
+}
+
+#[test]
+fn the_cost_is_said_before_the_first_sample() {
+    let directory = TempDir::new().expect("a directory");
+    let args = ["--methods", "dense,s2o", "--chunk", "whole,256"];
+    let planned = stdout_of("evaluate", &short(&directory, &[&args[..], &["--dry-run"]].concat()));
+    // Two items, two chunk sizes.
+    let rows = ["| dense                  4            4 |", "| s2o                    4            4 |"];
+    let all = ["4 samples, 16 prefills, 5,600 tokens to prefill", "time      about ", "GB of KV cache for each"];
+    assert_has(
+        &planned,
+        &[&all[..], &rows, &["0.04 GB of weights", "an estimate from 256 tokens prefilled in"]].concat(),
+    );
+    assert_eq!(fs::read_dir(directory.path()).expect("a directory").count(), 0, "it leaves no file");
+
+    let output = run("evaluate", &short(&directory, &args));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let place = |part: &str| stderr.find(part).unwrap_or_else(|| panic!("{part} in {stderr}"));
+    assert!(place("measuring the speed") < place("16 prefills") && place("16 prefills") < place("Ctrl-C"), "{stderr}");
+    assert!(place("Ctrl-C") < place("\n16 outcomes\n"), "{stderr}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_has(&stdout, &["`s2o evaluate report ", " --out report` makes a report"]);
+
+    // Only the rest counts: one outcome of the journal is gone, and one length is new.
+    let outcomes = file(&directory, "outcomes.jsonl");
+    let kept: Vec<&str> = outcomes.lines().take(16).collect();
+    fs::write(directory.path().join("outcomes.jsonl"), kept.join("\n") + "\n").expect("written");
+    let rest = short(&directory, &[&args[..], &["--dry-run"]].concat());
+    let rest: Vec<&str> = rest.iter().map(|arg| if *arg == "300,400" { "300,400,500" } else { arg }).collect();
+    let planned = stdout_of("evaluate", &rest);
+    assert_has(&planned, &["15 outcomes exist", "3 samples, 9 prefills, 4,400 tokens", "400 tokens   500 tokens |"]);
+    assert_eq!(file(&directory, "outcomes.jsonl").lines().count(), 16, "nothing is written");
+
+    stdout_of("evaluate", &short(&directory, &[&args[..], &["--quiet"]].concat()));
+    let planned = stdout_of("evaluate", &short(&directory, &[&args[..], &["--dry-run"]].concat()));
+    assert_has(&planned, &["to do     nothing: all outcomes exist"]);
+    let fresh = ["--dry-run", "--fresh", "--densities", "0.5"];
+    let planned = stdout_of("evaluate", &short(&directory, &[&args[..], &fresh].concat()));
+    assert_has(&planned, &["16 prefills", "densities are not counted"]);
+    fs::write(directory.path().join("outcomes.jsonl"), "notes").expect("written");
+    let part = "got a file that is not a journal; --fresh starts anew";
+    assert_refused("evaluate", &short(&directory, &["--dry-run"]), &[(&[], part)]);
 }
 
 #[test]

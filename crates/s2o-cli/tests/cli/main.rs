@@ -14,6 +14,7 @@ mod heatmap;
 mod models;
 mod prefill;
 mod ranks;
+mod report;
 mod synthetic;
 mod tune;
 mod tune_published;

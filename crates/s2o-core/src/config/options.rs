@@ -242,9 +242,26 @@ mod tests {
         assert_eq!(set("tile-k", "32"), built(|b| b.tile_k(32)));
         assert_eq!(set("workspace-mib", "3"), built(|b| b.workspace_cap(3 << 20)));
         assert_eq!(S2oConfig::paper(), built(|_| Preset::Paper.config().to_builder()));
-        let paper = S2oConfig::paper();
-        assert_eq!([paper.front_sink(), paper.recent(), paper.dense_tail()], [0; 3]);
         assert_eq!(S2oConfig::default().get("colour"), None);
+    }
+
+    #[test]
+    fn the_papers_settings() {
+        for (name, value) in [
+            ("segment", "2048"),
+            ("tau", "0.005"),
+            ("stop-rule", "mean"),
+            ("triggering-tile", "discard"),
+            ("score", "mean"),
+            ("front-sink", "0"),
+            ("recent", "0"),
+            ("dense-tail", "0"),
+            ("q-perm", "on"),
+            ("probe-stride", "off"),
+            ("max-error", "off"),
+        ] {
+            assert_eq!(S2oConfig::paper().get(name).as_deref(), Some(value), "{name}");
+        }
     }
 
     #[test]
@@ -294,7 +311,11 @@ mod tests {
             let error = S2oConfig::builder().max_error(got).build().unwrap_err();
             assert_eq!(error.to_string(), format!("max-error: expected a finite number above 0, got {got}"));
         }
-        let expected = "score: second-cumulant=c: expected a finite number >= 0, got NaN";
-        assert_eq!(refused("score", "second-cumulant=NaN"), expected);
+        for (text, got) in
+            [("second-cumulant=-1", "-1"), ("second-cumulant=NaN", "NaN"), ("second-cumulant=inf", "inf")]
+        {
+            let expected = format!("score: second-cumulant=c: expected a finite number >= 0, got {got}");
+            assert_eq!(refused("score", text), expected);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! [`Row`]: the combined outcomes of one task, length and method.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
@@ -103,11 +104,11 @@ pub fn rows(outcomes: &[Outcome]) -> Vec<Row> {
     rows
 }
 
-/// Writes rows to a CSV file.
+/// Writes rows to a CSV file: those of [`rows`], or comparisons.
 ///
 /// # Errors
 /// [`EvalError::Write`].
-pub fn write_csv(path: &Path, rows: &[Row]) -> Result<()> {
+pub fn write_csv<R: Serialize>(path: &Path, rows: &[R]) -> Result<()> {
     let failed = |error: csv::Error| EvalError::Write { path: path.to_owned(), source: error.into() };
     let mut writer = csv::Writer::from_path(path).map_err(failed)?;
     rows.iter().try_for_each(|row| writer.serialize(row)).map_err(failed)?;
@@ -260,6 +261,24 @@ fn ruler_averages(rows: &[Row]) -> Vec<Row> {
         (row.context_tokens, row.task.starts_with("ruler/"), setting)
     });
     columns.iter().filter(|column| column.len() > 1).map(|column| average(column)).collect()
+}
+
+/// Values in the order in which they first occur.
+pub fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for value in values {
+        if !distinct.contains(&value) {
+            distinct.push(value);
+        }
+    }
+    distinct
+}
+
+/// Distinct values in ascending order.
+pub fn ascending<T: PartialOrd>(values: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut ascending = distinct(values);
+    ascending.sort_by(|a, b| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+    ascending
 }
 
 /// The items with the same key, in the order in which the keys first occur.

@@ -5,33 +5,53 @@ use std::fmt::Write;
 use super::aggregate::{RULER_AVERAGE, Row, grouped, rows, unpaired};
 use super::columns::{ACCURACY, CHANGED, DENSITY, passage_columns};
 use super::depth_grid::{DepthGrid, depth_grids};
+use super::text::table;
 use crate::run::Outcome;
 
-/// All tables of `outcomes`: accuracy and density by task and length, with intervals only in the CSV file, means over
-/// tasks by length, groups, changes by chunk size, perplexity, and depth by length if every cell was run.
+/// All tables of `outcomes`: means over tasks by length, accuracy and density by task and length (their intervals are
+/// only in the CSV file), groups, changes by chunk size, perplexity, and depth by length if every cell was run.
 pub fn markdown(outcomes: &[Outcome]) -> String {
     let rows = rows(outcomes);
     let mut text = String::new();
     for models_rows in rows_of_models(&rows) {
         let Row { model, dtype, device, template, .. } = models_rows[0];
         heading(&mut text, 2, &format!("{model}, {dtype}, {device}, chat template {template}"));
-        let (answers, passages): (Vec<&Row>, Vec<&Row>) = models_rows.iter().partition(|row| row.score.is_some());
-        let (tasks, groups): (Vec<&Row>, Vec<&Row>) = answers.into_iter().partition(|row| row.group.is_empty());
-        pivot(&mut text, "Accuracy in percent", &tasks, ACCURACY.cell);
-        pivot(&mut text, "Density", &tasks, DENSITY.cell);
-        by_length(&mut text, &tasks);
-        pivot(&mut text, "Accuracy in percent by group", &groups, ACCURACY.cell);
-        let changed: Vec<&Row> = tasks.into_iter().filter(|row| row.changed_by_chunks.is_some()).collect();
-        pivot(&mut text, "Answers that differ from those with the first chunk size", &changed, CHANGED.cell);
-        perplexity(&mut text, &passages);
+        by_length(&mut text, &models_rows);
+        tables(&mut text, &models_rows);
     }
     if let Some(left_out) = unpaired(outcomes) {
         heading(&mut text, 2, "Left out");
         text.push_str(&(left_out + "\n"));
     }
-    let is_shown = |grid: &&DepthGrid| grid.is_full() && grid.depths.len() > 1 && grid.lengths.len() > 1;
-    depth_grids(outcomes).iter().filter(is_shown).for_each(|grid| depth_table(&mut text, grid));
+    depth_tables(&mut text, outcomes);
     text
+}
+
+/// The tables of [`markdown`] for each task and length of one model, without the means over tasks, below headings of
+/// the third level.
+pub fn task_tables(outcomes: &[Outcome]) -> String {
+    let rows = rows(outcomes);
+    let mut text = String::new();
+    tables(&mut text, &rows.iter().collect::<Vec<_>>());
+    depth_tables(&mut text, outcomes);
+    text
+}
+
+/// Accuracy, density, groups, chunk sizes and perplexity of one model.
+fn tables(text: &mut String, rows: &[&Row]) {
+    let (answers, passages): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.score.is_some());
+    let (tasks, groups): (Vec<&Row>, Vec<&Row>) = answers.into_iter().partition(|row| row.group.is_empty());
+    pivot(text, "Accuracy in percent", &tasks, ACCURACY.cell);
+    pivot(text, "Density", &tasks, DENSITY.cell);
+    pivot(text, "Accuracy in percent by group", &groups, ACCURACY.cell);
+    let changed: Vec<&Row> = tasks.into_iter().filter(|row| row.changed_by_chunks.is_some()).collect();
+    pivot(text, "Answers that differ from those with the first chunk size", &changed, CHANGED.cell);
+    perplexity(text, &passages);
+}
+
+fn depth_tables(text: &mut String, outcomes: &[Outcome]) {
+    let is_shown = |grid: &&DepthGrid| grid.is_full() && grid.depths.len() > 1 && grid.lengths.len() > 1;
+    depth_grids(outcomes).iter().filter(is_shown).for_each(|grid| depth_table(text, grid));
 }
 
 /// The rows, split by model, precision, device and chat template.
@@ -69,7 +89,8 @@ fn pivot_table(rows: &[&Row], cell: impl Fn(&Row) -> String) -> String {
 
 /// Methods as rows, lengths as columns: accuracy and density, with the same weight for each task.
 fn by_length(text: &mut String, rows: &[&Row]) {
-    let rows: Vec<&Row> = rows.iter().copied().filter(|row| row.task != RULER_AVERAGE).collect();
+    let is_meant = |row: &&Row| row.score.is_some() && row.group.is_empty() && row.task != RULER_AVERAGE;
+    let rows: Vec<&Row> = rows.iter().copied().filter(is_meant).collect();
     let mut lengths: Vec<usize> = rows.iter().map(|row| row.context_tokens).collect();
     lengths.sort_unstable();
     lengths.dedup();
@@ -149,13 +170,4 @@ fn heading(text: &mut String, level: usize, title: &str) {
     let gap = if text.is_empty() || text.ends_with("\n\n") { "" } else { "\n" };
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{gap}{} {title}\n", "#".repeat(level));
-}
-
-/// A Markdown table.
-pub fn table<N: AsRef<str>>(header: &[N], lines: impl IntoIterator<Item = Vec<String>>) -> String {
-    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-    let header: Vec<String> = header.iter().map(|name| name.as_ref().to_owned()).collect();
-    let rule = vec!["---".to_owned(); header.len()];
-    let lines = [header, rule].into_iter().chain(lines);
-    lines.map(|cells| line(cells.into_iter().map(|cell| cell.replace('|', "\\|")).collect())).collect()
 }

@@ -230,6 +230,75 @@ fn csv_has_a_line_for_each_row() {
     assert_eq!(lines.len(), 3);
     assert!(lines[0].starts_with("task,group,context_tokens,method,chunk,items,score,score_low,"), "{text}");
     assert!(lines[1].starts_with("a,,100,s2o:tau=0.1,auto,1,1.0,0.2065"), "{text}");
-    let error = write_csv(&dir.path().join("no/table.csv"), &[]).unwrap_err().to_string();
+    let error = write_csv::<Row>(&dir.path().join("no/table.csv"), &[]).unwrap_err().to_string();
     assert!(error.starts_with("cannot write ") && error.contains("table.csv"), "{error}");
+}
+
+#[test]
+fn methods_are_compared_with_exact_attention() {
+    let mut outcomes = Vec::new();
+    // Task a loses one of two items, b wins one of four.
+    for (task, index, dense, sparse) in [
+        ("a", 0, "yes", "no"),
+        ("a", 1, "yes", "yes"),
+        ("b", 0, "no", "yes"),
+        ("b", 1, "yes", "yes"),
+        ("b", 2, "yes", "yes"),
+        ("b", 3, "yes", "yes"),
+    ] {
+        outcomes.push(answer(task, 200, index, "dense", "auto", dense));
+        let slow = answer(task, 200, index, "s2o", "auto", sparse);
+        outcomes.push(Outcome { prefill_seconds: slow.prefill_seconds / 4.0, ..slow });
+    }
+    outcomes.push(answer("a", 100, 0, "dense", "auto", "yes"));
+    outcomes.push(answer("a", 100, 0, "s2o", "auto", "yes"));
+    outcomes.push(passage("dense", 1.0, &[1]));
+    let all = comparisons(&outcomes);
+    let places: Vec<(usize, &str, &str, usize)> =
+        all.iter().map(|row| (row.context_tokens, row.task.as_str(), row.method.as_str(), row.items)).collect();
+    assert_eq!(
+        places[..4],
+        [(100, "a", "dense", 1), (100, "a", "s2o", 1), (100, ALL_TASKS, "dense", 1), (100, ALL_TASKS, "s2o", 1)]
+    );
+    assert_eq!(
+        places[4..8],
+        [(200, "a", "dense", 2), (200, "a", "s2o", 2), (200, "b", "dense", 4), (200, "b", "s2o", 4)]
+    );
+    let [dense, sparse] = &all[8..] else { panic!("{places:?}") };
+    assert_eq!((dense.difference, dense.worse, dense.speed_up), (None, None, Some(1.0)));
+    // Means over tasks, not over items.
+    assert_eq!((dense.score, sparse.score, sparse.tasks, sparse.items), (0.875, 0.75, 2, 6));
+    assert_eq!((sparse.worse, sparse.better, sparse.speed_up), (Some(1), Some(1), Some(4.0)));
+    assert!((sparse.difference.unwrap() + 0.125).abs() < 1e-12);
+    let interval = (sparse.difference_low.unwrap(), sparse.difference_high.unwrap());
+    assert!(interval.0 < -0.125 && interval.1 > 0.0, "{interval:?}");
+    assert!((sparse.density - (0.375 + 0.625) / 2.0).abs() < 1e-12);
+
+    let items = differing_items(&outcomes);
+    let found: Vec<(&str, f64, f64, &str)> = items
+        .iter()
+        .map(|item| (item.sample.as_str(), item.score, item.dense_score, item.prediction.as_str()))
+        .collect();
+    assert_eq!(found, [("a-200-0", 0.0, 1.0, "no"), ("b-200-0", 1.0, 0.0, "yes")]);
+
+    // Without exact attention there is nothing to compare with.
+    let alone: Vec<Outcome> = outcomes.into_iter().filter(|outcome| outcome.key.method == "s2o").collect();
+    assert!(comparisons(&alone).iter().all(|row| (row.difference, row.speed_up, row.worse) == (None, None, None)));
+    assert_eq!(differing_items(&alone), []);
+}
+
+#[test]
+fn chunks_are_compared_with_exact_attention_in_the_same_chunks() {
+    let outcomes = [
+        answer("a", 100, 0, "dense", "whole", "yes"),
+        answer("a", 100, 0, "dense", "64", "no"),
+        answer("a", 100, 0, "s2o", "whole", "yes"),
+        answer("a", 100, 0, "s2o", "64", "yes"),
+    ];
+    let differences: Vec<(String, Option<f64>)> = comparisons(&outcomes)
+        .into_iter()
+        .filter(|row| row.task == ALL_TASKS && row.method == "s2o")
+        .map(|row| (row.chunk, row.difference))
+        .collect();
+    assert_eq!(differences, [("whole".to_owned(), Some(0.0)), ("64".to_owned(), Some(1.0))]);
 }

@@ -21,12 +21,24 @@ pub(super) fn prefill(
     chunk: Option<usize>,
 ) -> Result<(Tensor, Duration)> {
     let start = Instant::now();
-    let options = PrefillOptions::new().chunk(chunk);
-    let logits = model.decoder.prefill(&model.prompt(tokens)?, cache, method, options)?.last_logits()?;
-    model.decoder.device().synchronize()?;
+    let logits = forward(model, tokens, cache, method, chunk)?;
     let time = start.elapsed();
     cache.check_logits(&logits)?;
     Ok((logits, time))
+}
+
+/// [`prefill`] without its check and its time: the logits of the last position, after waiting for the device.
+pub(super) fn forward(
+    model: &LoadedModel,
+    tokens: &[u32],
+    cache: &mut KvCache,
+    method: &dyn Attention,
+    chunk: Option<usize>,
+) -> Result<Tensor> {
+    let options = PrefillOptions::new().chunk(chunk);
+    let logits = model.decoder.prefill(&model.prompt(tokens)?, cache, method, options)?.last_logits()?;
+    model.decoder.device().synchronize()?;
+    Ok(logits)
 }
 
 /// Continues each sequence of `cache` greedily from its logits `(1, vocab_size)`, until the model ends its turn,

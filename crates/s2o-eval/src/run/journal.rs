@@ -1,6 +1,6 @@
 //! [`Journal`]: the outcomes of a run in a file that survives an interruption.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -32,7 +32,6 @@ pub struct Journal {
     path: PathBuf,
     file: File,
     outcomes: Vec<Outcome>,
-    done: HashSet<Key>,
 }
 
 impl Journal {
@@ -53,7 +52,6 @@ impl Journal {
         if bytes == 0 {
             journal.write_line(&header())?;
         }
-        journal.done = outcomes.iter().map(|outcome| outcome.key.clone()).collect();
         journal.outcomes = outcomes;
         Ok(journal)
     }
@@ -79,18 +77,12 @@ impl Journal {
         &self.outcomes
     }
 
-    /// Whether there is an outcome for `key`.
-    pub fn contains(&self, key: &Key) -> bool {
-        self.done.contains(key)
-    }
-
     /// Adds an outcome.
     ///
     /// # Errors
     /// [`EvalError::Write`].
     pub fn append(&mut self, outcome: Outcome) -> Result<()> {
         self.write_line(&outcome)?;
-        self.done.insert(outcome.key.clone());
         self.outcomes.push(outcome);
         Ok(())
     }
@@ -106,7 +98,7 @@ impl Journal {
                 got: "one in use".to_owned(),
             });
         }
-        Ok(Self { path: path.to_owned(), file, outcomes: Vec::new(), done: HashSet::new() })
+        Ok(Self { path: path.to_owned(), file, outcomes: Vec::new() })
     }
 
     fn write_line(&mut self, value: &impl Serialize) -> Result<()> {

@@ -3,6 +3,7 @@
 //! A [`Sample`] is an item or a passage; a [`Grid`] makes samples of the generated tasks. [`Runner::run`] takes each
 //! sample through all methods before the next sample, so that the outcomes of an interrupted run compare methods on the
 //! same samples. A [`Journal`] stores every [`Outcome`] at once, and a run that opens it again computes only the rest.
+//! [`Runner::plan`] counts what is left, and [`Plan::time`] estimates its time from a measured [`Speed`].
 //!
 //! ```no_run
 //! use s2o_eval::run::{Grid, Journal, Runner};
@@ -26,14 +27,20 @@ mod equal_density;
 mod journal;
 mod outcome;
 mod passage;
+mod plan;
 mod runner;
 mod sample;
+mod speed;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 pub use equal_density::AtDensity;
 pub use journal::{FORMAT_VERSION, Journal, read_outcomes};
 pub use outcome::{Key, Outcome, SampleResult, Setting};
 pub use passage::Passage;
-pub use runner::{Event, Runner, Trial};
+pub use plan::{Count, Memory, Plan};
+pub use runner::{Event, Runner};
 pub use sample::{GROUPS, Grid, Group, Sample, task_names};
+pub use speed::{Speed, Time};
+pub use trial::Trial;

@@ -1,7 +1,7 @@
 //! [`Runner`]: runs samples with several methods on one model.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
@@ -10,9 +10,10 @@ use s2o_models::{Chunk, DeviceMemory, KvCache, LoadedModel, ModelError};
 
 use super::answers;
 use super::journal::Journal;
-use super::outcome::{Key, Outcome, SampleResult, Setting};
+use super::outcome::{Outcome, SampleResult, Setting};
 use super::passage::{Passage, perplexity};
 use super::sample::Sample;
+use super::trial::Trial;
 use crate::error::{EvalError, Result};
 use crate::method::{self, Method, MethodSpec};
 use crate::tasks::{ChatTemplate, Item};
@@ -21,7 +22,7 @@ use crate::tasks::{ChatTemplate, Item};
 const ROOM_FOR_ANSWER: usize = 256;
 
 /// A length in tokens above the shortest prompt of every task.
-const SHORT: usize = 4096;
+pub(super) const SHORT: usize = 4096;
 
 /// Bytes for the caches of sequences that are decoded together on a CPU.
 const CACHES_ON_CPU: u64 = 1 << 30;
@@ -29,21 +30,10 @@ const CACHES_ON_CPU: u64 = 1 << 30;
 /// A model, and the methods and chunk sizes that every sample is run with.
 #[derive(Debug)]
 pub struct Runner<'m> {
-    model: &'m LoadedModel,
+    pub(super) model: &'m LoadedModel,
     template: ChatTemplate,
-    methods: Vec<(String, Box<dyn Method>)>,
-    chunks: Vec<Chunk>,
-}
-
-/// One sample with one method and one chunk size.
-#[derive(Debug)]
-pub struct Trial<'s> {
-    /// The sample.
-    pub sample: &'s Sample,
-    /// The key of its outcome.
-    pub key: Key,
-    method: usize,
-    chunk: Chunk,
+    pub(super) methods: Vec<(String, Box<dyn Method>)>,
+    pub(super) chunks: Vec<Chunk>,
 }
 
 /// An event of a run.
@@ -116,46 +106,6 @@ impl<'m> Runner<'m> {
         self
     }
 
-    /// The trials that the journal lacks, in running order: for each sample all methods and chunk sizes.
-    ///
-    /// # Errors
-    /// [`EvalError::OtherRun`] if the journal's outcome of a sample has a different digest; [`EvalError::WrongInput`]
-    /// if two different samples have the same id.
-    pub fn pending<'s>(&self, samples: &'s [Sample], journal: &Journal) -> Result<Vec<Trial<'s>>> {
-        let known: HashMap<&str, &Outcome> =
-            journal.outcomes().iter().map(|outcome| (outcome.key.sample.as_str(), outcome)).collect();
-        let (mut trials, mut planned) = (Vec::new(), HashSet::new());
-        let mut digests = HashMap::new();
-        for sample in samples {
-            let id = sample.id();
-            let digest = sample.digest();
-            if *digests.entry(id.clone()).or_insert_with(|| digest.clone()) != digest {
-                let expected = "another id for each different item";
-                return Err(EvalError::wrong("items to evaluate", expected, format!("two items with the id {id}")));
-            }
-            if let Some(outcome) = known.get(&*id)
-                && outcome.digest != digest
-            {
-                let said = |digest: &Option<String>| digest.as_deref().unwrap_or("none").to_owned();
-                return Err(EvalError::OtherRun {
-                    path: journal.path().to_owned(),
-                    expected: format!("{id} with digest {}", said(&digest)),
-                    got: said(&outcome.digest),
-                });
-            }
-            for (method, (name, _)) in self.methods.iter().enumerate() {
-                for &chunk in &self.chunks {
-                    let setting = self.setting(chunk);
-                    let key = Key { sample: id.clone().into_owned(), method: name.clone(), setting };
-                    if !journal.contains(&key) && planned.insert(key.clone()) {
-                        trials.push(Trial { sample, key, method, chunk });
-                    }
-                }
-            }
-        }
-        Ok(trials)
-    }
-
     /// Mean density of a method's prefills of `samples`, with the first chunk size.
     pub(super) fn density(&self, spec: &MethodSpec, samples: &[&Sample]) -> Result<f64> {
         let method = spec.build()?;
@@ -163,7 +113,7 @@ impl<'m> Runner<'m> {
         for sample in samples {
             let (_, tokens) = self.encode(sample)?;
             let mut cache = self.model.decoder.new_cache(1, tokens.len())?;
-            let chunk = self.model.decoder.chunk_tokens(self.chunks.first().copied().unwrap_or_default(), 1)?;
+            let chunk = self.model.decoder.chunk_tokens(self.first_chunk(), 1)?;
             answers::prefill(self.model, &tokens, &mut cache, method.as_ref(), chunk)?;
             sum += densities(&method.take_work()?, self.model.config().num_layers).0;
         }
@@ -198,11 +148,23 @@ impl<'m> Runner<'m> {
     }
 
     /// Number of sequences of `room` positions to decode together.
-    fn together(&self, room: usize) -> Result<usize> {
-        let decoder = &self.model.decoder;
-        let memory = DeviceMemory::of(decoder.device())?.map_or(CACHES_ON_CPU, |memory| memory.free / 4);
-        let bytes = decoder.cache_bytes(1, room);
-        Ok(usize::try_from(memory / bytes.max(1)).unwrap_or(usize::MAX).max(1))
+    pub(super) fn together(&self, room: usize) -> Result<usize> {
+        let memory = DeviceMemory::of(self.model.decoder.device())?.map_or(CACHES_ON_CPU, |memory| memory.free / 4);
+        Ok(usize::try_from(memory / self.cache_bytes(room).max(1)).unwrap_or(usize::MAX).max(1))
+    }
+
+    /// Bytes of the KV cache of one sequence of `room` positions.
+    pub(super) fn cache_bytes(&self, room: usize) -> u64 {
+        self.model.decoder.cache_bytes(1, room)
+    }
+
+    /// Number of trials of each sample.
+    pub(super) fn variants(&self) -> usize {
+        self.methods.len() * self.chunks.len()
+    }
+
+    pub(super) fn first_chunk(&self) -> Chunk {
+        self.chunks.first().copied().unwrap_or_default()
     }
 
     /// Checks the lengths of `samples` before any of them is run: encodes one prompt of each task and length that may
@@ -329,7 +291,7 @@ impl<'m> Runner<'m> {
         Ok(results)
     }
 
-    fn setting(&self, chunk: Chunk) -> Setting {
+    pub(super) fn setting(&self, chunk: Chunk) -> Setting {
         let decoder = &self.model.decoder;
         let device = match decoder.device() {
             Device::Cpu => "cpu",

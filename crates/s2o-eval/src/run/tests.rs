@@ -9,6 +9,7 @@ use candle_s2o::{Attention, Dense, PrefillCall};
 use s2o_models::{Chunk, LoadOptions, LoadedModel, ModelSource};
 use tempfile::TempDir;
 
+use super::plan::tests::count;
 use super::*;
 use crate::error::EvalError;
 use crate::load;
@@ -321,4 +322,43 @@ fn models_that_cannot_answer_are_refused() {
     assert!(error.contains("expected one with <|begin_of_text|>, for llama3"), "{error}");
     let error = runner().specs(&["s2o:tau=x".parse().unwrap()]).unwrap_err().to_string();
     assert!(error.contains("tau: expected a number in [0, 1), got \"x\""), "{error}");
+}
+
+#[test]
+fn a_plan_counts_what_is_left() {
+    let dir = TempDir::new().unwrap();
+    let mut journal = Journal::open(dir.path().join("outcomes.jsonl")).unwrap();
+    let grid = Grid { lengths: vec![300, 500], items: 2, ..Grid::default() };
+    let mut samples = grid.samples(["passkey"]).unwrap();
+    samples.push(Sample::Passage(Passage::embedded(600, 100).unwrap()));
+    let runner = runner().specs(&["dense".parse().unwrap(), "s2o".parse().unwrap()]).unwrap();
+    run(&runner, &samples[..1], &mut journal).0.unwrap();
+    let runner = runner.chunks([Chunk::Whole, Chunk::Tokens(256)]);
+    let trials = runner.pending(&samples, &journal).unwrap();
+    let plan = runner.plan(&trials).unwrap();
+    // Whole prompts of the first sample are in the journal.
+    assert_eq!((plan.samples, plan.prefills(), plan.tokens()), (5, 18, 2 * 300 + 4 * (300 + 2 * 500 + 600)));
+    let item = samples[0].item(&MODEL.tokenizer).unwrap().unwrap().into_owned();
+    let most = item.max_new_tokens;
+    let of_dense: Vec<Count> = plan.counts.iter().filter(|count| count.method == "dense").cloned().collect();
+    let expected = [
+        count("passkey", 300, "dense", 3, most),
+        count("passkey", 500, "dense", 4, most),
+        count("perplexity", 600, "dense", 2, 0),
+    ];
+    assert_eq!(of_dense, expected);
+    assert!(most > 0 && plan.prompt_seconds > 0.0);
+    let bytes = |elements: usize| 4 * elements as u64;
+    let config = MODEL.config();
+    let cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim;
+    let memory = (plan.memory.weights, plan.memory.kv_cache, plan.memory.context_tokens);
+    assert_eq!(memory, (bytes(MODEL.num_parameters()), bytes(600 * cache), 600));
+    assert_eq!(runner.missing(&samples, &[], journal.path()).unwrap().len(), 20);
+
+    let speed = runner.speed(600).unwrap();
+    assert_eq!(speed.tokens, 512);
+    assert!(speed.linear_seconds > 0.0 && speed.attention_seconds > 0.0 && speed.step_seconds > 0.0, "{speed:?}");
+    // Four answers are decoded together.
+    assert_eq!((speed.weights, speed.kv), (bytes(MODEL.num_parameters()) / 4, bytes(cache) as f64));
+    assert_eq!(runner.speed(100).unwrap().tokens, 100);
 }
