@@ -78,11 +78,12 @@ __device__ __forceinline__ void store_int8(const Int8Params& p) {
             most = fmaxf(most, __shfl_xor_sync(lanes_of_row, most, step));
             not_finite += __shfl_xor_sync(lanes_of_row, not_finite, step);
         }
-        const float scale = most / INT8_MOST + not_finite, factor = INT8_MOST / fmaxf(most, INT8_LEAST);
+        // Each operation rounds once, as on the host, so that the codes and scales are the same.
+        const float scale = __fadd_rn(__fmul_rn(most, 1.f / INT8_MOST), not_finite);
+        const float factor = __fmul_rn(__frcp_rn(fmaxf(most, INT8_LEAST)), INT8_MOST);
         uint32_t codes[2] = {};
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j) {
-            // Not one rounding, so that the codes are those of a host without fused operations.
             const float code = floorf(__fadd_rn(__fmul_rn(wide[j], factor), INT8_HALF_UP));
             codes[j / 4] |= uint32_t(code) << 8 * (j % 4);
         }

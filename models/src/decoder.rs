@@ -103,7 +103,7 @@ impl Decoder {
             way_out: "take a smaller model, a GPU with more memory, or bf16 or f16 instead of f32",
         };
         let decoder = need.check(Self::load_all(config, weights, parallel, progress), weights.device())?;
-        Ok(decoder.with_kv(kv))
+        Ok(Self { kv, ..decoder })
     }
 
     fn load_all(
@@ -147,14 +147,6 @@ impl Decoder {
         })
     }
 
-    fn with_kv(self, kv: KvPrecision) -> Self {
-        let precision = match kv {
-            KvPrecision::AsComputed => self.precision,
-            KvPrecision::Int8 => format!("{}, KV cache in 8 bits", self.precision),
-        };
-        Self { kv, precision, ..self }
-    }
-
     /// Shape and constants.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
@@ -165,9 +157,24 @@ impl Decoder {
         self.dtype
     }
 
-    /// The dtype, and the types of quantised weights: `bf16`, or `bf16 with Q4K and Q6K weights`.
-    pub fn precision(&self) -> &str {
-        &self.precision
+    /// The dtype, the types of quantised weights, and the precision of caches, if it is another one: `bf16`, `bf16 with
+    /// Q4K and Q6K weights`, or `bf16, KV cache in 8 bits`.
+    pub fn precision(&self) -> String {
+        self.precision_with(self.kv)
+    }
+
+    /// [`Self::precision`] with a cache in the given precision ([`Self::new_cache_in`]).
+    pub fn precision_with(&self, kv: KvPrecision) -> String {
+        let weights = &self.precision;
+        match kv {
+            KvPrecision::AsComputed => weights.clone(),
+            KvPrecision::Int8 => format!("{weights}, KV cache in 8 bits"),
+        }
+    }
+
+    /// Precision of new caches.
+    pub fn kv_precision(&self) -> KvPrecision {
+        self.kv
     }
 
     /// Memory of the model's weights in bytes; several ranks hold them together.

@@ -71,7 +71,7 @@ impl KvCache {
         let need = Need {
             what: "a KV cache",
             bytes: Self::bytes(config, batch, capacity, dtype, precision),
-            way_out: "take a shorter prompt, a smaller batch, bf16 or f16 instead of f32, or 8 bits",
+            way_out: "take a shorter prompt, a smaller batch, bf16 or f16 instead of f32, or 8 bits (--kv 8bit)",
         };
         // Checked before any layer is allocated.
         if let Some(memory) = DeviceMemory::of(device)?.filter(|memory| memory.free < need.bytes) {

@@ -300,7 +300,7 @@ impl<'m> Runner<'m> {
         };
         Setting {
             model: self.model.name.clone(),
-            dtype: decoder.precision().to_owned(),
+            dtype: decoder.precision(),
             device: device.to_owned(),
             template: self.template,
             chunk: chunk.to_string(),

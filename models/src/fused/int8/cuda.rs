@@ -56,7 +56,7 @@ fn load_of<T: Element>(int8: &Int8Rows, rows: &Tensor, range: Range<usize>) -> R
 }
 
 /// The address of a tensor's storage, and a guard that ends the stream's use of it when dropped.
-fn base<'a, T: CudaDType + DeviceRepr>(
+fn base<'a, T: CudaDType + DeviceRepr + 'a>(
     storage: &'a Storage,
     stream: &'a CudaStream,
 ) -> Result<(sys::CUdeviceptr, SyncOnDrop<'a>)> {

@@ -16,20 +16,21 @@ const MOST: f64 = 127.0;
 /// Rows whose largest entry is below this are zeros, because their factor would be infinite.
 const LEAST: f64 = 1e-30;
 
-/// The keys or the values of a layer, `(batch, capacity, num_kv_heads, head_dim)`, in 8 bits. An entry is its scale times
-/// its code minus 128. Rounding changes an entry by at most 1/254 of the largest entry of its row. A row with an entry
-/// that is NaN or infinite is NaN.
-#[derive(Debug, Clone)]
-pub(crate) struct Int8Rows {
-    /// `(batch, capacity, num_kv_heads, head_dim)` u8, from 1 to 255.
+/// The keys or the values of a layer, `(batch, capacity, num_kv_heads, head_dim)`, in 8 bits: an entry is its code minus
+/// 128, times the scale of its row. Rounding to a code changes an entry by at most 1/254 of the largest entry of its row.
+/// A row with an entry that is NaN or infinite is NaN.
+#[derive(Debug)]
+pub struct Int8Rows {
     codes: Tensor,
-    /// `(batch, num_kv_heads, capacity)` f32.
     scales: Tensor,
 }
 
 impl Int8Rows {
-    /// Rows of zeros.
-    pub(crate) fn zeros(shape: (usize, usize, usize, usize), device: &Device) -> Result<Self> {
+    /// Allocates rows `(batch, capacity, num_kv_heads, head_dim)` of zeros.
+    ///
+    /// # Errors
+    /// If the device has too little memory.
+    pub fn zeros(shape: (usize, usize, usize, usize), device: &Device) -> Result<Self> {
         let (batch, capacity, heads, _) = shape;
         Ok(Self {
             codes: Tensor::zeros(shape, DType::U8, device)?,
@@ -37,20 +38,36 @@ impl Int8Rows {
         })
     }
 
+    /// Codes `(batch, capacity, num_kv_heads, head_dim)` u8, from 1 to 255.
+    pub fn codes(&self) -> &Tensor {
+        &self.codes
+    }
+
+    /// Scales `(batch, num_kv_heads, capacity)` f32.
+    pub fn scales(&self) -> &Tensor {
+        &self.scales
+    }
+
     /// Bytes of one row of a head.
-    pub(crate) fn row_bytes(head_dim: usize) -> usize {
+    pub fn row_bytes(head_dim: usize) -> usize {
         head_dim + DType::F32.size_in_bytes()
     }
 
     /// Some of the sequences, in the same memory.
-    pub(crate) fn sequences(&self, range: &Range<usize>) -> Result<Self> {
+    ///
+    /// # Errors
+    /// If a sequence does not exist.
+    pub fn sequences(&self, range: &Range<usize>) -> Result<Self> {
         let some = |x: &Tensor| x.narrow(0, range.start, range.len());
         Ok(Self { codes: some(&self.codes)?, scales: some(&self.scales)? })
     }
 
     /// Stores the rows of positions `range` of `rows` `(batch, capacity, num_kv_heads, head_dim)`, and rounds them in
     /// `rows` to what was stored.
-    pub(crate) fn store(&self, rows: &Tensor, range: Range<usize>) -> Result<()> {
+    ///
+    /// # Errors
+    /// If shapes, dtypes or devices do not fit.
+    pub fn store(&self, rows: &Tensor, range: Range<usize>) -> Result<()> {
         #[cfg(feature = "cuda")]
         if supports(rows.device(), rows.dtype()) && supports_head_dim(rows.dim(D::Minus1)?) {
             return Ok(cuda::store(self, rows, range)?);
@@ -68,7 +85,10 @@ impl Int8Rows {
     }
 
     /// Writes the stored rows of positions `range` to the same rows of `rows`.
-    pub(crate) fn load(&self, rows: &Tensor, range: Range<usize>) -> Result<()> {
+    ///
+    /// # Errors
+    /// If shapes, dtypes or devices do not fit.
+    pub fn load(&self, rows: &Tensor, range: Range<usize>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
@@ -88,14 +108,12 @@ fn restored(codes: &Tensor, scales: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// Attention of one query per sequence, `(batch, 1, num_heads, head_dim)`, on the first `len` positions of keys and
-/// values in 8 bits. The result is that of [`crate::attention::decode_attn`] on the loaded rows, bit for bit. `None`
-/// without a kernel for this device, dtype and head size.
-pub(crate) fn decode_attn(
-    q: &Tensor,
-    [k, v]: [&Int8Rows; 2],
-    len: usize,
-    softmax_scale: f32,
-) -> Result<Option<Tensor>> {
+/// values in 8 bits. The result is that of [`crate::decode_attn`] on the loaded rows, bit for bit, and half of the bytes
+/// are read. `None` without a kernel for this device, dtype and head size: load the rows then.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn decode_attn_int8(q: &Tensor, [k, v]: [&Int8Rows; 2], len: usize, softmax_scale: f32) -> Result<Option<Tensor>> {
     #[cfg(feature = "cuda")]
     if supports(q.device(), q.dtype()) && supports_head_dim(q.dim(D::Minus1)?) {
         return Ok(Some(cuda::decode(&q.contiguous()?, [k, v], len, softmax_scale)?));
