@@ -5,11 +5,13 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, S2o};
-use s2o_models::{Decoder, DecoderConfig, GenerationOptions, LinearPrecision, PrefillOptions, TokenStream};
+use s2o_models::fused::Int8Rows;
+use s2o_models::{Decoder, GenerationOptions, KvPrecision, LinearPrecision, PrefillOptions, TokenStream};
 
 use crate::checkpoint::DTYPE;
 use crate::measure::gpu::Gpu;
 use crate::measure::median;
+use crate::methods::Method;
 
 /// Milliseconds of one token.
 #[derive(Debug, Clone, Copy)]
@@ -23,10 +25,17 @@ pub struct Decoded {
 }
 
 /// Decodes `count` tokens after a prompt `(1, len)`, twice.
-pub fn decode(gpu: &Gpu, decoder: &Decoder, prompt: &Tensor, count: usize, bytes: f64) -> Result<Decoded> {
+pub fn decode(
+    gpu: &Gpu,
+    decoder: &Decoder,
+    kv: KvPrecision,
+    prompt: &Tensor,
+    count: usize,
+    bytes: f64,
+) -> Result<Decoded> {
     ensure!(count > 1, "--decode: expected at least 2 tokens, got {count}");
     let len = prompt.dim(1)?;
-    let mut cache = decoder.new_cache(1, len + 2 * count)?;
+    let mut cache = decoder.new_cache_in(kv, 1, len + 2 * count)?;
     let method = S2o::new(candle_s2o::S2oConfig::default());
     let out = decoder.prefill(prompt, &mut cache, &method as &dyn Attention, PrefillOptions::new().chunk(16384))?;
     let options = GenerationOptions { max_new_tokens: count, ..GenerationOptions::default() };
@@ -49,15 +58,19 @@ pub fn decode(gpu: &Gpu, decoder: &Decoder, prompt: &Tensor, count: usize, bytes
     Ok(Decoded { token: median(times), enqueued: total / count as f64, bound: bytes / copy_rate(gpu)? * 1e3 })
 }
 
-/// Bytes that a token reads after `len` positions.
-pub fn bytes(config: &DecoderConfig, linear: LinearPrecision, len: usize) -> f64 {
-    let wide = DTYPE.size_in_bytes();
+/// Bytes that a token reads after `len` positions: weights, keys and values.
+pub fn bytes(decoder: &Decoder, method: Method, len: usize) -> f64 {
+    let (config, wide) = (decoder.config(), DTYPE.size_in_bytes());
     let head = config.vocab_size * config.hidden_size;
     let embeddings = if config.tie_embeddings { head } else { 2 * head };
     let of_layers = config.num_parameters() - embeddings;
-    let narrow = if linear == LinearPrecision::Fp8 { 1 } else { wide };
-    let cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim * len;
-    (of_layers * narrow + (head + cache) * wide) as f64
+    let of_linear = if method.linear() == LinearPrecision::Fp8 { 1 } else { wide };
+    let row = match method.kv() {
+        KvPrecision::AsComputed => config.head_dim * wide,
+        KvPrecision::Int8 => Int8Rows::row_bytes(config.head_dim),
+    };
+    let cache = 2 * config.num_layers * config.num_kv_heads * row * len;
+    (of_layers * of_linear + head * wide + cache) as f64
 }
 
 /// Bytes per second that a copy reads and writes.

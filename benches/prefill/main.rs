@@ -99,10 +99,10 @@ fn main() -> Result<()> {
     ensure!(shortest > 0, "--tokens: expected lengths of at least 1, got {:?}", arguments.tokens);
     let asks_for_stock = arguments.methods.contains(&Method::Stock);
     ensure!(gpus == 1 || !asks_for_stock, "--methods stock: expected --gpus 1, got {gpus}");
-    let decodes = arguments.methods.iter().any(|method| matches!(method, Method::S2o | Method::S2oFp8));
+    let decodes = arguments.methods.iter().any(|method| method.decodes());
     ensure!(
         arguments.decode == 0 || gpus == 1 && (decodes || arguments.methods.is_empty()),
-        "--decode: expected --gpus 1 and s2o or s2o-fp8 in --methods, got {gpus} GPUs and {:?}",
+        "--decode: expected --gpus 1 and S2O with default options in --methods, got {gpus} GPUs and {:?}",
         arguments.methods
     );
     match Ranks::join(gpus)? {

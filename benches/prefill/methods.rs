@@ -5,7 +5,9 @@ use candle_core::Tensor;
 use candle_nn::VarBuilder;
 use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use clap::ValueEnum;
-use s2o_models::{Chunk, Decoder, DecoderConfig, DecoderOptions, LinearPrecision, Parallel, PrefillOptions};
+use s2o_models::{
+    Chunk, Decoder, DecoderConfig, DecoderOptions, KvPrecision, LinearPrecision, Parallel, PrefillOptions,
+};
 
 use crate::decode::{self, Decoded};
 use crate::logits::first_token;
@@ -30,6 +32,12 @@ pub enum Method {
     S2oFp8,
     /// Our decoder with linear layers in fp8, exact attention.
     DenseFp8,
+    /// Our decoder with a KV cache in 8 bits, S2O with its default options.
+    S2oKv8,
+    /// Our decoder with a KV cache in 8 bits, exact attention.
+    DenseKv8,
+    /// Our decoder with linear layers in fp8 and a KV cache in 8 bits, S2O with its default options.
+    S2oFp8Kv8,
     /// Candle's own model with candle-flash-attn (feature flash-attn).
     Stock,
 }
@@ -44,6 +52,9 @@ impl Method {
             Self::Dense => "dense",
             Self::S2oFp8 => "s2o, linear layers in fp8",
             Self::DenseFp8 => "dense, linear layers in fp8",
+            Self::S2oKv8 => "s2o, KV cache in 8 bits",
+            Self::DenseKv8 => "dense, KV cache in 8 bits",
+            Self::S2oFp8Kv8 => "s2o, linear layers in fp8, KV cache in 8 bits",
             Self::Stock => "stock, candle-flash-attn 0.11.1",
         }
     }
@@ -51,18 +62,31 @@ impl Method {
     /// The options of S2O; `None` for other methods.
     pub fn config(self) -> Option<S2oConfig> {
         match self {
-            Self::S2o | Self::S2oChunks | Self::S2oFp8 => Some(S2oConfig::default()),
+            Self::S2o | Self::S2oChunks | Self::S2oFp8 | Self::S2oKv8 | Self::S2oFp8Kv8 => Some(S2oConfig::default()),
             Self::Paper => Some(S2oConfig::paper()),
-            Self::Dense | Self::DenseFp8 | Self::Stock => None,
+            Self::Dense | Self::DenseFp8 | Self::DenseKv8 | Self::Stock => None,
         }
     }
 
     /// Precision of the linear layers.
     pub fn linear(self) -> LinearPrecision {
         match self {
-            Self::S2oFp8 | Self::DenseFp8 => LinearPrecision::Fp8,
+            Self::S2oFp8 | Self::DenseFp8 | Self::S2oFp8Kv8 => LinearPrecision::Fp8,
             _ => LinearPrecision::AsRead,
         }
+    }
+
+    /// Precision of the KV cache.
+    pub fn kv(self) -> KvPrecision {
+        match self {
+            Self::S2oKv8 | Self::DenseKv8 | Self::S2oFp8Kv8 => KvPrecision::Int8,
+            _ => KvPrecision::AsComputed,
+        }
+    }
+
+    /// Whether tokens are decoded after its prefill, for the time of a token.
+    pub fn decodes(self) -> bool {
+        matches!(self, Self::S2o | Self::S2oFp8 | Self::S2oKv8 | Self::S2oFp8Kv8)
     }
 
     fn s2o(self) -> Option<S2o> {
@@ -101,7 +125,7 @@ impl<'a> Models<'a> {
     ) -> Result<Self> {
         let with_stock = methods.contains(&Method::Stock);
         let load = |linear| {
-            let options = DecoderOptions { linear, parallel: parallel.clone() };
+            let options = DecoderOptions { linear, parallel: parallel.clone(), ..DecoderOptions::default() };
             Decoder::load_with(config, &vb, options, None)
         };
         let decoder = load(LinearPrecision::AsRead)?;
@@ -125,7 +149,7 @@ impl<'a> Models<'a> {
         })
     }
 
-    /// Our decoder in the precision of a method.
+    /// Our decoder with the linear layers of a method.
     fn decoder(&self, method: Method) -> &Decoder {
         match (&self.fp8, method.linear()) {
             (Some(decoder), LinearPrecision::Fp8) => decoder,
@@ -162,7 +186,7 @@ impl<'a> Models<'a> {
         }
         let attention = method.attention();
         let decoder = self.decoder(method);
-        let mut cache = decoder.new_cache(1, tokens.dim(1)?)?;
+        let mut cache = decoder.new_cache_in(method.kv(), 1, tokens.dim(1)?)?;
         meet(self.parallel())?;
         first_token(&self.gpu.device, || {
             let out = decoder.prefill(tokens, &mut cache, attention.as_ref(), self.options())?;
@@ -198,20 +222,20 @@ impl<'a> Models<'a> {
         Ok(AttnStats::joint_density(stats.values()))
     }
 
-    /// Decoding after a prompt, in each precision of the linear layers that a method has.
+    /// Decoding after a prompt, in each precision that a method has.
     pub fn decode(&self, methods: &[Method], prompt: &Tensor, count: usize) -> Result<Vec<(Method, Decoded)>> {
-        let ours = methods.iter().filter(|method| matches!(method, Method::S2o | Method::S2oFp8));
+        let ours = methods.iter().filter(|method| method.decodes());
         let decoded = ours.map(|&method| {
             let decoder = self.decoder(method);
-            let bytes = decode::bytes(decoder.config(), method.linear(), prompt.dim(1)?);
-            Ok((method, decode::decode(self.gpu, decoder, prompt, count, bytes)?))
+            let bytes = decode::bytes(decoder, method, prompt.dim(1)?);
+            Ok((method, decode::decode(self.gpu, decoder, method.kv(), prompt, count, bytes)?))
         });
         decoded.collect()
     }
 
     fn prefill(&self, method: Method, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {
         let decoder = self.decoder(method);
-        let mut cache = decoder.new_cache(1, tokens.dim(1)?)?;
+        let mut cache = decoder.new_cache_in(method.kv(), 1, tokens.dim(1)?)?;
         let out = decoder.prefill(tokens, &mut cache, attention, self.options())?;
         Ok(out.last_logits()?.flatten_all()?)
     }

@@ -26,6 +26,10 @@ __device__ __forceinline__ int thread_index() {
 __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(exists ? 16 : 0) : "memory");
 }
+// Copies 4 bytes. If not `exists`, writes zeros and does not read `src`.
+__device__ __forceinline__ void cp_async_4(uint32_t dst, const void* src, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(exists ? 4 : 0) : "memory");
+}
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int GROUPS_LEFT>
 __device__ __forceinline__ void cp_async_wait() {

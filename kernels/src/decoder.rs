@@ -1,4 +1,5 @@
-//! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu` and `cuda/sm90/decoder_e4m3.cu`.
+//! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu`, `cuda/int8.cu` and
+//! `cuda/sm90/decoder_e4m3.cu`.
 
 /// Elements of one 16-byte access. Every width is a multiple of it.
 pub const VECTOR: usize = 8;
@@ -30,6 +31,11 @@ pub fn rotate_threads(heads: usize, head_dim: usize) -> usize {
     (heads.div_ceil(2) * head_dim / (2 * VECTOR)).next_multiple_of(32).min(256)
 }
 
+/// Blocks of the `store_int8` and `load_int8` kernels for `rows` rows of a sequence.
+pub fn int8_blocks(rows: usize, head_dim: usize) -> usize {
+    rows.div_ceil(4 * 256 / (head_dim / VECTOR))
+}
+
 /// Blocks of the `rotation_table` kernel for `entries` pairs of cos and sin.
 pub fn table_blocks(entries: usize) -> usize {
     entries.div_ceil(256)
@@ -48,6 +54,12 @@ mod tests {
             assert!(threads.is_multiple_of(32) && threads <= 1024 && 4 * threads * VECTOR >= width, "{width}");
         }
         assert_eq!([64, 4096, 14336].map(row_threads), [32, 256, 896]);
+    }
+
+    #[test]
+    fn blocks_of_8_bits_hold_every_row() {
+        assert_eq!([1, 64, 65].map(|rows| int8_blocks(rows, 128)), [1, 1, 2]);
+        assert_eq!([0, 128, 129].map(|rows| int8_blocks(rows, 64)), [0, 1, 2]);
     }
 
     #[test]

@@ -66,6 +66,8 @@ kernels! {
     Split = "split", PerHeadDim;
     /// Dense attention of one query per sequence, split over the keys.
     Decode = "decode", PerHeadDim;
+    /// [`Self::Decode`] on keys and values in 8 bits.
+    DecodeInt8 = "decode_int8", PerHeadDim;
     /// Joins the parts of a split.
     Merge = "merge", PerDtype;
     /// One probe for each run of positions, and their queries side by side.
@@ -114,6 +116,10 @@ kernels! {
     FewRowsE4m3 = "few_rows_e4m3", PerDtype;
     /// Queries and keys normalised and rotated, keys and values put into the cache.
     Rotate = "rotate", PerHeadDim;
+    /// Rows of keys or values to 8 bits.
+    StoreInt8 = "store_int8", PerHeadDim;
+    /// Rows of keys or values from 8 bits.
+    LoadInt8 = "load_int8", PerHeadDim;
     /// cos and sin for the rotation.
     RotationTable = "rotation_table", Single;
     /// Softmax states of the last queries for each chunk of keys.

@@ -3,6 +3,7 @@
 //! kernel in it, [`params`] and [`LaunchInfo`] mirror the structs of `cuda/params.cuh` and `cuda/launch.cuh`.
 
 mod arch;
+pub mod decode;
 pub mod decoder;
 mod function;
 #[cfg(feature = "cuda")]
@@ -20,8 +21,6 @@ pub use modules::{Code, Module, modules};
 pub const TILE_Q: usize = 128;
 /// Keys of a tile (B_N) in every kernel.
 pub const TILE_K: usize = 128;
-/// Query heads of a KV head that one block of [`Kernel::Decode`] computes.
-pub const DECODE_HEADS: usize = 16;
 /// Warps of a block of [`Kernel::Merge`].
 pub const MERGE_WARPS: usize = 8;
 

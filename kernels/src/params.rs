@@ -103,6 +103,16 @@ pub struct SplitParams {
     pub merge_warps: i32,
 }
 
+/// [`SplitParams`] of keys and values in 8 bits (cuda/int8.cuh); `split.attn` has the addresses of the codes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Int8SplitParams {
+    pub split: SplitParams,
+    pub scales: [*const f32; 2],
+    pub scale_batch_stride: i64,
+    pub scale_head_stride: i64,
+}
+
 /// A window without limit on one side has this size.
 pub const NO_LIMIT: i32 = 1 << 30;
 
@@ -342,6 +352,20 @@ pub struct RotateParams {
     pub eps: f32,
 }
 
+/// Rows of keys or values in 16 bits and in 8 (cuda/int8.cuh).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Int8Params {
+    pub rows: *mut c_void,
+    pub codes: *mut u8,
+    pub scales: *mut f32,
+    pub row_strides: Strides,
+    pub code_strides: Strides,
+    pub scale_strides: Strides,
+    pub len: i32,
+    pub num_heads: i32,
+}
+
 /// cos and sin of consecutive positions.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -509,6 +533,7 @@ macro_rules! layout {
 layout!(AttnParams: 176, q_strides at 48, batch at 144);
 layout!(S2oParams: 280, kv_perm at 176, segment_len at 248);
 layout!(SplitParams: 216, partial_out at 176);
+layout!(Int8SplitParams: 248, scales at 216);
 layout!(FlashParams: 248, batch at 176);
 layout!(ProbeParams: 472, q at 216, num_heads at 416);
 layout!(BlockParams: 192, key_blocks at 176);
@@ -521,6 +546,7 @@ layout!(SiluParams: 32, width at 24);
 layout!(QuantiseParams: 32, width at 24);
 layout!(FewRowsParams: 48, rows at 32);
 layout!(RotateParams: 120, k_strides at 56, len at 104);
+layout!(Int8Params: 104, row_strides at 24, len at 96);
 layout!(RotationParams: 40, len at 32);
 layout!(BlockPoolParams: 88, strides at 32, heads at 80);
 layout!(RowParams: 168, left_out_of at 88, row_len at 136);

@@ -130,7 +130,7 @@ impl SelfAttention {
         // Frees memory for the workspace of attention.
         drop(x);
         let norm = self.qk_norm.as_ref().map(|(q, k)| QkNorm { q, k, eps: self.norm_eps });
-        Ok(fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache.end_of(self.layer))?)
+        cache.write(self.layer, |cache| fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache))
     }
 
     /// The output of the last `q_len` of the chunk's `len` tokens, `(batch, q_len, hidden)`, for their queries `(batch,
@@ -144,10 +144,12 @@ impl SelfAttention {
         shards: Option<Shards>,
     ) -> Result<Tensor> {
         let (batch, q_len, ..) = q.dims4()?;
-        let (k, v) = cache.with_new(self.layer, len)?;
         let out = match phase {
-            Phase::Prefill { method, prompt_len } => method.prefill(&self.call(prompt_len), &q, &k, &v)?,
-            Phase::Decode => decode_attn(&q, &k, &v, self.softmax_scale)?,
+            Phase::Prefill { method, prompt_len } => {
+                let (k, v) = cache.with_new(self.layer, len)?;
+                method.prefill(&self.call(prompt_len), &q, &k, &v)?
+            }
+            Phase::Decode => self.decode(&q, len, cache)?,
         };
         drop(q);
         let out = out.reshape((batch, q_len, self.heads.num_heads * self.heads.head_dim))?;
@@ -156,6 +158,18 @@ impl SelfAttention {
             Some(shards) if q_len < len => Ok(self.o_proj.whole().forward(&shards.of_all_heads(&out)?)?),
             Some(shards) => Ok(self.o_proj.whole().forward(&shards.to_tokens(&out)?)?),
         }
+    }
+}
+
+impl SelfAttention {
+    fn decode(&self, q: &Tensor, len: usize, cache: &KvCache) -> Result<Tensor> {
+        if let Some([k, v]) = cache.int8(self.layer)
+            && let Some(out) = fused::decode_attn_int8(q, [k, v], cache.len() + len, self.softmax_scale)?
+        {
+            return Ok(out);
+        }
+        let (k, v) = cache.with_new(self.layer, len)?;
+        Ok(decode_attn(q, &k, &v, self.softmax_scale)?)
     }
 }
 

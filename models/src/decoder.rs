@@ -10,7 +10,7 @@ use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::fused::{E4M3_MAX_WIDTH, E4M3_NEEDS, Linear, LinearPrecision, Rotary, Rotation, supports_e4m3};
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{KvCache, KvPrecision};
 use crate::layers::{Embedding, Mlp, Norm, Quantised, Shared, Weights};
 use crate::parallel::{Parallel, Shards};
 
@@ -22,6 +22,8 @@ pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
 pub struct DecoderOptions {
     /// Precision of the linear layers.
     pub linear: LinearPrecision,
+    /// Precision of the KV caches.
+    pub kv: KvPrecision,
     /// The ranks that run the decoder together; `None` for one device.
     pub parallel: Option<Parallel>,
 }
@@ -36,6 +38,7 @@ pub struct Decoder {
     head: Linear,
     rotary: Rotary,
     dtype: DType,
+    kv: KvPrecision,
     precision: String,
     weight_bytes: u64,
     device: Device,
@@ -71,13 +74,20 @@ impl Decoder {
         progress: Option<&mut Progress>,
     ) -> Result<Self> {
         let none = Quantised::new();
-        Self::from_weights(config, &Weights::new(vb.clone(), &none, options.linear), options.parallel, progress)
+        Self::from_weights(
+            config,
+            &Weights::new(vb.clone(), &none, options.linear),
+            options.kv,
+            options.parallel,
+            progress,
+        )
     }
 
     /// [`Self::load`] from weights of which some stay quantised.
     pub(crate) fn from_weights(
         config: &DecoderConfig,
         weights: &Weights,
+        kv: KvPrecision,
         parallel: Option<Parallel>,
         progress: Option<&mut Progress>,
     ) -> Result<Self> {
@@ -92,7 +102,8 @@ impl Decoder {
             bytes: weights.bytes(&config),
             way_out: "take a smaller model, a GPU with more memory, or bf16 or f16 instead of f32",
         };
-        need.check(Self::load_all(config, weights, parallel, progress), weights.device())
+        let decoder = need.check(Self::load_all(config, weights, parallel, progress), weights.device())?;
+        Ok(Self { kv, ..decoder })
     }
 
     fn load_all(
@@ -124,6 +135,7 @@ impl Decoder {
             norm,
             rotary: Rotary::new(frequencies, factor, weights.dtype(), weights.device())?,
             dtype: weights.dtype(),
+            kv: KvPrecision::default(),
             precision: weights.precision(),
             weight_bytes: weights.bytes(&config),
             device: weights.device().clone(),
@@ -145,9 +157,24 @@ impl Decoder {
         self.dtype
     }
 
-    /// The dtype, and the types of quantised weights: `bf16`, or `bf16 with Q4K and Q6K weights`.
-    pub fn precision(&self) -> &str {
-        &self.precision
+    /// The dtype, the types of quantised weights, and the precision of caches, if it is another one: `bf16`, `bf16 with
+    /// Q4K and Q6K weights`, or `bf16, KV cache in 8 bits`.
+    pub fn precision(&self) -> String {
+        self.precision_with(self.kv)
+    }
+
+    /// [`Self::precision`] with a cache in the given precision ([`Self::new_cache_in`]).
+    pub fn precision_with(&self, kv: KvPrecision) -> String {
+        let weights = &self.precision;
+        match kv {
+            KvPrecision::AsComputed => weights.clone(),
+            KvPrecision::Int8 => format!("{weights}, KV cache in 8 bits"),
+        }
+    }
+
+    /// Precision of new caches.
+    pub fn kv_precision(&self) -> KvPrecision {
+        self.kv
     }
 
     /// Memory of the model's weights in bytes; several ranks hold them together.
@@ -165,14 +192,31 @@ impl Decoder {
         self.parallel.as_ref()
     }
 
-    /// A cache for `batch` sequences of up to `capacity` positions, in this decoder's dtype and on its device, for this
-    /// rank's heads.
+    /// A cache for `batch` sequences of up to `capacity` positions, in this decoder's precision of caches and on its
+    /// device, for this rank's heads.
     ///
     /// # Errors
     /// As [`KvCache::new`].
     pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
-        let config = DecoderConfig { num_kv_heads: self.own_kv_heads(), ..self.config.clone() };
-        KvCache::new(&config, batch, capacity, self.dtype, &self.device)
+        self.new_cache_in(self.kv, batch, capacity)
+    }
+
+    /// [`Self::new_cache`] in another precision.
+    ///
+    /// # Errors
+    /// As [`KvCache::new`].
+    pub fn new_cache_in(&self, precision: KvPrecision, batch: usize, capacity: usize) -> Result<KvCache> {
+        KvCache::new(&self.own_config(), batch, capacity, self.dtype, precision, &self.device)
+    }
+
+    /// The memory of [`Self::new_cache`], in bytes.
+    pub fn cache_bytes(&self, batch: usize, capacity: usize) -> u64 {
+        KvCache::bytes(&self.own_config(), batch, capacity, self.dtype, self.kv)
+    }
+
+    /// The shape with this rank's KV heads.
+    fn own_config(&self) -> DecoderConfig {
+        DecoderConfig { num_kv_heads: self.own_kv_heads(), ..self.config.clone() }
     }
 
     /// The KV heads of this rank.

@@ -7,7 +7,19 @@ use candle_core::{DType, Device, Tensor};
 use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
-use crate::fused::LayerCache;
+use crate::fused::{Int8Rows, LayerCache};
+
+/// Precision of a KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvPrecision {
+    /// That of the keys and values as they are computed.
+    #[default]
+    AsComputed,
+    /// 8-bit integers with an f32 scale for each row of a head: half of the memory of 16 bits, plus one layer in the
+    /// dtype of the keys and values, into which each layer is read in turn. Attention reads only what was stored, also
+    /// of the chunk at hand, so that results do not depend on chunks.
+    Int8,
+}
 
 /// A KV cache for a fixed batch and a fixed number of positions.
 ///
@@ -16,20 +28,38 @@ use crate::fused::LayerCache;
 /// clones would share the memory that prefill writes; [`Self::sequences`] shares it on purpose.
 #[derive(Debug)]
 pub struct KvCache {
-    layers: Vec<(Tensor, Tensor)>,
+    layers: Layers,
     num_kv_heads: usize,
     batch: usize,
     capacity: usize,
     len: usize,
 }
 
+/// Keys and values of every layer.
+#[derive(Debug)]
+enum Layers {
+    AsComputed(Vec<[Tensor; 2]>),
+    Int8 {
+        layers: Vec<[Int8Rows; 2]>,
+        /// The keys and values of the layer at hand, as they are stored.
+        opened: [Tensor; 2],
+    },
+}
+
 impl KvCache {
-    /// Allocates a cache of `capacity` positions for `batch` sequences.
+    /// Allocates a cache of `capacity` positions for `batch` sequences, whose keys and values have `dtype`.
     ///
     /// # Errors
     /// [`ModelError::ContextTooLong`] if the model has fewer positions, [`ModelError::OutOfMemory`] if a GPU has too
     /// little free memory.
-    pub fn new(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn new(
+        config: &DecoderConfig,
+        batch: usize,
+        capacity: usize,
+        dtype: DType,
+        precision: KvPrecision,
+        device: &Device,
+    ) -> Result<Self> {
         if capacity > config.max_positions {
             return Err(ModelError::ContextTooLong { expected: config.max_positions, got: capacity });
         }
@@ -40,23 +70,43 @@ impl KvCache {
         let shape = (batch, capacity, config.num_kv_heads, config.head_dim);
         let need = Need {
             what: "a KV cache",
-            bytes: Self::bytes(config, batch, capacity, dtype),
-            way_out: "take a shorter prompt, a smaller batch, or bf16 or f16 instead of f32",
+            bytes: Self::bytes(config, batch, capacity, dtype, precision),
+            way_out: "take a shorter prompt, a smaller batch, bf16 or f16 instead of f32, or 8 bits (--kv 8bit)",
         };
         // Checked before any layer is allocated.
         if let Some(memory) = DeviceMemory::of(device)?.filter(|memory| memory.free < need.bytes) {
             return Err(need.unmet(memory));
         }
-        let side = || Tensor::zeros(shape, dtype, device);
-        let layers = (0..config.num_layers).map(|_| Ok((side()?, side()?))).collect::<Result<_>>();
-        let num_kv_heads = config.num_kv_heads;
-        Ok(Self { layers: need.check(layers, device)?, num_kv_heads, batch, capacity, len: 0 })
+        let sides = || -> candle_core::Result<_> {
+            Ok([Tensor::zeros(shape, dtype, device)?, Tensor::zeros(shape, dtype, device)?])
+        };
+        let int8 = || Ok([Int8Rows::zeros(shape, device)?, Int8Rows::zeros(shape, device)?]);
+        let of_layers = 0..config.num_layers;
+        let layers = || -> candle_core::Result<_> {
+            Ok(match precision {
+                KvPrecision::AsComputed => {
+                    Layers::AsComputed(of_layers.map(|_| sides()).collect::<candle_core::Result<_>>()?)
+                }
+                KvPrecision::Int8 => Layers::Int8 {
+                    layers: of_layers.map(|_| int8()).collect::<candle_core::Result<_>>()?,
+                    opened: sides()?,
+                },
+            })
+        };
+        let layers = need.check(layers().map_err(ModelError::from), device)?;
+        Ok(Self { layers, num_kv_heads: config.num_kv_heads, batch, capacity, len: 0 })
     }
 
     /// The memory of a cache, in bytes.
-    pub fn bytes(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType) -> u64 {
-        let elements = [2 * config.num_layers, batch, capacity, config.num_kv_heads, config.head_dim];
-        elements.into_iter().fold(dtype.size_in_bytes() as u64, |n, m| n.saturating_mul(m as u64))
+    pub fn bytes(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType, precision: KvPrecision) -> u64 {
+        let row = config.head_dim.saturating_mul(dtype.size_in_bytes());
+        let row = match precision {
+            KvPrecision::AsComputed => row.saturating_mul(config.num_layers),
+            KvPrecision::Int8 => {
+                row.saturating_add(config.num_layers.saturating_mul(Int8Rows::row_bytes(config.head_dim)))
+            }
+        };
+        [batch, capacity, config.num_kv_heads, row].into_iter().fold(2, |n, m| n.saturating_mul(m as u64))
     }
 
     /// A cache of some of the sequences in the same memory, for sequences that are prefilled one by one and decoded
@@ -69,8 +119,19 @@ impl KvCache {
             let expected = format!("a part of 0..{}", self.batch);
             return Err(ModelError::input("sequences of the KV cache", expected, format!("{range:?}")));
         }
-        let some = |side: &Tensor| side.narrow(0, range.start, range.len());
-        let layers = self.layers.iter().map(|(k, v)| Ok((some(k)?, some(v)?))).collect::<Result<_>>()?;
+        let some = |[k, v]: &[Tensor; 2]| -> candle_core::Result<_> {
+            Ok([k.narrow(0, range.start, range.len())?, v.narrow(0, range.start, range.len())?])
+        };
+        let layers = match &self.layers {
+            Layers::AsComputed(layers) => {
+                Layers::AsComputed(layers.iter().map(some).collect::<candle_core::Result<_>>()?)
+            }
+            Layers::Int8 { layers, opened } => {
+                let some_rows = |[k, v]: &[Int8Rows; 2]| Ok([k.sequences(&range)?, v.sequences(&range)?]);
+                let layers = layers.iter().map(some_rows).collect::<candle_core::Result<_>>()?;
+                Layers::Int8 { layers, opened: some(opened)? }
+            }
+        };
         Ok(Self { layers, batch: range.len(), ..*self })
     }
 
@@ -112,16 +173,21 @@ impl KvCache {
         Ok(())
     }
 
-    /// The filled keys and values of a layer, each a view `(batch, len, num_kv_heads, head_dim)`.
+    /// The filled keys and values of a layer, each `(batch, len, num_kv_heads, head_dim)`: views, or copies of a cache in
+    /// 8 bits.
     ///
     /// # Errors
     /// [`ModelError::WrongInput`] if the layer does not exist.
     pub fn layer(&self, layer: usize) -> Result<(Tensor, Tensor)> {
-        if layer >= self.layers.len() {
-            let expected = format!("less than {}", self.layers.len());
+        if layer >= self.num_layers() {
+            let expected = format!("less than {}", self.num_layers());
             return Err(ModelError::input("layer of the KV cache", expected, layer));
         }
-        self.with_new(layer, 0)
+        let (k, v) = self.with_new(layer, 0)?;
+        match self.layers {
+            Layers::AsComputed(_) => Ok((k, v)),
+            Layers::Int8 { .. } => Ok((k.copy()?, v.copy()?)),
+        }
     }
 
     /// Checks the logits of a prefill or of decoding into this cache. The host waits for their sum.
@@ -137,8 +203,8 @@ impl KvCache {
         let is_finite = |side: &Tensor| -> Result<bool> {
             Ok(side.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?.is_finite())
         };
-        for layer in 0..self.layers.len() {
-            let (k, v) = self.layer(layer)?;
+        for layer in 0..self.num_layers() {
+            let (k, v) = self.with_new(layer, 0)?;
             if !(is_finite(&k)? && is_finite(&v)?) {
                 return Ok(Some(layer));
             }
@@ -155,17 +221,47 @@ impl KvCache {
         Ok(())
     }
 
-    /// A layer's memory, where new keys and values are written after the filled positions. The length changes only with
-    /// [`Self::advance`], after the last layer.
-    pub(crate) fn end_of(&mut self, layer: usize) -> LayerCache<'_> {
-        let (k, v) = &self.layers[layer];
-        LayerCache { k, v, start: self.len }
+    /// Lets `write` write the keys and values of new positions of a layer, after the filled ones. It returns the queries
+    /// `(batch, new positions, num_heads, head_dim)`. The length changes only with [`Self::advance`], after the last layer.
+    pub(crate) fn write(
+        &mut self,
+        layer: usize,
+        write: impl FnOnce(LayerCache) -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor> {
+        let [k, v] = match &self.layers {
+            Layers::AsComputed(layers) => &layers[layer],
+            Layers::Int8 { opened, .. } => opened,
+        };
+        let q = write(LayerCache { k, v, start: self.len })?;
+        if let Some([k_int8, v_int8]) = self.int8(layer) {
+            let new = self.len..self.len + q.dim(1)?;
+            k_int8.store(k, new.clone())?;
+            v_int8.store(v, new)?;
+        }
+        Ok(q)
     }
 
-    /// Views of a layer's keys and values, including `count` positions that were written and are not yet counted.
+    /// Views of a layer's keys and values, including `count` positions that were written and are not yet counted. Those
+    /// of a cache in 8 bits hold until the next layer is written or viewed.
     pub(crate) fn with_new(&self, layer: usize, count: usize) -> Result<(Tensor, Tensor)> {
-        let (k, v) = &self.layers[layer];
+        let [k, v] = match &self.layers {
+            Layers::AsComputed(layers) => &layers[layer],
+            Layers::Int8 { layers, opened } => {
+                for (rows, side) in layers[layer].iter().zip(opened) {
+                    rows.load(side, 0..self.len)?;
+                }
+                opened
+            }
+        };
         Ok((k.narrow(1, 0, self.len + count)?, v.narrow(1, 0, self.len + count)?))
+    }
+
+    /// The keys and values of a layer of a cache in 8 bits.
+    pub(crate) fn int8(&self, layer: usize) -> Option<&[Int8Rows; 2]> {
+        match &self.layers {
+            Layers::AsComputed(_) => None,
+            Layers::Int8 { layers, .. } => Some(&layers[layer]),
+        }
     }
 
     pub(crate) fn advance(&mut self, count: usize) {
@@ -177,6 +273,9 @@ impl KvCache {
     }
 
     pub(crate) fn num_layers(&self) -> usize {
-        self.layers.len()
+        match &self.layers {
+            Layers::AsComputed(layers) => layers.len(),
+            Layers::Int8 { layers, .. } => layers.len(),
+        }
     }
 }

@@ -57,7 +57,7 @@ pub use error::{HubFile, ModelError, Result};
 
 pub use fused::LinearPrecision;
 pub use generation::{Generated, GenerationOptions, StopReason, TokenStream};
-pub use kv_cache::KvCache;
+pub use kv_cache::{KvCache, KvPrecision};
 pub use model::LoadedModel;
 pub use parallel::Parallel;
 pub use prefill::{PrefillOptions, PrefillOutput};

@@ -20,6 +20,7 @@ mod fused;
 #[cfg(feature = "ladder")]
 mod gather;
 mod host;
+mod int8;
 mod probes;
 mod problem;
 mod ranking;
@@ -101,6 +102,7 @@ fn main() -> ExitCode {
     probes::cases(&mut runner);
     error_control::cases(&mut runner);
     host::cases(&mut runner);
+    int8::cases(&mut runner);
     fused::cases(&mut runner);
     e4m3::cases(&mut runner);
     decoder::cases(&mut runner);

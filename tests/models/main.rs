@@ -7,6 +7,7 @@ mod gguf;
 mod gguf_file;
 mod hub;
 mod hub_cache;
+mod int8_cache;
 mod last_layer;
 mod needle;
 mod parallel;

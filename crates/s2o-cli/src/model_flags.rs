@@ -9,7 +9,7 @@ use candle_s2o::Attention;
 use clap::{Args, ValueEnum};
 use s2o_eval::capture::{LayerTensors, capture};
 use s2o_models::weights::synthetic::{Profile, Synthetic};
-use s2o_models::{Chunk, LinearPrecision, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
+use s2o_models::{Chunk, KvPrecision, LinearPrecision, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
 
 use crate::progress;
 use crate::ranks::Ranks;
@@ -30,6 +30,13 @@ enum Precision {
 enum Linear {
     /// 8-bit floats (e4m3) with a scale for each output and each token; NVIDIA H100 and H200, cuBLAS 12.9 or newer
     Fp8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kv {
+    /// 8-bit integers with a scale for each row of a head: half of the memory of bf16
+    #[value(name = "8bit")]
+    Int8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -83,6 +90,9 @@ pub struct LoadFlags {
     /// that of --dtype]
     #[arg(long, value_name = "PRECISION")]
     linear: Option<Linear>,
+    /// Precision of the KV cache [default: that of --dtype]
+    #[arg(long, value_name = "PRECISION")]
+    kv: Option<Kv>,
     /// Device: cpu, cuda or cuda:N [default: the first GPU in a build with the feature cuda, otherwise the CPU]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
@@ -256,6 +266,10 @@ impl LoadFlags {
             },
             keep_quantised: (self.dtype == Some(Precision::Gguf)).then_some(true),
             linear: self.linear_precision(),
+            kv: match self.kv {
+                Some(Kv::Int8) => KvPrecision::Int8,
+                None => KvPrecision::AsComputed,
+            },
             tokenizer: self.tokenizer_file.clone(),
             ..LoadOptions::default()
         })

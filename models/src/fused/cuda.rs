@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr;
 
+use candle_core::cuda_backend::CudaDType;
 use candle_core::{CpuStorage, CudaStorage, DType, Error, InplaceOp1, Layout, Shape, Tensor, bail};
-use cudarc::driver::{CudaStream, DevicePtrMut};
+use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, sys};
 use half::{bf16, f16};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, check_i32, is_vectorized, to_i32};
 use s2o_kernels::params::{NormParams, RotateParams, RotationParams, SiluParams};
@@ -270,15 +271,30 @@ fn turn<T: Element>(
     Ok(launcher.tensor(q_out, shape))
 }
 
-/// Lets `write` enqueue work that writes into a tensor. Candle gives mutable storage only to in-place ops.
-fn written<T: Element>(tensor: &Tensor, stream: &CudaStream, write: impl FnOnce(View) -> Result<()>) -> Result<()> {
+/// Lets `write` enqueue work that writes into a tensor (batch, length, heads, head_dim) by 16-byte accesses to 16 bits, or
+/// 8-byte accesses to 8 bits.
+pub(super) fn written<T: CudaDType + DeviceRepr>(
+    tensor: &Tensor,
+    stream: &CudaStream,
+    write: impl FnOnce(View) -> Result<()>,
+) -> Result<()> {
     if !is_vectorized(tensor.layout()) {
         let message = format!("expected a cache of contiguous heads aligned to 16 bytes, got {:?}", tensor.layout());
         return Err(Error::Msg(message).bt().into());
     }
+    written_at::<T>(tensor, stream, |base, layout| write(View::new::<T>(base, layout)?))
+}
+
+/// Lets `write` enqueue work that writes into a tensor, whose storage begins at the given address. Candle gives mutable
+/// storage only to in-place ops.
+pub(super) fn written_at<T: CudaDType + DeviceRepr>(
+    tensor: &Tensor,
+    stream: &CudaStream,
+    write: impl FnOnce(sys::CUdeviceptr, &Layout) -> Result<()>,
+) -> Result<()> {
     let op = WriteOp(RefCell::new(Some(|storage: &mut CudaStorage, layout: &Layout| {
         let (base, _guard) = T::as_cuda_slice_mut(storage)?.device_ptr_mut(stream);
-        Ok(write(View::new::<T>(base, layout)?)?)
+        Ok(write(base, layout)?)
     })));
     Ok(tensor.inplace_op1(&op)?)
 }

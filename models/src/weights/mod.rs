@@ -12,6 +12,7 @@ use crate::config::DecoderConfig;
 use crate::decoder::{Decoder, Progress, check_dtype};
 use crate::error::{ModelError, Result};
 use crate::fused::LinearPrecision;
+use crate::kv_cache::KvPrecision;
 use crate::layers::{Quantised, Weights};
 use crate::model::LoadedModel;
 use crate::parallel::Parallel;
@@ -121,6 +122,8 @@ pub struct LoadOptions {
     pub keep_quantised: Option<bool>,
     /// Precision of the linear layers inside the decoder.
     pub linear: LinearPrecision,
+    /// Precision of the KV caches.
+    pub kv: KvPrecision,
     /// A `tokenizer.json` to use instead of the model's own.
     pub tokenizer: Option<PathBuf>,
     /// Hub, cache and access token.
@@ -136,6 +139,7 @@ impl Default for LoadOptions {
             dtype: None,
             keep_quantised: None,
             linear: LinearPrecision::default(),
+            kv: KvPrecision::default(),
             tokenizer: None,
             hub: HubOptions::from_env(),
             parallel: None,
@@ -178,7 +182,7 @@ impl ModelSource {
             Self::Synthetic(synthetic) => synthetic.open(dtype, &options.device)?,
         };
         let weights = Weights::new(parts.vb, &parts.quantised, options.linear);
-        let decoder = Decoder::from_weights(&parts.config, &weights, options.parallel.clone(), progress)?;
+        let decoder = Decoder::from_weights(&parts.config, &weights, options.kv, options.parallel.clone(), progress)?;
         let model = LoadedModel::new(self.name(), decoder, parts.tokenizer, parts.eos_ids)?;
         Ok(LoadedModel { is_synthetic: matches!(self, Self::Synthetic(_)), ..model })
     }

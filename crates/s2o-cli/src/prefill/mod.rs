@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use candle_s2o::{Attention, Dense, S2o};
 use clap::{Args, ValueEnum};
-use s2o_models::GenerationOptions;
+use s2o_models::{GenerationOptions, KvPrecision};
 use tracing_chrome::ChromeLayerBuilder;
 use tracing_subscriber::prelude::*;
 
@@ -143,6 +143,8 @@ impl Flags {
         let model = self.model.load_shared(ranks)?;
         // Dense attention is then the reference for the precision too.
         let as_read = if methods.len() > 1 { self.model.load_as_read(ranks)? } else { None };
+        let is_narrow = as_read.is_some() || model.decoder.kv_precision() != KvPrecision::AsComputed;
+        let reference = (methods.len() > 1 && is_narrow).then(|| as_read.as_ref().unwrap_or(&model));
         self.s2o.check_layers(model.config().num_layers)?;
         let mut prompt = prompt.map(|prompt| prompt.encode(&model)).transpose()?.unwrap_or_default();
         if let Some(ranks) = ranks {
@@ -152,25 +154,25 @@ impl Flags {
         }
 
         let streams = prints && !self.json && methods.len() == 1;
-        let session = |model| Session::new(model, &prompt.tokens, self.model.chunk, self.generation());
+        let session = |model, kv| Session::new(model, kv, &prompt.tokens, self.model.chunk, self.generation());
         let mut on_text = |text: &str| if streams { exit::print(text) } else { Ok(()) };
         let mut report = Report {
             model: &model,
             prompt: &prompt,
             s2o,
             by_layer: self.s2o.by_layer(),
-            as_read: as_read.as_ref(),
+            reference: reference.map(|model| model.decoder.precision_with(KvPrecision::AsComputed)),
             dense: None,
             sparse: None,
         };
         let mut left = methods;
-        if let Some(as_read) = &as_read {
-            let mut session = session(as_read)?;
+        if let Some(reference) = reference {
+            let mut session = session(reference, KvPrecision::AsComputed)?;
             session.compares(&[&Dense])?;
             report.dense = Some(session.run("dense", &Dense, &mut on_text)?);
             left = &[Method::S2o];
         }
-        let mut session = session(&model)?;
+        let mut session = session(&model, model.decoder.kv_precision())?;
         let attention = |method: &Method| match method {
             Method::Dense => &Dense as &dyn Attention,
             Method::S2o => s2o,

@@ -31,8 +31,8 @@ pub struct Report<'a> {
     pub s2o: &'a S2o,
     /// Whether thresholds differ between layers.
     pub by_layer: bool,
-    /// The model of the dense run, if it is another one.
-    pub as_read: Option<&'a LoadedModel>,
+    /// Precision of the dense run, if it is another one.
+    pub reference: Option<String>,
     pub dense: Option<Run>,
     pub sparse: Option<(Run, Stats)>,
 }
@@ -41,8 +41,8 @@ pub struct Report<'a> {
 #[derive(Debug, Serialize)]
 pub struct Json<'a> {
     model: &'a str,
-    precision: &'a str,
-    precision_dense: Option<&'a str>,
+    precision: String,
+    precision_dense: Option<String>,
     tokens: usize,
     seconds_dense: Option<f64>,
     seconds_s2o: Option<f64>,
@@ -61,7 +61,7 @@ impl Report<'_> {
         Ok(Json {
             model: &self.model.name,
             precision: self.model.decoder.precision(),
-            precision_dense: dense.map(|_| self.as_read.unwrap_or(self.model).decoder.precision()),
+            precision_dense: dense.map(|_| self.reference.clone().unwrap_or_else(|| self.model.decoder.precision())),
             tokens: self.prompt.tokens.len(),
             seconds_dense: dense.map(|run| run.prefill.as_secs_f64()),
             seconds_s2o: sparse.map(|(run, _)| run.prefill.as_secs_f64()),
@@ -82,9 +82,8 @@ impl Report<'_> {
             let text = "SYNTHETIC: made-up weights. Time, memory and density count; answers and differences do not";
             writeln!(out, "        {text}")?;
         }
-        if let Some(as_read) = self.as_read {
-            let precision = as_read.decoder.precision();
-            writeln!(out, "dense   in {precision}: the differences are those of S2O and of fp8 together")?;
+        if let Some(precision) = &self.reference {
+            writeln!(out, "dense   in {precision}: the differences are those of S2O and of 8 bits together")?;
         }
         writeln!(out, "prompt  {}", self.prompt.description)?;
         if self.sparse.is_some() {

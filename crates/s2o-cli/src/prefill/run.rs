@@ -7,7 +7,8 @@ use anyhow::Result;
 use candle_core::{D, Tensor};
 use candle_s2o::{Attention, PrefillCall};
 use s2o_models::{
-    Chunk, GenerationOptions, KvCache, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream, TokenStream,
+    Chunk, GenerationOptions, KvCache, KvPrecision, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream,
+    TokenStream,
 };
 
 use crate::progress::{self, Progress};
@@ -62,6 +63,7 @@ impl<'m> Session<'m> {
     /// ends earlier.
     pub fn new(
         model: &'m LoadedModel,
+        kv: KvPrecision,
         prompt: &'m [u32],
         chunk: Chunk,
         mut options: GenerationOptions,
@@ -77,7 +79,7 @@ impl<'m> Session<'m> {
             eprintln!("generating at most {room} tokens: the model's context ends at {expected}");
             options.max_new_tokens = room;
         }
-        let cache = model.decoder.new_cache(1, got + options.max_new_tokens.saturating_sub(1))?;
+        let cache = model.decoder.new_cache_in(kv, 1, got + options.max_new_tokens.saturating_sub(1))?;
         // Chosen once, after the cache is allocated, so that all methods use the same chunks.
         let chunk = model.decoder.chunk_tokens(chunk, 1)?;
         Ok(Self { model, prompt, tokens, cache, chunk, num_logits: 1, options })

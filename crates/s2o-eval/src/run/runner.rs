@@ -155,8 +155,7 @@ impl<'m> Runner<'m> {
 
     /// Bytes of the KV cache of one sequence of `room` positions.
     pub(super) fn cache_bytes(&self, room: usize) -> u64 {
-        let decoder = &self.model.decoder;
-        KvCache::bytes(decoder.config(), 1, room, decoder.dtype())
+        self.model.decoder.cache_bytes(1, room)
     }
 
     /// Number of trials of each sample.
@@ -301,7 +300,7 @@ impl<'m> Runner<'m> {
         };
         Setting {
             model: self.model.name.clone(),
-            dtype: decoder.precision().to_owned(),
+            dtype: decoder.precision(),
             device: device.to_owned(),
             template: self.template,
             chunk: chunk.to_string(),
