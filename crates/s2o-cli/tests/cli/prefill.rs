@@ -208,6 +208,20 @@ fn wrong_options_say_expected_and_got() {
 }
 
 #[test]
+fn exact_attention_on_the_wide_cache_is_the_reference_of_a_narrow_one() {
+    let flags = ["--compare", "--context", "2100", "-n", "8", "--json", "--kv", "8bit"];
+    let narrow = json_of(&flags);
+    assert_eq!(narrow["precision"], "f32, KV cache in 8 bits");
+    assert_eq!(narrow["precision_dense"], "f32");
+    assert_eq!(narrow["answer_s2o"], narrow["expected"]);
+    let wide = json_of(&flags[..6]);
+    assert_eq!(wide["precision"], "f32");
+    assert_eq!(wide["answer_dense"], narrow["answer_dense"]);
+    let error = |run: &Value| run["rel_l1"].as_f64().expect("a number");
+    assert!(error(&narrow) > 5.0 * error(&wide) && error(&narrow) < 0.05, "{} {}", error(&narrow), error(&wide));
+}
+
+#[test]
 fn prompts_are_checked_before_the_weights_are_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let model = directory.path().join("model");
