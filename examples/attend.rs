@@ -9,8 +9,9 @@ use candle_s2o::{Mask, S2oConfig, dense_attn, s2o_attn_with_stats};
 
 fn main() -> anyhow::Result<()> {
     let device = Device::cuda_if_available(0)?;
-    // (batch, length, heads, head_dim), as in candle-flash-attn; each KV head serves two query heads. The queries share
-    // a mean, as in trained models: some keys matter to all of them, and S2O ranks those first.
+    // (batch, length, heads, head_dim), as in candle-flash-attn; tensors (batch, heads, length, head_dim) need a
+    // `transpose(1, 2)` first. Each KV head serves two query heads. The queries share a mean, as in trained models: some
+    // keys matter to all of them, and S2O ranks those first.
     let q = Tensor::randn(2f32, 1f32, (1, 8192, 4, 64), &device)?;
     let k = Tensor::randn(0f32, 1f32, (1, 8192, 2, 64), &device)?;
     let v = Tensor::randn(0f32, 1f32, (1, 8192, 2, 64), &device)?;

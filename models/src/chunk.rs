@@ -36,7 +36,7 @@ impl From<Option<usize>> for Chunk {
 
 /// The error for a string that is not a [`Chunk`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("expected auto, whole or a number of tokens, got {0:?}")]
+#[error("expected auto, whole or a number of tokens from 1 on, got {0:?}")]
 pub struct UnknownChunk(String);
 
 impl fmt::Display for Chunk {
@@ -56,7 +56,10 @@ impl FromStr for Chunk {
         match text {
             "auto" => Ok(Self::Auto),
             "whole" => Ok(Self::Whole),
-            number => number.parse().map(Self::Tokens).map_err(|_| UnknownChunk(text.to_owned())),
+            number => match number.parse() {
+                Ok(tokens) if tokens > 0 => Ok(Self::Tokens(tokens)),
+                _ => Err(UnknownChunk(text.to_owned())),
+            },
         }
     }
 }

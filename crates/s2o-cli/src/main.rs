@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod compare;
 mod evaluate;
@@ -61,7 +61,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let program = Program::parse();
+    let program = match Program::from_arg_matches(&with_negative_numbers(Program::command()).get_matches()) {
+        Ok(program) => program,
+        Err(error) => error.exit(),
+    };
     if let Some(threads) = program.threads {
         s2o_eval::limit_threads(threads);
     }
@@ -75,6 +78,12 @@ fn main() -> ExitCode {
     })
 }
 
+/// Lets every flag take a negative number as its value, so that the error says what the flag expects.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let takes = |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
+    command.mut_args(takes).mut_subcommands(with_negative_numbers)
+}
+
 /// Ends the program with a usage error of `command` that clap's attributes cannot express.
 fn wrong_usage(command: &str, message: &str) -> ! {
     let mut program = Program::command();
@@ -84,4 +93,52 @@ fn wrong_usage(command: &str, message: &str) -> ! {
         None => program.error(ErrorKind::ArgumentConflict, message),
     };
     error.exit()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Flags without a default: files, texts and ranks that nobody needs to name.
+    const OPTIONAL: &[&str] = &[
+        "csv",
+        "densities",
+        "infinitebench-dir",
+        "layers-file",
+        "longbench-file",
+        "out",
+        "out-tensors",
+        "prompt",
+        "prompt-file",
+        "rank",
+        "rendezvous",
+        "ruler-dir",
+        "save-tensors",
+        "synthetic",
+        "tensors",
+        "text-file",
+        "tokens",
+        "world-size",
+    ];
+
+    fn without_default(command: &clap::Command, path: &str, found: &mut Vec<String>) {
+        for arg in command.get_arguments().filter(|arg| arg.get_action().takes_values()) {
+            let help = [arg.get_help(), arg.get_long_help()].into_iter().flatten().map(ToString::to_string);
+            let says = help.into_iter().any(|help| help.contains("[default"));
+            let name = arg.get_long().unwrap_or(arg.get_id().as_str());
+            if !says && arg.get_default_values().is_empty() && !arg.is_required_set() && !OPTIONAL.contains(&name) {
+                found.push(format!("{path} --{name}"));
+            }
+        }
+        for part in command.get_subcommands().filter(|part| part.get_name() != "help") {
+            without_default(part, &format!("{path} {}", part.get_name()), found);
+        }
+    }
+
+    #[test]
+    fn the_help_of_a_flag_says_its_default() {
+        let mut found = Vec::new();
+        without_default(&Program::command(), "s2o", &mut found);
+        assert!(found.is_empty(), "no [default: ..] in the help of {found:#?}");
+    }
 }

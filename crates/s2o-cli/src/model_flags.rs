@@ -77,9 +77,9 @@ pub struct LoadFlags {
     #[arg(long, value_name = "KIND", requires = "synthetic")]
     synthetic_weights: Option<SyntheticWeights>,
     /// Concentration of the attention of calibrated weights: 1 as measured, more is sparser [default: 1]
-    #[arg(long, value_name = "FACTOR", requires = "synthetic", allow_negative_numbers = true)]
+    #[arg(long, value_name = "FACTOR", requires = "synthetic")]
     synthetic_focus: Option<f64>,
-    /// A tokenizer.json instead of the model's own
+    /// The tokenizer.json to use [default: the model's own]
     #[arg(long, value_name = "FILE")]
     tokenizer_file: Option<PathBuf>,
     /// Precision of weights, activations and KV cache [default: f32 on a CPU, bf16 on a GPU; the quantised weights of a

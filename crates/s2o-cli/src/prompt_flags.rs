@@ -35,7 +35,7 @@ pub struct PromptFlags {
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
     /// Depth of the passkey, 0 at the start and 1 at the end [default: 0.5]
-    #[arg(long, conflicts_with_all = ["prompt", "prompt_file"], allow_negative_numbers = true)]
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_file"])]
     depth: Option<f64>,
     /// Chat template around a text: `none`, `llama3`, `chat-ml`, `qwen3`, `auto` for the one that the token at the end
     /// of the model's turns tells, or a file with {prompt} in the place of the text
@@ -104,7 +104,7 @@ impl PromptFlags {
             }
             None => {
                 let (context, depth) = (self.context.unwrap_or(DEFAULT_TOKENS), self.depth.unwrap_or(0.5));
-                let built = passkey::build(&model.tokenizer, context, depth, self.seed)?;
+                let built = passkey::build(&model.tokenizer, context, depth, self.seed).context("--context")?;
                 Ok(Prompt {
                     description: format!("passkey at depth {depth} of {} tokens", built.tokens.len()),
                     tokens: built.tokens,

@@ -17,8 +17,7 @@ impl Args for GivenOptions {
             let check = move |text: &str| S2oConfig::builder().set(name, text).map(|_| text.to_owned());
             let default = S2oConfig::default().get(name).expect("a name of the table");
             let help = format!("{} [{}] [default: {default}]", option.summary(), option.expected());
-            let arg = Arg::new(name).long(name).value_name("VALUE").value_parser(check).help(help);
-            command.arg(arg.allow_negative_numbers(true))
+            command.arg(Arg::new(name).long(name).value_name("VALUE").value_parser(check).help(help))
         })
     }
 
@@ -51,7 +50,7 @@ pub struct S2oFlags {
     /// Thresholds by layer, as `s2o evaluate tune` writes them
     #[arg(long, value_name = "FILE", conflicts_with = "tau")]
     layers_file: Option<PathBuf>,
-    /// Layers with dense attention, such as `0,1`
+    /// Layers with dense attention, such as `0,1` [default: none]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     skip_layers: Vec<usize>,
 }

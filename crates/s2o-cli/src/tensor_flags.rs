@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use candle_core::Device;
 use clap::Args;
 use s2o_eval::capture::{LayerTensors, TensorFile};
@@ -43,7 +43,7 @@ impl TensorFlags {
     pub fn open(&self, check: impl FnOnce(&LoadedModel) -> Result<()>) -> Result<Source> {
         if let Some(path) = &self.tensors {
             let file = TensorFile::open(path)?;
-            let layers = file.choose(&self.layers)?;
+            let layers = file.choose(&self.layers).context("--layers")?;
             let device = self.model.device()?;
             return Ok(Source {
                 count: layers.len(),
@@ -55,6 +55,10 @@ impl TensorFlags {
         let prompt = self.prompt.read(&self.model)?;
         let model = self.model.load()?;
         check(&model)?;
+        let last = model.config().num_layers - 1;
+        if let Some(got) = self.layers.iter().find(|layer| **layer > last) {
+            bail!("--layers: expected layers 0 to {last}, got {got}");
+        }
         let prompt = prompt.encode(&model)?;
         let layers = self.model.capture("capturing", &model, &prompt.tokens, &self.layers)?;
         Ok(Source {

@@ -170,7 +170,10 @@ impl ModelSource {
                 config: DecoderConfig::from_json(s2o_needle_11m::CONFIG, EMBEDDED)?,
                 vb: VarBuilder::from_buffered_safetensors(s2o_needle_11m::safetensors(), dtype, &options.device)?,
                 quantised: Quantised::new(),
-                tokenizer: Tokenizer::from_str(s2o_needle_11m::TOKENIZER).map_err(ModelError::tokenizer)?,
+                tokenizer: match &options.tokenizer {
+                    Some(path) => read_tokenizer(path)?,
+                    None => Tokenizer::from_str(s2o_needle_11m::TOKENIZER).map_err(ModelError::tokenizer)?,
+                },
                 eos_ids: eos_ids(s2o_needle_11m::CONFIG, EMBEDDED)?,
             },
             Self::Directory(directory) => safetensors::open(directory, dtype, options)?,

@@ -28,7 +28,7 @@ use crate::{exit, machine, writable, wrong_usage};
 /// model on a passkey prompt of 8192 tokens.
 #[derive(Debug, Args)]
 pub struct Flags {
-    /// Exact attention to use as reference instead of our dense attention; prints a verdict under the table
+    /// Exact attention of another crate as reference; prints a verdict under the table [default: our dense attention]
     #[arg(long, value_name = "NAME")]
     against: Option<Peer>,
     /// Methods to compare, with options such as `s2o:tau=0.05` or `sliding-window:window=4096`; plain `s2o` uses the

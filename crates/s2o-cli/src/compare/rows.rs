@@ -71,7 +71,7 @@ pub fn compare(
     keep: &mut dyn FnMut(&str, Tensor),
 ) -> Result<Vec<Row>> {
     // The time for starting the threads must not count for any method.
-    let few = layer.q.dim(1)?.min(128);
+    let few = layer.q.dim(1)?.min(layer.k.dim(1)?).min(layer.v.dim(1)?).min(128);
     let first = |t: &Tensor| t.narrow(1, 0, few);
     dense_attn(&first(&layer.q)?, &first(&layer.k)?, &first(&layer.v)?, layer.softmax_scale, Mask::Causal)?;
     let exact = measure(reference.method.as_ref(), layer, repeat)?;

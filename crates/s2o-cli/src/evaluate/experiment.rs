@@ -32,7 +32,7 @@ enum Experiment {
         #[command(flatten)]
         methods: Methods,
         /// Densities to compare at, each above 0 and below 1
-        #[arg(long, value_name = "DENSITIES", value_delimiter = ',', allow_negative_numbers = true,
+        #[arg(long, value_name = "DENSITIES", value_delimiter = ',',
             default_values_t = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])]
         densities: Vec<f64>,
         #[command(flatten)]
@@ -63,7 +63,7 @@ enum Experiment {
         #[arg(long, value_name = "METHOD", default_value = "s2o")]
         method: MethodSpec,
         /// Thresholds
-        #[arg(long, value_name = "TAUS", value_delimiter = ',', allow_negative_numbers = true,
+        #[arg(long, value_name = "TAUS", value_delimiter = ',',
             default_values_t = [0.001, 0.002, 0.004, 0.005, 0.01, 0.02, 0.05])]
         taus: Vec<f64>,
         /// Tokens in a segment

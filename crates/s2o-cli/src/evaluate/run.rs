@@ -45,7 +45,7 @@ pub struct Flags {
     methods: Vec<String>,
     /// Also run each method at these densities, by its knob, as `s2o@0.1`. The setting is found for each length on the
     /// first prompts of three tasks and stored in knobs.csv; the density of other prompts differs somewhat
-    #[arg(long, value_name = "SHARES", value_delimiter = ',', allow_negative_numbers = true)]
+    #[arg(long, value_name = "SHARES", value_delimiter = ',')]
     densities: Vec<f64>,
     /// Chat template: auto, none, llama3, chat-ml or qwen3; auto uses the token that ends the model's turns
     #[arg(long, value_name = "NAME", default_value = "auto")]

@@ -35,7 +35,7 @@ pub struct SampleFlags {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     lengths: Vec<usize>,
     /// Depths of the requested fact, 0 at the start and 1 at the end [default: chosen by the seed]
-    #[arg(long, value_name = "SHARES", value_delimiter = ',', allow_negative_numbers = true)]
+    #[arg(long, value_name = "SHARES", value_delimiter = ',')]
     depths: Vec<f64>,
     /// Items of each task, length and depth [default: 4; all items of a file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]

@@ -18,10 +18,10 @@ use crate::s2o_flags::{self, S2oFlags};
 #[derive(Debug, Args)]
 pub struct Flags {
     /// Largest relative L1 error of a layer's attention output, over all prompts
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     max_rel_l1: f64,
     /// Thresholds to try
-    #[arg(long, value_name = "TAUS", value_delimiter = ',', default_values_t = TAUS, allow_negative_numbers = true)]
+    #[arg(long, value_name = "TAUS", value_delimiter = ',', default_values_t = TAUS)]
     taus: Vec<f32>,
     /// File for the settings, for --layers-file, `s2o:layers=FILE` and S2O_LAYERS
     #[arg(long, value_name = "FILE", default_value = "layers.json")]

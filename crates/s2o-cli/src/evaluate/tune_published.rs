@@ -19,15 +19,14 @@ use crate::progress;
 #[derive(Debug, Args)]
 pub struct SpargeFlags {
     /// Largest relative L1 error of a head's output from the choice of blocks
-    #[arg(long, value_name = "X", default_value_t = SpargeBounds::default().l1(), allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = SpargeBounds::default().l1())]
     l1: f64,
     /// Largest relative L1 error of a head's output when values are left out too, at least --l1
     #[arg(
         long,
         visible_alias = "pv-l1",
         value_name = "X",
-        default_value_t = SpargeBounds::default().l2(),
-        allow_negative_numbers = true
+        default_value_t = SpargeBounds::default().l2()
     )]
     l2: f64,
     /// File for the settings, for `spargeattn:config=FILE`
@@ -68,7 +67,7 @@ impl SpargeFlags {
 #[derive(Debug, Args)]
 pub struct MInferenceFlags {
     /// Factor on the published sizes of the patterns; less is sparser
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     budget: f64,
     /// File for the patterns, for `minference:config=FILE`
     #[arg(long, value_name = "FILE", default_value = "minference.json")]

@@ -26,7 +26,7 @@ pub struct TuningFlags {
     /// Also build a passkey prompt of each of these lengths [default: 8192 without --prompt-file]
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     lengths: Vec<usize>,
-    /// Maximum number of tokens from a file; the middle of a longer text is cut out
+    /// Maximum number of tokens from a file; the middle of a longer text is cut out [default: the whole text]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
     /// Seed of the passkey prompts
@@ -70,7 +70,7 @@ impl TuningFlags {
             if model.is_synthetic {
                 prompts.push(prompt_flags::random_tokens(model, *tokens, seed)?.tokens);
             } else {
-                prompts.push(passkey::build(&model.tokenizer, *tokens, DEPTH, seed)?.tokens);
+                prompts.push(passkey::build(&model.tokenizer, *tokens, DEPTH, seed).context("--lengths")?.tokens);
             }
         }
         Ok(prompts)

@@ -27,7 +27,7 @@ use crate::{exit, wrong_usage};
 /// S2O unless --compare is given.
 #[derive(Debug, Args)]
 pub struct Flags {
-    /// Run only this attention, unless --compare is given
+    /// Run only this attention, unless --compare is given [default: s2o for your own prompt, otherwise both]
     #[arg(long, value_name = "METHOD")]
     attention: Option<Method>,
     /// The same as `--attention dense`, as in Candle's examples
@@ -71,16 +71,16 @@ struct GenerationFlags {
     #[arg(short = 'n', long, value_name = "TOKENS")]
     sample_len: Option<usize>,
     /// Temperature of sampling; 0 takes the likeliest token [default: 0]
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long)]
     temperature: Option<f64>,
     /// Sample among the likeliest tokens that together reach this probability [default: all tokens]
-    #[arg(long, requires = "temperature", allow_negative_numbers = true)]
+    #[arg(long, requires = "temperature")]
     top_p: Option<f64>,
     /// Sample among this many likeliest tokens [default: all tokens]
     #[arg(long, requires = "temperature")]
     top_k: Option<usize>,
     /// Penalty on tokens that occurred recently; 1 is no penalty
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1.0)]
     repeat_penalty: f32,
     /// Number of previous tokens that the penalty considers
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]

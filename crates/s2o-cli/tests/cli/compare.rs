@@ -192,6 +192,8 @@ fn bad_tensor_files_are_refused() {
         "q: expected 4 dimensions (batch, length, heads, head_dim), got [64, 2, 16]",
     );
     refused(&[("q", &q), ("k", &wide), ("v", &wide)], "expected");
+    let (heads_first, fewer) = (numbers(8, (1, 4, 600, 16)), numbers(9, (1, 2, 600, 16)));
+    refused(&[("q", &heads_first), ("k", &fewer), ("v", &fewer)], "transpose(1, 2)");
     refused(&[("q", &double), ("k", &double), ("v", &double)], "q: expected dtype F32, F16 or BF16, got F64");
     refused(
         &[("q", &q), ("k", &q), ("v", &q), ("softmax_scale", &two)],
@@ -233,7 +235,7 @@ fn captured_tensors_compare_as_the_model_does() {
         }
     }
     let args = ["--layers", "10", "--context", "100"];
-    assert_refused("compare", &[], &[(&args, "expected layers 0 to 9, got 10")]);
+    assert_refused("compare", &[], &[(&args, "error: --layers: expected layers 0 to 9, got 10")]);
 }
 
 #[test]

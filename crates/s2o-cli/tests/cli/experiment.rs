@@ -88,7 +88,7 @@ fn what_cannot_be_is_refused() {
         (&["time-split", "--methods", "s2o:tau=2"], "tau: expected a number in [0, 1), got 2"),
         (&["tau-and-segment", "--segments", "100"], "segment: expected a positive multiple of tile-q = 128"),
         (&["matched-speed", "--method", "sliding-window:window=0"], "expected at least 1 token, got 0"),
-        (&["heads", "--layers", "10", "--context", "100"], "layers: expected layers 0 to 9, got 10"),
+        (&["heads", "--layers", "10", "--context", "100"], "error: --layers: expected layers 0 to 9, got 10"),
         (&["components", "--tensors", "no-such-file"], "cannot read no-such-file"),
     ];
     assert_refused("evaluate", &["experiment"], cases);

@@ -66,6 +66,29 @@ fn a_saved_model_loads_as_a_directory() {
 }
 
 #[test]
+fn a_saved_model_is_evaluated_and_reported() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let path = |name: &str| text(&directory.path().join(name)).to_owned();
+    let (shape, saved, run, report) = (path("tiny.json"), path("saved"), path("run"), path("report"));
+    // As many tokens as the tokenizer has.
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "max_position_embeddings": 8192, "eos_token_id": 1,
+    });
+    fs::write(&shape, config.to_string()).expect("written");
+    stdout_of("prefill", &["--synthetic", &shape, "--save", &saved]);
+    fs::write(directory.path().join("saved/tokenizer.json"), s2o_needle_11m::TOKENIZER).expect("written");
+    let tasks = ["--tasks", "passkey,vt", "--lengths", "2048", "--items", "1", "--methods", "dense,s2o:dense-below=0"];
+    let args = [&["run", "--model", &saved, "--out", &run][..], &tasks].concat();
+    assert_has(&stdout_of("evaluate", &args), &["passkey", "vt", "s2o:dense-below=0"]);
+    stdout_of("evaluate", &["report", &run, "--out", &report]);
+    let page = fs::read_to_string(directory.path().join("report/report.md")).expect("a report");
+    assert_has(&page, &["# saved: exact and sparse attention", "s2o:dense-below=0", "score-by-length.png"]);
+    assert!(directory.path().join("report/score-by-length.png").is_file());
+}
+
+#[test]
 fn compare_says_that_a_model_is_synthetic() {
     let (_directory, shape) = shape();
     let args = ["--synthetic", &shape, "--synthetic-weights", "random", "--tokens", "2500", "--layers", "1"];
