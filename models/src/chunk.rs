@@ -143,7 +143,9 @@ mod tests {
             assert_eq!(text.parse(), Ok(chunk));
             assert_eq!(chunk.to_string(), text);
         }
-        let error = "all".parse::<Chunk>().unwrap_err().to_string();
-        assert_eq!(error, "expected auto, whole or a number of tokens, got \"all\"");
+        for wrong in ["all", "0", "-1"] {
+            let error = wrong.parse::<Chunk>().unwrap_err().to_string();
+            assert_eq!(error, format!("expected auto, whole or a number of tokens from 1 on, got {wrong:?}"));
+        }
     }
 }
