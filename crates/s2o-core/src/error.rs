@@ -27,7 +27,7 @@ pub enum S2oError {
     /// The key orders of a single segment do not fit the workspace cap: those of one query head on the CPU, of all
     /// heads and sequences on a GPU.
     #[error(
-        "workspace-mib: expected at least {} for one segment of {prefix_len} keys, got {}",
+        "--workspace-mib (S2O_WORKSPACE_MIB): expected at least {} for one segment of {prefix_len} keys, got {}",
         mebibytes(*.expected),
         mebibytes(*.got)
     )]

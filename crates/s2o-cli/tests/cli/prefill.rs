@@ -181,7 +181,10 @@ fn wrong_options_say_expected_and_got() {
         (&["--repeat-penalty", "-2"], "error: --repeat-penalty: expected a finite number > 0, got -2"),
         (&["--depth", "-1"], "error: --depth: expected a number from 0 to 1, got -1"),
         (&["--skip-layers", "10", "--context", "100"], "--skip-layers: expected layers 0 to 9, got 10"),
-        (&["--workspace-mib", "0", "--context", "3000"], "workspace-mib: expected at least "),
+        (
+            &["--workspace-mib", "0", "--context", "3000"],
+            "error: --workspace-mib (S2O_WORKSPACE_MIB): expected at least ",
+        ),
         (&["--context", "10"], "--context: a prompt of passkey needs at least 77 tokens with this tokenizer, got 10"),
         (&["--tokenizer-file", "no-such-file", "--context", "100"], "no-such-file"),
         (&["--depth", "2"], "expected a number from 0 to 1, got 2"),

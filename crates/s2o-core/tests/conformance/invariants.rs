@@ -210,7 +210,10 @@ fn a_cap_below_one_segment_is_refused() {
     let error = run(one_head - 1).unwrap_err();
     assert_eq!(error, S2oError::WorkspaceTooSmall { expected: 7680, got: 7679, prefix_len: 384 });
     let error = S2oError::WorkspaceTooSmall { expected: 3 << 19, got: 1 << 18, prefix_len: 384 }.to_string();
-    assert_eq!(error, "workspace-mib: expected at least 1.5 for one segment of 384 keys, got 0.25");
+    assert_eq!(
+        error,
+        "--workspace-mib (S2O_WORKSPACE_MIB): expected at least 1.5 for one segment of 384 keys, got 0.25"
+    );
     assert_eq!(run(one_head).unwrap(), run(1 << 20).unwrap());
 }
 
