@@ -24,20 +24,14 @@ pub struct Decoded {
     pub bound: f64,
 }
 
-/// Decodes `count` tokens after a prompt `(1, len)`, twice.
-pub fn decode(
-    gpu: &Gpu,
-    decoder: &Decoder,
-    kv: KvPrecision,
-    prompt: &Tensor,
-    count: usize,
-    bytes: f64,
-) -> Result<Decoded> {
+/// Decodes `count` tokens after a prompt `(1, len)`, twice, with the precisions of `method`; `decoder` has its linear
+/// layers.
+pub fn decode(gpu: &Gpu, decoder: &Decoder, method: Method, prompt: &Tensor, count: usize) -> Result<Decoded> {
     ensure!(count > 1, "--decode: expected at least 2 tokens, got {count}");
     let len = prompt.dim(1)?;
-    let mut cache = decoder.new_cache_in(kv, 1, len + 2 * count)?;
-    let method = S2o::new(candle_s2o::S2oConfig::default());
-    let out = decoder.prefill(prompt, &mut cache, &method as &dyn Attention, PrefillOptions::new().chunk(16384))?;
+    let mut cache = decoder.new_cache_in(method.kv(), 1, len + 2 * count)?;
+    let s2o = S2o::new(candle_s2o::S2oConfig::default());
+    let out = decoder.prefill(prompt, &mut cache, &s2o as &dyn Attention, PrefillOptions::new().chunk(16384))?;
     let options = GenerationOptions { max_new_tokens: count, ..GenerationOptions::default() };
     let mut stream = TokenStream::new(decoder, &mut cache, &out.last_logits()?, &[], &[], &options)?;
     let (mut times, mut token) = (Vec::new(), 0);
@@ -55,11 +49,12 @@ pub fn decode(
         }
         Ok(())
     })?;
-    Ok(Decoded { token: median(times), enqueued: total / count as f64, bound: bytes / copy_rate(gpu)? * 1e3 })
+    let bound = bytes(decoder, method, len) / copy_rate(gpu)? * 1e3;
+    Ok(Decoded { token: median(times), enqueued: total / count as f64, bound })
 }
 
 /// Bytes that a token reads after `len` positions: weights, keys and values.
-pub fn bytes(decoder: &Decoder, method: Method, len: usize) -> f64 {
+fn bytes(decoder: &Decoder, method: Method, len: usize) -> f64 {
     let (config, wide) = (decoder.config(), DTYPE.size_in_bytes());
     let head = config.vocab_size * config.hidden_size;
     let embeddings = if config.tie_embeddings { head } else { 2 * head };

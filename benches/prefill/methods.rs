@@ -225,12 +225,8 @@ impl<'a> Models<'a> {
     /// Decoding after a prompt, in each precision that a method has.
     pub fn decode(&self, methods: &[Method], prompt: &Tensor, count: usize) -> Result<Vec<(Method, Decoded)>> {
         let ours = methods.iter().filter(|method| method.decodes());
-        let decoded = ours.map(|&method| {
-            let decoder = self.decoder(method);
-            let bytes = decode::bytes(decoder, method, prompt.dim(1)?);
-            Ok((method, decode::decode(self.gpu, decoder, method.kv(), prompt, count, bytes)?))
-        });
-        decoded.collect()
+        ours.map(|&method| Ok((method, decode::decode(self.gpu, self.decoder(method), method, prompt, count)?)))
+            .collect()
     }
 
     fn prefill(&self, method: Method, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {

@@ -57,6 +57,11 @@ pub(crate) fn builder(weights: &HashMap<String, Tensor>) -> VarBuilder<'static> 
     VarBuilder::from_tensors(weights.clone(), DType::F32, &Device::Cpu)
 }
 
+/// Both architectures, qwen3 with biases.
+pub(crate) fn both() -> [Value; 2] {
+    [llama_json(), with(qwen3_json(), json!({"attention_bias": true}))]
+}
+
 pub(crate) fn decoder(json: &Value, seed: u64) -> Decoder {
     Decoder::load(&config(json), &builder(&weights(json, seed)), None).unwrap()
 }

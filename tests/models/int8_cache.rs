@@ -5,16 +5,12 @@ use candle_s2o::{Dense, S2o, S2oConfig};
 use s2o_models::decoder::DecoderOptions;
 use s2o_models::{Decoder, KvCache, KvPrecision, LoadOptions, ModelSource, PrefillOptions, passkey};
 use s2o_testkit::relative_l2;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::fixtures::*;
 
 /// Sums in another order change an entry before it is rounded, and then at times its code.
 const TOLERANCE: f32 = 2e-3;
-
-fn both() -> [Value; 2] {
-    [llama_json(), with(qwen3_json(), json!({"attention_bias": true}))]
-}
 
 fn int8_decoder(json: &Value, seed: u64) -> Decoder {
     let options = DecoderOptions { kv: KvPrecision::Int8, ..DecoderOptions::default() };

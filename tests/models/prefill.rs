@@ -6,15 +6,10 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_s2o::{Dense, PrefillCall};
 use s2o_models::{Decoder, GenerationOptions, ModelError, PrefillOptions, StopReason, TokenStream};
-use serde_json::{Value, json};
 
 use crate::fixtures::*;
 
 const TOLERANCE: f32 = 5e-5;
-
-fn both() -> [Value; 2] {
-    [llama_json(), with(qwen3_json(), json!({"attention_bias": true}))]
-}
 
 #[test]
 fn any_chunking_equals_the_whole() {
