@@ -11,8 +11,6 @@ mod allowed;
 #[allow(dead_code, reason = "shared with the tests of the models")]
 #[path = "../models/fixtures.rs"]
 mod fixtures;
-#[path = "../models/gguf_file.rs"]
-mod gguf_file;
 mod mutation;
 mod originals;
 mod reader;

@@ -6,10 +6,10 @@ use std::path::Path;
 use candle_core::quantized::GgmlDType;
 use s2o_eval::run::{Journal, Key, Outcome, SampleResult, Setting};
 use s2o_eval::tasks::ChatTemplate;
+use s2o_testkit::gguf;
 use serde_json::json;
 
 use crate::fixtures::{llama_json, qwen3_json, weights, with, write_directory, write_sharded};
-use crate::gguf_file;
 use crate::mutation::Format;
 
 /// A file in a directory of the files that are read together.
@@ -72,8 +72,8 @@ pub fn write(directory: &Path) -> &'static [Original] {
     let generation = json!({"eos_token_id": [257, 258], "do_sample": true, "temperature": 0.6});
     fs::write(directory.join("llama/generation_config.json"), generation.to_string()).expect("written");
     let (config, gguf) = (llama_json(), make("gguf").join("model.gguf"));
-    let tensors = gguf_file::tensors(&config, &weights(&config, 5), GgmlDType::Q8_0);
-    gguf_file::write(&gguf, &gguf_file::metadata("llama", &config), &tensors);
+    let tensors = gguf::tensors(&config, &weights(&config, 5), GgmlDType::Q8_0);
+    gguf::write(&gguf, &gguf::metadata("llama", &config), &tensors);
 
     let ruler = |index: usize| {
         json!({"index": index, "input": "VAR A = 12. What is A?", "outputs": ["12", "A"], "length": 64,

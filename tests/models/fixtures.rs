@@ -8,6 +8,7 @@ use candle_nn::VarBuilder;
 use candle_s2o::{Attention, Dense, PrefillCall};
 use s2o_models::weights::synthetic;
 use s2o_models::{Decoder, DecoderConfig, PrefillOptions};
+use s2o_testkit::gguf::tiny_vocabulary;
 use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -113,15 +114,6 @@ pub(crate) fn max_diff(a: &Tensor, b: &Tensor) -> f32 {
 
 pub(crate) fn max_abs(a: &Tensor) -> f32 {
     values(a).into_iter().fold(0.0, |max, v| max.max(v.abs()))
-}
-
-/// Vocabulary and merges of a tiny byte-level BPE: 256 bytes, one merge, three special tokens.
-pub(crate) fn tiny_vocabulary() -> (Vec<String>, Vec<(String, String)>) {
-    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
-    alphabet.sort_unstable();
-    let mut tokens: Vec<String> = alphabet.into_iter().map(String::from).collect();
-    tokens.extend(["<|bos|>", "<|eos|>", "<|im_end|>", "th", "the"].map(str::to_owned));
-    (tokens, vec![("t".to_owned(), "h".to_owned()), ("th".to_owned(), "e".to_owned())])
 }
 
 /// The tiny tokenizer with SmolLM's pre-tokenizer.

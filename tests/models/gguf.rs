@@ -7,10 +7,10 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::Dense;
 use s2o_models::{KvCache, LoadOptions, LoadedModel, ModelError, ModelSource, PrefillOptions};
+use s2o_testkit::gguf::{metadata, tensors, write};
 use serde_json::json;
 
 use crate::fixtures::*;
-use crate::gguf_file::{metadata, tensors, write};
 
 fn load(path: &Path, dtype: DType) -> LoadedModel {
     let source: ModelSource = path.to_str().unwrap().parse().unwrap();

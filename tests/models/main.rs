@@ -4,7 +4,6 @@ mod bad_input;
 mod conformance;
 mod fixtures;
 mod gguf;
-mod gguf_file;
 mod hub;
 mod hub_cache;
 mod int8_cache;

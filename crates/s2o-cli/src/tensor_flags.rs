@@ -9,6 +9,7 @@ use s2o_eval::capture::{LayerTensors, TensorFile};
 use s2o_models::LoadedModel;
 
 use crate::model_flags::{self, ModelFlags};
+use crate::progress;
 use crate::prompt_flags::PromptFlags;
 
 /// Flags for the source of the tensors.
@@ -49,7 +50,11 @@ impl TensorFlags {
                 count: layers.len(),
                 description: format!("tensors {}", path.display()),
                 device: device.clone(),
-                layers: Box::new(layers.into_iter().map(move |layer| Ok(file.load(layer, &device)?))),
+                layers: Box::new(layers.into_iter().map(move |layer| {
+                    let tensors = file.load(layer, &device)?;
+                    warn_of_another_order(&tensors)?;
+                    Ok(tensors)
+                })),
             });
         }
         let prompt = self.prompt.read(&self.model)?;
@@ -68,4 +73,17 @@ impl TensorFlags {
             layers: Box::new(layers.into_iter().map(Ok)),
         })
     }
+}
+
+/// Queries in another order of dimensions have the valid sizes of a short prompt if keys have as many heads.
+fn warn_of_another_order(tensors: &LayerTensors) -> Result<()> {
+    let (_, len, heads, _) = tensors.q.dims4()?;
+    if heads > len {
+        progress::say(&format!(
+            "warning: layer {} has {heads} heads of {len} tokens: expected (batch, length, heads, head_dim); \
+             transpose(1, 2) makes it of (batch, heads, length, head_dim)",
+            tensors.layer
+        ));
+    }
+    Ok(())
 }

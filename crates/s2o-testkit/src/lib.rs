@@ -1,6 +1,7 @@
-//! Seeded tensors, error norms and ranks for the tests of this workspace. The numbers depend only on the seed, not on the
-//! machine.
+//! Seeded tensors, error norms, ranks and GGUF files for the tests of this workspace. The numbers depend only on the
+//! seed, not on the machine.
 
+pub mod gguf;
 pub mod ranks;
 
 use candle_core::{DType, Device, Tensor};

@@ -9,7 +9,7 @@ use candle_s2o::{KeyScore, Mask, S2oConfig, SegmentLen, StopRule, dense_attn, s2
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{assert_has, assert_refused, error_of, number, rows_of, stdout_of, text};
+use crate::{assert_has, assert_refused, error_of, number, rows_of, run, stdout_of, text};
 
 /// Numbers of about unit variance, the same on every machine.
 fn numbers(seed: u64, shape: (usize, usize, usize, usize)) -> Tensor {
@@ -208,6 +208,21 @@ fn bad_tensor_files_are_refused() {
     let cases = [(path, "bad.safetensors is not a valid safetensors file"), ("no/such", "cannot read no/such")];
     for (path, part) in cases {
         assert_refused("compare", &["--tensors", path], &[(&[], part)]);
+    }
+}
+
+#[test]
+fn more_heads_than_tokens_are_a_warning() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = directory.path().join("heads_first.safetensors");
+    for (heads, tokens) in [(5, 4), (4, 4)] {
+        let q = numbers(10, (1, tokens, heads, 16));
+        save(&file, &[("layer.3.q", &q), ("layer.3.k", &q), ("layer.3.v", &q)]);
+        let output = run("compare", &["--tensors", text(&file), "--json"]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        let warned = stderr.contains("warning: layer 3 has 5 heads of 4 tokens") && stderr.contains("transpose(1, 2)");
+        assert_eq!(warned, heads > tokens, "{stderr}");
     }
 }
 

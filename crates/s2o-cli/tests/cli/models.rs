@@ -3,6 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use candle_core::quantized::GgmlDType;
+use candle_core::{Device, Tensor};
+use s2o_models::DecoderConfig;
+use s2o_models::weights::synthetic;
+use s2o_testkit::gguf;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -51,6 +56,39 @@ fn bad_models_are_refused() {
     refused("compare", text(truncated.path()), &part);
     fs::remove_file(&weights).expect("removed");
     refused("prefill", text(truncated.path()), "model.safetensors is missing");
+}
+
+#[test]
+fn the_memory_of_dequantised_weights_is_said_before_it_is_taken() {
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "vocab_size": 261, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "max_position_embeddings": 256, "tie_word_embeddings": false, "eos_token_id": 257,
+    });
+    let directory = TempDir::new().expect("a temporary directory");
+    let file = directory.path().join("model.gguf");
+    let parsed = DecoderConfig::from_json(&config.to_string(), "test").expect("a configuration");
+    let weights = synthetic::weights(&parsed, 1, &Device::Cpu).expect("weights");
+    gguf::write(&file, &gguf::metadata("llama", &config), &gguf::tensors(&config, &weights, GgmlDType::Q8_0));
+
+    let values: usize = weights.values().map(Tensor::elem_count).sum();
+    let sentence = |bytes: usize| format!("the weights are dequantised and take {:.2} GB", bytes as f64 / 1e9);
+    for (dtype, said) in [
+        (&["--dtype", "f32"][..], Some(sentence(4 * values))),
+        (&["--dtype", "f16"], Some(sentence(2 * values))),
+        (&["--dtype", "gguf"], None),
+        (&[], None),
+    ] {
+        let run = [&["--model", text(&file), "--cpu", "--prompt", "the", "--template", "none", "-n", "1"], dtype].concat();
+        let output = crate::run("prefill", &run);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        match &said {
+            Some(said) => assert!(stderr.contains(said), "{said} in {stderr}"),
+            None => assert!(!stderr.contains("dequantised"), "{stderr}"),
+        }
+    }
 }
 
 /// needle-11m's tokenizer with the names of ChatML's special tokens.

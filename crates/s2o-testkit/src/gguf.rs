@@ -1,4 +1,4 @@
-//! Writes GGUF files as llama.cpp's conversion does.
+//! GGUF files as llama.cpp's conversion writes them, with a tiny vocabulary.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,8 +8,16 @@ use candle_core::Tensor;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use serde_json::Value as Json;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use crate::fixtures::tiny_vocabulary;
+/// Vocabulary and merges of a tiny byte-level BPE: 256 bytes, one merge, three special tokens.
+pub fn tiny_vocabulary() -> (Vec<String>, Vec<(String, String)>) {
+    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    alphabet.sort_unstable();
+    let mut tokens: Vec<String> = alphabet.into_iter().map(String::from).collect();
+    tokens.extend(["<|bos|>", "<|eos|>", "<|im_end|>", "th", "the"].map(str::to_owned));
+    (tokens, vec![("t".to_owned(), "h".to_owned()), ("th".to_owned(), "e".to_owned())])
+}
 
 /// The order of the rows of a Llama head in llama.cpp's conversion (`LlamaModel.permute`).
 fn permute(weight: &Tensor, num_heads: usize) -> Tensor {
@@ -34,7 +42,11 @@ fn gguf_name(name: &str) -> String {
     pairs.iter().fold(name.to_owned(), |name, (hf, gguf)| name.replace(hf, gguf))
 }
 
-pub(crate) fn metadata(architecture: &str, json: &Json) -> Vec<(String, Value)> {
+/// The metadata of a model with the vocabulary of [`tiny_vocabulary`].
+///
+/// # Panics
+/// If the configuration `json` lacks a key.
+pub fn metadata(architecture: &str, json: &Json) -> Vec<(String, Value)> {
     let number = |key: &str| Value::U32(json[key].as_u64().unwrap() as u32);
     let head_dim = json["head_dim"].as_u64().unwrap_or(16) as u32;
     let strings = |list: Vec<String>| Value::Array(list.into_iter().map(Value::String).collect());
@@ -64,13 +76,21 @@ pub(crate) fn metadata(architecture: &str, json: &Json) -> Vec<(String, Value)> 
     ]
 }
 
-pub(crate) fn write(path: &Path, metadata: &[(String, Value)], tensors: &[(String, QTensor)]) {
+/// Writes a file.
+///
+/// # Panics
+/// If that fails.
+pub fn write(path: &Path, metadata: &[(String, Value)], tensors: &[(String, QTensor)]) {
     let metadata: Vec<_> = metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
     let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     gguf_file::write(&mut File::create(path).unwrap(), &metadata, &tensors).unwrap();
 }
 
-pub(crate) fn tensors(json: &Json, weights: &HashMap<String, Tensor>, matrices: GgmlDType) -> Vec<(String, QTensor)> {
+/// The tensors of a model under llama.cpp's names, its matrices as `matrices` and the others in f32.
+///
+/// # Panics
+/// If a matrix does not fill blocks of `matrices`.
+pub fn tensors(json: &Json, weights: &HashMap<String, Tensor>, matrices: GgmlDType) -> Vec<(String, QTensor)> {
     let is_llama = json["model_type"] == "llama";
     let heads = |key: &str| json[key].as_u64().unwrap() as usize;
     weights
