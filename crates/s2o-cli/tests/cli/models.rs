@@ -80,7 +80,8 @@ fn the_memory_of_dequantised_weights_is_said_before_it_is_taken() {
         (&["--dtype", "gguf"], None),
         (&[], None),
     ] {
-        let run = [&["--model", text(&file), "--cpu", "--prompt", "the", "--template", "none", "-n", "1"], dtype].concat();
+        let run =
+            [&["--model", text(&file), "--cpu", "--prompt", "the", "--template", "none", "-n", "1"], dtype].concat();
         let output = crate::run("prefill", &run);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{stderr}");
