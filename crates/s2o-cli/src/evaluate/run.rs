@@ -1,5 +1,6 @@
 //! `run`: every sample with every method; continues an interrupted run.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::{fs, slice};
@@ -7,7 +8,7 @@ use std::{fs, slice};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use s2o_eval::method::MethodSpec;
-use s2o_eval::run::{AtDensity, Event, Journal, Runner, Sample, Speed, read_outcomes};
+use s2o_eval::run::{AtDensity, Event, Journal, Runner, Sample, Speed, knob_prefills, read_outcomes};
 use s2o_eval::tasks::{ChatTemplate, is_ruler};
 use s2o_eval::{EvalError, Provenance};
 use s2o_models::{Chunk, LoadedModel};
@@ -17,7 +18,7 @@ use super::estimate::Estimate;
 use super::record;
 use super::samples::SampleFlags;
 use super::tables;
-use crate::layout::shell_word;
+use crate::layout::{grouped, shell_word};
 use crate::model_flags::LoadFlags;
 use crate::progress::{self, Progress};
 use crate::writable::{self, cannot_write};
@@ -29,8 +30,6 @@ pub const OUTCOMES: &str = "outcomes.jsonl";
 pub const RUNS: &str = "runs";
 /// Name of the CSV file of settings at equal density.
 const KNOBS: &str = "knobs";
-/// What the estimate leaves out.
-const DENSITIES_FOLLOW: &str = "densities are not counted: their settings are searched after these prefills";
 /// Number of tasks whose first prompt decides a setting at equal density.
 const KNOB_TASKS: usize = 3;
 
@@ -109,7 +108,8 @@ impl Flags {
             bail!("--predictions: expected a task of RULER, which the files are for, got none (--tasks ruler)");
         }
         if self.dry_run {
-            return self.show_plan(&runner, &samples, |count| self.announce(&model, template, found, &samples, count));
+            return self
+                .show_plan(&specs, &runner, &samples, |count| self.announce(&model, template, found, &samples, count));
         }
         // Only now, so that a run that cannot begin leaves no file.
         let mut journal = self.journal()?;
@@ -117,7 +117,7 @@ impl Flags {
         let origin = record::here(&model_flags::describe(&model), model.decoder.device());
         let mut speed = None;
         if !self.densities.is_empty() {
-            progress::say(DENSITIES_FOLLOW);
+            progress::say(&self.densities_follow(&specs, &samples)?);
         }
         self.go(&runner, &samples, &mut journal, &origin, &mut speed)?;
         if !self.densities.is_empty() {
@@ -260,8 +260,30 @@ impl Flags {
         Ok(result?)
     }
 
+    /// What the estimate leaves out: the settings at equal density are found after its prefills.
+    fn densities_follow(&self, specs: &[MethodSpec], samples: &[Sample]) -> Result<String> {
+        let sweeps = specs.iter().map(knob_prefills).collect::<s2o_eval::Result<Vec<_>>>()?;
+        let sweeps: Vec<usize> = sweeps.into_iter().flatten().collect();
+        let mut tasks: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
+        for sample in samples {
+            tasks.entry(sample.context_tokens()).or_default().insert(sample.task());
+        }
+        let searched: usize = tasks.values().map(|tasks| tasks.len().min(KNOB_TASKS)).sum();
+        Ok(format!(
+            "densities at most {} prefills at equal density and {} that search their settings, both not in the above",
+            grouped((sweeps.len() * self.densities.len() * samples.len() * self.chunk.len()) as f64),
+            grouped((sweeps.iter().sum::<usize>() * searched) as f64),
+        ))
+    }
+
     /// `--dry-run`: says what a run would compute, and writes nothing.
-    fn show_plan(&self, runner: &Runner, samples: &[Sample], announce: impl FnOnce(usize) -> Result<()>) -> Result<()> {
+    fn show_plan(
+        &self,
+        specs: &[MethodSpec],
+        runner: &Runner,
+        samples: &[Sample],
+        announce: impl FnOnce(usize) -> Result<()>,
+    ) -> Result<()> {
         let path = self.out.join(OUTCOMES);
         let outcomes = match path.exists() && !self.fresh {
             true => read_outcomes(&path).map_err(with_way_out)?,
@@ -274,7 +296,7 @@ impl Flags {
             false => Estimate::of(runner, &trials, None)?.text(),
         };
         if !self.densities.is_empty() {
-            text.push_str(&format!("{DENSITIES_FOLLOW}\n"));
+            text.push_str(&format!("{}\n", self.densities_follow(specs, samples)?));
         }
         exit::print(&text)
     }

@@ -156,7 +156,10 @@ fn the_cost_is_said_before_the_first_sample() {
     assert_has(&planned, &["to do     nothing: all outcomes exist"]);
     let fresh = ["--dry-run", "--fresh", "--densities", "0.5"];
     let planned = stdout_of("evaluate", &short(&directory, &[&args[..], &fresh].concat()));
-    assert_has(&planned, &["16 prefills", "densities are not counted"]);
+    assert_has(
+        &planned,
+        &["16 prefills", "densities at most 8 prefills at equal density and 16 that search their settings"],
+    );
     fs::write(directory.path().join("outcomes.jsonl"), "notes").expect("written");
     let part = "got a file that is not a journal; --fresh starts anew";
     assert_refused("evaluate", &short(&directory, &["--dry-run"]), &[(&[], part)]);

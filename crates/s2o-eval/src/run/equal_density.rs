@@ -28,6 +28,15 @@ impl AtDensity {
     }
 }
 
+/// Prefills of each sample that [`Runner::at_densities`] needs for a method; `None` if it has no knob.
+///
+/// # Errors
+/// If the method does not exist.
+pub fn knob_prefills(method: &MethodSpec) -> Result<Option<usize>> {
+    let points = settings(method)?.into_iter().filter(|(value, _)| value.is_some()).count();
+    Ok(find(method.name())?.knob.map(|_| points))
+}
+
 impl Runner<'_> {
     /// Sets the knob of each method for each density at one prompt length. Prefills every sample with every value of
     /// the method's sweep, and interpolates between the two values around the density, on logarithmic scales. A method

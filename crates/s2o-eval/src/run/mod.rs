@@ -35,7 +35,7 @@ mod speed;
 mod tests;
 mod trial;
 
-pub use equal_density::AtDensity;
+pub use equal_density::{AtDensity, knob_prefills};
 pub use journal::{FORMAT_VERSION, Journal, read_outcomes};
 pub use outcome::{Key, Outcome, SampleResult, Setting};
 pub use passage::Passage;
