@@ -254,9 +254,9 @@ pub enum ProbeStride {
 auto_or_tokens!(ProbeStride: Every, "off" => Off);
 
 impl ProbeStride {
-    /// Prompt length in tokens from which `auto` has probes: in shorter prompts a smaller tau lowers the error at less
-    /// cost (docs/algorithm.md).
-    pub const PAYS_FROM: usize = 24 * 1024;
+    /// Prompt length in tokens from which `auto` has probes: the shortest at which they lowered the error of both
+    /// measured models at about the same time (docs/algorithm.md).
+    pub const PAYS_FROM: usize = 12 * 1024;
 
     /// The distance in tokens in segments of `segment_len` tokens of a prompt of `prompt_len` tokens; `None` without
     /// probes. An error with a bound needs probes: then `off` is `auto`, in prompts of every length.
