@@ -232,7 +232,7 @@ const TICK: f64 = 0.3;
 /// Length of a tick and of the gap between it and its label, in em.
 pub const TICK_AND_GAP: f64 = TICK + 0.25;
 /// Largest share of the width for names at the left.
-pub const NAME_SHARE: f64 = 0.35;
+pub const NAME_SHARE: f64 = 0.4;
 
 /// Number of ticks that fit into `length` if each label is `size` long.
 pub fn count_for(length: f64, size: f64) -> usize {
