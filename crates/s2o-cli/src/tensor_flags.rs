@@ -52,7 +52,7 @@ impl TensorFlags {
                 device: device.clone(),
                 layers: Box::new(layers.into_iter().map(move |layer| {
                     let tensors = file.load(layer, &device)?;
-                    warn_of_another_order(&tensors)?;
+                    warn_of_another_order(&tensors);
                     Ok(tensors)
                 })),
             });
@@ -75,15 +75,16 @@ impl TensorFlags {
     }
 }
 
-/// Queries in another order of dimensions have the valid sizes of a short prompt if keys have as many heads.
-fn warn_of_another_order(tensors: &LayerTensors) -> Result<()> {
-    let (_, len, heads, _) = tensors.q.dims4()?;
+/// Warns of more heads than keys: tensors in (batch, heads, length, head_dim) with as many KV heads as heads have valid
+/// sizes and would be taken for a short prompt. Sizes that do not match are left to attention, which refuses them.
+fn warn_of_another_order(tensors: &LayerTensors) {
+    let Ok(shape) = tensors.shape() else { return };
+    let (heads, len) = (shape.num_heads(), shape.k_len());
     if heads > len {
         progress::say(&format!(
-            "warning: layer {} has {heads} heads of {len} tokens: expected (batch, length, heads, head_dim); \
-             transpose(1, 2) makes it of (batch, heads, length, head_dim)",
+            "warning: layer {} has {heads} heads but {len} tokens; the order must be (batch, length, heads, head_dim): \
+             tensors in (batch, heads, length, head_dim) need transpose(1, 2)",
             tensors.layer
         ));
     }
-    Ok(())
 }

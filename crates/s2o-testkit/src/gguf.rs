@@ -45,7 +45,7 @@ fn gguf_name(name: &str) -> String {
 /// The metadata of a model with the vocabulary of [`tiny_vocabulary`].
 ///
 /// # Panics
-/// If the configuration `json` lacks a key.
+/// If the configuration `json` lacks a number.
 pub fn metadata(architecture: &str, json: &Json) -> Vec<(String, Value)> {
     let number = |key: &str| Value::U32(json[key].as_u64().unwrap() as u32);
     let head_dim = json["head_dim"].as_u64().unwrap_or(16) as u32;
@@ -76,7 +76,7 @@ pub fn metadata(architecture: &str, json: &Json) -> Vec<(String, Value)> {
     ]
 }
 
-/// Writes a file.
+/// Writes a GGUF file.
 ///
 /// # Panics
 /// If that fails.
@@ -89,7 +89,7 @@ pub fn write(path: &Path, metadata: &[(String, Value)], tensors: &[(String, QTen
 /// The tensors of a model under llama.cpp's names, its matrices as `matrices` and the others in f32.
 ///
 /// # Panics
-/// If a matrix does not fill blocks of `matrices`.
+/// If a matrix does not fill blocks of `matrices`, or `json` lacks a number of heads.
 pub fn tensors(json: &Json, weights: &HashMap<String, Tensor>, matrices: GgmlDType) -> Vec<(String, QTensor)> {
     let is_llama = json["model_type"] == "llama";
     let heads = |key: &str| json[key].as_u64().unwrap() as usize;

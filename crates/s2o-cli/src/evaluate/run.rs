@@ -1,6 +1,6 @@
 //! `run`: every sample with every method; continues an interrupted run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::{fs, slice};
@@ -186,17 +186,12 @@ impl Flags {
                 && self.densities.contains(&row.density)
         };
         there.retain(is_asked);
-        let mut tasks: Vec<&Sample> = Vec::new();
-        for sample in samples {
-            if tasks.len() < KNOB_TASKS && tasks.iter().all(|task| task.task() != sample.task()) {
-                tasks.push(sample);
-            }
-        }
+        let samples = knob_samples(samples);
         let mut all = Vec::new();
         for spec in specs {
             let is_there = |density: &f64| there.iter().any(|row| row.method == *spec && row.density == *density);
             let missing: Vec<f64> = self.densities.iter().copied().filter(|density| !is_there(density)).collect();
-            let found = runner.at_densities(slice::from_ref(spec), &missing, &tasks)?;
+            let found = runner.at_densities(slice::from_ref(spec), &missing, &samples)?;
             record::append(&self.out, KNOBS, &found, origin)?;
             all.extend(found);
         }
@@ -260,18 +255,19 @@ impl Flags {
         Ok(result?)
     }
 
-    /// What the estimate leaves out: the settings at equal density are found after its prefills.
+    /// The prefills that `--densities` adds. They are not in the estimate, because the settings are found after its
+    /// prefills.
     fn densities_follow(&self, specs: &[MethodSpec], samples: &[Sample]) -> Result<String> {
         let sweeps = specs.iter().map(knob_prefills).collect::<s2o_eval::Result<Vec<_>>>()?;
-        let sweeps: Vec<usize> = sweeps.into_iter().flatten().collect();
-        let mut tasks: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
+        let methods = sweeps.iter().filter(|prefills| **prefills > 0).count();
+        let mut by_length: BTreeMap<usize, Vec<&Sample>> = BTreeMap::new();
         for sample in samples {
-            tasks.entry(sample.context_tokens()).or_default().insert(sample.task());
+            by_length.entry(sample.context_tokens()).or_default().push(sample);
         }
-        let searched: usize = tasks.values().map(|tasks| tasks.len().min(KNOB_TASKS)).sum();
+        let searched: usize = by_length.into_values().map(|samples| knob_samples(samples).len()).sum();
         Ok(format!(
-            "densities at most {} prefills at equal density and {} that search their settings, both not in the above",
-            grouped((sweeps.len() * self.densities.len() * samples.len() * self.chunk.len()) as f64),
+            "densities at most {} prefills at equal density and {} to search their settings, in addition to the estimate",
+            grouped((methods * self.densities.len() * samples.len() * self.chunk.len()) as f64),
             grouped((sweeps.iter().sum::<usize>() * searched) as f64),
         ))
     }
@@ -300,6 +296,17 @@ impl Flags {
         }
         exit::print(&text)
     }
+}
+
+/// The first sample of each of the first [`KNOB_TASKS`] tasks.
+fn knob_samples<'s>(samples: impl IntoIterator<Item = &'s Sample>) -> Vec<&'s Sample> {
+    let mut first: Vec<&Sample> = Vec::new();
+    for sample in samples {
+        if first.len() < KNOB_TASKS && first.iter().all(|other| other.task() != sample.task()) {
+            first.push(sample);
+        }
+    }
+    first
 }
 
 fn show(phase: &Progress, estimate: &Estimate, event: Event) {

@@ -215,14 +215,15 @@ fn bad_tensor_files_are_refused() {
 fn more_heads_than_tokens_are_a_warning() {
     let directory = TempDir::new().expect("a temporary directory");
     let file = directory.path().join("heads_first.safetensors");
-    for (heads, tokens) in [(5, 4), (4, 4)] {
-        let q = numbers(10, (1, tokens, heads, 16));
-        save(&file, &[("layer.3.q", &q), ("layer.3.k", &q), ("layer.3.v", &q)]);
+    // Queries, keys, heads. One query of many keys is a step of decoding.
+    for (q_len, k_len, heads, warns) in [(4, 4, 5, true), (4, 4, 4, false), (1, 8, 5, false)] {
+        let (q, k) = (numbers(10, (1, q_len, heads, 16)), numbers(11, (1, k_len, heads, 16)));
+        save(&file, &[("layer.3.q", &q), ("layer.3.k", &k), ("layer.3.v", &k)]);
         let output = run("compare", &["--tensors", text(&file), "--json"]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{stderr}");
-        let warned = stderr.contains("warning: layer 3 has 5 heads of 4 tokens") && stderr.contains("transpose(1, 2)");
-        assert_eq!(warned, heads > tokens, "{stderr}");
+        let warned = stderr.contains("warning: layer 3 has 5 heads but 4 tokens") && stderr.contains("transpose(1, 2)");
+        assert_eq!(warned, warns, "{stderr}");
     }
 }
 

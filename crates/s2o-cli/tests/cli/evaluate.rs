@@ -158,7 +158,7 @@ fn the_cost_is_said_before_the_first_sample() {
     let planned = stdout_of("evaluate", &short(&directory, &[&args[..], &fresh].concat()));
     assert_has(
         &planned,
-        &["16 prefills", "densities at most 8 prefills at equal density and 16 that search their settings"],
+        &["16 prefills", "densities at most 8 prefills at equal density and 16 to search their settings"],
     );
     fs::write(directory.path().join("outcomes.jsonl"), "notes").expect("written");
     let part = "got a file that is not a journal; --fresh starts anew";

@@ -59,7 +59,7 @@ fn bad_models_are_refused() {
 }
 
 #[test]
-fn the_memory_of_dequantised_weights_is_said_before_it_is_taken() {
+fn the_memory_of_dequantised_weights_is_said() {
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "vocab_size": 261, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
@@ -80,9 +80,9 @@ fn the_memory_of_dequantised_weights_is_said_before_it_is_taken() {
         (&["--dtype", "gguf"], None),
         (&[], None),
     ] {
-        let run =
+        let args =
             [&["--model", text(&file), "--cpu", "--prompt", "the", "--template", "none", "-n", "1"], dtype].concat();
-        let output = crate::run("prefill", &run);
+        let output = run("prefill", &args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{stderr}");
         match &said {

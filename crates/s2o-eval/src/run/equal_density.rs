@@ -28,13 +28,12 @@ impl AtDensity {
     }
 }
 
-/// Prefills of each sample that [`Runner::at_densities`] needs for a method; `None` if it has no knob.
+/// Number of prefills of each sample in [`Runner::at_densities`] for a method; 0 if it has no knob to set.
 ///
 /// # Errors
 /// If the method does not exist.
-pub fn knob_prefills(method: &MethodSpec) -> Result<Option<usize>> {
-    let points = settings(method)?.into_iter().filter(|(value, _)| value.is_some()).count();
-    Ok(find(method.name())?.knob.map(|_| points))
+pub fn knob_prefills(method: &MethodSpec) -> Result<usize> {
+    Ok(settings(method)?.iter().filter(|(value, _)| value.is_some()).count())
 }
 
 impl Runner<'_> {
