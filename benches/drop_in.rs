@@ -207,7 +207,12 @@ fn paged(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> 
         println!("{CHUNK} tokens over {tokens} in pages, {name:13} {ms:9.3} ms, x{:.2} {baseline}", medians[2] / ms);
         let mut row = machine.row("drop-in", &format!("pages, {name}"), &q, &layers.k)?;
         if let Policy::S2o(config) = policy {
-            row = measure::Row { density: Some(density), error: Some(error), tau: Some(config.tau()), ..row };
+            row = measure::Row {
+                density: Some(density),
+                error: Some(error),
+                tau: Some(config.tau().resolve(tokens)),
+                ..row
+            };
         }
         rows.push(row.against(baseline, ms, medians[2]));
     }

@@ -15,7 +15,7 @@ mod measure;
 use anyhow::{Result, ensure};
 use candle_core::Tensor;
 use candle_s2o::cuda::{KernelTime, dense_attn_timed, gather_attn_timed};
-use candle_s2o::{Mask, Permutation, Ranking, S2oConfig, S2oOp, SegmentLen, SegmentOrder};
+use candle_s2o::{Mask, Permutation, Ranking, S2oConfig, S2oOp, SegmentLen, SegmentOrder, Tau};
 use clap::Parser;
 use measure::gpu::Gpu;
 use measure::{Machine, Place, Row, agree, causal_tflop, median};
@@ -95,7 +95,7 @@ fn total((out, kernels): (Tensor, Vec<KernelTime>), counts: fn(&KernelTime) -> b
     Ok((out, kernels.iter().filter(|kernel| counts(kernel)).map(|kernel| kernel.ms).sum()))
 }
 
-fn config(segment_len: usize, tau: f32) -> Result<S2oConfig> {
+fn config(segment_len: usize, tau: impl Into<Tau>) -> Result<S2oConfig> {
     let builder = S2oConfig::builder().segment_len(SegmentLen::Fixed(segment_len)).tau(tau);
     // All orders at once, so that each stage is one launch.
     Ok(builder.dense_tail(0).dense_below(0).workspace_cap(usize::MAX).build()?)
@@ -187,7 +187,7 @@ fn climb(
 
 fn ranking(machine: &Machine, tensors: &LayerTensors, segment_len: usize, repeats: usize) -> Result<Row> {
     let ranks = |kernel: &KernelTime| matches!(kernel.kernel, "moments" | "scores" | "sort");
-    let op = S2oOp::new(tensors.softmax_scale, config(segment_len, S2oConfig::default().tau())?);
+    let op = S2oOp::new(tensors.softmax_scale, config(segment_len, Tau::Auto)?);
     s2o(tensors, &op, ranks)?;
     let times: Result<Vec<f64>> = (0..repeats).map(|_| Ok(s2o(tensors, &op, ranks)?.1)).collect();
     let ms = median(times?);

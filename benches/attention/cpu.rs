@@ -51,7 +51,7 @@ pub fn s2o(machine: &Machine, repeats: usize, layers: &[usize], bench: &str, tok
         sums = (sums.0 + ms, sums.1 + baseline_ms, sums.2 + density);
         let row = Row {
             segment: config.segment_len().resolve(tokens).to_string(),
-            tau: Some(config.tau()),
+            tau: Some(config.tau().resolve(tokens)),
             density: Some(density),
             error: Some(error),
             tflops: Some(density * causal_tflop(&q, &k)? / ms * 1e3),

@@ -201,7 +201,7 @@ fn compare(
             print!("  x{:.2} {baseline}", baseline_ms / ms);
             let row = Row {
                 segment: if is_dense { String::new() } else { method.config.segment_len().resolve(tokens).to_string() },
-                tau: (!is_dense).then(|| method.config.tau()),
+                tau: (!is_dense).then(|| method.config.tau().resolve(tokens)),
                 density: Some(method.density),
                 error: (!is_dense).then_some(method.error),
                 tflops: Some(tflops),

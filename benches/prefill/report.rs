@@ -181,7 +181,7 @@ impl<'a> Report<'a> {
                 let segment = s2o.as_ref().map(|s2o| s2o.segment_len().resolve(tokens).to_string());
                 Row {
                     segment: segment.unwrap_or_default(),
-                    tau: s2o.map(|s2o| s2o.tau()),
+                    tau: s2o.map(|s2o| s2o.tau().resolve(tokens)),
                     density: m.density,
                     error: m.error.filter(|_| m.method != Method::Dense).map(|(error, _)| error),
                     ..row

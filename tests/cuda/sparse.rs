@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use candle_s2o::{
     AttnStats, GainFrame, Permutation, ProbeStride, Ranking, S2oConfig, S2oConfigBuilder, S2oOp, SegmentLen, StopRule,
-    TileStats, TriggeringTile,
+    Tau, TileStats, TriggeringTile,
 };
 use s2o_core::{Plan, cpu};
 
@@ -54,7 +54,7 @@ pub fn check_output(
 ) {
     let shape = &problem.shape;
     let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
-    let discards = config.triggering_tile() == TriggeringTile::Discard && config.tau() > 0.0;
+    let discards = config.triggering_tile() == TriggeringTile::Discard && config.tau() != Tau::Fixed(0.0);
     let visits = row_visits(problem, config, &plan, ranking, stats);
     check(problem, out, |at: Row| {
         let head = at.batch * shape.num_heads() + at.head;
@@ -119,7 +119,7 @@ pub fn expected_visits(runner: &Runner, config: &S2oConfig, tile: &TileStats) ->
         }
         && config.triggering_tile() == TriggeringTile::Keep
         && !config.q_perm()
-        && config.tau() > 0.0;
+        && config.tau() != Tau::Fixed(0.0);
     (tile.visited + usize::from(late && !tile.dense_tail)).min(tile.prefix_tiles)
 }
 
@@ -138,7 +138,8 @@ fn check_visits(
         op(problem, &config, prompt_len, ranking).apply_with_stats(q, k, v).unwrap().1
     };
     let expected = |tile: &TileStats| expected_visits(runner, config, tile);
-    let want = on_cpu(config.tau());
+    let tau = config.tau().resolve(prompt_len);
+    let want = on_cpu(tau);
     let place = |tile: &TileStats| (tile.segment, tile.dense_tail, tile.rows, tile.window_tiles, tile.prefix_tiles);
     let tiles = |stats: &AttnStats| stats.heads.iter().flat_map(|head| head.tiles.clone()).collect::<Vec<_>>();
     let (got, want) = (tiles(stats), tiles(&want));
@@ -151,7 +152,7 @@ fn check_visits(
         return;
     }
     // A larger threshold stops no later.
-    let (earlier, later) = (tiles(&on_cpu(config.tau() * 1.02)), tiles(&on_cpu(config.tau() * 0.98)));
+    let (earlier, later) = (tiles(&on_cpu(tau * 1.02)), tiles(&on_cpu(tau * 0.98)));
     for &i in &differ {
         let (least, most) = (expected(&earlier[i]), expected(&later[i]));
         let got = got[i].visited;

@@ -183,6 +183,8 @@ fn io(path: &Path, error: &std::io::Error) -> LayerSettingsError {
 
 #[cfg(test)]
 mod tests {
+    use s2o_core::Tau;
+
     use super::*;
 
     fn settings() -> LayerSettings {
@@ -226,7 +228,7 @@ mod tests {
             (&format!(r#"{{"version":1,{tuned_on},"layers":[]}}"#), "expected at least one layer, got none"),
             (
                 &format!(r#"{{"version":1,{tuned_on},"layers":["dense",{{"tau":1.5}}]}}"#),
-                "settings of layer 1: tau: expected a number in [0, 1), got 1.5",
+                "settings of layer 1: tau: expected `auto` or a number in [0, 1), got 1.5",
             ),
             (r#"{"version":1,"layers":["dense"]}"#, "missing field `tuned_on`"),
         ] {
@@ -244,7 +246,7 @@ mod tests {
         let error = settings().check(6).unwrap_err().to_string();
         assert_eq!(error, "settings by layer: expected 6 layers as the model has, got settings for 3");
         let base = S2oConfig::default();
-        assert_eq!(settings().config(1, &base).unwrap().tau(), 0.02);
+        assert_eq!(settings().config(1, &base).unwrap().tau(), Tau::Fixed(0.02));
         assert_eq!(settings().config(0, &base).unwrap().dense_below().resolve(0), usize::MAX);
         let error = settings().config(3, &base).unwrap_err().to_string();
         assert_eq!(error, "settings by layer: expected layers 0 to 2, got a call for layer 3");

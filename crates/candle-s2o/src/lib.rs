@@ -61,6 +61,6 @@ pub use pending_stats::PendingStats;
 pub use s2o_core::{
     AttnShape, AttnStats, BLOCK_Q, BlockError, BlockLists, BlockSelection, ConfigError, ConfigOption, DenseBelow,
     GainFrame, HeadStats, HeadWork, KeyScore, Mask, Permutation, Preset, ProbeStats, ProbeStride, Ranking, S2oConfig,
-    S2oConfigBuilder, S2oError, SegmentLen, SegmentOrder, ShapeError, StopRule, TileStats, TriggeringTile, ValueError,
-    query_blocks,
+    S2oConfigBuilder, S2oError, SegmentLen, SegmentOrder, ShapeError, StopRule, Tau, TileStats, TriggeringTile,
+    ValueError, query_blocks,
 };

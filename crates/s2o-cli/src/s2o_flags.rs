@@ -129,7 +129,7 @@ pub fn describe(config: &S2oConfig, by_layer: bool, prompt_len: usize, device: &
     }
     let auto = if config.segment_len() == SegmentLen::Auto { " (auto)" } else { "" };
     let segment = config.segment_len().resolve(prompt_len);
-    let tau = if by_layer { "by layer".to_owned() } else { config.tau().to_string() };
+    let tau = if by_layer { "by layer".to_owned() } else { config.tau().resolve(prompt_len).to_string() };
     let probes = config.probe_stride().resolve(prompt_len, segment, config.max_error().is_some());
     let rule = config.stop_rule().resolve(probes.is_some());
     let others = options(config, &["score", "dense-tail", "q-perm"]);

@@ -46,11 +46,12 @@ pub struct StopVote {
 }
 
 impl StopVote {
-    /// A vote without rows, under the rule for prompts without probes if the configuration leaves it open.
+    /// A vote without rows. If the configuration leaves the rule or the threshold open, they are those of a short prompt
+    /// without probes.
     pub fn new(config: &S2oConfig) -> Self {
         Self {
             rule: config.stop_rule().resolve(false),
-            tau: f64::from(config.tau()),
+            tau: f64::from(config.tau().resolve(0)),
             rows: 0,
             all_below: true,
             all_light: true,

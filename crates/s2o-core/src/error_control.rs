@@ -1,6 +1,7 @@
 //! [`ErrorControl`]: the passes that keep the measured error of each head and segment below a bound.
 
 use crate::config::S2oConfig;
+use crate::plan::Plan;
 use crate::probes::ProbeStats;
 
 /// The passes over the rows of one head and segment outside the dense tail, for [`S2oConfig::max_error`]. The first has
@@ -20,11 +21,12 @@ impl ErrorControl {
     /// error of the layers of needle-11m 1.9 to 5 times (docs/algorithm.md).
     pub const REACH: f32 = 2.5;
 
-    /// The passes of a configuration, with the stop rule for a prompt with or without probes.
-    pub fn new(config: &S2oConfig, has_probes: bool) -> Self {
-        let base = || config.to_builder().stop_rule(config.stop_rule().resolve(has_probes));
+    /// The passes of a configuration, with the threshold and the stop rule of the plan's prompt.
+    pub fn new(config: &S2oConfig, plan: &Plan) -> Self {
+        let base = || config.to_builder().stop_rule(config.stop_rule().resolve(plan.probe_stride.is_some()));
         let with_tau = |tau| base().tau(tau).build().expect("tau becomes less, and all rules fit the other options");
-        let passes = [config.tau(), config.tau() / 8.0, 0.0].map(with_tau);
+        let tau = config.tau().resolve(plan.prompt_len);
+        let passes = [tau, tau / 8.0, 0.0].map(with_tau);
         Self { max_error: config.max_error().map(f64::from), passes }
     }
 
@@ -45,15 +47,26 @@ impl ErrorControl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::StopRule;
+    use crate::config::{StopRule, Tau};
 
     #[test]
     fn large_errors_need_all_keys() {
-        let control = ErrorControl::new(&S2oConfig::builder().tau(0.08).max_error(0.125).build().unwrap(), true);
-        let rules = [true, false].map(|has| ErrorControl::new(&S2oConfig::default(), has).config(1).stop_rule());
+        let plan =
+            |prompt_len, probe_stride| Plan { prompt_len, segment_len: 1024, segments: Vec::new(), probe_stride };
+        let (short, long) = (plan(1024, None), plan(32 * 1024, Some(128)));
+        let rules = [&long, &short].map(|plan| ErrorControl::new(&S2oConfig::default(), plan).config(1).stop_rule());
         assert_eq!(rules, [StopRule::MaxWeight, StopRule::AllRows]);
-        let taus: Vec<f32> = (0..ErrorControl::PASSES).map(|pass| control.config(pass).tau()).collect();
-        assert_eq!(taus, [0.08, 0.01, 0.0]);
+        let bound = S2oConfig::builder().tau(0.08).max_error(0.125).build().unwrap();
+        for (config, plan, taus) in [
+            (&bound, &long, [0.08, 0.01, 0.0]),
+            (&S2oConfig::default(), &long, [0.01, 0.00125, 0.0]),
+            (&S2oConfig::default(), &short, [0.02, 0.0025, 0.0]),
+        ] {
+            let control = ErrorControl::new(config, plan);
+            let got: Vec<Tau> = (0..ErrorControl::PASSES).map(|pass| control.config(pass).tau()).collect();
+            assert_eq!(got, taus.map(Tau::Fixed));
+        }
+        let control = ErrorControl::new(&bound, &long);
         let measured =
             |error: f64| ProbeStats::from_sums(0, [1; 2], 0.0, [1.0, 1.0, error * error, 0.5, 0.0, 0.0, 0.0]);
         // The bound itself is allowed, and 2.5 times the bound is near.
@@ -63,7 +76,7 @@ mod tests {
         assert_eq!(control.next(2, &measured(0.126)), None);
         assert_eq!(control.next(0, &measured(f64::NAN)), None);
         assert_eq!(control.next(0, &ProbeStats::default()), None);
-        let off = ErrorControl::new(&S2oConfig::default(), true);
+        let off = ErrorControl::new(&S2oConfig::default(), &long);
         assert_eq!(off.next(0, &measured(0.9)), None);
     }
 }

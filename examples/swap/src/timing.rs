@@ -101,7 +101,7 @@ pub fn run(timing: &Timing, shape: &str, tokens: usize) -> Result<()> {
     let heads = [config.num_heads, config.num_kv_heads, config.head_dim];
     let row = |policy: &str| machine.row_of("prefill", &format!("{policy}, {model}"), [tokens; 2], heads, DTYPE);
     let (segment, tau) = match &policy {
-        Policy::S2o(config) => (config.segment_len().resolve(tokens).to_string(), Some(config.tau())),
+        Policy::S2o(config) => (config.segment_len().resolve(tokens).to_string(), Some(config.tau().resolve(tokens))),
         Policy::Layers { base, .. } => (base.segment_len().resolve(tokens).to_string(), None),
         Policy::Dense => (String::new(), None),
     };

@@ -150,7 +150,7 @@ impl<'a> Launch<'a> {
     }
 
     fn attend(&self) -> Result<(), CudaError> {
-        let control = ErrorControl::new(self.config, self.probes.is_some());
+        let control = ErrorControl::new(self.config, self.plan);
         let first_pass = (control.config(0), UnitList::ALL);
         if let Some(probes) = &self.probes {
             probes.prepare(self.parts())?;
@@ -256,7 +256,7 @@ impl<'a> Launch<'a> {
         let plain = lags && config.triggering_tile() == TriggeringTile::Keep;
         match config {
             config if config.q_perm() => Kernel::Pass2,
-            config if config.tau() == 0.0 => Kernel::SinglePassFull,
+            config if config.tau().resolve(self.plan.prompt_len) == 0.0 => Kernel::SinglePassFull,
             _ if plain => Kernel::SinglePass,
             _ => Kernel::SinglePassExact,
         }
@@ -290,7 +290,7 @@ impl<'a> Launch<'a> {
             first_segment: to_i32("segments", plan.segments[group.first].index)?,
             num_segments: to_i32("segments", segments)?,
             ranked_rows: to_i32("q_len", plan.ranked_rows())?,
-            tau: config.tau(),
+            tau: config.tau().resolve(plan.prompt_len),
             stop_rule: match config.stop_rule() {
                 StopRule::Auto | StopRule::AllRows => 0,
                 StopRule::MeanRatio => 1,

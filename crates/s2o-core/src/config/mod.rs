@@ -6,7 +6,7 @@ mod values;
 pub use options::{ConfigOption, S2oConfigBuilder};
 pub(crate) use values::mebibytes;
 pub use values::{
-    DenseBelow, GainFrame, KeyScore, Preset, ProbeStride, SegmentLen, StopRule, TriggeringTile, ValueError,
+    DenseBelow, GainFrame, KeyScore, Preset, ProbeStride, SegmentLen, StopRule, Tau, TriggeringTile, ValueError,
 };
 
 use thiserror::Error;
@@ -24,7 +24,7 @@ pub enum ConfigError {
     #[error("{name}: {reason}")]
     Value { name: &'static str, reason: ValueError },
     /// `tau` is a share of the softmax mass so far, so it must be in `[0, 1)`. 0 never stops.
-    #[error("tau: expected a number in [0, 1), got {got}")]
+    #[error("tau: expected `auto` or a number in [0, 1), got {got}")]
     Tau { got: f32 },
     /// A tile must hold 1 to 1024 queries or keys.
     #[error("{name}: expected 1 to 1024, got {got}")]
@@ -47,9 +47,9 @@ pub enum ConfigError {
 /// [`S2oConfig::paper`] and change it with [`S2oConfig::to_builder`].
 ///
 /// ```
-/// use s2o_core::{S2oConfig, SegmentLen};
+/// use s2o_core::{S2oConfig, SegmentLen, Tau};
 /// let config = S2oConfig::builder().tau(0.05).segment_len(SegmentLen::Fixed(1024)).build()?;
-/// assert_eq!(config.tau(), 0.05);
+/// assert_eq!(config.tau(), Tau::Fixed(0.05));
 /// # Ok::<(), s2o_core::ConfigError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -57,7 +57,7 @@ pub struct S2oConfig {
     segment_len: SegmentLen,
     tile_q: usize,
     tile_k: usize,
-    tau: f32,
+    tau: Tau,
     stop_rule: StopRule,
     gain_frame: GainFrame,
     triggering_tile: TriggeringTile,
@@ -80,7 +80,7 @@ impl Default for S2oConfig {
             segment_len: SegmentLen::Auto,
             tile_q: 128,
             tile_k: 128,
-            tau: 0.02,
+            tau: Tau::Auto,
             stop_rule: StopRule::Auto,
             gain_frame: GainFrame::NewMax,
             triggering_tile: TriggeringTile::Keep,
@@ -106,7 +106,7 @@ impl S2oConfig {
     pub fn paper() -> Self {
         Self {
             segment_len: SegmentLen::Fixed(2048),
-            tau: 0.005,
+            tau: Tau::Fixed(0.005),
             stop_rule: StopRule::MeanRatio,
             triggering_tile: TriggeringTile::Discard,
             key_score: KeyScore::MeanQuery,
@@ -137,8 +137,9 @@ impl S2oConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         // The negated form also refuses NaN.
-        if !(0.0..1.0).contains(&self.tau) {
-            return Err(ConfigError::Tau { got: self.tau });
+        match self.tau {
+            Tau::Fixed(got) if !(0.0..1.0).contains(&got) => return Err(ConfigError::Tau { got }),
+            _ => {}
         }
         for (name, tile) in [("tile-q", self.tile_q), ("tile-k", self.tile_k)] {
             if !(1..=1024).contains(&tile) {

@@ -1,7 +1,7 @@
 //! The table of options: each row defines a getter, a builder method, and an option that can be set by name.
 
 use super::values::{
-    BOUND, DenseBelow, GainFrame, KeyScore, ProbeStride, SegmentLen, StopRule, TriggeringTile, bound, mebibytes,
+    BOUND, DenseBelow, GainFrame, KeyScore, ProbeStride, SegmentLen, StopRule, Tau, TriggeringTile, bound, mebibytes,
     read_bound, read_mebibytes, read_switch, switch,
 };
 use super::{ConfigError, S2oConfig, ValueError};
@@ -134,8 +134,8 @@ macro_rules! options {
 
 options! {
     /// Threshold for the gain of a key tile relative to the softmax mass so far, in `[0, 1)`. 0 never stops. A larger
-    /// value skips more.
-    "tau" ("a number in [0, 1)") tau(f32) -> f32;
+    /// value skips more. `auto` is 0.01 for prompts of 24K to 96K tokens and 0.02 for others.
+    "tau" (Tau::EXPECTED) tau(impl Into<Tau>) -> Tau;
     /// Segment length S in tokens, a multiple of both tile sizes. The queries of one segment share one key order and
     /// see their own segment densely.
     "segment" (SegmentLen::EXPECTED) segment_len(SegmentLen) -> SegmentLen;
@@ -219,6 +219,7 @@ mod tests {
         let set = |name, text| S2oConfig::builder().set(name, text).unwrap().build().unwrap();
         let built = |change: fn(S2oConfigBuilder) -> S2oConfigBuilder| change(S2oConfig::builder()).build().unwrap();
         assert_eq!(set("tau", "0.5"), built(|b| b.tau(0.5)));
+        assert_eq!(set("tau", "auto"), S2oConfig::default());
         assert_eq!(set("segment", "1024"), built(|b| b.segment_len(SegmentLen::Fixed(1024))));
         assert_eq!(set("dense-tail", "3"), built(|b| b.dense_tail(3)));
         assert_eq!(set("front-sink", "3"), built(|b| b.front_sink(3)));
@@ -301,7 +302,7 @@ mod tests {
     fn numbers_out_of_range_are_refused_when_built() {
         let refused = |name, text| S2oConfig::builder().set(name, text).unwrap().build().unwrap_err().to_string();
         for got in ["-1", "1", "1.5", "NaN", "inf"] {
-            assert_eq!(refused("tau", got), format!("tau: expected a number in [0, 1), got {got}"));
+            assert_eq!(refused("tau", got), format!("tau: expected `auto` or a number in [0, 1), got {got}"));
         }
         assert_eq!(refused("tile-k", "0"), "tile-k: expected 1 to 1024, got 0");
         assert_eq!(refused("tile-q", "1025"), "tile-q: expected 1 to 1024, got 1025");

@@ -183,10 +183,10 @@ impl fmt::Display for KeyScore {
 }
 
 /// Implements [`FromStr`] and `Display` for an enum of `Auto`, a number, and other words.
-macro_rules! auto_or_tokens {
-    ($type:ident: $variant:ident $(, $word:literal => $other:ident)*) => {
+macro_rules! auto_or {
+    ($number:literal, $type:ident: $variant:ident $(, $word:literal => $other:ident)*) => {
         impl $type {
-            pub(super) const EXPECTED: &str = concat!($("`", $word, "`, ",)* "`auto` or a number of tokens");
+            pub(super) const EXPECTED: &str = concat!($("`", $word, "`, ",)* "`auto` or ", $number);
         }
 
         impl FromStr for $type {
@@ -206,11 +206,42 @@ macro_rules! auto_or_tokens {
                 match self {
                     Self::Auto => f.write_str("auto"),
                     $(Self::$other => f.write_str($word),)*
-                    Self::$variant(tokens) => tokens.fmt(f),
+                    Self::$variant(number) => number.fmt(f),
                 }
             }
         }
     };
+}
+
+/// Threshold for the gain of a key tile relative to the softmax mass so far.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Tau {
+    /// `auto`, by prompt length: 0.01 from 24K to 96K tokens, otherwise 0.02. Between these lengths 0.02 loses more than
+    /// one point of RULER's mean score on needle-11m, and 0.01 does not; at 16K neither does, and at 128K 0.01 is no
+    /// better (docs/results-answers.md).
+    Auto,
+    /// The same threshold for every prompt.
+    Fixed(f32),
+}
+
+auto_or!("a number in [0, 1)", Tau: Fixed);
+
+impl Tau {
+    /// The threshold for a prompt of `prompt_len` tokens.
+    pub fn resolve(self, prompt_len: usize) -> f32 {
+        const K: usize = 1024;
+        match self {
+            Self::Fixed(tau) => tau,
+            Self::Auto if (24 * K..=96 * K).contains(&prompt_len) => 0.01,
+            Self::Auto => 0.02,
+        }
+    }
+}
+
+impl From<f32> for Tau {
+    fn from(tau: f32) -> Self {
+        Self::Fixed(tau)
+    }
 }
 
 /// Number of tokens in a segment (the paper's S). All queries of a segment share one key order.
@@ -222,7 +253,7 @@ pub enum SegmentLen {
     Fixed(usize),
 }
 
-auto_or_tokens!(SegmentLen: Fixed);
+auto_or!("a number of tokens", SegmentLen: Fixed);
 
 impl SegmentLen {
     /// Segment length in tokens for a prompt of `prompt_len` tokens.
@@ -251,7 +282,7 @@ pub enum ProbeStride {
     Every(usize),
 }
 
-auto_or_tokens!(ProbeStride: Every, "off" => Off);
+auto_or!("a number of tokens", ProbeStride: Every, "off" => Off);
 
 impl ProbeStride {
     /// Prompt length in tokens from which `auto` has probes: the shortest measured length at which they lowered the error
@@ -279,7 +310,7 @@ pub enum DenseBelow {
     Tokens(usize),
 }
 
-auto_or_tokens!(DenseBelow: Tokens);
+auto_or!("a number of tokens", DenseBelow: Tokens);
 
 impl DenseBelow {
     /// The length in tokens, for a backend with this break-even.
@@ -361,6 +392,17 @@ mod tests {
         ] {
             assert_eq!(SegmentLen::Auto.resolve(prompt_len), segment, "{prompt_len}");
             assert_eq!(SegmentLen::Fixed(384).resolve(prompt_len), 384);
+        }
+    }
+
+    #[test]
+    fn the_automatic_threshold_is_smaller_at_medium_lengths() {
+        const K: usize = 1024;
+        for (prompt_len, tau) in
+            [(1, 0.02), (24 * K - 1, 0.02), (24 * K, 0.01), (96 * K, 0.01), (96 * K + 1, 0.02), (1 << 20, 0.02)]
+        {
+            assert_eq!(Tau::Auto.resolve(prompt_len), tau, "{prompt_len}");
+            assert_eq!(Tau::from(0.3).resolve(prompt_len), 0.3);
         }
     }
 

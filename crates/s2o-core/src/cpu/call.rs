@@ -65,7 +65,7 @@ impl<'a, T: Element> Call<'a, T> {
                 units.insert([batch * num_heads + head, *segment], order(i, g));
             }
         }
-        let control = ErrorControl::new(self.config, self.plan.probe_stride.is_some());
+        let control = ErrorControl::new(self.config, self.plan);
         // The heads and segments of each pass, with what earlier passes did.
         let mut passes: [Units; ErrorControl::PASSES] = Default::default();
         passes[0] = units.keys().map(|&place| (place, Repeated::default())).collect();

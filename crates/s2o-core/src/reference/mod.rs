@@ -142,7 +142,7 @@ fn one_head((head, in_group): (&Head, usize), plan: &Plan, orders: &[SegmentOrde
         return HeadResult { out: dense(head, 0..head.q_len()), visited: Vec::new(), probes: Vec::new() };
     }
     let mut result = HeadResult { out: vec![0.0; head.q.len()], visited: Vec::new(), probes: Vec::new() };
-    let control = ErrorControl::new(config, plan.probe_stride.is_some());
+    let control = ErrorControl::new(config, plan);
     for (segment, order) in plan.segments.iter().zip(orders) {
         write_rows(&mut result.out, segment.tail_rows.clone(), &dense(head, segment.tail_rows.clone()));
         let (mut pass, mut repeated) = (0, Repeated::default());

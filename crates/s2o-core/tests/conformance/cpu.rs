@@ -89,7 +89,7 @@ fn against_reference(case: &Case, ranking: Option<&Ranking>) -> (f64, f64, usize
 /// Whether any gain is so near its threshold that f32 may decide otherwise.
 fn near_tie(case: &Case, ranking: &Ranking) -> bool {
     let visits = |factor: f32| {
-        let nudged = case.with(|config| config.tau(case.config.tau() * factor));
+        let nudged = case.with(|config| config.tau(case.tau() * factor));
         let (_, stats) =
             reference::attention(&case.shape, case.qkv(), case.scale(), &nudged.config, case.prompt_len, Some(ranking))
                 .unwrap();

@@ -36,7 +36,7 @@ proptest! {
     #[test]
     fn a_larger_tau_never_visits_more(case in cases(), factor in 1.0..4.0f32) {
         let ranking = cpu::rank(&case.inputs(), &case.config, case.prompt_len).unwrap();
-        let larger = case.with(|config| config.tau((case.config.tau() * factor).min(0.99)));
+        let larger = case.with(|config| config.tau((case.tau() * factor).min(0.99)));
         // With one order, the gains of a tile up to its stop do not depend on tau.
         let [(_, few), (_, many)] = [larger, case].map(|case| case.attention(Some(&ranking)));
         for (few, many) in few.heads.iter().zip(&many.heads) {

@@ -30,6 +30,10 @@ impl Case {
         [&self.q, &self.k, &self.v]
     }
 
+    pub fn tau(&self) -> f32 {
+        self.config.tau().resolve(self.prompt_len)
+    }
+
     pub fn inputs(&self) -> Inputs<'_, f32> {
         inputs(&self.shape, &self.q, &self.k, &self.v)
     }

@@ -321,7 +321,7 @@ fn models_that_cannot_answer_are_refused() {
     let error = Runner::new(&MODEL, ChatTemplate::Llama3).unwrap_err().to_string();
     assert!(error.contains("expected one with <|begin_of_text|>, for llama3"), "{error}");
     let error = runner().specs(&["s2o:tau=x".parse().unwrap()]).unwrap_err().to_string();
-    assert!(error.contains("tau: expected a number in [0, 1), got \"x\""), "{error}");
+    assert!(error.contains("tau: expected `auto` or a number in [0, 1), got \"x\""), "{error}");
 }
 
 #[test]

@@ -27,7 +27,8 @@ pub const TAUS: [f32; 14] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05
 /// Dense attention that measures S2O on the same inputs.
 #[derive(Debug)]
 pub struct Tuner {
-    configs: Vec<S2oConfig>,
+    /// The thresholds, with their configurations.
+    configs: Vec<(f32, S2oConfig)>,
     /// Measurements by layer, one for each threshold.
     layers: Mutex<BTreeMap<usize, Vec<Trial>>>,
 }
@@ -65,7 +66,7 @@ impl Tuner {
     /// # Errors
     /// [`EvalError::MethodOption`] for a threshold outside `[0, 1)`.
     pub fn new(base: &S2oConfig, taus: &[f32]) -> Result<Self> {
-        let config = |tau: &f32| base.to_builder().tau(*tau).build();
+        let config = |&tau: &f32| base.to_builder().tau(tau).build().map(|config| (tau, config));
         let configs = taus.iter().map(config).collect::<Result<_, _>>();
         let configs =
             configs.map_err(|error| EvalError::MethodOption { method: "s2o".to_owned(), reason: error.to_string() })?;
@@ -84,9 +85,9 @@ impl Tuner {
         let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         let chosen = layers.iter().map(|(&layer, trials)| {
             let dense = TunedLayer { layer, tau: None, density: 1.0, rel_l1: 0.0 };
-            let tuned = trials.iter().zip(&self.configs).map(|(trial, config)| TunedLayer {
+            let tuned = trials.iter().zip(&self.configs).map(|(trial, &(tau, _))| TunedLayer {
                 layer,
-                tau: Some(config.tau()),
+                tau: Some(tau),
                 density: trial.work.density(),
                 rel_l1: trial.errors.errors().rel_l1,
             });
@@ -108,7 +109,7 @@ impl Attention for Tuner {
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> CandleResult<Tensor> {
         let exact = Dense.prefill(call, q, k, v)?;
-        let trials = self.configs.iter().map(|config| {
+        let trials = self.configs.iter().map(|(_, config)| {
             let op = S2oOp::new(call.softmax_scale, config.clone()).with_prompt_len(call.prompt_len);
             let (out, stats) = op.apply_with_stats(q, k, v)?;
             let errors = ErrorSums::by_head(&exact, &out)?.into_iter().sum();
@@ -200,6 +201,11 @@ mod tests {
         for bound in [-1.0, f64::NAN] {
             assert!(tuner.choose(bound).is_err());
         }
-        assert!(Tuner::new(&base(), &[1.0]).unwrap_err().to_string().contains("expected a number in [0, 1), got 1"));
+        assert!(
+            Tuner::new(&base(), &[1.0])
+                .unwrap_err()
+                .to_string()
+                .contains("expected `auto` or a number in [0, 1), got 1")
+        );
     }
 }
