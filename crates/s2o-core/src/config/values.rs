@@ -216,9 +216,9 @@ macro_rules! auto_or {
 /// Threshold for the gain of a key tile relative to the softmax mass so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Tau {
-    /// `auto`, by prompt length: 0.01 from 24K to 96K tokens, otherwise 0.02. Between these lengths 0.02 loses more than
-    /// one point of RULER's mean score on needle-11m, and 0.01 does not; at 16K neither does, and at 128K 0.01 is no
-    /// better (docs/results-answers.md).
+    /// `auto`, by prompt length: 0.01 from 12K to 96K tokens, otherwise 0.02. On needle-11m 0.02 loses .9 to 2.1 points of
+    /// RULER's mean score at 16K, 32K and 64K, and 0.01 loses .2 to .3; at 128K 0.01 is no better
+    /// (docs/results-answers.md).
     Auto,
     /// The same threshold for every prompt.
     Fixed(f32),
@@ -232,7 +232,7 @@ impl Tau {
         const K: usize = 1024;
         match self {
             Self::Fixed(tau) => tau,
-            Self::Auto if (24 * K..=96 * K).contains(&prompt_len) => 0.01,
+            Self::Auto if (12 * K..=96 * K).contains(&prompt_len) => 0.01,
             Self::Auto => 0.02,
         }
     }
@@ -399,7 +399,7 @@ mod tests {
     fn the_automatic_threshold_is_smaller_at_medium_lengths() {
         const K: usize = 1024;
         for (prompt_len, tau) in
-            [(1, 0.02), (24 * K - 1, 0.02), (24 * K, 0.01), (96 * K, 0.01), (96 * K + 1, 0.02), (1 << 20, 0.02)]
+            [(1, 0.02), (12 * K - 1, 0.02), (12 * K, 0.01), (96 * K, 0.01), (96 * K + 1, 0.02), (1 << 20, 0.02)]
         {
             assert_eq!(Tau::Auto.resolve(prompt_len), tau, "{prompt_len}");
             assert_eq!(Tau::from(0.3).resolve(prompt_len), 0.3);
