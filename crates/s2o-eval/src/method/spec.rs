@@ -132,7 +132,7 @@ mod tests {
         let build = |text: &str| text.parse::<MethodSpec>().unwrap().build().unwrap_err().to_string();
         for (spec, part) in [
             ("s2o:tau=2", "tau"),
-            ("s2o:tau=x", "expected a number"),
+            ("s2o:tau=x", "expected `auto` or a number in [0, 1)"),
             (
                 "s2o:stop-rule=median",
                 "s2o: stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight`, got \"median\"",
