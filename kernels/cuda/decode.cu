@@ -80,10 +80,12 @@ public:
 #define S2O_DECODE(name, T, HEAD_DIM)                                                                        \
     extern "C" {                                                                                             \
     __constant__ s2o::LaunchInfo name##_launch = {s2o::DECODE_THREADS, s2o::DecodeLayout<HEAD_DIM>::BYTES,   \
-                                                  s2o::DECODE_BLOCKS_PER_SM, 0};                             \
+                                                  s2o::DECODE_BLOCKS_PER_SM, 0, s2o::OVERLAPS};              \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(s2o::DECODE_THREADS, s2o::DECODE_BLOCKS_PER_SM)             \
         name(const __grid_constant__ s2o::SplitParams p) {                                                   \
+        s2o::next_may_start();                                                                               \
+        s2o::after_previous();                                                                               \
         s2o::decode<T, HEAD_DIM, s2o::DecodeRing<HEAD_DIM>>(p);                                                \
     }
 

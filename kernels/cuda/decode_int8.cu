@@ -137,10 +137,12 @@ private:
 #define S2O_DECODE_INT8(name, T, HEAD_DIM)                                                                   \
     extern "C" {                                                                                             \
     __constant__ s2o::LaunchInfo name##_launch = {s2o::DECODE_THREADS, s2o::Int8DecodeLayout<HEAD_DIM>::BYTES, \
-                                                  s2o::DECODE_BLOCKS_PER_SM, 0};                             \
+                                                  s2o::DECODE_BLOCKS_PER_SM, 0, s2o::OVERLAPS};              \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(s2o::DECODE_THREADS, s2o::DECODE_BLOCKS_PER_SM)             \
         name(const __grid_constant__ s2o::Int8SplitParams p) {                                               \
+        s2o::next_may_start();                                                                               \
+        s2o::after_previous();                                                                               \
         s2o::decode<T, HEAD_DIM, s2o::Int8DecodeRing<T, HEAD_DIM>>(p);                                       \
     }
 

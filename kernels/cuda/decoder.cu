@@ -146,8 +146,10 @@ __device__ __forceinline__ void rotation_table(const RotationParams& p) {
 // A LaunchInfo with 0 threads leaves their number to the launch.
 #define S2O_DECODER_KERNEL(name, threads, max_threads, min_blocks, params, ...)                                    \
     extern "C" {                                                                                                  \
-    __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0};                                              \
+    __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0, s2o::OVERLAPS};                                \
     __global__ void __launch_bounds__(max_threads, min_blocks) name(const __grid_constant__ s2o::params p) {      \
+        s2o::next_may_start();                                                                                    \
+        s2o::after_previous();                                                                                    \
         __VA_ARGS__;                                                                                              \
     }                                                                                                             \
     }

@@ -9,7 +9,22 @@ struct LaunchInfo {
     int32_t shared_bytes;  // dynamic
     int32_t blocks_per_sm; // of a persistent kernel; the grid of others is documented at the kernel
     int32_t tensor_maps;   // TMA descriptors before the parameters (queries, keys, values), or 0
+    int32_t overlaps;      // OVERLAPS for a kernel that calls `after_previous`, or 0
 };
-static_assert(sizeof(LaunchInfo) == 16, "mirrored on the host");
+static_assert(sizeof(LaunchInfo) == 20, "mirrored on the host");
+
+// Programmatic dependent launch, which hides the launch of short kernels. A kernel with OVERLAPS may be scheduled while the
+// kernel before it still runs. So it calls `after_previous` before it touches memory that another kernel writes, or writes
+// itself; all earlier kernels have then ended. `next_may_start` allows the same to the kernel after it. GPUs before
+// compute capability 9.0 have neither.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int32_t OVERLAPS = 1;
+__device__ __forceinline__ void after_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void next_may_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+#else
+constexpr int32_t OVERLAPS = 0;
+__device__ __forceinline__ void after_previous() {}
+__device__ __forceinline__ void next_may_start() {}
+#endif
 
 }  // namespace s2o

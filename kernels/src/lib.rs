@@ -32,17 +32,45 @@ pub struct LaunchInfo {
     pub threads: i32,
     /// Dynamic shared memory in bytes; 0 if the size depends on the call, see [`ranking`].
     pub shared_bytes: i32,
-    /// Blocks of a persistent kernel on one multiprocessor; the grid of other kernels is documented at the kernel.
+    /// Blocks of a persistent kernel on one multiprocessor, where so many fit; the grid of other kernels is documented at
+    /// the kernel.
     pub blocks_per_sm: i32,
     /// TMA descriptors (queries, keys, values) before the parameters, or 0.
     pub tensor_maps: i32,
+    /// 1 if the kernel may be scheduled while the kernel before it runs (programmatic dependent launch), or 0.
+    pub overlaps: i32,
 }
-const _: () = assert!(size_of::<LaunchInfo>() == 16);
+const _: () = assert!(size_of::<LaunchInfo>() == 20);
 
 impl LaunchInfo {
+    /// Thread blocks of a persistent kernel for so many items, if `fitting` blocks fit one multiprocessor. More blocks
+    /// than run at the same time would be slow: a late block begins with an item that should have been among the first.
+    pub fn persistent_blocks(&self, items: usize, multiprocessors: usize, fitting: usize) -> usize {
+        items.min(multiprocessors * (self.blocks_per_sm as usize).min(fitting))
+    }
+
     /// Decodes the bytes of the symbol.
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+    pub fn from_bytes(bytes: [u8; 20]) -> Self {
         let word = |i: usize| i32::from_ne_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]]);
-        Self { threads: word(0), shared_bytes: word(1), blocks_per_sm: word(2), tensor_maps: word(3) }
+        Self {
+            threads: word(0),
+            shared_bytes: word(1),
+            blocks_per_sm: word(2),
+            tensor_maps: word(3),
+            overlaps: word(4),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_persistent_kernel_has_no_more_blocks_than_run_at_once() {
+        let info = LaunchInfo { threads: 128, shared_bytes: 0, blocks_per_sm: 2, tensor_maps: 0, overlaps: 0 };
+        for (items, fitting, blocks) in [(1000, 4, 264), (1000, 2, 264), (1000, 1, 132), (200, 2, 200), (0, 2, 0)] {
+            assert_eq!(info.persistent_blocks(items, 132, fitting), blocks, "{items} items, {fitting} fit");
+        }
     }
 }

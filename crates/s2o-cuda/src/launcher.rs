@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::cuda_backend::{CudaDType, CudaDevice};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaStorage, Shape, Storage, Tensor};
-use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result};
+use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, sys};
 use s2o_kernels::params::Params;
 use s2o_kernels::{Function, HeadDim, Kernel};
 
@@ -162,7 +162,7 @@ impl Launcher {
         let blocks = match grid {
             Grid::Persistent { items } => {
                 check_i32("work items", items)?;
-                [items.min(self.library.multiprocessors * entry.info.blocks_per_sm as usize), 1, 1]
+                [entry.info.persistent_blocks(items, self.library.multiprocessors, entry.fitting), 1, 1]
             }
             Grid::Warps { rows } => [rows.div_ceil(threads / 32), 1, 1],
             Grid::Blocks(blocks) => blocks,
@@ -188,20 +188,30 @@ impl Launcher {
         };
         let mut arguments: Vec<*mut c_void> = maps.iter().map(|map| ptr::from_ref(map) as *mut c_void).collect();
         arguments.push(ptr::from_ref(params) as *mut c_void);
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: Default::default(),
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x as u32,
+            gridDimY: y as u32,
+            gridDimZ: z as u32,
+            blockDimX: threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes as u32,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut overlap,
+            numAttrs: entry.info.overlaps as u32,
+        };
         let mut launch = || {
-            // SAFETY: the driver copies the arguments before it returns: the tensor maps that the kernel takes, then
-            // its parameters. The caller guarantees that they fit the kernel.
-            unsafe {
-                result::launch_kernel(
-                    entry.function.cu_function(),
-                    (x as u32, y as u32, z as u32),
-                    (threads as u32, 1, 1),
-                    shared_bytes as u32,
-                    self.stream.cu_stream(),
-                    &mut arguments,
-                )
-            }
-            .doing("launching a kernel")
+            let function = entry.function.cu_function();
+            // SAFETY: the driver copies the configuration and the arguments before it returns: the tensor maps that the
+            // kernel takes, then its parameters. The caller guarantees that they fit the kernel.
+            unsafe { sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), ptr::null_mut()) }
+                .result()
+                .doing("launching a kernel")
         };
         match &self.stopwatch {
             Some(stopwatch) => stopwatch.time(function.kernel, &self.stream, launch),

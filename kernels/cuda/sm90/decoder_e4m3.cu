@@ -74,13 +74,13 @@ __device__ __forceinline__ void few_rows(const FewRowsParams& p) {
     float acc[OUTPUTS][ROWS] = {};
     const auto weights = static_cast<const uint8_t*>(p.weight) + int64_t(output) * p.width_in;
     const int vectors_in = p.width_in / VECTOR;
-#pragma unroll FEW_UNROLLED
-    for (int at = lane * WEIGHTS; at < p.width_in; at += FEW_STEP) {
-        uint4 packed[OUTPUTS];
+    auto load = [&](int at, uint4 (&packed)[OUTPUTS]) {
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
             packed[o] = __ldg(reinterpret_cast<const uint4*>(weights + int64_t(o) * p.width_in + at));
         }
+    };
+    auto multiply = [&](int at, const uint4 (&packed)[OUTPUTS]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float w[OUTPUTS][VECTOR];
@@ -100,6 +100,24 @@ __device__ __forceinline__ void few_rows(const FewRowsParams& p) {
                 }
             }
         }
+    };
+    const int first = lane * WEIGHTS;
+    // The weights do not depend on the kernel before, the rows do.
+    uint4 early[FEW_UNROLLED][OUTPUTS];
+#pragma unroll
+    for (int i = 0; i < FEW_UNROLLED; ++i) {
+        if (first + i * FEW_STEP < p.width_in) load(first + i * FEW_STEP, early[i]);
+    }
+    after_previous();
+#pragma unroll
+    for (int i = 0; i < FEW_UNROLLED; ++i) {
+        if (first + i * FEW_STEP < p.width_in) multiply(first + i * FEW_STEP, early[i]);
+    }
+#pragma unroll FEW_UNROLLED
+    for (int at = first + FEW_UNROLLED * FEW_STEP; at < p.width_in; at += FEW_STEP) {
+        uint4 packed[OUTPUTS];
+        load(at, packed);
+        multiply(at, packed);
     }
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
@@ -121,14 +139,20 @@ __device__ __forceinline__ void few_rows(const FewRowsParams& p) {
 
 #define S2O_E4M3_KERNEL(name, threads, max_threads, params, ...)                                              \
     extern "C" {                                                                                               \
-    __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0};                                           \
-    __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ s2o::params p) { __VA_ARGS__; } \
+    __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0, s2o::OVERLAPS};                            \
+    __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ s2o::params p) {                \
+        s2o::next_may_start();                                                                                 \
+        __VA_ARGS__;                                                                                           \
+    }                                                                                                          \
     }
 
 #define S2O_E4M3_KERNELS(suffix, T)                                                                                   \
-    S2O_E4M3_KERNEL(s2o_rms_norm_e4m3_##suffix, 0, s2o::ROW_THREADS, NormParams, s2o::rms_norm_e4m3<T>(p))             \
-    S2O_E4M3_KERNEL(s2o_silu_mul_e4m3_##suffix, 0, s2o::ROW_THREADS, SiluParams, s2o::silu_mul_e4m3<T>(p))             \
-    S2O_E4M3_KERNEL(s2o_quantise_##suffix, 0, s2o::ROW_THREADS, QuantiseParams, s2o::quantise<T>(p))                   \
+    S2O_E4M3_KERNEL(s2o_rms_norm_e4m3_##suffix, 0, s2o::ROW_THREADS, NormParams,                                       \
+                    s2o::after_previous(); s2o::rms_norm_e4m3<T>(p))                                                   \
+    S2O_E4M3_KERNEL(s2o_silu_mul_e4m3_##suffix, 0, s2o::ROW_THREADS, SiluParams,                                       \
+                    s2o::after_previous(); s2o::silu_mul_e4m3<T>(p))                                                   \
+    S2O_E4M3_KERNEL(s2o_quantise_##suffix, 0, s2o::ROW_THREADS, QuantiseParams,                                         \
+                    s2o::after_previous(); s2o::quantise<T>(p))                                                        \
     S2O_E4M3_KERNEL(s2o_few_rows_e4m3_##suffix, s2o::FEW_THREADS, s2o::FEW_THREADS, FewRowsParams,                     \
                     if (p.rows == 1) s2o::few_rows<T, 1>(p); else s2o::few_rows<T, s2o::FEW_ROWS>(p))
 
