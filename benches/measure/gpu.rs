@@ -26,7 +26,7 @@ impl Gpu {
 
     /// The GPU of a rank.
     pub fn of_rank(rank: usize) -> Result<Self> {
-        let device = s2o_models::gpu_of_rank(rank)?;
+        let device = s2o_models::gpu(rank)?;
         let stream = device.as_cuda_device()?.cuda_stream();
         Ok(Self { device, stream })
     }

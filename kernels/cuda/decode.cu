@@ -84,8 +84,7 @@ public:
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(s2o::DECODE_THREADS, s2o::DECODE_BLOCKS_PER_SM)             \
         name(const __grid_constant__ s2o::SplitParams p) {                                                   \
-        s2o::next_may_start();                                                                               \
-        s2o::after_previous();                                                                               \
+        s2o::overlap();                                                                                      \
         s2o::decode<T, HEAD_DIM, s2o::DecodeRing<HEAD_DIM>>(p);                                                \
     }
 

@@ -148,8 +148,7 @@ __device__ __forceinline__ void rotation_table(const RotationParams& p) {
     extern "C" {                                                                                                  \
     __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0, s2o::OVERLAPS};                                \
     __global__ void __launch_bounds__(max_threads, min_blocks) name(const __grid_constant__ s2o::params p) {      \
-        s2o::next_may_start();                                                                                    \
-        s2o::after_previous();                                                                                    \
+        s2o::overlap();                                                                                           \
         __VA_ARGS__;                                                                                              \
     }                                                                                                             \
     }

@@ -115,8 +115,9 @@ __device__ __forceinline__ void load_int8(const Int8Params& p) {
 
 #define S2O_INT8_KERNEL(name, ...)                                                                                   \
     extern "C" {                                                                                                     \
-    __constant__ s2o::LaunchInfo name##_launch = {s2o::INT8_THREADS, 0, 0, 0};                                       \
+    __constant__ s2o::LaunchInfo name##_launch = {s2o::INT8_THREADS, 0, 0, 0, s2o::OVERLAPS};                        \
     __global__ void __launch_bounds__(s2o::INT8_THREADS) name(const __grid_constant__ s2o::Int8Params p) {           \
+        s2o::overlap();                                                                                              \
         __VA_ARGS__;                                                                                                 \
     }                                                                                                                \
     }

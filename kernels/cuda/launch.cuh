@@ -15,8 +15,8 @@ static_assert(sizeof(LaunchInfo) == 20, "mirrored on the host");
 
 // Programmatic dependent launch, which hides the launch of short kernels. A kernel with OVERLAPS may be scheduled while the
 // kernel before it still runs. So it calls `after_previous` before it touches memory that another kernel writes, or writes
-// itself; all earlier kernels have then ended. `next_may_start` allows the same to the kernel after it. GPUs before
-// compute capability 9.0 have neither.
+// itself; all earlier kernels have then ended. `next_may_start` allows the same to the kernel after it; `overlap` is both.
+// GPUs before compute capability 9.0 have neither.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr int32_t OVERLAPS = 1;
 __device__ __forceinline__ void after_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -26,5 +26,9 @@ constexpr int32_t OVERLAPS = 0;
 __device__ __forceinline__ void after_previous() {}
 __device__ __forceinline__ void next_may_start() {}
 #endif
+__device__ __forceinline__ void overlap() {
+    next_may_start();
+    after_previous();
+}
 
 }  // namespace s2o

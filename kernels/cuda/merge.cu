@@ -76,8 +76,7 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
     extern "C" { __constant__ s2o::LaunchInfo name##_launch = {s2o::MERGE_THREADS, 0, 0, 0, s2o::OVERLAPS}; } \
     extern "C" __global__ void __launch_bounds__(s2o::MERGE_THREADS)                             \
         name(const __grid_constant__ s2o::SplitParams p) {                                       \
-        s2o::next_may_start();                                                                   \
-        s2o::after_previous();                                                                   \
+        s2o::overlap();                                                                          \
         s2o::merge_row<T>(p);                                                                    \
     }
 

@@ -4,22 +4,15 @@ use candle_core::{Device, Error};
 
 use crate::error::{ModelError, Result};
 
-/// GPU number `ordinal` of this machine.
+/// GPU number `ordinal` of this machine, with one stream of its own. So a model can be loaded, used and dropped by
+/// different threads, and NCCL can use the stream. `Device::new_cuda` has a stream for each thread instead, and nothing
+/// orders the work of one thread after that of another. All work must come from this device and its clones.
 ///
 /// # Errors
 /// [`ModelError::NoGpu`] if this build lacks the feature `cuda`, or the driver fails or has no such GPU.
 pub fn gpu(ordinal: usize) -> Result<Device> {
-    Device::new_cuda(ordinal).map_err(|error| no_gpu(ordinal, &error))
-}
-
-/// GPU number `ordinal`, with a stream of its own: what a rank that communicates by NCCL needs. All work must come from
-/// this device and its clones.
-///
-/// # Errors
-/// As [`gpu`].
-#[cfg(feature = "cuda")]
-pub fn gpu_of_rank(ordinal: usize) -> Result<Device> {
     let device = Device::new_cuda_with_stream(ordinal).map_err(|error| no_gpu(ordinal, &error))?;
+    #[cfg(feature = "cuda")]
     if let Device::Cuda(cuda) = &device {
         // SAFETY: all memory of the device is used on its one stream, so no stream has to wait for another.
         unsafe { cuda.disable_event_tracking() };

@@ -51,7 +51,7 @@ pub use config::{Architecture, DecoderConfig};
 pub use decoder::{Decoder, DecoderOptions};
 pub use device::gpu;
 #[cfg(feature = "cuda")]
-pub use device::{gpu_count, gpu_of_rank};
+pub use device::gpu_count;
 pub use device_memory::{DeviceMemory, is_out_of_memory};
 pub use error::{HubFile, ModelError, Result};
 

@@ -105,6 +105,7 @@ pub fn cases(runner: &mut Runner) {
         let run = || logits(&decoder, 1, 1037, &Dense, Chunk::Tokens(512)).map(|logits| values(&logits));
         assert!(run() == run());
     });
+    runner.case("decoder loaded, used and dropped by several threads", |_| threads());
     runner.case("decoder auto chunks are whole segments", |runner| {
         let decoder = load(&llama(), DType::BF16, &runner.device);
         let chunk = decoder.chunk_tokens(Chunk::Auto, 1).unwrap().unwrap();
@@ -123,6 +124,36 @@ pub fn cases(runner: &mut Runner) {
         }
     });
     runner.case("decoder needle-11m", |runner| needle(&runner.device));
+}
+
+/// Each step is enqueued by a thread of its own while the GPU is still busy with the step before.
+fn threads() {
+    let device = s2o_models::gpu(0).unwrap();
+    let len = 3000;
+    let run = |in_threads: bool| {
+        fn step<T: Send>(in_thread: bool, work: impl FnOnce() -> T + Send) -> T {
+            if in_thread { std::thread::scope(|scope| scope.spawn(work).join().unwrap()) } else { work() }
+        }
+        let decoder = step(in_threads, || load(&llama(), DType::BF16, &device));
+        let tokens = step(in_threads, || tokens(2, len, &device));
+        let mut cache = step(in_threads, || decoder.new_cache(2, len + 3).unwrap());
+        let prefilled = step(in_threads, || {
+            let options = PrefillOptions::new().chunk(Chunk::Tokens(512)).num_logits(40);
+            decoder.prefill(&tokens, &mut cache, &Dense, options).unwrap().logits
+        });
+        let decoded: Vec<Tensor> =
+            (0..3).map(|id| step(in_threads, || decoder.decode_ids(&[id, id + 1], &mut cache).unwrap())).collect();
+        step(in_threads, move || drop((decoder, tokens, cache)));
+        // Memory that was freed too early is likely to be taken and overwritten by this.
+        let other = step(in_threads, || Tensor::full(1.0f32, (64, 1 << 20), &device).unwrap());
+        let logits = [prefilled, Tensor::stack(&decoded, 1).unwrap()].map(|logits| values(&logits));
+        drop(other);
+        logits
+    };
+    let want = run(false);
+    for _ in 0..10 {
+        assert!(run(true) == want);
+    }
 }
 
 fn needle(device: &Device) {

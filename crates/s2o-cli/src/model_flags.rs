@@ -186,7 +186,7 @@ impl LoadFlags {
     pub fn device(&self) -> Result<Device> {
         match self.device_name() {
             DeviceName::Cpu => Ok(Device::Cpu),
-            DeviceName::Cuda(number) => open_gpu(number, false),
+            DeviceName::Cuda(number) => open_gpu(number),
         }
     }
 
@@ -215,7 +215,7 @@ impl LoadFlags {
     fn device_of_rank(&self, ranks: &Ranks) -> Result<Device> {
         match (self.device_name(), ranks.gpu()) {
             (DeviceName::Cpu, _) => Ok(Device::Cpu),
-            (DeviceName::Cuda(number), gpu) => open_gpu(gpu.unwrap_or(number), true),
+            (DeviceName::Cuda(number), gpu) => open_gpu(gpu.unwrap_or(number)),
         }
     }
 
@@ -324,16 +324,11 @@ impl FromStr for DeviceName {
     }
 }
 
-fn open_gpu(number: usize, is_rank: bool) -> Result<Device> {
-    let device = match is_rank {
-        _ if cfg!(not(feature = "cuda")) => {
-            bail!("--device cuda: expected a build for GPUs, got one without; build with --features cuda")
-        }
-        #[cfg(feature = "cuda")]
-        true => s2o_models::gpu_of_rank(number),
-        _ => s2o_models::gpu(number),
-    };
-    device.with_context(|| format!("--device cuda:{number}"))
+fn open_gpu(number: usize) -> Result<Device> {
+    if cfg!(not(feature = "cuda")) {
+        bail!("--device cuda: expected a build for GPUs, got one without; build with --features cuda")
+    }
+    s2o_models::gpu(number).with_context(|| format!("--device cuda:{number}"))
 }
 
 /// Name, shape and precision on one line.
