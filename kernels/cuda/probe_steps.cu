@@ -385,12 +385,9 @@ __device__ __forceinline__ void probe_outputs(const ProbeParams& p) {
 
 }  // namespace s2o
 
-#define S2O_PROBE_KERNEL(name, threads, body)                                                              \
-    extern "C" { __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0, s2o::OVERLAPS}; }          \
-    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ s2o::ProbeParams p) { \
-        s2o::overlap();                                                                                     \
-        body(p);                                                                                            \
-    }
+#define S2O_PROBE_KERNEL(name, threads, body)                                         \
+    extern "C" { __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0}; } \
+    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ s2o::ProbeParams p) { body(p); }
 
 #define S2O_PROBE_KERNELS(suffix, ...)                                                                    \
     S2O_PROBE_KERNEL(s2o_probe_choice_##suffix, s2o::PROBE_THREADS, (s2o::probe_choice<__VA_ARGS__>))    \

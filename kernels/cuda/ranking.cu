@@ -8,9 +8,8 @@
 // A LaunchInfo with 0 shared bytes leaves the size to the launch.
 #define S2O_RANKING_KERNEL(name, threads, min_blocks, shared_bytes, ...)                                      \
     extern "C" {                                                                                              \
-    __constant__ s2o::LaunchInfo name##_launch = {threads, shared_bytes, 0, 0, s2o::OVERLAPS};                \
+    __constant__ s2o::LaunchInfo name##_launch = {threads, shared_bytes, 0, 0};                               \
     __global__ void __launch_bounds__(threads, min_blocks) name(const __grid_constant__ s2o::RankingParams p) { \
-        s2o::overlap();                                                                                       \
         __VA_ARGS__;                                                                                          \
     }                                                                                                         \
     }

@@ -102,7 +102,6 @@ template <class X>
 __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtensorMap& map_k, const CUtensorMap& map_v,
                                           const typename X::Params& p) {
     extern __shared__ char raw[];
-    next_may_start();
     const SharedLayout<X> shared(raw);
     auto* control = shared.control;
     if (threadIdx.x == 0) {
@@ -121,7 +120,6 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         fence_proxy_async();
     }
-    after_previous();
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         registers_decrease<PRODUCER_REGISTERS>();
