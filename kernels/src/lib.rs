@@ -45,8 +45,9 @@ const _: () = assert!(size_of::<LaunchInfo>() == 20);
 impl LaunchInfo {
     /// Thread blocks of a persistent kernel for so many items, if `fitting` blocks fit one multiprocessor. More blocks
     /// than run at the same time would be slow: a late block begins with an item that should have been among the first.
+    /// If none fits, the driver must refuse the launch, so there is one.
     pub fn persistent_blocks(&self, items: usize, multiprocessors: usize, fitting: usize) -> usize {
-        items.min(multiprocessors * (self.blocks_per_sm as usize).min(fitting))
+        items.min(multiprocessors * (self.blocks_per_sm as usize).min(fitting.max(1)))
     }
 
     /// Decodes the bytes of the symbol.
@@ -69,7 +70,9 @@ mod tests {
     #[test]
     fn a_persistent_kernel_has_no_more_blocks_than_run_at_once() {
         let info = LaunchInfo { threads: 128, shared_bytes: 0, blocks_per_sm: 2, tensor_maps: 0, overlaps: 0 };
-        for (items, fitting, blocks) in [(1000, 4, 264), (1000, 2, 264), (1000, 1, 132), (200, 2, 200), (0, 2, 0)] {
+        for (items, fitting, blocks) in
+            [(1000, 4, 264), (1000, 2, 264), (1000, 1, 132), (1000, 0, 132), (200, 2, 200), (0, 2, 0)]
+        {
             assert_eq!(info.persistent_blocks(items, 132, fitting), blocks, "{items} items, {fitting} fit");
         }
     }

@@ -50,13 +50,14 @@ impl Library {
     /// [`CommError::NoNccl`] if it is not installed or too old.
     pub(super) fn get() -> Result<&'static Self> {
         static LIBRARY: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
-        let library = LIBRARY.get_or_init(Self::load);
+        let library = LIBRARY.get_or_init(|| Self::load(&NAMES));
         library.as_ref().map_err(|reason| CommError::NoNccl { reason: reason.clone() })
     }
 
-    fn load() -> std::result::Result<Self, String> {
+    /// The first library of these names that is there.
+    fn load(names: &[&str]) -> std::result::Result<Self, String> {
         let mut reasons = Vec::new();
-        for name in NAMES {
+        for name in names {
             // SAFETY: NCCL's initialisers have no requirements.
             match unsafe { Loaded::new(name) } {
                 Ok(loaded) => return Self::bind(loaded),
@@ -101,5 +102,26 @@ impl Library {
         // SAFETY: NCCL returns a static string for every number.
         let reason = unsafe { CStr::from_ptr((self.get_error_string)(status)) }.to_string_lossy().into_owned();
         Err(CommError::Nccl { doing, reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_nccl_the_error_says_what_to_install() {
+        let reason = Library::load(&["libabsent.so.2", "libabsent.so"]).err().unwrap();
+        assert!(reason.contains("libabsent.so.2: ") && reason.contains("; libabsent.so: "), "{reason}");
+        let error = CommError::NoNccl { reason }.to_string();
+        assert!(error.starts_with("NCCL: libabsent.so.2: ") && error.contains("libnccl2"), "{error}");
+        assert!(error.contains("nvidia-nccl") && error.ends_with("LD_LIBRARY_PATH"), "{error}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn another_library_of_that_name_is_refused() {
+        let reason = Library::load(&["libabsent.so", "libc.so.6"]).err().unwrap();
+        assert!(reason.contains("ncclGetVersion"), "{reason}");
     }
 }
