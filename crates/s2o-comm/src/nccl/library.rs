@@ -57,11 +57,11 @@ impl Library {
     /// The first library of these names that is there.
     fn load(names: &[&str]) -> std::result::Result<Self, String> {
         let mut reasons = Vec::new();
-        for name in names {
+        for &name in names {
             // SAFETY: NCCL's initialisers have no requirements.
             match unsafe { Loaded::new(name) } {
                 Ok(loaded) => return Self::bind(loaded),
-                Err(error) => reasons.push(error.to_string()),
+                Err(error) => reasons.push(words(&error)),
             }
         }
         Err(reasons.join("; "))
@@ -70,7 +70,7 @@ impl Library {
     fn bind(loaded: Loaded) -> std::result::Result<Self, String> {
         fn function<T: Copy>(loaded: &Loaded, name: &str) -> std::result::Result<T, String> {
             // SAFETY: the types above are those of NCCL's header; they have not changed since version 2.7.
-            unsafe { loaded.get::<T>(name.as_bytes()) }.map(|function| *function).map_err(|error| error.to_string())
+            unsafe { loaded.get::<T>(name.as_bytes()) }.map(|function| *function).map_err(|error| words(&error))
         }
         let get_version: unsafe extern "C" fn(*mut c_int) -> Status = function(&loaded, "ncclGetVersion")?;
         let mut version = 0;
@@ -103,6 +103,11 @@ impl Library {
         let reason = unsafe { CStr::from_ptr((self.get_error_string)(status)) }.to_string_lossy().into_owned();
         Err(CommError::Nccl { doing, reason })
     }
+}
+
+/// What the system says, for example which file it did not find. `libloading` itself says only which call failed.
+fn words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 #[cfg(test)]
