@@ -228,7 +228,7 @@ mod tests {
             (&format!(r#"{{"version":1,{tuned_on},"layers":[]}}"#), "expected at least one layer, got none"),
             (
                 &format!(r#"{{"version":1,{tuned_on},"layers":["dense",{{"tau":1.5}}]}}"#),
-                "settings of layer 1: tau: expected `auto` or a number in [0, 1), got 1.5",
+                "settings of layer 1: tau: expected a number in [0, 1), got 1.5",
             ),
             (r#"{"version":1,"layers":["dense"]}"#, "missing field `tuned_on`"),
         ] {

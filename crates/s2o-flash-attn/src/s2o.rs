@@ -258,8 +258,8 @@ mod tests {
         for (name, value, words) in [
             ("S2O_TAU", "x", "S2O_TAU: tau: expected `auto` or a number in [0, 1), got \"x\""),
             ("S2O_TAU", "", "S2O_TAU: tau: expected `auto` or a number in [0, 1), got \"\""),
-            ("S2O_TAU", "1.5", "S2O_TAU: tau: expected `auto` or a number in [0, 1), got 1.5"),
-            ("S2O_TAU", "NaN", "S2O_TAU: tau: expected `auto` or a number in [0, 1), got NaN"),
+            ("S2O_TAU", "1.5", "S2O_TAU: tau: expected a number in [0, 1), got 1.5"),
+            ("S2O_TAU", "NaN", "S2O_TAU: tau: expected a number in [0, 1), got NaN"),
             ("S2O_SEGMENT", "-1", "S2O_SEGMENT: segment: expected `auto` or a number of tokens, got \"-1\""),
             ("S2O_SEGMENT", "100", "S2O_SEGMENT: segment: expected a positive multiple of tile-q = 128, got 100"),
             ("S2O_DENSE_BELOW", "", "S2O_DENSE_BELOW: dense-below: expected `auto` or a number of tokens, got \"\""),
@@ -275,10 +275,7 @@ mod tests {
             assert_eq!(error, format!("environment variable {words}"));
         }
         let error = read(&[("S2O_TAU", "2"), ("S2O_SEGMENT", "256")]).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "environment variable S2O_TAU, S2O_SEGMENT: tau: expected `auto` or a number in [0, 1), got 2"
-        );
+        assert_eq!(error, "environment variable S2O_TAU, S2O_SEGMENT: tau: expected a number in [0, 1), got 2");
         assert!(read(&[("S2O_OFF", "1"), ("S2O_TAU", "x")]).is_err());
     }
 }

@@ -228,7 +228,7 @@ fn the_environment_is_the_first_policy() {
 
 #[test]
 fn a_bad_environment_is_an_error_of_every_causal_call_until_a_policy_is_set() {
-    let words = "<environment variable S2O_TAU: tau: expected `auto` or a number in [0, 1), got 2>";
+    let words = "<environment variable S2O_TAU: tau: expected a number in [0, 1), got 2>";
     in_child(&[("S2O_TAU", "2")], words);
     let words = "<environment variable S2O_LAYERS: no-such-file: ";
     in_child(&[("S2O_LAYERS", "no-such-file")], words);

@@ -85,7 +85,7 @@ fn what_cannot_be_is_refused() {
     let cases: &[(&[&str], &str)] = &[
         (&["matched-density", "--densities", "0.5,1.5"], "expected numbers above 0 and below 1, got 1.5"),
         (&["matched-density", "--densities", "-1"], "--densities: expected numbers above 0 and below 1, got -1"),
-        (&["time-split", "--methods", "s2o:tau=2"], "tau: expected `auto` or a number in [0, 1), got 2"),
+        (&["time-split", "--methods", "s2o:tau=2"], "tau: expected a number in [0, 1), got 2"),
         (&["tau-and-segment", "--segments", "100"], "segment: expected a positive multiple of tile-q = 128"),
         (&["matched-speed", "--method", "sliding-window:window=0"], "expected at least 1 token, got 0"),
         (&["heads", "--layers", "10", "--context", "100"], "error: --layers: expected layers 0 to 9, got 10"),

@@ -167,8 +167,8 @@ fn sampling_follows_its_seed() {
 #[test]
 fn wrong_options_say_expected_and_got() {
     let cases: &[(&[&str], &str)] = &[
-        (&["--tau", "1.5"], "error: --tau: expected `auto` or a number in [0, 1), got 1.5"),
-        (&["--tau", "-1"], "error: --tau: expected `auto` or a number in [0, 1), got -1"),
+        (&["--tau", "1.5"], "error: --tau: expected a number in [0, 1), got 1.5"),
+        (&["--tau", "-1"], "error: --tau: expected a number in [0, 1), got -1"),
         (&["--segment", "100"], "error: --segment: expected a positive multiple of tile-q = 128, got 100"),
         (&["--preset", "paper", "--tile-k", "0"], "error: --tile-k: expected 1 to 1024, got 0"),
         (&["--probe-stride", "0"], "error: --probe-stride: expected a positive number of tokens, got 0; `off`"),

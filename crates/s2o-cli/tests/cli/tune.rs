@@ -76,7 +76,7 @@ fn settings_that_do_not_fit_are_refused() {
         ),
         (&["--max-rel-l1", "0.1", "--save", text(&inside)], "--save: expected a file in a directory that exists"),
         (&["--max-rel-l1", "0.1", "--tau", "0.1"], "--tau: expected none of the flags that tuning decides"),
-        (&["--max-rel-l1", "0.1", "--taus", "1"], "tau: expected `auto` or a number in [0, 1), got 1"),
+        (&["--max-rel-l1", "0.1", "--taus", "1"], "tau: expected a number in [0, 1), got 1"),
         (&["--max-rel-l1", "0.1", "--lengths", "500"], "expected at least 2048 tokens"),
         (&["--max-rel-l1", "0.1", "--prompt-file", "none"], "cannot read none"),
     ];

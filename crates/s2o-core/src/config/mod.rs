@@ -24,7 +24,7 @@ pub enum ConfigError {
     #[error("{name}: {reason}")]
     Value { name: &'static str, reason: ValueError },
     /// `tau` is a share of the softmax mass so far, so it must be in `[0, 1)`. 0 never stops.
-    #[error("tau: expected `auto` or a number in [0, 1), got {got}")]
+    #[error("tau: expected a number in [0, 1), got {got}")]
     Tau { got: f32 },
     /// A tile must hold 1 to 1024 queries or keys.
     #[error("{name}: expected 1 to 1024, got {got}")]

@@ -302,7 +302,7 @@ mod tests {
     fn numbers_out_of_range_are_refused_when_built() {
         let refused = |name, text| S2oConfig::builder().set(name, text).unwrap().build().unwrap_err().to_string();
         for got in ["-1", "1", "1.5", "NaN", "inf"] {
-            assert_eq!(refused("tau", got), format!("tau: expected `auto` or a number in [0, 1), got {got}"));
+            assert_eq!(refused("tau", got), format!("tau: expected a number in [0, 1), got {got}"));
         }
         assert_eq!(refused("tile-k", "0"), "tile-k: expected 1 to 1024, got 0");
         assert_eq!(refused("tile-q", "1025"), "tile-q: expected 1 to 1024, got 1025");
