@@ -19,14 +19,15 @@ pub struct Gpu {
 
 impl Gpu {
     pub fn new() -> Result<Self> {
-        let device = Device::new_cuda(0)?;
-        let stream = device.as_cuda_device()?.cuda_stream();
-        Ok(Self { device, stream })
+        Self::of(Device::new_cuda(0)?)
     }
 
     /// The GPU of a rank.
     pub fn of_rank(rank: usize) -> Result<Self> {
-        let device = s2o_models::gpu(rank)?;
+        Self::of(s2o_models::gpu(rank)?)
+    }
+
+    fn of(device: Device) -> Result<Self> {
         let stream = device.as_cuda_device()?.cuda_stream();
         Ok(Self { device, stream })
     }

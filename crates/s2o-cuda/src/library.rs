@@ -36,7 +36,7 @@ pub(crate) struct Entry {
     pub(crate) info: LaunchInfo,
     /// Largest dynamic shared memory of a launch, in bytes.
     pub(crate) shared_limit: usize,
-    /// Blocks that fit one multiprocessor. 0 if their size depends on the call; no such kernel is persistent.
+    /// Blocks of a persistent kernel that fit one multiprocessor; 0 for other kernels.
     pub(crate) fitting: usize,
 }
 
@@ -139,10 +139,10 @@ fn entry_of(module: &Arc<CudaModule>, function: Function, stream: &Arc<CudaStrea
     };
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     kernel.set_attribute(attribute, shared_limit).doing("allowing a kernel its shared memory")?;
-    let fitting = match info.threads {
+    let fitting = match info.blocks_per_sm {
         0 => 0,
-        threads => kernel
-            .occupancy_max_active_blocks_per_multiprocessor(threads as u32, info.shared_bytes as usize, None)
+        _ => kernel
+            .occupancy_max_active_blocks_per_multiprocessor(info.threads as u32, info.shared_bytes as usize, None)
             .doing("asking how many blocks of a kernel fit")?,
     };
     Ok(Entry { function: kernel, info, shared_limit: shared_limit as usize, fitting: fitting as usize })

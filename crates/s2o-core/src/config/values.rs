@@ -232,7 +232,7 @@ impl Tau {
         const K: usize = 1024;
         match self {
             Self::Fixed(tau) => tau,
-            Self::Auto if (12 * K..=96 * K).contains(&prompt_len) => 0.01,
+            Self::Auto if (ProbeStride::PAYS_FROM..=96 * K).contains(&prompt_len) => 0.01,
             Self::Auto => 0.02,
         }
     }
