@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::fused::{self, Heads, Linear, QkNorm, Rotation, Rows, Stacked, StackedLinear};
 use crate::kv_cache::KvCache;
 use crate::layers::{Shared, Weights};
+use crate::matrix::Matrix;
 use crate::parallel::{Mode, Parallel, Shards};
 #[cfg(feature = "cuda")]
 use {
@@ -53,16 +54,18 @@ impl SelfAttention {
     ) -> Result<Self> {
         let &DecoderConfig { num_heads, num_kv_heads, head_dim, hidden_size, attention_bias: bias, .. } = config;
         let (q_size, kv_size) = (num_heads * head_dim, num_kv_heads * head_dim);
-        let projection = |name: &str, size: usize| weights.pp(name).linear(hidden_size, size, bias);
+        let projection = |name: &str, size: usize| weights.matrix(name, hidden_size, size, bias);
         let norm = |name: &str| weights.pp(name).tensor(&[head_dim], "weight");
         let qk_norm = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
-        let (q, k, v) = (projection("q_proj", q_size)?, projection("k_proj", kv_size)?, projection("v_proj", kv_size)?);
+        let (q, k, v) = (projection("q_proj", q_size), projection("k_proj", kv_size), projection("v_proj", kv_size));
         let precision = weights.linear_precision();
         let (qkv, qkv_by_rank) = match parallel {
-            None => (StackedLinear::new(vec![q, k, v])?.in_precision(precision)?, Vec::new()),
+            None => {
+                (StackedLinear::new(vec![q.whole()?, k.whole()?, v.whole()?])?.in_precision(precision)?, Vec::new())
+            }
             Some(parallel) => {
                 let of_rank = |rank: usize| -> Result<_> {
-                    let part = |x: &Linear, size| x.outputs(parallel.part_of(rank, size));
+                    let part = |x: &Matrix, size| x.outputs(parallel.part_of(rank, size));
                     let parts = vec![part(&q, q_size)?, part(&k, kv_size)?, part(&v, kv_size)?];
                     Ok(StackedLinear::new(parts)?.in_precision(precision)?)
                 };
@@ -76,14 +79,14 @@ impl SelfAttention {
                 }
             }
         };
-        let o_proj = weights.pp("o_proj").linear(q_size, hidden_size, bias)?;
+        let o_proj = weights.matrix("o_proj", q_size, hidden_size, bias);
         let ranks = parallel.map_or(1, Parallel::world_size);
         Ok(Self {
             qkv,
             qkv_by_rank,
             o_proj: Shared::new(
                 parallel,
-                || Ok(o_proj.clone().in_precision(precision)?),
+                || Ok(o_proj.whole()?.in_precision(precision)?),
                 |parallel| Ok(o_proj.inputs(parallel.own(q_size))?.in_precision(precision)?),
             )?,
             qk_norm,

@@ -1,15 +1,18 @@
 //! Linear layers, norms and the gated MLP from weights, with typed errors for missing tensors and wrong shapes.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::quantized::QTensor;
+use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder};
 
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
 use crate::fused::{self, Linear, LinearPrecision, Rows, StackedLinear};
+use crate::matrix::{Matrix, read_part};
 use crate::parallel::{Mode, Parallel};
 
 /// Matrices that stay quantised, by Hugging Face name.
@@ -21,11 +24,23 @@ pub(crate) struct Weights<'v> {
     tensors: VarBuilder<'v>,
     quantised: &'v Quantised,
     linear: LinearPrecision,
+    /// The files of `tensors`, if ranks read parts of them.
+    files: Option<&'v MmapedSafetensors>,
 }
 
 impl<'v> Weights<'v> {
     pub(crate) fn new(tensors: VarBuilder<'v>, quantised: &'v Quantised, linear: LinearPrecision) -> Self {
-        Self { tensors, quantised, linear }
+        Self { tensors, quantised, linear, files: None }
+    }
+
+    /// Weights of which ranks read only their parts; `files` has all tensors.
+    pub(crate) fn with_files(self, files: Option<&'v MmapedSafetensors>) -> Self {
+        Self { files, ..self }
+    }
+
+    /// Whether [`Self::part`] may be called.
+    pub(crate) fn has_files(&self) -> bool {
+        self.files.is_some()
     }
 
     pub(crate) fn pp(&self, prefix: impl ToString) -> Self {
@@ -48,6 +63,19 @@ impl<'v> Weights<'v> {
     pub(crate) fn tensor(&self, shape: &[usize], name: &str) -> Result<Tensor> {
         let error = |error| ModelError::from_tensor_read(&format!("{}.{name}", self.tensors.prefix()), error);
         self.tensors.get(shape, name).map_err(error)
+    }
+
+    /// The part `range` of dimension `dim` of a tensor of this shape. Only from files.
+    pub(crate) fn part(&self, shape: &[usize], name: &str, dim: usize, range: Range<usize>) -> Result<Tensor> {
+        let path = format!("{}.{name}", self.tensors.prefix());
+        let files = self.files.ok_or_else(|| candle_core::Error::Msg(format!("{path}: expected weights in files")))?;
+        read_part(files, &path, shape, dim, range, self.dtype(), self.device())
+            .map_err(|error| ModelError::from_tensor_read(&path, error))
+    }
+
+    /// The linear layer under a name, to be read later.
+    pub(crate) fn matrix(&self, name: &str, size_in: usize, size_out: usize, bias: bool) -> Matrix<'v> {
+        Matrix::new(self.pp(name), size_in, size_out, bias)
     }
 
     /// The matrix `weight` `(size_out, size_in)`, and a bias if there is one.
@@ -211,9 +239,9 @@ pub(crate) struct Mlp {
 impl Mlp {
     pub(crate) fn load(config: &DecoderConfig, weights: &Weights, parallel: Option<&Parallel>) -> Result<Shared<Self>> {
         let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
-        let projection = |name: &str| weights.pp(name).linear(hidden, inner, bias);
-        let (gate, up) = (projection("gate_proj")?, projection("up_proj")?);
-        let down = weights.pp("down_proj").linear(inner, hidden, bias)?;
+        let projection = |name: &str| weights.matrix(name, hidden, inner, bias);
+        let (gate, up) = (projection("gate_proj"), projection("up_proj"));
+        let down = weights.matrix("down_proj", inner, hidden, bias);
         let rows_at_a_time = if weights.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { ROWS_ON_GPU };
         let precision = weights.linear_precision();
         let new = |gate, up, down: Linear| {
@@ -224,7 +252,7 @@ impl Mlp {
             let own = parallel.own(inner);
             new(gate.outputs(own.clone())?, up.outputs(own.clone())?, down.inputs(own)?)
         };
-        Shared::new(parallel, || new(gate.clone(), up.clone(), down.clone()), part)
+        Shared::new(parallel, || new(gate.whole()?, up.whole()?, down.whole()?), part)
     }
 
     /// Whether so many inputs may be quantised by the step that computes them.

@@ -35,6 +35,7 @@ pub mod fused;
 pub mod generation;
 pub mod kv_cache;
 mod layers;
+mod matrix;
 pub mod model;
 pub mod parallel;
 pub mod passkey;

@@ -87,6 +87,25 @@ fn logits_are_those_of_one_rank() {
 }
 
 #[test]
+fn parts_of_files_give_the_results_of_whole_tensors() {
+    for json in models() {
+        let directory = tempfile::tempdir().unwrap();
+        write_sharded(directory.path(), &json, &weights(&json, 7));
+        for (mode, count) in [(Mode::Sequence, 2), (Mode::Tensor, 2), (Mode::Tensor, 4)] {
+            run(count, |group| {
+                let parallel = Parallel::new(mode, Arc::new(Tcp::new(Arc::clone(&group))));
+                let options = LoadOptions { parallel: Some(parallel), ..LoadOptions::default() };
+                let model = ModelSource::Directory(directory.path().to_owned()).load(&options, None).unwrap();
+                let got = results(&model.decoder, 1, &s2o());
+                let expected = results(&load(&json, mode, group).unwrap(), 1, &s2o());
+                assert_eq!(values(&got[0]), values(&expected[0]), "{mode}, {count} ranks");
+                assert_eq!(values(&got[1]), values(&expected[1]), "{mode}, {count} ranks");
+            });
+        }
+    }
+}
+
+#[test]
 fn every_rank_attends_with_whole_heads_to_all_tokens() {
     let json = &models()[0];
     let one = s2o();

@@ -44,7 +44,7 @@ pub(super) fn open(path: &Path, dtype: DType, options: &LoadOptions) -> Result<P
         None => gguf_tokenizer::build(source.content)?,
     };
     let vb = VarBuilder::from_tensors(tensors, dtype, &options.device);
-    Ok(Parts { config, vb, quantised, tokenizer, eos_ids })
+    Ok(Parts { config, vb, quantised, files: None, tokenizer, eos_ids })
 }
 
 /// Whether weights of this type are blocks that Candle multiplies on all devices.

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 use tokenizers::Tokenizer;
@@ -170,6 +171,7 @@ impl ModelSource {
                 config: DecoderConfig::from_json(s2o_needle_11m::CONFIG, EMBEDDED)?,
                 vb: VarBuilder::from_buffered_safetensors(s2o_needle_11m::safetensors(), dtype, &options.device)?,
                 quantised: Quantised::new(),
+                files: None,
                 tokenizer: match &options.tokenizer {
                     Some(path) => read_tokenizer(path)?,
                     None => Tokenizer::from_str(s2o_needle_11m::TOKENIZER).map_err(ModelError::tokenizer)?,
@@ -184,7 +186,7 @@ impl ModelSource {
             }
             Self::Synthetic(synthetic) => synthetic.open(dtype, &options.device)?,
         };
-        let weights = Weights::new(parts.vb, &parts.quantised, options.linear);
+        let weights = Weights::new(parts.vb, &parts.quantised, options.linear).with_files(parts.files.as_ref());
         let decoder = Decoder::from_weights(&parts.config, &weights, options.kv, options.parallel.clone(), progress)?;
         let model = LoadedModel::new(self.name(), decoder, parts.tokenizer, parts.eos_ids)?;
         Ok(LoadedModel { is_synthetic: matches!(self, Self::Synthetic(_)), ..model })
@@ -244,6 +246,8 @@ struct Parts {
     vb: VarBuilder<'static>,
     /// Matrices that `vb` lacks.
     quantised: Quantised,
+    /// The files of `vb`, for ranks that read parts of them.
+    files: Option<MmapedSafetensors>,
     tokenizer: Tokenizer,
     eos_ids: Vec<u32>,
 }

@@ -53,7 +53,13 @@ pub(super) fn open(directory: &Path, dtype: DType, options: &LoadOptions) -> Res
     // SAFETY: the map is only read, while the decoder copies or converts each tensor out of it. A process that rewrites
     // the file in place meanwhile would change what is read, which every user of memory-mapped weights accepts.
     let vb = unsafe { VarBuilder::from_mmaped_safetensors(&files, dtype, &options.device)? };
-    Ok(Parts { config, vb, quantised: Quantised::new(), tokenizer, eos_ids: eos })
+    // A second map costs no memory.
+    let files = match options.parallel {
+        // SAFETY: as above.
+        Some(_) => Some(unsafe { MmapedSafetensors::multi(&files)? }),
+        None => None,
+    };
+    Ok(Parts { config, vb, quantised: Quantised::new(), files, tokenizer, eos_ids: eos })
 }
 
 /// The one weight file, or the shards that the index names.

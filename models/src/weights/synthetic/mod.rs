@@ -179,7 +179,7 @@ impl Synthetic {
         let config = self.shape.config()?;
         let vb = var_builder(&config, self.profile, self.seed, dtype, device)?;
         let tokenizer = tokenizer(config.vocab_size)?;
-        Ok(Parts { config, vb, quantised: Quantised::new(), tokenizer, eos_ids: Vec::new() })
+        Ok(Parts { config, vb, quantised: Quantised::new(), files: None, tokenizer, eos_ids: Vec::new() })
     }
 }
 
