@@ -5,14 +5,21 @@ use std::ops::Range;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::attention::{Phase, SelfAttention};
+use crate::attention::Phase;
 use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
-use crate::fused::{E4M3_MAX_WIDTH, E4M3_NEEDS, Linear, LinearPrecision, Rotary, Rotation, supports_e4m3};
+use crate::fused::{Linear, LinearPrecision, Rotary};
 use crate::kv_cache::{KvCache, KvPrecision};
-use crate::layers::{Embedding, Mlp, Norm, Quantised, Shared, Weights};
-use crate::parallel::{Parallel, Shards};
+use crate::layers::{Embedding, Norm, Quantised, Weights};
+use crate::parallel::Parallel;
+
+mod checks;
+mod layer;
+
+pub(crate) use checks::check_dtype;
+use checks::check_linear_precision;
+use layer::Layer;
 
 /// Called with the number of tokens (or layers) done and their total.
 pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
@@ -319,148 +326,5 @@ impl Decoder {
         // Of a chunk without wanted positions, only a method that looks at all queries needs outputs.
         let wanted = if from == len { 1 } else { prompt_len.saturating_sub(before + from) };
         if wanted <= independent { from } else { 0 }
-    }
-
-    /// Checks that tokens `(batch, len)` fit the model and the cache; returns batch and length.
-    pub(crate) fn check_tokens(&self, tokens: &Tensor, cache: &KvCache) -> Result<(usize, usize)> {
-        let &[batch, len] = tokens.dims() else {
-            return Err(ModelError::input("prompt tensor", "(batch, len)", format!("{:?}", tokens.dims())));
-        };
-        self.check_shape(batch, len, cache)?;
-        if tokens.dtype() != DType::U32 {
-            return Err(ModelError::input("dtype of the tokens", "u32", format!("{:?}", tokens.dtype())));
-        }
-        self.check_ids(&tokens.flatten_all()?.to_vec1::<u32>()?)?;
-        Ok((batch, len))
-    }
-
-    /// Checks that `len` tokens of `batch` sequences fit the model and the cache.
-    fn check_shape(&self, batch: usize, len: usize, cache: &KvCache) -> Result<()> {
-        if batch == 0 || len == 0 {
-            return Err(ModelError::EmptyPrompt);
-        }
-        let (expected, got) = (self.own_kv_heads(), cache.num_kv_heads());
-        if got != expected {
-            return Err(ModelError::input("KV heads of the KV cache", expected, got));
-        }
-        if batch != cache.batch() || cache.num_layers() != self.layers.len() {
-            let expected = format!("{batch} and {}", self.layers.len());
-            let got = format!("{} and {}", cache.batch(), cache.num_layers());
-            return Err(ModelError::input("batch and layers of the KV cache", expected, got));
-        }
-        let got = cache.len().saturating_add(len);
-        if got > self.config.max_positions {
-            return Err(ModelError::ContextTooLong { expected: self.config.max_positions, got });
-        }
-        cache.check_room(len)
-    }
-
-    /// Refuses ids outside the embedding: on a GPU they would silently read other memory. The check runs on the host,
-    /// because the ids are few and the driver would first have to compile Candle's reductions.
-    fn check_ids(&self, ids: &[u32]) -> Result<()> {
-        match ids.iter().copied().max() {
-            Some(got) if got as usize >= self.config.vocab_size => {
-                Err(ModelError::TokenOutOfRange { expected: self.config.vocab_size, got })
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Returns `dtype` if the decoder computes in it.
-pub(crate) fn check_dtype(dtype: DType) -> Result<DType> {
-    match dtype {
-        DType::F32 | DType::BF16 | DType::F16 => Ok(dtype),
-        other => Err(ModelError::unsupported("dtype", "f32, bf16 or f16", format!("{other:?}"))),
-    }
-}
-
-/// Refuses linear layers in fp8 where they cannot be computed.
-fn check_linear_precision(config: &DecoderConfig, weights: &Weights) -> Result<()> {
-    if weights.linear_precision() != LinearPrecision::Fp8 {
-        return Ok(());
-    }
-    let (device, dtype) = (weights.device(), weights.dtype());
-    if !supports_e4m3(device, dtype) {
-        return Err(ModelError::Fp8 {
-            expected: E4M3_NEEDS,
-            got: format!("{} on {:?}", dtype.as_str(), device.location()),
-        });
-    }
-    if weights.are_quantised() {
-        let got = weights.precision();
-        return Err(ModelError::unsupported("linear layers in fp8", "weights in bf16 or f16 (--dtype bf16)", got));
-    }
-    let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
-    let fits = |size: &usize| size.is_multiple_of(16) && *size <= E4M3_MAX_WIDTH;
-    match [config.hidden_size, config.intermediate_size, q, kv].iter().find(|size| !fits(size)) {
-        Some(got) => {
-            let expected = "sizes that are multiples of 16 up to 32768";
-            Err(ModelError::unsupported("linear layers in fp8", expected, got))
-        }
-        None => Ok(()),
-    }
-}
-
-#[derive(Debug)]
-struct Layer {
-    input_norm: Norm,
-    attention: SelfAttention,
-    post_norm: Norm,
-    mlp: Shared<Mlp>,
-}
-
-impl Layer {
-    fn load(config: &DecoderConfig, layer: usize, weights: &Weights, parallel: Option<&Parallel>) -> Result<Self> {
-        let norm = |name: &str| Norm::load(config.hidden_size, config.rms_norm_eps, &weights.pp(name));
-        Ok(Self {
-            input_norm: norm("input_layernorm")?,
-            attention: SelfAttention::load(config, layer, &weights.pp("self_attn"), parallel)?,
-            post_norm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(config, &weights.pp("mlp"), parallel)?,
-        })
-    }
-
-    /// Adds `delta` of the previous layer to the residual stream `x`. Returns the stream after attention, and the
-    /// output of the MLP that is still to be added, both for the positions of the chunk from `first` on; `None` if
-    /// there are none. The keys and values of all positions go to the cache.
-    #[expect(clippy::too_many_arguments, reason = "each is a part of the state of a forward pass")]
-    fn forward(
-        &self,
-        x: Tensor,
-        delta: Option<Tensor>,
-        rotation: &Rotation,
-        cache: &mut KvCache,
-        phase: Phase,
-        shards: Option<Shards>,
-        first: usize,
-    ) -> Result<Option<(Tensor, Tensor)>> {
-        let (x, attended) = {
-            let _span = tracing::debug_span!("attention", layer = self.attention.layer()).entered();
-            let as_e4m3 = self.attention.takes_e4m3(x.dim(0)? * x.dim(1)?);
-            let (x, normed) = self.input_norm.forward_rows(x, delta, as_e4m3)?;
-            let q = self.attention.project(normed, rotation, cache, shards)?;
-            let len = q.dim(1)?;
-            let rows = len - first;
-            if rows == 0 {
-                return Ok(None);
-            }
-            let own = |range: Range<usize>| Ok(x.narrow(1, range.start, range.len())?.contiguous()?);
-            let (x, q) = match (first, shards) {
-                (0, _) => (x, q),
-                (_, None) => (own(first..len)?, q.narrow(1, first, rows)?),
-                // Few positions: every rank computes all of them.
-                (_, Some(shards)) => (shards.gather(first, &x, own)?, q.narrow(1, first, rows)?),
-            };
-            (x, self.attention.attend(q, len, cache, phase, shards)?)
-        };
-        let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
-        let as_e4m3 = self.mlp.whole().takes_e4m3(x.dim(0)? * x.dim(1)?);
-        let (x, normed) = self.post_norm.forward_rows(x, Some(attended), as_e4m3)?;
-        let mixed = match shards {
-            None => self.mlp.of_part(|mlp| mlp.forward(normed))?,
-            Some(_) => self.mlp.whole().forward(normed)?,
-        };
-        Ok(Some((x, mixed)))
     }
 }
