@@ -1,4 +1,4 @@
-// Exact probe queries (crates/s2o-core/src/probes.rs), for one group of segments after its sparse pass:
+// Exact probe queries (crates/s2o-core/src/probes), for one group of segments after its sparse pass:
 //   s2o_probe_choice_*         a probe for each run of `stride` positions and head, and their queries side by side
 //   s2o_probes_*, s2o_merge_*  exact attention of these queries, split over the keys
 //   s2o_probe_tails_*          per head and segment: the skipped keys' common tail, and the measured error

@@ -8,7 +8,7 @@ namespace s2o {
 constexpr int PROBE_THREADS = 256;
 constexpr int TAIL_THREADS = 128, TAIL_WARPS = TAIL_THREADS / 32;
 
-// The output function of SplitMix64, as in `mixed` of probes.rs.
+// The output function of SplitMix64, as in `mixed` of probes/mod.rs.
 __device__ __forceinline__ uint64_t mixed(uint64_t index) {
     uint64_t z = (index + 1) * 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -53,10 +53,10 @@ __device__ __forceinline__ double warp_sum(double x) {
     return x;
 }
 
-// Share of the probability that all queries of a run have alike, as EVEN_SHARE of probes.rs.
+// Share of the probability that all queries of a run have alike, as EVEN_SHARE of probes/mod.rs.
 constexpr double EVEN_SHARE = 0.25;
 
-// Chooses the probe of a run, as `choose` of probes.rs, and copies its query. Grid: a warp for each slot of the group
+// Chooses the probe of a run, as `choose` of probes/mod.rs, and copies its query. Grid: a warp for each slot of the group
 // and head, heads in y.
 template <typename T, int D>
 __device__ __forceinline__ void probe_choice(const ProbeParams& p) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void probe_choice(const ProbeParams& p) {
     }
 }
 
-// A probe of one head, `D / 32` elements in each lane. See `Probe` of probes.rs.
+// A probe of one head, `D / 32` elements in each lane. See `Probe` of probes/mod.rs.
 template <typename T, int D>
 struct Probe {
     static constexpr int N = D / 32;
@@ -161,7 +161,7 @@ struct Probe {
     __device__ __forceinline__ double tail(int i) const { return exact[i] - (1.0 - skipped) * out[i]; }
 };
 
-// Sums over probes. See `Tail` of probes.rs.
+// Sums over probes. See `Tail` of probes/mod.rs.
 struct TailSums {
     double count, skipped, gain;
 

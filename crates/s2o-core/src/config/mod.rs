@@ -1,13 +1,13 @@
 //! [`S2oConfig`]: the options that the algorithm leaves open, checked once when the configuration is built.
 
+mod auto;
 mod options;
 mod values;
 
+pub use auto::{DenseBelow, ProbeStride, SegmentLen, Tau};
 pub use options::{ConfigOption, S2oConfigBuilder};
 pub(crate) use values::mebibytes;
-pub use values::{
-    DenseBelow, GainFrame, KeyScore, Preset, ProbeStride, SegmentLen, StopRule, Tau, TriggeringTile, ValueError,
-};
+pub use values::{GainFrame, KeyScore, Preset, StopRule, TriggeringTile, ValueError};
 
 use thiserror::Error;
 

@@ -1,8 +1,9 @@
 //! The table of options: each row defines a getter, a builder method, and an option that can be set by name.
 
+use super::auto::{DenseBelow, ProbeStride, SegmentLen, Tau};
 use super::values::{
-    BOUND, DenseBelow, GainFrame, KeyScore, ProbeStride, SegmentLen, StopRule, Tau, TriggeringTile, bound, mebibytes,
-    read_bound, read_mebibytes, read_switch, switch,
+    BOUND, GainFrame, KeyScore, StopRule, TriggeringTile, bound, mebibytes, read_bound, read_mebibytes, read_switch,
+    switch,
 };
 use super::{ConfigError, S2oConfig, ValueError};
 

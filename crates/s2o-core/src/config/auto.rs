@@ -1,0 +1,204 @@
+//! The options that may be `auto`, by prompt length or device. [`FromStr`] parses the text that
+//! [`Display`](fmt::Display) writes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::values::ValueError;
+
+/// Implements [`FromStr`] and `Display` for an enum of `Auto`, a number, and other words.
+macro_rules! auto_or {
+    ($number:literal, $type:ident: $variant:ident $(, $word:literal => $other:ident)*) => {
+        impl $type {
+            pub(super) const EXPECTED: &str = concat!($("`", $word, "`, ",)* "`auto` or ", $number);
+        }
+
+        impl FromStr for $type {
+            type Err = ValueError;
+
+            fn from_str(text: &str) -> Result<Self, ValueError> {
+                match text {
+                    "auto" => Ok(Self::Auto),
+                    $($word => Ok(Self::$other),)*
+                    _ => text.parse().map(Self::$variant).map_err(|_| ValueError::new(Self::EXPECTED, text)),
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    Self::Auto => f.write_str("auto"),
+                    $(Self::$other => f.write_str($word),)*
+                    Self::$variant(number) => number.fmt(f),
+                }
+            }
+        }
+    };
+}
+
+/// Threshold for the gain of a key tile relative to the softmax mass so far.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Tau {
+    /// `auto`, by prompt length: 0.01 from 12K to 96K tokens, otherwise 0.02. On needle-11m 0.02 loses .9 to 2.1 points of
+    /// RULER's mean score at 16K, 32K and 64K, and 0.01 loses .2 to .3; at 128K 0.01 is no better
+    /// (docs/results-answers.md).
+    Auto,
+    /// The same threshold for every prompt.
+    Fixed(f32),
+}
+
+auto_or!("a number in [0, 1)", Tau: Fixed);
+
+impl Tau {
+    /// The threshold for a prompt of `prompt_len` tokens.
+    pub fn resolve(self, prompt_len: usize) -> f32 {
+        const K: usize = 1024;
+        match self {
+            Self::Fixed(tau) => tau,
+            Self::Auto if (ProbeStride::PAYS_FROM..=96 * K).contains(&prompt_len) => 0.01,
+            Self::Auto => 0.02,
+        }
+    }
+}
+
+impl From<f32> for Tau {
+    fn from(tau: f32) -> Self {
+        Self::Fixed(tau)
+    }
+}
+
+/// Number of tokens in a segment (the paper's S). All queries of a segment share one key order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentLen {
+    /// `auto`, by prompt length: 256 up to 4K tokens, 512 up to 16K, 1024 up to 48K, 2048 up to 192K, 4096 beyond.
+    Auto,
+    /// The same length for every prompt.
+    Fixed(usize),
+}
+
+auto_or!("a number of tokens", SegmentLen: Fixed);
+
+impl SegmentLen {
+    /// Segment length in tokens for a prompt of `prompt_len` tokens.
+    pub fn resolve(self, prompt_len: usize) -> usize {
+        const K: usize = 1024;
+        match self {
+            Self::Fixed(len) => len,
+            Self::Auto if prompt_len <= 4 * K => 256,
+            Self::Auto if prompt_len <= 16 * K => 512,
+            Self::Auto if prompt_len <= 48 * K => 1024,
+            Self::Auto if prompt_len <= 192 * K => 2048,
+            Self::Auto => 4096,
+        }
+    }
+}
+
+/// Distance of exact probe queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeStride {
+    /// `off`: no probes.
+    Off,
+    /// `auto`: eight probes in each whole segment of a prompt of at least [`ProbeStride::PAYS_FROM`] tokens. Shorter
+    /// prompts have probes only if the error has a bound.
+    Auto,
+    /// One query in so many positions, for every prompt.
+    Every(usize),
+}
+
+auto_or!("a number of tokens", ProbeStride: Every, "off" => Off);
+
+impl ProbeStride {
+    /// Prompt length in tokens from which `auto` has probes: the shortest measured length at which they lowered the error
+    /// of all layers but one of two models, in 15 % less to 10 % more time (docs/algorithm.md).
+    pub const PAYS_FROM: usize = 12 * 1024;
+
+    /// The distance in tokens in segments of `segment_len` tokens of a prompt of `prompt_len` tokens; `None` without
+    /// probes. An error with a bound needs probes: then `off` is `auto`, in prompts of every length.
+    pub fn resolve(self, prompt_len: usize, segment_len: usize, has_bound: bool) -> Option<usize> {
+        match self {
+            Self::Every(tokens) => Some(tokens),
+            Self::Off if !has_bound => None,
+            Self::Auto if !has_bound && prompt_len < Self::PAYS_FROM => None,
+            Self::Off | Self::Auto => Some((segment_len / 8).max(1)),
+        }
+    }
+}
+
+/// Prompt length in tokens below which a call uses the dense path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DenseBelow {
+    /// `auto`: the measured break-even of the backend, on the CPU [`S2oConfig::CPU_BREAK_EVEN`].
+    Auto,
+    /// The same length on every backend.
+    Tokens(usize),
+}
+
+auto_or!("a number of tokens", DenseBelow: Tokens);
+
+impl DenseBelow {
+    /// The length in tokens, for a backend with this break-even.
+    pub fn resolve(self, break_even: usize) -> usize {
+        match self {
+            Self::Auto => break_even,
+            Self::Tokens(tokens) => tokens,
+        }
+    }
+}
+
+impl From<usize> for DenseBelow {
+    fn from(tokens: usize) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn automatic_segments_are_longer_in_longer_prompts() {
+        const K: usize = 1024;
+        for (prompt_len, segment) in [
+            (1, 256),
+            (4 * K, 256),
+            (4 * K + 1, 512),
+            (16 * K, 512),
+            (16 * K + 1, 1024),
+            (48 * K, 1024),
+            (48 * K + 1, 2048),
+            (192 * K, 2048),
+            (192 * K + 1, 4096),
+            (1 << 20, 4096),
+        ] {
+            assert_eq!(SegmentLen::Auto.resolve(prompt_len), segment, "{prompt_len}");
+            assert_eq!(SegmentLen::Fixed(384).resolve(prompt_len), 384);
+        }
+    }
+
+    #[test]
+    fn the_automatic_threshold_is_smaller_at_medium_lengths() {
+        const K: usize = 1024;
+        for (prompt_len, tau) in
+            [(1, 0.02), (12 * K - 1, 0.02), (12 * K, 0.01), (96 * K, 0.01), (96 * K + 1, 0.02), (1 << 20, 0.02)]
+        {
+            assert_eq!(Tau::Auto.resolve(prompt_len), tau, "{prompt_len}");
+            assert_eq!(Tau::from(0.3).resolve(prompt_len), 0.3);
+        }
+    }
+
+    #[test]
+    fn probes_are_automatic_where_they_pay_or_an_error_has_a_bound() {
+        let (short, long) = (12 * 1024 - 1, 12 * 1024);
+        for (stride, of_short, of_long, with_bound) in [
+            (ProbeStride::Off, None, None, Some(128)),
+            (ProbeStride::Auto, None, Some(128), Some(128)),
+            (ProbeStride::Every(96), Some(96), Some(96), Some(96)),
+        ] {
+            assert_eq!(stride.resolve(short, 1024, false), of_short);
+            assert_eq!(stride.resolve(long, 1024, false), of_long);
+            assert_eq!(stride.resolve(short, 1024, true), with_bound);
+        }
+        assert_eq!(ProbeStride::Auto.resolve(long, 4, false), Some(1));
+    }
+}
