@@ -53,32 +53,11 @@ impl SelfAttention {
         parallel: Option<&Parallel>,
     ) -> Result<Self> {
         let &DecoderConfig { num_heads, num_kv_heads, head_dim, hidden_size, attention_bias: bias, .. } = config;
-        let (q_size, kv_size) = (num_heads * head_dim, num_kv_heads * head_dim);
-        let projection = |name: &str, size: usize| weights.matrix(name, hidden_size, size, bias);
+        let q_size = num_heads * head_dim;
         let norm = |name: &str| weights.pp(name).tensor(&[head_dim], "weight");
         let qk_norm = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
-        let (q, k, v) = (projection("q_proj", q_size), projection("k_proj", kv_size), projection("v_proj", kv_size));
         let precision = weights.linear_precision();
-        let (qkv, qkv_by_rank) = match parallel {
-            None => {
-                (StackedLinear::new(vec![q.whole()?, k.whole()?, v.whole()?])?.in_precision(precision)?, Vec::new())
-            }
-            Some(parallel) => {
-                let of_rank = |rank: usize| -> Result<_> {
-                    let part = |x: &Matrix, size| x.outputs(parallel.part_of(rank, size));
-                    let parts = vec![part(&q, q_size)?, part(&k, kv_size)?, part(&v, kv_size)?];
-                    Ok(StackedLinear::new(parts)?.in_precision(precision)?)
-                };
-                let own = parallel.comm().rank();
-                match parallel.mode() {
-                    Mode::Sequence => {
-                        let all = (0..parallel.world_size()).map(of_rank).collect::<Result<Vec<_>>>()?;
-                        (all[own].clone(), all)
-                    }
-                    Mode::Tensor | Mode::Auto => (of_rank(own)?, Vec::new()),
-                }
-            }
-        };
+        let (qkv, qkv_by_rank) = load_qkv(config, weights, parallel)?;
         let o_proj = weights.matrix("o_proj", q_size, hidden_size, bias);
         let ranks = parallel.map_or(1, Parallel::world_size);
         Ok(Self {
@@ -173,6 +152,33 @@ impl SelfAttention {
         }
         let (k, v) = cache.with_new(self.layer, len)?;
         Ok(decode_attn(q, &k, &v, self.softmax_scale)?)
+    }
+}
+
+/// The projections of queries, keys and values for this rank's heads, and in sequence parallelism those of every rank.
+fn load_qkv(
+    config: &DecoderConfig,
+    weights: &Weights,
+    parallel: Option<&Parallel>,
+) -> Result<(StackedLinear, Vec<StackedLinear>)> {
+    let (q_size, kv_size) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+    let projection = |name, size| weights.matrix(name, config.hidden_size, size, config.attention_bias);
+    let (q, k, v) = (projection("q_proj", q_size), projection("k_proj", kv_size), projection("v_proj", kv_size));
+    let stacked = |layers| Ok(StackedLinear::new(layers)?.in_precision(weights.linear_precision())?);
+    let Some(parallel) = parallel else {
+        return Ok((stacked(vec![q.whole()?, k.whole()?, v.whole()?])?, Vec::new()));
+    };
+    let of_rank = |rank: usize| -> Result<StackedLinear> {
+        let part = |x: &Matrix, size| x.outputs(parallel.part_of(rank, size));
+        stacked(vec![part(&q, q_size)?, part(&k, kv_size)?, part(&v, kv_size)?])
+    };
+    let own = parallel.comm().rank();
+    match parallel.mode() {
+        Mode::Sequence => {
+            let all = (0..parallel.world_size()).map(of_rank).collect::<Result<Vec<_>>>()?;
+            Ok((all[own].clone(), all))
+        }
+        Mode::Tensor | Mode::Auto => Ok((of_rank(own)?, Vec::new())),
     }
 }
 

@@ -202,7 +202,11 @@ impl<T> Shared<T> {
     ) -> Result<Self> {
         let (own, whole) = match parallel {
             None => (whole()?, None),
-            Some(parallel) if parallel.mode() == Mode::Sequence => (part(parallel)?, Some(whole()?)),
+            Some(parallel) if parallel.mode() == Mode::Sequence => {
+                // First, so that the part is not read again.
+                let whole = whole()?;
+                (part(parallel)?, Some(whole))
+            }
             Some(parallel) => (part(parallel)?, None),
         };
         Ok(Self { own, whole, parallel: parallel.cloned() })

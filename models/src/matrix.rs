@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::fused::Linear;
 use crate::layers::Weights;
 
-/// A linear layer that is read when it, or a part of it, is asked for. From safetensors files a part is read alone;
-/// from other sources the whole is read once, and kept until this is dropped.
+/// A linear layer that is read when it, or a part of it, is asked for. From safetensors files only the part is read; from
+/// other sources the whole is read once and kept until this value is dropped.
 pub(crate) struct Matrix<'v> {
     weights: Weights<'v>,
     size_in: usize,
@@ -36,9 +36,14 @@ impl<'v> Matrix<'v> {
         Ok(self.whole.get_or_init(|| linear).clone())
     }
 
+    /// Whether parts are taken from the whole.
+    fn has_whole(&self) -> bool {
+        self.whole.get().is_some() || !self.weights.has_files()
+    }
+
     /// The layer of some outputs, in memory of its own.
     pub(crate) fn outputs(&self, range: Range<usize>) -> Result<Linear> {
-        if !self.weights.has_files() {
+        if self.has_whole() {
             return Ok(self.whole()?.outputs(range)?);
         }
         let part = |shape: &[usize], name| self.weights.part(shape, name, 0, range.clone());
@@ -50,7 +55,7 @@ impl<'v> Matrix<'v> {
     /// The layer of some inputs, in memory of its own. The sum over all parts is the output of the layer, so only the
     /// first part has the bias.
     pub(crate) fn inputs(&self, range: Range<usize>) -> Result<Linear> {
-        if !self.weights.has_files() {
+        if self.has_whole() {
             return Ok(self.whole()?.inputs(range)?);
         }
         let has_bias = self.bias && range.start == 0;
@@ -78,7 +83,10 @@ pub(crate) fn read_part(
             got: view.shape().into(),
         });
     }
-    let outside = |_| candle_core::Error::Msg(format!("{name}: expected a part of {shape:?}, got {range:?} of {dim}"));
+    let outside = |_| {
+        let message = format!("{name}: expected a range inside dimension {dim} of {shape:?}, got {range:?}");
+        candle_core::Error::Msg(message)
+    };
     let runs = if dim == 0 { view.slice(range.clone()) } else { view.slice((.., range.clone())) }.map_err(outside)?;
     let mut bytes = Vec::with_capacity(runs.remaining_byte_len());
     runs.for_each(|run| bytes.extend_from_slice(run));
@@ -136,6 +144,9 @@ mod tests {
             expect(matrix.inputs(0..4).unwrap(), &weight.narrow(1, 0, 4).unwrap(), Some(&bias));
             assert!(matrix.whole.get().is_none(), "only the parts are read");
             expect(matrix.whole().unwrap(), &weight, Some(&bias));
+            assert!(matrix.has_whole());
+            expect(matrix.outputs(2..5).unwrap(), &some.0, Some(&some.1));
+            expect(matrix.inputs(4..8).unwrap(), &weight.narrow(1, 4, 4).unwrap(), None);
             expect(weights.matrix("a", 8, 6, false).outputs(0..1).unwrap(), &weight.narrow(0, 0, 1).unwrap(), None);
 
             let wrong = weights.matrix("a", 4, 6, false).outputs(0..3).unwrap_err();
@@ -144,7 +155,8 @@ mod tests {
             let missing = weights.matrix("b", 8, 6, false).inputs(0..3).unwrap_err();
             assert!(matches!(missing, ModelError::MissingTensor { name } if name == "b.weight"), "names the tensor");
             let outside = weights.matrix("a", 8, 6, false).inputs(6..9).unwrap_err().to_string();
-            assert!(outside.contains("a.weight: expected a part of [6, 8], got 6..9 of 1"), "{outside}");
+            let expected = "a.weight: expected a range inside dimension 1 of [6, 8], got 6..9";
+            assert!(outside.contains(expected), "{outside}");
         }
     }
 }

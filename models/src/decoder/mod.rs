@@ -69,7 +69,8 @@ impl Decoder {
 
     /// [`Self::load`] with options. With ranks, it loads this rank's part of a decoder that they run together: in tensor
     /// parallelism each rank reads all weights from `vb`, one layer at a time, and keeps its part. A
-    /// [`ModelSource`](crate::ModelSource) in safetensors files reads only the part.
+    /// [`ModelSource`](crate::ModelSource) in safetensors files reads only its parts of the layers' matrices. Every rank
+    /// has embedding and output head whole.
     ///
     /// # Errors
     /// Those of [`Self::load`]; [`ModelError::Fp8`] where linear layers cannot be in fp8; [`ModelError::WrongInput`] if
