@@ -128,7 +128,8 @@ impl ProbeStride {
 /// Prompt length in tokens below which a call uses the dense path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DenseBelow {
-    /// `auto`: the measured break-even of the backend, on the CPU [`S2oConfig::CPU_BREAK_EVEN`].
+    /// `auto`: the measured break-even of the backend, on the CPU
+    /// [`S2oConfig::CPU_BREAK_EVEN`](super::S2oConfig::CPU_BREAK_EVEN).
     Auto,
     /// The same length on every backend.
     Tokens(usize),
