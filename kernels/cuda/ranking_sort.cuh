@@ -1,6 +1,7 @@
 // Sorts one row of scores into kv_perm: a counting sort by one CTA, which places entries in shared memory one window at
 // a time so that stores of the row are coalesced. Tokens ascend inside a bucket, so the order of the atomics does not
-// matter and the result is the same on every run.
+// matter and the result is the same on every run. Each window reads the whole row, so windows are made for the best keys
+// only; the others, which few query tiles reach, follow in the order of their tokens.
 #pragma once
 #include <cstdint>
 
@@ -90,6 +91,42 @@ __device__ inline void emit_bucket(const uint16_t* ids, int length, uint32_t buc
         }
         out += prefix.total;
     }
+}
+
+// Writes the tokens of the buckets from `first` > 0 on in ascending order. They are collected in `staged`, which has room
+// for the length of the row or for 8 for each thread, so that stores are coalesced.
+__device__ inline void emit_rest(const uint16_t* ids, int length, uint32_t first, int32_t* out, uint32_t* staged,
+                                 int room, int* partial) {
+    const uint4* vectors = reinterpret_cast<const uint4*>(ids);
+    const int count = length / 8;
+    auto load = [&](int v) { return v < count ? vectors[v] : make_uint4(0, 0, 0, 0); };
+    auto flush = [&](int filled) {
+        for (int i = threadIdx.x; i < filled; i += blockDim.x) out[i] = staged[i];
+        out += filled;
+    };
+    int filled = 0;
+    uint4 next = load(threadIdx.x);
+    for (int v = threadIdx.x; v - int(threadIdx.x) < count; v += blockDim.x) {
+        const uint4 x = next;
+        next = load(v + blockDim.x);
+        int kept = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) kept += offset_of(x, i) >= 4 * first;
+        const Prefix prefix = prefix_sum(kept, partial);
+        if (filled + prefix.total > room) {
+            flush(filled);
+            filled = 0;
+            __syncthreads();
+        }
+        uint32_t* place = staged + filled + prefix.before;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if (offset_of(x, i) >= 4 * first) *place++ = v * 8 + i;
+        }
+        filled += prefix.total;
+    }
+    __syncthreads();
+    flush(filled);
 }
 
 // Turns the bucket counts into starts and returns the largest count. All threads call it after a barrier.
@@ -216,6 +253,10 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
     for (int first = 0; first < p.sort_buckets;) {
         const int base = starts[first];
         if (base == length) break;
+        if (base >= length / 8 * p.sorted_eighths) {
+            emit_rest(row.codes, length, first, out + base, entries, p.sort_window, shared.partial);
+            break;
+        }
         int end = last_boundary(starts, first, min(first + widest, p.sort_buckets), p.sort_window);
         if (largest > BIG_BUCKET) {
             if (threadIdx.x == 0) {

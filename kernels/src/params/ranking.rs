@@ -40,6 +40,7 @@ pub struct RankingParams {
     pub sort_window: i32,
     pub softmax_scale: f32,
     pub second_cumulant: f32,
+    pub sorted_eighths: i32,
 }
 
-layout!(RankingParams: 216, batch at 152);
+layout!(RankingParams: 224, batch at 152);

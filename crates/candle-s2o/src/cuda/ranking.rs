@@ -2,14 +2,25 @@
 
 use std::ptr;
 
-use s2o_core::{KeyScore, Plan, S2oConfig};
+use s2o_core::{KeyScore, Plan, S2oConfig, StopRule};
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
-use s2o_kernels::ranking::{SCORE_BLOCK, SCORE_ROWS, SortShape, moment_splits, query_order_shared_bytes, score_blocks};
+use s2o_kernels::ranking::{
+    ALL_EIGHTHS, SCORE_BLOCK, SCORE_ROWS, SORTED_EIGHTHS, SortShape, moment_splits, query_order_shared_bytes,
+    score_blocks,
+};
 
 use super::call::Call;
 use super::segment_group::SegmentGroup;
+
+/// Eighths of a segment's keys that are sorted: all for the paper's rules, which stop by sums over the rows.
+fn sorted_eighths(config: &S2oConfig) -> usize {
+    match config.stop_rule() {
+        StopRule::MeanRatio | StopRule::SumRatio => ALL_EIGHTHS,
+        StopRule::Auto | StopRule::AllRows | StopRule::MaxWeight => SORTED_EIGHTHS,
+    }
+}
 
 /// Scratch memory of the ranking, large enough for each group.
 pub(super) struct Ranker {
@@ -105,6 +116,7 @@ impl Ranker {
                 KeyScore::MeanQuery => 0.0,
                 KeyScore::SecondCumulant { c } => c,
             },
+            sorted_eighths: to_i32("eighths", sorted_eighths(config))?,
         };
         let [batch, heads, kv_heads] = [shape.batch(), shape.num_heads(), shape.num_kv_heads()];
         // SAFETY: these kernels take RankingParams. The regions have room for the largest group, and the scratch memory
