@@ -5,8 +5,7 @@ pub const SCORE_BLOCK: usize = 64;
 /// Rows of scores (one per segment and head) of a block of the scores kernel.
 pub const SCORE_ROWS: usize = 64;
 
-/// Eighths of a segment's keys that are sorted, the best ones; the others follow in their natural order. At 128K tokens
-/// density and error of needle-7m's layers are the same as with all keys sorted (docs/kernels.md).
+/// Eighths of a segment's keys that are sorted in long prompts, the best ones; the others follow in their natural order.
 pub const SORTED_EIGHTHS: usize = 3;
 /// All keys are sorted.
 pub const ALL_EIGHTHS: usize = 8;

@@ -117,8 +117,8 @@ impl S2oOp {
     }
 
     /// Runs only Algorithm 1 on the device of the tensors: returns the orders of every head (`b * num_heads + h`) and
-    /// segment. On a GPU the host waits for the orders, and of more than 40,000 keys only the best three eighths are sorted
-    /// unless the stop rule is a sum over rows; the others follow in their natural order.
+    /// segment. On a GPU the host waits for the orders, and in prompts of more than 131,072 tokens only the best three eighths of
+    /// the keys are sorted, unless the stop rule is a sum over rows; the others follow in their natural order.
     ///
     /// # Errors
     /// The same as [`S2oOp::apply`].
