@@ -59,7 +59,7 @@ struct RankingParams {
     int32_t sort_window;      // entries that s2o_sort places at a time, a multiple of 32, at most 65408
     float softmax_scale;
     float second_cumulant;    // c; 0 ranks by the mean query alone
-    int32_t sorted_eighths;   // of a row, the best keys; the others may follow in ascending order
+    int32_t sorted_eighths;   // of a row's keys, the best, that are sorted at least; the others may follow in ascending order
 };
 static_assert(sizeof(RankingParams) == 224 && offsetof(RankingParams, batch) == 152, "mirrored on the host");
 

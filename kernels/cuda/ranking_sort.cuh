@@ -93,8 +93,9 @@ __device__ inline void emit_bucket(const uint16_t* ids, int length, uint32_t buc
     }
 }
 
-// Writes the tokens of the buckets from `first` > 0 on in ascending order. They are collected in `staged`, which has room
-// for the length of the row or for 8 for each thread, so that stores are coalesced.
+// Writes the tokens of the buckets from `first` on in ascending order. `first` > 0, because vectors past the end read as
+// bucket 0. The tokens are collected in `staged`, so that stores are coalesced; it has `room` entries, at least the row's
+// length or 8 for each thread.
 __device__ inline void emit_rest(const uint16_t* ids, int length, uint32_t first, int32_t* out, uint32_t* staged,
                                  int room, int* partial) {
     const uint4* vectors = reinterpret_cast<const uint4*>(ids);

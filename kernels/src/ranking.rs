@@ -5,10 +5,13 @@ pub const SCORE_BLOCK: usize = 64;
 /// Rows of scores (one per segment and head) of a block of the scores kernel.
 pub const SCORE_ROWS: usize = 64;
 
-/// Eighths of a segment's keys that are sorted in long prompts, the best ones; the others follow in their natural order.
+/// At least so many eighths of the keys before a segment are sorted in long prompts, the best ones; the others may follow in
+/// their natural order.
 pub const SORTED_EIGHTHS: usize = 3;
 /// All keys are sorted.
 pub const ALL_EIGHTHS: usize = 8;
+// The kernel needs a sorted key before the others.
+const _: () = assert!(0 < SORTED_EIGHTHS && SORTED_EIGHTHS <= ALL_EIGHTHS);
 
 /// Blocks of the scores kernel that share the `tiles` key tiles (of [`SCORE_BLOCK`] keys) before the last segment.
 /// `others` is the number of its blocks in y and z. Blocks take few tiles each while there are few blocks, otherwise
@@ -71,6 +74,7 @@ mod tests {
                     let shape = SortShape::fitting(limit, longest, prompt_len);
                     assert!(shape.shared_bytes() <= limit, "{shape:?}");
                     assert!(shape.window >= 8192.min(longest) && shape.window.is_multiple_of(64), "{shape:?}");
+                    assert!(shape.window >= longest.min(8 * shape.threads), "keys that are not sorted: {shape:?}");
                 }
             }
         }

@@ -24,8 +24,8 @@ fn rank(problem: &Problem, config: &S2oConfig, prompt_len: usize) -> Ranking {
 }
 
 /// Non-finite scores come first and then the `lead`, ascending keys, both in natural order. Every other score in the first
-/// `sorted` places lies within `error` and 1/4096 of the range, the resolution of the sort, of the score that belongs in
-/// its place, and those after them are not above the last. Equal scores keep their natural order.
+/// `sorted_len` places lies within `error` and 1/4096 of the range, the resolution of the sort, of the score that belongs in
+/// its place, and no later score is above the best that belongs there. Equal scores keep their natural order.
 fn check_descending(perm: &Permutation, scores: &[f64], lead: &[u32], error: f64, sorted_len: usize) {
     let (finite, mut first): (Vec<u32>, Vec<u32>) =
         (0..perm.len() as u32).partition(|&i| scores[i as usize].is_finite());

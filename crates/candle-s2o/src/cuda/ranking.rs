@@ -18,7 +18,7 @@ use super::segment_group::SegmentGroup;
 /// 0.4 % of attention at 128K.
 const COMPLETELY_SORTED: usize = 131_072;
 
-/// Eighths of a segment's keys that are sorted. The paper's rules, which stop by sums over the rows, get all.
+/// Eighths of the keys before a segment that are sorted at least. Rules that average or sum over rows get all.
 fn sorted_eighths(config: &S2oConfig, plan: &Plan) -> usize {
     match config.stop_rule() {
         StopRule::Auto | StopRule::AllRows | StopRule::MaxWeight if plan.prompt_len > COMPLETELY_SORTED => {
