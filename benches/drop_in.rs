@@ -1,6 +1,7 @@
 //! The exact calls of the drop-in that no other benchmark times, on an NVIDIA GPU, against candle-flash-attn's own
 //! kernels: windows, ALiBi, softcap, and sequences of different lengths in one call. Random tensors in bf16, 32 query
-//! and 8 KV heads. And the last chunk of a long prompt over a paged cache, by the policy, on the layers of needle-7m.
+//! and 8 KV heads. And by the policy, on the layers of needle-7m: the last chunk of a long prompt over a paged cache, and
+//! prompts of heads of 256, which hold a head of the model twice and so have its attention.
 //!
 //! ```text
 //! cargo bench --bench drop_in --features cuda,flash-attn -- --head-dims 64,128 --against-head-dims 64,128
@@ -38,6 +39,9 @@ struct Arguments {
     /// Keys of the chunk over pages, a power of two; 0 leaves it out.
     #[arg(long, default_value = "131072")]
     paged: usize,
+    /// Lengths of the prompts of heads of 256; 0 leaves them out.
+    #[arg(long, value_delimiter = ',', default_value = "32768,131072")]
+    wide: Vec<usize>,
     /// Timed runs of each side.
     #[arg(long, default_value = "7")]
     repeats: usize,
@@ -221,6 +225,41 @@ fn paged(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> 
     Ok(())
 }
 
+/// Whole prompts with a head_dim of 256, by the default policy and exactly.
+fn wide(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> Result<()> {
+    let layers = trained::stacked(tokens, &gpu.device)?;
+    let [q, k, v] = [layers.q, layers.k, layers.v].map(|x| Tensor::cat(&[&x, &x], 3));
+    let (q, k, v, scale) = (q?, k?, v?, layers.softmax_scale / 2.0);
+    let by = |policy: Policy| -> Result<Tensor> {
+        set_policy(policy);
+        let out = flash_attn(&q, &k, &v, scale, true);
+        set_policy(Policy::Dense);
+        Ok(out?)
+    };
+    let config = S2oConfig::default();
+    let by_policy = || by(Policy::S2o(config.clone()));
+    let exact = by(Policy::Dense)?;
+    collect_stats(true);
+    let error = relative_error(&by_policy()?, &exact)?;
+    let density = AttnStats::joint_density(take_stats()?.iter().map(|call| &call.stats));
+    collect_stats(false);
+    ensure!(error < 0.5, "heads of 256 by the policy: relative error {error}: not timed");
+    let medians =
+        gpu.medians(arguments.repeats, &mut [&mut || by_policy().map(drop), &mut || by(Policy::Dense).map(drop)])?;
+    println!(
+        "{tokens} tokens, head_dim 256, by the policy {:9.3} ms, exact {:9.3} ms, x{:.2}, density {density:.4}, relative \
+         error {error:.4}",
+        medians[0],
+        medians[1],
+        medians[1] / medians[0]
+    );
+    let row = machine.row("drop-in", "by the policy", &q, &k)?;
+    let row =
+        measure::Row { density: Some(density), error: Some(error), tau: Some(config.tau().resolve(tokens)), ..row };
+    machine.append(&[row.against("our exact call", medians[0], medians[1])], &arguments.place)?;
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     set_policy(Policy::Dense);
@@ -229,6 +268,9 @@ fn main() -> Result<()> {
     println!("{}", machine.device());
     if arguments.paged > 0 {
         paged(arguments.paged, &arguments, &gpu, &machine)?;
+    }
+    for &tokens in arguments.wide.iter().filter(|&&tokens| tokens > 0) {
+        wide(tokens, &arguments, &gpu, &machine)?;
     }
     for &head_dim in &arguments.head_dims {
         let has_baseline = arguments.against_head_dims.contains(&head_dim);

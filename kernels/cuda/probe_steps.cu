@@ -396,7 +396,9 @@ __device__ __forceinline__ void probe_outputs(const ProbeParams& p) {
     S2O_PROBE_KERNEL(s2o_probe_correction_##suffix, s2o::PROBE_THREADS, (s2o::probe_correction<__VA_ARGS__>))
 
 S2O_PROBE_KERNEL(s2o_probe_units, s2o::PROBE_THREADS, s2o::probe_units)
+S2O_PROBE_KERNELS(bf16_256, __nv_bfloat16, 256)
 S2O_PROBE_KERNELS(bf16_128, __nv_bfloat16, 128)
 S2O_PROBE_KERNELS(bf16_64, __nv_bfloat16, 64)
+S2O_PROBE_KERNELS(f16_256, __half, 256)
 S2O_PROBE_KERNELS(f16_128, __half, 128)
 S2O_PROBE_KERNELS(f16_64, __half, 64)

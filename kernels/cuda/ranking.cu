@@ -21,8 +21,10 @@
     S2O_RANKING_KERNEL(s2o_key_guide_##suffix, s2o::GUIDE_THREADS, 1, 0, s2o::key_guide<T, D>(p))             \
     S2O_RANKING_KERNEL(s2o_query_order_##suffix, s2o::QUERY_ORDER_THREADS, 1, 0, s2o::query_order<T, D>(p))
 
+S2O_RANKING_KERNELS(bf16_256, __nv_bfloat16, 256)
 S2O_RANKING_KERNELS(bf16_128, __nv_bfloat16, 128)
 S2O_RANKING_KERNELS(bf16_64, __nv_bfloat16, 64)
+S2O_RANKING_KERNELS(f16_256, __half, 256)
 S2O_RANKING_KERNELS(f16_128, __half, 128)
 S2O_RANKING_KERNELS(f16_64, __half, 64)
 

@@ -1,7 +1,7 @@
 // Scores of the keys before each segment: coefficients (rows) times [K | K*K] (columns) on the tensor cores, coded in
 // 16 bits. Rows are the (segment, head) pairs that share a KV head, so each key is read once for many rows.
 //
-// A warp keeps the coefficients of its 16 rows in registers. The order of the contraction index and of the keys in a
+// A warp keeps the coefficients of its 16 rows in registers; with head_dim 256 it reads them again for every tile. The order of the contraction index and of the keys in a
 // tile is free, and chosen so that
 //  - a lane's 16-byte load (8 consecutive dimensions) is its share of two m16n8k16 products, for both operands;
 //  - a lane ends with 8 consecutive keys of a row, one 16-byte store.
@@ -145,9 +145,10 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
 #pragma unroll
     for (int i = 0; i < SCORE_STAGES - 1; ++i) load_tile(i);
 
-    // a[part][product]: parts 0 and 1 are the mean's high and low half, part 2 the variance.
+    // Of two products for each load of a lane. Parts 0 and 1 are the mean's high and low half, part 2 the variance.
     constexpr int PARTS = SECOND ? 3 : 2;
-    uint32_t a[PARTS][2 * LOADS][4];
+    constexpr bool KEPT = D <= 128;
+    uint32_t kept[KEPT ? LOADS : 1][PARTS][2][4];
     int prefix[2];   // of this lane's two rows; 0 for a row that does not exist
     int64_t out[2];
     const uint16_t* coefficients[2];
@@ -160,19 +161,22 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
         coefficients[r] = static_cast<const uint16_t*>(p.coefficients) + coefficient_offset<D>(p, b, head, n) + t * 8;
     }
     const int warp_prefix = __reduce_max_sync(~0u, max(prefix[0], prefix[1]));
+    auto read = [&](uint32_t (&a)[PARTS][2][4], int j) {
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-#pragma unroll
-        for (int j = 0; j < LOADS; ++j) {
+        for (int part = 0; part < PARTS; ++part) {
             const uint4 x = *reinterpret_cast<const uint4*>(coefficients[0] + part * D + j * 32);
             const uint4 y = *reinterpret_cast<const uint4*>(coefficients[1] + part * D + j * 32);
             const uint32_t even[4] = {x.x, y.x, x.y, y.y}, odd[4] = {x.z, y.z, x.w, y.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                a[part][2 * j][i] = even[i];
-                a[part][2 * j + 1][i] = odd[i];
+                a[part][0][i] = even[i];
+                a[part][1][i] = odd[i];
             }
         }
+    };
+    if constexpr (KEPT) {
+#pragma unroll
+        for (int j = 0; j < LOADS; ++j) read(kept[j], j);
     }
     const int read0 = place(key_of_column(0, g), t);
 
@@ -190,6 +194,8 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
             float sum[AT_ONCE][4] = {};
 #pragma unroll
             for (int j = 0; j < LOADS; ++j) {
+                uint32_t(&a)[PARTS][2][4] = kept[KEPT ? j : 0];
+                if constexpr (!KEPT) read(a, j);
                 uint4 keys[AT_ONCE];
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i) {
@@ -200,19 +206,19 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[part][2 * j], keys[i].x, keys[i].y);
+                    for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[part][0], keys[i].x, keys[i].y);
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[part][2 * j + 1], keys[i].z, keys[i].w);
+                    for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[part][1], keys[i].z, keys[i].w);
                 }
                 if constexpr (SECOND) {
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        mma<__nv_bfloat16>(sum[i], a[2][2 * j], Packed<T>::squares_bf16(keys[i].x),
+                        mma<__nv_bfloat16>(sum[i], a[2][0], Packed<T>::squares_bf16(keys[i].x),
                                            Packed<T>::squares_bf16(keys[i].y));
                     }
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        mma<__nv_bfloat16>(sum[i], a[2][2 * j + 1], Packed<T>::squares_bf16(keys[i].z),
+                        mma<__nv_bfloat16>(sum[i], a[2][1], Packed<T>::squares_bf16(keys[i].z),
                                            Packed<T>::squares_bf16(keys[i].w));
                     }
                 }

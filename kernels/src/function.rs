@@ -151,6 +151,27 @@ impl Kernel {
         arch == Arch::Sm90a || !is_of_hopper
     }
 
+    /// The head sizes that the kernel is compiled for.
+    pub fn head_dims(self) -> &'static [HeadDim] {
+        match self {
+            Self::Flash => &HeadDim::FLASH,
+            Self::Dense | Self::Split | Self::Block | Self::BlockColumns => &HeadDim::ATTENTION,
+            Self::SinglePass | Self::SinglePassFull | Self::SinglePassExact => &HeadDim::ATTENTION,
+            Self::Pass1 | Self::Pass2 | Self::Moments | Self::Scores | Self::KeyGuide | Self::QueryOrder => {
+                &HeadDim::ATTENTION
+            }
+            Self::ProbeChoice | Self::Probes | Self::ProbeTails | Self::ProbeCorrection | Self::ProbeOutputs => {
+                &HeadDim::ATTENTION
+            }
+            _ => &HeadDim::NARROW,
+        }
+    }
+
+    /// The head size of the kernel's functions for heads of this size, or `None` if it has no such functions.
+    pub fn head_dim(self, size: usize) -> Option<HeadDim> {
+        self.head_dims().iter().copied().find(|head_dim| head_dim.0 == size)
+    }
+
     /// Whether the amount of dynamic shared memory depends on the launch.
     pub fn sizes_its_shared_memory(self) -> bool {
         matches!(self, Self::Sort | Self::QueryOrder)
@@ -166,7 +187,7 @@ pub enum Dtype {
     F16,
 }
 
-/// Head sizes of kernels. [`Kernel::Flash`] exists for all of them, the other kernels for 64 and 128.
+/// A head size of kernels ([`Kernel::head_dims`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HeadDim(usize);
 
@@ -175,14 +196,15 @@ impl HeadDim {
     pub const D64: Self = Self(64);
     /// 128
     pub const D128: Self = Self(128);
+    /// 256
+    pub const D256: Self = Self(256);
+    /// The sizes of most kernels.
+    pub const NARROW: [Self; 2] = [Self::D64, Self::D128];
+    /// The sizes of the kernels of S2O and of dense and block-sparse attention.
+    pub const ATTENTION: [Self; 3] = [Self::D64, Self::D128, Self::D256];
     /// The sizes of [`Kernel::Flash`], which also takes the sizes between them.
     pub const FLASH: [Self; 8] =
-        [Self::D64, Self(96), Self::D128, Self(160), Self(192), Self(224), Self(256), Self(512)];
-
-    /// The size, or `None` if only [`Kernel::Flash`] may support it.
-    pub fn new(head_dim: usize) -> Option<Self> {
-        [Self::D64, Self::D128].into_iter().find(|size| size.0 == head_dim)
-    }
+        [Self::D64, Self(96), Self::D128, Self(160), Self(192), Self(224), Self::D256, Self(512)];
 
     /// The smallest size of [`Kernel::Flash`] that holds `head_dim`.
     pub fn flash(head_dim: usize) -> Option<Self> {
@@ -217,11 +239,16 @@ impl Function {
         format!("{self}_launch")
     }
 
-    /// The function to launch instead in a build: on sm_80 one kernel implements every stop rule, including none, and one
-    /// kernel all options of FlashAttention.
+    /// Whether the portable engine of sm_80 computes the attention, as in every build with head_dim 256.
+    fn is_portable(self, arch: Arch) -> bool {
+        arch == Arch::Sm80 || self.head_dim > HeadDim::D128
+    }
+
+    /// The function to launch instead in a build: one kernel of the portable engine implements every stop rule, including
+    /// none, and on sm_80 one kernel all options of FlashAttention.
     pub fn or_fallback(self, arch: Arch) -> Self {
         match (arch, self.kernel) {
-            (Arch::Sm80, Kernel::SinglePassFull | Kernel::SinglePassExact) => {
+            (_, Kernel::SinglePassFull | Kernel::SinglePassExact) if self.is_portable(arch) => {
                 Self { kernel: Kernel::SinglePass, ..self }
             }
             (Arch::Sm80, Kernel::DenseModified) => Self { kernel: Kernel::Flash, ..self },
@@ -256,10 +283,14 @@ mod tests {
         assert_eq!(function.to_string(), "s2o_single_pass_exact_bf16_128");
         assert_eq!(function.launch_symbol(), "s2o_single_pass_exact_bf16_128_launch");
         assert_eq!(function.or_fallback(Arch::Sm80).to_string(), "s2o_single_pass_bf16_128");
+        let wide = Function { head_dim: HeadDim::D256, ..function };
+        assert_eq!(wide.or_fallback(Arch::Sm90a).to_string(), "s2o_single_pass_bf16_256");
         let modified = Function { kernel: Kernel::DenseModified, ..function };
         assert_eq!(modified.or_fallback(Arch::Sm80).to_string(), "s2o_flash_bf16_128");
         assert_eq!(modified.or_fallback(Arch::Sm90a).to_string(), "s2o_dense_modified_bf16_128");
         assert_eq!(Function { kernel: Kernel::Merge, ..function }.to_string(), "s2o_merge_bf16");
         assert_eq!(Function { kernel: Kernel::Sort, ..function }.to_string(), "s2o_sort");
+        assert_eq!(Kernel::SinglePass.head_dim(256), Some(HeadDim::D256));
+        assert_eq!([Kernel::Decode.head_dim(256), Kernel::SinglePass.head_dim(96)], [None, None]);
     }
 }

@@ -35,7 +35,7 @@ include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::function::{Dtype, Function, HeadDim, Kernel};
+    use crate::function::{Dtype, Function, Kernel};
 
     #[test]
     fn builds_have_their_kernels() {
@@ -44,11 +44,9 @@ mod tests {
                 kernel.is_in(arch) && (cfg!(feature = "ladder") || !kernel.name().starts_with("ladder"))
             };
             for &kernel in Kernel::ALL.iter().filter(|kernel| compiled(kernel)) {
-                let head_dims =
-                    if kernel == Kernel::Flash { &HeadDim::FLASH[..] } else { &[HeadDim::D64, HeadDim::D128] };
                 for (dtype, &head_dim) in [Dtype::Bf16, Dtype::F16]
                     .into_iter()
-                    .flat_map(|dtype| head_dims.iter().map(move |dim| (dtype, dim)))
+                    .flat_map(|dtype| kernel.head_dims().iter().map(move |dim| (dtype, dim)))
                 {
                     let name = Function::new(kernel, dtype, head_dim).or_fallback(arch).to_string();
                     let holders: Vec<&Module> =

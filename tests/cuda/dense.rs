@@ -23,12 +23,14 @@ pub fn cases(runner: &mut Runner) {
     for (i, &len) in lengths.iter().enumerate() {
         for (j, heads) in [[4, 4], [8, 2], [8, 1]].into_iter().enumerate() {
             let dtype = if (i + j) % 2 == 0 { DType::BF16 } else { DType::F16 };
-            let head_dim = if (i + j / 2) % 2 == 0 { 128 } else { 64 };
+            let narrow = if (i + j / 2) % 2 == 0 { 128 } else { 64 };
             let memory = MEMORIES[(i + j) % MEMORIES.len()];
             let batch = 1 + (i + j) % 3;
             // Whole prompts and last chunks.
             let q_len = if j == 1 { len.div_ceil(3) } else { len };
-            for mask in [Mask::Causal, Mask::Full] {
+            for (mask, head_dim) in
+                [Mask::Causal, Mask::Full].into_iter().flat_map(|mask| [(mask, narrow), (mask, 256)])
+            {
                 let name = format!("dense {q_len} of {len} {heads:?} D{head_dim} {dtype:?} {memory:?} {mask:?}");
                 runner.case(&name, |runner| {
                     let sizes = Sizes { batch, heads, q_len, k_len: len, head_dim };
@@ -55,10 +57,12 @@ pub fn cases(runner: &mut Runner) {
         problem.poison();
         assert!(bits(&out) == bits(&dense_attn(q, k, v, problem.scale, Mask::Causal).unwrap()), "two runs differ");
     });
-    runner.case("dense decode step over 128K", |runner| {
-        let sizes = Sizes { batch: 2, heads: [8, 2], q_len: 1, k_len: 131_072, head_dim: 128 };
-        let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::HeadsFirst, 4.0);
-        let [q, k, v] = &problem.on_gpu;
-        check(&problem, &dense_attn(q, k, v, problem.scale, Mask::Causal).unwrap(), |at| causal_keys(&problem, at));
-    });
+    for head_dim in [128, 256] {
+        runner.case(&format!("dense decode step over 128K D{head_dim}"), |runner| {
+            let sizes = Sizes { batch: 2, heads: [8, 2], q_len: 1, k_len: 131_072, head_dim };
+            let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::HeadsFirst, 4.0);
+            let [q, k, v] = &problem.on_gpu;
+            check(&problem, &dense_attn(q, k, v, problem.scale, Mask::Causal).unwrap(), |at| causal_keys(&problem, at));
+        });
+    }
 }

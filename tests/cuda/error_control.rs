@@ -51,12 +51,12 @@ fn check_bound(problem: &Problem, free: &S2oConfig, bound: f32) -> usize {
 }
 
 pub fn cases(runner: &mut Runner) {
-    for q_perm in [false, true] {
+    for (q_perm, head_dim) in [(false, 128), (true, 128), (false, 256)] {
         for (bound, repeats) in [(0.9, 0), (0.3, 1), (0.1, 1), (0.01, 1)] {
-            runner.case(&format!("error bound {bound} q_perm {q_perm}"), |runner| {
+            runner.case(&format!("error bound {bound} q_perm {q_perm} D{head_dim}"), |runner| {
                 let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(256)).dense_below(0).tau(0.5);
                 let config = config.probe_stride(ProbeStride::Every(16)).q_perm(q_perm).dense_tail(70).build().unwrap();
-                let sizes = Sizes { batch: 2, heads: [4, 2], q_len: 2200, k_len: 2500, head_dim: 128 };
+                let sizes = Sizes { batch: 2, heads: [4, 2], q_len: 2200, k_len: 2500, head_dim };
                 let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 4.0);
                 assert!(check_bound(&problem, &config, bound) >= repeats, "the case should exceed its bound");
             });

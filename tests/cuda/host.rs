@@ -58,9 +58,10 @@ fn errors(device: &Device) {
         assert!(matches!(error, AttnError::Cuda(CudaError::DType { name: "q", got: DType::F32 })), "{error}");
         assert!(error.to_string().contains("the CPU path takes F32"), "{error}");
     }
-    for head_dim in [8, 96, 256] {
+    for head_dim in [8, 96, 192] {
         let error = refused(&zeros((1, 300, 2, head_dim), DType::BF16), &config());
-        assert!(matches!(error, AttnError::Cuda(CudaError::HeadDim { got }) if got == head_dim), "{error}");
+        assert!(matches!(error, AttnError::Cuda(CudaError::HeadDim { got, .. }) if got == head_dim), "{error}");
+        assert!(error.to_string().contains("expected 64 or 128 or 256 on CUDA"), "{error}");
     }
     let good = zeros((1, 600, 2, 64), DType::BF16);
     let tiles = config().to_builder().tile_k(64).build().unwrap();

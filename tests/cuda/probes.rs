@@ -278,7 +278,7 @@ pub fn cases(runner: &mut Runner) {
     for (i, (q_len, k_len, prompt_len, stride)) in lengths.into_iter().enumerate() {
         for (j, heads) in [[4, 4], [8, 2], [6, 2]].into_iter().enumerate() {
             let dtype = if (i + j) % 2 == 0 { DType::BF16 } else { DType::F16 };
-            let head_dim = if (i + j / 2) % 2 == 0 { 128 } else { 64 };
+            let head_dim = [128, 64, 256][(i + 2 * j) % 3];
             let memory = [Memory::Contiguous, Memory::HeadsFirst, Memory::Narrowed][(i + j) % 3];
             let q_perm = (i + j) % 4 == 1;
             let name = format!(

@@ -121,7 +121,7 @@ pub fn cases(runner: &mut Runner) {
     for (i, (q_len, k_len, prompt_len)) in lengths.into_iter().enumerate() {
         for (j, heads) in [[4, 4], [8, 2], [8, 1]].into_iter().enumerate() {
             let dtype = if (i + j) % 2 == 0 { DType::BF16 } else { DType::F16 };
-            let head_dim = if (i + j / 2) % 2 == 0 { 128 } else { 64 };
+            let head_dim = [128, 64, 256][(i + 2 * j) % 3];
             let memory = memories[(i + j) % memories.len()];
             let key_score = if (i + 2 * j) % 3 == 0 { KeyScore::MeanQuery } else { KeyScore::default() };
             let front_sink = [4, 0, 300][(i + j) % 3];
@@ -154,10 +154,15 @@ pub fn cases(runner: &mut Runner) {
         assert!(rank(&problem, &roomy, 6000) == rank(&problem, &tight, 6000), "groups change the orders");
     });
     values(runner);
-    for (k_len, rule) in [(131_072, StopRule::Auto), (1 << 20, StopRule::Auto), (1 << 20, StopRule::SumRatio)] {
-        runner.case(&format!("ranking of the last chunk of {k_len} {rule}"), |runner| {
+    for (k_len, rule, head_dim) in [
+        (131_072, StopRule::Auto, 128),
+        (131_072, StopRule::Auto, 256),
+        (1 << 20, StopRule::Auto, 128),
+        (1 << 20, StopRule::SumRatio, 128),
+    ] {
+        runner.case(&format!("ranking of the last chunk of {k_len} {rule} D{head_dim}"), |runner| {
             let config = S2oConfig::builder().probe_stride(ProbeStride::Off).stop_rule(rule).build().unwrap();
-            let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 3000, k_len, head_dim: 128 };
+            let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 3000, k_len, head_dim };
             let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
             let ranking = rank(&problem, &config, k_len);
             check_ranking(&problem, &config, k_len, &ranking);
@@ -228,7 +233,7 @@ fn end_to_end(runner: &Runner, problem: &Problem, config: &S2oConfig, prompt_len
     let [q, k, v] = &problem.on_cpu;
     let (_, mut on_cpu) = op_without().apply_with_stats(q, k, v).unwrap();
     for tile in on_cpu.heads.iter_mut().flat_map(|head| &mut head.tiles) {
-        tile.visited = expected_visits(runner, config, tile);
+        tile.visited = expected_visits(runner, problem, config, tile);
     }
     let (got, want) = (stats.density(), on_cpu.density());
     assert!((got - want).abs() < 0.02, "density {got:.3}, expected {want:.3}");

@@ -13,9 +13,9 @@ const LENGTHS: [usize; 2] = [9000, 27000];
 const HEADS: [usize; 2] = [16, 4];
 
 pub fn cases(runner: &mut Runner) {
-    for len in LENGTHS {
-        runner.case(&format!("same bits by heads and chunks, {len} tokens"), |runner| {
-            let sizes = Sizes { batch: 1, heads: HEADS, q_len: len, k_len: len, head_dim: 128 };
+    for (len, head_dim) in LENGTHS.into_iter().flat_map(|len| [(len, 128), (len, 256)]) {
+        runner.case(&format!("same bits by heads and chunks, {len} tokens D{head_dim}"), |runner| {
+            let sizes = Sizes { batch: 1, heads: HEADS, q_len: len, k_len: len, head_dim };
             let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
             let [q, k, v] = &problem.on_gpu;
             let run = |q: &Tensor, k: &Tensor, v: &Tensor| {

@@ -254,7 +254,7 @@ fn refusals(device: &Device) {
     }
     let odd = zeros(&[1, 200, 2, 96], DType::BF16);
     let error = by_key(&odd, &odd, 0.1, 64).unwrap_err();
-    assert!(matches!(error, AttnError::Cuda(CudaError::HeadDim { got: 96 })), "{error}");
+    assert!(matches!(error, AttnError::Cuda(CudaError::HeadDim { got: 96, .. })), "{error}");
     let wide = zeros(&[1, 200, 2, 64], DType::F32);
     let error = by_key(&wide, &wide, 0.1, 64).unwrap_err();
     assert!(matches!(error, AttnError::Cuda(CudaError::DType { name: "q", got: DType::F32 })), "{error}");

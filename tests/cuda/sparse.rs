@@ -111,8 +111,9 @@ pub fn row_visits(
 }
 
 /// Number of prefix tiles that the GPU visits if the CPU path visited those of `tile`.
-pub fn expected_visits(runner: &Runner, config: &S2oConfig, tile: &TileStats) -> usize {
+pub fn expected_visits(runner: &Runner, problem: &Problem, config: &S2oConfig, tile: &TileStats) -> usize {
     let late = runner.stops_late
+        && problem.shape.head_dim() <= 128
         && match config.stop_rule() {
             StopRule::Auto | StopRule::AllRows => config.gain_frame() == GainFrame::NewMax,
             rule => rule == StopRule::MaxWeight,
@@ -137,7 +138,7 @@ fn check_visits(
         let [q, k, v] = &problem.on_cpu;
         op(problem, &config, prompt_len, ranking).apply_with_stats(q, k, v).unwrap().1
     };
-    let expected = |tile: &TileStats| expected_visits(runner, config, tile);
+    let expected = |tile: &TileStats| expected_visits(runner, problem, config, tile);
     let tau = config.tau().resolve(prompt_len);
     let want = on_cpu(tau);
     let place = |tile: &TileStats| (tile.segment, tile.dense_tail, tile.rows, tile.window_tiles, tile.prefix_tiles);
@@ -181,14 +182,15 @@ fn rules(runner: &mut Runner) {
     for (stop_rule, tau) in rules.into_iter().zip([0.1, 0.09, 0.09, 0.06]) {
         for gain_frame in [GainFrame::NewMax, GainFrame::Literal] {
             for triggering_tile in [TriggeringTile::Keep, TriggeringTile::Discard] {
-                for q_perm in [false, true] {
-                    let name = format!("sparse {stop_rule:?} {gain_frame:?} {triggering_tile:?} q_perm {q_perm}");
+                for (q_perm, head_dim) in [(false, 128), (true, 128), (false, 256), (true, 256)] {
+                    let name =
+                        format!("sparse {stop_rule:?} {gain_frame:?} {triggering_tile:?} q_perm {q_perm} D{head_dim}");
                     runner.case(&name, |runner| {
                         let config = config(|builder| {
                             let builder = builder.stop_rule(stop_rule).gain_frame(gain_frame).q_perm(q_perm).tau(tau);
                             builder.triggering_tile(triggering_tile).dense_tail(70)
                         });
-                        let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 2000, k_len: 2000, head_dim: 128 };
+                        let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 2000, k_len: 2000, head_dim };
                         let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
                         let (_, stats) = check_s2o(runner, &problem, &config, 2000);
                         let mut scattered = cpu::rank(&problem.inputs(), &config, 2000).unwrap();
@@ -209,10 +211,10 @@ fn rules(runner: &mut Runner) {
             }
         }
     }
-    for q_perm in [false, true] {
-        runner.case(&format!("sparse that never stops, q_perm {q_perm}"), |runner| {
+    for (q_perm, head_dim) in [(false, 64), (true, 64), (false, 256), (true, 256)] {
+        runner.case(&format!("sparse that never stops, q_perm {q_perm} D{head_dim}"), |runner| {
             let config = config(|builder| builder.tau(0.0).q_perm(q_perm));
-            let sizes = Sizes { batch: 2, heads: [4, 1], q_len: 1500, k_len: 1500, head_dim: 64 };
+            let sizes = Sizes { batch: 2, heads: [4, 1], q_len: 1500, k_len: 1500, head_dim };
             let problem = Problem::new(&runner.device, sizes, DType::F16, Memory::HeadsFirst, 4.0);
             let (_, stats) = check_s2o(runner, &problem, &config, 1500);
             assert_eq!(stats.density(), 1.0);
@@ -238,7 +240,7 @@ fn shapes(runner: &mut Runner) {
     for (i, (q_len, k_len, prompt_len)) in lengths.into_iter().enumerate() {
         for (j, heads) in [[4, 4], [8, 2], [8, 1]].into_iter().enumerate() {
             let dtype = if (i + j) % 2 == 0 { DType::F16 } else { DType::BF16 };
-            let head_dim = if (i + j / 2) % 2 == 0 { 64 } else { 128 };
+            let head_dim = [64, 128, 256][(i + 2 * j) % 3];
             let memory = memories[(i + j) % memories.len()];
             let q_perm = (i + j) % 4 == 3;
             let segment = if (i + j) % 2 == 0 { 256 } else { 384 };
@@ -298,12 +300,14 @@ fn long(runner: &mut Runner) {
             assert!(bits(&again) == bits(&want), "two runs differ");
         }
     });
-    runner.case("sparse last chunk of 128K", |runner| {
-        let config = S2oConfig::builder().probe_stride(ProbeStride::Off).build().unwrap();
-        let sizes = Sizes { batch: 1, heads: [2, 1], q_len: 3000, k_len: 131_072, head_dim: 128 };
-        let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
-        check_s2o(runner, &problem, &config, 131_072);
-    });
+    for head_dim in [128, 256] {
+        runner.case(&format!("sparse last chunk of 128K D{head_dim}"), |runner| {
+            let config = S2oConfig::builder().probe_stride(ProbeStride::Off).build().unwrap();
+            let sizes = Sizes { batch: 1, heads: [2, 1], q_len: 3000, k_len: 131_072, head_dim };
+            let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
+            check_s2o(runner, &problem, &config, 131_072);
+        });
+    }
     runner.case("sparse 128K whole, rows sampled", |runner| {
         let config = S2oConfig::builder().probe_stride(ProbeStride::Off).build().unwrap();
         let sizes = Sizes { batch: 1, heads: [2, 1], q_len: 131_072, k_len: 131_072, head_dim: 128 };

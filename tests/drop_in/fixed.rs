@@ -1,6 +1,6 @@
 //! Tensors of one length, in the shapes of the original's tests and of models.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 use candle_s2o::{S2oConfig, SegmentLen, s2o_attn};
 use s2o_flash_attn::s2o::{Policy, collect_stats, set_policy, take_stats};
 use s2o_flash_attn::{
@@ -96,71 +96,79 @@ pub fn errors(runner: &mut Runner) {
 /// Long causal calls under the policy: compares them with the op, and counts them. A sequence in one tensor, or in
 /// pages that lie in another order, has the bits of the call with one length.
 pub fn policy(runner: &mut Runner) {
-    runner.case("policy a long prompt by S2O", |runner| {
-        const LEN: usize = 4096;
-        const PAGE_LEN: usize = 64;
-        let device = runner.device.clone();
-        let random = |seed, heads| tensor(seed, &[1, LEN, heads, 128], DType::BF16, &device);
-        // Peaked attention, so that there is something to skip.
-        let q = (random(1, 8) * 4.0).expect("scaled");
-        let (k, v) = (random(2, 2), random(3, 2));
-        let config = S2oConfig::builder().tau(0.1).segment_len(SegmentLen::Fixed(512)).dense_below(2048).build();
-        let config = config.expect("options");
-        let op = floats(&s2o_attn(&q, &k, &v, 0.088, &config).expect("S2O"));
-        let num_pages = LEN / PAGE_LEN;
-        let table: Vec<u32> = (0..num_pages).map(|page| ((page * 37 + 5) % num_pages) as u32).collect();
-        let mut places = vec![0u32; num_pages];
-        table.iter().enumerate().for_each(|(page, &place)| places[place as usize] = page as u32);
-        let places = Tensor::new(places, &device).expect("copied");
-        let store = |x: &Tensor| x.reshape((num_pages, PAGE_LEN, 2, 128))?.index_select(&places, 0);
-        let (paged_k, paged_v) = (store(&k).expect("pages"), store(&v).expect("pages"));
-        let table = Tensor::new(table, &device).and_then(|table| table.unsqueeze(0)).expect("copied");
-        let flat = [&q, &k, &v].map(|x| x.squeeze(0).expect("one sequence"));
-        let ends = Tensor::new(&[0u32, LEN as u32], &device).expect("copied");
-        let varlen = |ends: &Tensor| {
-            let [q, k, v] = &flat;
-            flash_attn_varlen_windowed(q, k, v, ends, ends, LEN, LEN, 0.088, None, Some(0)).expect("a sequence")
-        };
-        // The same sequence twice: the host reads the lengths.
-        let twice = flat.each_ref().map(|x| Tensor::cat(&[x, x], 0).expect("joined"));
-        let ends_of_two = Tensor::new(&[0u32, LEN as u32, 2 * LEN as u32], &device).expect("copied");
+    for head_dim in [128, 160, 256] {
+        runner.case(&format!("policy a long prompt by S2O D{head_dim}"), |runner| long_prompt(runner, head_dim));
+    }
+}
 
-        set_policy(Policy::S2o(config));
-        collect_stats(true);
-        let by_policy = floats(&flash_attn(&q, &k, &v, 0.088, true).expect("by the policy"));
-        let same = floats(&flash_attn_windowed(&q, &k, &v, 0.088, None, Some(0)).expect("by the policy"));
-        let sequence = floats(&varlen(&ends));
-        let paged = flash_attn_varlen_paged_windowed(
-            &flat[0],
-            &paged_k,
-            &paged_v,
-            &ends,
-            &ends,
-            &table,
-            None,
-            LEN,
-            LEN,
-            0.088,
-            None,
-            Some(0),
-            PAGE_LEN,
-            None,
-        );
-        let [q2, k2, v2] = &twice;
-        let two = flash_attn_varlen(q2, k2, v2, &ends_of_two, &ends_of_two, LEN, LEN, 0.088, true);
-        let whole = flash_attn(&q, &k, &v, 0.088, false);
-        let sliding = flash_attn_windowed(&q, &k, &v, 0.088, Some(1000), Some(0));
-        let calls = take_stats().unwrap();
-        collect_stats(false);
-        set_policy(Policy::Dense);
-        assert!(by_policy == op && same == op, "the drop-in computes something else than the op");
-        assert!(sequence == op, "a sequence differs");
-        assert!(floats(&paged.expect("pages")) == op, "pages differ");
-        let two = floats(&two.expect("two sequences"));
-        assert!(two[..op.len()] == op && two[op.len()..] == op, "two sequences differ");
-        whole.expect("not causal");
-        sliding.expect("a window");
-        assert_eq!(calls.len(), 6, "{calls:?}");
-        assert!(calls.iter().all(|call| call.stats.density() < 1.0), "nothing was skipped");
-    });
+fn long_prompt(runner: &Runner, head_dim: usize) {
+    const LEN: usize = 4096;
+    const PAGE_LEN: usize = 64;
+    let device = runner.device.clone();
+    let random = |seed, heads| tensor(seed, &[1, LEN, heads, head_dim], DType::BF16, &device);
+    // Peaked attention, so that there is something to skip.
+    let q = (random(1, 8) * 4.0).expect("scaled");
+    let (k, v) = (random(2, 2), random(3, 2));
+    let config = S2oConfig::builder().tau(0.1).segment_len(SegmentLen::Fixed(512)).dense_below(2048).build();
+    let config = config.expect("options");
+    // The op has no kernels for other sizes: the columns beyond theirs are zeros.
+    let kernel_dim = head_dim.next_multiple_of(128);
+    let pad = |x: &Tensor| x.pad_with_zeros(D::Minus1, 0, kernel_dim - head_dim).expect("padded");
+    let op = s2o_attn(&pad(&q), &pad(&k), &pad(&v), 0.088, &config).expect("S2O");
+    let op = floats(&op.narrow(D::Minus1, 0, head_dim).expect("the columns of the heads"));
+    let num_pages = LEN / PAGE_LEN;
+    let table: Vec<u32> = (0..num_pages).map(|page| ((page * 37 + 5) % num_pages) as u32).collect();
+    let mut places = vec![0u32; num_pages];
+    table.iter().enumerate().for_each(|(page, &place)| places[place as usize] = page as u32);
+    let places = Tensor::new(places, &device).expect("copied");
+    let store = |x: &Tensor| x.reshape((num_pages, PAGE_LEN, 2, head_dim))?.index_select(&places, 0);
+    let (paged_k, paged_v) = (store(&k).expect("pages"), store(&v).expect("pages"));
+    let table = Tensor::new(table, &device).and_then(|table| table.unsqueeze(0)).expect("copied");
+    let flat = [&q, &k, &v].map(|x| x.squeeze(0).expect("one sequence"));
+    let ends = Tensor::new(&[0u32, LEN as u32], &device).expect("copied");
+    let varlen = |ends: &Tensor| {
+        let [q, k, v] = &flat;
+        flash_attn_varlen_windowed(q, k, v, ends, ends, LEN, LEN, 0.088, None, Some(0)).expect("a sequence")
+    };
+    // The same sequence twice: the host reads the lengths.
+    let twice = flat.each_ref().map(|x| Tensor::cat(&[x, x], 0).expect("joined"));
+    let ends_of_two = Tensor::new(&[0u32, LEN as u32, 2 * LEN as u32], &device).expect("copied");
+
+    set_policy(Policy::S2o(config));
+    collect_stats(true);
+    let by_policy = floats(&flash_attn(&q, &k, &v, 0.088, true).expect("by the policy"));
+    let same = floats(&flash_attn_windowed(&q, &k, &v, 0.088, None, Some(0)).expect("by the policy"));
+    let sequence = floats(&varlen(&ends));
+    let paged = flash_attn_varlen_paged_windowed(
+        &flat[0],
+        &paged_k,
+        &paged_v,
+        &ends,
+        &ends,
+        &table,
+        None,
+        LEN,
+        LEN,
+        0.088,
+        None,
+        Some(0),
+        PAGE_LEN,
+        None,
+    );
+    let [q2, k2, v2] = &twice;
+    let two = flash_attn_varlen(q2, k2, v2, &ends_of_two, &ends_of_two, LEN, LEN, 0.088, true);
+    let whole = flash_attn(&q, &k, &v, 0.088, false);
+    let sliding = flash_attn_windowed(&q, &k, &v, 0.088, Some(1000), Some(0));
+    let calls = take_stats().unwrap();
+    collect_stats(false);
+    set_policy(Policy::Dense);
+    assert!(by_policy == op && same == op, "the drop-in computes something else than the op");
+    assert!(sequence == op, "a sequence differs");
+    assert!(floats(&paged.expect("pages")) == op, "pages differ");
+    let two = floats(&two.expect("two sequences"));
+    assert!(two[..op.len()] == op && two[op.len()..] == op, "two sequences differ");
+    whole.expect("not causal");
+    sliding.expect("a window");
+    assert_eq!(calls.len(), 6, "{calls:?}");
+    assert!(calls.iter().all(|call| call.stats.density() < 1.0), "nothing was skipped");
 }

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use cudarc::driver::DriverError;
-use s2o_kernels::Arch;
+use s2o_kernels::{Arch, HeadDim, Kernel};
 use thiserror::Error;
 
 /// Why a call on a GPU was refused or failed. The CPU path covers calls that the kernels do not: move the tensors with
@@ -14,9 +14,15 @@ pub enum CudaError {
     /// The kernels compute on 16-bit elements.
     #[error("{name}: expected dtype F16 or BF16 on CUDA, got {got:?}; the CPU path takes F32")]
     DType { name: &'static str, got: DType },
-    /// The kernels are built for two head sizes.
-    #[error("head_dim: expected 64 or 128 on CUDA, got {got}; the CPU path takes multiples of 8 up to 256")]
-    HeadDim { got: usize },
+    /// The kernels are built for a few head sizes.
+    #[error("head_dim: expected {expected} on CUDA, got {got}; the CPU path takes multiples of 8 up to 256")]
+    HeadDim { expected: String, got: usize },
+    /// A block of the kernel needs more shared memory than the GPU has.
+    #[error(
+        "expected a GPU with {expected} bytes of shared memory for a block of {name}, got one with {got}; the CPU path \
+         runs everywhere"
+    )]
+    SharedMemory { name: String, expected: usize, got: usize },
     /// The kernels are built for one tile size.
     #[error("{name}: expected 128 on CUDA, got {got}; the CPU path takes others")]
     Tile { name: &'static str, got: usize },
@@ -86,6 +92,14 @@ impl<T> Doing<T> for Result<T, DriverError> {
     fn doing(self, doing: &'static str) -> Result<T, CudaError> {
         self.map_err(|source| CudaError::Driver { doing, source })
     }
+}
+
+/// The head size of the functions of `kernel` for heads of `got` elements, or [`CudaError::HeadDim`].
+pub fn head_dim(kernel: Kernel, got: usize) -> Result<HeadDim, CudaError> {
+    kernel.head_dim(got).ok_or_else(|| {
+        let sizes: Vec<String> = kernel.head_dims().iter().map(|size| size.get().to_string()).collect();
+        CudaError::HeadDim { expected: sizes.join(" or "), got }
+    })
 }
 
 /// Converts a size to the 32-bit number that kernels count with, or returns [`CudaError::TooLarge`].

@@ -93,6 +93,18 @@ impl Launcher {
         kernel.is_in(self.library.arch)
     }
 
+    /// Whether the GPU has the shared memory that the kernel needs. Loads the kernel.
+    ///
+    /// # Errors
+    /// If the kernel cannot be loaded.
+    pub fn fits(&self, function: Function) -> Result<bool, CudaError> {
+        match self.library.entry(function, &self.stream) {
+            Ok(_) => Ok(true),
+            Err(CudaError::SharedMemory { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Scratch memory for these regions, allocated in stream order.
     pub fn allocate(&self, regions: &Regions) -> Result<Scratch, CudaError> {
         self.library.pool.allocate(&self.stream, regions)

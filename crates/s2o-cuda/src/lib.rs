@@ -18,7 +18,7 @@ mod memory;
 mod operand;
 mod stopwatch;
 
-pub use error::{CudaError, check_i32, to_i32};
+pub use error::{CudaError, check_i32, head_dim, to_i32};
 pub use launcher::{ANY_HEAD_DIM, Grid, Launcher};
 pub use memory::{Region, Regions, Scratch, free_and_total, keep_released};
 pub use operand::{Element, Operand, View, address, cuda_storage, is_vectorized, unaligned_address};

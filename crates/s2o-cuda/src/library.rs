@@ -26,8 +26,11 @@ pub(crate) struct Library {
 #[derive(Debug, Default)]
 struct Loaded {
     modules: HashMap<&'static str, Arc<CudaModule>>,
-    functions: HashMap<Function, Entry>,
+    functions: HashMap<Function, Loading>,
 }
+
+/// A kernel, or the bytes of shared memory of a block that it needs and that the GPU has.
+type Loading = Result<Entry, [usize; 2]>;
 
 /// A kernel ready to launch.
 #[derive(Debug, Clone)]
@@ -84,8 +87,8 @@ impl Library {
     pub(crate) fn entry(&self, function: Function, stream: &Arc<CudaStream>) -> Result<Entry, CudaError> {
         let function = function.or_fallback(self.arch);
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = loaded.functions.get(&function) {
-            return Ok(entry.clone());
+        if let Some(loading) = loaded.functions.get(&function) {
+            return or_too_large(function, loading.clone());
         }
         refuse_capture(stream, "the first call of a kernel", "make one such call before the capture")?;
         let name = function.to_string();
@@ -99,9 +102,9 @@ impl Library {
                 module
             }
         };
-        let entry = entry_of(&module, function, stream)?;
-        loaded.functions.insert(function, entry.clone());
-        Ok(entry)
+        let loading = entry_of(&module, function, stream)?;
+        loaded.functions.insert(function, loading.clone());
+        or_too_large(function, loading)
     }
 
     fn load(&self, module: &Module) -> Result<Arc<CudaModule>, CudaError> {
@@ -118,8 +121,12 @@ impl Library {
     }
 }
 
+fn or_too_large(function: Function, loading: Loading) -> Result<Entry, CudaError> {
+    loading.map_err(|[expected, got]| CudaError::SharedMemory { name: function.to_string(), expected, got })
+}
+
 /// Looks up a kernel, reads its launch info, and allows it its shared memory.
-fn entry_of(module: &Arc<CudaModule>, function: Function, stream: &Arc<CudaStream>) -> Result<Entry, CudaError> {
+fn entry_of(module: &Arc<CudaModule>, function: Function, stream: &Arc<CudaStream>) -> Result<Loading, CudaError> {
     let kernel = module.load_function(&function.to_string()).doing("looking a kernel up")?;
     let symbol = module.get_global(&function.launch_symbol(), stream).doing("looking up how to launch a kernel")?;
     let mut bytes = [0; size_of::<LaunchInfo>()];
@@ -130,13 +137,13 @@ fn entry_of(module: &Arc<CudaModule>, function: Function, stream: &Arc<CudaStrea
         .and_then(|()| stream.synchronize())
         .doing("reading how to launch a kernel")?;
     let info = LaunchInfo::from_bytes(bytes);
-    let shared_limit = if function.kernel.sizes_its_shared_memory() {
-        let own = kernel.shared_size_bytes().doing("asking for a kernel's shared memory")?;
-        let of_block = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        stream.context().attribute(of_block).doing("asking for shared memory")? - own
-    } else {
-        info.shared_bytes
-    };
+    let own = kernel.shared_size_bytes().doing("asking for a kernel's shared memory")?;
+    let of_block = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let most = stream.context().attribute(of_block).doing("asking for shared memory")? - own;
+    if info.shared_bytes > most {
+        return Ok(Err([info.shared_bytes, most].map(|dynamic| (dynamic + own) as usize)));
+    }
+    let shared_limit = if function.kernel.sizes_its_shared_memory() { most } else { info.shared_bytes };
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     kernel.set_attribute(attribute, shared_limit).doing("allowing a kernel its shared memory")?;
     let fitting = match info.blocks_per_sm {
@@ -145,5 +152,5 @@ fn entry_of(module: &Arc<CudaModule>, function: Function, stream: &Arc<CudaStrea
             .occupancy_max_active_blocks_per_multiprocessor(info.threads as u32, info.shared_bytes as usize, None)
             .doing("asking how many blocks of a kernel fit")?,
     };
-    Ok(Entry { function: kernel, info, shared_limit: shared_limit as usize, fitting: fitting as usize })
+    Ok(Ok(Entry { function: kernel, info, shared_limit: shared_limit as usize, fitting: fitting as usize }))
 }

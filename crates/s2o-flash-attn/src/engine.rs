@@ -2,16 +2,22 @@
 
 use candle_core::{D, DType, Tensor};
 use candle_s2o::{AttnError, Mask, S2oError, S2oOp, ShapeError, dense_attn};
+#[cfg(feature = "cuda")]
+use s2o_cuda::Launcher;
+#[cfg(feature = "cuda")]
+use s2o_kernels::{Dtype, Function, HeadDim, Kernel};
 
 use crate::error::FlashAttnError;
 #[cfg(feature = "cuda")]
-use crate::kernel::KernelCall;
+use crate::kernel::{self, KernelCall};
 use crate::mask::{Reach, Window};
 use crate::plain::{self, Scores};
 use crate::s2o::{self, Policy};
 
-/// Head dims of the CUDA kernels. Smaller heads are padded with zeros, which changes neither scores nor outputs.
-const CUDA_HEAD_DIMS: [usize; 2] = [64, 128];
+/// Head dims of the CUDA kernels of S2O. Smaller heads are padded with zeros, which changes neither scores nor outputs.
+const CUDA_HEAD_DIMS: [usize; 3] = [64, 128, 256];
+/// Largest head dim whose exact calls have kernels there that are faster than [`KernelCall`]'s.
+const MOST_OF_EXACT: usize = 128;
 
 /// Attention as a Candle op. As an op it copies its inputs and its output once. The functions of this crate do not copy
 /// their inputs.
@@ -91,10 +97,11 @@ pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> R
     let reach = call.window.reach(q_len, k_len);
     let ranges = if reach == Reach::Full { Vec::new() } else { call.ranges.clone() };
     let is_plain = slopes.is_none() && softcap.is_none() && ranges.is_empty() && reach != Reach::Local;
-    if is_plain && has_fast_path(q) {
-        if call.may_skip && q_len == 1 {
-            s2o::single_query()?;
-        }
+    let has_fast_path = is_plain && has_fast_path(q)?;
+    if has_fast_path && call.may_skip && q_len == 1 {
+        s2o::single_query()?;
+    }
+    if has_fast_path && (is_fast_if_exact(q) || reach == Reach::Causal && may_be_sparse(q, k_len, call)?) {
         return padded(q, k, v, |q, k, v| match reach {
             Reach::Causal => causal(q, k, v, call),
             _ => full(q, k, v, softmax_scale),
@@ -148,11 +155,38 @@ fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, FlashAttnError> {
 }
 
 /// Whether the implementation of full and causal attention that S2O shares takes the tensors.
-pub(crate) fn has_fast_path(q: &Tensor) -> bool {
+pub(crate) fn has_fast_path(q: &Tensor) -> Result<bool, FlashAttnError> {
     match q.dims().last().copied().unwrap_or_default() {
-        head_dim if q.device().is_cpu() => head_dim.is_multiple_of(8) && head_dim <= 256,
-        head_dim => CUDA_HEAD_DIMS.iter().any(|&wide| head_dim <= wide),
+        head_dim if q.device().is_cpu() => Ok(head_dim.is_multiple_of(8) && head_dim <= 256),
+        head_dim if head_dim <= MOST_OF_EXACT => Ok(true),
+        head_dim => Ok(CUDA_HEAD_DIMS.iter().any(|&wide| head_dim <= wide) && has_wide_kernels(q)?),
     }
+}
+
+/// Whether the GPU has the shared memory that the kernels for a head_dim of 256 need.
+fn has_wide_kernels(q: &Tensor) -> Result<bool, FlashAttnError> {
+    #[cfg(feature = "cuda")]
+    {
+        let of_s2o = Function::new(Kernel::SinglePass, Dtype::Bf16, HeadDim::D256);
+        Launcher::of(q).and_then(|launcher| launcher.fits(of_s2o)).map_err(kernel::cuda)
+    }
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = q;
+        Ok(false)
+    }
+}
+
+/// Whether an exact call is at least as fast in that implementation as in [`KernelCall`].
+fn is_fast_if_exact(q: &Tensor) -> bool {
+    q.device().is_cpu() || q.dims().last().is_some_and(|&head_dim| head_dim <= MOST_OF_EXACT)
+}
+
+fn may_be_sparse(q: &Tensor, k_len: usize, call: &Call<'_>) -> Result<bool, FlashAttnError> {
+    if !call.may_skip || q.dims()[1] == 1 {
+        return Ok(false);
+    }
+    Ok(s2o::sparse_from(q.device(), 1)?.is_some_and(|from| k_len >= from))
 }
 
 fn padded(

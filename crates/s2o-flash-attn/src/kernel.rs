@@ -88,7 +88,7 @@ impl KernelCall<'_> {
             Reach::Local => false,
         };
         let is_paged = self.sequences.as_ref().is_some_and(|sequences| sequences.pages.is_some());
-        let fits = sees_all && !is_paged && HeadDim::new(self.qkv[0].dims()[3]).is_some();
+        let fits = sees_all && !is_paged && Kernel::DenseModified.head_dim(self.qkv[0].dims()[3]).is_some();
         if fits { Kernel::DenseModified } else { Kernel::Flash }
     }
 
@@ -170,7 +170,7 @@ impl KernelCall<'_> {
         };
         let kernel = self.kernel();
         let enqueue = |params: FlashParams| {
-            let size = HeadDim::flash(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
+            let size = HeadDim::flash(head_dim).expect("`compute` has checked the head size");
             let tiles = (params.q_len as usize).div_ceil(FEWEST_ROWS) * size.get().div_ceil(MOST_COLUMNS);
             let items = params.batch as usize * num_heads * tiles;
             // SAFETY: both kernels take FlashParams, and tensor maps are those of q, k and v. Tensors and counter

@@ -53,7 +53,7 @@ impl OnGpu<'_> {
             && rows_k.unwrap_or(longest[1]) == longest[1]
             && table.as_ref().is_none_or(|table| table.holds(longest[1]))
             && ends.iter().zip(longest).all(|(ends, longest)| ends.as_ref().is_none_or(|ends| *ends == [0, longest]));
-        if may_skip && !is_whole && engine::has_fast_path(q) {
+        if may_skip && !is_whole && engine::has_fast_path(q)? {
             return Ok(None);
         }
         let starts = || -> Result<_> {

@@ -1,7 +1,8 @@
 // The attention engine for sm_80 and newer: one persistent kernel for dense, block, split and S2O attention.
 //
-// Four warps, 32 query rows each; two blocks share an SM, and one multiplies while the other is in its softmax. Keys
-// and values come in half tiles of 64 (loader.cuh); queries stay in shared memory. A step of the schedule is two visits
+// Four warps, 32 query rows each; two blocks share an SM, and one multiplies while the other is in its softmax. With
+// head_dim 256 a block has eight warps of 16 rows, and an SM one block. Keys and values come in half tiles of 64
+// (loader.cuh); queries stay in shared memory. A step of the schedule is two visits
 // of a half tile: S = Q K^T, P = exp(S - row_max), acc += P V. The stop decision covers all 128 keys of a step.
 #pragma once
 #include "../launch.cuh"
@@ -14,14 +15,14 @@ namespace s2o::sm80 {
 // The warp's queries as operands: for head_dim 64 kept in registers, otherwise read again for each half tile.
 template <class X>
 struct Queries {
-    static constexpr int STEPS = X::HEAD_DIM / 16;
+    static constexpr int M = X::FRAGMENTS, STEPS = X::HEAD_DIM / 16;
     static constexpr bool KEPT = X::HEAD_DIM == 64;
     uint32_t address;
-    uint32_t kept[KEPT ? STEPS : 1][2][4];
+    uint32_t kept[KEPT ? STEPS : 1][M][4];
 
-    __device__ __forceinline__ void read(uint32_t (&a)[2][4], int step) const {
-        ldmatrix(a[0], column_step(address, step));
-        ldmatrix(a[1], column_step(address, step) + 16 * X::ROW);
+    __device__ __forceinline__ void read(uint32_t (&a)[M][4], int step) const {
+#pragma unroll
+        for (int m = 0; m < M; ++m) ldmatrix(a[m], column_step(address, step) + m * 16 * X::ROW);
     }
     __device__ __forceinline__ void keep() {
         if constexpr (KEPT) {
@@ -29,10 +30,10 @@ struct Queries {
             for (int d = 0; d < STEPS; ++d) read(kept[d], d);
         }
     }
-    __device__ __forceinline__ void operand(uint32_t (&a)[2][4], int step) const {
+    __device__ __forceinline__ void operand(uint32_t (&a)[M][4], int step) const {
         if constexpr (KEPT) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = kept[step][i / 4][i % 4];
+            for (int i = 0; i < 4 * M; ++i) a[i / 4][i % 4] = kept[step][i / 4][i % 4];
         } else {
             read(a, step);
         }
@@ -41,22 +42,22 @@ struct Queries {
 
 // S = Q K^T
 template <class X>
-__device__ __forceinline__ void scores(float (&s)[2][HALF_K / 2], const Queries<X>& q, uint32_t k) {
+__device__ __forceinline__ void scores(float (&s)[X::FRAGMENTS][HALF_K / 2], const Queries<X>& q, uint32_t k) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
 #pragma unroll
         for (int i = 0; i < HALF_K / 2; ++i) s[m][i] = 0.f;
     }
 #pragma unroll
     for (int d = 0; d < X::HEAD_DIM / 16; ++d) {
-        uint32_t a[2][4];
+        uint32_t a[X::FRAGMENTS][4];
         q.operand(a, d);
 #pragma unroll
         for (int n = 0; n < HALF_K / 16; ++n) {
             uint32_t b[4];
             ldmatrix(b, column_step(k, d) + n * 16 * X::ROW);
 #pragma unroll
-            for (int m = 0; m < 2; ++m) {
+            for (int m = 0; m < X::FRAGMENTS; ++m) {
                 mma<typename X::T>(s[m] + 8 * n, a[m], b[0], b[1]);
                 mma<typename X::T>(s[m] + 8 * n + 4, a[m], b[2], b[3]);
             }
@@ -66,19 +67,20 @@ __device__ __forceinline__ void scores(float (&s)[2][HALF_K / 2], const Queries<
 
 // acc += P V. The accumulator layout of S is the operand layout of P, so S is only packed in pairs.
 template <class X>
-__device__ __forceinline__ void add_values(float (&acc)[2][X::HEAD_DIM / 2], const uint32_t (&probs)[2][HALF_K / 4],
+__device__ __forceinline__ void add_values(float (&acc)[X::FRAGMENTS][X::HEAD_DIM / 2],
+                                           const uint32_t (&probs)[X::FRAGMENTS][HALF_K / 4],
                                            uint32_t v) {
 #pragma unroll
     for (int k = 0; k < HALF_K / 16; ++k) {
-        uint32_t a[2][4];
+        uint32_t a[X::FRAGMENTS][4];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = probs[i / 4][4 * k + i % 4];
+        for (int i = 0; i < 4 * X::FRAGMENTS; ++i) a[i / 4][i % 4] = probs[i / 4][4 * k + i % 4];
 #pragma unroll
         for (int n = 0; n < X::HEAD_DIM / 16; ++n) {
             uint32_t b[4];
             ldmatrix_transposed(b, column_step(v, n) + k * 16 * X::ROW);
 #pragma unroll
-            for (int m = 0; m < 2; ++m) {
+            for (int m = 0; m < X::FRAGMENTS; ++m) {
                 mma<typename X::T>(acc[m] + 8 * n, a[m], b[0], b[1]);
                 mma<typename X::T>(acc[m] + 8 * n + 4, a[m], b[2], b[3]);
             }
@@ -105,10 +107,10 @@ struct Visibility {
     __device__ __forceinline__ bool none() const { return min(last_existing, last_causal + more_causal) < 0; }
 
     // `beyond` is the number of keys that a row sees beyond last_causal.
-    template <class F>
-    __device__ __forceinline__ void mask(float (&s)[2][HALF_K / 2], int lane, F beyond) const {
+    template <int FRAGMENTS, class F>
+    __device__ __forceinline__ void mask(float (&s)[FRAGMENTS][HALF_K / 2], int lane, F beyond) const {
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < FRAGMENTS; ++m) {
 #pragma unroll
             for (int i = 0; i < HALF_K / 2; ++i) {
                 const int row = m * 16 + 8 * (i >> 1 & 1) + lane / 4;
@@ -121,11 +123,12 @@ struct Visibility {
 
 // P = exp(S - row_max), in 16 bits, and the maxima of the half tile if the tile may stop.
 template <class X>
-__device__ __forceinline__ void probabilities(OnlineSoftmax (&softmax)[2], float (&s)[2][HALF_K / 2], float scale_log2,
-                                              uint32_t (&probs)[2][HALF_K / 4], float (&rescale)[2][2],
-                                              float (&half_max)[2][2]) {
+__device__ __forceinline__ void probabilities(OnlineSoftmax (&softmax)[X::FRAGMENTS],
+                                              float (&s)[X::FRAGMENTS][HALF_K / 2], float scale_log2,
+                                              uint32_t (&probs)[X::FRAGMENTS][HALF_K / 4],
+                                              float (&rescale)[X::FRAGMENTS][2], float (&half_max)[X::FRAGMENTS][2]) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
         float tile_sum[2];
         softmax[m].template update<X::ROWS_MAY_BE_EMPTY, X::MAY_STOP>(s[m], scale_log2, rescale[m], tile_sum,
                                                                       half_max[m]);
@@ -136,11 +139,14 @@ __device__ __forceinline__ void probabilities(OnlineSoftmax (&softmax)[2], float
 
 // Late in a row no maximum rises, and the rescale is skipped.
 template <class X>
-__device__ __forceinline__ void rescale_if_needed(float (&acc)[2][X::HEAD_DIM / 2], const float (&rescale)[2][2]) {
-    const bool rises = rescale[0][0] != 1.f || rescale[0][1] != 1.f || rescale[1][0] != 1.f || rescale[1][1] != 1.f;
+__device__ __forceinline__ void rescale_if_needed(float (&acc)[X::FRAGMENTS][X::HEAD_DIM / 2],
+                                                  const float (&rescale)[X::FRAGMENTS][2]) {
+    bool rises = false;
+#pragma unroll
+    for (int m = 0; m < X::FRAGMENTS; ++m) rises = rises || rescale[m][0] != 1.f || rescale[m][1] != 1.f;
     if (__any_sync(0xffffffffu, rises)) {
-        rescale_rows(acc[0], rescale[0]);
-        rescale_rows(acc[1], rescale[1]);
+#pragma unroll
+        for (int m = 0; m < X::FRAGMENTS; ++m) rescale_rows(acc[m], rescale[m]);
     }
 }
 
@@ -155,32 +161,32 @@ __device__ __forceinline__ void rescale_if_needed(float (&acc)[2][X::HEAD_DIM / 
 template <class X, bool DISCARD>
 __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const typename X::Params& p) {
     const AttnParams& attn = attn_of(p);
-    Control& control = shared.control();
+    Control<X>& control = shared.control();
     const WorkItem& w = control.work;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int warp_row = warp * WARP_ROWS;
+    const int warp_row = warp * X::WARP_ROWS;
     const float scale_log2 = attn.softmax_scale * LOG2_E;
 
     Loader<X, DISCARD> loader(shared, p);
     load_queries<X>(p, w, shared.q());
     loader.start();
 
-    OnlineSoftmax softmax[2];
-    float acc[2][X::HEAD_DIM / 2];
+    OnlineSoftmax softmax[X::FRAGMENTS];
+    float acc[X::FRAGMENTS][X::HEAD_DIM / 2];
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
 #pragma unroll
         for (int i = 0; i < X::HEAD_DIM / 2; ++i) acc[m][i] = 0.f;
     }
     [[maybe_unused]] OwnRow own = {-INFINITY, 0.f};
     if constexpr (X::OUTPUT == Output::RESUMED) {
-        const int row = row_of<X>(p, w, own_row_index());
+        const int row = row_of<X>(p, w, own_row_index<X>());
         const RowState before = row < 0 ? RowState{0.f, 1.f} : p.state[int64_t(w.batch_head(attn)) * attn.q_len + row];
         own = {before.row_max, before.row_sum};
-        float row_max[2][2];
+        float row_max[X::FRAGMENTS][2];
         to_quad(own.row_max, row_max);
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < X::FRAGMENTS; ++m) {
             softmax[m].row_max[0] = row_max[m][0];
             softmax[m].row_max[1] = row_max[m][1];
         }
@@ -222,22 +228,22 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     visibility.more_causal = w.last_position - w.position;
                 } else if (attn.causal) {
                     visibility.last_causal = X::position(p, w, warp_row) - first_key;
-                    visibility.more_causal = WARP_ROWS - 1;
+                    visibility.more_causal = X::WARP_ROWS - 1;
                 }
             } else if (X::RAGGED_END && step == w.steps - 1) {
                 visibility.last_existing = w.last_keys - 1 - visit * HALF_K;
             }
             const bool visible = !visibility.none();
-            uint32_t probs[2][HALF_K / 4];
-            float rescale[2][2];
+            uint32_t probs[X::FRAGMENTS][HALF_K / 4];
+            float rescale[X::FRAGMENTS][2];
             if (visible) {
-                float s[2][HALF_K / 2];
+                float s[X::FRAGMENTS][HALF_K / 2];
                 scores<X>(s, queries, k);
                 if (!visibility.all()) visibility.mask(s, lane, beyond);
-                float half_max[2][2];
+                float half_max[X::FRAGMENTS][2];
                 probabilities<X>(softmax, s, scale_log2, probs, rescale, half_max);
                 if constexpr (X::MAY_STOP) {
-                    const float largest = own_row(half_max[0][0], half_max[0][1], half_max[1][0], half_max[1][1]);
+                    const float largest = own_row(half_max);
                     float& tile_max = control.max_or_gain[thread_index()];
                     tile_max = visit == 0 ? largest : fmaxf(tile_max, largest);
                 }
@@ -275,7 +281,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     if (gathered) control.max_or_gain[thread_index()] = update.tile_sum / own.row_sum;
                 }
 #pragma unroll
-                for (int m = 0; m < 2; ++m) softmax[m].row_sum[0] = softmax[m].row_sum[1] = 0.f;
+                for (int m = 0; m < X::FRAGMENTS; ++m) softmax[m].row_sum[0] = softmax[m].row_sum[1] = 0.f;
             }
         }
         if (stop) {
@@ -286,13 +292,13 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     // Loads may still be in flight: after an early stop, or those of the queries if there is no step.
     cp_async_wait<0>();
 
-    float row_max[2][2], row_sum[2][2];
+    float row_max[X::FRAGMENTS][2], row_sum[X::FRAGMENTS][2];
     if constexpr (X::MAY_STOP) {
         to_quad(own.row_max, row_max);
         to_quad(own.row_sum, row_sum);
     } else {
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < X::FRAGMENTS; ++m) {
             softmax[m].finish();
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -308,7 +314,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     }
     if constexpr (X::MAY_STOP) {
         if (p.tiles_visited != nullptr && threadIdx.x == 0) p.tiles_visited[w.slot] = step;
-        const int row = row_of<X>(p, w, own_row_index());
+        const int row = row_of<X>(p, w, own_row_index<X>());
         if (p.last_gain != nullptr && row >= 0) {
             const float gain = stop ? control.max_or_gain[thread_index()] : SAW_ALL_KEYS;
             p.last_gain[int64_t(w.batch_head(attn)) * attn.q_len + row] = gain;
@@ -319,7 +325,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 // Finds the next item that exists. A block's first item is its index; the others come from the counter, fetched one
 // ahead. Not inlined, because the values that its divisions precompute would spill.
 template <class X>
-__device__ __noinline__ void take_item(const typename X::Params& p, Control& control) {
+__device__ __noinline__ void take_item(const typename X::Params& p, Control<X>& control) {
     const AttnParams& attn = attn_of(p);
     const WorkItem& w = control.work;
     const Strides &k = attn.k_strides, &v = attn.v_strides;
@@ -338,7 +344,7 @@ template <class X>
 __device__ __forceinline__ void attention(const typename X::Params& p) {
     extern __shared__ __align__(1024) char raw[];
     const SharedLayout<X> shared{raw};
-    Control& control = shared.control();
+    Control<X>& control = shared.control();
     if (threadIdx.x == 0) control.item = blockIdx.x;
     for (;;) {
         if (threadIdx.x == 0) take_item<X>(p, control);

@@ -7,9 +7,9 @@
     using name##_traits = s2o::sm80::Traits<T, head_dim, Schedule>; \
     extern "C" {                                                                                                \
     __constant__ s2o::LaunchInfo name##_launch = {                                                              \
-        s2o::sm80::THREADS, s2o::sm80::SharedLayout<name##_traits>::BYTES, s2o::sm80::BLOCKS_PER_SM, 0};        \
+        name##_traits::THREADS, s2o::sm80::SharedLayout<name##_traits>::BYTES, name##_traits::BLOCKS_PER_SM, 0}; \
     }                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(s2o::sm80::THREADS, s2o::sm80::BLOCKS_PER_SM)                  \
+    extern "C" __global__ void __launch_bounds__(name##_traits::THREADS, name##_traits::BLOCKS_PER_SM)          \
         name(const __grid_constant__ name##_traits::Params p) {                                                 \
         s2o::sm80::attention<name##_traits>(p);                                                                 \
     }
@@ -18,4 +18,9 @@
     S2O_KERNEL(name##_bf16_128, __nv_bfloat16, 128, Schedule)          \
     S2O_KERNEL(name##_bf16_64, __nv_bfloat16, 64, Schedule)            \
     S2O_KERNEL(name##_f16_128, __half, 128, Schedule)                  \
-    S2O_KERNEL(name##_f16_64, __half, 64, Schedule)        
+    S2O_KERNEL(name##_f16_64, __half, 64, Schedule)
+
+// For head_dim 256, in every build.
+#define S2O_WIDE_KERNELS(name, Schedule)                               \
+    S2O_KERNEL(name##_bf16_256, __nv_bfloat16, 256, Schedule)          \
+    S2O_KERNEL(name##_f16_256, __half, 256, Schedule)

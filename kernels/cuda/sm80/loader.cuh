@@ -11,13 +11,13 @@ namespace s2o::sm80 {
 template <class X, bool DISCARD>
 class Loader {
     using Params = typename X::Params;
-    static constexpr int ROWS_APART = THREADS / X::ROW_CHUNKS;  // ROW_CHUNKS threads copy a row
+    static constexpr int ROWS_APART = X::THREADS / X::ROW_CHUNKS;  // ROW_CHUNKS threads copy a row
     static constexpr int ROWS = HALF_K / ROWS_APART;            // of a thread
     static constexpr uint32_t RING_BYTES = RING_SLOTS * X::SLOT_BYTES;
 
     // These members occupy registers next to the accumulators, so they are few; the rest is read from `control`.
     const Params& p;
-    const Control& control;
+    const Control<X>& control;
     uint32_t ring;
     uint32_t read = 0;       // slot, in bytes
     uint32_t next_load = 0;  // 8 * step + 2 * visit + (1 for values)

@@ -9,29 +9,43 @@
 
 namespace s2o::sm80 {
 
-// A thread shares four rows, 2m + h, with the three other lanes of its quad. Values needed once per key tile are kept
-// by one lane, row lane % 4 by each lane: one register and one exponential instead of four.
-__device__ __forceinline__ float own_row(float r0, float r1, float r2, float r3) {
+// A thread shares the rows of its fragments, row 2m + h, with the three other lanes of its quad. Values needed once per
+// key tile are kept by one lane for each row, the own row: one register and one exponential instead of four. With one
+// fragment two lanes own the same row.
+__device__ __forceinline__ float own_row(const float (&rows)[2][2]) {
     const int thread = thread_index();
-    const float low = thread & 1 ? r1 : r0, high = thread & 1 ? r3 : r2;
+    const float low = thread & 1 ? rows[0][1] : rows[0][0], high = thread & 1 ? rows[1][1] : rows[1][0];
     return thread & 2 ? high : low;
 }
+__device__ __forceinline__ float own_row(const float (&rows)[1][2]) {
+    return thread_index() & 1 ? rows[0][1] : rows[0][0];
+}
 // The quad's sum of the own row.
-__device__ __forceinline__ float own_row_sum(float r0, float r1, float r2, float r3) {
+__device__ __forceinline__ float own_row_sum(const float (&rows)[2][2]) {
     const int thread = thread_index();
     const bool odd = thread & 1, high = thread & 2;
-    const float low_pair = (odd ? r1 : r0) + __shfl_xor_sync(0xffffffffu, odd ? r0 : r1, 1);
-    const float high_pair = (odd ? r3 : r2) + __shfl_xor_sync(0xffffffffu, odd ? r2 : r3, 1);
+    const float low_pair = (odd ? rows[0][1] : rows[0][0]) +
+                           __shfl_xor_sync(0xffffffffu, odd ? rows[0][0] : rows[0][1], 1);
+    const float high_pair = (odd ? rows[1][1] : rows[1][0]) +
+                            __shfl_xor_sync(0xffffffffu, odd ? rows[1][0] : rows[1][1], 1);
     return (high ? high_pair : low_pair) + __shfl_xor_sync(0xffffffffu, high ? low_pair : high_pair, 2);
 }
-// Broadcasts the value of each row's lane, row 2m + h, to the whole quad.
-__device__ __forceinline__ void to_quad(float own, float (&rows)[2][2]) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) rows[r / 2][r % 2] = __shfl_sync(0xffffffffu, own, r, 4);
+__device__ __forceinline__ float own_row_sum(const float (&rows)[1][2]) {
+    const bool odd = thread_index() & 1;
+    const float pair = (odd ? rows[0][1] : rows[0][0]) +
+                       __shfl_xor_sync(0xffffffffu, odd ? rows[0][0] : rows[0][1], 1);
+    return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
 }
+// Broadcasts the value of each row's lane, row 2m + h, to the whole quad.
+template <int M>
+__device__ __forceinline__ void to_quad(float own, float (&rows)[M][2]) {
+#pragma unroll
+    for (int r = 0; r < 2 * M; ++r) rows[r / 2][r % 2] = __shfl_sync(0xffffffffu, own, r, 4);
+}
+template <class X>
 __device__ __forceinline__ int own_row_index() {
     const int thread = thread_index();
-    return thread / 32 * WARP_ROWS + thread % 4 * 8 + thread % 32 / 4;
+    return thread / 32 * X::WARP_ROWS + thread % (2 * X::FRAGMENTS) * 8 + thread % 32 / 4;
 }
 
 // The effect of a key tile on the own row.
@@ -45,13 +59,16 @@ struct RowUpdate {
 struct OwnRow {
     float row_max, row_sum;
 
-    __device__ __forceinline__ static float new_max(const OnlineSoftmax (&softmax)[2]) {
-        return own_row(softmax[0].row_max[0], softmax[0].row_max[1], softmax[1].row_max[0], softmax[1].row_max[1]);
-    }
-    __device__ __forceinline__ RowUpdate preview(const OnlineSoftmax (&softmax)[2], float scale_log2) const {
-        return {
-            new_max(softmax), exp2_approx((row_max - new_max(softmax)) * scale_log2),
-            own_row_sum(softmax[0].row_sum[0], softmax[0].row_sum[1], softmax[1].row_sum[0], softmax[1].row_sum[1])};
+    template <int M>
+    __device__ __forceinline__ RowUpdate preview(const OnlineSoftmax (&softmax)[M], float scale_log2) const {
+        float maxima[M][2], sums[M][2];
+#pragma unroll
+        for (int r = 0; r < 2 * M; ++r) {
+            maxima[r / 2][r % 2] = softmax[r / 2].row_max[r % 2];
+            sums[r / 2][r % 2] = softmax[r / 2].row_sum[r % 2];
+        }
+        const float new_max = own_row(maxima);
+        return {new_max, exp2_approx((row_max - new_max) * scale_log2), own_row_sum(sums)};
     }
     __device__ __forceinline__ void add(const RowUpdate& update) {
         row_sum = fmaf(row_sum, update.rescale, update.tile_sum);
@@ -59,21 +76,23 @@ struct OwnRow {
     }
 };
 
+template <class X>
 __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w, const OwnRow& before,
-                                          const RowUpdate& update, Control& control, float scale_log2) {
+                                          const RowUpdate& update, Control<X>& control, float scale_log2) {
     Gain own = Gain::of(before.row_sum, before.row_sum * update.rescale + update.tile_sum, update.tile_sum,
                         update.rescale, p.literal_frame);
     if (p.stop_rule == MAX_WEIGHT) {
         const float largest = exp2_approx((control.max_or_gain[thread_index()] - update.new_max) * scale_log2);
         own = Gain::of_largest(before.row_sum, largest, update.tile_sum, update.rescale);
     }
-    const int row = w.q_start + own_row_index();
+    const int row = w.q_start + own_row_index<X>();
     const bool exists = row >= 0 && row < w.row_end;
     StopVote vote = make_float2(0.f, 0.f);
     if (p.stop_rule == ALL_ROWS || p.stop_rule == MAX_WEIGHT) {
         // Written so that NaN never counts as below.
         vote.x = __all_sync(0xffffffffu, !exists || own.gain < p.tau * own.mass) ? 1.f : 0.f;
     } else {
+        // Rows that two lanes own count twice in both sums.
         if (exists) {
             vote = p.stop_rule == MEAN_RATIO ? make_float2(own.gain / own.mass, 1.f) : make_float2(own.gain, own.mass);
         }
@@ -87,6 +106,7 @@ __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w,
     if (thread % 32 == 0) control.votes[thread / 32] = vote;
 }
 
+template <int WARPS>
 __device__ __forceinline__ bool stops(const S2oParams& p, const StopVote (&votes)[WARPS]) {
     StopVote all = make_float2(0.f, 0.f);
 #pragma unroll

@@ -7,29 +7,30 @@
 
 namespace s2o::sm80 {
 
-// Calls f(row of the tile, address of a 16-byte chunk of it, column of its first value) for the 32 rows of a warp,
-// whole rows at a time.
+// Calls f(row of the tile, address of a 16-byte chunk of it, column of its first value) for the rows of a warp, whole
+// rows at a time.
 template <class X, class F>
 __device__ __forceinline__ void for_each_chunk(char* q, F f) {
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
     const int chunk = lane % X::ROW_CHUNKS;
 #pragma unroll
-    for (int i = 0; i < X::ROW_CHUNKS; ++i) {
-        const int r = warp * WARP_ROWS + i * (32 / X::ROW_CHUNKS) + lane / X::ROW_CHUNKS;
+    for (int i = 0; i < X::WARP_ROWS * X::ROW_CHUNKS / 32; ++i) {
+        const int r = warp * X::WARP_ROWS + i * (32 / X::ROW_CHUNKS) + lane / X::ROW_CHUNKS;
         f(r, q + r * X::ROW + ((chunk ^ (r & 7)) << 4), chunk * 8);
     }
 }
 
 template <class X>
 __device__ __forceinline__ void store_partial(const typename X::Params& p, const WorkItem& w,
-                                              const float (&acc)[2][X::HEAD_DIM / 2], const float (&row_max)[2][2],
-                                              const float (&row_sum)[2][2]) {
+                                              const float (&acc)[X::FRAGMENTS][X::HEAD_DIM / 2],
+                                              const float (&row_max)[X::FRAGMENTS][2],
+                                              const float (&row_sum)[X::FRAGMENTS][2]) {
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int r = warp * WARP_ROWS + m * 16 + h * 8 + lane / 4;
+            const int r = warp * X::WARP_ROWS + m * 16 + h * 8 + lane / 4;
             if (row_of<X>(p, w, r) < 0) continue;
             const int64_t row = w.slot * TILE_Q + r;
             float* out = split_of(p).partial_out + row * X::HEAD_DIM + 2 * (lane % 4);
@@ -45,8 +46,9 @@ __device__ __forceinline__ void store_partial(const typename X::Params& p, const
 // Rows without keys are zero.
 template <class X>
 __device__ __forceinline__ void store_rows(const typename X::Params& p, const WorkItem& w, char* q,
-                                           const float (&acc)[2][X::HEAD_DIM / 2], const float (&row_max)[2][2],
-                                           const float (&row_sum)[2][2], float scale_log2) {
+                                           const float (&acc)[X::FRAGMENTS][X::HEAD_DIM / 2],
+                                           const float (&row_max)[X::FRAGMENTS][2],
+                                           const float (&row_sum)[X::FRAGMENTS][2], float scale_log2) {
     using T = typename X::T;
     const AttnParams& attn = attn_of(p);
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
@@ -64,10 +66,10 @@ __device__ __forceinline__ void store_rows(const typename X::Params& p, const Wo
         __syncwarp();
     }
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int r = warp * WARP_ROWS + m * 16 + h * 8 + lane / 4;
+            const int r = warp * X::WARP_ROWS + m * 16 + h * 8 + lane / 4;
             const int row = row_of<X>(p, w, r);
             const float mass = row_sum[m][h];
             if (row >= 0 && lane % 4 == 0) {

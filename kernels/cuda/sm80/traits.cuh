@@ -8,17 +8,18 @@
 
 namespace s2o::sm80 {
 
-constexpr int WARPS = 4;
-constexpr int THREADS = WARPS * 32;
-constexpr int WARP_ROWS = TILE_Q / WARPS;  // two m16 fragments, so that each loaded key fragment serves two products
-constexpr int HALF_K = TILE_K / 2;         // keys loaded and scored at a time; more would leave no registers for `acc`
-constexpr int RING_SLOTS = 3;              // one being read, two in flight
-constexpr int BLOCKS_PER_SM = 2;
+constexpr int HALF_K = TILE_K / 2;  // keys loaded and scored at a time; more would leave no registers for `acc`
+constexpr int RING_SLOTS = 3;       // one being read, two in flight
 
 template <typename T_, int HEAD_DIM_, class Schedule>
 struct Traits : Schedule {
     using T = T_;
     static constexpr int HEAD_DIM = HEAD_DIM_;
+    // Fragments of 16 rows in a warp: each loaded key fragment serves as many products. The accumulators of two with 128
+    // columns, or of one with 256, fill the registers.
+    static constexpr int FRAGMENTS = HEAD_DIM <= 128 ? 2 : 1;
+    static constexpr int WARP_ROWS = 16 * FRAGMENTS, WARPS = TILE_Q / WARP_ROWS, THREADS = WARPS * 32;
+    static constexpr int BLOCKS_PER_SM = HEAD_DIM <= 128 ? 2 : 1;
     static constexpr int ROW = HEAD_DIM * 2;        // bytes
     static constexpr int ROW_CHUNKS = HEAD_DIM / 8;  // of 16 bytes
     static constexpr uint32_t Q_BYTES = TILE_Q * ROW, SLOT_BYTES = HALF_K * ROW;
@@ -28,27 +29,29 @@ struct Traits : Schedule {
 // rows; SumRatio: x sums gains, y masses; AllRows, MaxWeight: x is 1 if all rows of the warp are below.
 using StopVote = float2;
 
+template <class X>
 struct Control {
     WorkItem work;
     const char* rows[2];      // keys and values of the item's head
     int item;                 // the next item
     bool end;                 // no more items
-    StopVote votes[WARPS];  // of one key tile; the ring's barriers keep two tiles apart
+    StopVote votes[X::WARPS];  // of one key tile; the ring's barriers keep two tiles apart
     // Of the own row of each thread: the largest score of the tile and, after the vote, its gain. No register is left.
-    float max_or_gain[THREADS];
+    float max_or_gain[X::THREADS];
 };
 
 template <class X>
 struct SharedLayout {
     static constexpr uint32_t TILES_BYTES = X::Q_BYTES + RING_SLOTS * X::SLOT_BYTES;
-    static constexpr uint32_t BYTES = TILES_BYTES + sizeof(Control);
-    // Two blocks, each with 1024 bytes for the system, fit in the 164 KiB of an A100; one fits in the 99 KiB of others.
-    static_assert(BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024 && BYTES <= 99 * 1024);
+    static constexpr uint32_t BYTES = TILES_BYTES + sizeof(Control<X>);
+    // Each block has 1024 bytes more for the system, and an A100 has 164 KiB. Other GPUs have 99 KiB, which hold one block
+    // with a head_dim of up to 128, and none with 256.
+    static_assert(X::BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024 && (BYTES <= 99 * 1024 || X::HEAD_DIM > 128));
 
     char* raw;
     __device__ __forceinline__ char* q() const { return raw; }
     __device__ __forceinline__ char* ring() const { return raw + X::Q_BYTES; }
-    __device__ __forceinline__ Control& control() const { return *reinterpret_cast<Control*>(raw + TILES_BYTES); }
+    __device__ __forceinline__ Control<X>& control() const { return *reinterpret_cast<Control<X>*>(raw + TILES_BYTES); }
 };
 
 // The row of the call at row `r` of the tile, or -1.

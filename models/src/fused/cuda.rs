@@ -10,7 +10,7 @@ use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, sys};
 use half::{bf16, f16};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, check_i32, is_vectorized, to_i32};
 use s2o_kernels::params::{NormParams, RotateParams, RotationParams, SiluParams};
-use s2o_kernels::{Dtype, Function, HeadDim, Kernel, decoder};
+use s2o_kernels::{Dtype, Function, Kernel, decoder};
 
 use super::e4m3::cuda::{Quantised, check_row, rows_grid};
 use super::{E4m3, Heads, QkNorm};
@@ -231,7 +231,7 @@ fn turn<T: Element>(
     let shape = Shape::from((batch, len, num_heads, head_dim));
     let mut q_out = launcher.uninit::<T>(&shape)?;
     // The caller has checked that the kernels support this size.
-    let size = HeadDim::new(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
+    let size = s2o_cuda::head_dim(Kernel::Rotate, head_dim)?;
     let mut enqueue = |k: View, v: View| {
         let (qkv, table) = (qkv.storage_and_layout(), table.storage_and_layout());
         let norms = norm.map(|norm| [norm.q, norm.k].map(Tensor::storage_and_layout));

@@ -25,7 +25,7 @@ use candle_core::{DType, Device};
 #[cfg(feature = "cuda")]
 use {
     candle_core::{Result, Tensor, bail},
-    s2o_kernels::HeadDim,
+    s2o_kernels::Kernel,
 };
 
 /// Whether this build has the kernels, and they support this dtype and device.
@@ -36,7 +36,7 @@ pub(crate) fn supports(device: &Device, dtype: DType) -> bool {
 /// Whether heads of this size can be rotated and attended to.
 #[cfg(feature = "cuda")]
 pub(crate) fn supports_head_dim(head_dim: usize) -> bool {
-    HeadDim::new(head_dim).is_some()
+    Kernel::Rotate.head_dim(head_dim).is_some()
 }
 
 /// Refuses tensors of another dtype or on another device.

@@ -8,7 +8,7 @@ use candle_core::{CudaStorage, DType, Layout};
 use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_core::{AttnShape, Mask};
-use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, Regions, Scratch, Stopwatch, View, to_i32};
+use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, Regions, Scratch, Stopwatch, View, head_dim, to_i32};
 use s2o_kernels::params::{AttnParams, Params};
 use s2o_kernels::{Dtype, Function, HeadDim, Kernel};
 
@@ -59,7 +59,7 @@ fn typed<T: Element, K: CudaOp>(
     qkv: &Qkv<'_, CudaStorage>,
 ) -> Result<(Option<CudaStorage>, K::Report), AttnError> {
     let &Qkv { shape, softmax_scale, operands, .. } = qkv;
-    let head_dim = HeadDim::new(shape.head_dim()).ok_or(CudaError::HeadDim { got: shape.head_dim() })?;
+    let head_dim = head_dim(Kernel::Dense, shape.head_dim())?;
     let device = &operands[0].0.device;
     let launcher = Launcher::new(device)?;
     let [q, k, v] = operands;
@@ -130,6 +130,11 @@ impl Call {
     /// A kernel for the elements and heads of this call.
     pub(super) fn function(&self, kernel: Kernel) -> Function {
         Function::new(kernel, self.dtype, self.head_dim)
+    }
+
+    /// Whether the kernel is built for the heads of this call.
+    pub(super) fn has(&self, kernel: Kernel) -> bool {
+        kernel.head_dims().contains(&self.head_dim)
     }
 
     /// Enqueues a kernel.

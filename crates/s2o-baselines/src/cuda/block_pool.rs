@@ -8,7 +8,7 @@ use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, address, cuda_storage, to_i32};
 use s2o_kernels::params::BlockPoolParams;
-use s2o_kernels::{Function, HeadDim, Kernel};
+use s2o_kernels::{Function, Kernel};
 
 use super::{aligned, check_size, shape_mismatch};
 
@@ -45,7 +45,7 @@ fn typed<T: Element>(
     self_similarity: bool,
 ) -> Result<(Tensor, Option<Tensor>), CudaError> {
     let (batch, len, heads, head_dim) = x.dims4()?;
-    let size = HeadDim::new(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
+    let size = s2o_cuda::head_dim(Kernel::BlockPool, head_dim)?;
     check_size(len > 0 && block > 0, "block_pool", "at least 1 token, in all and in a block", 0)?;
     let centre = centre.map(|centre| aligned(centre, x, DType::F32)).transpose()?;
     if let Some(centre) = centre.as_ref().filter(|centre| centre.dims() != [batch, heads, head_dim]) {

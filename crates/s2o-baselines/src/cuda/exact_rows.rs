@@ -8,7 +8,7 @@ use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, Regions, View, address, cuda_storage, to_i32};
 use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams, Strides, UnitList};
-use s2o_kernels::{Function, HeadDim, Kernel, TILE_K, TILE_Q};
+use s2o_kernels::{Function, Kernel, TILE_K, TILE_Q};
 
 use super::shape_mismatch;
 
@@ -52,7 +52,7 @@ fn typed<T: Element>(
     if !fits || slots != positions.len() || positions.last().is_none_or(|&last| last >= k_len) {
         return Err(shape_mismatch(q, k, "exact-rows"));
     }
-    let size = HeadDim::new(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
+    let size = s2o_cuda::head_dim(Kernel::Probes, head_dim)?;
     let launcher = Launcher::of(q)?;
     let stream = launcher.stream();
     // The heads of a KV head share the tiles.

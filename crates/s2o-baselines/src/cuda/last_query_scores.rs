@@ -9,7 +9,7 @@ use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, check_i32, cuda_storage, to_i32};
 use s2o_kernels::params::{LastQueryParams, RowState};
-use s2o_kernels::{Function, HeadDim, Kernel};
+use s2o_kernels::{Function, Kernel};
 
 use super::{check_size, supports_heads};
 
@@ -91,7 +91,7 @@ fn typed<T: Element, const N: usize>(
     shape: &AttnShape,
     softmax_scale: f32,
 ) -> Result<[Tensor; N], AttnError> {
-    let head_dim = HeadDim::new(shape.head_dim()).ok_or(CudaError::HeadDim { got: shape.head_dim() })?;
+    let head_dim = s2o_cuda::head_dim(Kernel::LastQueryScores, shape.head_dim())?;
     if !last.device().is_cuda() {
         return Err(AttnError::GpuOnly { what: "attention of the last queries" });
     }

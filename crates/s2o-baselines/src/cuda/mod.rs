@@ -21,7 +21,7 @@ use std::fmt::Display;
 
 use candle_core::{DType, Tensor};
 use s2o_cuda::CudaError;
-use s2o_kernels::{HeadDim, decoder};
+use s2o_kernels::{Kernel, decoder};
 
 /// Whether the kernels support the dtype (bf16 or f16) and the device (a GPU) of a tensor.
 pub(crate) fn supports(x: &Tensor) -> bool {
@@ -35,7 +35,7 @@ pub(crate) fn supports_copies(x: &Tensor) -> bool {
 
 /// Whether the kernels that compute with heads support a tensor, whose last of 4 dimensions is head_dim.
 pub(crate) fn supports_heads(x: &Tensor) -> bool {
-    let head_dim = x.dims4().ok().and_then(|(_, _, _, head_dim)| HeadDim::new(head_dim));
+    let head_dim = x.dims4().ok().and_then(|(_, _, _, head_dim)| Kernel::BlockPool.head_dim(head_dim));
     supports(x) && head_dim.is_some() && x.elem_count() > 0
 }
 

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use s2o_cuda::{CudaError, Element, Grid, Launcher, Regions, View, address, check_i32, cuda_storage, to_i32};
 use s2o_kernels::decode::{Parts, blocks};
 use s2o_kernels::params::{AttnParams, Int8Params, Int8SplitParams, RowState, SplitParams, Strides};
-use s2o_kernels::{Function, HeadDim, Kernel, MERGE_WARPS, decoder};
+use s2o_kernels::{Function, Kernel, MERGE_WARPS, decoder};
 
 use super::Int8Rows;
 use crate::fused::cuda::{written, written_at};
@@ -98,7 +98,7 @@ fn launch<T: Element>(
         let message = format!("expected rows and codes {expected:?}, got {:?} and {:?}", rows.dims, codes.dims);
         return Err(Error::Msg(message).bt().into());
     }
-    let size = HeadDim::new(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
+    let size = s2o_cuda::head_dim(kernel, head_dim)?;
     let rows_of_sequence = range.len() * heads;
     check_i32("rows", rows_of_sequence)?;
     let params = Int8Params {
@@ -128,7 +128,7 @@ fn decode_of<T: Element>(q: &Tensor, kv: [&Int8Rows; 2], len: usize, softmax_sca
     let launcher = Launcher::of(q)?;
     let stream = launcher.stream();
     let (batch, _, num_heads, head_dim) = q.dims4()?;
-    let size = HeadDim::new(head_dim).ok_or(CudaError::HeadDim { got: head_dim })?;
+    let size = s2o_cuda::head_dim(Kernel::DecodeInt8, head_dim)?;
     let parts = Parts::new(len);
     let heads = batch * num_heads;
     let mut regions = Regions::default();

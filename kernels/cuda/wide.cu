@@ -1,0 +1,11 @@
+// Attention with head_dim 256 in every build, by the portable engine: the tiles of wgmma and its registers hold 128.
+#include "sm80/instantiate.cuh"
+
+S2O_WIDE_KERNELS(s2o_dense, s2o::DenseSchedule)
+S2O_WIDE_KERNELS(s2o_split, s2o::SplitSchedule)
+S2O_WIDE_KERNELS(s2o_single_pass, s2o::SinglePassSchedule)
+S2O_WIDE_KERNELS(s2o_pass1, s2o::Pass1Schedule)
+S2O_WIDE_KERNELS(s2o_pass2, s2o::Pass2Schedule)
+S2O_WIDE_KERNELS(s2o_probes, s2o::ProbeSchedule)
+S2O_WIDE_KERNELS(s2o_block, s2o::BlockSchedule)
+S2O_WIDE_KERNELS(s2o_block_columns, s2o::ColumnSchedule)
