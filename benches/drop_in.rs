@@ -1,7 +1,7 @@
 //! The exact calls of the drop-in that no other benchmark times, on an NVIDIA GPU, against candle-flash-attn's own
 //! kernels: windows, ALiBi, softcap, and sequences of different lengths in one call. Random tensors in bf16, 32 query
 //! and 8 KV heads. And by the policy, on the layers of needle-7m: the last chunk of a long prompt over a paged cache, and
-//! prompts of heads of 256, which hold a head of the model twice and so have its attention.
+//! prompts with softcap and heads of 256, which hold a head of the model twice and so have its attention.
 //!
 //! ```text
 //! cargo bench --bench drop_in --features cuda,flash-attn -- --head-dims 64,128 --against-head-dims 64,128
@@ -19,7 +19,7 @@ use clap::Parser;
 use measure::gpu::Gpu;
 use measure::{Machine, Place, agree, relative_error};
 use s2o_flash_attn::s2o::{AttnStats, Policy, S2oConfig, collect_stats, set_policy, take_stats};
-use s2o_flash_attn::{flash_attn, flash_attn_varlen_paged_windowed};
+use s2o_flash_attn::{flash_attn, flash_attn_alibi_windowed_softcap, flash_attn_varlen_paged_windowed};
 
 const NUM_HEADS: usize = 32;
 const NUM_KV_HEADS: usize = 8;
@@ -39,9 +39,9 @@ struct Arguments {
     /// Keys of the chunk over pages, a power of two; 0 leaves it out.
     #[arg(long, default_value = "131072")]
     paged: usize,
-    /// Lengths of the prompts of heads of 256; 0 leaves them out.
+    /// Lengths of the prompts with softcap and heads of 256; 0 leaves them out.
     #[arg(long, value_delimiter = ',', default_value = "32768,131072")]
-    wide: Vec<usize>,
+    prompts: Vec<usize>,
     /// Timed runs of each side.
     #[arg(long, default_value = "7")]
     repeats: usize,
@@ -225,14 +225,20 @@ fn paged(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> 
     Ok(())
 }
 
-/// Whole prompts with a head_dim of 256, by the default policy and exactly.
-fn wide(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> Result<()> {
+/// Whole prompts of the layers, each head `copies` times side by side, by the default policy and exactly.
+fn prompt(
+    tokens: usize,
+    (copies, softcap): (usize, f32),
+    arguments: &Arguments,
+    gpu: &Gpu,
+    machine: &Machine,
+) -> Result<()> {
     let layers = trained::stacked(tokens, &gpu.device)?;
-    let [q, k, v] = [layers.q, layers.k, layers.v].map(|x| Tensor::cat(&[&x, &x], 3));
-    let (q, k, v, scale) = (q?, k?, v?, layers.softmax_scale / 2.0);
+    let [q, k, v] = [layers.q, layers.k, layers.v].map(|x| Tensor::cat(&vec![&x; copies], 3));
+    let (q, k, v, scale) = (q?, k?, v?, layers.softmax_scale / copies as f32);
     let by = |policy: Policy| -> Result<Tensor> {
         set_policy(policy);
-        let out = flash_attn(&q, &k, &v, scale, true);
+        let out = flash_attn_alibi_windowed_softcap(&q, &k, &v, None, scale, None, Some(0), softcap);
         set_policy(Policy::Dense);
         Ok(out?)
     };
@@ -243,17 +249,19 @@ fn wide(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> R
     let error = relative_error(&by_policy()?, &exact)?;
     let density = AttnStats::joint_density(take_stats()?.iter().map(|call| &call.stats));
     collect_stats(false);
-    ensure!(error < 0.5, "heads of 256 by the policy: relative error {error}: not timed");
-    let medians =
-        gpu.medians(arguments.repeats, &mut [&mut || by_policy().map(drop), &mut || by(Policy::Dense).map(drop)])?;
+    let name = format!("softcap {softcap}, by the policy");
+    ensure!(error < 0.5, "{name}: relative error {error}: not timed");
+    let mut runs =
+        [&mut || by_policy().map(drop), &mut || by(Policy::Dense).map(drop)] as [&mut dyn FnMut() -> Result<()>; 2];
+    let medians = gpu.medians(arguments.repeats, &mut runs)?;
     println!(
-        "{tokens} tokens, head_dim 256, by the policy {:9.3} ms, exact {:9.3} ms, x{:.2}, density {density:.4}, relative \
-         error {error:.4}",
+        "{tokens} tokens, head_dim {}, {name} {:9.3} ms, exact {:9.3} ms, x{:.2}, density {density:.4}, error {error:.4}",
+        q.dim(3)?,
         medians[0],
         medians[1],
         medians[1] / medians[0]
     );
-    let row = machine.row("drop-in", "by the policy", &q, &k)?;
+    let row = machine.row("drop-in", &name, &q, &k)?;
     let row =
         measure::Row { density: Some(density), error: Some(error), tau: Some(config.tau().resolve(tokens)), ..row };
     machine.append(&[row.against("our exact call", medians[0], medians[1])], &arguments.place)?;
@@ -269,8 +277,10 @@ fn main() -> Result<()> {
     if arguments.paged > 0 {
         paged(arguments.paged, &arguments, &gpu, &machine)?;
     }
-    for &tokens in arguments.wide.iter().filter(|&&tokens| tokens > 0) {
-        wide(tokens, &arguments, &gpu, &machine)?;
+    for &tokens in arguments.prompts.iter().filter(|&&tokens| tokens > 0) {
+        for kind in [(1, 50.0), (2, 0.0), (2, 50.0)] {
+            prompt(tokens, kind, &arguments, &gpu, &machine)?;
+        }
     }
     for &head_dim in &arguments.head_dims {
         let has_baseline = arguments.against_head_dims.contains(&head_dim);

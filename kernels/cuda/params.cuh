@@ -40,9 +40,10 @@ struct AttnParams {
     int32_t k_len;
     int32_t causal;             // 1: a query sees the keys up to its own position; 0: all keys
     int32_t heads_per_section;  // heads processed together, so that their keys and values stay in L2
-    float softmax_scale;        // factor on q . k before the softmax
+    float softmax_scale;        // factor on scores before the softmax
+    float cap_scale;            // a score is q . k, or tanh(cap_scale * q . k) in the kernels that cap
 };
-static_assert(sizeof(AttnParams) == 176 && offsetof(AttnParams, q_strides) == 48 && offsetof(AttnParams, batch) == 144,
+static_assert(sizeof(AttnParams) == 184 && offsetof(AttnParams, q_strides) == 48 && offsetof(AttnParams, batch) == 144,
               "mirrored on the host");
 
 enum StopRule : int32_t { ALL_ROWS = 0, MEAN_RATIO = 1, SUM_RATIO = 2, MAX_WEIGHT = 3 };
@@ -86,8 +87,8 @@ struct S2oParams {
     int32_t literal_frame;   // 1: gain = l' - l across maxima, literally as in Algorithm 3
     int32_t discard;         // 1: drop the triggering tile
 };
-static_assert(sizeof(S2oParams) == 280 && offsetof(S2oParams, kv_perm) == 176 &&
-                  offsetof(S2oParams, segment_len) == 248,
+static_assert(sizeof(S2oParams) == 288 && offsetof(S2oParams, kv_perm) == 184 &&
+                  offsetof(S2oParams, segment_len) == 256,
               "mirrored on the host");
 
 // Dense attention of rows first_row .. q_len, in tiles from first_row on, split over the keys: for the dense tail and
@@ -104,7 +105,7 @@ struct SplitParams {
     int32_t tile_rows;        // TILE_Q; decode: 1
     int32_t merge_warps;      // of a row: 1, or all of a block of `merge`
 };
-static_assert(sizeof(SplitParams) == 216 && offsetof(SplitParams, partial_out) == 176, "mirrored on the host");
+static_assert(sizeof(SplitParams) == 224 && offsetof(SplitParams, partial_out) == 184, "mirrored on the host");
 
 // Attention on a list of blocks of TILE_Q x TILE_K. Causal blocks are cut at multiples of the ABSOLUTE position.
 // A query block without key blocks gets zeros and an lse of -inf.
@@ -113,7 +114,7 @@ struct BlockParams {
     const int32_t* key_blocks;    // each list in DESCENDING order; causal: no block above the diagonal
     const int64_t* block_ranges;  // (batch * num_heads * query blocks, 2): begin and end of each list
 };
-static_assert(sizeof(BlockParams) == 192 && offsetof(BlockParams, key_blocks) == 176, "mirrored on the host");
+static_assert(sizeof(BlockParams) == 200 && offsetof(BlockParams, key_blocks) == 184, "mirrored on the host");
 
 // BlockParams and single keys: list i also has the first column_counts[i] of its `columns`, which are keys before the
 // query block's first query and in none of its key blocks. Causal.
@@ -123,7 +124,7 @@ struct ColumnParams {
     const int32_t* column_counts;  // (lists)
     int64_t column_stride;         // a multiple of TILE_K
 };
-static_assert(sizeof(ColumnParams) == 216 && offsetof(ColumnParams, columns) == 192, "mirrored on the host");
+static_assert(sizeof(ColumnParams) == 224 && offsetof(ColumnParams, columns) == 200, "mirrored on the host");
 
 // Converts a mask of blocks to the lists of BlockParams. Key blocks that a query block does not see are left out.
 struct BlockListParams {

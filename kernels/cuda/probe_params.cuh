@@ -60,7 +60,7 @@ struct ProbeParams {
     int32_t permuted;        // 1: a segment's tiles are cut from its first row
 };
 constexpr int LAST_PASS = 2;  // over all keys
-static_assert(sizeof(ProbeParams) == 472 && offsetof(ProbeParams, q) == 216 && offsetof(ProbeParams, num_heads) == 416,
+static_assert(sizeof(ProbeParams) == 480 && offsetof(ProbeParams, q) == 224 && offsetof(ProbeParams, num_heads) == 424,
               "mirrored on the host");
 
 __host__ __device__ inline int offset_of_call(const ProbeParams& p) { return p.split.attn.k_len - p.q_len; }

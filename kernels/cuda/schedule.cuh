@@ -97,6 +97,7 @@ struct Schedule {
     static constexpr bool ITEMS_MAY_BE_EMPTY = false;  // an item may have no steps
     static constexpr bool ROWS_MAY_BE_EMPTY = false;   // a row may see no key of a tile; any step may need a mask
     static constexpr bool MODIFIES_SCORES = false;     // softcap or ALiBi; Params are FlashParams
+    static constexpr bool CAPS_SCORES = false;         // softcap, in the portable engine
     static constexpr bool SCATTERS_ROWS = false;       // the positions of a tile's rows are not consecutive
     static constexpr bool SEQUENCES = false;           // WorkItem::sequence bounds rows and keys
 
@@ -107,6 +108,11 @@ struct Schedule {
     __device__ __forceinline__ static int position(const Params&, const WorkItem& w, int row) {
         return w.position + row;
     }
+};
+
+template <class S>
+struct Capped : S {
+    static constexpr bool CAPS_SCORES = true;
 };
 
 struct DenseSchedule : Schedule {

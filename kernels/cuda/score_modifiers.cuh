@@ -5,13 +5,6 @@
 
 namespace s2o {
 
-// 11 bits, as in FlashAttention.
-__device__ __forceinline__ float tanh_approx(float x) {
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Changes the scores of one head. Afterwards a score of 1 has the size `unit`.
 struct ScoreModifiers {
     float unit, cap_scale;

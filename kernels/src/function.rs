@@ -167,6 +167,15 @@ impl Kernel {
         }
     }
 
+    /// Whether the kernel has functions that cap the scores.
+    pub fn has_capped(self) -> bool {
+        match self {
+            Self::Dense | Self::Split | Self::Pass1 | Self::Pass2 | Self::Probes => true,
+            Self::SinglePass | Self::SinglePassFull | Self::SinglePassExact => true,
+            _ => false,
+        }
+    }
+
     /// The head size of the kernel's functions for heads of this size, or `None` if it has no such functions.
     pub fn head_dim(self, size: usize) -> Option<HeadDim> {
         self.head_dims().iter().copied().find(|head_dim| head_dim.0 == size)
@@ -217,7 +226,7 @@ impl HeadDim {
     }
 }
 
-/// A kernel for one element type and head size. Displays as its name in the compiled code.
+/// A kernel for one element type and head size, with or without softcap. Displays as its name in the compiled code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Function {
     /// The kernel.
@@ -226,12 +235,14 @@ pub struct Function {
     pub dtype: Dtype,
     /// The head size.
     pub head_dim: HeadDim,
+    /// Whether it caps the scores.
+    pub capped: bool,
 }
 
 impl Function {
-    /// Creates the name of a function.
+    /// Creates the name of a function without softcap.
     pub fn new(kernel: Kernel, dtype: Dtype, head_dim: HeadDim) -> Self {
-        Self { kernel, dtype, head_dim }
+        Self { kernel, dtype, head_dim, capped: false }
     }
 
     /// The symbol that holds the [`LaunchInfo`](crate::LaunchInfo).
@@ -239,9 +250,9 @@ impl Function {
         format!("{self}_launch")
     }
 
-    /// Whether the portable engine of sm_80 computes the attention, as in every build with head_dim 256.
+    /// Whether the portable engine of sm_80 computes the attention, as in every build with head_dim 256 or softcap.
     fn is_portable(self, arch: Arch) -> bool {
-        arch == Arch::Sm80 || self.head_dim > HeadDim::D128
+        arch == Arch::Sm80 || self.head_dim > HeadDim::D128 || self.capped
     }
 
     /// The function to launch instead in a build: one kernel of the portable engine implements every stop rule, including
@@ -264,7 +275,7 @@ impl fmt::Display for Function {
             Dtype::Bf16 => "bf16",
             Dtype::F16 => "f16",
         };
-        let name = self.kernel.name();
+        let name = format!("{}{}", self.kernel.name(), if self.capped { "_capped" } else { "" });
         match self.kernel.instances() {
             Instances::Single => write!(f, "s2o_{name}"),
             Instances::PerDtype => write!(f, "s2o_{name}_{dtype}"),
@@ -285,6 +296,8 @@ mod tests {
         assert_eq!(function.or_fallback(Arch::Sm80).to_string(), "s2o_single_pass_bf16_128");
         let wide = Function { head_dim: HeadDim::D256, ..function };
         assert_eq!(wide.or_fallback(Arch::Sm90a).to_string(), "s2o_single_pass_bf16_256");
+        let capped = Function { capped: true, ..function };
+        assert_eq!(capped.or_fallback(Arch::Sm90a).to_string(), "s2o_single_pass_capped_bf16_128");
         let modified = Function { kernel: Kernel::DenseModified, ..function };
         assert_eq!(modified.or_fallback(Arch::Sm80).to_string(), "s2o_flash_bf16_128");
         assert_eq!(modified.or_fallback(Arch::Sm90a).to_string(), "s2o_dense_modified_bf16_128");

@@ -44,11 +44,12 @@ mod tests {
                 kernel.is_in(arch) && (cfg!(feature = "ladder") || !kernel.name().starts_with("ladder"))
             };
             for &kernel in Kernel::ALL.iter().filter(|kernel| compiled(kernel)) {
-                for (dtype, &head_dim) in [Dtype::Bf16, Dtype::F16]
+                let plain = [Dtype::Bf16, Dtype::F16]
                     .into_iter()
-                    .flat_map(|dtype| kernel.head_dims().iter().map(move |dim| (dtype, dim)))
-                {
-                    let name = Function::new(kernel, dtype, head_dim).or_fallback(arch).to_string();
+                    .flat_map(|dtype| kernel.head_dims().iter().map(move |&dim| Function::new(kernel, dtype, dim)));
+                let capped = plain.clone().filter(|_| kernel.has_capped());
+                for function in plain.chain(capped.map(|function| Function { capped: true, ..function })) {
+                    let name = function.or_fallback(arch).to_string();
                     let holders: Vec<&Module> =
                         modules(arch).iter().filter(|module| module.kernels.contains(&name.as_str())).collect();
                     assert_eq!(holders.len(), 1, "{name} in {arch}");

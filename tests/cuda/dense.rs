@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use candle_s2o::cuda::dense_attn_split;
-use candle_s2o::{Mask, dense_attn};
+use candle_s2o::{Mask, dense_attn, dense_attn_with_softcap};
 
 use crate::Runner;
 use crate::exact::{Row, bits, check};
@@ -44,6 +44,24 @@ pub fn cases(runner: &mut Runner) {
                         let out = dense_attn_split(q, k, v, problem.scale, mask, splits).unwrap();
                         check(&problem, &out, keys);
                     }
+                });
+            }
+        }
+    }
+    for head_dim in [64, 128, 256] {
+        for (q_len, k_len) in [(1, 3000), (300, 300), (700, 1500), (2049, 2049)] {
+            for mask in [Mask::Causal, Mask::Full] {
+                runner.case(&format!("dense with softcap {q_len} of {k_len} D{head_dim} {mask:?}"), |runner| {
+                    let sizes = Sizes { batch: 2, heads: [8, 2], q_len, k_len, head_dim };
+                    let dtype = if q_len == 300 { DType::F16 } else { DType::BF16 };
+                    let mut problem = Problem::new(&runner.device, sizes, dtype, Memory::HeadsFirst, 8.0);
+                    problem.softcap = Some(4.0);
+                    let [q, k, v] = &problem.on_gpu;
+                    problem.poison();
+                    let out = dense_attn_with_softcap(q, k, v, problem.scale, 4.0, mask).unwrap();
+                    check(&problem, &out, |at| {
+                        if mask.is_causal() { causal_keys(&problem, at) } else { all_keys(&problem) }
+                    });
                 });
             }
         }

@@ -24,7 +24,9 @@ fn attend(problem: &Problem, at: Row, keys: &[u32]) -> Vec<f32> {
     let q = &q[((at.batch * shape.q_len() + at.row) * shape.num_heads() + at.head) * d..][..d];
     let kv_head = shape.kv_head(at.head);
     let kv = |key: u32| ((at.batch * shape.k_len() + key as usize) * shape.num_kv_heads() + kv_head) * d;
-    let scores: Vec<f32> = keys.iter().map(|&key| problem.scale * dot(q, &k[kv(key)..][..d])).collect();
+    let scale = problem.score_scale();
+    let score = |key: &u32| scale.score(f64::from(dot(q, &k[kv(*key)..][..d]))) as f32;
+    let scores: Vec<f32> = keys.iter().map(score).collect();
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let (mut out, mut sum) = (vec![0.0f32; d], 0.0f32);
     for (&key, score) in keys.iter().zip(scores) {

@@ -47,7 +47,7 @@ fn exact_row(
     let dot = |key: &[f32]| q.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
     let position = shape.q_offset() + row;
     let scores: Vec<f64> =
-        (0..=position).map(|key| f64::from(problem.scale) * dot(&problem.host[1][kv(key)..][..d])).collect();
+        (0..=position).map(|key| problem.score_scale().score(dot(&problem.host[1][kv(key)..][..d]))).collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let masses: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let all: f64 = masses.iter().sum();
@@ -281,13 +281,15 @@ pub fn cases(runner: &mut Runner) {
             let head_dim = [128, 64, 256][(i + 2 * j) % 3];
             let memory = [Memory::Contiguous, Memory::HeadsFirst, Memory::Narrowed][(i + j) % 3];
             let q_perm = (i + j) % 4 == 1;
+            let softcap = ((i + j) % 4 == 2).then_some(4.0);
             let name = format!(
-                "probes {q_len} of {k_len} of {prompt_len} every {stride} {heads:?} D{head_dim} q_perm {q_perm}"
+                "probes {q_len} of {k_len} of {prompt_len} every {stride} {heads:?} D{head_dim} q_perm {q_perm} cap {softcap:?}"
             );
             runner.case(&name, |runner| {
                 let config = config(stride, |builder| builder.q_perm(q_perm).dense_tail(70).recent(20));
                 let sizes = Sizes { batch: 1 + j % 2, heads, q_len, k_len, head_dim };
-                let problem = Problem::new(&runner.device, sizes, dtype, memory, 4.0);
+                let mut problem = Problem::new(&runner.device, sizes, dtype, memory, 4.0);
+                problem.softcap = softcap;
                 let corrected_rows = check_probes(&problem, &config, prompt_len, stride);
                 assert!(corrected_rows > 0 || stride == 1 || q_len < 1000, "the case should correct something");
             });

@@ -1,8 +1,8 @@
 //! The same tensors on the host and the GPU: the host has the numbers after rounding to 16 bits.
 
 use candle_core::{DType, Device, Tensor};
-use s2o_core::AttnShape;
 use s2o_core::cpu::{Inputs, Strided};
+use s2o_core::{AttnShape, ScoreScale};
 pub use s2o_testkit::noise;
 
 /// Layout of q, k and v in device memory.
@@ -25,6 +25,7 @@ pub enum Memory {
 pub struct Problem {
     pub shape: AttnShape,
     pub scale: f32,
+    pub softcap: Option<f32>,
     pub dtype: DType,
     /// On the host, contiguous f32.
     pub host: [Vec<f32>; 3],
@@ -67,7 +68,7 @@ impl Problem {
         let on_gpu = on_cpu
             .each_ref()
             .map(|tensor| laid_out(&tensor.to_dtype(dtype).unwrap().to_device(device).unwrap(), memory));
-        Self { shape, scale: shape.default_softmax_scale(), dtype, host, on_cpu, on_gpu }
+        Self { shape, scale: shape.default_softmax_scale(), softcap: None, dtype, host, on_cpu, on_gpu }
     }
 
     /// Replaces every number of q, k or v (`which` 0, 1 or 2), contiguous from now on. `change` takes the index and the
@@ -88,7 +89,13 @@ impl Problem {
         let k_dims = [shape.batch(), shape.k_len(), shape.num_kv_heads(), shape.head_dim()];
         let [q, k, v] = &self.host;
         let strided = |name, data, dims| Strided::contiguous(name, data, dims).unwrap();
-        Inputs::new(strided("q", q, q_dims), strided("k", k, k_dims), strided("v", v, k_dims), self.scale).unwrap()
+        Inputs::new(strided("q", q, q_dims), strided("k", k, k_dims), strided("v", v, k_dims), self.score_scale())
+            .unwrap()
+    }
+
+    /// From products to scores.
+    pub fn score_scale(&self) -> ScoreScale {
+        ScoreScale { softmax_scale: self.scale, softcap: self.softcap }
     }
 
     /// Fills memory of the output's size with NaN and releases it, so that the output reuses it and unwritten rows stay

@@ -15,7 +15,8 @@ pub const TILE: usize = 128;
 
 /// An op on a problem with given orders.
 pub fn op(problem: &Problem, config: &S2oConfig, prompt_len: usize, ranking: &Ranking) -> S2oOp {
-    S2oOp::new(problem.scale, config.clone()).with_prompt_len(prompt_len).with_ranking(ranking.clone())
+    let op = S2oOp::new(problem.scale, config.clone()).with_prompt_len(prompt_len).with_ranking(ranking.clone());
+    problem.softcap.map_or(op.clone(), |softcap| op.with_softcap(softcap))
 }
 
 /// Runs the op on the GPU and checks its output and its statistics.
@@ -114,6 +115,7 @@ pub fn row_visits(
 pub fn expected_visits(runner: &Runner, problem: &Problem, config: &S2oConfig, tile: &TileStats) -> usize {
     let late = runner.stops_late
         && problem.shape.head_dim() <= 128
+        && problem.softcap.is_none()
         && match config.stop_rule() {
             StopRule::Auto | StopRule::AllRows => config.gain_frame() == GainFrame::NewMax,
             rule => rule == StopRule::MaxWeight,
@@ -182,7 +184,15 @@ fn rules(runner: &mut Runner) {
     for (stop_rule, tau) in rules.into_iter().zip([0.1, 0.09, 0.09, 0.06]) {
         for gain_frame in [GainFrame::NewMax, GainFrame::Literal] {
             for triggering_tile in [TriggeringTile::Keep, TriggeringTile::Discard] {
-                for (q_perm, head_dim) in [(false, 128), (true, 128), (false, 256), (true, 256)] {
+                for (q_perm, head_dim, softcap) in [
+                    (false, 128, None),
+                    (true, 128, None),
+                    (false, 256, None),
+                    (true, 256, None),
+                    (false, 64, Some(4.0)),
+                    (true, 128, Some(4.0)),
+                    (false, 256, Some(4.0)),
+                ] {
                     let name =
                         format!("sparse {stop_rule:?} {gain_frame:?} {triggering_tile:?} q_perm {q_perm} D{head_dim}");
                     runner.case(&name, |runner| {
@@ -191,7 +201,8 @@ fn rules(runner: &mut Runner) {
                             builder.triggering_tile(triggering_tile).dense_tail(70)
                         });
                         let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 2000, k_len: 2000, head_dim };
-                        let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
+                        let mut problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
+                        problem.softcap = softcap;
                         let (_, stats) = check_s2o(runner, &problem, &config, 2000);
                         let mut scattered = cpu::rank(&problem.inputs(), &config, 2000).unwrap();
                         for (head, orders) in scattered.iter_mut().enumerate() {

@@ -1,10 +1,11 @@
 //! Tensors of one length, in the shapes of the original's tests and of models.
 
 use candle_core::{D, DType, Device, Tensor};
-use candle_s2o::{S2oConfig, SegmentLen, s2o_attn};
+use candle_s2o::{S2oConfig, S2oOp, SegmentLen};
 use s2o_flash_attn::s2o::{Policy, collect_stats, set_policy, take_stats};
 use s2o_flash_attn::{
-    flash_attn, flash_attn_varlen, flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed, flash_attn_windowed,
+    flash_attn, flash_attn_alibi_windowed_softcap, flash_attn_varlen_alibi_windowed_softcap,
+    flash_attn_varlen_paged_windowed, flash_attn_windowed,
 };
 
 use crate::call::{Call, Function};
@@ -96,12 +97,13 @@ pub fn errors(runner: &mut Runner) {
 /// Long causal calls under the policy: compares them with the op, and counts them. A sequence in one tensor, or in
 /// pages that lie in another order, has the bits of the call with one length.
 pub fn policy(runner: &mut Runner) {
-    for head_dim in [128, 160, 256] {
-        runner.case(&format!("policy a long prompt by S2O D{head_dim}"), |runner| long_prompt(runner, head_dim));
+    for (head_dim, softcap) in [(128, None), (160, None), (256, None), (64, Some(4.0)), (256, Some(4.0))] {
+        let name = format!("policy a long prompt by S2O D{head_dim} softcap {softcap:?}");
+        runner.case(&name, |runner| long_prompt(runner, head_dim, softcap));
     }
 }
 
-fn long_prompt(runner: &Runner, head_dim: usize) {
+fn long_prompt(runner: &Runner, head_dim: usize, softcap: Option<f32>) {
     const LEN: usize = 4096;
     const PAGE_LEN: usize = 64;
     let device = runner.device.clone();
@@ -112,9 +114,11 @@ fn long_prompt(runner: &Runner, head_dim: usize) {
     let config = S2oConfig::builder().tau(0.1).segment_len(SegmentLen::Fixed(512)).dense_below(2048).build();
     let config = config.expect("options");
     // The op has no kernels for other sizes: the columns beyond theirs are zeros.
-    let kernel_dim = head_dim.next_multiple_of(128);
+    let kernel_dim = if head_dim == 64 { 64 } else { head_dim.next_multiple_of(128) };
     let pad = |x: &Tensor| x.pad_with_zeros(D::Minus1, 0, kernel_dim - head_dim).expect("padded");
-    let op = s2o_attn(&pad(&q), &pad(&k), &pad(&v), 0.088, &config).expect("S2O");
+    let op = S2oOp::new(0.088, config.clone());
+    let op = softcap.map_or(op.clone(), |softcap| op.with_softcap(softcap));
+    let op = op.apply(&pad(&q), &pad(&k), &pad(&v)).expect("S2O");
     let op = floats(&op.narrow(D::Minus1, 0, head_dim).expect("the columns of the heads"));
     let num_pages = LEN / PAGE_LEN;
     let table: Vec<u32> = (0..num_pages).map(|page| ((page * 37 + 5) % num_pages) as u32).collect();
@@ -126,9 +130,10 @@ fn long_prompt(runner: &Runner, head_dim: usize) {
     let table = Tensor::new(table, &device).and_then(|table| table.unsqueeze(0)).expect("copied");
     let flat = [&q, &k, &v].map(|x| x.squeeze(0).expect("one sequence"));
     let ends = Tensor::new(&[0u32, LEN as u32], &device).expect("copied");
-    let varlen = |ends: &Tensor| {
-        let [q, k, v] = &flat;
-        flash_attn_varlen_windowed(q, k, v, ends, ends, LEN, LEN, 0.088, None, Some(0)).expect("a sequence")
+    let cap = softcap.unwrap_or(0.0);
+    let varlen = |[q, k, v]: &[Tensor; 3], ends: &Tensor| {
+        flash_attn_varlen_alibi_windowed_softcap(q, k, v, None, ends, ends, LEN, LEN, 0.088, None, Some(0), cap)
+            .expect("sequences")
     };
     // The same sequence twice: the host reads the lengths.
     let twice = flat.each_ref().map(|x| Tensor::cat(&[x, x], 0).expect("joined"));
@@ -136,9 +141,14 @@ fn long_prompt(runner: &Runner, head_dim: usize) {
 
     set_policy(Policy::S2o(config));
     collect_stats(true);
-    let by_policy = floats(&flash_attn(&q, &k, &v, 0.088, true).expect("by the policy"));
-    let same = floats(&flash_attn_windowed(&q, &k, &v, 0.088, None, Some(0)).expect("by the policy"));
-    let sequence = floats(&varlen(&ends));
+    let fixed = || flash_attn_alibi_windowed_softcap(&q, &k, &v, None, 0.088, None, Some(0), cap);
+    let plain = || match softcap {
+        None => flash_attn(&q, &k, &v, 0.088, true),
+        Some(_) => fixed(),
+    };
+    let by_policy = floats(&plain().expect("by the policy"));
+    let same = floats(&fixed().expect("by the policy"));
+    let sequence = floats(&varlen(&flat, &ends));
     let paged = flash_attn_varlen_paged_windowed(
         &flat[0],
         &paged_k,
@@ -153,10 +163,9 @@ fn long_prompt(runner: &Runner, head_dim: usize) {
         None,
         Some(0),
         PAGE_LEN,
-        None,
+        softcap,
     );
-    let [q2, k2, v2] = &twice;
-    let two = flash_attn_varlen(q2, k2, v2, &ends_of_two, &ends_of_two, LEN, LEN, 0.088, true);
+    let two = floats(&varlen(&twice, &ends_of_two));
     let whole = flash_attn(&q, &k, &v, 0.088, false);
     let sliding = flash_attn_windowed(&q, &k, &v, 0.088, Some(1000), Some(0));
     let calls = take_stats().unwrap();
@@ -165,7 +174,6 @@ fn long_prompt(runner: &Runner, head_dim: usize) {
     assert!(by_policy == op && same == op, "the drop-in computes something else than the op");
     assert!(sequence == op, "a sequence differs");
     assert!(floats(&paged.expect("pages")) == op, "pages differ");
-    let two = floats(&two.expect("two sequences"));
     assert!(two[..op.len()] == op && two[op.len()..] == op, "two sequences differ");
     whole.expect("not causal");
     sliding.expect("a window");

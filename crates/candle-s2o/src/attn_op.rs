@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, bail};
-use s2o_core::{AttnShape, S2oError};
+use s2o_core::{AttnShape, S2oError, ScoreScale};
 
 use crate::error::AttnError;
 
@@ -40,15 +40,15 @@ impl<K: AttnOp> Compute<CudaStorage> for K {
 pub(crate) struct Qkv<'a, S> {
     pub(crate) shape: AttnShape,
     pub(crate) dtype: DType,
-    /// Finite.
-    pub(crate) softmax_scale: f32,
+    /// Checked.
+    pub(crate) scale: ScoreScale,
     /// `q`, `k` and `v`, each with 4 dimensions and dtype `dtype`, in any layout.
     pub(crate) operands: [(&'a S, &'a Layout); 3],
 }
 
 impl<'a, S: BackendStorage> Qkv<'a, S> {
     /// Checks shapes, dtypes and the scale, for all backends. A backend then checks its own limits.
-    pub(crate) fn new(operands: [(&'a S, &'a Layout); 3], softmax_scale: f32) -> Result<Self, AttnError> {
+    pub(crate) fn new(operands: [(&'a S, &'a Layout); 3], scale: ScoreScale) -> Result<Self, AttnError> {
         let dtype = operands[0].0.dtype();
         let mut dims = [[0; 4]; 3];
         for ((name, (storage, layout)), dims) in ["q", "k", "v"].into_iter().zip(operands).zip(&mut dims) {
@@ -63,27 +63,24 @@ impl<'a, S: BackendStorage> Qkv<'a, S> {
         }
         let [q, k, v] = dims;
         let shape = AttnShape::of(q, k, v).map_err(S2oError::from)?;
-        if !softmax_scale.is_finite() {
-            return Err(S2oError::SoftmaxScale { got: softmax_scale }.into());
-        }
-        Ok(Self { shape, dtype, softmax_scale, operands })
+        Ok(Self { shape, dtype, scale: scale.checked()?, operands })
     }
 }
 
-/// Computes an op on tensors, with `softmax_scale` as the factor on `q . k` before the softmax.
+/// Computes an op on tensors.
 pub(crate) fn apply<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     op: &K,
-    softmax_scale: f32,
+    scale: impl Into<ScoreScale>,
     [q, k, v]: [&Tensor; 3],
 ) -> Result<(Tensor, K::Report), AttnError> {
-    let (output, report) = compute(op, softmax_scale, [q, k, v])?;
+    let (output, report) = compute(op, scale.into(), [q, k, v])?;
     Ok((q.apply_op3(k, v, Output { name: K::NAME, storage: Mutex::new(output) })?, report))
 }
 
 /// Computes an op. Its output, if it has one, is not yet part of Candle's graph.
 pub(crate) fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
     op: &K,
-    scale: f32,
+    scale: ScoreScale,
     [q, k, v]: [&Tensor; 3],
 ) -> Result<(Option<Storage>, K::Report), AttnError> {
     for (name, tensor) in [("k", k), ("v", v)] {
@@ -109,10 +106,10 @@ pub(crate) fn compute<K: Compute<CpuStorage> + Compute<CudaStorage>>(
 /// Computes an op that Candle applies. The error keeps the message of the [`AttnError`] but not its type.
 pub(crate) fn forward<K: Compute<S>, S: BackendStorage>(
     op: &K,
-    softmax_scale: f32,
+    scale: ScoreScale,
     operands: [(&S, &Layout); 3],
 ) -> candle_core::Result<(S, Shape)> {
-    let qkv = Qkv::new(operands, softmax_scale)?;
+    let qkv = Qkv::new(operands, scale)?;
     match op.compute(&qkv)? {
         (Some(output), _) => Ok((output, operands[0].1.shape().clone())),
         (None, _) => bail!("{}: expected an output, got none", K::NAME),

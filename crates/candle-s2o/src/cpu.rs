@@ -33,7 +33,7 @@ fn typed<T: Element + WithDType, K: CpuOp>(
 ) -> Result<(Option<CpuStorage>, K::Report), AttnError> {
     let [q, k, v] = qkv.operands;
     let [q, k, v] = [strided::<T>("q", q)?, strided::<T>("k", k)?, strided::<T>("v", v)?];
-    let inputs = Inputs::new(q, k, v, qkv.softmax_scale)?;
+    let inputs = Inputs::new(q, k, v, qkv.scale)?;
     let rows = qkv.shape.batch() * qkv.shape.q_len() * qkv.shape.num_heads();
     let elements = if K::HAS_OUTPUT { rows * qkv.shape.head_dim() } else { 0 };
     let mut out = vec![T::default(); elements];

@@ -56,7 +56,10 @@ pub use attention::{Attention, ChunkLedger, PrefillCall};
 pub use error::AttnError;
 pub use layer_settings::{LayerSetting, LayerSettings, LayerSettingsError, TunedOn};
 pub use methods::{Dense, S2o, break_even};
-pub use ops::{KeyColumns, S2oOp, block_mask_attn, block_sparse_attn, dense_attn, s2o_attn, s2o_attn_with_stats};
+pub use ops::{
+    KeyColumns, S2oOp, block_mask_attn, block_sparse_attn, dense_attn, dense_attn_with_softcap, s2o_attn,
+    s2o_attn_with_stats,
+};
 pub use pending_stats::PendingStats;
 pub use s2o_core::{
     AttnShape, AttnStats, BLOCK_Q, BlockError, BlockLists, BlockSelection, ConfigError, ConfigOption, DenseBelow,

@@ -35,6 +35,9 @@ pub enum S2oError {
     /// The factor on `q . k` must be a finite number.
     #[error("softmax_scale: expected a finite number, got {got}")]
     SoftmaxScale { got: f32 },
+    /// Scores are capped to a positive finite size.
+    #[error("softcap: expected a positive finite number, got {got}; leave it out for none")]
+    Softcap { got: f32 },
     /// A chunk cannot reach beyond its prompt.
     #[error("prompt_len: expected at least k_len = {k_len}, got {got}")]
     PromptShorterThanKeys { k_len: usize, got: usize },

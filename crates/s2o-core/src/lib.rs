@@ -32,7 +32,7 @@
 //!     Strided::contiguous("q", &q, [1, len, heads, head_dim])?,
 //!     Strided::contiguous("k", &k, [1, len, kv_heads, head_dim])?,
 //!     Strided::contiguous("v", &v, [1, len, kv_heads, head_dim])?,
-//!     0.25,
+//!     0.25f32,
 //! )?;
 //! let mut out = vec![0.0; q.len()];
 //! let stats = cpu::attention(&inputs, &S2oConfig::default(), len, &mut out)?;
@@ -53,6 +53,7 @@ mod permutation;
 mod plan;
 mod probes;
 pub mod reference;
+mod score_scale;
 mod segment;
 mod shape;
 mod stats;
@@ -69,6 +70,7 @@ pub use online_softmax::{RowUpdate, SoftmaxState};
 pub use permutation::{Permutation, PermutationError, order_desc};
 pub use plan::{Plan, Ranking, SegmentOrder};
 pub use probes::{ProbeStats, probe_runs};
+pub use score_scale::ScoreScale;
 pub use segment::{Segment, causal_tiles, position_tiles, query_tiles, segments};
 pub use shape::{AttnShape, Mask, ShapeError};
 pub use stats::{AttnStats, HeadStats, TileStats};

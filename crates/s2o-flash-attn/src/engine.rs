@@ -1,7 +1,7 @@
 //! Chooses the implementation for a call: S2O, dense attention, or the plain loop.
 
 use candle_core::{D, DType, Tensor};
-use candle_s2o::{AttnError, Mask, S2oError, S2oOp, ShapeError, dense_attn};
+use candle_s2o::{AttnError, Mask, S2oError, S2oOp, ShapeError, dense_attn, dense_attn_with_softcap};
 #[cfg(feature = "cuda")]
 use s2o_cuda::Launcher;
 #[cfg(feature = "cuda")]
@@ -16,7 +16,7 @@ use crate::s2o::{self, Policy};
 
 /// Head dims of the CUDA kernels of S2O. Smaller heads are padded with zeros, which changes neither scores nor outputs.
 const CUDA_HEAD_DIMS: [usize; 3] = [64, 128, 256];
-/// Largest head dim whose exact calls have kernels there that are faster than [`KernelCall`]'s.
+/// Largest head dim whose exact calls without softcap have kernels there that are faster than [`KernelCall`]'s.
 const MOST_OF_EXACT: usize = 128;
 
 /// Attention as a Candle op. As an op it copies its inputs and its output once. The functions of this crate do not copy
@@ -96,15 +96,15 @@ pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> R
     let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
     let reach = call.window.reach(q_len, k_len);
     let ranges = if reach == Reach::Full { Vec::new() } else { call.ranges.clone() };
-    let is_plain = slopes.is_none() && softcap.is_none() && ranges.is_empty() && reach != Reach::Local;
+    let is_plain = slopes.is_none() && ranges.is_empty() && reach != Reach::Local;
     let has_fast_path = is_plain && has_fast_path(q)?;
     if has_fast_path && call.may_skip && q_len == 1 {
         s2o::single_query()?;
     }
-    if has_fast_path && (is_fast_if_exact(q) || reach == Reach::Causal && may_be_sparse(q, k_len, call)?) {
+    if has_fast_path && (is_fast_if_exact(q, softcap) || reach == Reach::Causal && may_be_sparse(q, k_len, call)?) {
         return padded(q, k, v, |q, k, v| match reach {
-            Reach::Causal => causal(q, k, v, call),
-            _ => full(q, k, v, softmax_scale),
+            Reach::Causal => causal([q, k, v], softcap, call),
+            _ => full([q, k, v], softcap, softmax_scale),
         });
     }
     #[cfg(feature = "cuda")]
@@ -118,33 +118,49 @@ pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> R
 }
 
 /// Every query sees every key. Queries are independent, so more queries than keys are computed in parts.
-fn full(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32) -> Result<Tensor, FlashAttnError> {
+fn full([q, k, v]: [&Tensor; 3], softcap: Option<f32>, softmax_scale: f32) -> Result<Tensor, FlashAttnError> {
     let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
     let parts = (0..q_len).step_by(k_len).map(|start| {
         let part = q.narrow(1, start, k_len.min(q_len - start))?;
-        Ok(dense_attn(&part, k, v, softmax_scale, Mask::Full)?)
+        exact([&part, k, v], softmax_scale, softcap, Mask::Full)
     });
     joined(parts.collect::<Result<Vec<_>, FlashAttnError>>()?)
 }
 
 /// Causal attention. Queries before the first key see nothing.
-fn causal(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> Result<Tensor, FlashAttnError> {
+fn causal([q, k, v]: [&Tensor; 3], softcap: Option<f32>, call: &Call<'_>) -> Result<Tensor, FlashAttnError> {
     let (q_len, k_len) = (q.dims()[1], k.dims()[1]);
     if q_len > k_len {
         let blind = q.narrow(1, 0, q_len - k_len)?.zeros_like()?;
-        let seeing = causal(&q.narrow(1, q_len - k_len, k_len)?, k, v, call)?;
+        let seeing = causal([&q.narrow(1, q_len - k_len, k_len)?, k, v], softcap, call)?;
         return joined(vec![blind, seeing]);
     }
     let softmax_scale = call.op.softmax_scale;
+    let op = |config| {
+        let op = S2oOp::new(softmax_scale, config);
+        softcap.map_or(op.clone(), |cap| op.with_softcap(cap))
+    };
     match if call.may_skip { s2o::policy()? } else { Policy::Dense } {
-        Policy::Dense => Ok(dense_attn(q, k, v, softmax_scale, Mask::Causal)?),
-        Policy::S2o(config) => s2o::apply(S2oOp::new(softmax_scale, config), q, k, v),
+        Policy::Dense => exact([q, k, v], softmax_scale, softcap, Mask::Causal),
+        Policy::S2o(config) => s2o::apply(op(config), q, k, v),
         Policy::Layers { base, settings } => {
             let config = s2o::next_layer(&base, &settings, [q.dims()[0], q_len, k_len])?;
             // This error ends the model's forward pass, so the next call begins another pass.
-            s2o::apply(S2oOp::new(softmax_scale, config), q, k, v).inspect_err(|_| s2o::begin_prompt())
+            s2o::apply(op(config), q, k, v).inspect_err(|_| s2o::begin_prompt())
         }
     }
+}
+
+fn exact(
+    [q, k, v]: [&Tensor; 3],
+    softmax_scale: f32,
+    softcap: Option<f32>,
+    mask: Mask,
+) -> Result<Tensor, FlashAttnError> {
+    Ok(match softcap {
+        Some(softcap) => dense_attn_with_softcap(q, k, v, softmax_scale, softcap, mask)?,
+        None => dense_attn(q, k, v, softmax_scale, mask)?,
+    })
 }
 
 fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, FlashAttnError> {
@@ -178,8 +194,9 @@ fn has_wide_kernels(q: &Tensor) -> Result<bool, FlashAttnError> {
 }
 
 /// Whether an exact call is at least as fast in that implementation as in [`KernelCall`].
-fn is_fast_if_exact(q: &Tensor) -> bool {
-    q.device().is_cpu() || q.dims().last().is_some_and(|&head_dim| head_dim <= MOST_OF_EXACT)
+fn is_fast_if_exact(q: &Tensor, softcap: Option<f32>) -> bool {
+    let is_narrow = q.dims().last().is_some_and(|&head_dim| head_dim <= MOST_OF_EXACT);
+    q.device().is_cpu() || is_narrow && softcap.is_none()
 }
 
 fn may_be_sparse(q: &Tensor, k_len: usize, call: &Call<'_>) -> Result<bool, FlashAttnError> {

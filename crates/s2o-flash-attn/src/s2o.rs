@@ -28,7 +28,7 @@ pub use crate::error::PolicyError;
 use crate::error::FlashAttnError;
 use crate::layer_count;
 
-/// Method for causal attention without window, ALiBi or softcap.
+/// Method for causal attention without window or ALiBi.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Policy {
     /// Exact attention.

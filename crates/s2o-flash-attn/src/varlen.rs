@@ -30,9 +30,7 @@ fn by_sequence(
     check(q, k, v, pages.as_ref())?;
     let batch = num_sequences(seqlens_q, seqlens_k)?;
     let window = op.window(max_seqlen_k);
-    let is_plain = op.alibi_slopes.is_none()
-        && op.softcap.is_none_or(|cap| cap <= 0.0)
-        && pages.as_ref().is_none_or(|pages| pages.prefix_ranges.is_none());
+    let is_plain = op.alibi_slopes.is_none() && pages.as_ref().is_none_or(|pages| pages.prefix_ranges.is_none());
     let may_skip = is_plain
         && window.reach(max_seqlen_q, max_seqlen_k) == Reach::Causal
         && s2o::sparse_from(q.device(), batch)?.is_some_and(|from| max_seqlen_k >= from);

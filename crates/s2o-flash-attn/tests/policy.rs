@@ -4,10 +4,11 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Result, Tensor};
+use candle_s2o::S2oOp;
 use s2o_flash_attn::s2o::{self, LayerSetting, LayerSettings, Policy, S2oConfig, SegmentLen, TunedOn};
 use s2o_flash_attn::{
-    flash_attn, flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed_softcap,
-    flash_attn_windowed,
+    flash_attn, flash_attn_alibi_windowed_softcap, flash_attn_varlen, flash_attn_varlen_alibi,
+    flash_attn_varlen_alibi_windowed_softcap, flash_attn_windowed,
 };
 use s2o_testkit::{max_difference, tensor};
 
@@ -150,6 +151,35 @@ fn layers_have_thresholds_of_their_own() -> Result<()> {
 }
 
 #[test]
+fn softcapped_calls_follow_the_policy() -> Result<()> {
+    const CAP: f32 = 1.5;
+    let _held = hold();
+    let [q, k, v] = inputs();
+    let call = |scale| flash_attn_alibi_windowed_softcap(&q, &k, &v, None, scale, None, Some(0), CAP);
+    s2o::set_policy(Policy::Dense);
+    // Large scores, which the cap changes.
+    let (exact, uncapped) = (call(0.5)?, flash_attn(&q, &k, &v, 0.5, true)?);
+    assert!(max_difference(&exact, &uncapped) > 0.1);
+    let config = eager().to_builder().tau(0.9).build().unwrap();
+    s2o::set_policy(Policy::S2o(config.clone()));
+    s2o::collect_stats(true);
+    let sparse = call(0.5)?;
+    let stats = s2o::take_stats()?;
+    assert!(stats.len() == 1 && stats[0].stats.density() < 1.0, "{stats:?}");
+    assert!(max_difference(&sparse, &exact) > 1e-4);
+    let op = S2oOp::new(0.5, config).with_softcap(CAP).apply(&q, &k, &v)?;
+    assert_eq!(max_difference(&sparse, &op), 0.0);
+
+    // Sequences too.
+    let [q, k, v] = [&q, &k, &v].map(|t| t.squeeze(0).unwrap());
+    let ends = Tensor::new(&[0u32, LEN as u32], q.device())?;
+    let of_sequence =
+        flash_attn_varlen_alibi_windowed_softcap(&q, &k, &v, None, &ends, &ends, LEN, LEN, 0.5, None, Some(0), CAP)?;
+    assert_eq!(max_difference(&of_sequence.unsqueeze(0)?, &op), 0.0);
+    Ok(())
+}
+
+#[test]
 fn layers_of_one_sequence_are_counted_and_several_sequences_are_dense() -> Result<()> {
     let _held = hold();
     let [q, k, v] = inputs().map(|t| t.squeeze(0).unwrap());
@@ -190,7 +220,18 @@ fn child() -> Result<()> {
     flash_attn_varlen_alibi(&few_q, &few_k, &few_v, &slopes, &ends, &ends, 9, 9, SCALE, true)?;
     let (causal, cap) = (Some(0), 0.5);
     flash_attn_varlen_alibi_windowed_softcap(
-        &few_q, &few_k, &few_v, None, &ends, &ends, 9, 9, SCALE, None, causal, cap,
+        &few_q,
+        &few_k,
+        &few_v,
+        None,
+        &ends,
+        &ends,
+        9,
+        9,
+        SCALE,
+        Some(3),
+        causal,
+        cap,
     )?;
     s2o::set_policy(Policy::default());
     flash_attn(&q, &k, &v, SCALE, true)?;

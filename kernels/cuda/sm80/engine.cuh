@@ -65,6 +65,15 @@ __device__ __forceinline__ void scores(float (&s)[X::FRAGMENTS][HALF_K / 2], con
     }
 }
 
+template <class X>
+__device__ __forceinline__ void cap(float (&s)[X::FRAGMENTS][HALF_K / 2], float cap_scale) {
+#pragma unroll
+    for (int m = 0; m < X::FRAGMENTS; ++m) {
+#pragma unroll
+        for (int i = 0; i < HALF_K / 2; ++i) s[m][i] = tanh_approx(s[m][i] * cap_scale);
+    }
+}
+
 // acc += P V. The accumulator layout of S is the operand layout of P, so S is only packed in pairs.
 template <class X>
 __device__ __forceinline__ void add_values(float (&acc)[X::FRAGMENTS][X::HEAD_DIM / 2],
@@ -239,6 +248,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if (visible) {
                 float s[X::FRAGMENTS][HALF_K / 2];
                 scores<X>(s, queries, k);
+                if constexpr (X::CAPS_SCORES) cap<X>(s, attn.cap_scale);
                 if (!visibility.all()) visibility.mask(s, lane, beyond);
                 float half_max[X::FRAGMENTS][2];
                 probabilities<X>(softmax, s, scale_log2, probs, rescale, half_max);

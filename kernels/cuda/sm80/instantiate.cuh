@@ -20,7 +20,12 @@
     S2O_KERNEL(name##_f16_128, __half, 128, Schedule)                  \
     S2O_KERNEL(name##_f16_64, __half, 64, Schedule)
 
-// For head_dim 256, in every build.
+// For head_dim 256.
 #define S2O_WIDE_KERNELS(name, Schedule)                               \
     S2O_KERNEL(name##_bf16_256, __nv_bfloat16, 256, Schedule)          \
     S2O_KERNEL(name##_f16_256, __half, 256, Schedule)
+
+// For every head_dim, with softcap.
+#define S2O_CAPPED_KERNELS(name, Schedule)                     \
+    S2O_KERNELS(name##_capped, s2o::Capped<Schedule>)          \
+    S2O_WIDE_KERNELS(name##_capped, s2o::Capped<Schedule>)

@@ -26,6 +26,7 @@ pub struct AttnParams {
     pub causal: i32,
     pub heads_per_section: i32,
     pub softmax_scale: f32,
+    pub cap_scale: f32,
 }
 
 /// Row state that pass 1 leaves for pass 2.
@@ -250,14 +251,14 @@ pub struct PagesParams {
     pub len: i32,
 }
 
-layout!(AttnParams: 176, q_strides at 48, batch at 144);
-layout!(S2oParams: 280, kv_perm at 176, segment_len at 248);
-layout!(SplitParams: 216, partial_out at 176);
-layout!(Int8SplitParams: 248, scales at 216);
+layout!(AttnParams: 184, q_strides at 48, batch at 144);
+layout!(S2oParams: 288, kv_perm at 184, segment_len at 256);
+layout!(SplitParams: 224, partial_out at 184);
+layout!(Int8SplitParams: 256, scales at 224);
 layout!(FlashParams: 248, batch at 176);
-layout!(ProbeParams: 472, q at 216, num_heads at 416);
-layout!(BlockParams: 192, key_blocks at 176);
-layout!(ColumnParams: 216, columns at 192);
+layout!(ProbeParams: 480, q at 224, num_heads at 424);
+layout!(BlockParams: 200, key_blocks at 184);
+layout!(ColumnParams: 224, columns at 200);
 layout!(BlockListParams: 48, num_lists at 24);
 layout!(ColumnListParams: 80, k_len at 56);
 layout!(PagesParams: 112, k_strides at 40, num_pages at 88);

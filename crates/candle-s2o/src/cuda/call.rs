@@ -7,7 +7,7 @@ use std::{mem, ptr};
 use candle_core::{CudaStorage, DType, Layout};
 use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
-use s2o_core::{AttnShape, Mask};
+use s2o_core::{AttnShape, Mask, ScoreScale};
 use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, Regions, Scratch, Stopwatch, View, head_dim, to_i32};
 use s2o_kernels::params::{AttnParams, Params};
 use s2o_kernels::{Dtype, Function, HeadDim, Kernel};
@@ -36,15 +36,15 @@ pub(super) struct Call {
     v: View,
     /// Absent for an op without an output.
     out: Option<View>,
-    pub(super) softmax_scale: f32,
+    pub(super) scale: ScoreScale,
     dtype: Dtype,
     head_dim: HeadDim,
 }
 
 impl<K: CudaOp> Compute<CudaStorage> for K {
     fn compute(&self, qkv: &Qkv<'_, CudaStorage>) -> Result<(Option<CudaStorage>, K::Report), AttnError> {
-        if qkv.softmax_scale <= 0.0 {
-            return Err(CudaError::SoftmaxScale { got: qkv.softmax_scale }.into());
+        if qkv.scale.softmax_scale <= 0.0 {
+            return Err(CudaError::SoftmaxScale { got: qkv.scale.softmax_scale }.into());
         }
         match qkv.dtype {
             DType::BF16 => typed::<bf16, K>(self, qkv),
@@ -58,7 +58,7 @@ fn typed<T: Element, K: CudaOp>(
     op: &K,
     qkv: &Qkv<'_, CudaStorage>,
 ) -> Result<(Option<CudaStorage>, K::Report), AttnError> {
-    let &Qkv { shape, softmax_scale, operands, .. } = qkv;
+    let &Qkv { shape, scale, operands, .. } = qkv;
     let head_dim = head_dim(Kernel::Dense, shape.head_dim())?;
     let device = &operands[0].0.device;
     let launcher = Launcher::new(device)?;
@@ -73,7 +73,7 @@ fn typed<T: Element, K: CudaOp>(
         let out = out.as_mut().map(|out| out.device_ptr_mut(stream));
         let out = out.as_ref().map(|(address, _)| View::new::<T>(*address, &out_layout)).transpose()?;
         let launcher = launcher.clone();
-        op.run(&Call { shape, launcher, q, k, v, out, softmax_scale, dtype: T::DTYPE, head_dim })?
+        op.run(&Call { shape, launcher, q, k, v, out, scale, dtype: T::DTYPE, head_dim })?
     };
     Ok((out.map(|out| CudaStorage::wrap_cuda_slice(out, device.clone())), report))
 }
@@ -109,7 +109,9 @@ impl Call {
             k_len: to_i32("k_len", shape.k_len())?,
             causal: i32::from(mask.is_causal()),
             heads_per_section: to_i32("heads", heads_per_section.min(heads))?,
-            softmax_scale: self.softmax_scale,
+            // Capped scores are in units of the cap.
+            softmax_scale: self.scale.softcap.unwrap_or(self.scale.softmax_scale),
+            cap_scale: self.scale.softcap.map_or(0.0, |softcap| self.scale.softmax_scale / softcap),
         })
     }
 
@@ -127,14 +129,15 @@ impl Call {
         self.launcher.allocate(regions)
     }
 
-    /// A kernel for the elements and heads of this call.
+    /// A kernel for the elements, heads and scores of this call.
     pub(super) fn function(&self, kernel: Kernel) -> Function {
-        Function::new(kernel, self.dtype, self.head_dim)
+        let capped = self.scale.softcap.is_some() && kernel.has_capped();
+        Function { capped, ..Function::new(kernel, self.dtype, self.head_dim) }
     }
 
-    /// Whether the kernel is built for the heads of this call.
-    pub(super) fn has(&self, kernel: Kernel) -> bool {
-        kernel.head_dims().contains(&self.head_dim)
+    /// Whether [`decode`](super::decode) has a kernel for this call.
+    pub(super) fn has_decode(&self) -> bool {
+        Kernel::Decode.head_dims().contains(&self.head_dim) && self.scale.softcap.is_none()
     }
 
     /// Enqueues a kernel.

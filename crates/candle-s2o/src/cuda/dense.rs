@@ -1,5 +1,5 @@
 //! Dense attention in one launch, or split over the keys if there are too few query tiles to fill the GPU. A single query
-//! has its own kernel with head_dim 64 and 128, see [`decode`].
+//! has its own kernel with head_dim 64 and 128 and without softcap, see [`decode`].
 
 use candle_core::Tensor;
 use s2o_core::Mask;
@@ -24,7 +24,7 @@ impl CudaOp for DenseOp {
     fn run(&self, call: &Call) -> Result<(), AttnError> {
         // A single query sees every key under either mask.
         match self.splits {
-            None if call.shape.q_len() == 1 && call.has(Kernel::Decode) => Ok(decode::launch(call)?),
+            None if call.shape.q_len() == 1 && call.has_decode() => Ok(decode::launch(call)?),
             splits => Ok(launch(call, self.mask, 0, splits)?),
         }
     }

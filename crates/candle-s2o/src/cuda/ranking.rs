@@ -117,7 +117,7 @@ impl Ranker {
             ranked_rows: to_i32("q_len", plan.ranked_rows())?,
             sort_buckets: to_i32("sort buckets", sort.buckets)?,
             sort_window: to_i32("sort window", sort.window)?,
-            softmax_scale: call.softmax_scale,
+            softmax_scale: call.scale.softmax_scale,
             second_cumulant: match config.key_score() {
                 KeyScore::MeanQuery => 0.0,
                 KeyScore::SecondCumulant { c } => c,

@@ -17,8 +17,8 @@ impl S2oOp {
     /// # Errors
     /// The same as [`S2oOp::apply`], or [`AttnError::GpuOnly`] for tensors on the CPU.
     pub fn apply_timed(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Vec<KernelTime>), AttnError> {
-        let softmax_scale = self.softmax_scale;
-        apply(&Timed(self), softmax_scale, [q, k, v])
+        let scale = self.scale;
+        apply(&Timed(self), scale, [q, k, v])
     }
 }
 

@@ -4,7 +4,7 @@ mod block;
 mod s2o;
 
 use candle_core::Tensor;
-use s2o_core::Mask;
+use s2o_core::{Mask, ScoreScale};
 
 pub use block::{KeyColumns, block_mask_attn, block_sparse_attn};
 pub use s2o::{S2oOp, s2o_attn, s2o_attn_with_stats};
@@ -22,6 +22,22 @@ use crate::error::AttnError;
 /// If the tensors do not fit, see [`AttnError`].
 pub fn dense_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, mask: Mask) -> Result<Tensor, AttnError> {
     Ok(apply(&DenseOp { mask, splits: None }, softmax_scale, [q, k, v])?.0)
+}
+
+/// [`dense_attn`] with capped scores: the exact counterpart of [`S2oOp::with_softcap`].
+///
+/// # Errors
+/// If the tensors do not fit, see [`AttnError`].
+pub fn dense_attn_with_softcap(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    softcap: f32,
+    mask: Mask,
+) -> Result<Tensor, AttnError> {
+    let scale = ScoreScale { softmax_scale, softcap: Some(softcap) };
+    Ok(apply(&DenseOp { mask, splits: None }, scale, [q, k, v])?.0)
 }
 
 /// Dense attention with the engine that S2O uses for its windows.

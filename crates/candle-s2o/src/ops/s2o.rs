@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Shape, Tensor};
-use s2o_core::{AttnStats, Ranking, S2oConfig};
+use s2o_core::{AttnStats, Ranking, S2oConfig, ScoreScale};
 
 use crate::attn_op::{AttnOp, apply, compute, forward};
 use crate::error::AttnError;
@@ -13,7 +13,7 @@ use crate::pending_stats::PendingStats;
 ///
 /// `q` is (batch, q_len, num_heads, head_dim), `k` and `v` are (batch, k_len, num_kv_heads, head_dim), all on one
 /// device. The CPU supports f32, f16 and bf16 and a `head_dim` that is a multiple of 8 up to 256. A GPU (feature
-/// `cuda`) supports f16 and bf16 and a `head_dim` of 64 or 128. Accumulation is in f32. Queries are the last `q_len` of
+/// `cuda`) supports f16 and bf16 and a `head_dim` of 64, 128 or 256. Accumulation is in f32. Queries are the last `q_len` of
 /// the `k_len` positions, and the prompt ends with them. The output has the shape and dtype of `q`.
 ///
 /// Memory besides the output: at most [`S2oConfig::workspace_cap`] for the key orders. The CPU also needs about 2 MiB
@@ -57,7 +57,7 @@ pub fn s2o_attn_with_stats(
 #[derive(Debug, Clone)]
 pub struct S2oOp {
     pub(crate) config: S2oConfig,
-    pub(crate) softmax_scale: f32,
+    pub(crate) scale: ScoreScale,
     /// Length in tokens of the prompt that a call belongs to, if the call is not all of it.
     pub(crate) prompt_len: Option<usize>,
     /// Orders to use instead of running Algorithm 1.
@@ -69,7 +69,14 @@ pub struct S2oOp {
 impl S2oOp {
     /// Creates an op for a prompt that ends with the call's last query.
     pub fn new(softmax_scale: f32, config: S2oConfig) -> Self {
-        Self { config, softmax_scale, prompt_len: None, ranking: None, wants_stats: false }
+        Self { config, scale: softmax_scale.into(), prompt_len: None, ranking: None, wants_stats: false }
+    }
+
+    /// Caps the scores: `softcap * tanh(softmax_scale * <q, k> / softcap)`, as in Gemma 2. The keys are ranked by the
+    /// scores without the cap, which does not change the order of the keys of one query.
+    pub fn with_softcap(mut self, softcap: f32) -> Self {
+        self.scale.softcap = Some(softcap);
+        self
     }
 
     /// Makes the call a chunk of a prompt of `prompt_len` tokens. The call's keys begin at the start of the prompt.
@@ -89,7 +96,7 @@ impl S2oOp {
     /// # Errors
     /// If the tensors or options do not fit, see [`AttnError`].
     pub fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, AttnError> {
-        Ok(apply(&self, self.softmax_scale, [q, k, v])?.0)
+        Ok(apply(&self, self.scale, [q, k, v])?.0)
     }
 
     /// [`S2oOp::apply`] with statistics of the computed and skipped work per head. On a GPU the host waits for them.
@@ -112,7 +119,7 @@ impl S2oOp {
         v: &Tensor,
     ) -> Result<(Tensor, PendingStats), AttnError> {
         self.wants_stats = true;
-        let (out, stats) = apply(&self, self.softmax_scale, [q, k, v])?;
+        let (out, stats) = apply(&self, self.scale, [q, k, v])?;
         Ok((out, stats.ok_or_else(|| candle_core::Error::msg("the forward pass returned no statistics"))?))
     }
 
@@ -125,8 +132,8 @@ impl S2oOp {
     /// The same as [`S2oOp::apply`].
     pub fn rank(self, q: &Tensor, k: &Tensor) -> Result<Ranking, AttnError> {
         // The ranking does not read the values.
-        let softmax_scale = self.softmax_scale;
-        Ok(compute(&RankOp(self), softmax_scale, [q, k, k])?.1)
+        let scale = self.scale;
+        Ok(compute(&RankOp(self), scale, [q, k, k])?.1)
     }
 }
 
@@ -162,7 +169,7 @@ impl CustomOp3 for S2oOp {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        forward(self, self.softmax_scale, [(q, q_layout), (k, k_layout), (v, v_layout)])
+        forward(self, self.scale, [(q, q_layout), (k, k_layout), (v, v_layout)])
     }
 
     fn cuda_fwd(
@@ -174,6 +181,6 @@ impl CustomOp3 for S2oOp {
         v: &CudaStorage,
         v_layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
-        forward(self, self.softmax_scale, [(q, q_layout), (k, k_layout), (v, v_layout)])
+        forward(self, self.scale, [(q, q_layout), (k, k_layout), (v, v_layout)])
     }
 }

@@ -103,6 +103,7 @@ fn typed<T: Element>(
                     causal: 1,
                     heads_per_section: 1,
                     softmax_scale,
+                    cap_scale: 0.0,
                 },
                 partial_out: scratch.at(partial_out),
                 partial_state: scratch.at(partial_state),

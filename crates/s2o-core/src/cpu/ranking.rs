@@ -153,7 +153,7 @@ fn score_coefficients<T: Element>(
         queries.chunks_exact(head_dim).for_each(|query| moments.add(query));
     }
     let (mean, var) = moments.finish();
-    let scale = f64::from(inputs.softmax_scale);
+    let scale = f64::from(inputs.scale.softmax_scale);
     let mean = mean.into_iter().map(|mean| (scale * mean) as f32);
     match config.key_score() {
         KeyScore::MeanQuery => mean.collect(),

@@ -1,5 +1,7 @@
 //! The softmax of one score tile, vectorised across queries.
 
+use std::f32::consts::LOG2_E;
+
 use pulp::{Arch, Simd, WithSimd};
 
 /// Number of queries in one pass of the inner loops. The `lanes` of every tile are a multiple of it.
@@ -72,6 +74,30 @@ impl WithSimd for Exponentiate<'_> {
     }
 }
 
+/// Replaces scores by `softcap * tanh(score / softcap)`, both in units of log2. NaN stays NaN.
+pub(super) fn cap(scores: &mut [f32], softcap: f32) {
+    Arch::new().dispatch(Cap { scores, softcap });
+}
+
+struct Cap<'a> {
+    scores: &'a mut [f32],
+    softcap: f32,
+}
+
+impl WithSimd for Cap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        // tanh(|x|) = (1 - e) / (1 + e) with e = exp(-2 |x|).
+        let exponent = -2.0 * LOG2_E / self.softcap;
+        for score in self.scores.iter_mut() {
+            let e = exp2::<S>(score.abs() * exponent);
+            *score = (self.softcap * (1.0 - e) / (1.0 + e)).copysign(*score);
+        }
+    }
+}
+
 /// `acc[d][i] *= rescale[i]` for an `acc` of columns as long as `rescale`.
 pub(super) fn rescale_columns(acc: &mut [f32], rescale: &[f32]) {
     // Ranked keys come in descending order, so most tiles do not change any maximum.
@@ -132,6 +158,21 @@ mod tests {
                 assert_eq!(f64::from(got), want);
             }
         }
+    }
+
+    #[test]
+    fn caps_are_those_of_tanh() {
+        let xs: Vec<f32> = (-4000..=4000).map(|i| i as f32 / 20.0).collect();
+        let mut scores = xs.clone();
+        cap(&mut scores, 30.0);
+        for (&x, got) in xs.iter().zip(scores) {
+            let want = 30.0 * (f64::from(x) / 30.0).tanh();
+            assert!((f64::from(got) - want).abs() < 2e-5, "{x}: {got}, expected {want}");
+        }
+        let mut extremes = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0];
+        cap(&mut extremes, 30.0);
+        assert_eq!((extremes[0], extremes[1], extremes[3]), (30.0, -30.0, 0.0));
+        assert!(extremes[2].is_nan());
     }
 
     #[test]

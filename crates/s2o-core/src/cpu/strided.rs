@@ -5,6 +5,7 @@ use half::{bf16, f16};
 
 use super::microkernel::prefetch;
 use crate::error::S2oError;
+use crate::score_scale::ScoreScale;
 use crate::shape::{AttnShape, ShapeError};
 
 /// Element types of the CPU path: `f32`, `f16`, `bf16`. All arithmetic is in f32.
@@ -126,20 +127,22 @@ pub struct Inputs<'a, T> {
     pub(super) k: Strided<'a, T>,
     pub(super) v: Strided<'a, T>,
     pub(super) shape: AttnShape,
-    pub(super) softmax_scale: f32,
+    pub(super) scale: ScoreScale,
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
     /// Takes `q` (batch, q_len, num_heads, head_dim) and `k`, `v` (batch, k_len, num_kv_heads, head_dim).
     ///
     /// # Errors
-    /// If the sizes do not fit each other or are not supported, or the scale is not finite.
-    pub fn new(q: Strided<'a, T>, k: Strided<'a, T>, v: Strided<'a, T>, softmax_scale: f32) -> Result<Self, S2oError> {
+    /// If the sizes do not fit each other or are not supported, or [`ScoreScale::checked`] refuses the scale.
+    pub fn new(
+        q: Strided<'a, T>,
+        k: Strided<'a, T>,
+        v: Strided<'a, T>,
+        scale: impl Into<ScoreScale>,
+    ) -> Result<Self, S2oError> {
         let shape = AttnShape::of(q.dims, k.dims, v.dims)?;
-        if !softmax_scale.is_finite() {
-            return Err(S2oError::SoftmaxScale { got: softmax_scale });
-        }
-        Ok(Self { q, k, v, shape, softmax_scale })
+        Ok(Self { q, k, v, shape, scale: scale.into().checked()? })
     }
 
     /// Index of the output row of a query, in (batch, q_len, num_heads).

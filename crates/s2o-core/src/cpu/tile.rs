@@ -5,7 +5,7 @@ use std::f64::consts::LN_2;
 use std::ops::Range;
 
 use super::microkernel;
-use super::softmax::{Columns, LANES, exponentiate, rescale_columns};
+use super::softmax::{Columns, LANES, cap, exponentiate, rescale_columns};
 use super::strided::{Element, Inputs};
 use crate::config::GainFrame;
 use crate::early_stop::{Gain, StopVote};
@@ -20,6 +20,8 @@ pub(super) struct QueryTile {
     lanes: usize,
     /// (head_dim, lanes), times `softmax_scale * log2 e`, so that scores are in units of log2.
     q: Vec<f32>,
+    /// Cap of the scores, in units of log2.
+    softcap: Option<f32>,
     /// (head_dim, lanes)
     acc: Vec<f32>,
     /// (lanes), in units of log2
@@ -65,7 +67,8 @@ impl QueryTile {
     ) {
         let head_dim = inputs.shape.head_dim();
         self.reset(rows, head_dim);
-        let scale = inputs.softmax_scale * LOG2_E;
+        let scale = inputs.scale.softmax_scale * LOG2_E;
+        self.softcap = inputs.scale.softcap.map(|cap| cap * LOG2_E);
         // Transposes LANES rows at a time, to use whole cache lines on both sides.
         for (rows, lane) in self.rows.chunks(LANES).zip((0..self.lanes).step_by(LANES)) {
             let queries = inputs.q.gather((batch, head), rows.iter().copied(), row_buffer);
@@ -82,6 +85,7 @@ impl QueryTile {
     pub(super) fn resume<'t>(&mut self, len: usize, sources: impl Fn(usize) -> (&'t QueryTile, usize)) {
         let head_dim = sources(0).0.head_dim();
         self.reset((0..len).map(&sources).map(|(tile, lane)| tile.rows[lane]), head_dim);
+        self.softcap = sources(0).0.softcap;
         for i in 0..len {
             let (from, lane) = sources(i);
             for d in 0..head_dim {
@@ -100,6 +104,9 @@ impl QueryTile {
         let n = keys.len() / head_dim;
         scores.weights.resize(n * self.lanes, 0.0);
         microkernel::scores(self.lanes, head_dim, &self.q, keys, &mut scores.weights);
+        if let Some(softcap) = self.softcap {
+            cap(&mut scores.weights, softcap);
+        }
         if let Some(first_row) = first_row {
             for (first_row, column) in (first_row..).zip(scores.weights.chunks_exact_mut(self.lanes)) {
                 let blind = self.rows.partition_point(|&row| (row as isize) < first_row);

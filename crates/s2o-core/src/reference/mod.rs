@@ -22,6 +22,7 @@ use crate::error_control::ErrorControl;
 use crate::online_softmax::SoftmaxState;
 use crate::plan::{Plan, Ranking, SegmentOrder};
 use crate::probes::{ProbeStats, Repeated};
+use crate::score_scale::ScoreScale;
 use crate::segment::Segment;
 use crate::shape::AttnShape;
 use crate::stats::AttnStats;
@@ -34,7 +35,7 @@ pub struct Head {
     k: Vec<f64>,
     v: Vec<f64>,
     head_dim: usize,
-    softmax_scale: f64,
+    scale: ScoreScale,
 }
 
 impl Head {
@@ -43,7 +44,13 @@ impl Head {
     ///
     /// # Panics
     /// If a slice is shorter than `shape` requires.
-    pub fn new(shape: &AttnShape, [q, k, v]: [&[f32]; 3], softmax_scale: f32, batch: usize, head: usize) -> Self {
+    pub fn new(
+        shape: &AttnShape,
+        [q, k, v]: [&[f32]; 3],
+        scale: impl Into<ScoreScale>,
+        batch: usize,
+        head: usize,
+    ) -> Self {
         let head_dim = shape.head_dim();
         let pick = |data: &[f32], len: usize, num_heads: usize, head: usize| -> Vec<f64> {
             (0..len)
@@ -59,7 +66,7 @@ impl Head {
             k: pick(k, shape.k_len(), shape.num_kv_heads(), kv_head),
             v: pick(v, shape.k_len(), shape.num_kv_heads(), kv_head),
             head_dim,
-            softmax_scale: f64::from(softmax_scale),
+            scale: scale.into(),
         }
     }
 
@@ -87,9 +94,9 @@ impl Head {
         self.q_offset() + row
     }
 
-    /// Scaled score of a query and a key.
+    /// Score of a query and a key.
     fn score(&self, row: usize, position: usize) -> f64 {
-        self.softmax_scale * dot(self.q(row), self.k(position))
+        self.scale.score(dot(self.q(row), self.k(position)))
     }
 }
 
@@ -194,11 +201,12 @@ fn one_pass(
 pub fn attention(
     shape: &AttnShape,
     qkv: [&[f32]; 3],
-    softmax_scale: f32,
+    scale: impl Into<ScoreScale>,
     config: &S2oConfig,
     prompt_len: usize,
     ranking: Option<&Ranking>,
 ) -> Result<(Vec<f64>, AttnStats), S2oError> {
+    let scale = scale.into();
     let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN)?;
     if let Some(given) = ranking.filter(|_| !plan.is_dense()) {
         plan.check_ranking(shape, given)?;
@@ -208,7 +216,7 @@ pub fn attention(
     let (mut visited, mut probes) = (Vec::new(), Vec::new());
     for b in 0..shape.batch() {
         for h in 0..heads {
-            let (head, number) = (Head::new(shape, qkv, softmax_scale, b, h), b * heads + h);
+            let (head, number) = (Head::new(shape, qkv, scale, b, h), b * heads + h);
             let of_group = (&head, h % shape.group_size());
             let result = match ranking {
                 Some(given) if !plan.is_dense() => one_head(of_group, &plan, &given[number], config),

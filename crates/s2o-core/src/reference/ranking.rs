@@ -24,7 +24,7 @@ pub fn rank(head: &Head, segment: &Segment, segment_len: usize, config: &S2oConf
 /// `k_scores[t] = scale <q_mean, K[t]>` (plus the variance term) for the keys before the segment.
 pub fn key_scores(head: &Head, segment: &Segment, config: &S2oConfig) -> Vec<f64> {
     let (mean, var) = query_moments(head, segment);
-    let scale = head.softmax_scale;
+    let scale = f64::from(head.scale.softmax_scale);
     (0..segment.start)
         .map(|t| {
             let by_mean = scale * dot(&mean, head.k(t));

@@ -26,7 +26,8 @@ fn vector_cases() -> impl Iterator<Item = (String, Case)> {
     load_all().into_iter().flat_map(|vectors| {
         let case = |run| {
             let [q, k, v] = vectors.qkv().map(<[f32]>::to_vec);
-            Case { shape: vectors.shape, config: vectors.config(run), prompt_len: vectors.prompt_len(), q, k, v }
+            let (shape, config, prompt_len) = (vectors.shape, vectors.config(run), vectors.prompt_len());
+            Case { shape, config, prompt_len, softcap: None, q, k, v }
         };
         let runs = vectors.runs().iter().map(|run| (format!("{} run {}", vectors.name, run.index), case(run)));
         runs.collect::<Vec<_>>()

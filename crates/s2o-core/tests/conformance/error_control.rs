@@ -17,7 +17,7 @@ fn case(sharpness: f32) -> Case {
     let config = config.tile_q(32).tile_k(32).probe_stride(ProbeStride::Every(16)).stop_rule(StopRule::AllRows);
     let config = config.build().unwrap();
     let [q, k, v] = tensors(&shape, 11, sharpness);
-    Case { shape, config, prompt_len: 2048, q, k, v }
+    Case { shape, config, prompt_len: 2048, softcap: None, q, k, v }
 }
 
 proptest! {

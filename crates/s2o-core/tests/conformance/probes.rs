@@ -29,7 +29,7 @@ fn case(heads: usize, len: usize, head_dim: usize, segment: usize, tau: f32, qkv
     // One rule, so that probes change nothing but what they are for.
     let config = config.tile_q(32).tile_k(32).stop_rule(StopRule::AllRows).build().unwrap();
     let [q, k, v] = qkv;
-    Case { shape, config, prompt_len: len, q, k, v }
+    Case { shape, config, prompt_len: len, softcap: None, q, k, v }
 }
 
 proptest! {
@@ -215,7 +215,7 @@ fn nothing_depends_on_threads_or_workspace() {
     let [q, k, v] = tensors(&shape, 9, 2.0);
     let config = S2oConfig::builder().segment_len(SegmentLen::Fixed(128)).tau(0.1).dense_below(0).tile_q(32).tile_k(32);
     let config = config.probe_stride(ProbeStride::Every(16)).build().unwrap();
-    let case = Case { shape, config, prompt_len: 700, q, k, v };
+    let case = Case { shape, config, prompt_len: 700, softcap: None, q, k, v };
     let want = case.attention(None);
     let small = case.with(|config| config.workspace_cap(20 * 700));
     assert_eq!(small.attention(None), want);

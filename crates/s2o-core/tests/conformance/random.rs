@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use s2o_core::cpu::{self, Element, Inputs, Strided};
 use s2o_core::{
-    AttnShape, AttnStats, GainFrame, KeyScore, Mask, Ranking, S2oConfig, S2oError, SegmentLen, StopRule, TriggeringTile,
+    AttnShape, AttnStats, GainFrame, KeyScore, Mask, Ranking, S2oConfig, S2oError, ScoreScale, SegmentLen, StopRule,
+    TriggeringTile,
 };
 use s2o_testkit::noise;
 
@@ -13,6 +14,7 @@ pub struct Case {
     pub shape: AttnShape,
     pub config: S2oConfig,
     pub prompt_len: usize,
+    pub softcap: Option<f32>,
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
@@ -21,7 +23,7 @@ pub struct Case {
 /// Prints no tensors, which would fill the screen.
 impl std::fmt::Debug for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} {:?} {:?}", self.shape, self.config, self.prompt_len)
+        write!(f, "{:?} {:?} {:?} {:?}", self.shape, self.config, self.prompt_len, self.softcap)
     }
 }
 
@@ -35,7 +37,7 @@ impl Case {
     }
 
     pub fn inputs(&self) -> Inputs<'_, f32> {
-        inputs(&self.shape, &self.q, &self.k, &self.v)
+        scaled_inputs(&self.shape, self.scale(), [&self.q, &self.k, &self.v])
     }
 
     /// [`attention`] of the case.
@@ -43,8 +45,8 @@ impl Case {
         attention(&self.inputs(), &self.config, self.prompt_len, ranking).unwrap()
     }
 
-    pub fn scale(&self) -> f32 {
-        self.shape.default_softmax_scale()
+    pub fn scale(&self) -> ScoreScale {
+        ScoreScale { softmax_scale: self.shape.default_softmax_scale(), softcap: self.softcap }
     }
 
     pub fn with(&self, change: impl FnOnce(s2o_core::S2oConfigBuilder) -> s2o_core::S2oConfigBuilder) -> Self {
@@ -52,15 +54,23 @@ impl Case {
     }
 }
 
-/// Contiguous operands.
+/// Contiguous operands with the usual scale.
 pub fn inputs<'a, T: Element>(shape: &AttnShape, q: &'a [T], k: &'a [T], v: &'a [T]) -> Inputs<'a, T> {
+    scaled_inputs(shape, shape.default_softmax_scale(), [q, k, v])
+}
+
+fn scaled_inputs<'a, T: Element>(
+    shape: &AttnShape,
+    scale: impl Into<ScoreScale>,
+    [q, k, v]: [&'a [T]; 3],
+) -> Inputs<'a, T> {
     let q_dims = [shape.batch(), shape.q_len(), shape.num_heads(), shape.head_dim()];
     let k_dims = [shape.batch(), shape.k_len(), shape.num_kv_heads(), shape.head_dim()];
     Inputs::new(
         Strided::contiguous("q", q, q_dims).unwrap(),
         Strided::contiguous("k", k, k_dims).unwrap(),
         Strided::contiguous("v", v, k_dims).unwrap(),
-        shape.default_softmax_scale(),
+        scale,
     )
     .unwrap()
 }
@@ -169,9 +179,10 @@ prop_compose! {
         more in 0..500usize,
         seed in any::<u32>(),
         sharpness in 0.5..8.0f32,
+        softcap in prop_oneof![3 => Just(None), 1 => (0.5..60.0f32).prop_map(Some)],
     ) -> Case {
         let prompt_len = if is_last { shape.k_len() } else { shape.k_len() + more };
         let [q, k, v] = tensors(&shape, u64::from(seed), sharpness);
-        Case { shape, config, prompt_len, q, k, v }
+        Case { shape, config, prompt_len, softcap, q, k, v }
     }
 }

@@ -179,6 +179,7 @@ fn decode_of<T: Element>(q: &Tensor, kv: [&Int8Rows; 2], len: usize, softmax_sca
             causal: 0,
             heads_per_section: to_i32("heads", heads)?,
             softmax_scale,
+            cap_scale: 0.0,
         };
         let split = SplitParams {
             attn,
