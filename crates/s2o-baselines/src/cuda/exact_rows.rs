@@ -21,7 +21,7 @@ const MIN_TILES: usize = 4;
 /// of `stride`: `(batch, rows, num_heads, head_dim)` as `q`.
 ///
 /// - `q`: `(batch, rows, num_heads, head_dim)`, the query at each position; `k`, `v`: `(batch, k_len, num_kv_heads,
-///   head_dim)`; bf16 or f16 on one GPU, head_dim 64 or 128.
+///   head_dim)`; bf16 or f16 on one GPU, head_dim 64, 128 or 256.
 ///
 /// # Errors
 /// If the tensors do not fit each other, or the GPU fails.
