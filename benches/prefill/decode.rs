@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, S2o};
 use s2o_models::fused::Int8Rows;
-use s2o_models::{Decoder, GenerationOptions, KvPrecision, LinearPrecision, PrefillOptions, TokenStream};
+use s2o_models::{Decoder, GenerationOptions, KvStorage, LinearPrecision, PrefillOptions, TokenStream};
 
 use crate::checkpoint::DTYPE;
 use crate::measure::gpu::Gpu;
@@ -61,8 +61,8 @@ fn bytes(decoder: &Decoder, method: Method, len: usize) -> f64 {
     let of_layers = config.num_parameters() - embeddings;
     let of_linear = if method.linear() == LinearPrecision::Fp8 { 1 } else { wide };
     let row = match method.kv() {
-        KvPrecision::AsComputed => config.head_dim * wide,
-        KvPrecision::Int8 => Int8Rows::row_bytes(config.head_dim),
+        KvStorage::AsComputed | KvStorage::Host => config.head_dim * wide,
+        KvStorage::Int8 => Int8Rows::row_bytes(config.head_dim),
     };
     let cache = 2 * config.num_layers * config.num_kv_heads * row * len;
     (of_layers * of_linear + head * wide + cache) as f64

@@ -5,9 +5,7 @@ use candle_core::Tensor;
 use candle_nn::VarBuilder;
 use candle_s2o::{Attention, AttnStats, Dense, S2o, S2oConfig};
 use clap::ValueEnum;
-use s2o_models::{
-    Chunk, Decoder, DecoderConfig, DecoderOptions, KvPrecision, LinearPrecision, Parallel, PrefillOptions,
-};
+use s2o_models::{Chunk, Decoder, DecoderConfig, DecoderOptions, KvStorage, LinearPrecision, Parallel, PrefillOptions};
 
 use crate::decode::{self, Decoded};
 use crate::logits::first_token;
@@ -34,6 +32,8 @@ pub enum Method {
     DenseFp8,
     /// Our decoder with a KV cache in 8 bits, S2O with its default options.
     S2oKv8,
+    /// Our decoder with a KV cache in memory of the host, S2O with its default options.
+    S2oKvHost,
     /// Our decoder with a KV cache in 8 bits, exact attention.
     DenseKv8,
     /// Our decoder with linear layers in fp8 and a KV cache in 8 bits, S2O with its default options.
@@ -53,6 +53,7 @@ impl Method {
             Self::S2oFp8 => "s2o, linear layers in fp8",
             Self::DenseFp8 => "dense, linear layers in fp8",
             Self::S2oKv8 => "s2o, KV cache in 8 bits",
+            Self::S2oKvHost => "s2o, KV cache in host memory",
             Self::DenseKv8 => "dense, KV cache in 8 bits",
             Self::S2oFp8Kv8 => "s2o, linear layers in fp8, KV cache in 8 bits",
             Self::Stock => "stock, candle-flash-attn 0.11.1",
@@ -62,7 +63,9 @@ impl Method {
     /// The options of S2O; `None` for other methods.
     pub fn config(self) -> Option<S2oConfig> {
         match self {
-            Self::S2o | Self::S2oChunks | Self::S2oFp8 | Self::S2oKv8 | Self::S2oFp8Kv8 => Some(S2oConfig::default()),
+            Self::S2o | Self::S2oChunks | Self::S2oFp8 | Self::S2oKv8 | Self::S2oKvHost | Self::S2oFp8Kv8 => {
+                Some(S2oConfig::default())
+            }
             Self::Paper => Some(S2oConfig::paper()),
             Self::Dense | Self::DenseFp8 | Self::DenseKv8 | Self::Stock => None,
         }
@@ -76,17 +79,18 @@ impl Method {
         }
     }
 
-    /// Precision of the KV cache.
-    pub fn kv(self) -> KvPrecision {
+    /// Precision and place of the KV cache.
+    pub fn kv(self) -> KvStorage {
         match self {
-            Self::S2oKv8 | Self::DenseKv8 | Self::S2oFp8Kv8 => KvPrecision::Int8,
-            _ => KvPrecision::AsComputed,
+            Self::S2oKv8 | Self::DenseKv8 | Self::S2oFp8Kv8 => KvStorage::Int8,
+            Self::S2oKvHost => KvStorage::Host,
+            _ => KvStorage::AsComputed,
         }
     }
 
     /// Whether tokens are decoded after its prefill, for the time of a token.
     pub fn decodes(self) -> bool {
-        matches!(self, Self::S2o | Self::S2oFp8 | Self::S2oKv8 | Self::S2oFp8Kv8)
+        matches!(self, Self::S2o | Self::S2oFp8 | Self::S2oKv8 | Self::S2oKvHost | Self::S2oFp8Kv8)
     }
 
     fn s2o(self) -> Option<S2o> {

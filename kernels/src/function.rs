@@ -169,11 +169,8 @@ impl Kernel {
 
     /// Whether the kernel has functions that cap the scores.
     pub fn has_capped(self) -> bool {
-        match self {
-            Self::Dense | Self::Split | Self::Pass1 | Self::Pass2 | Self::Probes => true,
-            Self::SinglePass | Self::SinglePassFull | Self::SinglePassExact => true,
-            _ => false,
-        }
+        let is_sparse = matches!(self, Self::SinglePass | Self::SinglePassFull | Self::SinglePassExact);
+        is_sparse || matches!(self, Self::Dense | Self::Split | Self::Pass1 | Self::Pass2 | Self::Probes)
     }
 
     /// The head size of the kernel's functions for heads of this size, or `None` if it has no such functions.

@@ -185,6 +185,18 @@ pub enum ModelError {
         /// Advice to the user.
         way_out: &'static str,
     },
+    /// The host does not have enough free memory.
+    #[error("{what} needs about {} MB, but the host has {} MB free: {way_out}", asked / 1_000_000, free / 1_000_000)]
+    OutOfHostMemory {
+        /// The purpose of the memory.
+        what: &'static str,
+        /// Number of bytes needed.
+        asked: u64,
+        /// Bytes free.
+        free: u64,
+        /// Advice.
+        way_out: &'static str,
+    },
     /// A GPU does not have enough free memory.
     #[error(
         "{what} needs about {} MB, but the GPU has {} MB free of {} MB: {way_out}",
@@ -325,6 +337,11 @@ impl Need {
     pub(crate) fn unmet(self, memory: DeviceMemory) -> ModelError {
         let DeviceMemory { free, total } = memory;
         ModelError::OutOfMemory { what: self.what, asked: self.bytes, free, total, way_out: self.way_out }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn unmet_on_host(self, free: u64) -> ModelError {
+        ModelError::OutOfHostMemory { what: self.what, asked: self.bytes, free, way_out: self.way_out }
     }
 
     /// Converts the error of a device that ran out of memory to its typed form.

@@ -33,6 +33,8 @@ mod device_memory;
 pub mod error;
 pub mod fused;
 pub mod generation;
+#[cfg(any(test, feature = "cuda"))]
+mod host_memory;
 pub mod kv_cache;
 mod layers;
 mod matrix;
@@ -58,7 +60,7 @@ pub use error::{HubFile, ModelError, Result};
 
 pub use fused::LinearPrecision;
 pub use generation::{Generated, GenerationOptions, StopReason, TokenStream};
-pub use kv_cache::{KvCache, KvPrecision};
+pub use kv_cache::{KvCache, KvStorage};
 pub use model::LoadedModel;
 pub use parallel::Parallel;
 pub use prefill::{PrefillOptions, PrefillOutput};

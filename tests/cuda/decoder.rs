@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::Runner;
 
-fn llama() -> Value {
+pub fn llama() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "vocab_size": 288, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3,
@@ -23,7 +23,7 @@ fn llama() -> Value {
     })
 }
 
-fn qwen3() -> Value {
+pub fn qwen3() -> Value {
     json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu",
         "vocab_size": 288, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3,
@@ -34,18 +34,18 @@ fn qwen3() -> Value {
     })
 }
 
-fn load(json: &Value, dtype: DType, device: &Device) -> Decoder {
+pub fn load(json: &Value, dtype: DType, device: &Device) -> Decoder {
     let config = DecoderConfig::from_json(&json.to_string(), "test").unwrap();
     let weights = synthetic::weights(&config, 5, &Device::Cpu).unwrap();
     Decoder::load(&config, &VarBuilder::from_tensors(weights, dtype, device), None).unwrap()
 }
 
-fn tokens(batch: usize, len: usize, device: &Device) -> Tensor {
+pub fn tokens(batch: usize, len: usize, device: &Device) -> Tensor {
     let ids: Vec<u32> = (0..(batch * len) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) % 288).collect();
     Tensor::from_vec(ids, (batch, len), device).unwrap()
 }
 
-fn values(tensor: &Tensor) -> Vec<f32> {
+pub fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 

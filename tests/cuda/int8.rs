@@ -4,7 +4,7 @@
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::Dense;
 use s2o_models::fused::{Int8Rows, decode_attn_int8};
-use s2o_models::{GenerationOptions, KvPrecision, LoadOptions, LoadedModel, ModelSource, PrefillOptions, decode_attn};
+use s2o_models::{GenerationOptions, KvStorage, LoadOptions, LoadedModel, ModelSource, PrefillOptions, decode_attn};
 use s2o_testkit::{noise, relative_l2};
 
 use crate::Runner;
@@ -116,7 +116,7 @@ fn needle(device: &Device) {
         let options = LoadOptions { device: device.clone(), dtype: Some(DType::BF16), kv, ..LoadOptions::default() };
         ModelSource::Embedded.load(&options, None).unwrap()
     };
-    let (narrow, wide) = (load(KvPrecision::Int8), load(KvPrecision::AsComputed));
+    let (narrow, wide) = (load(KvStorage::Int8), load(KvStorage::AsComputed));
     assert_eq!(narrow.decoder.precision(), "bf16, KV cache in 8 bits");
     let prompt = s2o_eval::tasks::passkey::build(&wide.tokenizer, 3000, 0.4, 7).unwrap();
     let run = |model: &LoadedModel, chunk: usize| {

@@ -20,6 +20,7 @@ mod fused;
 #[cfg(feature = "ladder")]
 mod gather;
 mod host;
+mod host_cache;
 mod int8;
 mod probes;
 mod problem;
@@ -102,6 +103,7 @@ fn main() -> ExitCode {
     probes::cases(&mut runner);
     error_control::cases(&mut runner);
     host::cases(&mut runner);
+    host_cache::cases(&mut runner);
     int8::cases(&mut runner);
     fused::cases(&mut runner);
     e4m3::cases(&mut runner);

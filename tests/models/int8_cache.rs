@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::{Dense, S2o, S2oConfig};
 use s2o_models::decoder::DecoderOptions;
-use s2o_models::{Decoder, KvCache, KvPrecision, LoadOptions, ModelSource, PrefillOptions, passkey};
+use s2o_models::{Decoder, KvCache, KvStorage, LoadOptions, ModelSource, PrefillOptions, passkey};
 use s2o_testkit::relative_l2;
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use crate::fixtures::*;
 const TOLERANCE: f32 = 2e-3;
 
 fn int8_decoder(json: &Value, seed: u64) -> Decoder {
-    let options = DecoderOptions { kv: KvPrecision::Int8, ..DecoderOptions::default() };
+    let options = DecoderOptions { kv: KvStorage::Int8, ..DecoderOptions::default() };
     Decoder::load_with(&config(json), &builder(&weights(json, seed)), options, None).unwrap()
 }
 
@@ -37,7 +37,7 @@ fn any_chunking_equals_the_whole_and_is_near_the_wide_cache() {
                 let difference = off(&logits(&decoder, &tokens, &mut cache, Some(chunk)));
                 assert!(difference < 2e-3, "chunk {chunk}: {difference}");
             }
-            let mut wide = decoder.new_cache_in(KvPrecision::AsComputed, batch, 70).unwrap();
+            let mut wide = decoder.new_cache_in(KvStorage::AsComputed, batch, 70).unwrap();
             let error = off(&logits(&decoder, &tokens, &mut wide, None));
             assert!(error > 5e-3 && error < 0.02, "{error}");
         }
@@ -91,7 +91,7 @@ fn layers_are_what_attention_read_and_stay() {
         decoder.prefill(&tokens, &mut cache, &Dense, PrefillOptions::new().chunk(13)).unwrap();
         cache
     };
-    let (narrow, wide) = (prefill(KvPrecision::Int8), prefill(KvPrecision::AsComputed));
+    let (narrow, wide) = (prefill(KvStorage::Int8), prefill(KvStorage::AsComputed));
     let (k, v) = narrow.layer(0).unwrap();
     let (k_wide, v_wide) = wide.layer(0).unwrap();
     let other = narrow.layer(1).unwrap().0;
@@ -115,13 +115,24 @@ fn takes_the_memory_that_it_says() {
     // A byte for each entry and a scale of 4 for each row of every layer, and one layer in f32.
     let expected = config.num_layers * rows * (config.head_dim + 4) + rows * config.head_dim * 4;
     assert_eq!(decoder.cache_bytes(3, 50), expected as u64);
-    let bytes = KvCache::bytes(config, 3, 50, DType::F32, KvPrecision::AsComputed);
+    let bytes = KvCache::bytes(config, 3, 50, DType::F32, KvStorage::AsComputed);
     assert_eq!(bytes, (config.num_layers * rows * config.head_dim * 4) as u64);
 }
 
 #[test]
+fn a_cache_in_host_memory_is_for_gpus() {
+    let decoder = int8_decoder(&llama_json(), 5);
+    let error = decoder.new_cache_in(KvStorage::Host, 1, 50).unwrap_err().to_string();
+    assert!(error.contains("device of a KV cache in host memory: expected an NVIDIA GPU, got the CPU"), "{error}");
+    // Two layers of keys and values on the device.
+    let config = decoder.config();
+    let layer = 2 * 50 * config.num_kv_heads * config.head_dim * 2;
+    assert_eq!(KvCache::bytes(config, 1, 50, DType::BF16, KvStorage::Host), (2 * layer) as u64);
+}
+
+#[test]
 fn finds_a_passkey() {
-    let options = LoadOptions { kv: KvPrecision::Int8, device: Device::Cpu, ..LoadOptions::default() };
+    let options = LoadOptions { kv: KvStorage::Int8, device: Device::Cpu, ..LoadOptions::default() };
     let model = ModelSource::Embedded.load(&options, None).unwrap();
     let record = &passkey::records().unwrap()[0];
     let tokens = model.encode(&record.input).unwrap();

@@ -9,7 +9,7 @@ use candle_s2o::Attention;
 use clap::{Args, ValueEnum};
 use s2o_eval::capture::{LayerTensors, capture};
 use s2o_models::weights::synthetic::{Profile, Synthetic};
-use s2o_models::{Chunk, KvPrecision, LinearPrecision, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
+use s2o_models::{Chunk, KvStorage, LinearPrecision, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
 
 use crate::progress;
 use crate::ranks::Ranks;
@@ -37,6 +37,8 @@ enum Kv {
     /// 8-bit integers with a scale for each row of a head: half of the memory of bf16
     #[value(name = "8bit")]
     Int8,
+    /// Memory of the host, for a prompt whose cache the GPU cannot hold; decoding is then slow
+    Host,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -90,8 +92,8 @@ pub struct LoadFlags {
     /// that of --dtype]
     #[arg(long, value_name = "PRECISION")]
     linear: Option<Linear>,
-    /// Precision of the KV cache [default: that of --dtype]
-    #[arg(long, value_name = "PRECISION")]
+    /// Precision or place of the KV cache [default: that of --dtype, on the device]
+    #[arg(long, value_name = "STORAGE")]
     kv: Option<Kv>,
     /// Device: cpu, cuda or cuda:N [default: the first GPU in a build with the feature cuda, otherwise the CPU]
     #[arg(long, value_name = "DEVICE")]
@@ -267,8 +269,9 @@ impl LoadFlags {
             keep_quantised: (self.dtype == Some(Precision::Gguf)).then_some(true),
             linear: self.linear_precision(),
             kv: match self.kv {
-                Some(Kv::Int8) => KvPrecision::Int8,
-                None => KvPrecision::AsComputed,
+                Some(Kv::Int8) => KvStorage::Int8,
+                Some(Kv::Host) => KvStorage::Host,
+                None => KvStorage::AsComputed,
             },
             tokenizer: self.tokenizer_file.clone(),
             ..LoadOptions::default()

@@ -12,6 +12,7 @@
 #![cfg(feature = "cuda")]
 
 mod error;
+mod host_memory;
 mod launcher;
 mod library;
 mod memory;
@@ -19,6 +20,7 @@ mod operand;
 mod stopwatch;
 
 pub use error::{CudaError, check_i32, head_dim, to_i32};
+pub use host_memory::{Copies, HostMemory, Mark};
 pub use launcher::{ANY_HEAD_DIM, Grid, Launcher};
 pub use memory::{Region, Regions, Scratch, free_and_total, keep_released};
 pub use operand::{Element, Operand, View, address, cuda_storage, is_vectorized, unaligned_address};

@@ -10,7 +10,7 @@ use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::fused::{Linear, LinearPrecision, Rotary};
-use crate::kv_cache::{KvCache, KvPrecision};
+use crate::kv_cache::{KvCache, KvStorage};
 use crate::layers::{Embedding, Norm, Quantised, Weights};
 use crate::parallel::Parallel;
 
@@ -29,8 +29,8 @@ pub type Progress<'a> = dyn FnMut(usize, usize) + 'a;
 pub struct DecoderOptions {
     /// Precision of the linear layers.
     pub linear: LinearPrecision,
-    /// Precision of the KV caches.
-    pub kv: KvPrecision,
+    /// Precision and place of the KV caches.
+    pub kv: KvStorage,
     /// The ranks that run the decoder together; `None` for one device.
     pub parallel: Option<Parallel>,
 }
@@ -45,7 +45,7 @@ pub struct Decoder {
     head: Linear,
     rotary: Rotary,
     dtype: DType,
-    kv: KvPrecision,
+    kv: KvStorage,
     precision: String,
     weight_bytes: u64,
     device: Device,
@@ -96,7 +96,7 @@ impl Decoder {
     pub(crate) fn from_weights(
         config: &DecoderConfig,
         weights: &Weights,
-        kv: KvPrecision,
+        kv: KvStorage,
         parallel: Option<Parallel>,
         progress: Option<&mut Progress>,
     ) -> Result<Self> {
@@ -144,7 +144,7 @@ impl Decoder {
             norm,
             rotary: Rotary::new(frequencies, factor, weights.dtype(), weights.device())?,
             dtype: weights.dtype(),
-            kv: KvPrecision::default(),
+            kv: KvStorage::default(),
             precision: weights.precision(),
             weight_bytes: weights.bytes(&config),
             device: weights.device().clone(),
@@ -173,16 +173,17 @@ impl Decoder {
     }
 
     /// [`Self::precision`] with a cache in the given precision ([`Self::new_cache_in`]).
-    pub fn precision_with(&self, kv: KvPrecision) -> String {
+    pub fn precision_with(&self, kv: KvStorage) -> String {
         let weights = &self.precision;
         match kv {
-            KvPrecision::AsComputed => weights.clone(),
-            KvPrecision::Int8 => format!("{weights}, KV cache in 8 bits"),
+            KvStorage::AsComputed => weights.clone(),
+            KvStorage::Int8 => format!("{weights}, KV cache in 8 bits"),
+            KvStorage::Host => format!("{weights}, KV cache in host memory"),
         }
     }
 
-    /// Precision of new caches.
-    pub fn kv_precision(&self) -> KvPrecision {
+    /// Precision and place of new caches.
+    pub fn kv_storage(&self) -> KvStorage {
         self.kv
     }
 
@@ -210,12 +211,12 @@ impl Decoder {
         self.new_cache_in(self.kv, batch, capacity)
     }
 
-    /// [`Self::new_cache`] in another precision.
+    /// [`Self::new_cache`] in another precision or place.
     ///
     /// # Errors
     /// As [`KvCache::new`].
-    pub fn new_cache_in(&self, precision: KvPrecision, batch: usize, capacity: usize) -> Result<KvCache> {
-        KvCache::new(&self.own_config(), batch, capacity, self.dtype, precision, &self.device)
+    pub fn new_cache_in(&self, storage: KvStorage, batch: usize, capacity: usize) -> Result<KvCache> {
+        KvCache::new(&self.own_config(), batch, capacity, self.dtype, storage, &self.device)
     }
 
     /// The memory of [`Self::new_cache`], in bytes.

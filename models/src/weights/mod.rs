@@ -13,7 +13,7 @@ use crate::config::DecoderConfig;
 use crate::decoder::{Decoder, Progress, check_dtype};
 use crate::error::{ModelError, Result};
 use crate::fused::LinearPrecision;
-use crate::kv_cache::KvPrecision;
+use crate::kv_cache::KvStorage;
 use crate::layers::{Quantised, Weights};
 use crate::model::LoadedModel;
 use crate::parallel::Parallel;
@@ -123,8 +123,8 @@ pub struct LoadOptions {
     pub keep_quantised: Option<bool>,
     /// Precision of the linear layers inside the decoder.
     pub linear: LinearPrecision,
-    /// Precision of the KV caches.
-    pub kv: KvPrecision,
+    /// Precision and place of the KV caches.
+    pub kv: KvStorage,
     /// A `tokenizer.json` to use instead of the model's own.
     pub tokenizer: Option<PathBuf>,
     /// Hub, cache and access token.
@@ -140,7 +140,7 @@ impl Default for LoadOptions {
             dtype: None,
             keep_quantised: None,
             linear: LinearPrecision::default(),
-            kv: KvPrecision::default(),
+            kv: KvStorage::default(),
             tokenizer: None,
             hub: HubOptions::from_env(),
             parallel: None,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use candle_s2o::{Attention, Dense, S2o};
 use clap::{Args, ValueEnum};
-use s2o_models::{GenerationOptions, KvPrecision};
+use s2o_models::{GenerationOptions, KvStorage};
 use tracing_chrome::ChromeLayerBuilder;
 use tracing_subscriber::prelude::*;
 
@@ -143,7 +143,7 @@ impl Flags {
         let model = self.model.load_shared(ranks)?;
         // Dense attention is then the reference for the precision too.
         let as_read = if methods.len() > 1 { self.model.load_as_read(ranks)? } else { None };
-        let is_narrow = as_read.is_some() || model.decoder.kv_precision() != KvPrecision::AsComputed;
+        let is_narrow = as_read.is_some() || model.decoder.kv_storage() == KvStorage::Int8;
         let reference = (methods.len() > 1 && is_narrow).then(|| as_read.as_ref().unwrap_or(&model));
         self.s2o.check_layers(model.config().num_layers)?;
         let mut prompt = prompt.map(|prompt| prompt.encode(&model)).transpose()?.unwrap_or_default();
@@ -161,18 +161,18 @@ impl Flags {
             prompt: &prompt,
             s2o,
             by_layer: self.s2o.by_layer(),
-            reference: reference.map(|model| model.decoder.precision_with(KvPrecision::AsComputed)),
+            reference: reference.map(|model| model.decoder.precision_with(KvStorage::AsComputed)),
             dense: None,
             sparse: None,
         };
         let mut left = methods;
         if let Some(reference) = reference {
-            let mut session = session(reference, KvPrecision::AsComputed)?;
+            let mut session = session(reference, KvStorage::AsComputed)?;
             session.compares(&[&Dense])?;
             report.dense = Some(session.run("dense", &Dense, &mut on_text)?);
             left = &[Method::S2o];
         }
-        let mut session = session(&model, model.decoder.kv_precision())?;
+        let mut session = session(&model, model.decoder.kv_storage())?;
         let attention = |method: &Method| match method {
             Method::Dense => &Dense as &dyn Attention,
             Method::S2o => s2o,

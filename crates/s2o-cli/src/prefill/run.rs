@@ -7,7 +7,7 @@ use anyhow::Result;
 use candle_core::{D, Tensor};
 use candle_s2o::{Attention, PrefillCall};
 use s2o_models::{
-    Chunk, GenerationOptions, KvCache, KvPrecision, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream,
+    Chunk, GenerationOptions, KvCache, KvStorage, LoadedModel, ModelError, PrefillOptions, PrefillOutput, TextStream,
     TokenStream,
 };
 
@@ -63,7 +63,7 @@ impl<'m> Session<'m> {
     /// ends earlier.
     pub fn new(
         model: &'m LoadedModel,
-        kv: KvPrecision,
+        kv: KvStorage,
         prompt: &'m [u32],
         chunk: Chunk,
         mut options: GenerationOptions,

@@ -1,6 +1,11 @@
 //! Keys and values of all layers, allocated once and written in place.
 
+#[cfg(feature = "cuda")]
+mod host;
+
 use std::ops::Range;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 
@@ -8,17 +13,23 @@ use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::fused::{Int8Rows, LayerCache};
+#[cfg(feature = "cuda")]
+use host::HostLayers;
 
-/// Precision of a KV cache.
+/// Precision and place of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvPrecision {
-    /// That of the keys and values as they are computed.
+pub enum KvStorage {
+    /// On the device, as keys and values are computed.
     #[default]
     AsComputed,
     /// 8-bit integers with an f32 scale for each row of a head: half of the memory of 16 bits, plus one layer in the
     /// dtype of the keys and values, into which each layer is read in turn. Attention reads only what was stored, also
     /// of the chunk at hand, so that results do not depend on chunks.
     Int8,
+    /// In pinned memory of the host, for a prompt whose cache a GPU cannot hold; the GPU has the rows of two layers. A
+    /// prefill copies while it computes, and reads the rows of earlier chunks once for every chunk, so large chunks are
+    /// faster. Every decoded token reads the whole cache over PCIe. Only for one sequence.
+    Host,
 }
 
 /// A KV cache for a fixed batch and a fixed number of positions.
@@ -44,6 +55,8 @@ enum Layers {
         /// The keys and values of the layer at hand, as they are stored.
         opened: [Tensor; 2],
     },
+    #[cfg(feature = "cuda")]
+    Host(Arc<HostLayers>),
 }
 
 impl KvCache {
@@ -57,7 +70,7 @@ impl KvCache {
         batch: usize,
         capacity: usize,
         dtype: DType,
-        precision: KvPrecision,
+        storage: KvStorage,
         device: &Device,
     ) -> Result<Self> {
         if capacity > config.max_positions {
@@ -68,10 +81,14 @@ impl KvCache {
             return Err(ModelError::input("batch and capacity of a KV cache", "at least 1 each", got));
         }
         let shape = (batch, capacity, config.num_kv_heads, config.head_dim);
+        if storage == KvStorage::Host && !device.is_cuda() {
+            return Err(ModelError::input("device of a KV cache in host memory", "an NVIDIA GPU", "the CPU"));
+        }
         let need = Need {
             what: "a KV cache",
-            bytes: Self::bytes(config, batch, capacity, dtype, precision),
-            way_out: "take a shorter prompt, a smaller batch, bf16 or f16 instead of f32, or 8 bits (--kv 8bit)",
+            bytes: Self::bytes(config, batch, capacity, dtype, storage),
+            way_out: "take a shorter prompt, a smaller batch, bf16 or f16 instead of f32, 8 bits (--kv 8bit), or memory of \
+                      the host (--kv host)",
         };
         // Checked before any layer is allocated.
         if let Some(memory) = DeviceMemory::of(device)?.filter(|memory| memory.free < need.bytes) {
@@ -82,27 +99,39 @@ impl KvCache {
         };
         let int8 = || Ok([Int8Rows::zeros(shape, device)?, Int8Rows::zeros(shape, device)?]);
         let of_layers = 0..config.num_layers;
-        let layers = || -> candle_core::Result<_> {
-            Ok(match precision {
-                KvPrecision::AsComputed => {
+        let layers = || -> Result<_> {
+            Ok(match storage {
+                KvStorage::AsComputed => {
                     Layers::AsComputed(of_layers.map(|_| sides()).collect::<candle_core::Result<_>>()?)
                 }
-                KvPrecision::Int8 => Layers::Int8 {
+                KvStorage::Int8 => Layers::Int8 {
                     layers: of_layers.map(|_| int8()).collect::<candle_core::Result<_>>()?,
                     opened: sides()?,
                 },
+                #[cfg(feature = "cuda")]
+                KvStorage::Host => {
+                    let of_host = Need {
+                        what: "a KV cache in host memory",
+                        bytes: Self::bytes(config, batch, capacity, dtype, KvStorage::AsComputed),
+                        way_out: "take a shorter prompt, or 8 bits on the GPU (--kv 8bit)",
+                    };
+                    Layers::Host(Arc::new(HostLayers::new(config.num_layers, shape, dtype, device, of_host)?))
+                }
+                #[cfg(not(feature = "cuda"))]
+                KvStorage::Host => unreachable!("only GPUs are accepted above"),
             })
         };
-        let layers = need.check(layers().map_err(ModelError::from), device)?;
+        let layers = need.check(layers(), device)?;
         Ok(Self { layers, num_kv_heads: config.num_kv_heads, batch, capacity, len: 0 })
     }
 
-    /// The memory of a cache, in bytes.
-    pub fn bytes(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType, precision: KvPrecision) -> u64 {
+    /// The memory of a cache on its device, in bytes.
+    pub fn bytes(config: &DecoderConfig, batch: usize, capacity: usize, dtype: DType, storage: KvStorage) -> u64 {
         let row = config.head_dim.saturating_mul(dtype.size_in_bytes());
-        let row = match precision {
-            KvPrecision::AsComputed => row.saturating_mul(config.num_layers),
-            KvPrecision::Int8 => {
+        let row = match storage {
+            KvStorage::AsComputed => row.saturating_mul(config.num_layers),
+            KvStorage::Host => row.saturating_mul(2),
+            KvStorage::Int8 => {
                 row.saturating_add(config.num_layers.saturating_mul(Int8Rows::row_bytes(config.head_dim)))
             }
         };
@@ -131,6 +160,8 @@ impl KvCache {
                 let layers = layers.iter().map(some_rows).collect::<candle_core::Result<_>>()?;
                 Layers::Int8 { layers, opened: some(opened)? }
             }
+            #[cfg(feature = "cuda")]
+            Layers::Host(layers) => Layers::Host(Arc::clone(layers)),
         };
         Ok(Self { layers, batch: range.len(), ..*self })
     }
@@ -152,12 +183,16 @@ impl KvCache {
 
     /// Empties the cache; the memory stays allocated.
     pub fn reset(&mut self) {
-        self.len = 0;
+        self.truncate(0);
     }
 
     /// Keeps the first `len` positions (all if there are fewer), so that a common prefix is not computed again.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+        #[cfg(feature = "cuda")]
+        if let Layers::Host(layers) = &self.layers {
+            layers.truncate(self.len);
+        }
     }
 
     /// Counts the first `len` positions as filled, after they were written through [`Self::sequences`]. Positions that
@@ -174,7 +209,7 @@ impl KvCache {
     }
 
     /// The filled keys and values of a layer, each `(batch, len, num_kv_heads, head_dim)`: views, or copies of a cache in
-    /// 8 bits.
+    /// 8 bits or in host memory.
     ///
     /// # Errors
     /// [`ModelError::WrongInput`] if the layer does not exist.
@@ -186,7 +221,7 @@ impl KvCache {
         let (k, v) = self.with_new(layer, 0)?;
         match self.layers {
             Layers::AsComputed(_) => Ok((k, v)),
-            Layers::Int8 { .. } => Ok((k.copy()?, v.copy()?)),
+            _ => Ok((k.copy()?, v.copy()?)),
         }
     }
 
@@ -231,6 +266,8 @@ impl KvCache {
         let [k, v] = match &self.layers {
             Layers::AsComputed(layers) => &layers[layer],
             Layers::Int8 { opened, .. } => opened,
+            #[cfg(feature = "cuda")]
+            Layers::Host(layers) => return Ok(layers.write(layer, self.len, write)?),
         };
         let q = write(LayerCache { k, v, start: self.len })?;
         if let Some([k_int8, v_int8]) = self.int8(layer) {
@@ -242,7 +279,7 @@ impl KvCache {
     }
 
     /// Views of a layer's keys and values, including `count` positions that were written and are not yet counted. Those
-    /// of a cache in 8 bits hold until the next layer is written or viewed.
+    /// of a cache in 8 bits or in host memory hold until the next layer is written or viewed.
     pub(crate) fn with_new(&self, layer: usize, count: usize) -> Result<(Tensor, Tensor)> {
         let [k, v] = match &self.layers {
             Layers::AsComputed(layers) => &layers[layer],
@@ -252,6 +289,8 @@ impl KvCache {
                 }
                 opened
             }
+            #[cfg(feature = "cuda")]
+            Layers::Host(layers) => layers.layer(layer, self.len)?,
         };
         Ok((k.narrow(1, 0, self.len + count)?, v.narrow(1, 0, self.len + count)?))
     }
@@ -259,8 +298,8 @@ impl KvCache {
     /// The keys and values of a layer of a cache in 8 bits.
     pub(crate) fn int8(&self, layer: usize) -> Option<&[Int8Rows; 2]> {
         match &self.layers {
-            Layers::AsComputed(_) => None,
             Layers::Int8 { layers, .. } => Some(&layers[layer]),
+            _ => None,
         }
     }
 
@@ -276,6 +315,8 @@ impl KvCache {
         match &self.layers {
             Layers::AsComputed(layers) => layers.len(),
             Layers::Int8 { layers, .. } => layers.len(),
+            #[cfg(feature = "cuda")]
+            Layers::Host(layers) => layers.num_layers(),
         }
     }
 }
