@@ -189,12 +189,14 @@ fn rules(runner: &mut Runner) {
                     (true, 128, None),
                     (false, 256, None),
                     (true, 256, None),
-                    (false, 64, Some(4.0)),
-                    (true, 128, Some(4.0)),
-                    (false, 256, Some(4.0)),
+                    (false, 64, Some(6.0)),
+                    (true, 128, Some(6.0)),
+                    (false, 256, Some(6.0)),
                 ] {
-                    let name =
-                        format!("sparse {stop_rule:?} {gain_frame:?} {triggering_tile:?} q_perm {q_perm} D{head_dim}");
+                    let name = format!(
+                        "sparse {stop_rule:?} {gain_frame:?} {triggering_tile:?} q_perm {q_perm} D{head_dim} cap \
+                         {softcap:?}"
+                    );
                     runner.case(&name, |runner| {
                         let config = config(|builder| {
                             let builder = builder.stop_rule(stop_rule).gain_frame(gain_frame).q_perm(q_perm).tau(tau);
