@@ -18,6 +18,7 @@ use candle_core::{DType, Tensor};
 use clap::Parser;
 use measure::gpu::Gpu;
 use measure::{Machine, Place, agree, relative_error};
+use s2o_eval::capture::LayerTensors;
 use s2o_flash_attn::s2o::{AttnStats, Policy, S2oConfig, collect_stats, set_policy, take_stats};
 use s2o_flash_attn::{flash_attn, flash_attn_alibi_windowed_softcap, flash_attn_varlen_paged_windowed};
 
@@ -198,11 +199,7 @@ fn paged(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> 
     let policies = [("by the policy", Policy::S2o(S2oConfig::default())), ("exact", Policy::Dense)];
     let exact = contiguous()?;
     agree("pages", &over_pages(&Policy::Dense)?, &exact, 1e-2)?;
-    collect_stats(true);
-    let error = relative_error(&over_pages(&policies[0].1)?, &exact)?;
-    let density = AttnStats::joint_density(take_stats()?.iter().map(|call| &call.stats));
-    collect_stats(false);
-    ensure!(error < 0.5, "pages by the policy: relative error {error}: not timed");
+    let [density, error] = density_and_error("pages", || over_pages(&policies[0].1), &exact)?;
     let mut runs = policies.each_ref().map(|(_, policy)| || over_pages(policy).map(drop));
     let [by_policy, by_exact] = &mut runs;
     let medians = gpu.medians(arguments.repeats, &mut [by_policy, by_exact, &mut || contiguous().map(drop)])?;
@@ -225,16 +222,25 @@ fn paged(tokens: usize, arguments: &Arguments, gpu: &Gpu, machine: &Machine) -> 
     Ok(())
 }
 
-/// Whole prompts of the layers, each head `copies` times side by side, by the default policy and exactly.
+/// Density of a call by the policy, and its error against `exact`, which must be small enough to be worth a time.
+fn density_and_error(name: &str, by_policy: impl FnOnce() -> Result<Tensor>, exact: &Tensor) -> Result<[f64; 2]> {
+    collect_stats(true);
+    let error = relative_error(&by_policy()?, exact)?;
+    let density = AttnStats::joint_density(take_stats()?.iter().map(|call| &call.stats));
+    collect_stats(false);
+    ensure!(error < 0.5, "{name} by the policy: relative error {error}: not timed");
+    Ok([density, error])
+}
+
+/// A prompt of the layers, each head `copies` times side by side, by the default policy and exactly.
 fn prompt(
-    tokens: usize,
+    layers: &LayerTensors,
     (copies, softcap): (usize, f32),
     arguments: &Arguments,
     gpu: &Gpu,
     machine: &Machine,
 ) -> Result<()> {
-    let layers = trained::stacked(tokens, &gpu.device)?;
-    let [q, k, v] = [layers.q, layers.k, layers.v].map(|x| Tensor::cat(&vec![&x; copies], 3));
+    let [q, k, v] = [&layers.q, &layers.k, &layers.v].map(|x| Tensor::cat(&vec![x; copies], 3));
     let (q, k, v, scale) = (q?, k?, v?, layers.softmax_scale / copies as f32);
     let by = |policy: Policy| -> Result<Tensor> {
         set_policy(policy);
@@ -245,15 +251,11 @@ fn prompt(
     let config = S2oConfig::default();
     let by_policy = || by(Policy::S2o(config.clone()));
     let exact = by(Policy::Dense)?;
-    collect_stats(true);
-    let error = relative_error(&by_policy()?, &exact)?;
-    let density = AttnStats::joint_density(take_stats()?.iter().map(|call| &call.stats));
-    collect_stats(false);
+    let [density, error] = density_and_error(&format!("softcap {softcap}"), by_policy, &exact)?;
+    let mut run = || by_policy().map(drop);
+    let medians = gpu.medians(arguments.repeats, &mut [&mut run, &mut || by(Policy::Dense).map(drop)])?;
     let name = format!("softcap {softcap}, by the policy");
-    ensure!(error < 0.5, "{name}: relative error {error}: not timed");
-    let mut runs =
-        [&mut || by_policy().map(drop), &mut || by(Policy::Dense).map(drop)] as [&mut dyn FnMut() -> Result<()>; 2];
-    let medians = gpu.medians(arguments.repeats, &mut runs)?;
+    let tokens = q.dim(1)?;
     println!(
         "{tokens} tokens, head_dim {}, {name} {:9.3} ms, exact {:9.3} ms, x{:.2}, density {density:.4}, error {error:.4}",
         q.dim(3)?,
@@ -278,8 +280,9 @@ fn main() -> Result<()> {
         paged(arguments.paged, &arguments, &gpu, &machine)?;
     }
     for &tokens in arguments.prompts.iter().filter(|&&tokens| tokens > 0) {
+        let layers = trained::stacked(tokens, &gpu.device)?;
         for kind in [(1, 50.0), (2, 0.0), (2, 50.0)] {
-            prompt(tokens, kind, &arguments, &gpu, &machine)?;
+            prompt(&layers, kind, &arguments, &gpu, &machine)?;
         }
     }
     for &head_dim in &arguments.head_dims {

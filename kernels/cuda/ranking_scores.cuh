@@ -1,8 +1,8 @@
 // Scores of the keys before each segment: coefficients (rows) times [K | K*K] (columns) on the tensor cores, coded in
 // 16 bits. Rows are the (segment, head) pairs that share a KV head, so each key is read once for many rows.
 //
-// A warp keeps the coefficients of its 16 rows in registers; with head_dim 256 it reads them again for every tile. The order of the contraction index and of the keys in a
-// tile is free, and chosen so that
+// A warp keeps the coefficients of its 16 rows in registers; with head_dim 256 it reads them again for every tile. The
+// order of the contraction index and of the keys in a tile is free, and chosen so that
 //  - a lane's 16-byte load (8 consecutive dimensions) is its share of two m16n8k16 products, for both operands;
 //  - a lane ends with 8 consecutive keys of a row, one 16-byte store.
 //

@@ -340,8 +340,15 @@ impl Need {
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn unmet_on_host(self, free: u64) -> ModelError {
+    pub(crate) fn unmet_on_host(self) -> ModelError {
+        let free = crate::host_memory::available().unwrap_or(0);
         ModelError::OutOfHostMemory { what: self.what, asked: self.bytes, free, way_out: self.way_out }
+    }
+
+    /// The error of a failed allocation of pinned memory: the driver does not say that the host lacks it, not the GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_host(self, error: candle_core::Error) -> ModelError {
+        if is_out_of_memory(&error) { self.unmet_on_host() } else { error.into() }
     }
 
     /// Converts the error of a device that ran out of memory to its typed form.

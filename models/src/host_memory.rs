@@ -34,4 +34,16 @@ mod tests {
         #[cfg(target_os = "linux")]
         assert!(available().is_some_and(|bytes| bytes > 1 << 20));
     }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn pinned_memory_runs_out_on_the_host() {
+        use crate::error::{ModelError, Need};
+        use candle_core::Error;
+
+        let need = Need { what: "a cache", bytes: 7, way_out: "take less" };
+        let full = Error::Msg("allocating: DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"\")".to_owned());
+        assert!(matches!(need.on_host(full), ModelError::OutOfHostMemory { what: "a cache", asked: 7, .. }));
+        assert!(matches!(need.on_host(Error::Msg("lost".to_owned())), ModelError::Candle(_)));
+    }
 }

@@ -138,7 +138,10 @@ fn causal([q, k, v]: [&Tensor; 3], softcap: Option<f32>, call: &Call<'_>) -> Res
     let softmax_scale = call.op.softmax_scale;
     let op = |config| {
         let op = S2oOp::new(softmax_scale, config);
-        softcap.map_or(op.clone(), |cap| op.with_softcap(cap))
+        match softcap {
+            Some(softcap) => op.with_softcap(softcap),
+            None => op,
+        }
     };
     match if call.may_skip { s2o::policy()? } else { Policy::Dense } {
         Policy::Dense => exact([q, k, v], softmax_scale, softcap, Mask::Causal),

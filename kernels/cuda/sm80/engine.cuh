@@ -2,8 +2,8 @@
 //
 // Four warps, 32 query rows each; two blocks share an SM, and one multiplies while the other is in its softmax. With
 // head_dim 256 a block has eight warps of 16 rows, and an SM one block. Keys and values come in half tiles of 64
-// (loader.cuh); queries stay in shared memory. A step of the schedule is two visits
-// of a half tile: S = Q K^T, P = exp(S - row_max), acc += P V. The stop decision covers all 128 keys of a step.
+// (loader.cuh); queries stay in shared memory. A step of the schedule is two visits of a half tile: S = Q K^T,
+// P = exp(S - row_max), acc += P V. The stop decision covers all 128 keys of a step.
 #pragma once
 #include "../launch.cuh"
 #include "loader.cuh"

@@ -51,14 +51,12 @@ impl HostLayers {
         device: &Device,
         need: Need,
     ) -> Result<Self> {
-        let Device::Cuda(cuda) = device else {
-            return Err(ModelError::input("device of a KV cache in host memory", "an NVIDIA GPU", "another one"));
-        };
+        let cuda = device.as_cuda_device()?;
         if shape.0 != 1 {
             return Err(ModelError::input("sequences of a KV cache in host memory", 1, shape.0));
         }
-        if let Some(free) = host_memory::available().filter(|&free| free < need.bytes) {
-            return Err(need.unmet_on_host(free));
+        if host_memory::available().is_some_and(|free| free < need.bytes) {
+            return Err(need.unmet_on_host());
         }
         let (_, capacity, heads, head_dim) = shape;
         let bytes = capacity * heads * head_dim * dtype.size_in_bytes();
@@ -67,7 +65,7 @@ impl HostLayers {
         };
         Ok(Self {
             copies: Copies::new(cuda).map_err(candle_core::Error::from)?,
-            host: allocate(num_layers, bytes, cuda).map_err(candle_core::Error::from)?,
+            host: allocate(num_layers, bytes, cuda).map_err(|error| need.on_host(error.into()))?,
             slots: [slot()?, slot()?],
             state: Mutex::default(),
         })

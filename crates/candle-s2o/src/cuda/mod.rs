@@ -2,10 +2,11 @@
 //! [`Attention`](crate::Attention) methods accept tensors on a CUDA device. This module contains the GPU-only functions
 //! and errors.
 //!
-//! **Support.** bf16 and f16, head_dim 64, 128 or 256, tiles of 128. A head_dim of 256 needs a GPU with 163 KiB of shared
-//! memory for a block, as the A100 and the H100 have and consumer cards do not. Other calls return a [`CudaError`]. GPUs of compute
-//! capability 9.0 (H100, H200) load machine code built for them. Other GPUs from 8.0 on load PTX, which their driver
-//! compiles at the first call. The environment variable `S2O_CUDA_ARCH` (`sm80` or `sm90a`) overrides the choice.
+//! **Support.** bf16 and f16, head_dim 64, 128 or 256, tiles of 128. A head_dim of 256 needs a GPU with 163 KiB of
+//! shared memory for a block, as the A100 and the H100 have and consumer cards do not. Other calls return a
+//! [`CudaError`]. GPUs of compute capability 9.0 (H100, H200) load machine code built for them. Other GPUs from 8.0 on
+//! load PTX, which their driver compiles at the first call. The environment variable `S2O_CUDA_ARCH` (`sm80` or `sm90a`)
+//! overrides the choice.
 //!
 //! **Layouts.** Tensors are read in place, with any strides, if their heads are contiguous and begin at multiples of 16
 //! bytes (transposed, narrowed and offset tensors). Other tensors are copied first (expanded dimensions, a head_dim
