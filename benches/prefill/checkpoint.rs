@@ -30,8 +30,8 @@ impl Weights {
     }
 }
 
-/// The shape `llama-3.1-8b`, `qwen3-8b` or a `config.json` with `layers` of its layers and positions for at least
-/// `tokens` tokens; and synthetic weights under Hugging Face names in bf16 on `device`.
+/// The shape of this name or `config.json`, with `layers` of its layers and positions for at least `tokens` tokens; and
+/// synthetic weights under Hugging Face names in bf16 on `device`.
 pub fn checkpoint(
     shape: &str,
     weights: Weights,

@@ -41,7 +41,7 @@ use s2o_models::{Chunk, DecoderConfig, LinearPrecision};
 /// Times prefill and appends to benches/record/.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// `llama-3.1-8b`, `qwen3-8b` or the path of a config.json.
+    /// `llama-3.1-8b`, `llama-3.1-70b`, `qwen3-8b` or the path of a config.json.
     #[arg(long, default_value = "llama-3.1-8b")]
     shape: String,
     /// Layers to keep of the shape.

@@ -34,8 +34,8 @@ pub enum ModelError {
     },
     /// A synthetic model's shape is none of the accepted forms.
     #[error(
-        "`{got}` is no shape of a synthetic model: expected `llama-3.1-8b`, `qwen3-8b`, or a config.json whose path \
-         ends in .json"
+        "`{got}` is no shape of a synthetic model: expected `llama-3.1-8b`, `llama-3.1-70b`, `qwen3-8b`, or a config.json \
+         whose path ends in .json"
     )]
     InvalidShape {
         /// The string that was given.

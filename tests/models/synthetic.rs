@@ -118,15 +118,20 @@ fn q_and_k_norms_change_nothing() {
 
 #[test]
 fn presets_are_the_models() {
-    for (shape, parameters, layers) in [("llama-3.1-8b", 8_030_261_248, 32), ("qwen3-8b", 8_190_735_360, 36)] {
+    let presets = [
+        ("llama-3.1-8b", 8_030_261_248, 32, 32),
+        ("llama-3.1-70b", 70_553_706_496, 80, 64),
+        ("qwen3-8b", 8_190_735_360, 36, 32),
+    ];
+    for (shape, parameters, layers, heads) in presets {
         let shape: Shape = shape.parse().unwrap();
         let config = shape.config().unwrap();
         assert_eq!((config.num_parameters(), config.num_layers), (parameters, layers), "{shape:?}");
-        assert_eq!((config.num_heads, config.num_kv_heads, config.head_dim), (32, 8, 128));
+        assert_eq!((config.num_heads, config.num_kv_heads, config.head_dim), (heads, 8, 128));
         assert_eq!(config.max_positions, 131_072);
         // Nothing is made before it is requested.
         let vb = synthetic::var_builder(&config, Profile::default(), 0, DType::BF16, &Device::Cpu).unwrap();
-        let k = vb.get((1024, 4096), "model.layers.31.self_attn.k_proj.weight").unwrap();
+        let k = vb.get((1024, config.hidden_size), "model.layers.31.self_attn.k_proj.weight").unwrap();
         assert_eq!(k.dtype(), DType::BF16);
     }
     let llama: llama::LlamaConfig = serde_json::from_str(&Shape::Llama31_8b.json().unwrap()).unwrap();

@@ -71,8 +71,8 @@ pub struct LoadFlags {
     /// Branch, tag or commit of a Hugging Face id [default: main]
     #[arg(long)]
     revision: Option<String>,
-    /// Made-up weights in the shape of llama-3.1-8b, qwen3-8b or a config.json, for timing without real weights; the
-    /// generated text means nothing
+    /// Made-up weights in the shape of llama-3.1-8b, llama-3.1-70b, qwen3-8b or a config.json, for timing without real
+    /// weights; the generated text means nothing
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "revision", "tokenizer_file"])]
     synthetic: Option<String>,
     /// Attention of synthetic weights [default: calibrated]

@@ -22,7 +22,7 @@ const CHECKED: usize = 4096;
 /// Flags of the timing.
 #[derive(Debug, Args)]
 pub struct Timing {
-    /// Time the model on this shape instead: llama-3.1-8b, qwen3-8b or a config.json
+    /// Time the model on this shape instead: llama-3.1-8b, llama-3.1-70b, qwen3-8b or a config.json
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["model", "prompt_file", "cpu"])]
     pub synthetic: Option<String>,
     /// Kind of weights of --synthetic

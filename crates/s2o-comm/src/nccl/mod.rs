@@ -8,16 +8,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use candle_core::cuda_backend::{CudaDType, CudaDevice};
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{DType, Device, Shape, Tensor, WithDType};
 use cudarc::driver::{DevicePtrMut, DeviceRepr};
 use half::{bf16, f16};
-use s2o_cuda::{Launcher, unaligned_address};
+use s2o_cuda::{Launcher, SideStream, unaligned_address};
 
 use crate::Communicator;
-use crate::communicator::check_sends;
+use crate::communicator::{check_one_per_rank, check_sends};
 use crate::{CommError, Group, Result};
 
 mod library;
+mod overlapped;
 
 use library::{Handle, IdArgument, Library, Stream, UniqueId};
 
@@ -26,7 +27,8 @@ const LONGEST_CALL: Duration = Duration::from_secs(5);
 /// `ncclSum`.
 const SUM: c_int = 0;
 
-/// Communication by NCCL on the stream of a Candle device. No call waits for the GPU.
+/// Communication by NCCL on the stream of a Candle device, and of parts that are computed one by one on a second stream
+/// next to the kernels. No call waits for the GPU.
 ///
 /// All-to-all is grouped send and receive, so it moves what it must and nothing else. [`Communicator::all_reduce`] adds
 /// in the order and with the roundings of NCCL's algorithm, which are the same on every rank.
@@ -35,6 +37,8 @@ pub struct Nccl {
     device: CudaDevice,
     library: &'static Library,
     handle: Arc<Mutex<SharedHandle>>,
+    /// Of the messages that run while the GPU computes the next ones.
+    messages: SideStream,
 }
 
 /// NCCL's communicator, until it is destroyed or aborted.
@@ -86,7 +90,21 @@ impl Nccl {
         let handle = Arc::new(Mutex::new(SharedHandle(Some(handle))));
         let of_watch = Arc::clone(&handle);
         group.on_loss(move |_| abort(library, &of_watch));
-        Ok(Self { group, device: device.clone(), library, handle })
+        let nccl = Self { group, device: device.clone(), library, handle, messages: SideStream::new(device)? };
+        nccl.connect()?;
+        Ok(nccl)
+    }
+
+    /// Lets NCCL make the connections of all messages that a decoder sends, which would otherwise take a quarter of a
+    /// second of the first chunk and of the first decoded token. Its algorithm of an all-reduce depends on the size.
+    fn connect(&self) -> Result<()> {
+        let device = Device::Cuda(self.device.clone());
+        for rows in [1, 4096] {
+            self.all_reduce(&Tensor::zeros((rows, 4096), DType::BF16, &device)?)?;
+        }
+        let row = Tensor::zeros((1, 4096), DType::BF16, &device)?;
+        self.all_to_all(&vec![row; self.world_size()], &vec![1; self.world_size()])?;
+        Ok(())
     }
 
     fn check_device(&self, name: &'static str, x: &Tensor) -> Result<()> {
@@ -97,14 +115,19 @@ impl Nccl {
         }
     }
 
-    /// Enqueues with NCCL's communicator and the device's stream.
-    fn enqueue(&self, run: impl FnOnce(&Library, Handle, Stream) -> Result<()>) -> Result<()> {
+    /// The stream of the kernels.
+    fn kernels(&self) -> Stream {
+        self.device.cuda_stream().cu_stream().cast()
+    }
+
+    /// Enqueues with NCCL's communicator.
+    fn enqueue(&self, stream: Stream, run: impl FnOnce(&Library, Handle, Stream) -> Result<()>) -> Result<()> {
         self.group.check()?;
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(handle) = handle.0 else {
             return Err(CommError::Nccl { doing: "communicating", reason: "it was aborted".to_owned() });
         };
-        run(self.library, handle, self.device.cuda_stream().cu_stream().cast())
+        run(self.library, handle, stream)
     }
 
     fn exchange_rows<T: Element>(&self, sends: &[Tensor], rows: &[usize], width: usize) -> Result<Tensor> {
@@ -126,7 +149,7 @@ impl Nccl {
                     }
                 });
             }
-            self.enqueue(|nccl, handle, stream| {
+            self.enqueue(self.kernels(), |nccl, handle, stream| {
                 // SAFETY: NCCL's calls between start and end enqueue on the stream; every address holds `count`
                 // elements until then, and memory is released in stream order.
                 unsafe {
@@ -167,7 +190,7 @@ impl Nccl {
             let (from, _from) = unaligned_address::<T>(&storage, layout, stream)?;
             let (to, _to) = out.device_ptr_mut(stream);
             let (from, to) = (from as *const c_void, to as *mut c_void);
-            self.enqueue(|nccl, handle, stream| {
+            self.enqueue(self.kernels(), |nccl, handle, stream| {
                 // SAFETY: both addresses hold as many elements as `x`, and memory is released in stream order.
                 let status = unsafe { (nccl.all_reduce)(from, to, x.elem_count(), T::NUMBER, SUM, handle, stream) };
                 nccl.check("adding", status)
@@ -175,6 +198,27 @@ impl Nccl {
         }
         Ok(launcher.tensor(out, x.shape().clone()))
     }
+}
+
+/// Runs a call with the type of the elements, which can be added.
+macro_rules! with_float {
+    ($dtype:expr, $element:ident => $call:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $element = f32;
+                $call
+            }
+            DType::BF16 => {
+                type $element = bf16;
+                $call
+            }
+            DType::F16 => {
+                type $element = f16;
+                $call
+            }
+            other => Err(unknown(other)),
+        }
+    };
 }
 
 impl Communicator for Nccl {
@@ -197,12 +241,30 @@ impl Communicator for Nccl {
 
     fn all_reduce(&self, x: &Tensor) -> Result<Tensor> {
         self.check_device("x", x)?;
-        match x.dtype() {
-            DType::F32 => self.sum::<f32>(x),
-            DType::BF16 => self.sum::<bf16>(x),
-            DType::F16 => self.sum::<f16>(x),
-            other => Err(unknown(other)),
-        }
+        with_float!(x.dtype(), T => self.sum::<T>(x))
+    }
+
+    fn all_to_all_computed(
+        &self,
+        send: &mut dyn FnMut(usize) -> candle_core::Result<Tensor>,
+        rows: &[usize],
+    ) -> Result<Tensor> {
+        check_one_per_rank("rows", rows.len(), self.world_size())?;
+        let first = send((self.rank() + 1) % self.world_size())?;
+        self.check_device("sends", &first)?;
+        with_float!(first.dtype(), T => self.exchange_computed::<T>(first, send, rows))
+    }
+
+    fn all_reduce_computed(
+        &self,
+        slices: &mut dyn Iterator<Item = candle_core::Result<Tensor>>,
+        rows: usize,
+    ) -> Result<Tensor> {
+        let Some(first) = slices.next().transpose()? else {
+            return Err(CommError::size("slices", format!("{rows} rows together"), 0));
+        };
+        self.check_device("slices", &first)?;
+        with_float!(first.dtype(), T => self.sum_computed::<T>(first, slices, rows))
     }
 }
 
@@ -236,7 +298,7 @@ fn take(handle: &Mutex<SharedHandle>) -> Option<Handle> {
 }
 
 /// Elements that NCCL sends.
-trait Element: CudaDType + DeviceRepr + 'static {
+trait Element: CudaDType + DeviceRepr + WithDType {
     /// Its `ncclDataType_t`.
     const NUMBER: c_int;
 }

@@ -92,11 +92,14 @@ impl Default for Profile {
     }
 }
 
-/// The shape of a synthetic model. Parses from `llama-3.1-8b`, `qwen3-8b`, or the path of a `config.json`.
+/// The shape of a synthetic model. Parses from `llama-3.1-8b`, `llama-3.1-70b`, `qwen3-8b`, or the path of a
+/// `config.json`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shape {
     /// Llama 3.1 8B.
     Llama31_8b,
+    /// Llama 3.1 70B, which takes several GPUs.
+    Llama31_70b,
     /// Qwen3 8B with YaRN for 131,072 positions, as its model card recommends for long contexts.
     Qwen3_8b,
     /// Any `config.json` that the decoder takes.
@@ -107,11 +110,13 @@ impl FromStr for Shape {
     type Err = ModelError;
 
     fn from_str(shape: &str) -> Result<Self> {
-        match shape {
-            "llama-3.1-8b" => Ok(Self::Llama31_8b),
-            "qwen3-8b" => Ok(Self::Qwen3_8b),
-            path if path.ends_with(".json") => Ok(Self::Config(PathBuf::from(path))),
-            other => Err(ModelError::InvalidShape { got: other.to_owned() }),
+        let presets = [Self::Llama31_8b, Self::Llama31_70b, Self::Qwen3_8b];
+        if let Some(preset) = presets.into_iter().find(|preset| preset.origin() == shape) {
+            return Ok(preset);
+        }
+        match shape.ends_with(".json") {
+            true => Ok(Self::Config(PathBuf::from(shape))),
+            false => Err(ModelError::InvalidShape { got: shape.to_owned() }),
         }
     }
 }
@@ -124,6 +129,7 @@ impl Shape {
     pub fn json(&self) -> Result<Cow<'static, str>> {
         Ok(match self {
             Self::Llama31_8b => Cow::Borrowed(include_str!("../../../presets/llama-3.1-8b.json")),
+            Self::Llama31_70b => Cow::Borrowed(include_str!("../../../presets/llama-3.1-70b.json")),
             Self::Qwen3_8b => Cow::Borrowed(include_str!("../../../presets/qwen3-8b.json")),
             Self::Config(path) => Cow::Owned(read_text(path, ": a synthetic model takes its shape from it")?),
         })
@@ -137,11 +143,13 @@ impl Shape {
         DecoderConfig::from_json(&self.json()?, &self.origin())
     }
 
-    fn origin(&self) -> String {
+    /// The name from which it parses.
+    fn origin(&self) -> Cow<'_, str> {
         match self {
-            Self::Llama31_8b => "llama-3.1-8b".to_owned(),
-            Self::Qwen3_8b => "qwen3-8b".to_owned(),
-            Self::Config(path) => path.display().to_string(),
+            Self::Llama31_8b => "llama-3.1-8b".into(),
+            Self::Llama31_70b => "llama-3.1-70b".into(),
+            Self::Qwen3_8b => "qwen3-8b".into(),
+            Self::Config(path) => path.to_string_lossy(),
         }
     }
 }
@@ -166,7 +174,7 @@ impl Synthetic {
                 Some(directory) if path.ends_with("config.json") => directory.to_string_lossy().into_owned(),
                 _ => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
             },
-            preset => preset.origin(),
+            preset => preset.origin().into_owned(),
         };
         match self.profile {
             Profile::Calibrated { focus: 1.0 } => format!("synthetic-{shape}-calibrated"),
