@@ -1,8 +1,6 @@
 //! Self-attention of one layer: projections, optional q/k norm, rotation, cache, and the given prefill method or
 //! decoding.
 
-use std::ops::Range;
-
 use candle_core::{DType, Tensor};
 use candle_s2o::{Attention, PrefillCall};
 
@@ -105,10 +103,10 @@ impl SelfAttention {
         let qkv = match shards {
             None => self.qkv.forward(&x)?,
             Some(shards) => {
+                let outputs = self.qkv_by_rank.iter().map(|qkv| Ok(qkv.forward(&x)?.into_joined()?));
                 let Heads { num_heads, num_kv_heads, head_dim } = self.heads;
                 let sizes = [num_heads, num_kv_heads, num_kv_heads].map(|heads| heads * head_dim);
-                let of_rank = |rank: usize| self.qkv_by_rank[rank].forward(&x)?.into_joined();
-                Stacked::joined(shards.to_heads(of_rank)?, &sizes)?
+                Stacked::joined(shards.to_heads(&outputs.collect::<Result<Vec<_>>>()?)?, &sizes)?
             }
         };
         // Frees memory for the workspace of attention.
@@ -138,12 +136,7 @@ impl SelfAttention {
         drop(q);
         let out = out.reshape((batch, q_len, self.heads.num_heads * self.heads.head_dim))?;
         match shards {
-            None => {
-                let rows = out.flatten_to(1)?;
-                let of_range =
-                    |o_proj: &Linear, range: Range<usize>| o_proj.forward(&rows.narrow(0, range.start, range.len())?);
-                Ok(self.o_proj.of_part(batch * q_len, of_range)?.reshape((batch, q_len, ()))?)
-            }
+            None => self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?)),
             Some(shards) if q_len < len => Ok(self.o_proj.whole().forward(&shards.of_all_heads(&out)?)?),
             Some(shards) => Ok(self.o_proj.whole().forward(&shards.to_tokens(&out)?)?),
         }

@@ -14,8 +14,7 @@ pub fn gpu(ordinal: usize) -> Result<Device> {
     let device = Device::new_cuda_with_stream(ordinal).map_err(|error| no_gpu(ordinal, &error))?;
     #[cfg(feature = "cuda")]
     if let Device::Cuda(cuda) = &device {
-        // SAFETY: all memory of the device is used on its one stream. `s2o_cuda::SideStream` orders copies and
-        // messages, which have another, by events of its own.
+        // SAFETY: all memory of the device is used on its one stream, so no stream has to wait for another.
         unsafe { cuda.disable_event_tracking() };
     }
     Ok(device)

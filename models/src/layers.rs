@@ -212,15 +212,12 @@ impl<T> Shared<T> {
         Ok(Self { own, whole, parallel: parallel.cloned() })
     }
 
-    /// The output `(rows, width)` for all tokens: the sum of what `run` returns on all ranks for ranges of the rows.
-    pub(crate) fn of_part(
-        &self,
-        rows: usize,
-        run: impl Fn(&T, Range<usize>) -> candle_core::Result<Tensor>,
-    ) -> Result<Tensor> {
+    /// The output for all tokens: the sum of what `run` returns on all ranks.
+    pub(crate) fn of_part(&self, run: impl FnOnce(&T) -> Result<Tensor>) -> Result<Tensor> {
+        let out = run(&self.own)?;
         match &self.parallel {
-            None => Ok(run(&self.own, 0..rows)?),
-            Some(parallel) => parallel.sum(rows, |range| run(&self.own, range)),
+            None => Ok(out),
+            Some(parallel) => parallel.sum(out),
         }
     }
 
@@ -267,25 +264,28 @@ impl Mlp {
         self.gate_up.takes_e4m3(rows)
     }
 
-    /// The output `(rows, hidden)` for inputs of this shape. Works in slices, because a whole prompt's intermediate
+    /// The output `(batch, len, hidden)` for inputs of this shape. Works in slices, because a whole prompt's intermediate
     /// is several times the residual stream.
-    pub(crate) fn forward(&self, x: &Rows) -> candle_core::Result<Tensor> {
+    pub(crate) fn forward(&self, x: Rows) -> Result<Tensor> {
+        let shape = x.dims().to_vec();
+        let x = x.flat()?;
         let rows = x.dims()[0];
         // Quantised weights are dequantised once for all slices.
-        let (gate_up, down) = (self.gate_up.for_inputs_like(x)?, self.down.for_inputs_like(x)?);
-        let slice = |start: usize| -> candle_core::Result<Tensor> {
+        let (gate_up, down) = (self.gate_up.for_inputs_like(&x)?, self.down.for_inputs_like(&x)?);
+        let slice = |start: usize| -> Result<Tensor> {
             let gate_up = gate_up.forward(&x.narrow(start, self.rows_at_a_time.min(rows - start))?)?;
             // The gate consumes its inputs, so they are freed before the product with `down`.
             let gated = match down.takes_e4m3(rows) {
                 true => Rows::E4m3(fused::silu_mul_e4m3(gate_up)?),
                 false => fused::silu_mul(gate_up)?.into(),
             };
-            down.forward_rows(&gated)
+            Ok(down.forward_rows(&gated)?)
         };
-        if rows <= self.rows_at_a_time {
-            return slice(0);
-        }
-        let slices = (0..rows).step_by(self.rows_at_a_time).map(slice);
-        Tensor::cat(&slices.collect::<candle_core::Result<Vec<_>>>()?, 0)
+        let out = if rows <= self.rows_at_a_time {
+            slice(0)?
+        } else {
+            Tensor::cat(&(0..rows).step_by(self.rows_at_a_time).map(slice).collect::<Result<Vec<_>>>()?, 0)?
+        };
+        Ok(out.reshape(shape)?)
     }
 }

@@ -82,8 +82,6 @@ pub struct Parallel {
 
 /// Fewest tokens of a rank for which sharding a chunk pays. A shorter chunk is computed as decoding is.
 const FEWEST_TOKENS: usize = 16;
-/// Rows of an output that ranks add at a time: matrix products of so many rows still run at full rate.
-const ROWS_TO_ADD: usize = 4096;
 
 impl Parallel {
     /// Shares the work among the ranks of `comm`, whose tensors must be on the decoder's device.
@@ -184,17 +182,12 @@ impl Parallel {
         })
     }
 
-    /// The sum of all ranks' parts of an output `(rows, width)`, of which `run` computes a range of rows. One range is
-    /// added while the next is computed.
-    pub(crate) fn sum(&self, rows: usize, run: impl Fn(Range<usize>) -> candle_core::Result<Tensor>) -> Result<Tensor> {
-        if self.world_size() == 1 {
-            return Ok(run(0..rows)?);
+    /// The sum of all ranks' parts `x`.
+    pub(crate) fn sum(&self, x: Tensor) -> Result<Tensor> {
+        match self.world_size() {
+            1 => Ok(x),
+            _ => Ok(self.comm.all_reduce(&x)?),
         }
-        if rows < 2 * ROWS_TO_ADD {
-            return Ok(self.comm.all_reduce(&run(0..rows)?)?);
-        }
-        let ranges = (0..rows).step_by(ROWS_TO_ADD).map(|start| start..rows.min(start + ROWS_TO_ADD));
-        Ok(self.comm.all_reduce_computed(&mut ranges.map(run), rows)?)
     }
 }
 
@@ -236,11 +229,12 @@ impl Shards<'_> {
         self.of(self.comm.rank())
     }
 
-    /// From the outputs for the heads of each rank, `(batch, own tokens, width)`, which `run` computes, to those for the
-    /// own heads of all tokens: `(batch, len, width)`. One output is sent while the next is computed.
-    pub(crate) fn to_heads(self, run: impl Fn(usize) -> candle_core::Result<Tensor>) -> Result<Tensor> {
+    /// From the outputs for the heads of each rank, `(batch, own tokens, width)`, to those for the own heads of all
+    /// tokens: `(batch, len, width)`.
+    pub(crate) fn to_heads(self, outputs: &[Tensor]) -> Result<Tensor> {
+        let sends = outputs.iter().map(|x| Ok(x.flatten_to(1)?)).collect::<Result<Vec<_>>>()?;
         let rows = self.all().map(|tokens| self.batch * tokens.len()).collect::<Vec<_>>();
-        let received = self.comm.all_to_all_computed(&mut |rank| run(rank)?.flatten_to(1), &rows)?;
+        let received = self.comm.all_to_all(&sends, &rows)?;
         self.joined(received, &rows)
     }
 

@@ -49,41 +49,6 @@ pub trait Communicator: Debug + Send + Sync {
         self.all_to_all(&vec![x.clone(); self.world_size()], rows)
     }
 
-    /// [`Self::all_to_all`] of sends that are computed one by one, of F32, BF16 or F16: `send(j)` returns what goes to rank
-    /// j. It is called once for each rank, in any order, and a communicator may send one while the next is computed.
-    ///
-    /// # Errors
-    ///
-    /// As [`all_to_all`](Self::all_to_all), and those of `send`. After one of them the other ranks wait.
-    fn all_to_all_computed(
-        &self,
-        send: &mut dyn FnMut(usize) -> candle_core::Result<Tensor>,
-        rows: &[usize],
-    ) -> Result<Tensor> {
-        let sends = (0..self.world_size()).map(send).collect::<candle_core::Result<Vec<_>>>()?;
-        self.all_to_all(&sends, rows)
-    }
-
-    /// [`Self::all_reduce`] of a tensor (rows, width) that is computed in slices of its rows, from the first to the last. A
-    /// communicator may add one while the next is computed.
-    ///
-    /// # Errors
-    ///
-    /// As [`all_reduce`](Self::all_reduce), those of the slices, and [`CommError::Size`] if they do not have `rows` rows
-    /// together. After one of them the other ranks wait.
-    fn all_reduce_computed(
-        &self,
-        slices: &mut dyn Iterator<Item = candle_core::Result<Tensor>>,
-        rows: usize,
-    ) -> Result<Tensor> {
-        let slices = slices.collect::<candle_core::Result<Vec<_>>>()?;
-        let got = slices.iter().map(|slice| slice.dims().first().copied().unwrap_or_default()).sum::<usize>();
-        if slices.is_empty() || got != rows {
-            return Err(CommError::size("slices", format!("{rows} rows together"), got));
-        }
-        self.all_reduce(&Tensor::cat(&slices, 0)?)
-    }
-
     /// This rank, from 0.
     fn rank(&self) -> usize {
         self.group().rank()
@@ -95,17 +60,15 @@ pub trait Communicator: Debug + Send + Sync {
     }
 }
 
-pub(crate) fn check_one_per_rank(name: &'static str, got: usize, world_size: usize) -> Result<()> {
-    if got == world_size {
-        return Ok(());
-    }
-    Err(CommError::size(name, format!("one per rank, {world_size}"), got))
-}
-
 /// Refuses sends that do not fit. Returns their dtype and width.
 pub(crate) fn check_sends(sends: &[Tensor], rows: &[usize], rank: usize, world_size: usize) -> Result<(DType, usize)> {
-    check_one_per_rank("sends", sends.len(), world_size)?;
-    check_one_per_rank("rows", rows.len(), world_size)?;
+    let one_per_rank = format!("one per rank, {world_size}");
+    if sends.len() != world_size {
+        return Err(CommError::size("sends", one_per_rank, sends.len()));
+    }
+    if rows.len() != world_size {
+        return Err(CommError::size("rows", one_per_rank, rows.len()));
+    }
     let dtype = sends[0].dtype();
     let mut width = None;
     for x in sends {

@@ -17,13 +17,11 @@ mod launcher;
 mod library;
 mod memory;
 mod operand;
-mod side_stream;
 mod stopwatch;
 
 pub use error::{CudaError, check_i32, head_dim, to_i32};
-pub use host_memory::HostMemory;
+pub use host_memory::{Copies, HostMemory, Mark};
 pub use launcher::{ANY_HEAD_DIM, Grid, Launcher};
 pub use memory::{Region, Regions, Scratch, free_and_total, keep_released};
 pub use operand::{Element, Operand, View, address, cuda_storage, is_vectorized, unaligned_address};
-pub use side_stream::{Mark, SideStream};
 pub use stopwatch::{KernelTime, Stopwatch};

@@ -72,13 +72,10 @@ impl Layer {
         let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
         let as_e4m3 = self.mlp.whole().takes_e4m3(x.dim(0)? * x.dim(1)?);
         let (x, normed) = self.post_norm.forward_rows(x, Some(attended), as_e4m3)?;
-        let normed = normed.flat()?;
-        let rows = normed.dims()[0];
         let mixed = match shards {
-            None => self.mlp.of_part(rows, |mlp, range| mlp.forward(&normed.narrow(range.start, range.len())?))?,
-            Some(_) => self.mlp.whole().forward(&normed)?,
+            None => self.mlp.of_part(|mlp| mlp.forward(normed))?,
+            Some(_) => self.mlp.whole().forward(normed)?,
         };
-        let mixed = mixed.reshape(x.shape())?;
         Ok(Some((x, mixed)))
     }
 }

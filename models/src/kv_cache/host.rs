@@ -9,7 +9,7 @@ use std::thread;
 
 use candle_core::cuda_backend::CudaDevice;
 use candle_core::{DType, Device, Tensor};
-use s2o_cuda::{CudaError, HostMemory, Mark, SideStream};
+use s2o_cuda::{Copies, CudaError, HostMemory, Mark};
 
 use crate::error::{ModelError, Need, Result};
 use crate::fused::LayerCache;
@@ -19,7 +19,7 @@ use crate::host_memory;
 #[derive(Debug)]
 pub(super) struct HostLayers {
     // Before `host`: its drop waits for the copies.
-    copies: SideStream,
+    copies: Copies,
     host: Vec<[HostMemory; 2]>,
     slots: [[Tensor; 2]; 2],
     state: Mutex<State>,
@@ -64,7 +64,7 @@ impl HostLayers {
             Ok([Tensor::zeros(shape, dtype, device)?, Tensor::zeros(shape, dtype, device)?])
         };
         Ok(Self {
-            copies: SideStream::new(cuda).map_err(candle_core::Error::from)?,
+            copies: Copies::new(cuda).map_err(candle_core::Error::from)?,
             host: allocate(num_layers, bytes, cuda).map_err(|error| need.on_host(error.into()))?,
             slots: [slot()?, slot()?],
             state: Mutex::default(),
@@ -102,7 +102,7 @@ impl HostLayers {
             self.load(&mut state, 1 - slot, next, rows)?;
         }
         for (side, host) in self.slots[slot].iter().zip(&self.host[layer]) {
-            host.store(&self.copies, side, new.clone())?;
+            self.copies.store(side, new.clone(), host)?;
         }
         Ok(q)
     }
@@ -132,7 +132,7 @@ impl HostLayers {
     /// Enqueues the copy of a layer's first `rows` rows to a slot, after the copies of what the slot held.
     fn load(&self, state: &mut State, slot: usize, layer: usize, rows: usize) -> Result<(), CudaError> {
         for (side, host) in self.slots[slot].iter().zip(&self.host[layer]) {
-            host.load(&self.copies, side, 0..rows)?;
+            self.copies.load(side, 0..rows, host)?;
         }
         if state.slots[1 - slot].layer == Some(layer) {
             state.slots[1 - slot].layer = None;

@@ -8,17 +8,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use candle_core::cuda_backend::{CudaDType, CudaDevice};
-use candle_core::{DType, Device, Shape, Tensor, WithDType};
+use candle_core::{DType, Device, Shape, Tensor};
 use cudarc::driver::{DevicePtrMut, DeviceRepr};
 use half::{bf16, f16};
-use s2o_cuda::{Launcher, SideStream, unaligned_address};
+use s2o_cuda::{Launcher, unaligned_address};
 
 use crate::Communicator;
-use crate::communicator::{check_one_per_rank, check_sends};
+use crate::communicator::check_sends;
 use crate::{CommError, Group, Result};
 
 mod library;
-mod overlapped;
 
 use library::{Handle, IdArgument, Library, Stream, UniqueId};
 
@@ -27,8 +26,7 @@ const LONGEST_CALL: Duration = Duration::from_secs(5);
 /// `ncclSum`.
 const SUM: c_int = 0;
 
-/// Communication by NCCL on the stream of a Candle device, and of parts that are computed one by one on a second stream
-/// next to the kernels. No call waits for the GPU.
+/// Communication by NCCL on the stream of a Candle device. No call waits for the GPU.
 ///
 /// All-to-all is grouped send and receive, so it moves what it must and nothing else. [`Communicator::all_reduce`] adds
 /// in the order and with the roundings of NCCL's algorithm, which are the same on every rank.
@@ -37,8 +35,6 @@ pub struct Nccl {
     device: CudaDevice,
     library: &'static Library,
     handle: Arc<Mutex<SharedHandle>>,
-    /// Of the messages that run while the GPU computes the next ones.
-    messages: SideStream,
 }
 
 /// NCCL's communicator, until it is destroyed or aborted.
@@ -90,20 +86,19 @@ impl Nccl {
         let handle = Arc::new(Mutex::new(SharedHandle(Some(handle))));
         let of_watch = Arc::clone(&handle);
         group.on_loss(move |_| abort(library, &of_watch));
-        let nccl = Self { group, device: device.clone(), library, handle, messages: SideStream::new(device)? };
+        let nccl = Self { group, device: device.clone(), library, handle };
         nccl.connect()?;
         Ok(nccl)
     }
 
-    /// Lets NCCL make the connections of all messages that a decoder sends, which would otherwise take a quarter of a
-    /// second of the first chunk and of the first decoded token. Its algorithm of an all-reduce depends on the size.
+    /// Makes the connections of all messages that a decoder sends. NCCL makes them at the first message of each algorithm,
+    /// and chooses that of an all-reduce by its size: without this the first decoded token waits a quarter of a second.
     fn connect(&self) -> Result<()> {
-        let device = Device::Cuda(self.device.clone());
+        let zeros = |rows: usize| Tensor::zeros((rows, 4096), DType::BF16, &Device::Cuda(self.device.clone()));
         for rows in [1, 4096] {
-            self.all_reduce(&Tensor::zeros((rows, 4096), DType::BF16, &device)?)?;
+            self.all_reduce(&zeros(rows)?)?;
         }
-        let row = Tensor::zeros((1, 4096), DType::BF16, &device)?;
-        self.all_to_all(&vec![row; self.world_size()], &vec![1; self.world_size()])?;
+        self.all_to_all(&vec![zeros(1)?; self.world_size()], &vec![1; self.world_size()])?;
         Ok(())
     }
 
@@ -115,19 +110,14 @@ impl Nccl {
         }
     }
 
-    /// The stream of the kernels.
-    fn kernels(&self) -> Stream {
-        self.device.cuda_stream().cu_stream().cast()
-    }
-
-    /// Enqueues with NCCL's communicator.
-    fn enqueue(&self, stream: Stream, run: impl FnOnce(&Library, Handle, Stream) -> Result<()>) -> Result<()> {
+    /// Enqueues with NCCL's communicator and the device's stream.
+    fn enqueue(&self, run: impl FnOnce(&Library, Handle, Stream) -> Result<()>) -> Result<()> {
         self.group.check()?;
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(handle) = handle.0 else {
             return Err(CommError::Nccl { doing: "communicating", reason: "it was aborted".to_owned() });
         };
-        run(self.library, handle, stream)
+        run(self.library, handle, self.device.cuda_stream().cu_stream().cast())
     }
 
     fn exchange_rows<T: Element>(&self, sends: &[Tensor], rows: &[usize], width: usize) -> Result<Tensor> {
@@ -149,7 +139,7 @@ impl Nccl {
                     }
                 });
             }
-            self.enqueue(self.kernels(), |nccl, handle, stream| {
+            self.enqueue(|nccl, handle, stream| {
                 // SAFETY: NCCL's calls between start and end enqueue on the stream; every address holds `count`
                 // elements until then, and memory is released in stream order.
                 unsafe {
@@ -190,7 +180,7 @@ impl Nccl {
             let (from, _from) = unaligned_address::<T>(&storage, layout, stream)?;
             let (to, _to) = out.device_ptr_mut(stream);
             let (from, to) = (from as *const c_void, to as *mut c_void);
-            self.enqueue(self.kernels(), |nccl, handle, stream| {
+            self.enqueue(|nccl, handle, stream| {
                 // SAFETY: both addresses hold as many elements as `x`, and memory is released in stream order.
                 let status = unsafe { (nccl.all_reduce)(from, to, x.elem_count(), T::NUMBER, SUM, handle, stream) };
                 nccl.check("adding", status)
@@ -198,27 +188,6 @@ impl Nccl {
         }
         Ok(launcher.tensor(out, x.shape().clone()))
     }
-}
-
-/// Runs a call with the type of the elements, which can be added.
-macro_rules! with_float {
-    ($dtype:expr, $element:ident => $call:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $element = f32;
-                $call
-            }
-            DType::BF16 => {
-                type $element = bf16;
-                $call
-            }
-            DType::F16 => {
-                type $element = f16;
-                $call
-            }
-            other => Err(unknown(other)),
-        }
-    };
 }
 
 impl Communicator for Nccl {
@@ -241,30 +210,12 @@ impl Communicator for Nccl {
 
     fn all_reduce(&self, x: &Tensor) -> Result<Tensor> {
         self.check_device("x", x)?;
-        with_float!(x.dtype(), T => self.sum::<T>(x))
-    }
-
-    fn all_to_all_computed(
-        &self,
-        send: &mut dyn FnMut(usize) -> candle_core::Result<Tensor>,
-        rows: &[usize],
-    ) -> Result<Tensor> {
-        check_one_per_rank("rows", rows.len(), self.world_size())?;
-        let first = send((self.rank() + 1) % self.world_size())?;
-        self.check_device("sends", &first)?;
-        with_float!(first.dtype(), T => self.exchange_computed::<T>(first, send, rows))
-    }
-
-    fn all_reduce_computed(
-        &self,
-        slices: &mut dyn Iterator<Item = candle_core::Result<Tensor>>,
-        rows: usize,
-    ) -> Result<Tensor> {
-        let Some(first) = slices.next().transpose()? else {
-            return Err(CommError::size("slices", format!("{rows} rows together"), 0));
-        };
-        self.check_device("slices", &first)?;
-        with_float!(first.dtype(), T => self.sum_computed::<T>(first, slices, rows))
+        match x.dtype() {
+            DType::F32 => self.sum::<f32>(x),
+            DType::BF16 => self.sum::<bf16>(x),
+            DType::F16 => self.sum::<f16>(x),
+            other => Err(unknown(other)),
+        }
     }
 }
 
@@ -298,7 +249,7 @@ fn take(handle: &Mutex<SharedHandle>) -> Option<Handle> {
 }
 
 /// Elements that NCCL sends.
-trait Element: CudaDType + DeviceRepr + WithDType {
+trait Element: CudaDType + DeviceRepr + 'static {
     /// Its `ncclDataType_t`.
     const NUMBER: c_int;
 }

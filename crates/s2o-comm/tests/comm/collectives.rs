@@ -117,35 +117,6 @@ fn all_reduce_keeps_the_shape() {
     }
 }
 
-#[test]
-fn parts_that_are_computed_one_by_one_have_the_bits_of_the_whole() {
-    let results = run(3, |group| {
-        let rank = group.rank();
-        let tcp = Tcp::new(group);
-        let counts: Vec<_> = (0..3).map(|from| rows(from, rank)).collect();
-        let send = |to: usize| sent(rank, to, rows(rank, to), DType::F32);
-        let exchanged = tcp.all_to_all_computed(&mut |to| Ok(send(to)), &counts).unwrap();
-        assert_eq!(values(&exchanged), values(&tcp.all_to_all(&[send(0), send(1), send(2)], &counts).unwrap()));
-
-        let x = addends(rank, 7 * WIDTH, DType::F32).reshape((7, WIDTH)).unwrap();
-        let slices = [0..3, 3..6, 6..7].map(|rows| x.narrow(0, rows.start, rows.len()));
-        let sum = tcp.all_reduce_computed(&mut slices.into_iter(), 7).unwrap();
-        assert_eq!((sum.dims(), values(&sum)), (&[7, WIDTH][..], values(&tcp.all_reduce(&x).unwrap())));
-
-        let too_few = tcp.all_reduce_computed(&mut [x.narrow(0, 0, 6)].into_iter(), 7).unwrap_err();
-        assert_eq!(too_few.to_string(), "slices: expected 7 rows together, got 6");
-        let none = tcp.all_reduce_computed(&mut std::iter::empty(), 0).unwrap_err();
-        assert_eq!(none.to_string(), "slices: expected 0 rows together, got 0");
-        let failed = || candle_core::Error::Msg("no memory".to_owned());
-        let failures = [
-            tcp.all_to_all_computed(&mut |_| Err(failed()), &counts),
-            tcp.all_reduce_computed(&mut [Err(failed())].into_iter(), 1),
-        ];
-        assert!(failures.iter().all(|error| error.as_ref().is_err_and(|error| error.to_string() == "no memory")));
-    });
-    assert_eq!(results.len(), 3);
-}
-
 /// All ranks send 64 MiB at once, far more than the system buffers.
 #[test]
 fn large_tensors_pass() {
