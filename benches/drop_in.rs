@@ -63,11 +63,20 @@ struct Case {
     has_slopes: bool,
     /// 64 sequences of 128 to 4096 tokens, in one tensor.
     is_varlen: bool,
+    /// A single query.
+    is_token: bool,
 }
 
-const CAUSAL: Case =
-    Case { name: "causal", left: None, right: Some(0), softcap: 0.0, has_slopes: false, is_varlen: false };
-const CASES: [Case; 7] = [
+const CAUSAL: Case = Case {
+    name: "causal",
+    left: None,
+    right: Some(0),
+    softcap: 0.0,
+    has_slopes: false,
+    is_varlen: false,
+    is_token: false,
+};
+const CASES: [Case; 8] = [
     CAUSAL,
     Case { name: "full", right: None, ..CAUSAL },
     Case { name: "window 1024", left: Some(1023), ..CAUSAL },
@@ -75,6 +84,7 @@ const CASES: [Case; 7] = [
     Case { name: "softcap 50", softcap: 50.0, ..CAUSAL },
     Case { name: "ALiBi", has_slopes: true, ..CAUSAL },
     Case { name: "64 sequences", is_varlen: true, ..CAUSAL },
+    Case { name: "a new token", is_token: true, ..CAUSAL },
 ];
 
 struct Tensors {
@@ -128,14 +138,14 @@ fn tensors(case: Case, tokens: usize, head_dim: usize, gpu: &Gpu) -> Result<Tens
     let mut ends = vec![0u32];
     lengths.iter().for_each(|len| ends.push(ends[ends.len() - 1] + len));
     let rows = ends[lengths.len()] as usize;
-    let random = |heads| -> Result<Tensor> {
+    let random = |rows, heads| -> Result<Tensor> {
         Ok(Tensor::randn(0f32, 1.0, (1, rows, heads, head_dim), &gpu.device)?.to_dtype(DType::BF16)?)
     };
     let slopes: Vec<f32> = (1..=NUM_HEADS).map(|head| (-8.0 * head as f32 / NUM_HEADS as f32).exp2()).collect();
     Ok(Tensors {
-        q: random(NUM_HEADS)?,
-        k: random(NUM_KV_HEADS)?,
-        v: random(NUM_KV_HEADS)?,
+        q: random(if case.is_token { 1 } else { rows }, NUM_HEADS)?,
+        k: random(rows, NUM_KV_HEADS)?,
+        v: random(rows, NUM_KV_HEADS)?,
         slopes: Tensor::new(slopes, &gpu.device)?,
         ends: Tensor::new(ends, &gpu.device)?,
         longest,
@@ -292,7 +302,7 @@ fn main() -> Result<()> {
             let lengths = if case.is_varlen { &arguments.tokens[..1] } else { &arguments.tokens[..] };
             for &tokens in lengths {
                 let tensors = tensors(case, tokens, head_dim, &gpu)?;
-                let name = format!("head_dim {head_dim:3} {:12} {:6} tokens", case.name, tensors.q.dim(1)?);
+                let name = format!("head_dim {head_dim:3} {:12} {:6} tokens", case.name, tensors.k.dim(1)?);
                 let mut run = || ours(case, &tensors).map(drop);
                 let row = machine.row("drop-in", case.name, &tensors.q, &tensors.k)?;
                 if !has_baseline {

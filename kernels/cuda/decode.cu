@@ -28,6 +28,7 @@ class DecodeRing {
     uint32_t ring;         // address of this lane's chunk in the first slot, without the swizzle
     int line, chunk;
     int key, end;          // this lane's first key of the next load
+    bool exists;           // this lane's chunk: heads may be narrower
     int fill = 0, read = 0;  // slots, in bytes
 
 public:
@@ -36,7 +37,7 @@ public:
     __device__ __forceinline__ DecodeRing(const SplitParams& p, const DecodeItem& item, int first_key,
                                           uint32_t address, int lane)
         : ring(address), line(lane / L::ROW_CHUNKS), chunk(lane % L::ROW_CHUNKS), key(first_key + line),
-          end(item.end_key) {
+          end(item.end_key), exists(chunk * 8 < p.attn.head_dim) {
         const AttnParams& attn = p.attn;
         const Strides &ks = attn.k_strides, &vs = attn.v_strides;
         rows[0] = static_cast<const char*>(attn.k) + 2 * (item.batch * ks.batch + item.kv_head * ks.head) + chunk * 16;
@@ -45,7 +46,7 @@ public:
         row_bytes[1] = vs.seq * 2;
         for (int i = 0; i < L::STAGES - 1; ++i) load();
     }
-    // Rows past the end are zeros: whatever memory holds there, times a probability of zero, may be NaN.
+    // Rows past the end and columns past the head are zeros: whatever memory holds there, times a probability of zero, may be NaN.
     __device__ __forceinline__ void load() {
         if (key - line < end) {
 #pragma unroll
@@ -55,7 +56,8 @@ public:
 #pragma unroll
                 for (int i = 0; i < WARP_KEYS / L::ROWS_APART; ++i) {
                     const int r = line + i * L::ROWS_APART;
-                    cp_async_16(dst + r * L::ROW + ((chunk ^ (r & 7)) << 4), src, key + i * L::ROWS_APART < end);
+                    cp_async_16(dst + r * L::ROW + ((chunk ^ (r & 7)) << 4), src,
+                                exists && key + i * L::ROWS_APART < end);
                     src += L::ROWS_APART * row_bytes[side];
                 }
             }

@@ -43,7 +43,7 @@ struct DecodeItem {
     }
 };
 
-// The queries as the first operand of products; rows that do not exist are zeros. They are few and read once, so they
+// The queries as the first operand of products; rows and columns that do not exist are zeros. They are few and read once, so they
 // do not pass through shared memory.
 template <int HEAD_DIM>
 __device__ __forceinline__ void read_queries(uint32_t (&q)[HEAD_DIM / 16][4], const AttnParams& attn,
@@ -54,7 +54,7 @@ __device__ __forceinline__ void read_queries(uint32_t (&q)[HEAD_DIM / 16][4], co
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 4; ++i) {
         const int later = i & 1, column = 16 * (i / 4) + 8 * (i >> 1 & 1);
-        const bool exists = lane / 4 + 8 * later < item.rows;
+        const bool exists = lane / 4 + 8 * later < item.rows && column < attn.head_dim;
         q[i / 4][i % 4] = exists ? *reinterpret_cast<const uint32_t*>(row + 2 * (8 * later * s.head + column)) : 0;
     }
 }
@@ -94,7 +94,7 @@ __device__ __forceinline__ void store_joined(const SplitParams& p, const DecodeI
             const int64_t slot = batch_head * p.num_splits + blockIdx.y;
             *reinterpret_cast<float2*>(p.partial_out + slot * HEAD_DIM + column) = sum;
             if (column == 0) p.partial_state[slot] = {row_max, row_sum};
-        } else {
+        } else if (column < attn.head_dim) {
             T* out = static_cast<T*>(attn.out) + item.batch * attn.out_strides.batch + head * attn.out_strides.head;
             *reinterpret_cast<uint32_t*>(out + column) = pack<T>(sum.x / row_sum, sum.y / row_sum);
             if (attn.lse != nullptr && column == 0) {

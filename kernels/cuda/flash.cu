@@ -204,9 +204,14 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
 // Finds the next item that exists. A block's first item is its index; the others come from the counter.
 template <class X>
 __device__ __noinline__ void take_item(const FlashParams& p, Control& control) {
-    const int items = is_complete(p) ? 0 : p.batch * p.num_heads * ((p.q_len + X::ROWS - 1) / X::ROWS) * X::PARTS;
+    const int items_of_sequence = p.num_heads * ((p.q_len + X::ROWS - 1) / X::ROWS) * X::PARTS;
+    const int items = p.batch * items_of_sequence;
     auto advance = [&] { control.next = gridDim.x + atomicAdd(p.next_item, 1); };
-    while (control.next < items && !decode(p, control.next, X::ROWS, X::PARTS, control.item)) advance();
+    auto exists = [&](int item) {
+        return !skips_sequence(p, item / items_of_sequence, items_of_sequence) &&
+               decode(p, item, X::ROWS, X::PARTS, control.item);
+    };
+    while (control.next < items && !exists(control.next)) advance();
     control.end = control.next >= items;
     if (!control.end) advance();
 }

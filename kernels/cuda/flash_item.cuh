@@ -29,10 +29,15 @@ __device__ inline int2 sequence(const int32_t* starts, int b, int rows, int long
     return make_int2(first, min(min(max(starts[b + 1], first), rows) - first, longest));
 }
 
-// Whether the output is complete: see FlashParams::unless_whole.
-__device__ inline bool is_complete(const FlashParams& p) {
-    return p.unless_whole && p.q_starts[0] == 0 && p.q_starts[1] == p.q_len && p.k_starts[0] == 0 &&
-           p.k_starts[1] == p.k_len;
+// Whether the output has the sequence already (FlashParams::done). Then the counter jumps to the next sequence, so that
+// the items of a long one are not taken one by one. Items from gridDim.x on come from the counter.
+__device__ inline bool skips_sequence(const FlashParams& p, int b, int items_of_sequence) {
+    if (p.done == nullptr) return false;
+    const int4 rows = reinterpret_cast<const int4*>(p.done)[b];
+    const bool done = p.q_starts[b] == rows.x && p.q_starts[b + 1] == rows.y && p.k_starts[b] == rows.z &&
+                      p.k_starts[b + 1] == rows.w;
+    if (done) atomicMax(p.next_item, (b + 1) * items_of_sequence - int(gridDim.x));
+    return done;
 }
 
 // The rows from q_start on, `rows` at most; false if the sequence has none.

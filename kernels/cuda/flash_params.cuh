@@ -22,6 +22,9 @@ struct FlashParams {
     const int32_t* pages;     // (batch, pages_per_sequence) or null: page n of a sequence begins at row pages[n] * page_len
     const int32_t* ranges;    // (batch, num_ranges, 2) or null: positions first to end, which all see each other
     const float* slopes;      // (num_heads) or null: slope * distance is subtracted from the scores
+    // (batch, 4) or null: beginning and end in q, and in k, of the sequences whose attention the output already has.
+    // The kernel skips a sequence if these are its rows; -1 stands for a sequence that the output does not have.
+    const int32_t* done;
     Strides q_strides;
     Strides k_strides;
     Strides v_strides;
@@ -42,8 +45,7 @@ struct FlashParams {
     int32_t heads_per_section;  // heads processed together, so that their keys and values stay in L2
     float softmax_scale;
     float softcap;            // scores become softcap * tanh(score / softcap); 0: they do not
-    int32_t unless_whole;     // 1: the output holds the attention of one sequence of all rows; nothing is to do for such
 };
-static_assert(sizeof(FlashParams) == 248 && offsetof(FlashParams, batch) == 176, "mirrored on the host");
+static_assert(sizeof(FlashParams) == 248 && offsetof(FlashParams, batch) == 184, "mirrored on the host");
 
 }  // namespace s2o

@@ -63,7 +63,7 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
              call_row * p.attn.out_strides.seq;
 #pragma unroll
     for (int i = 0; i < MERGE_COLUMNS; ++i) {
-        if (lane + 32 * i < p.head_dim) out[lane + 32 * i] = T(acc[i] / row_sum);
+        if (lane + 32 * i < p.attn.head_dim) out[lane + 32 * i] = T(acc[i] / row_sum);
     }
     if (p.attn.lse != nullptr && lane == 0) {
         p.attn.lse[int64_t(batch_head) * p.attn.q_len + call_row] = row_max * p.attn.softmax_scale + logf(row_sum);

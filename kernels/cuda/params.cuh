@@ -42,6 +42,7 @@ struct AttnParams {
     int32_t heads_per_section;  // heads processed together, so that their keys and values stay in L2
     float softmax_scale;        // factor on scores before the softmax
     float cap_scale;            // a score is q . k, or tanh(cap_scale * q . k) in the kernels that cap
+    int32_t head_dim;           // the kernel's, or less in kernels that take narrower heads
 };
 static_assert(sizeof(AttnParams) == 184 && offsetof(AttnParams, q_strides) == 48 && offsetof(AttnParams, batch) == 144,
               "mirrored on the host");

@@ -15,7 +15,7 @@ namespace s2o {
 // One of several sequences in one tensor.
 struct Sequence {
     int first_row;  // of the call
-    int first_key;
+    int first_key;  // with pages: first entry in the table
     int k_len;
 };
 
@@ -100,6 +100,8 @@ struct Schedule {
     static constexpr bool CAPS_SCORES = false;         // softcap, in the portable engine
     static constexpr bool SCATTERS_ROWS = false;       // the positions of a tile's rows are not consecutive
     static constexpr bool SEQUENCES = false;           // WorkItem::sequence bounds rows and keys
+    static constexpr bool PAGED = false;               // keys and values are in pages; Params are FlashParams
+    static constexpr bool NARROW_HEADS = false;        // heads may be narrower than the kernel's head_dim
 
     // Descending, so that the diagonal tile, the only tile with a mask, comes first.
     __device__ static int key_tile(const WorkItem& w, int step) { return w.key_tile - step; }

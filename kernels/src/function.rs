@@ -48,6 +48,8 @@ kernels! {
     Flash = "flash", PerHeadDim;
     /// Dense attention with softcap, ALiBi or sequences. On sm_80 it is [`Self::Flash`].
     DenseModified = "dense_modified", PerHeadDim;
+    /// [`Self::DenseModified`] with keys and values in pages of a multiple of [`LEAST_BOX_ROWS`](crate::LEAST_BOX_ROWS) tokens.
+    DensePaged = "dense_paged", PerHeadDim;
     /// S2O in a single pass (Algorithm 4): all rows below the threshold stop, the triggering tile is kept.
     SinglePass = "single_pass", PerHeadDim;
     /// S2O in a single pass that never stops (tau 0).
@@ -128,6 +130,8 @@ kernels! {
     LastQueryScores = "last_query_scores", PerHeadDim;
     /// Keys and values of one sequence out of pages.
     Pages = "pages", Single;
+    /// Heads in another size.
+    ResizeHeads = "resize_heads", Single;
     /// Keys and values in another order.
     Reorder = "reorder", Single;
     /// The tokens of each stride, contiguous.
@@ -178,6 +182,12 @@ impl Kernel {
         self.head_dims().iter().copied().find(|head_dim| head_dim.0 == size)
     }
 
+    /// The smallest head size of the kernel's functions that holds heads of this size: [`Self::Flash`],
+    /// [`Self::DenseModified`], [`Self::DensePaged`] and [`Self::Decode`] take narrower heads, in multiples of 8.
+    pub fn holding(self, size: usize) -> Option<HeadDim> {
+        self.head_dims().iter().copied().find(|head_dim| size <= head_dim.0)
+    }
+
     /// Whether the amount of dynamic shared memory depends on the launch.
     pub fn sizes_its_shared_memory(self) -> bool {
         matches!(self, Self::Sort | Self::QueryOrder)
@@ -208,14 +218,9 @@ impl HeadDim {
     pub const NARROW: [Self; 2] = [Self::D64, Self::D128];
     /// The sizes of the kernels of S2O and of dense and block-sparse attention.
     pub const ATTENTION: [Self; 3] = [Self::D64, Self::D128, Self::D256];
-    /// The sizes of [`Kernel::Flash`], which also takes the sizes between them.
+    /// The sizes of [`Kernel::Flash`].
     pub const FLASH: [Self; 8] =
         [Self::D64, Self(96), Self::D128, Self(160), Self(192), Self(224), Self::D256, Self(512)];
-
-    /// The smallest size of [`Kernel::Flash`] that holds `head_dim`.
-    pub fn flash(head_dim: usize) -> Option<Self> {
-        Self::FLASH.into_iter().find(|size| head_dim <= size.0)
-    }
 
     /// The size as a number.
     pub fn get(self) -> usize {
@@ -259,7 +264,7 @@ impl Function {
             (_, Kernel::SinglePassFull | Kernel::SinglePassExact) if self.is_portable(arch) => {
                 Self { kernel: Kernel::SinglePass, ..self }
             }
-            (Arch::Sm80, Kernel::DenseModified) => Self { kernel: Kernel::Flash, ..self },
+            (Arch::Sm80, Kernel::DenseModified | Kernel::DensePaged) => Self { kernel: Kernel::Flash, ..self },
             (Arch::Sm80, Kernel::LadderFull) => Self { kernel: Kernel::Ladder, ..self },
             _ => self,
         }
@@ -302,5 +307,9 @@ mod tests {
         assert_eq!(Function { kernel: Kernel::Sort, ..function }.to_string(), "s2o_sort");
         assert_eq!(Kernel::SinglePass.head_dim(256), Some(HeadDim::D256));
         assert_eq!([Kernel::Decode.head_dim(256), Kernel::SinglePass.head_dim(96)], [None, None]);
+        let holding = |kernel: Kernel, size| kernel.holding(size).map(HeadDim::get);
+        assert_eq!([8, 64, 72, 128].map(|size| holding(Kernel::Decode, size)), [64, 64, 128, 128].map(Some));
+        assert_eq!([72, 104, 264].map(|size| holding(Kernel::Flash, size)), [96, 128, 512].map(Some));
+        assert_eq!([holding(Kernel::Decode, 136), holding(Kernel::Flash, 520)], [None, None]);
     }
 }

@@ -21,6 +21,8 @@ pub use modules::{Code, Module, modules};
 pub const TILE_Q: usize = 128;
 /// Keys of a tile (B_N) in every kernel.
 pub const TILE_K: usize = 128;
+/// Fewest rows of a page that [`Kernel::DensePaged`] copies at once.
+pub const LEAST_BOX_ROWS: usize = 16;
 /// Warps of a block of [`Kernel::Merge`].
 pub const MERGE_WARPS: usize = 8;
 

@@ -12,13 +12,15 @@ use crate::call::{Call, Function};
 use crate::{Runner, floats, slopes, tensor};
 
 /// Sizes of a call: batch, queries and keys, query and KV heads.
-const SHAPES: [(usize, [usize; 2], [usize; 2]); 7] = [
+const SHAPES: [(usize, [usize; 2], [usize; 2]); 8] = [
     (1, [2, 2], [3, 3]),
     (1, [5, 5], [3, 3]),
     (2, [100, 100], [8, 2]),
     (1, [33, 257], [4, 1]),
     (1, [300, 1000], [6, 6]),
     (3, [1, 129], [8, 2]),
+    // A new token over keys in several parts.
+    (1, [1, 3000], [8, 2]),
     // Queries before the first key see nothing.
     (1, [70, 50], [4, 2]),
 ];
@@ -135,7 +137,7 @@ fn long_prompt(runner: &Runner, head_dim: usize, softcap: Option<f32>) {
         flash_attn_varlen_alibi_windowed_softcap(q, k, v, None, ends, ends, LEN, LEN, 0.088, None, Some(0), cap)
             .expect("sequences")
     };
-    // The same sequence twice: the host reads the lengths.
+    // The same sequence twice.
     let twice = flat.each_ref().map(|x| Tensor::cat(&[x, x], 0).expect("joined"));
     let ends_of_two = Tensor::new(&[0u32, LEN as u32, 2 * LEN as u32], &device).expect("copied");
 

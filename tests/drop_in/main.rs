@@ -13,6 +13,7 @@
 
 mod call;
 mod fixed;
+mod long_sequences;
 mod varlen;
 mod wrong_lengths;
 
@@ -149,6 +150,7 @@ fn main() -> ExitCode {
     let mut runner = Runner { device, words, kernels, against_original: 0, passed: 0, failed: 0 };
     fixed::cases(&mut runner);
     varlen::cases(&mut runner);
+    long_sequences::cases(&mut runner);
     wrong_lengths::cases(&mut runner);
     fixed::errors(&mut runner);
     fixed::policy(&mut runner);

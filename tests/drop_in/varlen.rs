@@ -41,6 +41,7 @@ pub fn cases(runner: &mut Runner) {
         (DType::F16, 8),
         (DType::F16, 128),
         (DType::BF16, 64),
+        (DType::BF16, 96),
         (DType::BF16, 128),
         (DType::BF16, 200),
         (DType::F16, 256),
@@ -88,7 +89,11 @@ pub fn cases(runner: &mut Runner) {
     {
         pages(runner, dtype, head_dim);
     }
-    pages(runner, DType::BF16, 256);
+    for page_len in [8, 16, 48, 128, 256] {
+        for head_dim in [64, 96, 128] {
+            several_in_pages(runner, head_dim, page_len);
+        }
+    }
     for head_dim in [64, 128, 192] {
         for causal in [false, true] {
             neighbour_without_numbers(runner, head_dim, causal);
@@ -159,6 +164,52 @@ fn shorter_than_its_tensor(runner: &mut Runner, head_dim: usize, causal: bool) {
                 near("ours on the CPU", &rows(&out.expect("the GPU takes it")), &rows(&exact));
             });
         }
+    }
+}
+
+/// Sequences of several tiles in pages in another order, two of which they share. The pages that no sequence has, and the
+/// rows after the last token of each sequence, have no numbers.
+fn several_in_pages(runner: &mut Runner, head_dim: usize, page_len: usize) {
+    const LENGTHS: [usize; 4] = [700, 130, 0, 385];
+    let device = runner.device.clone();
+    let columns = LENGTHS[0].div_ceil(page_len);
+    let needed = |i: usize| LENGTHS[i].div_ceil(page_len);
+    let held = 2 * columns + needed(3) + 1;
+    let page = |i: usize, n: usize| match i {
+        _ if n >= needed(i) => held - 1,
+        // The second sequence begins with the pages of the first.
+        1 if n + 1 < needed(1) => 2 * n,
+        _ => (2 * n + i % 2).min(held - 2),
+    };
+    let table: Vec<u32> = (0..4).flat_map(|i| (0..columns).map(move |n| page(i, n) as u32)).collect();
+    let mut exists = vec![0f32; held * page_len];
+    for i in [0, 1, 3] {
+        for token in 0..LENGTHS[i] {
+            exists[page(i, token / page_len) * page_len + token % page_len] = 1.0;
+        }
+    }
+    let nan: Vec<f32> = exists.iter().map(|&x| if x > 0.0 { 0.0 } else { f32::NAN }).collect();
+    let nan = Tensor::from_vec(nan, (held, page_len, 1, 1), &device).and_then(|nan| nan.to_dtype(DType::BF16));
+    let nan = nan.expect("copied");
+    let store = |seed| {
+        tensor(seed, &[held, page_len, 2, head_dim], DType::BF16, &device).broadcast_add(&nan).expect("one shape")
+    };
+    let q = tensor(1, &[LENGTHS.iter().sum(), 8, head_dim], DType::BF16, &device);
+    let ends = ends(&LENGTHS, &device);
+    let pages =
+        Pages { table: Tensor::from_vec(table, (4, columns), &device).expect("copied"), prefix_ranges: None, page_len };
+    for (causal, softcap) in [(false, 0.0), (true, 0.0), (true, 5.0)] {
+        let name = format!("{LENGTHS:?} in pages of {page_len} D{head_dim} causal {causal} softcap {softcap}");
+        runner.case(&name, |_| {
+            let call = Call {
+                lengths: Some(Lengths { q: ends.clone(), k: ends.clone(), max_q: LENGTHS[0], max_k: LENGTHS[0] }),
+                pages: Some(pages.clone()),
+                softcap,
+                ..Call::new(Function::VarlenPagedWindowed, [q.clone(), store(2), store(3)], 0.1, causal)
+            };
+            let exact = ours(&on_cpu(&call)).expect("the CPU path takes it");
+            near("ours on the CPU", &ours(&call).expect("the GPU takes it"), &exact);
+        });
     }
 }
 

@@ -9,7 +9,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{CudaStorage, Shape, Storage, Tensor};
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, sys};
 use s2o_kernels::params::Params;
-use s2o_kernels::{Function, HeadDim, Kernel};
+use s2o_kernels::{Arch, Function, HeadDim, Kernel};
 
 use crate::error::{CudaError, Doing, check_i32};
 use crate::library::Library;
@@ -78,6 +78,16 @@ impl Launcher {
         Self { stopwatch: Some(Arc::clone(stopwatch)), ..self.clone() }
     }
 
+    /// Whether it times its launches, and so runs them one after the other.
+    pub fn is_timed(&self) -> bool {
+        self.stopwatch.is_some()
+    }
+
+    /// The same launcher on the `i`-th other stream of the GPU.
+    pub(crate) fn on_other_stream(&self, i: usize) -> Self {
+        Self { stream: Arc::clone(&self.library.other_streams[i]), ..self.clone() }
+    }
+
     /// The stream that kernels are enqueued on.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
@@ -86,6 +96,11 @@ impl Launcher {
     /// Number of multiprocessors of the GPU.
     pub fn multiprocessors(&self) -> usize {
         self.library.multiprocessors
+    }
+
+    /// Whether the build for this GPU has the kernels of sm_90a.
+    pub fn is_sm90a(&self) -> bool {
+        self.library.arch == Arch::Sm90a
     }
 
     /// Whether the build of the kernels for this GPU has `kernel`.

@@ -11,6 +11,7 @@
 //! The crate is empty without the feature `cuda`.
 #![cfg(feature = "cuda")]
 
+mod aside;
 mod error;
 mod host_memory;
 mod launcher;
@@ -19,6 +20,7 @@ mod memory;
 mod operand;
 mod stopwatch;
 
+pub use aside::Aside;
 pub use error::{CudaError, check_i32, head_dim, to_i32};
 pub use host_memory::{Copies, HostMemory, Mark};
 pub use launcher::{ANY_HEAD_DIM, Grid, Launcher};

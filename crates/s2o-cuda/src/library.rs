@@ -7,6 +7,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DevicePt
 use cudarc::nvrtc::Ptx;
 use s2o_kernels::{Arch, Code, Function, LaunchInfo, Module, modules};
 
+use crate::aside::Aside;
 use crate::error::{CudaError, Doing};
 use crate::memory::{Pool, refuse_capture};
 
@@ -19,6 +20,8 @@ pub(crate) struct Library {
     pub(crate) arch: Arch,
     pub(crate) multiprocessors: usize,
     pub(crate) pool: Pool,
+    /// For work next to that of Candle's stream ([`Aside`]).
+    pub(crate) other_streams: [Arc<CudaStream>; Aside::STREAMS],
     context: Arc<CudaContext>,
     loaded: Mutex<Loaded>,
 }
@@ -76,6 +79,7 @@ impl Library {
             arch,
             multiprocessors: multiprocessors as usize,
             pool: Pool::new(context)?,
+            other_streams: other_streams(context)?,
             context: Arc::clone(context),
             loaded: Mutex::default(),
         });
@@ -119,6 +123,19 @@ impl Library {
             CudaError::Load { module: module.name, driver_version, source }
         })
     }
+}
+
+/// Streams that are never destroyed: their library lives as long as the process.
+fn other_streams(context: &Arc<CudaContext>) -> Result<[Arc<CudaStream>; Aside::STREAMS], CudaError> {
+    context.bind_to_thread().doing("binding the context")?;
+    let mut streams = Vec::with_capacity(Aside::STREAMS);
+    for _ in 0..Aside::STREAMS {
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).doing("making a stream")?;
+        // `CudaContext::new_stream` would make every later allocation of Candle record events.
+        // SAFETY: the stream is of this context and never destroyed. `Aside` orders its work with the first stream's.
+        streams.push(unsafe { context.wrap_borrowed_stream(stream) });
+    }
+    Ok(streams.try_into().expect("as many as there are asides"))
 }
 
 fn or_too_large(function: Function, loading: Loading) -> Result<Entry, CudaError> {

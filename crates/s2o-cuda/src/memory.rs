@@ -207,7 +207,7 @@ impl Scratch {
         unsafe { result::memcpy_htod_async(address, data, self.stream.cu_stream()) }.doing("copying to the GPU")
     }
 
-    /// Sets a region to zeros.
+    /// Sets a region to zeros, in the order of the stream of this memory.
     pub fn zero<T: Copy>(&self, region: Region<T>) -> Result<(), CudaError> {
         let address = self.inside(region)?;
         // SAFETY: the region has this many bytes.

@@ -2,6 +2,7 @@
 //! whose layout does not allow that is copied.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::CudaDType;
@@ -36,6 +37,8 @@ pub struct View {
     pub dims: [usize; 4],
     /// Strides in elements.
     pub strides: Strides,
+    /// Rows that a kernel reads at once through a tensor map.
+    pub box_rows: usize,
 }
 
 /// An operand, or a copy of it.
@@ -87,7 +90,16 @@ impl View {
             address: base + (layout.start_offset() * size_of::<T>()) as u64,
             dims,
             strides: Strides { batch: stride(0), seq: stride(1), head: stride(2) },
+            box_rows: TILE_K,
         })
+    }
+
+    /// Some of its sequences and heads.
+    pub fn part(self, batch: Range<usize>, heads: Range<usize>, element_bytes: usize) -> Self {
+        let Strides { batch: of_batch, head: of_head, .. } = self.strides;
+        let first = batch.start as u64 * of_batch as u64 + heads.start as u64 * of_head as u64;
+        let dims = [batch.len(), self.dims[1], heads.len(), self.dims[3]];
+        Self { address: self.address + first * element_bytes as u64, dims, ..self }
     }
 
     /// The same tensor from row `first` on.
@@ -98,8 +110,8 @@ impl View {
     }
 }
 
-/// The TMA descriptor with which the sm_90a kernels read whole tiles of `view`: boxes of 128 rows of one head, swizzled
-/// as wgmma reads them. Rows beyond it are zeros. A kernel takes the descriptor by value; its alignment differs between
+/// The TMA descriptor with which the sm_90a kernels read whole tiles of `view`: boxes of rows of one head, swizzled as
+/// wgmma reads them. Rows beyond it are zeros. A kernel takes the descriptor by value; its alignment differs between
 /// toolkits, so it has the binding's type.
 pub(crate) fn tensor_map(view: &View, dtype: Dtype) -> Result<sys::CUtensorMap, CudaError> {
     /// Elements in the 128 bytes of a box row.
@@ -108,7 +120,7 @@ pub(crate) fn tensor_map(view: &View, dtype: Dtype) -> Result<sys::CUtensorMap, 
     let [batch, len, heads, head_dim] = view.dims.map(|dim| dim as u64);
     let dims = [head_dim, len, heads, batch];
     let strides = [view.strides.seq, view.strides.head, view.strides.batch].map(|s| s as u64 * ELEMENT_BYTES);
-    let box_dims = [BOX_COLUMNS, TILE_K as u32, 1, 1];
+    let box_dims = [BOX_COLUMNS, view.box_rows as u32, 1, 1];
     let element_strides = [1u32; 4];
     let data_type = match dtype {
         Dtype::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -220,5 +232,8 @@ mod tests {
         assert_eq!(view.strides, Strides { batch: 64, seq: 64, head: 64 });
         assert_eq!(view.rows_from(3, 2).address, 1016 + 3 * 128);
         assert_eq!(view.rows_from(3, 2).dims, [1, 7, 1, 64]);
+        let view = View::new::<bf16>(1000, &layout([3, 10, 4, 64], [2560, 256, 64, 1], 0)).unwrap();
+        let part = view.part(1..3, 2..4, 2);
+        assert_eq!((part.address, part.dims), (1000 + 2 * (2560 + 128), [2, 10, 2, 64]));
     }
 }

@@ -16,7 +16,8 @@ use crate::s2o::{self, Policy};
 
 /// Head dims of the CUDA kernels of S2O. Smaller heads are padded with zeros, which changes neither scores nor outputs.
 const CUDA_HEAD_DIMS: [usize; 3] = [64, 128, 256];
-/// Largest head dim whose exact calls without softcap have kernels there that are faster than [`KernelCall`]'s.
+/// Largest head dim of the kernels for exact calls that are faster than [`KernelCall`]'s. Most need 64 or this size; the
+/// one for a single query takes every multiple of 8 up to it.
 const MOST_OF_EXACT: usize = 128;
 
 /// Attention as a Candle op. As an op it copies its inputs and its output once. The functions of this crate do not copy
@@ -100,6 +101,9 @@ pub(crate) fn dispatch(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call<'_>) -> R
     let has_fast_path = is_plain && has_fast_path(q)?;
     if has_fast_path && call.may_skip && q_len == 1 {
         s2o::single_query()?;
+    }
+    if has_fast_path && q_len == 1 && softcap.is_none() && takes_single_query(q) {
+        return exact([q, k, v], softmax_scale, softcap, Mask::Full);
     }
     if has_fast_path && (is_fast_if_exact(q, softcap) || reach == Reach::Causal && may_be_sparse(q, k_len, call)?) {
         return padded(q, k, v, |q, k, v| match reach {
@@ -198,8 +202,16 @@ fn has_wide_kernels(q: &Tensor) -> Result<bool, FlashAttnError> {
 
 /// Whether an exact call is at least as fast in that implementation as in [`KernelCall`].
 fn is_fast_if_exact(q: &Tensor, softcap: Option<f32>) -> bool {
-    let is_narrow = q.dims().last().is_some_and(|&head_dim| head_dim <= MOST_OF_EXACT);
-    q.device().is_cpu() || is_narrow && softcap.is_none()
+    let head_dim = q.dims().last().copied().unwrap_or_default();
+    // Odd sizes, which no kernel takes, are padded.
+    let is_fast = head_dim <= MOST_OF_EXACT && (CUDA_HEAD_DIMS.contains(&head_dim) || !head_dim.is_multiple_of(8));
+    q.device().is_cpu() || is_fast && softcap.is_none()
+}
+
+/// Whether the kernel for a single query without softcap takes the heads as they are.
+fn takes_single_query(q: &Tensor) -> bool {
+    let head_dim = q.dims().last().copied().unwrap_or_default();
+    q.device().is_cuda() && head_dim.is_multiple_of(8) && head_dim <= MOST_OF_EXACT
 }
 
 fn may_be_sparse(q: &Tensor, k_len: usize, call: &Call<'_>) -> Result<bool, FlashAttnError> {
@@ -218,12 +230,24 @@ fn padded(
     let head_dim = q.dims()[3];
     match CUDA_HEAD_DIMS.into_iter().find(|&wide| head_dim <= wide) {
         Some(wide) if q.device().is_cuda() && head_dim < wide => {
-            let pad = |tensor: &Tensor| tensor.pad_with_zeros(D::Minus1, 0, wide - head_dim);
-            let out = run(&pad(q)?, &pad(k)?, &pad(v)?)?;
-            Ok(out.narrow(D::Minus1, 0, head_dim)?.contiguous()?)
+            let out = run(&resized(q, wide)?, &resized(k, wide)?, &resized(v, wide)?)?;
+            resized(&out, head_dim)
         }
         _ => run(q, k, v),
     }
+}
+
+/// A copy with heads of `head_dim` columns: the first ones, or all and zeros after them.
+fn resized(x: &Tensor, head_dim: usize) -> Result<Tensor, FlashAttnError> {
+    let from = x.dims()[3];
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() && from.is_multiple_of(8) && head_dim.is_multiple_of(8) {
+        return crate::resize::resized(x, head_dim);
+    }
+    Ok(match head_dim > from {
+        true => x.pad_with_zeros(D::Minus1, 0, head_dim - from)?,
+        false => x.narrow(D::Minus1, 0, head_dim)?.contiguous()?,
+    })
 }
 
 fn check_slopes(slopes: &Tensor, num_heads: usize) -> Result<&Tensor, FlashAttnError> {

@@ -1,7 +1,7 @@
 //! Launches the kernel for exact attention with windows, ALiBi, softcap, sequences and pages on a GPU.
 
 use std::ffi::c_void;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::ptr;
 
 use candle_core::{DType, Device, Layout, Storage, Tensor};
@@ -9,7 +9,7 @@ use cudarc::driver::{CudaStream, DevicePtrMut, SyncOnDrop, ValidAsZeroBits};
 use half::{bf16, f16};
 use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, Regions, View, cuda_storage, to_i32, unaligned_address};
 use s2o_kernels::params::{FlashParams, NO_LIMIT};
-use s2o_kernels::{Function, HeadDim, Kernel};
+use s2o_kernels::{Function, HeadDim, Kernel, LEAST_BOX_ROWS};
 
 use crate::error::FlashAttnError;
 use crate::mask::{Reach, Window};
@@ -47,36 +47,51 @@ pub(crate) struct Sequences {
     pub(crate) pages: Option<PageTable>,
 }
 
+/// The rows of a sequence in q and in k. With pages those in k are counted over the lengths of all sequences.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) q: Range<usize>,
+    pub(crate) k: Range<usize>,
+}
+
+impl Rows {
+    /// As the kernel compares them. Rows that exist have numbers of 31 bits, which is checked with the tensors.
+    fn on_device(&self) -> [i32; 4] {
+        [self.q.start, self.q.end, self.k.start, self.k.end].map(|row| i32::try_from(row).unwrap_or(-1))
+    }
+}
+
 impl KernelCall<'_> {
     /// Enqueues the kernel. The tensors are checked: their shapes fit each other.
     pub(crate) fn run(&self) -> Result<Tensor, FlashAttnError> {
         self.compute(None)
     }
 
-    /// For a call whose only sequence was taken for all rows of the tensors, because the host has not seen its lengths:
-    /// if they are other ones, the rows of the sequence in `out` are computed again.
-    pub(crate) fn correct(&self, out: &Tensor) -> Result<(), FlashAttnError> {
-        self.compute(Some(out)).map(drop)
+    /// Writes to `out` (as q) the sequences that it does not have. It has those of `done`, one entry for each sequence,
+    /// if their lengths on the GPU are those of the entry.
+    pub(crate) fn complete(&self, out: &Tensor, done: &[Option<Rows>]) -> Result<(), FlashAttnError> {
+        self.compute(Some((out, done))).map(drop)
     }
 
-    fn compute(&self, out: Option<&Tensor>) -> Result<Tensor, FlashAttnError> {
+    fn compute(&self, present: Option<(&Tensor, &[Option<Rows>])>) -> Result<Tensor, FlashAttnError> {
         let [q, ..] = self.qkv;
         let head_dim = q.dims()[3];
-        if !head_dim.is_multiple_of(VECTOR) || HeadDim::flash(head_dim).is_none() {
+        if !head_dim.is_multiple_of(VECTOR) || Kernel::Flash.holding(head_dim).is_none() {
             return Err(FlashAttnError::HeadDim { got: head_dim });
         }
         if self.softmax_scale <= 0.0 {
             return Err(cuda(CudaError::SoftmaxScale { got: self.softmax_scale }));
         }
         match q.dtype() {
-            DType::BF16 => self.typed::<bf16>(out),
-            DType::F16 => self.typed::<f16>(out),
+            DType::BF16 => self.typed::<bf16>(present),
+            DType::F16 => self.typed::<f16>(present),
             got => Err(cuda(CudaError::DType { name: "q", got })),
         }
     }
 
-    /// The kernel for tensor cores of sm_90a has neither windows nor pages.
-    fn kernel(&self) -> Kernel {
+    /// The kernels for tensor cores of sm_90a have no windows, and no pages that cut their boxes of rows. On other GPUs they
+    /// are `flash`, which has more head sizes.
+    fn kernel(&self, launcher: &Launcher) -> (Kernel, HeadDim) {
         let [q_len, k_len] = match &self.sequences {
             Some(sequences) => sequences.longest,
             None => [self.qkv[0], self.qkv[1]].map(|tensor| tensor.dims()[1]),
@@ -87,19 +102,32 @@ impl KernelCall<'_> {
             Reach::Causal => q_len <= k_len || self.sequences.is_some(),
             Reach::Local => false,
         };
-        let is_paged = self.sequences.as_ref().is_some_and(|sequences| sequences.pages.is_some());
-        let fits = sees_all && !is_paged && Kernel::DenseModified.head_dim(self.qkv[0].dims()[3]).is_some();
-        if fits { Kernel::DenseModified } else { Kernel::Flash }
+        let pages = self.sequences.as_ref().and_then(|sequences| sequences.pages.as_ref());
+        let modified = match pages {
+            None => Some(Kernel::DenseModified),
+            // Few queries leave the larger tiles empty.
+            Some(pages) => {
+                let fits = pages.ranges.is_none() && pages.box_rows() >= LEAST_BOX_ROWS && q_len > FEWEST_ROWS;
+                fits.then_some(Kernel::DensePaged)
+            }
+        };
+        let head_dim = self.qkv[0].dims()[3];
+        let size = |kernel: Kernel| kernel.holding(head_dim).map(|size| (kernel, size));
+        let modified = modified.filter(|_| sees_all && launcher.is_sm90a()).and_then(size);
+        modified.or_else(|| size(Kernel::Flash)).expect("`compute` has checked the head size")
     }
 
-    fn typed<T: Element + ValidAsZeroBits>(&self, out: Option<&Tensor>) -> Result<Tensor, FlashAttnError> {
+    fn typed<T: Element + ValidAsZeroBits>(
+        &self,
+        present: Option<(&Tensor, &[Option<Rows>])>,
+    ) -> Result<Tensor, FlashAttnError> {
         let [q, ..] = self.qkv;
         let launcher = Launcher::of(q).map_err(cuda)?;
-        if let Some(out) = out {
+        if let Some((out, done)) = present {
             let (storage, layout) = out.storage_and_layout();
             let (address, _guard) = unaligned_address::<T>(&storage, layout, launcher.stream()).map_err(cuda)?;
             let view = View::new::<T>(address, &Layout::contiguous(q.shape())).map_err(cuda)?;
-            self.launch::<T>(&launcher, view, true).map_err(cuda)?;
+            self.launch::<T>(&launcher, view, Some(done)).map_err(cuda)?;
             return Ok(out.clone());
         }
         // The kernel writes the rows of every sequence; rows of none are zeros.
@@ -111,17 +139,25 @@ impl KernelCall<'_> {
         {
             let (address, _out) = out.device_ptr_mut(launcher.stream());
             let out = View::new::<T>(address, &Layout::contiguous(q.shape())).map_err(cuda)?;
-            self.launch::<T>(&launcher, out, false).map_err(cuda)?;
+            self.launch::<T>(&launcher, out, None).map_err(cuda)?;
         }
         Ok(launcher.tensor(out, q.shape().clone()))
     }
 
-    fn launch<T: Element>(&self, launcher: &Launcher, out: View, unless_whole: bool) -> Result<(), CudaError> {
+    fn launch<T: Element>(
+        &self,
+        launcher: &Launcher,
+        out: View,
+        done: Option<&[Option<Rows>]>,
+    ) -> Result<(), CudaError> {
         let stream = launcher.stream();
         let held = self.qkv.map(Tensor::storage_and_layout);
         let [q, k, v] = held.each_ref().map(|(storage, layout)| Operand::new(cuda_storage(storage)?, layout));
         let (q, k, v) = (q?, k?, v?);
-        let ((q, _q), (k, _k), (v, _v)) = (q.view::<T>(stream)?, k.view::<T>(stream)?, v.view::<T>(stream)?);
+        let ((q, _q), (mut k, _k), (mut v, _v)) = (q.view::<T>(stream)?, k.view::<T>(stream)?, v.view::<T>(stream)?);
+        if let Some(pages) = self.sequences.as_ref().and_then(|sequences| sequences.pages.as_ref()) {
+            (k.box_rows, v.box_rows) = (pages.box_rows(), pages.box_rows());
+        }
         let slopes = self.slopes.map(Tensor::storage_and_layout);
         let slopes = slopes.as_ref().map(|held| unaligned_address::<f32>(&held.0, held.1, stream)).transpose()?;
 
@@ -133,8 +169,13 @@ impl KernelCall<'_> {
             self.window.limits().map(|limit| limit.map_or(NO_LIMIT, |limit| limit.min(NO_LIMIT as usize) as i32));
         let mut regions = Regions::default();
         let next_item = regions.add::<i32>(1);
+        let done = done.map(|done| (regions.add::<[i32; 4]>(done.len()), done));
         let scratch = launcher.allocate(&regions)?;
         scratch.zero(next_item)?;
+        if let Some((region, done)) = done {
+            let entry = |rows: &Option<Rows>| rows.as_ref().map_or([-1; 4], Rows::on_device);
+            scratch.upload(region, &done.iter().map(entry).collect::<Vec<_>>())?;
+        }
         let whole = FlashParams {
             q: q.address as *const c_void,
             k: k.address as *const c_void,
@@ -146,6 +187,7 @@ impl KernelCall<'_> {
             pages: ptr::null(),
             ranges: ptr::null(),
             slopes: slopes.as_ref().map_or(ptr::null(), |(address, _)| *address as *const f32),
+            done: done.map_or(ptr::null(), |(region, _)| scratch.at(region) as *const i32),
             q_strides: q.strides,
             k_strides: k.strides,
             v_strides: v.strides,
@@ -166,11 +208,9 @@ impl KernelCall<'_> {
             heads_per_section: to_i32("heads", heads_per_section.min(num_heads))?,
             softmax_scale: self.softmax_scale,
             softcap: self.softcap.unwrap_or_default(),
-            unless_whole: i32::from(unless_whole),
         };
-        let kernel = self.kernel();
+        let (kernel, size) = self.kernel(launcher);
         let enqueue = |params: FlashParams| {
-            let size = HeadDim::flash(head_dim).expect("`compute` has checked the head size");
             let tiles = (params.q_len as usize).div_ceil(FEWEST_ROWS) * size.get().div_ceil(MOST_COLUMNS);
             let items = params.batch as usize * num_heads * tiles;
             // SAFETY: both kernels take FlashParams, and tensor maps are those of q, k and v. Tensors and counter

@@ -28,6 +28,8 @@ mod mask;
 #[cfg(feature = "cuda")]
 mod pages;
 mod plain;
+#[cfg(feature = "cuda")]
+mod resize;
 pub mod s2o;
 mod varlen;
 #[cfg(feature = "cuda")]

@@ -7,7 +7,7 @@ use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, Operand, check_i32, cuda_storage, to_i32};
 use s2o_kernels::params::PagesParams;
-use s2o_kernels::{Dtype, Function, Kernel};
+use s2o_kernels::{Dtype, Function, Kernel, TILE_K};
 
 use crate::error::FlashAttnError;
 use crate::kernel::{VECTOR, cuda, integers};
@@ -32,26 +32,40 @@ impl PageTable {
         self.ranges.as_ref().map_or(0, |ranges| ranges.dims()[1])
     }
 
+    /// Rows that can be copied at once, because no page border cuts them.
+    pub(crate) fn box_rows(&self) -> usize {
+        (1 << self.page_len.trailing_zeros()).min(TILE_K)
+    }
+
     /// Whether a sequence of `len` tokens has enough pages.
     pub(crate) fn holds(&self, len: usize) -> bool {
         len.div_ceil(self.page_len) <= self.table.dims()[1]
     }
 
-    /// The first `len` tokens of the only sequence, in order: `[k, v]`, each (len, num_kv_heads, head_dim). Page numbers
-    /// that do not exist become the nearest ones.
-    pub(crate) fn side_by_side(&self, kv: [&Tensor; 2], len: usize) -> Result<[Tensor; 2], FlashAttnError> {
+    /// The first `len` tokens of a sequence, in order: `[k, v]`, each (len, num_kv_heads, head_dim). Page numbers that do
+    /// not exist become the nearest ones.
+    pub(crate) fn side_by_side(
+        &self,
+        kv: [&Tensor; 2],
+        sequence: usize,
+        len: usize,
+    ) -> Result<[Tensor; 2], FlashAttnError> {
         let head_dim = kv[0].dims()[3];
+        if !self.holds(len) {
+            let (max, got) = (self.table.dims()[1], len.div_ceil(self.page_len) as i64);
+            return Err(FlashAttnError::OutOfRange { name: "pages of a sequence", max, got });
+        }
         if !head_dim.is_multiple_of(VECTOR) {
             return Err(FlashAttnError::HeadDim { got: head_dim });
         }
         match kv[0].dtype() {
-            DType::BF16 => self.copied::<bf16>(kv, len).map_err(cuda),
-            DType::F16 => self.copied::<f16>(kv, len).map_err(cuda),
+            DType::BF16 => self.copied::<bf16>(kv, sequence, len).map_err(cuda),
+            DType::F16 => self.copied::<f16>(kv, sequence, len).map_err(cuda),
             got => Err(cuda(CudaError::DType { name: "k", got })),
         }
     }
 
-    fn copied<T: Element>(&self, [k, v]: [&Tensor; 2], len: usize) -> Result<[Tensor; 2], CudaError> {
+    fn copied<T: Element>(&self, [k, v]: [&Tensor; 2], sequence: usize, len: usize) -> Result<[Tensor; 2], CudaError> {
         let (num_pages, page_len, num_heads, head_dim) = k.dims4()?;
         let launcher = Launcher::of(k)?;
         let stream = launcher.stream();
@@ -60,7 +74,8 @@ impl PageTable {
         let mut v_out = launcher.uninit::<T>(&shape)?;
         {
             let (k, v) = (k.storage_and_layout(), v.storage_and_layout());
-            let table = self.table.storage_and_layout();
+            let table = self.table.narrow(0, sequence, 1)?;
+            let table = table.storage_and_layout();
             let (k, v) = (Operand::new(cuda_storage(&k.0)?, k.1)?, Operand::new(cuda_storage(&v.0)?, v.1)?);
             let ((k, _k), (v, _v)) = (k.view::<T>(stream)?, v.view::<T>(stream)?);
             let (table, _table) = integers(Some(&table), stream)?;

@@ -18,8 +18,7 @@ pub(crate) struct Pages<'a> {
     pub(crate) page_len: usize,
 }
 
-/// Attention within each sequence. On a GPU one launch computes all sequences, and the host does not read their lengths,
-/// unless sequences may be sparse that are not all rows of the tensors.
+/// Attention within each sequence.
 fn by_sequence(
     [q, k, v]: [&Tensor; 3],
     [seqlens_q, seqlens_k]: [&Tensor; 2],
@@ -31,28 +30,22 @@ fn by_sequence(
     let batch = num_sequences(seqlens_q, seqlens_k)?;
     let window = op.window(max_seqlen_k);
     let is_plain = op.alibi_slopes.is_none() && pages.as_ref().is_none_or(|pages| pages.prefix_ranges.is_none());
-    let may_skip = is_plain
-        && window.reach(max_seqlen_q, max_seqlen_k) == Reach::Causal
-        && s2o::sparse_from(q.device(), batch)?.is_some_and(|from| max_seqlen_k >= from);
+    let sparse_from = match is_plain && window.reach(max_seqlen_q, max_seqlen_k) == Reach::Causal {
+        true => s2o::sparse_from(q.device(), batch)?.filter(|&from| max_seqlen_k >= from),
+        false => None,
+    };
     #[cfg(feature = "cuda")]
     if q.device().is_cuda() {
-        let call = OnGpu {
-            qkv: [q, k, v],
-            seqlens: [seqlens_q, seqlens_k],
-            longest: [max_seqlen_q, max_seqlen_k],
-            pages: pages.as_ref(),
-            op: &op,
-        };
-        if let Some(out) = call.run(batch, may_skip)? {
-            return Ok(out);
-        }
+        let (qkv, seqlens, longest) = ([q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k]);
+        let call = OnGpu { qkv, seqlens, longest, pages: pages.as_ref(), op: &op, batch, sparse_from };
+        return Ok(call.run()?);
     }
     let total_q = q.dims()[0];
     let ends_q = cumulative("seqlens_q", seqlens_q, max_seqlen_q, Some(total_q))?;
     let ends_k = cumulative("seqlens_k", seqlens_k, max_seqlen_k, pages.is_none().then_some(k.dims()[0]))?;
     let paged = pages.map(|pages| pages.read(batch)).transpose()?;
 
-    let mut call = Call { op: &op, window, ranges: Vec::new(), may_skip };
+    let mut call = Call { op: &op, window, ranges: Vec::new(), may_skip: sparse_from.is_some() };
     // Rows that belong to no sequence are zeros.
     let rows = |from: usize, to: usize| q.narrow(0, from, to - from);
     let mut parts = vec![rows(0, ends_q[0])?.zeros_like()?];

@@ -1,11 +1,11 @@
-// Dense attention with softcap, ALiBi or sequences on sm_90a, causal or not. The portable build has `flash` for it.
+// Dense attention with softcap, ALiBi, sequences or pages on sm_90a, causal or not. The portable build has `flash` for it.
 #include "../flash_item.cuh"
 #include "engine.cuh"
 #include "instantiate.cuh"
 
 namespace s2o {
 
-// The part of a call of `flash` without windows and pages that dense attention has too.
+// The part of a call of `flash` without windows that dense attention has too.
 __device__ __forceinline__ AttnParams attn_of(const FlashParams& p) {
     AttnParams attn{};
     attn.q = p.q;
@@ -25,6 +25,7 @@ __device__ __forceinline__ AttnParams attn_of(const FlashParams& p) {
     attn.causal = p.right == 0;
     attn.heads_per_section = p.heads_per_section;
     attn.softmax_scale = p.softmax_scale;
+    attn.head_dim = p.head_dim;
     return attn;
 }
 
@@ -32,6 +33,8 @@ __device__ __forceinline__ AttnParams attn_of(const FlashParams& p) {
 struct ModifiedSchedule : DenseSchedule {
     using Params = FlashParams;
     static constexpr bool MODIFIES_SCORES = true, SEQUENCES = true, ITEMS_MAY_BE_EMPTY = true;
+    // TMA loads zeros for the columns that the tensors do not have.
+    static constexpr bool NARROW_HEADS = true;
 
     // Tiles are cut at positions: a sequence whose first query is not at such a cut has one more.
     __device__ __forceinline__ static int most_tiles(const Params& p) { return (p.q_len + TILE_Q - 1) / TILE_Q + 1; }
@@ -41,7 +44,7 @@ struct ModifiedSchedule : DenseSchedule {
     }
     __device__ static int num_items(const Params& p) {
         if (p.q_starts == nullptr) return DenseSchedule::num_items(attn_of(p));
-        return flash::is_complete(p) ? 0 : p.batch * p.num_heads * most_tiles(p);
+        return p.batch * p.num_heads * most_tiles(p);
     }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
@@ -54,6 +57,7 @@ struct ModifiedSchedule : DenseSchedule {
         }
         const int sequence_items = p.num_heads * most_tiles(p);
         const int sequence = item / sequence_items;
+        if (flash::skips_sequence(p, sequence, sequence_items)) return false;
         const int in_sequence = item - sequence * sequence_items;
         const int first_head = in_sequence / (p.heads_per_section * most_tiles(p)) * p.heads_per_section;
         const int in_section = in_sequence - first_head * most_tiles(p);
@@ -62,11 +66,12 @@ struct ModifiedSchedule : DenseSchedule {
         w.set_head(attn, first_head + in_section - row * heads);
 
         const int2 q = flash::sequence(p.q_starts, sequence, p.q_rows, p.q_len);
-        const int2 k = flash::sequence(p.k_starts, sequence, p.k_rows, p.k_len);
+        const bool paged = p.pages != nullptr;
+        const int2 k = flash::sequence(p.k_starts, sequence, paged ? INT32_MAX : p.k_rows, p.k_len);
         const int offset = attn.causal ? k.y - q.y : 0;
         const int tile = tile_of(offset + q.y - 1) - row;
         if (q.y == 0 || tile < tile_of(offset)) return false;
-        w.sequence = {q.x, k.x, k.y};
+        w.sequence = {q.x, paged ? sequence * p.pages_per_sequence : k.x, k.y};
         w.q_start = q.x + tile * TILE_Q - offset;
         w.row_end = q.x + q.y;
         w.position = tile * TILE_Q + (attn.causal ? 0 : k.y - q.y);
@@ -77,6 +82,11 @@ struct ModifiedSchedule : DenseSchedule {
     }
 };
 
+struct PagedSchedule : ModifiedSchedule {
+    static constexpr bool PAGED = true;
+};
+
 }  // namespace s2o
 
 S2O_KERNELS(s2o_dense_modified, s2o::ModifiedSchedule)
+S2O_KERNELS(s2o_dense_paged, s2o::PagedSchedule)

@@ -192,12 +192,20 @@ __device__ __forceinline__ void produce_gathered(const SharedLayout<X>& shared, 
     }
 }
 
+}  // namespace s2o::sm90
+
+#include "paged_producer.cuh"
+
+namespace s2o::sm90 {
+
 template <class X>
 __device__ __forceinline__ void produce(const SharedLayout<X>& shared, const CUtensorMap& map_q,
                                         const CUtensorMap& map_k, const CUtensorMap& map_v,
                                         const typename X::Params& p) {
     if constexpr (X::GATHERS_KEYS) {
         produce_gathered<X>(shared, map_q, map_k, map_v, p);
+    } else if constexpr (X::PAGED) {
+        if (threadIdx.x < 32) produce_pages<X>(shared, map_q, map_k, map_v, p);
     } else if (threadIdx.x == 0) {
         produce_tiles<X>(shared, map_q, map_k, map_v, p);
     }

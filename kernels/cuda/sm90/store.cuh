@@ -44,11 +44,11 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int c) {
 }
 
 // Stores row h of this thread's two: `factor` times `acc`, plus `window_factor` times the row's content. A quad owns a
-// row, 2 of each 8 columns per lane; after the transposition each lane writes 16 bytes and the quad 64 in a line.
-// Returns this lane's share of the squared norm.
+// row, 2 of each 8 columns per lane; after the transposition each lane writes 16 bytes and the quad 64 in a line. Only the
+// first `columns` exist. Returns this lane's share of the squared norm.
 template <typename T, bool COMBINE, int N>
 __device__ __forceinline__ float store_row(const float (&acc)[N], int h, float factor, float window_factor, T* row,
-                                           bool exists) {
+                                           bool exists, int columns) {
     const int c = threadIdx.x & 3;
     float squares = 0.f;
 #pragma unroll
@@ -73,7 +73,7 @@ __device__ __forceinline__ float store_row(const float (&acc)[N], int h, float f
             w[b] = pack<T>(low, high);
         }
         transpose_quad(w, c);
-        if (exists) *at = make_uint4(w[0], w[1], w[2], w[3]);
+        if (exists && 32 * g + 8 * c < columns) *at = make_uint4(w[0], w[1], w[2], w[3]);
     }
     return squares;
 }
@@ -137,7 +137,8 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
                     state.row_sum * exp2_approx((state.row_max - softmax.row_max[h]) * scale_log2) * inverse;
             }
             const float squares = store_row<T, X::PERMUTES_QUERIES>(
-                acc, h, inverse, window_factor, out + rows.row[h] * attn.out_strides.seq, rows.exists[h]);
+                acc, h, inverse, window_factor, out + rows.row[h] * attn.out_strides.seq, rows.exists[h],
+                X::NARROW_HEADS ? attn.head_dim : X::HEAD_DIM);
             if constexpr (X::MAY_STOP) {
                 if (p.out_norm != nullptr) {
                     const float norm = sqrtf(quad_sum(squares));

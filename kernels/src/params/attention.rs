@@ -27,6 +27,7 @@ pub struct AttnParams {
     pub heads_per_section: i32,
     pub softmax_scale: f32,
     pub cap_scale: f32,
+    pub head_dim: i32,
 }
 
 /// Row state that pass 1 leaves for pass 2.
@@ -115,6 +116,7 @@ pub struct FlashParams {
     pub pages: *const i32,
     pub ranges: *const i32,
     pub slopes: *const f32,
+    pub done: *const i32,
     pub q_strides: Strides,
     pub k_strides: Strides,
     pub v_strides: Strides,
@@ -135,7 +137,6 @@ pub struct FlashParams {
     pub heads_per_section: i32,
     pub softmax_scale: f32,
     pub softcap: f32,
-    pub unless_whole: i32,
 }
 
 /// Sums that `probe_tails` leaves for each head and segment.
@@ -251,15 +252,30 @@ pub struct PagesParams {
     pub len: i32,
 }
 
+/// Heads in another size (cuda/resize_heads.cu).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ResizeHeadsParams {
+    pub x: *const c_void,
+    pub out: *mut c_void,
+    pub x_strides: Strides,
+    pub rows: i32,
+    pub len: i32,
+    pub num_heads: i32,
+    pub from: i32,
+    pub to: i32,
+}
+
 layout!(AttnParams: 184, q_strides at 48, batch at 144);
 layout!(S2oParams: 288, kv_perm at 184, segment_len at 256);
 layout!(SplitParams: 224, partial_out at 184);
 layout!(Int8SplitParams: 256, scales at 224);
-layout!(FlashParams: 248, batch at 176);
+layout!(FlashParams: 248, batch at 184);
 layout!(ProbeParams: 480, q at 224, num_heads at 424);
 layout!(BlockParams: 200, key_blocks at 184);
 layout!(ColumnParams: 224, columns at 200);
 layout!(BlockListParams: 48, num_lists at 24);
 layout!(ColumnListParams: 80, k_len at 56);
 layout!(PagesParams: 112, k_strides at 40, num_pages at 88);
+layout!(ResizeHeadsParams: 64, x_strides at 16, rows at 40);
 const _: () = assert!(size_of::<RowState>() == 8);

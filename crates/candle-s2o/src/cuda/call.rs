@@ -1,6 +1,7 @@
 //! [`Call`]: one attention call on the GPU.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 use std::{mem, ptr};
 
@@ -22,6 +23,11 @@ const ELEMENT_BYTES: usize = mem::size_of::<f16>();
 
 /// An op on a GPU.
 pub(super) trait CudaOp: AttnOp {
+    /// The head size of the kernels that compute a call of this shape.
+    fn head_dim(&self, shape: &AttnShape, _: ScoreScale) -> Result<HeadDim, CudaError> {
+        head_dim(Kernel::Dense, shape.head_dim())
+    }
+
     /// Enqueues the kernels of the op.
     fn run(&self, call: &Call) -> Result<Self::Report, AttnError>;
 }
@@ -38,7 +44,8 @@ pub(super) struct Call {
     out: Option<View>,
     pub(super) scale: ScoreScale,
     dtype: Dtype,
-    head_dim: HeadDim,
+    /// Of the kernels; heads of [`decode`](super::decode) may be narrower.
+    pub(super) head_dim: HeadDim,
 }
 
 impl<K: CudaOp> Compute<CudaStorage> for K {
@@ -59,7 +66,7 @@ fn typed<T: Element, K: CudaOp>(
     qkv: &Qkv<'_, CudaStorage>,
 ) -> Result<(Option<CudaStorage>, K::Report), AttnError> {
     let &Qkv { shape, scale, operands, .. } = qkv;
-    let head_dim = head_dim(Kernel::Dense, shape.head_dim())?;
+    let head_dim = op.head_dim(&shape, scale)?;
     let device = &operands[0].0.device;
     let launcher = Launcher::new(device)?;
     let [q, k, v] = operands;
@@ -81,7 +88,12 @@ fn typed<T: Element, K: CudaOp>(
 impl Call {
     /// The same call with timed launches.
     pub(super) fn timed(&self, stopwatch: &Arc<Stopwatch>) -> Self {
-        Self { launcher: self.launcher.timed(stopwatch), ..self.clone() }
+        self.by(self.launcher.timed(stopwatch))
+    }
+
+    /// The same call by another launcher of the GPU.
+    pub(super) fn by(&self, launcher: Launcher) -> Self {
+        Self { launcher, ..self.clone() }
     }
 
     /// Parameters that all attention kernels share. `next_item` is a counter that is zero when the kernel starts.
@@ -112,6 +124,7 @@ impl Call {
             // Capped scores are in units of the cap.
             softmax_scale: self.scale.softcap.unwrap_or(self.scale.softmax_scale),
             cap_scale: self.scale.softcap.map_or(0.0, |softcap| self.scale.softmax_scale / softcap),
+            head_dim: to_i32("head_dim", shape.head_dim())?,
         })
     }
 
@@ -124,6 +137,17 @@ impl Call {
         Self { shape, q: rows(self.q), out: self.out.map(rows), ..self.clone() }
     }
 
+    /// The call of some of its sequences and KV heads, with the query heads of these.
+    pub(super) fn part(&self, batch: Range<usize>, kv_heads: Range<usize>) -> Self {
+        let group = self.shape.group_size();
+        let heads = kv_heads.start * group..kv_heads.end * group;
+        let q_dims = [batch.len(), self.shape.q_len(), heads.len(), self.shape.head_dim()];
+        let shape = AttnShape::new(q_dims, [self.shape.k_len(), kv_heads.len()]).expect("a part of a checked shape");
+        let of = |view: View, heads: &Range<usize>| view.part(batch.clone(), heads.clone(), ELEMENT_BYTES);
+        let [k, v] = [self.k, self.v].map(|view| of(view, &kv_heads));
+        Self { shape, q: of(self.q, &heads), k, v, out: self.out.map(|out| of(out, &heads)), ..self.clone() }
+    }
+
     /// Scratch memory for this call.
     pub(super) fn allocate(&self, regions: &Regions) -> Result<Scratch, CudaError> {
         self.launcher.allocate(regions)
@@ -133,11 +157,6 @@ impl Call {
     pub(super) fn function(&self, kernel: Kernel) -> Function {
         let capped = self.scale.softcap.is_some() && kernel.has_capped();
         Function { capped, ..Function::new(kernel, self.dtype, self.head_dim) }
-    }
-
-    /// Whether [`decode`](super::decode) has a kernel for this call.
-    pub(super) fn has_decode(&self) -> bool {
-        Kernel::Decode.head_dims().contains(&self.head_dim) && self.scale.softcap.is_none()
     }
 
     /// Enqueues a kernel.

@@ -2,21 +2,28 @@
 
 use std::ptr;
 
-use s2o_core::Mask;
+use s2o_core::{AttnShape, Mask, ScoreScale};
 use s2o_cuda::{CudaError, Grid, Regions, to_i32};
 use s2o_kernels::decode::{Parts, blocks};
 use s2o_kernels::params::{RowState, SplitParams};
-use s2o_kernels::{Kernel, MERGE_WARPS};
+use s2o_kernels::{HeadDim, Kernel, MERGE_WARPS};
 
 use super::call::Call;
 
-/// Dense attention of a call with `q_len` 1.
+/// The head size of the kernel that computes a call, if there is one: it takes heads up to its size, in multiples of 8.
+/// A single query sees every key under either mask.
+pub(super) fn head_dim(shape: &AttnShape, scale: ScoreScale) -> Option<HeadDim> {
+    let fits = shape.q_len() == 1 && scale.softcap.is_none() && shape.head_dim().is_multiple_of(8);
+    Kernel::Decode.holding(shape.head_dim()).filter(|_| fits)
+}
+
+/// Dense attention of a call that has a [`head_dim`] here.
 pub(super) fn launch(call: &Call) -> Result<(), CudaError> {
     let shape = &call.shape;
     let heads = shape.batch() * shape.num_heads();
     let parts = Parts::new(shape.k_len());
     let mut regions = Regions::default();
-    let partial_out = regions.add::<f32>(parts.rows(heads) * shape.head_dim());
+    let partial_out = regions.add::<f32>(parts.rows(heads) * call.head_dim.get());
     let partial_state = regions.add::<RowState>(parts.rows(heads));
     let scratch = call.allocate(&regions)?;
     let params = SplitParams {
@@ -26,7 +33,7 @@ pub(super) fn launch(call: &Call) -> Result<(), CudaError> {
         first_row: 0,
         num_splits: to_i32("parts", parts.count)?,
         tiles_per_split: to_i32("tiles per part", parts.tiles)?,
-        head_dim: to_i32("head_dim", shape.head_dim())?,
+        head_dim: to_i32("head_dim", call.head_dim.get())?,
         tile_rows: 1,
         merge_warps: MERGE_WARPS as i32,
     };

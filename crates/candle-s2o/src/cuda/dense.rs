@@ -1,11 +1,11 @@
 //! Dense attention in one launch, or split over the keys if there are too few query tiles to fill the GPU. A single query
-//! has its own kernel with head_dim 64 and 128 and without softcap, see [`decode`].
+//! has its own kernel with head_dim up to 128 and without softcap, see [`decode`].
 
 use candle_core::Tensor;
-use s2o_core::Mask;
-use s2o_cuda::{CudaError, Grid, Regions, to_i32};
+use s2o_core::{AttnShape, Mask, ScoreScale};
+use s2o_cuda::{CudaError, Grid, Regions, head_dim, to_i32};
 use s2o_kernels::params::{RowState, SplitParams};
-use s2o_kernels::{Kernel, TILE_K, TILE_Q};
+use s2o_kernels::{HeadDim, Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, CudaOp};
 use super::decode;
@@ -21,10 +21,14 @@ const SPLITS_PER_SM: usize = 2;
 const TAIL_SPLITS: usize = 16;
 
 impl CudaOp for DenseOp {
+    fn head_dim(&self, shape: &AttnShape, scale: ScoreScale) -> Result<HeadDim, CudaError> {
+        let of_decode = if self.splits.is_none() { decode::head_dim(shape, scale) } else { None };
+        of_decode.map_or_else(|| head_dim(Kernel::Dense, shape.head_dim()), Ok)
+    }
+
     fn run(&self, call: &Call) -> Result<(), AttnError> {
-        // A single query sees every key under either mask.
         match self.splits {
-            None if call.shape.q_len() == 1 && call.has_decode() => Ok(decode::launch(call)?),
+            None if decode::head_dim(&call.shape, call.scale).is_some() => Ok(decode::launch(call)?),
             splits => Ok(launch(call, self.mask, 0, splits)?),
         }
     }

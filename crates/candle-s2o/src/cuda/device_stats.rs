@@ -37,6 +37,11 @@ impl Counts {
             repeated: regions.add(if config.max_error().is_some() { probed } else { 0 }),
         }
     }
+
+    /// Where the counts of tiles begin that belong to the heads after the first `heads`.
+    pub(super) fn tiles_visited_of(self, memory: &Scratch, plan: &Plan, heads: usize) -> *mut i32 {
+        memory.at(self.tiles_visited).wrapping_add(heads * plan.segments.len() * (plan.segment_len / TILE_Q))
+    }
 }
 
 impl DeviceStats {

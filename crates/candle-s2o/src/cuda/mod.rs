@@ -33,6 +33,7 @@ mod probes;
 mod ranking;
 mod s2o;
 mod segment_group;
+mod share;
 mod timed;
 
 #[doc(hidden)]

@@ -13,6 +13,7 @@ use super::call::Call;
 use super::dense::MIN_TILES_PER_SPLIT;
 use super::device_stats::Counts;
 use super::segment_group::SegmentGroup;
+use super::share::Share;
 
 /// Parts of a prompt's keys. Items end at very different lengths, so a multiprocessor needs several. The number must not
 /// depend on the heads or the chunk of a call: sums in other parts round differently, and the heads of a model that
@@ -58,10 +59,10 @@ struct Control {
     next_pass: Region<i32>,
 }
 
-/// A call, its plan, its scratch memory, and its statistics in memory of their own.
+/// Some heads of a call, its plan, its scratch memory, and its statistics in memory of their own.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<'a> {
-    pub(super) call: &'a Call,
+    pub(super) share: &'a Share,
     pub(super) plan: &'a Plan,
     pub(super) scratch: &'a Scratch,
     pub(super) counts: Counts,
@@ -120,7 +121,7 @@ impl Probes {
             queries: regions.add(rows * shape.head_dim()),
             exact: regions.add(rows * shape.head_dim()),
             exact_lse: regions.add(rows),
-            next_item: regions.add(1),
+            next_item: regions.add(Share::MOST),
             partial_out: regions.add(parts * shape.head_dim()),
             partial_state: regions.add(parts),
             tail_value: regions.add(units * shape.head_dim()),
@@ -136,8 +137,9 @@ impl Probes {
     }
 
     /// What the sparse pass writes for the probes: log-sum-exp, last gain and norm of the output of its rows.
-    pub(super) fn row_results(&self, scratch: &Scratch) -> [*mut f32; 3] {
-        [self.lse, self.last_gain, self.out_norm].map(|region| scratch.at(region))
+    pub(super) fn row_results(&self, Parts { share, scratch, .. }: Parts<'_>) -> [*mut f32; 3] {
+        let rows_before = share.heads_before * share.call.shape.q_len();
+        [self.lse, self.last_gain, self.out_norm].map(|region| scratch.at(region).wrapping_add(rows_before))
     }
 
     /// Whether the error has a bound.
@@ -152,11 +154,15 @@ impl Probes {
         memory.zero(counts.repeated)
     }
 
+    /// Sets the counters of work items to zero. Must be called before [`Self::attend`].
+    pub(super) fn begin(&self, scratch: &Scratch) -> Result<(), CudaError> {
+        scratch.zero(self.next_item)
+    }
+
     /// Enqueues the choice of a group's probes and their exact attention.
     pub(super) fn attend(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(), CudaError> {
-        let Parts { call, plan, scratch, .. } = parts;
+        let Parts { share: Share { call, .. }, plan, .. } = parts;
         let shape = &call.shape;
-        scratch.zero(self.next_item)?;
         let (params, queries) = self.params(parts, group)?;
         let split = Split::new(call, plan, group, self.slots);
         let heads = shape.batch() * shape.num_heads();
@@ -176,7 +182,7 @@ impl Probes {
         let Some(control) = &self.control else { return Ok(UnitList::ALL) };
         let params = ProbeParams { pass: to_i32("passes", pass)?, ..self.params(parts, group)?.0 };
         // SAFETY: the kernel takes ProbeParams; the list has room for every head and segment.
-        unsafe { parts.call.launch(Kernel::ProbeUnits, &params, Grid::Blocks([1, 1, 1]))? };
+        unsafe { parts.share.call.launch(Kernel::ProbeUnits, &params, Grid::Blocks([1, 1, 1]))? };
         let at = |region: Region<i32>| parts.scratch.at(region).cast_const();
         Ok(UnitList { units: at(control.unit_list), count: at(control.unit_count) })
     }
@@ -191,14 +197,15 @@ impl Probes {
     ) -> Result<(), CudaError> {
         let pass = to_i32("passes", pass)?;
         let params = ProbeParams { units, pass, ..self.params(parts, group)?.0 };
-        let most = parts.call.shape.batch() * parts.call.shape.num_heads() * group.len();
+        let call = &parts.share.call;
+        let most = call.shape.batch() * call.shape.num_heads() * group.len();
         // SAFETY: the kernel takes ProbeParams; the regions have room for every head and segment.
-        unsafe { parts.call.launch(Kernel::ProbeTails, &params, Grid::Blocks([most, 1, 1])) }
+        unsafe { call.launch(Kernel::ProbeTails, &params, Grid::Blocks([most, 1, 1])) }
     }
 
     /// Enqueues the correction of a group's rows, after its last measurement.
     pub(super) fn correct(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(), CudaError> {
-        let Parts { call, plan, .. } = parts;
+        let Parts { share: Share { call, .. }, plan, .. } = parts;
         let (params, _) = self.params(parts, group)?;
         let rows = plan.segments[group.end - 1].rows.end - plan.segments[group.first].rows.start;
         let heads = call.shape.batch() * call.shape.num_heads();
@@ -212,36 +219,42 @@ impl Probes {
     }
 
     /// The parameters of all these kernels, and the queries of the probes.
-    fn params(
-        &self,
-        Parts { call, plan, scratch, counts, memory }: Parts<'_>,
-        group: &SegmentGroup,
-    ) -> Result<(ProbeParams, View), CudaError> {
+    fn params(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(ProbeParams, View), CudaError> {
+        let Parts { share, plan, scratch, counts, memory } = parts;
+        let Share { call, number, heads_before, kv_heads_before } = share;
         let shape = &call.shape;
-        let attn = call.params(Mask::Causal, scratch.at(self.next_item))?;
+        let attn = call.params(Mask::Causal, scratch.at(self.next_item).wrapping_add(*number))?;
         let (kv_heads, head_dim) = (shape.num_kv_heads(), shape.head_dim());
-        let rows = group.len() * self.slots * shape.group_size();
+        let slots = group.len() * self.slots;
+        let rows = slots * shape.group_size();
         let seq = (kv_heads * head_dim) as i64;
         let strides = Strides { batch: rows as i64 * seq, seq, head: head_dim as i64 };
         let dims = [shape.batch(), rows, kv_heads, head_dim];
-        let queries = View { address: scratch.at(self.queries) as u64, dims, strides };
-        let parts = Split::new(call, plan, group, self.slots);
+        // Every share has its rows side by side.
+        let element_before = kv_heads_before * rows * head_dim;
+        let address = scratch.at(self.queries).wrapping_add(element_before) as u64;
+        let queries = View { address, dims, strides, box_rows: TILE_Q };
+        let cut = Split::new(call, plan, group, self.slots);
+        // The partial results of the heads before these.
+        let partial_rows = cut.tiles / (shape.batch() * kv_heads) * kv_heads_before * cut.parts * TILE_Q;
+        let units_before = heads_before * plan.segments.len();
+        let [lse, last_gain, out_norm] = self.row_results(parts);
         let split = SplitParams {
             attn: AttnParams {
                 q: queries.address as *const c_void,
-                out: scratch.at(self.exact).cast(),
-                lse: scratch.at(self.exact_lse),
+                out: scratch.at(self.exact).wrapping_add(element_before).cast(),
+                lse: scratch.at(self.exact_lse).wrapping_add(kv_heads_before * rows),
                 q_strides: strides,
                 out_strides: strides,
                 num_heads: attn.num_kv_heads,
                 q_len: to_i32("probes", rows)?,
                 ..attn
             },
-            partial_out: scratch.at(self.partial_out),
-            partial_state: scratch.at(self.partial_state),
+            partial_out: scratch.at(self.partial_out).wrapping_add(partial_rows * head_dim),
+            partial_state: scratch.at(self.partial_state).wrapping_add(partial_rows),
             first_row: 0,
-            num_splits: to_i32("splits", parts.parts)?,
-            tiles_per_split: to_i32("tiles per split", parts.per_part)?,
+            num_splits: to_i32("splits", cut.parts)?,
+            tiles_per_split: to_i32("tiles per split", cut.per_part)?,
             head_dim: to_i32("head_dim", head_dim)?,
             tile_rows: TILE_Q as i32,
             merge_warps: 1,
@@ -251,20 +264,20 @@ impl Probes {
             split,
             q: attn.q,
             out: attn.out,
-            lse: scratch.at(self.lse),
-            last_gain: scratch.at(self.last_gain),
-            out_norm: scratch.at(self.out_norm),
-            positions: scratch.at(self.positions),
-            weights: scratch.at(self.weights),
-            tail_value: scratch.at(self.tail_value),
-            tail_scale: scratch.at(self.tail_scale),
-            sums: memory.at(counts.sums).cast(),
+            lse,
+            last_gain,
+            out_norm,
+            positions: scratch.at(self.positions).wrapping_add(heads_before * slots),
+            weights: scratch.at(self.weights).wrapping_add(heads_before * slots),
+            tail_value: scratch.at(self.tail_value).wrapping_add(units_before * head_dim),
+            tail_scale: scratch.at(self.tail_scale).wrapping_add(units_before),
+            sums: memory.at(counts.sums).wrapping_add(units_before).cast(),
             units: UnitList::ALL,
             unit_list: control.map_or(ptr::null_mut(), |control| scratch.at(control.unit_list)),
             unit_count: control.map_or(ptr::null_mut(), |control| scratch.at(control.unit_count)),
             next_pass: control.map_or(ptr::null_mut(), |control| scratch.at(control.next_pass)),
             repeated: memory.at(counts.repeated),
-            tiles_visited: memory.at(counts.tiles_visited).cast_const(),
+            tiles_visited: counts.tiles_visited_of(memory, plan, *heads_before).cast_const(),
             q_strides: attn.q_strides,
             out_strides: attn.out_strides,
             max_error: control.map_or(0.0, |control| control.max_error),

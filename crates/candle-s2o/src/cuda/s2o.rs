@@ -1,13 +1,13 @@
 //! S2O on the GPU. Groups of segments whose key orders fit the workspace are ranked and then attended, from the last
 //! group to the first. The dense tail follows.
 
-use std::{ptr, slice};
+use std::{iter, ptr, slice};
 
 use s2o_core::{
     ErrorControl, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
     TriggeringTile,
 };
-use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
+use s2o_cuda::{Aside, CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::params::{AttnParams, RowState, S2oParams, UnitList};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
@@ -17,6 +17,7 @@ use super::device_stats::{Counts, DeviceStats};
 use super::probes::{Parts, Probes};
 use super::ranking::{Orders, Ranker};
 use super::segment_group::{SegmentGroup, groups};
+use super::share::Share;
 use crate::error::AttnError;
 use crate::methods::GPU_BREAK_EVEN;
 use crate::ops::{RankOp, S2oOp};
@@ -46,9 +47,6 @@ impl CudaOp for S2oOp {
         }
         let launch = Launch::new(call, config, &plan, ranking)?;
         launch.attend()?;
-        if plan.ranked_rows() < shape.q_len() {
-            dense::launch_tail(call, plan.ranked_rows())?;
-        }
         let Launch { counts, memory, .. } = launch;
         Ok(wants_stats.then(|| DeviceStats::new(*shape, config.clone(), plan.clone(), counts, memory).into()))
     }
@@ -112,7 +110,7 @@ impl<'a> Launch<'a> {
         let heads = shape.batch() * shape.num_heads();
         let groups = groups(&plan.segments, heads, config.workspace_cap())?;
         let mut regions = Regions::default();
-        let next_item = regions.add(1);
+        let next_item = regions.add(Share::MOST);
         let kv_perm = regions.add(heads * groups.iter().map(|group| group.keys).max().unwrap_or(0));
         let rows = heads * shape.q_len();
         let permuted = config.q_perm().then(|| (regions.add(rows), regions.add(rows)));
@@ -149,53 +147,96 @@ impl<'a> Launch<'a> {
         })
     }
 
+    /// Enqueues the call.
     fn attend(&self) -> Result<(), CudaError> {
         let control = ErrorControl::new(self.config, self.plan);
         let first_pass = (control.config(0), UnitList::ALL);
-        if let Some(probes) = &self.probes {
-            probes.prepare(self.parts())?;
+        let whole = Share::whole(self.call);
+        let bounded = self.probes.as_ref().filter(|probes| probes.have_bound());
+        if let Some(probes) = bounded {
+            probes.prepare(self.parts(&whole))?;
         }
         if let Some((q_perm, _)) = self.permuted {
-            self.launch(Kernel::Pass1, &self.whole, first_pass)?;
+            self.launch(&whole, Kernel::Pass1, &self.whole, first_pass)?;
             if let OrderSource::Given(ranking) = self.orders {
                 self.upload_q_perm(q_perm, ranking)?;
             }
         }
-        for group in &self.groups {
+        for (i, group) in self.groups.iter().enumerate() {
             self.order(group)?;
-            self.launch(self.kernel(first_pass.0), group, first_pass)?;
-            if let Some(probes) = self.probes.as_ref().filter(|probes| probes.have_bound()) {
-                self.probe(probes, group, &control)?;
+            if bounded.is_none() && i + 1 == self.groups.len() {
+                return self.finish(group, first_pass);
+            }
+            self.launch(&whole, self.kernel(first_pass.0), group, first_pass)?;
+            if let Some(probes) = bounded {
+                self.keep_bound(probes, group, &control)?;
             }
         }
-        match &self.probes {
-            Some(probes) if !probes.have_bound() => self.probe(probes, &self.whole, &control),
-            _ => Ok(()),
-        }
+        self.attend_tail(self.call)
     }
 
-    /// Corrects the rows of a group by its probes and measures their error. With a bound on the error, the heads and
-    /// segments above it are computed again. The host does not wait: their lists are made on the device.
-    fn probe(&self, probes: &Probes, group: &SegmentGroup, control: &ErrorControl) -> Result<(), CudaError> {
-        let parts = self.parts();
+    /// Enqueues the last launch of the sparse kernel and the work after it. The kernel leaves multiprocessors idle while its
+    /// last, longest items end. So shares of the heads follow each other on several streams, and the dense tail comes after
+    /// the first.
+    fn finish(&self, group: &SegmentGroup, first_pass: (&S2oConfig, UnitList)) -> Result<(), CudaError> {
+        self.scratch.zero(self.next_item)?;
+        if let Some(probes) = &self.probes {
+            probes.begin(&self.scratch)?;
+        }
+        let launcher = &self.call.launcher;
+        // Without probes too little work follows that could run next to another share.
+        let most = if self.probes.is_some() && !launcher.is_timed() { Share::MOST } else { 1 };
+        let parts = Share::parts(self.call, most);
+        let asides = (1..parts.len().max(2)).map(|i| launcher.aside(i - 1)).collect::<Result<Vec<_>, _>>()?;
+        let streams = || iter::once(launcher).chain(asides.iter().map(Aside::launcher));
+        let shares: Vec<Share> = parts.into_iter().zip(streams()).map(|(part, launcher)| part.by(launcher)).collect();
+        let of_tail = if shares.len() == 1 { asides[0].launcher() } else { launcher };
+        for share in &shares {
+            self.enqueue(share, self.kernel(first_pass.0), group, first_pass)?;
+            if share.number == 0 {
+                self.attend_tail(&self.call.by(of_tail.clone()))?;
+            }
+        }
+        if let Some(probes) = &self.probes {
+            for share in &shares {
+                let parts = self.parts(share);
+                probes.attend(parts, &self.whole)?;
+                probes.measure(parts, &self.whole, UnitList::ALL, 0)?;
+                probes.correct(parts, &self.whole)?;
+            }
+        }
+        asides.into_iter().try_for_each(Aside::join)
+    }
+
+    fn attend_tail(&self, call: &Call) -> Result<(), CudaError> {
+        let first_row = self.plan.ranked_rows();
+        if first_row < call.shape.q_len() { dense::launch_tail(call, first_row) } else { Ok(()) }
+    }
+
+    /// Corrects the rows of a group by its probes and measures their error. The heads and segments above the bound are
+    /// computed again. The host does not wait: their lists are made on the device.
+    fn keep_bound(&self, probes: &Probes, group: &SegmentGroup, control: &ErrorControl) -> Result<(), CudaError> {
+        let whole = Share::whole(self.call);
+        let parts = self.parts(&whole);
+        probes.begin(&self.scratch)?;
         probes.attend(parts, group)?;
-        for pass in 0..if probes.have_bound() { ErrorControl::PASSES } else { 1 } {
+        for pass in 0..ErrorControl::PASSES {
             let units = probes.units(parts, group, pass)?;
             if pass > 0 {
                 let of_pass = (control.config(pass), units);
                 if self.permuted.is_some() {
-                    self.launch(Kernel::Pass1, group, of_pass)?;
+                    self.launch(&whole, Kernel::Pass1, group, of_pass)?;
                 }
-                self.launch(self.kernel(of_pass.0), group, of_pass)?;
+                self.launch(&whole, self.kernel(of_pass.0), group, of_pass)?;
             }
             probes.measure(parts, group, units, pass)?;
         }
         probes.correct(parts, group)
     }
 
-    fn parts(&self) -> Parts<'_> {
-        let Self { call, plan, ref scratch, counts, ref memory, .. } = *self;
-        Parts { call, plan, scratch, counts, memory }
+    fn parts<'b>(&'b self, share: &'b Share) -> Parts<'b> {
+        let Self { plan, ref scratch, counts, ref memory, .. } = *self;
+        Parts { share, plan, scratch, counts, memory }
     }
 
     /// Enqueues the kernels or copies that write the orders of a group to scratch memory.
@@ -262,27 +303,44 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Enqueues a sparse kernel on the units of a group, all or those of a list, with the settings of a pass.
+    /// [`Self::enqueue`] with the counter of work items set to zero.
     fn launch(
         &self,
+        share: &Share,
+        kernel: Kernel,
+        group: &SegmentGroup,
+        pass: (&S2oConfig, UnitList),
+    ) -> Result<(), CudaError> {
+        self.scratch.zero(self.next_item)?;
+        self.enqueue(share, kernel, group, pass)
+    }
+
+    /// Enqueues a sparse kernel on the units of a share and group, all or those of a list, with the settings of a pass. A list
+    /// is of the whole call.
+    fn enqueue(
+        &self,
+        share: &Share,
         kernel: Kernel,
         group: &SegmentGroup,
         (config, units): (&S2oConfig, UnitList),
     ) -> Result<(), CudaError> {
-        let Self { call, plan, scratch, .. } = self;
+        let Self { plan, scratch, .. } = self;
+        let call = &share.call;
         let heads = call.shape.batch() * call.shape.num_heads();
         let segments = group.len();
-        scratch.zero(self.next_item)?;
-        let attn = call.params(Mask::Causal, scratch.at(self.next_item))?;
+        let attn = call.params(Mask::Causal, scratch.at(self.next_item).wrapping_add(share.number))?;
         let [lse, last_gain, out_norm] =
-            self.probes.as_ref().map_or([ptr::null_mut(); 3], |probes| probes.row_results(scratch));
+            self.probes.as_ref().map_or([ptr::null_mut(); 3], |probes| probes.row_results(self.parts(share)));
+        let rows_before = share.heads_before * call.shape.q_len();
         let params = S2oParams {
             attn: AttnParams { lse, ..attn },
-            kv_perm: scratch.at(self.kv_perm),
+            kv_perm: scratch.at(self.kv_perm).wrapping_add(share.heads_before * group.keys),
             kv_perm_head_stride: group.keys as i64,
-            q_perm: self.permuted.map_or(ptr::null(), |(q_perm, _)| scratch.at(q_perm).cast_const()),
-            state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state)),
-            tiles_visited: self.memory.at(self.counts.tiles_visited),
+            q_perm: self
+                .permuted
+                .map_or(ptr::null(), |(q_perm, _)| scratch.at(q_perm).wrapping_add(rows_before).cast_const()),
+            state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state).wrapping_add(rows_before)),
+            tiles_visited: self.counts.tiles_visited_of(&self.memory, plan, share.heads_before),
             last_gain,
             out_norm,
             units,

@@ -104,6 +104,7 @@ fn typed<T: Element>(
                     heads_per_section: 1,
                     softmax_scale,
                     cap_scale: 0.0,
+                    head_dim: to_i32("head_dim", head_dim)?,
                 },
                 partial_out: scratch.at(partial_out),
                 partial_state: scratch.at(partial_state),

@@ -180,6 +180,7 @@ fn decode_of<T: Element>(q: &Tensor, kv: [&Int8Rows; 2], len: usize, softmax_sca
             heads_per_section: to_i32("heads", heads)?,
             softmax_scale,
             cap_scale: 0.0,
+            head_dim: to_i32("head_dim", head_dim)?,
         };
         let split = SplitParams {
             attn,
