@@ -110,7 +110,7 @@ impl Attention for Ranked {
     }
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
-        let op = self.s2o.op(call, k.dim(1)?).map_err(candle_core::Error::wrap)?;
+        let op = self.s2o.op(call).map_err(candle_core::Error::wrap)?;
         let (out, kernels) = op.apply_timed(q, k, v)?;
         let ms: f64 = kernels.iter().filter(|kernel| kernel.ranks()).map(|kernel| kernel.ms).sum();
         *self.ranking_ms.lock().unwrap_or_else(PoisonError::into_inner) += ms;

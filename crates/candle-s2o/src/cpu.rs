@@ -53,10 +53,10 @@ fn strided<'a, T: Element + WithDType>(
 
 impl CpuOp for S2oOp {
     fn run<T: Element>(&self, inputs: &Inputs<'_, T>, out: &mut [T]) -> Result<Option<PendingStats>, AttnError> {
-        let prompt_len = self.prompt_len.unwrap_or(inputs.shape().k_len());
+        let (config, prompt_len) = self.settings(inputs.shape());
         let stats = match &self.ranking {
-            Some(ranking) => cpu::attention_with_ranking(inputs, &self.config, prompt_len, ranking, out)?,
-            None => cpu::attention(inputs, &self.config, prompt_len, out)?,
+            Some(ranking) => cpu::attention_with_ranking(inputs, &config, prompt_len, ranking, out)?,
+            None => cpu::attention(inputs, &config, prompt_len, out)?,
         };
         Ok(Some(stats.into()))
     }
@@ -64,7 +64,8 @@ impl CpuOp for S2oOp {
 
 impl CpuOp for RankOp {
     fn run<T: Element>(&self, inputs: &Inputs<'_, T>, _: &mut [T]) -> Result<Ranking, AttnError> {
-        Ok(cpu::rank(inputs, &self.0.config, self.0.prompt_len.unwrap_or(inputs.shape().k_len()))?)
+        let (config, prompt_len) = self.0.settings(inputs.shape());
+        Ok(cpu::rank(inputs, &config, prompt_len)?)
     }
 }
 

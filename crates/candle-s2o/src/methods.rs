@@ -115,14 +115,14 @@ impl S2o {
         self
     }
 
-    /// The op of a call with `k_len` keys.
+    /// The op of a call.
     ///
     /// # Errors
     /// If the layer has no settings.
-    pub fn op(&self, call: &PrefillCall, k_len: usize) -> std::result::Result<S2oOp, LayerSettingsError> {
+    pub fn op(&self, call: &PrefillCall) -> std::result::Result<S2oOp, LayerSettingsError> {
         self.check_layer(call.layer)?;
-        let prompt_len = if self.knows_prompt_end { call.prompt_len } else { k_len };
-        Ok(S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone()).with_prompt_len(prompt_len))
+        let op = S2oOp::new(call.softmax_scale, self.config_of(call.layer).clone());
+        Ok(if self.knows_prompt_end { op.with_prompt_len(call.prompt_len) } else { op })
     }
 
     /// Collects statistics for [`S2o::take_stats`]. No call waits for a GPU: it keeps them until they are taken.
@@ -168,7 +168,7 @@ impl Attention for S2o {
 
     fn prefill(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let k_len = k.dim(1)?;
-        let op = self.op(call, k_len).map_err(candle_core::Error::wrap)?;
+        let op = self.op(call).map_err(candle_core::Error::wrap)?;
         if !self.collects_stats {
             return Ok(op.apply(q, k, v)?);
         }

@@ -25,12 +25,14 @@ use crate::pending_stats::PendingStats;
 
 impl CudaOp for S2oOp {
     fn run(&self, call: &Call) -> Result<Option<PendingStats>, AttnError> {
-        let (config, shape, wants_stats) = (&self.config, &call.shape, self.wants_stats);
+        let (shape, wants_stats) = (&call.shape, self.wants_stats);
+        let (config, prompt_len) = self.settings(shape);
+        let config = &*config;
         check_options(config)?;
         if wants_stats {
             call.launcher.refuse_capture("reading statistics", "ask for none in the capture")?;
         }
-        let plan = Plan::new(config, shape, self.prompt_len.unwrap_or(shape.k_len()), GPU_BREAK_EVEN)?;
+        let plan = Plan::new(config, shape, prompt_len, GPU_BREAK_EVEN)?;
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             if plan.is_dense() {
@@ -55,10 +57,11 @@ impl CudaOp for S2oOp {
 /// The orders on the host: `ranking[b * num_heads + h][s]` for the `s`-th segment of the plan.
 impl CudaOp for RankOp {
     fn run(&self, call: &Call) -> Result<Ranking, AttnError> {
-        let config = &self.0.config;
+        let (config, prompt_len) = self.0.settings(&call.shape);
+        let config = &*config;
         check_options(config)?;
         call.launcher.refuse_capture("reading orders", "rank outside the capture")?;
-        let plan = Plan::new(config, &call.shape, self.0.prompt_len.unwrap_or(call.shape.k_len()), GPU_BREAK_EVEN)?;
+        let plan = Plan::new(config, &call.shape, prompt_len, GPU_BREAK_EVEN)?;
         Launch::new(call, config, &Plan { probe_stride: None, ..plan }, None)?.rank_only()
     }
 }

@@ -1,9 +1,10 @@
 //! S2O attention.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Shape, Tensor};
-use s2o_core::{AttnStats, Ranking, S2oConfig, ScoreScale};
+use s2o_core::{AttnShape, AttnStats, Ranking, S2oConfig, ScoreScale};
 
 use crate::attn_op::{AttnOp, apply, compute, forward};
 use crate::error::AttnError;
@@ -67,7 +68,8 @@ pub struct S2oOp {
 }
 
 impl S2oOp {
-    /// Creates an op for a prompt that ends with the call's last query.
+    /// Creates an op for a prompt that ends with the call's last query, as far as is known: with keys before the first query
+    /// the call may be any chunk, and an automatic threshold is that of [`Tau::of_chunk`].
     pub fn new(softmax_scale: f32, config: S2oConfig) -> Self {
         Self { config, scale: softmax_scale.into(), prompt_len: None, ranking: None, wants_stats: false }
     }
@@ -83,6 +85,19 @@ impl S2oOp {
     pub fn with_prompt_len(mut self, prompt_len: usize) -> Self {
         self.prompt_len = Some(prompt_len);
         self
+    }
+
+    /// The options and the prompt length of a call.
+    pub(crate) fn settings(&self, shape: &AttnShape) -> (Cow<'_, S2oConfig>, usize) {
+        let k_len = shape.k_len();
+        match self.prompt_len {
+            Some(prompt_len) => (Cow::Borrowed(&self.config), prompt_len),
+            None if shape.q_offset() == 0 => (Cow::Borrowed(&self.config), k_len),
+            None => {
+                let config = self.config.to_builder().tau(self.config.tau().of_chunk(k_len)).build();
+                (Cow::Owned(config.expect("another valid threshold")), k_len)
+            }
+        }
     }
 
     /// Uses the caller's orders of keys and queries instead of running Algorithm 1.
@@ -182,5 +197,25 @@ impl CustomOp3 for S2oOp {
         v_layout: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
         forward(self, self.scale, [(q, q_layout), (k, k_layout), (v, v_layout)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use s2o_core::Tau;
+
+    #[test]
+    fn a_chunk_without_an_end_has_its_own_threshold() {
+        let tau = |op: &S2oOp, q_len| {
+            let (config, prompt_len) = op.settings(&AttnShape::new([1, q_len, 1, 64], [40_000, 1]).unwrap());
+            (config.tau().resolve(prompt_len), prompt_len)
+        };
+        let op = S2oOp::new(1.0, S2oConfig::default());
+        assert_eq!(tau(&op, 40_000), (0.01, 40_000), "a whole prompt");
+        assert_eq!(tau(&op, 4000), (0.02, 40_000), "a chunk");
+        assert_eq!(tau(&op.with_prompt_len(50_000), 4000), (0.01, 50_000), "a chunk whose end is known");
+        let fixed = S2oConfig::builder().tau(Tau::Fixed(0.3)).build().unwrap();
+        assert_eq!(tau(&S2oOp::new(1.0, fixed), 4000), (0.3, 40_000));
     }
 }

@@ -42,7 +42,8 @@ macro_rules! auto_or {
 pub enum Tau {
     /// `auto`, by prompt length: 0.01 from 12K to 96K tokens, otherwise 0.02. On needle-11m 0.02 loses .9 to 2.1 points of
     /// RULER's mean score at 16K, 32K and 64K, and 0.01 loses .2 to .3; at 128K 0.01 is no better
-    /// (docs/results-answers.md).
+    /// (docs/results-answers.md). A later chunk of a prompt whose end is not known has other thresholds
+    /// ([`Tau::of_chunk`]).
     Auto,
     /// The same threshold for every prompt.
     Fixed(f32),
@@ -58,6 +59,16 @@ impl Tau {
             Self::Fixed(tau) => tau,
             Self::Auto if (ProbeStride::PAYS_FROM..=96 * K).contains(&prompt_len) => 0.01,
             Self::Auto => 0.02,
+        }
+    }
+
+    /// The threshold of a chunk after the first that ends at `k_len` tokens, if the end of its prompt is not known. Each such
+    /// chunk ends with exact rows, and `auto` is 0.01 only up to 24K tokens: for the answers of needle-11m to RULER at 32K
+    /// and 64K it is no better than 0.02 (docs/results-answers.md).
+    pub fn of_chunk(self, k_len: usize) -> f32 {
+        match self {
+            Self::Auto if k_len > 24 * 1024 => 0.02,
+            tau => tau.resolve(k_len),
         }
     }
 }
@@ -185,6 +196,10 @@ mod tests {
         {
             assert_eq!(Tau::Auto.resolve(prompt_len), tau, "{prompt_len}");
             assert_eq!(Tau::from(0.3).resolve(prompt_len), 0.3);
+        }
+        for (k_len, tau) in [(8 * K, 0.02), (12 * K, 0.01), (24 * K, 0.01), (24 * K + 1, 0.02), (128 * K, 0.02)] {
+            assert_eq!(Tau::Auto.of_chunk(k_len), tau, "{k_len}");
+            assert_eq!(Tau::from(0.3).of_chunk(k_len), 0.3);
         }
     }
 

@@ -91,7 +91,7 @@ impl Method for S2o {
     /// On the CPU all orders are made before attention, so that they can be timed; a plain call makes them group by
     /// group. On a GPU these are the times of the kernels.
     fn timed(&self, call: &PrefillCall, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Timed> {
-        let op = self.op(call, k.dim(1)?).map_err(Error::wrap)?;
+        let op = self.op(call).map_err(Error::wrap)?;
         #[cfg(feature = "cuda")]
         if q.device().is_cuda() {
             let (_, stats) = op.clone().apply_with_stats(q, k, v)?;
