@@ -68,30 +68,33 @@ impl OnGpu<'_> {
             return Ok(kernel(table)?.run()?.squeeze(0)?);
         }
         let call = Call { op, window, ranges: Vec::new(), may_skip: sparse_from.is_some() };
-        let mut out = None;
-        for (i, rows) in alone.iter().enumerate() {
-            let Some(Rows { q: of_q, k: of_k }) = rows else { continue };
-            let [keys, values] = match &table {
-                Some(table) => table.side_by_side([k, v], i, of_k.len())?,
-                None => [k.narrow(0, of_k.start, of_k.len())?, v.narrow(0, of_k.start, of_k.len())?],
-            };
-            let queries = q.narrow(0, of_q.start, of_q.len())?;
-            let part = engine::dispatch(&queries.unsqueeze(0)?, &keys.unsqueeze(0)?, &values.unsqueeze(0)?, &call)?
-                .squeeze(0)?;
-            if of_q.len() == q.dims()[0] {
-                out = Some(part);
-            } else {
-                // Rows that belong to no sequence are zeros.
-                let all = out.take().map_or_else(|| q.zeros_like(), Ok)?;
-                all.slice_set(&part, 0, of_q.start)?;
-                out = Some(all);
-            }
-        }
-        let out = out.map_or_else(|| q.zeros_like(), Ok)?;
+        let out = self.attend_alone(&alone, table.as_ref(), &call)?;
         if known.is_none() || alone.contains(&None) {
             kernel(table)?.complete(&out, &alone)?;
         }
         Ok(out)
+    }
+
+    /// An output with the sequences of `alone`, each by a call of its own; other rows are zeros.
+    fn attend_alone(&self, alone: &[Option<Rows>], table: Option<&PageTable>, call: &Call<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv;
+        let mut out = None;
+        for (i, rows) in alone.iter().enumerate() {
+            let Some(Rows { q: of_q, k: of_k }) = rows else { continue };
+            let [keys, values] = match table {
+                Some(table) => table.side_by_side([k, v], i, of_k.len())?,
+                None => [k.narrow(0, of_k.start, of_k.len())?, v.narrow(0, of_k.start, of_k.len())?],
+            };
+            let queries = q.narrow(0, of_q.start, of_q.len())?.unsqueeze(0)?;
+            let part = engine::dispatch(&queries, &keys.unsqueeze(0)?, &values.unsqueeze(0)?, call)?.squeeze(0)?;
+            if of_q.len() == q.dims()[0] {
+                return Ok(part);
+            }
+            let all: Tensor = out.take().map_or_else(|| q.zeros_like(), Ok)?;
+            all.slice_set(&part, 0, of_q.start)?;
+            out = Some(all);
+        }
+        Ok(out.map_or_else(|| q.zeros_like(), Ok)?)
     }
 
     /// The rows of each sequence if the host has both lengths, checked. The kernel cuts those on the GPU to the rows
