@@ -5,10 +5,10 @@
 //!
 //! | | CPU (f32, f16, bf16) | CUDA (f16, bf16) |
 //! |---|---|---|
-//! | causal, no window | S2O or dense, by the policy | the same, `head_dim` up to 128 |
+//! | causal, no window | S2O or dense, by the policy | the same, `head_dim` up to 256 |
 //! | not causal | dense | dense, `head_dim` up to 512 |
 //! | window, ALiBi, softcap, prefix ranges | dense, a plain loop | dense |
-//! | `varlen`, `paged` | a call per sequence | one launch; by the policy if the longest sequence is long enough |
+//! | `varlen`, `paged` | a call per sequence | long sequences by the policy, one launch for the others |
 //!
 //! The effect of the arguments decides, not the function: a window that hides no key is not a window, and
 //! `window_size_right = Some(0)` alone is causal. The causal mask is bottom-right: queries are the last positions of

@@ -142,8 +142,8 @@ pub fn collect_stats(on: bool) {
 }
 
 /// Takes the statistics of the causal calls since the last `take_stats`, in call order: for a single model, layer after
-/// layer. Calls under [`Policy::Dense`] have no statistics, nor have calls on a GPU with softcap or a head_dim above 128 that
-/// are shorter than [`S2oConfig::dense_below`]. Waits for a GPU.
+/// layer. Calls under [`Policy::Dense`] have no statistics. Nor have calls shorter than [`S2oConfig::dense_below`] on a GPU, if
+/// they have softcap, a head_dim above 128 or other sequences. Waits for a GPU.
 ///
 /// # Errors
 /// If the GPU failed.
