@@ -26,7 +26,6 @@ constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
 static_assert(CONSUMER_WARPS == VOTING_WARPS && CONSUMERS * 64 == TILE_Q, "each warp owns 16 rows of the tile");
 
 constexpr int TILE_STAGES = 2, GATHER_STAGES = 3;
-constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;
 
 // TURN and HIDDEN_VALUES: one for each consumer.
 enum NamedBarrier { TURN = 1, PRODUCERS = 3, DECISION = 4, HIDDEN_VALUES = 5 };
@@ -39,6 +38,9 @@ struct Traits : Schedule {
     static constexpr Stop STOP = STOP_;
     static constexpr int STAGES = Schedule::GATHERS_KEYS ? GATHER_STAGES : TILE_STAGES;
     static constexpr int PANELS = HEAD_DIM / 64;
+    // Of a thread; all threads together have those of the launch. The producer of pages needs more.
+    static constexpr int CONSUMER_REGISTERS = Schedule::PAGED ? 224 : 232;
+    static constexpr int PRODUCER_REGISTERS = Schedule::PAGED ? 56 : 40;
     static constexpr uint32_t Q_PANEL = TILE_Q * 128, KV_PANEL = TILE_K * 128;
     static constexpr uint32_t Q_BYTES = PANELS * Q_PANEL, KV_BYTES = PANELS * KV_PANEL;
     // SHARED_BYTES has 1024 more to align the tiles, and CONTROL_BYTES for the control block.
@@ -122,10 +124,10 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
-        registers_decrease<PRODUCER_REGISTERS>();
+        registers_decrease<X::PRODUCER_REGISTERS>();
         produce<X>(shared, map_q, map_k, map_v, p);
     } else {
-        registers_increase<CONSUMER_REGISTERS>();
+        registers_increase<X::CONSUMER_REGISTERS>();
         consume<X>(shared, p);
     }
 }
