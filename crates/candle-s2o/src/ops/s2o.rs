@@ -69,7 +69,7 @@ pub struct S2oOp {
 
 impl S2oOp {
     /// Creates an op for a prompt that ends with the call's last query, as far as is known: with keys before the first query
-    /// the call may be any chunk, and an automatic threshold is that of [`Tau::of_chunk`].
+    /// the call may be any chunk, and an automatic threshold is that of [`Tau::of_chunk`](s2o_core::Tau::of_chunk).
     pub fn new(softmax_scale: f32, config: S2oConfig) -> Self {
         Self { config, scale: softmax_scale.into(), prompt_len: None, ranking: None, wants_stats: false }
     }
