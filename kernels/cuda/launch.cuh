@@ -10,8 +10,9 @@ struct LaunchInfo {
     int32_t blocks_per_sm; // of a persistent kernel; the grid of others is documented at the kernel
     int32_t tensor_maps;   // TMA descriptors before the parameters (queries, keys, values), or 0
     int32_t overlaps;      // OVERLAPS for a kernel that calls `after_previous`, or 0
+    int32_t box_rows;      // most rows of keys and values that it copies at once through a TMA descriptor, or 0
 };
-static_assert(sizeof(LaunchInfo) == 20, "mirrored on the host");
+static_assert(sizeof(LaunchInfo) == 24, "mirrored on the host");
 
 // Programmatic dependent launch, which hides the launch of short kernels. A kernel with OVERLAPS may be scheduled while the
 // kernel before it still runs. So it calls `after_previous` before it touches memory that another kernel writes, or writes

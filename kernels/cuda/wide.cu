@@ -1,7 +1,7 @@
-// Attention with head_dim 256 in every build, by the portable engine: the tiles of wgmma and its registers hold 128.
+// Sparse attention with head_dim 256 in every build, by the portable engine: tiles of wgmma would hold 64 keys, and S2O's
+// steps have 128.
 #include "sm80/instantiate.cuh"
 
-S2O_WIDE_KERNELS(s2o_dense, s2o::DenseSchedule)
 S2O_WIDE_KERNELS(s2o_split, s2o::SplitSchedule)
 S2O_WIDE_KERNELS(s2o_single_pass, s2o::SinglePassSchedule)
 S2O_WIDE_KERNELS(s2o_pass1, s2o::Pass1Schedule)

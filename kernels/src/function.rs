@@ -159,6 +159,7 @@ impl Kernel {
     pub fn head_dims(self) -> &'static [HeadDim] {
         match self {
             Self::Flash => &HeadDim::FLASH,
+            Self::DenseModified | Self::DensePaged => &HeadDim::MODIFIED,
             Self::Dense | Self::Split | Self::Block | Self::BlockColumns => &HeadDim::ATTENTION,
             Self::SinglePass | Self::SinglePassFull | Self::SinglePassExact => &HeadDim::ATTENTION,
             Self::Pass1 | Self::Pass2 | Self::Moments | Self::Scores | Self::KeyGuide | Self::QueryOrder => {
@@ -218,6 +219,8 @@ impl HeadDim {
     pub const NARROW: [Self; 2] = [Self::D64, Self::D128];
     /// The sizes of the kernels of S2O and of dense and block-sparse attention.
     pub const ATTENTION: [Self; 3] = [Self::D64, Self::D128, Self::D256];
+    /// The sizes of [`Kernel::DenseModified`] and [`Kernel::DensePaged`].
+    pub const MODIFIED: [Self; 4] = [Self::D64, Self::D128, Self(192), Self::D256];
     /// The sizes of [`Kernel::Flash`].
     pub const FLASH: [Self; 8] =
         [Self::D64, Self(96), Self::D128, Self(160), Self(192), Self(224), Self::D256, Self(512)];
@@ -252,7 +255,7 @@ impl Function {
         format!("{self}_launch")
     }
 
-    /// Whether the portable engine of sm_80 computes the attention, as in every build with head_dim 256 or softcap.
+    /// Whether the portable engine of sm_80 computes sparse attention, as in every build with head_dim 256 or softcap.
     fn is_portable(self, arch: Arch) -> bool {
         arch == Arch::Sm80 || self.head_dim > HeadDim::D128 || self.capped
     }
@@ -310,6 +313,7 @@ mod tests {
         let holding = |kernel: Kernel, size| kernel.holding(size).map(HeadDim::get);
         assert_eq!([8, 64, 72, 128].map(|size| holding(Kernel::Decode, size)), [64, 64, 128, 128].map(Some));
         assert_eq!([72, 104, 264].map(|size| holding(Kernel::Flash, size)), [96, 128, 512].map(Some));
+        assert_eq!([136, 200].map(|size| holding(Kernel::DensePaged, size)), [192, 256].map(Some));
         assert_eq!([holding(Kernel::Decode, 136), holding(Kernel::Flash, 520)], [None, None]);
     }
 }

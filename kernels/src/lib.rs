@@ -41,8 +41,10 @@ pub struct LaunchInfo {
     pub tensor_maps: i32,
     /// 1 if the kernel may be scheduled while the kernel before it runs (programmatic dependent launch), or 0.
     pub overlaps: i32,
+    /// Most rows of keys and values that the kernel copies at once through a TMA descriptor, or 0.
+    pub box_rows: i32,
 }
-const _: () = assert!(size_of::<LaunchInfo>() == 20);
+const _: () = assert!(size_of::<LaunchInfo>() == 24);
 
 impl LaunchInfo {
     /// Thread blocks of a persistent kernel for so many items, if `fitting` blocks fit one multiprocessor. More blocks
@@ -53,7 +55,7 @@ impl LaunchInfo {
     }
 
     /// Decodes the bytes of the symbol.
-    pub fn from_bytes(bytes: [u8; 20]) -> Self {
+    pub fn from_bytes(bytes: [u8; 24]) -> Self {
         let word = |i: usize| i32::from_ne_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]]);
         Self {
             threads: word(0),
@@ -61,6 +63,7 @@ impl LaunchInfo {
             blocks_per_sm: word(2),
             tensor_maps: word(3),
             overlaps: word(4),
+            box_rows: word(5),
         }
     }
 }
@@ -71,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_persistent_kernel_has_no_more_blocks_than_run_at_once() {
-        let info = LaunchInfo { threads: 128, shared_bytes: 0, blocks_per_sm: 2, tensor_maps: 0, overlaps: 0 };
+        let info = LaunchInfo { threads: 128, shared_bytes: 0, blocks_per_sm: 2, tensor_maps: 0, overlaps: 0, box_rows: 0 };
         for (items, fitting, blocks) in
             [(1000, 4, 264), (1000, 2, 264), (1000, 1, 132), (1000, 0, 132), (200, 2, 200), (0, 2, 0)]
         {

@@ -211,7 +211,15 @@ impl Launcher {
         }
         let maps = match entry.info.tensor_maps {
             0 => Vec::new(),
-            _ => views.iter().map(|view| tensor_map(view, function.dtype)).collect::<Result<_, _>>()?,
+            _ => views
+                .iter()
+                .enumerate()
+                .map(|(i, view)| {
+                    // The first view is the queries.
+                    let most = if i == 0 { usize::MAX } else { entry.info.box_rows as usize };
+                    tensor_map(view, view.box_rows.min(most), function.dtype)
+                })
+                .collect::<Result<_, _>>()?,
         };
         let mut arguments: Vec<*mut c_void> = maps.iter().map(|map| ptr::from_ref(map) as *mut c_void).collect();
         arguments.push(ptr::from_ref(params) as *mut c_void);

@@ -37,7 +37,7 @@ pub struct View {
     pub dims: [usize; 4],
     /// Strides in elements.
     pub strides: Strides,
-    /// Rows that a kernel reads at once through a tensor map.
+    /// Most rows that a kernel reads at once through a tensor map.
     pub box_rows: usize,
 }
 
@@ -110,17 +110,17 @@ impl View {
     }
 }
 
-/// The TMA descriptor with which the sm_90a kernels read whole tiles of `view`: boxes of rows of one head, swizzled as
+/// The TMA descriptor with which the sm_90a kernels read whole tiles of `view`: boxes of `box_rows` rows of one head, swizzled as
 /// wgmma reads them. Rows beyond it are zeros. A kernel takes the descriptor by value; its alignment differs between
 /// toolkits, so it has the binding's type.
-pub(crate) fn tensor_map(view: &View, dtype: Dtype) -> Result<sys::CUtensorMap, CudaError> {
+pub(crate) fn tensor_map(view: &View, box_rows: usize, dtype: Dtype) -> Result<sys::CUtensorMap, CudaError> {
     /// Elements in the 128 bytes of a box row.
     const BOX_COLUMNS: u32 = 64;
     const ELEMENT_BYTES: u64 = 2;
     let [batch, len, heads, head_dim] = view.dims.map(|dim| dim as u64);
     let dims = [head_dim, len, heads, batch];
     let strides = [view.strides.seq, view.strides.head, view.strides.batch].map(|s| s as u64 * ELEMENT_BYTES);
-    let box_dims = [BOX_COLUMNS, view.box_rows as u32, 1, 1];
+    let box_dims = [BOX_COLUMNS, box_rows as u32, 1, 1];
     let element_strides = [1u32; 4];
     let data_type = match dtype {
         Dtype::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,

@@ -23,7 +23,7 @@ namespace s2o::sm90 {
 
 // S = Q K^T for 64 rows: started, not awaited.
 template <class X>
-__device__ __forceinline__ void issue_scores(float (&s)[TILE_K / 2], uint32_t q, uint32_t k) {
+__device__ __forceinline__ void issue_scores(float (&s)[X::KEYS / 2], uint32_t q, uint32_t k) {
     using T = typename X::T;
 #pragma unroll
     for (int step = 0; step < X::HEAD_DIM / 16; ++step) {
@@ -40,26 +40,27 @@ __device__ __forceinline__ void issue_scores(float (&s)[TILE_K / 2], uint32_t q,
 
 // acc += P V: started, not awaited.
 template <class X>
-__device__ __forceinline__ void issue_values(float (&acc)[X::HEAD_DIM / 2], const uint32_t (&p)[TILE_K / 4],
+__device__ __forceinline__ void issue_values(float (&acc)[X::HEAD_DIM / 2], const uint32_t (&p)[X::KEYS / 4],
                                              uint32_t v) {
 #pragma unroll
-    for (int step = 0; step < TILE_K / 16; ++step) {
+    for (int step = 0; step < X::KEYS / 16; ++step) {
         wgmma_rs<typename X::T>(acc, p + 4 * step, v + descriptor_step(step * 2048));
     }
     wgmma_commit();
 }
 
 // The accumulator layout of S is the operand layout of P, so S is only packed in pairs.
-template <typename T>
-__device__ __forceinline__ void pack_probabilities(const float (&s)[TILE_K / 2], uint32_t (&p)[TILE_K / 4]) {
+template <typename T, int N>
+__device__ __forceinline__ void pack_probabilities(const float (&s)[2 * N], uint32_t (&p)[N]) {
 #pragma unroll
-    for (int i = 0; i < TILE_K / 4; ++i) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < N; ++i) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
 }
 
 // Hides the keys of a tile that lie beyond the limits of this thread's two rows, counted from its first column.
-__device__ __forceinline__ void hide_beyond(float (&s)[TILE_K / 2], int limit0, int limit1) {
+template <int N>
+__device__ __forceinline__ void hide_beyond(float (&s)[N], int limit0, int limit1) {
 #pragma unroll
-    for (int i = 0; i < TILE_K / 2; ++i) {
+    for (int i = 0; i < N; ++i) {
         if (8 * (i >> 2) + (i & 1) > ((i & 2) ? limit1 : limit0)) s[i] = -INFINITY;
     }
 }
@@ -73,10 +74,10 @@ __device__ __forceinline__ int position_of(const WorkItem& w, const ControlBlock
 
 // Hides the keys of a tile that its rows must not see.
 template <class X>
-__device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w,
+__device__ __forceinline__ void mask_tile(float (&s)[X::KEYS / 2], const AttnParams& attn, const WorkItem& w,
                                           int first_key, const ControlBlock<X>& control, int row0) {
     const int column = first_key + 2 * (threadIdx.x % 4);
-    const int last = (X::SEQUENCES ? w.sequence.k_len : attn.k_len) - 1;
+    const int last = X::num_keys(attn, w) - 1;
     const int limit0 = (attn.causal ? min(position_of<X>(w, control, row0), last) : last) - column;
     const int limit1 = (attn.causal ? min(position_of<X>(w, control, row0 + 8), last) : last) - column;
     hide_beyond(s, limit0, limit1);
@@ -86,7 +87,7 @@ __device__ __forceinline__ void mask_tile(float (&s)[TILE_K / 2], const AttnPara
 // need not be numbers. Both consumers write the same zeros, so that neither waits for the other.
 template <class X>
 __device__ __forceinline__ void hide_values(uint32_t v_tile, int rows, int wg) {
-    for (int i = rows * 8 + threadIdx.x % WARPGROUP; i < TILE_K * 8; i += WARPGROUP) {
+    for (int i = rows * 8 + threadIdx.x % WARPGROUP; i < X::KEYS * 8; i += WARPGROUP) {
 #pragma unroll
         for (int panel = 0; panel < X::PANELS; ++panel) {
             asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(v_tile + panel * X::KV_PANEL + 16 * i), "r"(0)
@@ -111,7 +112,7 @@ __device__ __forceinline__ auto modifiers_of(const typename X::Params& p, int he
 
 // Softcap and ALiBi on the scores of a tile.
 template <class X, class Modifiers>
-__device__ __forceinline__ void modify_tile(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w,
+__device__ __forceinline__ void modify_tile(float (&s)[X::KEYS / 2], const AttnParams& attn, const WorkItem& w,
                                             const Modifiers& modifiers, int first_key, int row0) {
     if constexpr (X::MODIFIES_SCORES) {
         modifiers.apply(s, attn.causal, w.position + row0 - first_key - 2 * int(threadIdx.x % 4));
@@ -119,7 +120,8 @@ __device__ __forceinline__ void modify_tile(float (&s)[TILE_K / 2], const AttnPa
 }
 
 // Hides the end of a ragged gathered tile.
-__device__ __forceinline__ void mask_columns(float (&s)[TILE_K / 2], const WorkItem& w, int step) {
+template <int N>
+__device__ __forceinline__ void mask_columns(float (&s)[N], const WorkItem& w, int step) {
     if (step < w.gather_from || step != w.steps - 1) return;
     const int limit = w.last_keys - 1 - 2 * (threadIdx.x % 4);
     hide_beyond(s, limit, limit);
@@ -183,11 +185,11 @@ __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& vo
 
 // The masks of step i > 0.
 template <class X>
-__device__ __forceinline__ void mask_step(float (&s)[TILE_K / 2], const AttnParams& attn, const WorkItem& w, int i,
+__device__ __forceinline__ void mask_step(float (&s)[X::KEYS / 2], const AttnParams& attn, const WorkItem& w, int i,
                                           const ControlBlock<X>& control, int row0) {
     if constexpr (X::ROWS_MAY_BE_EMPTY) {
-        const int first_key = (w.key_tile + i) * TILE_K;
-        if (first_key + TILE_K > min(attn.causal ? w.position + 1 : attn.k_len, attn.k_len)) {
+        const int first_key = X::key_tile(w, i) * X::KEYS, k_len = X::num_keys(attn, w);
+        if (first_key + X::KEYS > min(attn.causal ? w.position + 1 : k_len, k_len)) {
             mask_tile(s, attn, w, first_key, control, row0);
         }
     }
@@ -257,9 +259,9 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             __syncwarp();
         }
         OnlineSoftmax softmax;
-        float s[TILE_K / 2];
+        float s[X::KEYS / 2];
         float acc[ACC];
-        uint32_t probs[TILE_K / 4];
+        uint32_t probs[X::KEYS / 4];
         TileEffect tile;
 #pragma unroll
         for (int i = 0; i < ACC; ++i) acc[i] = 0.f;
@@ -280,8 +282,8 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         pin(s);
         free_k();
         if (w.steps == 1) free_q();
-        modify_tile<X>(s, attn, w, modifiers, w.key_tile * TILE_K, row0);
-        if constexpr (!X::PERMUTES_QUERIES) mask_tile(s, attn, w, w.key_tile * TILE_K, *control, row0);
+        modify_tile<X>(s, attn, w, modifiers, w.key_tile * X::KEYS, row0);
+        if constexpr (!X::PERMUTES_QUERIES) mask_tile(s, attn, w, w.key_tile * X::KEYS, *control, row0);
         if constexpr (X::RAGGED_END) mask_columns(s, w, 0);
         if constexpr (X::PERMUTES_QUERIES) {
             tile.old_sum[0] = softmax.row_sum[0];
@@ -292,8 +294,8 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         pack_probabilities<T>(s, probs);
         if constexpr (X::SEQUENCES) {
             // Only the last tile of a sequence has rows of the next, and the last tile is step 0.
-            const int keys = w.sequence.k_len - w.key_tile * TILE_K;
-            if (keys < TILE_K) {
+            const int keys = w.sequence.k_len - w.key_tile * X::KEYS;
+            if (keys < X::KEYS) {
                 await_v();
                 hide_values<X>(shared.v_tile(v_pos.stage), keys, wg);
             }
@@ -333,7 +335,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             pin(s);
             free_k();
             if (i == w.steps - 1) free_q();
-            modify_tile<X>(s, attn, w, modifiers, (w.key_tile - i) * TILE_K, row0);
+            modify_tile<X>(s, attn, w, modifiers, (w.key_tile - i) * X::KEYS, row0);
             mask_step(s, attn, w, i, *control, row0);
             // Softmax, around the wait for the values.
             tile.old_sum[0] = softmax.row_sum[0];
@@ -400,6 +402,12 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             pin(acc);
         }
         free_v();
+        if constexpr (X::IS_HALVED) {
+            // Read again, because registers are full in the loop. The producer replaces it after the next item.
+            X::decode(p, control->item[sequence & 1], w);
+            rows = OutputRows(w, row0);
+            if constexpr (X::SEQUENCES) rows.begin_at(w.sequence.first_row);
+        }
         softmax.finish();
         if constexpr (X::MAY_STOP) {
             if (p.tiles_visited != nullptr && threadIdx.x == WARPGROUP) {

@@ -90,3 +90,7 @@ struct PagedSchedule : ModifiedSchedule {
 
 S2O_KERNELS(s2o_dense_modified, s2o::ModifiedSchedule)
 S2O_KERNELS(s2o_dense_paged, s2o::PagedSchedule)
+S2O_WIDE_KERNELS(s2o_dense_modified, 192, s2o::ModifiedSchedule)
+S2O_WIDE_KERNELS(s2o_dense_modified, 256, s2o::ModifiedSchedule)
+S2O_WIDE_KERNELS(s2o_dense_paged, 192, s2o::PagedSchedule)
+S2O_WIDE_KERNELS(s2o_dense_paged, 256, s2o::PagedSchedule)

@@ -38,15 +38,36 @@ struct Traits : Schedule {
     static constexpr Stop STOP = STOP_;
     static constexpr int STAGES = Schedule::GATHERS_KEYS ? GATHER_STAGES : TILE_STAGES;
     static constexpr int PANELS = HEAD_DIM / 64;
-    // Of a thread; all threads together have those of the launch. The producer of pages needs more.
-    static constexpr int CONSUMER_REGISTERS = Schedule::PAGED ? 224 : 232;
-    static constexpr int PRODUCER_REGISTERS = Schedule::PAGED ? 56 : 40;
-    static constexpr uint32_t Q_PANEL = TILE_Q * 128, KV_PANEL = TILE_K * 128;
+    // Of a tile: next to accumulators of more than 128 columns, registers and shared memory hold half of a TILE_K.
+    static constexpr int KEYS = HEAD_DIM > 128 ? TILE_K / 2 : TILE_K;
+    static constexpr bool IS_HALVED = KEYS < TILE_K;
+    static_assert(!IS_HALVED || !Schedule::GATHERS_KEYS && Schedule::OUTPUT == Output::NORMALISED);
+    // Half of the diagonal tile's rows see none of its second half.
+    static constexpr bool ROWS_MAY_BE_EMPTY = Schedule::ROWS_MAY_BE_EMPTY || IS_HALVED;
+    // Of a thread; all threads together have those of the launch. Some producers need more.
+    static constexpr int CONSUMER_REGISTERS = Schedule::PAGED || IS_HALVED ? 224 : 232;
+    static constexpr int PRODUCER_REGISTERS = Schedule::PAGED || IS_HALVED ? 56 : 40;
+    static constexpr uint32_t Q_PANEL = TILE_Q * 128, KV_PANEL = KEYS * 128;
     static constexpr uint32_t Q_BYTES = PANELS * Q_PANEL, KV_BYTES = PANELS * KV_PANEL;
     // SHARED_BYTES has 1024 more to align the tiles, and CONTROL_BYTES for the control block.
     static constexpr uint32_t CONTROL_BYTES = Schedule::SCATTERS_ROWS ? 1024 : 512;
     static constexpr uint32_t TILES_BYTES = Q_BYTES + 2 * STAGES * KV_BYTES;
     static constexpr uint32_t SHARED_BYTES = 1024 + TILES_BYTES + CONTROL_BYTES;
+
+    // Keys that exist for the rows of an item.
+    __device__ __forceinline__ static int num_keys(const AttnParams& attn, const WorkItem& w) {
+        return Schedule::SEQUENCES ? w.sequence.k_len : attn.k_len;
+    }
+    // The schedule's item, in tiles of KEYS.
+    __device__ __forceinline__ static bool decode(const typename Schedule::Params& p, int item, WorkItem& w) {
+        const bool exists = Schedule::decode(p, item, w);
+        if constexpr (IS_HALVED) {
+            const int end = min(2 * (w.key_tile + 1), (num_keys(attn_of(p), w) + KEYS - 1) / KEYS);
+            w.key_tile = end - 1;
+            w.steps = w.gather_from = max(end, 0);
+        }
+        return exists;
+    }
 };
 
 // Positions of the rows of a tile that are not consecutive: loaded once for an item.

@@ -5,7 +5,10 @@
 namespace s2o::sm90 {
 
 // Rows of a box: the largest power of two that divides the pages, at most a tile. The tensor maps have this size too.
-__device__ __forceinline__ int rows_of_box(int page_len) { return min(page_len & -page_len, TILE_K); }
+template <class X>
+__device__ __forceinline__ int rows_of_box(int page_len) {
+    return min(page_len & -page_len, X::KEYS);
+}
 
 // As produce_tiles, by the first warp.
 template <class X>
@@ -14,8 +17,8 @@ __device__ __forceinline__ void produce_pages(const SharedLayout<X>& shared, con
                                               const typename X::Params& p) {
     auto* control = shared.control;
     const int lane = threadIdx.x;
-    const int box_rows = rows_of_box(p.page_len);
-    const bool copies = lane < TILE_K / box_rows;
+    const int box_rows = rows_of_box<X>(p.page_len);
+    const bool copies = lane < X::KEYS / box_rows;
     RingPosition<X::STAGES> k_pos, v_pos;
     ItemQueue<X> queue(p);
     WorkItem w;
@@ -66,7 +69,7 @@ __device__ __forceinline__ void produce_pages(const SharedLayout<X>& shared, con
         for (int i = 0; i <= w.steps; ++i) {
             int k_row = 0;
             if (i < w.steps) {
-                k_row = row_of(X::key_tile(w, i) * TILE_K + lane * box_rows);
+                k_row = row_of(X::key_tile(w, i) * X::KEYS + lane * box_rows);
                 mbarrier_wait(smem_address(&control->k_empty[k_pos.stage]), k_pos.parity ^ 1);
                 load(shared.k_tile(k_pos.stage), map_k, &control->k_full[k_pos.stage], k_row);
                 k_pos.advance();

@@ -62,7 +62,7 @@ __device__ __forceinline__ void produce_tiles(const SharedLayout<X>& shared, con
         for (int i = 0; i <= w.steps; ++i) {
             int k_token = 0;
             if (i < w.steps) {
-                k_token = X::key_tile(w, i) * TILE_K + (X::SEQUENCES ? w.sequence.first_key : 0);
+                k_token = X::key_tile(w, i) * X::KEYS + (X::SEQUENCES ? w.sequence.first_key : 0);
                 mbarrier_wait(smem_address(&control->k_empty[k_pos.stage]), k_pos.parity ^ 1);
                 tma_load_tile<X>(shared.k_tile(k_pos.stage), map_k, smem_address(&control->k_full[k_pos.stage]),
                                  k_token, w.kv_head, w.batch);

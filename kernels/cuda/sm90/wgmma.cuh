@@ -62,33 +62,58 @@ __device__ __forceinline__ float behind(float x, float product) {
 
 // ---- instructions ----
 
-// Operands 0 to 31 and 32 to 63 of an asm statement, and the accumulators that they are.
-#define S2O_REGISTERS_0_31                                                   \
+// Operands of an asm statement by 32, and the accumulators that they are.
+#define S2O_REGISTERS_0                                                      \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define S2O_REGISTERS_32_63                                                            \
+#define S2O_REGISTERS_32                                                               \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define S2O_REGISTERS_64                                                               \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define S2O_REGISTERS_96                                                                           \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define S2O_REGISTERS_TO_63 S2O_REGISTERS_0 ", " S2O_REGISTERS_32
+#define S2O_REGISTERS_TO_95 S2O_REGISTERS_TO_63 ", " S2O_REGISTERS_64
+#define S2O_REGISTERS_TO_127 S2O_REGISTERS_TO_95 ", " S2O_REGISTERS_96
 #define S2O_8_SUMS(d, i)                                                                        \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
 #define S2O_32_SUMS(d, i) S2O_8_SUMS(d, i), S2O_8_SUMS(d, i + 8), S2O_8_SUMS(d, i + 16), S2O_8_SUMS(d, i + 24)
+#define S2O_64_SUMS(d, i) S2O_32_SUMS(d, i), S2O_32_SUMS(d, i + 32)
 
 // `statement` with "bf16" or "f16".
 #define S2O_BY_TYPE(T, statement)                                      \
     if constexpr (std::is_same_v<T, __nv_bfloat16>) statement("bf16"); \
     else statement("f16")
 
+// d (64 x 64) = a (64 x 16) b^T + ACCUMULATE * d; both from shared memory, both K-major.
+template <typename T, int ACCUMULATE>
+__device__ __forceinline__ void wgmma_ss(float (&d)[32], uint32_t desc_a, uint32_t desc_b) {
+#define S2O_STATEMENT(type)                                                              \
+    asm volatile(                                                                        \
+        "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                            \
+        "setp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"       \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" S2O_REGISTERS_0 \
+        "}, a, b, p, 1, 1, 0, 0;\n}"                                                     \
+        : S2O_32_SUMS(d, 0)                                                              \
+        : "r"(desc_a), "r"(desc_b), "n"(ACCUMULATE), "n"(DESCRIPTOR_HIGH))
+    S2O_BY_TYPE(T, S2O_STATEMENT);
+#undef S2O_STATEMENT
+}
+
 // d (64 x 128) = a (64 x 16) b^T + ACCUMULATE * d; both from shared memory, both K-major.
 template <typename T, int ACCUMULATE>
 __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint32_t desc_a, uint32_t desc_b) {
-#define S2O_STATEMENT(type)                                                                                           \
-    asm volatile(                                                                                                     \
-        "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                                                         \
-        "setp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, %67};\nmov.b64 b, {%65, %67};\n"                                    \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" S2O_REGISTERS_0_31 ", " S2O_REGISTERS_32_63 \
-        "}, a, b, p, 1, 1, 0, 0;\n}"                                                                                  \
-        : S2O_32_SUMS(d, 0), S2O_32_SUMS(d, 32)                                                                       \
+#define S2O_STATEMENT(type)                                                                   \
+    asm volatile(                                                                             \
+        "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                                 \
+        "setp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, %67};\nmov.b64 b, {%65, %67};\n"            \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" S2O_REGISTERS_TO_63 \
+        "}, a, b, p, 1, 1, 0, 0;\n}"                                                          \
+        : S2O_64_SUMS(d, 0)                                                                   \
         : "r"(desc_a), "r"(desc_b), "n"(ACCUMULATE), "n"(DESCRIPTOR_HIGH))
     S2O_BY_TYPE(T, S2O_STATEMENT);
 #undef S2O_STATEMENT
@@ -97,12 +122,12 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint32_t desc_a, uint32
 // d (64 x 64) += a (64 x 16, registers) b (16 x 64, shared memory, N contiguous).
 template <typename T>
 __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t* a, uint32_t desc_b) {
-#define S2O_STATEMENT(type)                                                                 \
-    asm volatile(                                                                           \
-        "{\n.reg .b64 b;\nmov.b64 b, {%36, %37};\n"                                         \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" S2O_REGISTERS_0_31 \
-        "}, {%32, %33, %34, %35}, b, 1, 1, 1, 1;\n}"                                        \
-        : S2O_32_SUMS(d, 0)                                                                 \
+#define S2O_STATEMENT(type)                                                              \
+    asm volatile(                                                                        \
+        "{\n.reg .b64 b;\nmov.b64 b, {%36, %37};\n"                                      \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" S2O_REGISTERS_0 \
+        "}, {%32, %33, %34, %35}, b, 1, 1, 1, 1;\n}"                                     \
+        : S2O_32_SUMS(d, 0)                                                              \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH))
     S2O_BY_TYPE(T, S2O_STATEMENT);
 #undef S2O_STATEMENT
@@ -111,21 +136,55 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t* a, uint
 // d (64 x 128) += a (64 x 16, registers) b (16 x 128, shared memory, N contiguous).
 template <typename T>
 __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t* a, uint32_t desc_b) {
-#define S2O_STATEMENT(type)                                                                                           \
-    asm volatile(                                                                                                     \
-        "{\n.reg .b64 b;\nmov.b64 b, {%68, %69};\n"                                                                   \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" S2O_REGISTERS_0_31 ", " S2O_REGISTERS_32_63 \
-        "}, {%64, %65, %66, %67}, b, 1, 1, 1, 1;\n}"                                                                  \
-        : S2O_32_SUMS(d, 0), S2O_32_SUMS(d, 32)                                                                       \
+#define S2O_STATEMENT(type)                                                                   \
+    asm volatile(                                                                             \
+        "{\n.reg .b64 b;\nmov.b64 b, {%68, %69};\n"                                           \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" S2O_REGISTERS_TO_63 \
+        "}, {%64, %65, %66, %67}, b, 1, 1, 1, 1;\n}"                                          \
+        : S2O_64_SUMS(d, 0)                                                                   \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH))
     S2O_BY_TYPE(T, S2O_STATEMENT);
 #undef S2O_STATEMENT
 }
 
-#undef S2O_REGISTERS_0_31
-#undef S2O_REGISTERS_32_63
+// d (64 x 192) += a (64 x 16, registers) b (16 x 192, shared memory, N contiguous).
+template <typename T>
+__device__ __forceinline__ void wgmma_rs(float (&d)[96], const uint32_t* a, uint32_t desc_b) {
+#define S2O_STATEMENT(type)                                                                   \
+    asm volatile(                                                                             \
+        "{\n.reg .b64 b;\nmov.b64 b, {%100, %101};\n"                                         \
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " {" S2O_REGISTERS_TO_95 \
+        "}, {%96, %97, %98, %99}, b, 1, 1, 1, 1;\n}"                                          \
+        : S2O_64_SUMS(d, 0), S2O_32_SUMS(d, 64)                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH))
+    S2O_BY_TYPE(T, S2O_STATEMENT);
+#undef S2O_STATEMENT
+}
+
+// d (64 x 256) += a (64 x 16, registers) b (16 x 256, shared memory, N contiguous).
+template <typename T>
+__device__ __forceinline__ void wgmma_rs(float (&d)[128], const uint32_t* a, uint32_t desc_b) {
+#define S2O_STATEMENT(type)                                                                    \
+    asm volatile(                                                                              \
+        "{\n.reg .b64 b;\nmov.b64 b, {%132, %133};\n"                                          \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" S2O_REGISTERS_TO_127 \
+        "}, {%128, %129, %130, %131}, b, 1, 1, 1, 1;\n}"                                       \
+        : S2O_64_SUMS(d, 0), S2O_64_SUMS(d, 64)                                                \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH))
+    S2O_BY_TYPE(T, S2O_STATEMENT);
+#undef S2O_STATEMENT
+}
+
+#undef S2O_REGISTERS_0
+#undef S2O_REGISTERS_32
+#undef S2O_REGISTERS_64
+#undef S2O_REGISTERS_96
+#undef S2O_REGISTERS_TO_63
+#undef S2O_REGISTERS_TO_95
+#undef S2O_REGISTERS_TO_127
 #undef S2O_8_SUMS
 #undef S2O_32_SUMS
+#undef S2O_64_SUMS
 #undef S2O_BY_TYPE
 
 }  // namespace s2o::sm90
