@@ -156,16 +156,18 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
     cp_async_wait<X::RING_SLOTS - 2>();  // the queries arrive with the first keys; a warp loads its own
     __syncwarp();
 
-    for (int tile = w.key_tile; tile < w.end_tile; ++tile) {
+    // Descending: with ALiBi and in windows the first tile then has the highest scores, and later ones raise no maximum.
+    const ScoreModifiers& modifiers = shared.control().modifiers;
+    for (int tile = w.end_tile - 1; tile >= w.key_tile; --tile) {
         const Visibility<X> visibility{first_row, first_row + X::WARP_ROWS - 1, tile * KEYS};
         const bool visible = !visibility.none(p);
         uint32_t probs[X::FRAGMENTS][KEYS / 4];
         float rescale[X::FRAGMENTS][2];
+        bool rises = false;
         const uint32_t k = ring.next() + columns_first<X::ROW>(thread_index() % 32);
         if (visible) {
             float s[X::FRAGMENTS][KEYS / 2];
             scores<X>(s, q, k);
-            const ScoreModifiers modifiers(p, w.head);  // for each tile: registers are full
 #pragma unroll
             for (int m = 0; m < X::FRAGMENTS; ++m) {
                 const int lane = thread_index() % 32;
@@ -173,21 +175,16 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
                 modifiers.apply(s[m], p.right == 0 && p.num_ranges == 0, apart);
             }
             if (!visibility.all(p, w)) visibility.mask(s, p, w);
+            rises = update_fragments<true>(softmax, s, modifiers.unit * LOG2_E, rescale);
 #pragma unroll
             for (int m = 0; m < X::FRAGMENTS; ++m) {
-                float tile_sum[2], tile_max[2];
-                softmax[m].template update<true, false>(s[m], modifiers.unit * LOG2_E, rescale[m], tile_sum, tile_max);
 #pragma unroll
                 for (int i = 0; i < KEYS / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
             }
         }
         const uint32_t v = ring.next() + rows_first<X::ROW>(thread_index() % 32);
         if (visible) {
-            bool rises = false;
-#pragma unroll
-            for (int m = 0; m < X::FRAGMENTS; ++m) rises = rises || rescale[m][0] != 1.f || rescale[m][1] != 1.f;
-            // Late in a row no maximum rises.
-            if (__any_sync(0xffffffffu, rises)) {
+            if (rises) {
 #pragma unroll
                 for (int m = 0; m < X::FRAGMENTS; ++m) rescale_rows(acc[m], rescale[m]);
             }
@@ -213,7 +210,9 @@ __device__ __noinline__ void take_item(const FlashParams& p, Control& control) {
     };
     while (control.next < items && !exists(control.next)) advance();
     control.end = control.next >= items;
-    if (!control.end) advance();
+    if (control.end) return;
+    control.modifiers = ScoreModifiers(p, control.item.head);
+    advance();
 }
 
 template <class X>

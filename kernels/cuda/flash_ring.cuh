@@ -2,6 +2,7 @@
 #pragma once
 #include "flash_item.cuh"
 #include "mma.cuh"
+#include "score_modifiers.cuh"
 
 namespace s2o::flash {
 
@@ -34,6 +35,7 @@ struct Traits {
 
 struct Control {
     Item item;
+    ScoreModifiers modifiers;  // of its head
     int next;  // index of the next item
     bool end;  // no more items
 };
@@ -75,7 +77,8 @@ __device__ __forceinline__ void for_each_chunk(char* q, F f) {
     }
 }
 
-// The ring of tiles of keys and values, filled by cp.async, in the order of the reads: the keys of a tile, its values.
+// The ring of tiles of keys and values, filled by cp.async, in the order of the reads: the keys of the last tile, its
+// values, the keys of the tile before it.
 template <class X>
 class Ring {
     static constexpr int LOADED_ROWS = KEYS / X::LINES;  // of a thread
@@ -83,21 +86,22 @@ class Ring {
     const Item& w;
     const char* rows[2];  // keys and values of the item's head
     uint32_t ring, read = 0;
-    int next_load;  // 2 * tile + (1 for values)
-    // For the next load: the thread's first row. With pages: one of its rows, or -1; the threads that copy a row exchange
+    int next_load = 0;  // 2 * (tiles before it) + (1 for values)
+    // For the next load: the thread's first row, or NO_LIMIT beyond the first tile. With pages: one of its rows, or -1; the threads that copy a row exchange
     // their rows.
     int index;
 
     __device__ __forceinline__ void fetch_index() {
         const int line = thread_index() / X::LANES, lane = thread_index() % X::LANES;
-        int key = (next_load >> 1) * KEYS + line;
+        const int tile = w.end_tile - 1 - (next_load >> 1);
+        int key = tile * KEYS + line;
         if (p.pages == nullptr) {
-            index = w.k_base + key;
+            index = tile >= w.key_tile ? w.k_base + key : NO_LIMIT;
             return;
         }
         key += X::LINES * (lane % LOADED_ROWS);
         index = -1;
-        if ((next_load >> 1) >= w.end_tile || key >= w.k_len) return;
+        if (tile < w.key_tile || key >= w.k_len) return;
         const int n = key / p.page_len;
         const int page = n < p.pages_per_sequence ? p.pages[int64_t(w.batch) * p.pages_per_sequence + n] : -1;
         // A page that does not exist is read as zeros.
@@ -125,7 +129,7 @@ class Ring {
         };
         if (p.pages == nullptr) {
             const char* source = from + index * row_bytes;
-            const int end = w.k_base + min(w.k_len, w.end_tile * KEYS);
+            const int end = w.k_base + w.k_len;
 #pragma unroll
             for (int i = 0; i < LOADED_ROWS; ++i) {
                 copy(i, source, index + i * X::LINES < end);
@@ -146,7 +150,7 @@ class Ring {
 
 public:
     __device__ __forceinline__ Ring(const Shared<X>& shared, const FlashParams& p)
-        : p(p), w(shared.control().item), ring(shared.ring()), next_load(2 * w.key_tile) {
+        : p(p), w(shared.control().item), ring(shared.ring()) {
         const int64_t k = p.q_starts != nullptr ? 0 : w.batch * p.k_strides.batch;
         const int64_t v = p.q_starts != nullptr ? 0 : w.batch * p.v_strides.batch;
         rows[0] = static_cast<const char*>(p.k) + 2 * (k + w.kv_head * p.k_strides.head);

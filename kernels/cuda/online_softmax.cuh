@@ -50,21 +50,34 @@ struct OnlineSoftmax {
                                               float (&tile_max)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            // Two chains per row, because one chain would wait for its own latency.
-            float m0 = WANTS_TILE_MAX ? s[2 * h] : row_max[h], m1 = s[2 * h + 1];
-#pragma unroll
-            for (int i = 0; i < N; i += 4) {
-                m0 = fmaxf(m0, s[i + 2 * h]);
-                m1 = fmaxf(m1, s[i + 2 * h + 1]);
-            }
-            float m = quad_max(fmaxf(m0, m1));
+            float m = quad_max(highest_of_thread(s, h, WANTS_TILE_MAX ? s[2 * h] : row_max[h]));
             if constexpr (WANTS_TILE_MAX) {
                 tile_max[h] = m;
                 m = fmaxf(m, row_max[h]);
             }
-            rescale[h] = EMPTY_ROWS && m == -INFINITY ? 1.f : exp2_approx((row_max[h] - m) * scale_log2);
-            row_max[h] = m;
+            rescale[h] = raise_to<EMPTY_ROWS>(m, h, scale_log2);
         }
+    }
+
+    // The highest of `least` and the thread's scores of row h.
+    template <int N>
+    __device__ __forceinline__ float highest_of_thread(const float (&s)[N], int h, float least) const {
+        // Two chains per row, because one chain would wait for its own latency.
+        float m0 = least, m1 = s[2 * h + 1];
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            m0 = fmaxf(m0, s[i + 2 * h]);
+            m1 = fmaxf(m1, s[i + 2 * h + 1]);
+        }
+        return fmaxf(m0, m1);
+    }
+
+    // Sets the maximum of row h, and returns the factor for what was summed before.
+    template <bool EMPTY_ROWS>
+    __device__ __forceinline__ float raise_to(float m, int h, float scale_log2) {
+        const float rescale = EMPTY_ROWS && m == -INFINITY ? 1.f : exp2_approx((row_max[h] - m) * scale_log2);
+        row_max[h] = m;
+        return rescale;
     }
 
     // The second half: probabilities and sums.
@@ -92,6 +105,40 @@ struct OnlineSoftmax {
         row_sum[1] = quad_sum(row_sum[1]);
     }
 };
+
+// `update` of a warp's fragments. Late in a row no maximum rises, so the quads exchange theirs only if one of the warp
+// does. Returns whether one does; `rescale` is 1 if not.
+template <bool EMPTY_ROWS, int M, int N>
+__device__ __forceinline__ bool update_fragments(OnlineSoftmax (&softmax)[M], float (&s)[M][N], float scale_log2,
+                                                 float (&rescale)[M][2]) {
+    float highest[M][2];
+    bool rises = false;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            highest[m][h] = softmax[m].highest_of_thread(s[m], h, softmax[m].row_max[h]);
+            rises = rises || highest[m][h] > softmax[m].row_max[h];
+            rescale[m][h] = 1.f;
+        }
+    }
+    rises = __any_sync(0xffffffffu, rises);
+    if (rises) {
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                rescale[m][h] = softmax[m].template raise_to<EMPTY_ROWS>(quad_max(highest[m][h]), h, scale_log2);
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        float tile_sum[2];
+        softmax[m].template exponentiate<EMPTY_ROWS>(s[m], scale_log2, rescale[m], tile_sum);
+    }
+    return rises;
+}
 
 // acc *= the row's factor.
 template <int N>

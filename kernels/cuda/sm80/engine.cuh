@@ -130,30 +130,42 @@ struct Visibility {
     }
 };
 
-// P = exp(S - row_max), in 16 bits, and the maxima of the half tile if the tile may stop.
+// P = exp(S - row_max), in 16 bits, and the maxima of the half tile if the tile may stop. Returns whether an accumulator
+// of the warp must be rescaled.
 template <class X>
-__device__ __forceinline__ void probabilities(OnlineSoftmax (&softmax)[X::FRAGMENTS],
+__device__ __forceinline__ bool probabilities(OnlineSoftmax (&softmax)[X::FRAGMENTS],
                                               float (&s)[X::FRAGMENTS][HALF_K / 2], float scale_log2,
                                               uint32_t (&probs)[X::FRAGMENTS][HALF_K / 4],
                                               float (&rescale)[X::FRAGMENTS][2], float (&half_max)[X::FRAGMENTS][2]) {
+    bool rises = true;
+    if constexpr (X::MAY_STOP) {
+#pragma unroll
+        for (int m = 0; m < X::FRAGMENTS; ++m) {
+            float tile_sum[2];
+            softmax[m].template update<X::ROWS_MAY_BE_EMPTY, true>(s[m], scale_log2, rescale[m], tile_sum, half_max[m]);
+        }
+    } else {
+        rises = update_fragments<X::ROWS_MAY_BE_EMPTY>(softmax, s, scale_log2, rescale);
+    }
 #pragma unroll
     for (int m = 0; m < X::FRAGMENTS; ++m) {
-        float tile_sum[2];
-        softmax[m].template update<X::ROWS_MAY_BE_EMPTY, X::MAY_STOP>(s[m], scale_log2, rescale[m], tile_sum,
-                                                                      half_max[m]);
 #pragma unroll
         for (int i = 0; i < HALF_K / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
     }
+    return rises;
 }
 
 // Late in a row no maximum rises, and the rescale is skipped.
 template <class X>
 __device__ __forceinline__ void rescale_if_needed(float (&acc)[X::FRAGMENTS][X::HEAD_DIM / 2],
-                                                  const float (&rescale)[X::FRAGMENTS][2]) {
-    bool rises = false;
+                                                  const float (&rescale)[X::FRAGMENTS][2], bool rises) {
+    if constexpr (X::MAY_STOP) {
+        rises = false;
 #pragma unroll
-    for (int m = 0; m < X::FRAGMENTS; ++m) rises = rises || rescale[m][0] != 1.f || rescale[m][1] != 1.f;
-    if (__any_sync(0xffffffffu, rises)) {
+        for (int m = 0; m < X::FRAGMENTS; ++m) rises = rises || rescale[m][0] != 1.f || rescale[m][1] != 1.f;
+        rises = __any_sync(0xffffffffu, rises);
+    }
+    if (rises) {
 #pragma unroll
         for (int m = 0; m < X::FRAGMENTS; ++m) rescale_rows(acc[m], rescale[m]);
     }
@@ -245,13 +257,14 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             const bool visible = !visibility.none();
             uint32_t probs[X::FRAGMENTS][HALF_K / 4];
             float rescale[X::FRAGMENTS][2];
+            bool rises = false;
             if (visible) {
                 float s[X::FRAGMENTS][HALF_K / 2];
                 scores<X>(s, queries, k);
                 if constexpr (X::CAPS_SCORES) cap<X>(s, attn.cap_scale);
                 if (!visibility.all()) visibility.mask(s, lane, beyond);
                 float half_max[X::FRAGMENTS][2];
-                probabilities<X>(softmax, s, scale_log2, probs, rescale, half_max);
+                rises = probabilities<X>(softmax, s, scale_log2, probs, rescale, half_max);
                 if constexpr (X::MAY_STOP) {
                     const float largest = own_row(half_max);
                     float& tile_max = control.max_or_gain[thread_index()];
@@ -279,7 +292,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 }
             }
             if (visible) {
-                rescale_if_needed<X>(acc, rescale);
+                rescale_if_needed<X>(acc, rescale, rises);
                 add_values<X>(acc, probs, v);
             }
             if constexpr (X::MAY_STOP) {
