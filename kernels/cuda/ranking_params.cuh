@@ -2,7 +2,7 @@
 //   s2o_moments_*  mean and variance of each segment's queries -> the coefficients of [K | K*K] in the key scores
 // then, once for each group that fits in the workspace:
 //   s2o_scores_*   the scores of all keys before each segment, 16 bits each
-//   s2o_sort       kv_perm, one CTA per row of scores
+//   s2o_sort       kv_perm, one CTA per row of scores, or several if rows are few
 // For a query permutation, on the same parameters:
 //   s2o_key_guide_*    mean of the first segment's keys
 //   s2o_query_order_*  q_perm
@@ -34,7 +34,8 @@ struct RankingParams {
     void* coefficients;       // (batch, num_heads, segment, 3, head_dim), 16 bits each, from coefficient_segment on
     float* partial_moments;   // (batch, num_heads, num_segments, splits, 2*head_dim + 1); unused with one split
     uint32_t* arrivals;       // (batch, num_heads, num_segments), zero before and after a launch; likewise
-    uint16_t* scores;         // laid out as kv_perm; the sort overwrites it
+    uint16_t* scores;         // laid out as kv_perm; the sort overwrites it if it is `buckets` too
+    uint16_t* buckets;        // laid out as kv_perm: of each key, four times its bucket; `scores` if one CTA sorts a row
     float* score_ranges;      // a pair per SCORE_BLOCK scores: score = pair[0] * code + pair[1]
     int32_t* q_perm;          // (batch, num_heads, q_len): slot r of a segment's rows holds the row placed there
     float* key_guide;         // (batch, num_kv_heads, head_dim)
@@ -61,7 +62,7 @@ struct RankingParams {
     float second_cumulant;    // c; 0 ranks by the mean query alone
     int32_t sorted_eighths;   // of a row's keys, the best, that are sorted at least; the others may follow in ascending order
 };
-static_assert(sizeof(RankingParams) == 224 && offsetof(RankingParams, batch) == 152, "mirrored on the host");
+static_assert(sizeof(RankingParams) == 232 && offsetof(RankingParams, batch) == 160, "mirrored on the host");
 
 // Offset of row n in its head.
 __host__ __device__ inline int64_t prefix_row(const RankingParams& p, int n) {

@@ -1,5 +1,6 @@
 // Sorts one row of scores into kv_perm: a counting sort by one CTA, which places entries in shared memory one window at
-// a time so that stores of the row are coalesced. Tokens ascend inside a bucket, so the order of the atomics does not
+// a time so that stores of the row are coalesced. If rows are few, several CTAs place windows of one row; each of them
+// counts the whole row. Tokens ascend inside a bucket, so the order of the atomics does not
 // matter and the result is the same on every run. Each window reads the whole row, so windows are made for the best keys
 // only; the others, which few query tiles reach, follow in the order of their tokens.
 #pragma once
@@ -214,7 +215,13 @@ struct Window {
     }
 };
 
-// Grid (batch * num_heads, num_segments), a power of two of threads up to SORT_THREADS that the buckets allow,
+// The bucket with which part `part` of `parts` of a sorted row begins.
+__device__ __forceinline__ int first_of_part(const uint32_t* starts, int buckets, int length, int part, int parts) {
+    if (part == 0 || part == parts) return part == 0 ? 0 : buckets;
+    return last_boundary(starts, 0, buckets, int(int64_t(length) * part / parts));
+}
+
+// Grid (batch * num_heads, num_segments, CTAs of a row), a power of two of threads up to SORT_THREADS that the buckets allow,
 // sort_shared_bytes(sort_buckets, sort_window) dynamic shared memory (opt in above 48 KiB).
 __device__ __forceinline__ void sort_row(const RankingParams& p) {
     extern __shared__ __align__(128) uint32_t sort_shared[];
@@ -229,6 +236,7 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
     if (length == 0) return;
     const int64_t row_begin = blockIdx.x * p.kv_perm_head_stride + prefix_row(p, n);
     int32_t* out = p.kv_perm + row_begin;
+    uint16_t* const ids = p.buckets + row_begin;
     ScoreRow row{p.scores + row_begin, reinterpret_cast<const float2*>(p.score_ranges) + row_begin / SCORE_BLOCK,
                  length, p.front_sink, length - p.recent, p.sort_buckets, 0.f, 0.f, 0.f, 0.f};
 
@@ -240,9 +248,9 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
     for_each_vector(row.codes, length, [&](int v, uint4 codes) {
         uint32_t bucket[8];
         row.buckets_of(codes, row.ranges[v / (SCORE_BLOCK / 8)], v, bucket);
-        // The windows below read buckets, not scores.
+        // The windows below read buckets, not scores. All CTAs of a row write the same.
         auto pack = [&](int i) { return 4 * (bucket[i] | bucket[i + 1] << 16); };
-        reinterpret_cast<uint4*>(row.codes)[v] = make_uint4(pack(0), pack(2), pack(4), pack(6));
+        reinterpret_cast<uint4*>(ids)[v] = make_uint4(pack(0), pack(2), pack(4), pack(6));
 #pragma unroll
         for (int i = 0; i < 8; ++i) atomicAdd(starts + bucket[i], 1u);
     });
@@ -251,14 +259,17 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
 
     const uint32_t token_bits = 32 - __clz(length - 1), token_mask = (1u << token_bits) - 1;
     const int widest = 1 << min(32 - token_bits, 20u);
-    for (int first = 0; first < p.sort_buckets;) {
+    // Window::place turns the starts of its buckets into their ends, so these come first.
+    const int end_of_part = first_of_part(starts, p.sort_buckets, length, blockIdx.z + 1, gridDim.z);
+    const int first_of_cta = first_of_part(starts, p.sort_buckets, length, blockIdx.z, gridDim.z);
+    for (int first = first_of_cta; first < end_of_part;) {
         const int base = starts[first];
         if (base == length) break;
         if (base >= length / 8 * p.sorted_eighths) {
-            emit_rest(row.codes, length, first, out + base, entries, p.sort_window, shared.partial);
+            emit_rest(ids, length, first, out + base, entries, p.sort_window, shared.partial);
             break;
         }
-        int end = last_boundary(starts, first, min(first + widest, p.sort_buckets), p.sort_window);
+        int end = last_boundary(starts, first, min(first + widest, end_of_part), p.sort_window);
         if (largest > BIG_BUCKET) {
             if (threadIdx.x == 0) {
                 shared.first_giant = end;
@@ -277,7 +288,7 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
             }
         }
         if (end == first) {
-            emit_bucket(row.codes, length, first, out + base, shared.partial);
+            emit_bucket(ids, length, first, out + base, shared.partial);
             ++first;
             __syncthreads();
             continue;
@@ -288,7 +299,7 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
         __syncthreads();
         const Window window{uint32_t(first), uint32_t(end - first), token_mask + 1, begin,
                             p.sort_buckets + SPARE_COUNTERS};
-        window.place(row.codes, length, starts, entries);
+        window.place(ids, length, starts, entries);
         __syncthreads();
         if (largest > BIG_BUCKET) {
             const int warps = blockDim.x / 32;

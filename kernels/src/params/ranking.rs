@@ -16,6 +16,7 @@ pub struct RankingParams {
     pub partial_moments: *mut f32,
     pub arrivals: *mut u32,
     pub scores: *mut u16,
+    pub buckets: *mut u16,
     pub score_ranges: *mut f32,
     pub q_perm: *mut i32,
     pub key_guide: *mut f32,
@@ -43,4 +44,4 @@ pub struct RankingParams {
     pub sorted_eighths: i32,
 }
 
-layout!(RankingParams: 224, batch at 152);
+layout!(RankingParams: 232, batch at 160);

@@ -28,12 +28,17 @@ fn sorted_eighths(config: &S2oConfig, plan: &Plan) -> usize {
     }
 }
 
+/// More blocks would only repeat the count of the row.
+const MOST_BLOCKS_OF_ROW: usize = 8;
+
 /// Scratch memory of the ranking, large enough for each group.
 pub(super) struct Ranker {
     coefficients: Region<u16>,
     partial_moments: Region<f32>,
     arrivals: Region<u32>,
     scores: Region<u16>,
+    /// `None` if one block sorts a row, which needs no memory in addition to the scores.
+    buckets: Option<Region<u16>>,
     score_ranges: Region<f32>,
     key_guide: Region<f32>,
 }
@@ -47,11 +52,18 @@ pub(super) struct Orders {
 }
 
 impl Ranker {
-    pub(super) fn new(regions: &mut Regions, call: &Call, plan: &Plan, groups: &[SegmentGroup]) -> Self {
+    pub(super) fn new(
+        regions: &mut Regions,
+        call: &Call,
+        config: &S2oConfig,
+        plan: &Plan,
+        groups: &[SegmentGroup],
+    ) -> Self {
         let shape = &call.shape;
         let heads = shape.batch() * shape.num_heads();
         let max = |count: fn(&SegmentGroup) -> usize| heads * groups.iter().map(count).max().unwrap_or(0);
         let (segments, keys) = (max(SegmentGroup::len), max(|group| group.keys));
+        let is_shared = groups.iter().any(|group| Self::blocks_of_row(call, config, plan, group) > 1);
         let partials = groups.iter().map(|group| {
             let splits = moment_splits(plan.segment_len);
             if splits == 1 { 0 } else { heads * (group.len()) * splits * (2 * shape.head_dim() + 1) }
@@ -61,8 +73,19 @@ impl Ranker {
             partial_moments: regions.add(partials.max().unwrap_or(0)),
             arrivals: regions.add(segments),
             scores: regions.add(keys),
+            buckets: is_shared.then(|| regions.add(keys)),
             score_ranges: regions.add(keys / SCORE_BLOCK * 2),
             key_guide: regions.add(shape.batch() * shape.num_kv_heads() * shape.head_dim()),
+        }
+    }
+
+    /// Blocks that sort a row: as many as keep the GPU busy if rows are few. A partial order has one, because its extent
+    /// depends on the windows.
+    fn blocks_of_row(call: &Call, config: &S2oConfig, plan: &Plan, group: &SegmentGroup) -> usize {
+        let rows = call.shape.batch() * call.shape.num_heads() * group.len();
+        match sorted_eighths(config, plan) {
+            ALL_EIGHTHS => (call.launcher.multiprocessors() / rows).clamp(1, MOST_BLOCKS_OF_ROW),
+            _ => 1,
         }
     }
 
@@ -83,6 +106,7 @@ impl Ranker {
     ) -> Result<(), CudaError> {
         let shape = &call.shape;
         let segments = group.len();
+        let blocks_of_row = Self::blocks_of_row(call, config, plan, group);
         let longest = plan.segments[group.end - 1].start;
         let sort =
             SortShape::fitting(call.launcher.shared_limit(call.function(Kernel::Sort))?, longest, plan.prompt_len);
@@ -95,6 +119,7 @@ impl Ranker {
             partial_moments: scratch.at(self.partial_moments),
             arrivals: scratch.at(self.arrivals),
             scores: scratch.at(self.scores),
+            buckets: scratch.at(self.buckets.filter(|_| blocks_of_row > 1).unwrap_or(self.scores)),
             score_ranges: scratch.at(self.score_ranges),
             q_perm: orders.q_perm.unwrap_or(ptr::null_mut()),
             key_guide: scratch.at(self.key_guide),
@@ -148,7 +173,7 @@ impl Ranker {
             let [y, z] = [(segments * shape.group_size()).div_ceil(SCORE_ROWS), batch * kv_heads];
             let blocks = [score_blocks(longest / SCORE_BLOCK, y * z, call.launcher.multiprocessors()), y, z];
             call.launch(Kernel::Scores, &params, Grid::Blocks(blocks))?;
-            let blocks = [batch * heads, segments, 1];
+            let blocks = [batch * heads, segments, blocks_of_row];
             let grid = Grid::Shaped { blocks, threads: Some(sort.threads), shared_bytes: Some(sort.shared_bytes()) };
             call.launch(Kernel::Sort, &params, grid)
         }
