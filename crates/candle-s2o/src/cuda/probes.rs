@@ -7,7 +7,7 @@ use std::ptr;
 use s2o_core::{ErrorControl, Mask, Plan, S2oConfig};
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, View, to_i32};
 use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams, Strides, UnitList};
-use s2o_kernels::{Kernel, TILE_K, TILE_Q};
+use s2o_kernels::{Kernel, MERGE_WARPS, TILE_K, TILE_Q};
 
 use super::call::Call;
 use super::dense::MIN_TILES_PER_SPLIT;
@@ -15,10 +15,11 @@ use super::device_stats::Counts;
 use super::segment_group::SegmentGroup;
 use super::share::Share;
 
-/// Parts of a prompt's keys. Items end at very different lengths, so a multiprocessor needs several. The number must not
+/// Parts of a prompt's keys. Items end at very different lengths, so a multiprocessor needs several, and the few heads of
+/// a share have few tiles. The number must not
 /// depend on the heads or the chunk of a call: sums in other parts round differently, and the heads of a model that
 /// several GPUs share would not have the output that they have on one.
-const SPLITS: usize = 16;
+const SPLITS: usize = 32;
 /// Warps of a block, and elements of a block that corrects rows (probe_steps.cu).
 const WARPS: usize = 8;
 const CORRECTED: usize = 2048;
@@ -172,7 +173,7 @@ impl Probes {
         unsafe {
             call.launch(Kernel::ProbeChoice, &params, Grid::Blocks([slots.div_ceil(WARPS), heads, 1]))?;
             call.launch_with(Kernel::Probes, queries, &params, Grid::Persistent { items: split.tiles * split.parts })?;
-            call.launch(Kernel::Merge, &params.split, Grid::Warps { rows: heads * slots })
+            call.launch(Kernel::Merge, &params.split, Grid::Warps { rows: heads * slots * MERGE_WARPS })
         }
     }
 
@@ -257,7 +258,7 @@ impl Probes {
             tiles_per_split: to_i32("tiles per split", cut.per_part)?,
             head_dim: to_i32("head_dim", head_dim)?,
             tile_rows: TILE_Q as i32,
-            merge_warps: 1,
+            merge_warps: MERGE_WARPS as i32,
         };
         let control = self.control.as_ref();
         let params = ProbeParams {
