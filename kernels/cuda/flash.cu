@@ -39,28 +39,6 @@ __device__ __forceinline__ void scores(float (&s)[X::FRAGMENTS][KEYS / 2], uint3
     }
 }
 
-// acc += P V
-template <class X>
-__device__ __forceinline__ void add_values(float (&acc)[X::FRAGMENTS][X::V_DIM / 2],
-                                           const uint32_t (&probs)[X::FRAGMENTS][KEYS / 4], uint32_t v) {
-#pragma unroll
-    for (int k = 0; k < KEYS / 16; ++k) {
-        uint32_t a[X::FRAGMENTS][4];
-#pragma unroll
-        for (int i = 0; i < 4 * X::FRAGMENTS; ++i) a[i / 4][i % 4] = probs[i / 4][4 * k + i % 4];
-#pragma unroll
-        for (int n = 0; n < X::V_DIM / 16; ++n) {
-            uint32_t b[4];
-            ldmatrix_transposed(b, column_step(v, n) + k * 16 * X::ROW);
-#pragma unroll
-            for (int m = 0; m < X::FRAGMENTS; ++m) {
-                mma<typename X::T>(acc[m] + 8 * n, a[m], b[0], b[1]);
-                mma<typename X::T>(acc[m] + 8 * n + 4, a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
 // The keys that the rows of one warp see in one tile.
 template <class X>
 struct Visibility {
@@ -161,12 +139,14 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
     for (int tile = w.end_tile - 1; tile >= w.key_tile; --tile) {
         const Visibility<X> visibility{first_row, first_row + X::WARP_ROWS - 1, tile * KEYS};
         const bool visible = !visibility.none(p);
+        float s[X::FRAGMENTS][KEYS / 2];
         uint32_t probs[X::FRAGMENTS][KEYS / 4];
-        float rescale[X::FRAGMENTS][2];
-        bool rises = false;
+        const float scale_log2 = modifiers.unit * LOG2_E;
+        auto exponentials = [&](int m, int k, uint32_t* a) {
+            softmax[m].template add<typename X::T, true>(s[m] + 8 * k, scale_log2, a);
+        };
         const uint32_t k = ring.next() + columns_first<X::ROW>(thread_index() % 32);
         if (visible) {
-            float s[X::FRAGMENTS][KEYS / 2];
             scores<X>(s, q, k);
 #pragma unroll
             for (int m = 0; m < X::FRAGMENTS; ++m) {
@@ -175,20 +155,24 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
                 modifiers.apply(s[m], p.right == 0 && p.num_ranges == 0, apart);
             }
             if (!visibility.all(p, w)) visibility.mask(s, p, w);
-            rises = update_fragments<true>(softmax, s, modifiers.unit * LOG2_E, rescale);
+            raise_maxima<true>(softmax, s, scale_log2,
+                               [&](int m, const float (&factors)[2]) { rescale_rows(acc[m], factors); });
+            if constexpr (!X::OVERLAPS) {
 #pragma unroll
-            for (int m = 0; m < X::FRAGMENTS; ++m) {
+                for (int m = 0; m < X::FRAGMENTS; ++m) {
 #pragma unroll
-                for (int i = 0; i < KEYS / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
+                    for (int k = 0; k < KEYS / 16; ++k) exponentials(m, k, probs[m] + 4 * k);
+                }
             }
         }
         const uint32_t v = ring.next() + rows_first<X::ROW>(thread_index() % 32);
-        if (visible) {
-            if (rises) {
+        if constexpr (X::OVERLAPS) {
+            if (visible) add_values<typename X::T, X::ROW, KEYS>(acc, v, exponentials);
+        } else if (visible) {
+            add_values<typename X::T, X::ROW, KEYS>(acc, v, [&](int m, int k, uint32_t (&a)[4]) {
 #pragma unroll
-                for (int m = 0; m < X::FRAGMENTS; ++m) rescale_rows(acc[m], rescale[m]);
-            }
-            add_values<X>(acc, probs, v);
+                for (int i = 0; i < 4; ++i) a[i] = probs[m][4 * k + i];
+            });
         }
     }
     // Loads beyond the last tile, or those of the queries if there is no tile.

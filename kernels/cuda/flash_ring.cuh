@@ -23,6 +23,8 @@ struct Traits {
     static constexpr bool IS_LARGE = HAS_LARGE_SHARED && HEAD_DIM > 128 && HEAD_DIM < 256;
     static constexpr int WARPS = IS_LARGE ? 8 : 4, THREADS = WARPS * 32;
     static constexpr int BLOCKS_PER_SM = IS_LARGE || PARTS == 2 ? 1 : 2;
+    // Whether products of values run during exponentials of the same tile: larger heads leave no registers for its scores.
+    static constexpr bool OVERLAPS = HEAD_DIM <= 96;
     static constexpr int WARP_ROWS = 16 * FRAGMENTS, ROWS = WARPS * WARP_ROWS;
     static constexpr int ROW = (HEAD_DIM + 63) / 64 * 128;  // bytes: whole swizzled blocks of 64 columns
     static constexpr int RING_SLOTS = HEAD_DIM <= 128 || IS_LARGE ? 3 : 2;

@@ -86,4 +86,26 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
     }
 }
 
+// acc += P V for fragments of 16 rows, and KEYS values at address `v` (of the lane's row, see rows_first).
+// `probabilities(m, k, a)` gives the operand of fragment m and of 16 keys.
+template <typename T, int ROW, int KEYS, int M, int N, class F>
+__device__ __forceinline__ void add_values(float (&acc)[M][N], uint32_t v, const F& probabilities) {
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; ++k) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; ++m) probabilities(m, k, a[m]);
+#pragma unroll
+        for (int n = 0; n < N / 8; ++n) {
+            uint32_t b[4];
+            ldmatrix_transposed(b, column_step(v, n) + k * 16 * ROW);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                mma<T>(acc[m] + 8 * n, a[m], b[0], b[1]);
+                mma<T>(acc[m] + 8 * n + 4, a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
 }  // namespace s2o

@@ -5,6 +5,8 @@
 #pragma once
 #include <cmath>
 
+#include "pair.cuh"
+
 namespace s2o {
 
 constexpr float LOG2_E = 1.44269504088896340736f;
@@ -100,17 +102,32 @@ struct OnlineSoftmax {
         }
     }
 
+    // Adds the scores of 16 keys to the sums, and packs their probabilities as an operand.
+    template <typename T, bool EMPTY_ROWS>
+    __device__ __forceinline__ void add(const float* s, float scale_log2, uint32_t* p) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float shift = EMPTY_ROWS && row_max[h] == -INFINITY ? 0.f : row_max[h] * scale_log2;
+            float x[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = exp2_approx(fmaf(s[4 * (i / 2) + 2 * h + i % 2], scale_log2, -shift));
+            row_sum[h] += (x[0] + x[1]) + (x[2] + x[3]);
+            p[h] = pack<T>(x[0], x[1]);
+            p[h + 2] = pack<T>(x[2], x[3]);
+        }
+    }
+
     __device__ __forceinline__ void finish() {
         row_sum[0] = quad_sum(row_sum[0]);
         row_sum[1] = quad_sum(row_sum[1]);
     }
 };
 
-// `update` of a warp's fragments. Late in a row no maximum rises, so the quads exchange theirs only if one of the warp
-// does. Returns whether one does; `rescale` is 1 if not.
-template <bool EMPTY_ROWS, int M, int N>
-__device__ __forceinline__ bool update_fragments(OnlineSoftmax (&softmax)[M], float (&s)[M][N], float scale_log2,
-                                                 float (&rescale)[M][2]) {
+// Raises the maxima of a warp's fragments to those of new scores, and calls `rescale(m, factors)` for what was summed
+// before. Late in a row no maximum rises, so the quads exchange theirs only if one of the warp does.
+template <bool EMPTY_ROWS, int M, int N, class F>
+__device__ __forceinline__ void raise_maxima(OnlineSoftmax (&softmax)[M], const float (&s)[M][N], float scale_log2,
+                                             F rescale) {
     float highest[M][2];
     bool rises = false;
 #pragma unroll
@@ -119,25 +136,19 @@ __device__ __forceinline__ bool update_fragments(OnlineSoftmax (&softmax)[M], fl
         for (int h = 0; h < 2; ++h) {
             highest[m][h] = softmax[m].highest_of_thread(s[m], h, softmax[m].row_max[h]);
             rises = rises || highest[m][h] > softmax[m].row_max[h];
-            rescale[m][h] = 1.f;
         }
     }
-    rises = __any_sync(0xffffffffu, rises);
-    if (rises) {
-#pragma unroll
-        for (int m = 0; m < M; ++m) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                rescale[m][h] = softmax[m].template raise_to<EMPTY_ROWS>(quad_max(highest[m][h]), h, scale_log2);
-            }
-        }
-    }
+    if (!__any_sync(0xffffffffu, rises)) return;
 #pragma unroll
     for (int m = 0; m < M; ++m) {
-        float tile_sum[2];
-        softmax[m].template exponentiate<EMPTY_ROWS>(s[m], scale_log2, rescale[m], tile_sum);
+        float factors[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            factors[h] = softmax[m].template raise_to<EMPTY_ROWS>(quad_max(highest[m][h]), h, scale_log2);
+            softmax[m].row_sum[h] *= factors[h];
+        }
+        rescale(m, factors);
     }
-    return rises;
 }
 
 // acc *= the row's factor.

@@ -12,11 +12,11 @@
 
 namespace s2o::sm80 {
 
-// The warp's queries as operands: for head_dim 64 kept in registers, otherwise read again for each half tile.
+// The warp's queries as operands: kept in registers if these suffice, otherwise read again for each half tile.
 template <class X>
 struct Queries {
     static constexpr int M = X::FRAGMENTS, STEPS = X::HEAD_DIM / 16;
-    static constexpr bool KEPT = X::HEAD_DIM == 64;
+    static constexpr bool KEPT = X::HEAD_DIM == 64 && !X::OVERLAPS;
     uint32_t address;
     uint32_t kept[KEPT ? STEPS : 1][M][4];
 
@@ -74,29 +74,6 @@ __device__ __forceinline__ void cap(float (&s)[X::FRAGMENTS][HALF_K / 2], float 
     }
 }
 
-// acc += P V. The accumulator layout of S is the operand layout of P, so S is only packed in pairs.
-template <class X>
-__device__ __forceinline__ void add_values(float (&acc)[X::FRAGMENTS][X::HEAD_DIM / 2],
-                                           const uint32_t (&probs)[X::FRAGMENTS][HALF_K / 4],
-                                           uint32_t v) {
-#pragma unroll
-    for (int k = 0; k < HALF_K / 16; ++k) {
-        uint32_t a[X::FRAGMENTS][4];
-#pragma unroll
-        for (int i = 0; i < 4 * X::FRAGMENTS; ++i) a[i / 4][i % 4] = probs[i / 4][4 * k + i % 4];
-#pragma unroll
-        for (int n = 0; n < X::HEAD_DIM / 16; ++n) {
-            uint32_t b[4];
-            ldmatrix_transposed(b, column_step(v, n) + k * 16 * X::ROW);
-#pragma unroll
-            for (int m = 0; m < X::FRAGMENTS; ++m) {
-                mma<typename X::T>(acc[m] + 8 * n, a[m], b[0], b[1]);
-                mma<typename X::T>(acc[m] + 8 * n + 4, a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
 template <class X>
 __device__ __forceinline__ void load_queries(const typename X::Params& p, const WorkItem& w, char* q) {
     const AttnParams& attn = attn_of(p);
@@ -130,42 +107,29 @@ struct Visibility {
     }
 };
 
-// P = exp(S - row_max), in 16 bits, and the maxima of the half tile if the tile may stop. Returns whether an accumulator
-// of the warp must be rescaled.
+// P for a tile that may stop, and the maxima of the half tile.
 template <class X>
-__device__ __forceinline__ bool probabilities(OnlineSoftmax (&softmax)[X::FRAGMENTS],
+__device__ __forceinline__ void probabilities(OnlineSoftmax (&softmax)[X::FRAGMENTS],
                                               float (&s)[X::FRAGMENTS][HALF_K / 2], float scale_log2,
-                                              uint32_t (&probs)[X::FRAGMENTS][HALF_K / 4],
-                                              float (&rescale)[X::FRAGMENTS][2], float (&half_max)[X::FRAGMENTS][2]) {
-    bool rises = true;
-    if constexpr (X::MAY_STOP) {
-#pragma unroll
-        for (int m = 0; m < X::FRAGMENTS; ++m) {
-            float tile_sum[2];
-            softmax[m].template update<X::ROWS_MAY_BE_EMPTY, true>(s[m], scale_log2, rescale[m], tile_sum, half_max[m]);
-        }
-    } else {
-        rises = update_fragments<X::ROWS_MAY_BE_EMPTY>(softmax, s, scale_log2, rescale);
-    }
+                                              uint32_t (&probs)[X::FRAGMENTS][HALF_K / 4], float (&rescale)[X::FRAGMENTS][2],
+                                              float (&half_max)[X::FRAGMENTS][2]) {
 #pragma unroll
     for (int m = 0; m < X::FRAGMENTS; ++m) {
+        float tile_sum[2];
+        softmax[m].template update<X::ROWS_MAY_BE_EMPTY, true>(s[m], scale_log2, rescale[m], tile_sum, half_max[m]);
 #pragma unroll
         for (int i = 0; i < HALF_K / 4; ++i) probs[m][i] = pack<typename X::T>(s[m][2 * i], s[m][2 * i + 1]);
     }
-    return rises;
 }
 
 // Late in a row no maximum rises, and the rescale is skipped.
 template <class X>
 __device__ __forceinline__ void rescale_if_needed(float (&acc)[X::FRAGMENTS][X::HEAD_DIM / 2],
-                                                  const float (&rescale)[X::FRAGMENTS][2], bool rises) {
-    if constexpr (X::MAY_STOP) {
-        rises = false;
+                                                  const float (&rescale)[X::FRAGMENTS][2]) {
+    bool rises = false;
 #pragma unroll
-        for (int m = 0; m < X::FRAGMENTS; ++m) rises = rises || rescale[m][0] != 1.f || rescale[m][1] != 1.f;
-        rises = __any_sync(0xffffffffu, rises);
-    }
-    if (rises) {
+    for (int m = 0; m < X::FRAGMENTS; ++m) rises = rises || rescale[m][0] != 1.f || rescale[m][1] != 1.f;
+    if (__any_sync(0xffffffffu, rises)) {
 #pragma unroll
         for (int m = 0; m < X::FRAGMENTS; ++m) rescale_rows(acc[m], rescale[m]);
     }
@@ -255,20 +219,36 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 visibility.last_existing = w.last_keys - 1 - visit * HALF_K;
             }
             const bool visible = !visibility.none();
+            [[maybe_unused]] float kept[X::FRAGMENTS][HALF_K / 2];  // scores
             uint32_t probs[X::FRAGMENTS][HALF_K / 4];
             float rescale[X::FRAGMENTS][2];
-            bool rises = false;
+            if (!visible) loader.refill();
             if (visible) {
-                float s[X::FRAGMENTS][HALF_K / 2];
+                float dropped[X::FRAGMENTS][HALF_K / 2];
+                auto& s = X::OVERLAPS ? kept : dropped;
                 scores<X>(s, queries, k);
+                loader.refill();
                 if constexpr (X::CAPS_SCORES) cap<X>(s, attn.cap_scale);
                 if (!visibility.all()) visibility.mask(s, lane, beyond);
-                float half_max[X::FRAGMENTS][2];
-                rises = probabilities<X>(softmax, s, scale_log2, probs, rescale, half_max);
                 if constexpr (X::MAY_STOP) {
+                    float half_max[X::FRAGMENTS][2];
+                    probabilities<X>(softmax, s, scale_log2, probs, rescale, half_max);
                     const float largest = own_row(half_max);
                     float& tile_max = control.max_or_gain[thread_index()];
                     tile_max = visit == 0 ? largest : fmaxf(tile_max, largest);
+                } else {
+                    raise_maxima<X::ROWS_MAY_BE_EMPTY>(
+                        softmax, s, scale_log2, [&](int m, const float (&factors)[2]) { rescale_rows(acc[m], factors); });
+                    if constexpr (!X::OVERLAPS) {
+#pragma unroll
+                        for (int m = 0; m < X::FRAGMENTS; ++m) {
+#pragma unroll
+                            for (int k = 0; k < HALF_K / 16; ++k) {
+                                softmax[m].template add<typename X::T, X::ROWS_MAY_BE_EMPTY>(s[m] + 8 * k, scale_log2,
+                                                                                             probs[m] + 4 * k);
+                            }
+                        }
+                    }
                 }
             }
             if constexpr (DISCARD) {
@@ -292,9 +272,19 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 }
             }
             if (visible) {
-                rescale_if_needed<X>(acc, rescale, rises);
-                add_values<X>(acc, probs, v);
+                if constexpr (X::MAY_STOP) rescale_if_needed<X>(acc, rescale);
+                if constexpr (X::OVERLAPS) {
+                    add_values<typename X::T, X::ROW, HALF_K>(acc, v, [&](int m, int k, uint32_t (&a)[4]) {
+                        softmax[m].template add<typename X::T, X::ROWS_MAY_BE_EMPTY>(kept[m] + 8 * k, scale_log2, a);
+                    });
+                } else {
+                    add_values<typename X::T, X::ROW, HALF_K>(acc, v, [&](int m, int k, uint32_t (&a)[4]) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) a[i] = probs[m][4 * k + i];
+                    });
+                }
             }
+            loader.refill();
             if constexpr (X::MAY_STOP) {
                 if (visit == 0) continue;
                 if (!twice) {

@@ -82,14 +82,21 @@ public:
     __device__ __forceinline__ void start() {
         for (int i = 0; i < RING_SLOTS - 1; ++i) load(i * X::SLOT_BYTES);
     }
-    // Waits until every warp can read the next half tile, and returns its address.
+    // Waits until every warp can read the next half tile, and returns its address. The slot before it has then been read;
+    // `refill` must follow.
     __device__ __forceinline__ uint32_t next() {
         cp_async_wait<RING_SLOTS - 2>();
         __syncthreads();
-        load(read == 0 ? RING_BYTES - X::SLOT_BYTES : read - X::SLOT_BYTES);
+        if constexpr (!X::DEFERS_LOADS) load(read == 0 ? RING_BYTES - X::SLOT_BYTES : read - X::SLOT_BYTES);
         const uint32_t address = ring + read;
         read = read == RING_BYTES - X::SLOT_BYTES ? 0 : read + X::SLOT_BYTES;
         return address;
+    }
+    // With DEFERS_LOADS, loads a half tile into the slot that has been read.
+    __device__ __forceinline__ void refill() {
+        if constexpr (!X::DEFERS_LOADS) return;
+        constexpr uint32_t AHEAD = (RING_SLOTS - 2) * X::SLOT_BYTES;
+        load(read + AHEAD < RING_BYTES ? read + AHEAD : read + AHEAD - RING_BYTES);
     }
 };
 

@@ -18,6 +18,11 @@ struct Traits : Schedule {
     // Fragments of 16 rows in a warp: each loaded key fragment serves as many products. The accumulators of two with 128
     // columns, or of one with 256, fill the registers.
     static constexpr int FRAGMENTS = HEAD_DIM <= 128 ? 2 : 1;
+    // Whether products of values run during exponentials of the same half tile, whose scores then occupy registers longer.
+    static constexpr bool OVERLAPS = HEAD_DIM == 64 && !Schedule::MAY_STOP;
+    // Whether the next load follows the products of a half tile, which then run during the load's arithmetic. A kernel that
+    // may stop has no registers left for that, and with OVERLAPS it is no faster.
+    static constexpr bool DEFERS_LOADS = !OVERLAPS && !Schedule::MAY_STOP;
     static constexpr int WARP_ROWS = 16 * FRAGMENTS, WARPS = TILE_Q / WARP_ROWS, THREADS = WARPS * 32;
     static constexpr int BLOCKS_PER_SM = HEAD_DIM <= 128 ? 2 : 1;
     static constexpr int ROW = HEAD_DIM * 2;        // bytes
