@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::CudaError;
 use candle_s2o::{
-    Attention, AttnError, Mask, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, dense_attn, s2o_attn,
-    s2o_attn_with_stats,
+    Attention, AttnError, Mask, PrefillCall, S2o, S2oConfig, S2oError, S2oOp, SegmentLen, break_even_of, dense_attn,
+    s2o_attn, s2o_attn_with_stats,
 };
 use cudarc::driver::sys;
 use s2o_core::cpu;
@@ -25,6 +25,7 @@ fn problem(device: &Device, len: usize) -> Problem {
 
 pub fn cases(runner: &mut Runner) {
     runner.case("host errors are typed", |runner| errors(&runner.device));
+    runner.case("host the break-even depends on the heads", |runner| break_even(&runner.device));
     runner.case("host threads do not disturb each other", |runner| threads(&runner.device));
     runner.case("host a device with its own stream", |runner| {
         let own = Device::new_cuda_with_stream(0).unwrap();
@@ -48,6 +49,22 @@ pub fn cases(runner: &mut Runner) {
         loud.prefill(&call, q, k, v).unwrap();
         assert_eq!(loud.take_stats().unwrap()[&0].heads.len(), 4);
     });
+}
+
+fn break_even(device: &Device) {
+    let density = |len, head_dim| {
+        let sizes = Sizes { batch: 1, heads: [1, 1], q_len: len, k_len: len, head_dim };
+        let problem = Problem::new(device, sizes, DType::BF16, Memory::Contiguous, 8.0);
+        let [q, k, v] = &problem.on_gpu;
+        let (_, stats) = s2o_attn_with_stats(q, k, v, problem.scale, &S2oConfig::default()).unwrap();
+        (break_even_of(q).unwrap(), stats.density())
+    };
+    for head_dim in [128, 256] {
+        let (from, dense) = density(4096, head_dim);
+        assert_eq!(dense, 1.0);
+        assert_eq!(density(from - 1, head_dim).1, 1.0, "{head_dim} columns");
+        assert!(density(from, head_dim).1 < 1.0, "{head_dim} columns");
+    }
 }
 
 fn errors(device: &Device) {

@@ -55,7 +55,7 @@ mod pending_stats;
 pub use attention::{Attention, ChunkLedger, PrefillCall};
 pub use error::AttnError;
 pub use layer_settings::{LayerSetting, LayerSettings, LayerSettingsError, TunedOn};
-pub use methods::{Dense, S2o, break_even};
+pub use methods::{Dense, S2o, break_even, break_even_of};
 pub use ops::{
     KeyColumns, S2oOp, block_mask_attn, block_sparse_attn, dense_attn, dense_attn_with_softcap, s2o_attn,
     s2o_attn_with_stats,

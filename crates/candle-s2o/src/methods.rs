@@ -14,7 +14,13 @@ use crate::pending_stats::PendingStats;
 /// Measured on an H200 (docs/kernels.md).
 pub(crate) const GPU_BREAK_EVEN: usize = 8192;
 
-/// Prompt length in tokens from which S2O is faster than dense attention on a device ([`DenseBelow::Auto`]).
+/// With heads of more than 128 columns on an H100 or H200, where dense attention runs on wgmma and sparse attention does not
+/// (docs/swap.md).
+#[cfg(feature = "cuda")]
+pub(crate) const WIDE_BREAK_EVEN: usize = 20_480;
+
+/// Prompt length in tokens from which S2O is faster than dense attention on a device ([`DenseBelow::Auto`]), with heads of
+/// up to 128 columns on a GPU.
 ///
 /// [`DenseBelow::Auto`]: crate::DenseBelow::Auto
 pub fn break_even(device: &Device) -> usize {
@@ -22,6 +28,24 @@ pub fn break_even(device: &Device) -> usize {
         Device::Cuda(_) => GPU_BREAK_EVEN,
         _ => S2oConfig::CPU_BREAK_EVEN,
     }
+}
+
+/// [`break_even`] for queries `q` (.., head_dim) on their device.
+///
+/// # Errors
+/// If the GPU has no kernels ([`AttnError::Cuda`]).
+pub fn break_even_of(q: &Tensor) -> std::result::Result<usize, AttnError> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = q.device() {
+        let head_dim = q.dims().last().copied().unwrap_or_default();
+        return Ok(gpu_break_even(&s2o_cuda::Launcher::new(device)?, head_dim));
+    }
+    Ok(break_even(q.device()))
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) fn gpu_break_even(launcher: &s2o_cuda::Launcher, head_dim: usize) -> usize {
+    if head_dim > 128 && launcher.is_sm90a() { WIDE_BREAK_EVEN } else { GPU_BREAK_EVEN }
 }
 
 /// Exact attention.

@@ -218,7 +218,7 @@ fn may_be_sparse(q: &Tensor, k_len: usize, call: &Call<'_>) -> Result<bool, Flas
     if !call.may_skip || q.dims()[1] == 1 {
         return Ok(false);
     }
-    Ok(s2o::sparse_from(q.device(), 1)?.is_some_and(|from| k_len >= from))
+    Ok(s2o::sparse_from(q, 1)?.is_some_and(|from| k_len >= from))
 }
 
 fn padded(

@@ -15,8 +15,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use candle_core::{Device, Tensor};
-use candle_s2o::{PendingStats, Preset, S2oOp, break_even};
+use candle_core::Tensor;
+use candle_s2o::{PendingStats, Preset, S2oOp, break_even_of};
 
 pub use candle_s2o::{
     AttnStats, ConfigError, DenseBelow, LayerSetting, LayerSettings, LayerSettingsError, S2oConfig, S2oConfigBuilder,
@@ -164,12 +164,12 @@ pub(crate) fn next_layer(
     Ok(settings.config(layer, base)?)
 }
 
-/// Number of keys from which causal calls on `device` may be sparse; `None` if none is. With settings by layer only
-/// calls of one sequence are, because the layer of a call is found by counting.
-pub(crate) fn sparse_from(device: &Device, num_sequences: usize) -> Result<Option<usize>, FlashAttnError> {
+/// Number of keys from which causal calls with queries `q` (.., head_dim) may be sparse; `None` if none is. With settings by
+/// layer only calls of one sequence are, because the layer of a call is found by counting.
+pub(crate) fn sparse_from(q: &Tensor, num_sequences: usize) -> Result<Option<usize>, FlashAttnError> {
     Ok(match policy()? {
-        Policy::Layers { base, .. } if num_sequences == 1 => Some(base.dense_below().resolve(break_even(device))),
-        Policy::S2o(config) => Some(config.dense_below().resolve(break_even(device))),
+        Policy::Layers { base, .. } if num_sequences == 1 => Some(base.dense_below().resolve(break_even_of(q)?)),
+        Policy::S2o(config) => Some(config.dense_below().resolve(break_even_of(q)?)),
         Policy::Dense | Policy::Layers { .. } => None,
     })
 }

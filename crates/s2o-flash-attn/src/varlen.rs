@@ -31,7 +31,7 @@ fn by_sequence(
     let window = op.window(max_seqlen_k);
     let is_plain = op.alibi_slopes.is_none() && pages.as_ref().is_none_or(|pages| pages.prefix_ranges.is_none());
     let sparse_from = match is_plain && window.reach(max_seqlen_q, max_seqlen_k) == Reach::Causal {
-        true => s2o::sparse_from(q.device(), batch)?.filter(|&from| max_seqlen_k >= from),
+        true => s2o::sparse_from(q, batch)?.filter(|&from| max_seqlen_k >= from),
         false => None,
     };
     #[cfg(feature = "cuda")]

@@ -19,7 +19,7 @@ use super::ranking::{Orders, Ranker};
 use super::segment_group::{SegmentGroup, groups};
 use super::share::Share;
 use crate::error::AttnError;
-use crate::methods::GPU_BREAK_EVEN;
+use crate::methods::gpu_break_even;
 use crate::ops::{RankOp, S2oOp};
 use crate::pending_stats::PendingStats;
 
@@ -32,7 +32,8 @@ impl CudaOp for S2oOp {
         if wants_stats {
             call.launcher.refuse_capture("reading statistics", "ask for none in the capture")?;
         }
-        let plan = Plan::new(config, shape, prompt_len, GPU_BREAK_EVEN)?;
+        let break_even = gpu_break_even(&call.launcher, shape.head_dim());
+        let plan = Plan::new(config, shape, prompt_len, break_even)?;
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             if plan.is_dense() {
@@ -61,7 +62,8 @@ impl CudaOp for RankOp {
         let config = &*config;
         check_options(config)?;
         call.launcher.refuse_capture("reading orders", "rank outside the capture")?;
-        let plan = Plan::new(config, &call.shape, prompt_len, GPU_BREAK_EVEN)?;
+        let break_even = gpu_break_even(&call.launcher, call.shape.head_dim());
+        let plan = Plan::new(config, &call.shape, prompt_len, break_even)?;
         Launch::new(call, config, &Plan { probe_stride: None, ..plan }, None)?.rank_only()
     }
 }
