@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn a_persistent_kernel_has_no_more_blocks_than_run_at_once() {
-        let info = LaunchInfo { threads: 128, shared_bytes: 0, blocks_per_sm: 2, tensor_maps: 0, overlaps: 0, box_rows: 0 };
+        let info =
+            LaunchInfo { threads: 128, shared_bytes: 0, blocks_per_sm: 2, tensor_maps: 0, overlaps: 0, box_rows: 0 };
         for (items, fitting, blocks) in
             [(1000, 4, 264), (1000, 2, 264), (1000, 1, 132), (1000, 0, 132), (200, 2, 200), (0, 2, 0)]
         {

@@ -52,11 +52,13 @@ pub fn cases(runner: &mut Runner) {
 }
 
 fn break_even(device: &Device) {
+    // Sparse calls skip nearly everything.
+    let config = S2oConfig::builder().tau(0.5).build().unwrap();
     let density = |len, head_dim| {
         let sizes = Sizes { batch: 1, heads: [1, 1], q_len: len, k_len: len, head_dim };
         let problem = Problem::new(device, sizes, DType::BF16, Memory::Contiguous, 8.0);
         let [q, k, v] = &problem.on_gpu;
-        let (_, stats) = s2o_attn_with_stats(q, k, v, problem.scale, &S2oConfig::default()).unwrap();
+        let (_, stats) = s2o_attn_with_stats(q, k, v, problem.scale, &config).unwrap();
         (break_even_of(q).unwrap(), stats.density())
     };
     for head_dim in [128, 256] {
