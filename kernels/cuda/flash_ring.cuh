@@ -89,8 +89,8 @@ class Ring {
     const char* rows[2];  // keys and values of the item's head
     uint32_t ring, read = 0;
     int next_load = 0;  // 2 * (tiles before it) + (1 for values)
-    // For the next load: the thread's first row, or NO_LIMIT beyond the first tile. With pages: one of its rows, or -1; the threads that copy a row exchange
-    // their rows.
+    // For the next load: the thread's first row, or NO_LIMIT beyond the first tile. With pages: one of its rows, or -1; the
+    // threads that copy a row exchange their rows.
     int index;
 
     __device__ __forceinline__ void fetch_index() {

@@ -33,7 +33,7 @@ pub fn break_even(device: &Device) -> usize {
 /// [`break_even`] for queries `q` (.., head_dim) on their device.
 ///
 /// # Errors
-/// If the GPU has no kernels ([`AttnError::Cuda`]).
+/// If the GPU has no kernels.
 pub fn break_even_of(q: &Tensor) -> std::result::Result<usize, AttnError> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = q.device() {
