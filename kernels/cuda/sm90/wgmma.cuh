@@ -82,98 +82,56 @@ __device__ __forceinline__ float behind(float x, float product) {
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
 #define S2O_32_SUMS(d, i) S2O_8_SUMS(d, i), S2O_8_SUMS(d, i + 8), S2O_8_SUMS(d, i + 16), S2O_8_SUMS(d, i + 24)
-#define S2O_64_SUMS(d, i) S2O_32_SUMS(d, i), S2O_32_SUMS(d, i + 32)
+#define S2O_SUMS_32(d) S2O_32_SUMS(d, 0)
+#define S2O_SUMS_64(d) S2O_SUMS_32(d), S2O_32_SUMS(d, 32)
+#define S2O_SUMS_96(d) S2O_SUMS_64(d), S2O_32_SUMS(d, 64)
+#define S2O_SUMS_128(d) S2O_SUMS_96(d), S2O_32_SUMS(d, 96)
 
-// `statement` with "bf16" or "f16".
-#define S2O_BY_TYPE(T, statement)                                      \
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) statement("bf16"); \
-    else statement("f16")
-
-// d (64 x 64) = a (64 x 16) b^T + ACCUMULATE * d; both from shared memory, both K-major.
-template <typename T, int ACCUMULATE>
-__device__ __forceinline__ void wgmma_ss(float (&d)[32], uint32_t desc_a, uint32_t desc_b) {
-#define S2O_STATEMENT(type)                                                              \
-    asm volatile(                                                                        \
-        "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                            \
-        "setp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, %35};\nmov.b64 b, {%33, %35};\n"       \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" S2O_REGISTERS_0 \
-        "}, a, b, p, 1, 1, 0, 0;\n}"                                                     \
-        : S2O_32_SUMS(d, 0)                                                              \
+// d (64 x columns) = a (64 x 16) b^T + ACCUMULATE * d; both from shared memory, both K-major. The last four
+// arguments are the numbers of the operands after d.
+#define S2O_SS_STATEMENT(type, columns, registers, operands, a, b, accumulate, high)                                  \
+    asm volatile(                                                                                                     \
+        "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                                                         \
+        "setp.ne.b32 p, %" #accumulate ", 0;\nmov.b64 a, {%" #a ", %" #high "};\nmov.b64 b, {%" #b ", %" #high "};\n" \
+        "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" registers                          \
+        "}, a, b, p, 1, 1, 0, 0;\n}"                                                                                  \
+        : operands(d)                                                                                                 \
         : "r"(desc_a), "r"(desc_b), "n"(ACCUMULATE), "n"(DESCRIPTOR_HIGH))
-    S2O_BY_TYPE(T, S2O_STATEMENT);
-#undef S2O_STATEMENT
-}
+#define S2O_SS(columns, ...)                                                                              \
+    template <typename T, int ACCUMULATE>                                                                 \
+    __device__ __forceinline__ void wgmma_ss(float (&d)[columns / 2], uint32_t desc_a, uint32_t desc_b) { \
+        if constexpr (std::is_same_v<T, __nv_bfloat16>) {                                                 \
+            S2O_SS_STATEMENT("bf16", columns, __VA_ARGS__);                                               \
+        } else {                                                                                          \
+            S2O_SS_STATEMENT("f16", columns, __VA_ARGS__);                                                \
+        }                                                                                                 \
+    }
 
-// d (64 x 128) = a (64 x 16) b^T + ACCUMULATE * d; both from shared memory, both K-major.
-template <typename T, int ACCUMULATE>
-__device__ __forceinline__ void wgmma_ss(float (&d)[64], uint32_t desc_a, uint32_t desc_b) {
-#define S2O_STATEMENT(type)                                                                   \
-    asm volatile(                                                                             \
-        "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                                 \
-        "setp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, %67};\nmov.b64 b, {%65, %67};\n"            \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" S2O_REGISTERS_TO_63 \
-        "}, a, b, p, 1, 1, 0, 0;\n}"                                                          \
-        : S2O_64_SUMS(d, 0)                                                                   \
-        : "r"(desc_a), "r"(desc_b), "n"(ACCUMULATE), "n"(DESCRIPTOR_HIGH))
-    S2O_BY_TYPE(T, S2O_STATEMENT);
-#undef S2O_STATEMENT
-}
+S2O_SS(64, S2O_REGISTERS_0, S2O_SUMS_32, 32, 33, 34, 35)
+S2O_SS(128, S2O_REGISTERS_TO_63, S2O_SUMS_64, 64, 65, 66, 67)
 
-// d (64 x 64) += a (64 x 16, registers) b (16 x 64, shared memory, N contiguous).
-template <typename T>
-__device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t* a, uint32_t desc_b) {
-#define S2O_STATEMENT(type)                                                              \
-    asm volatile(                                                                        \
-        "{\n.reg .b64 b;\nmov.b64 b, {%36, %37};\n"                                      \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" S2O_REGISTERS_0 \
-        "}, {%32, %33, %34, %35}, b, 1, 1, 1, 1;\n}"                                     \
-        : S2O_32_SUMS(d, 0)                                                              \
+// d (64 x columns) += a (64 x 16, registers) b (16 x columns, shared memory, N contiguous). Arguments as above.
+#define S2O_RS_STATEMENT(type, columns, registers, operands, a0, a1, a2, a3, b, high)        \
+    asm volatile(                                                                            \
+        "{\n.reg .b64 b;\nmov.b64 b, {%" #b ", %" #high "};\n"                               \
+        "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" registers \
+        "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, b, 1, 1, 1, 1;\n}"                     \
+        : operands(d)                                                                        \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH))
-    S2O_BY_TYPE(T, S2O_STATEMENT);
-#undef S2O_STATEMENT
-}
+#define S2O_RS(columns, ...)                                                                                \
+    template <typename T>                                                                                   \
+    __device__ __forceinline__ void wgmma_rs(float (&d)[columns / 2], const uint32_t* a, uint32_t desc_b) { \
+        if constexpr (std::is_same_v<T, __nv_bfloat16>) {                                                   \
+            S2O_RS_STATEMENT("bf16", columns, __VA_ARGS__);                                                 \
+        } else {                                                                                            \
+            S2O_RS_STATEMENT("f16", columns, __VA_ARGS__);                                                  \
+        }                                                                                                   \
+    }
 
-// d (64 x 128) += a (64 x 16, registers) b (16 x 128, shared memory, N contiguous).
-template <typename T>
-__device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t* a, uint32_t desc_b) {
-#define S2O_STATEMENT(type)                                                                   \
-    asm volatile(                                                                             \
-        "{\n.reg .b64 b;\nmov.b64 b, {%68, %69};\n"                                           \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" S2O_REGISTERS_TO_63 \
-        "}, {%64, %65, %66, %67}, b, 1, 1, 1, 1;\n}"                                          \
-        : S2O_64_SUMS(d, 0)                                                                   \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH))
-    S2O_BY_TYPE(T, S2O_STATEMENT);
-#undef S2O_STATEMENT
-}
-
-// d (64 x 192) += a (64 x 16, registers) b (16 x 192, shared memory, N contiguous).
-template <typename T>
-__device__ __forceinline__ void wgmma_rs(float (&d)[96], const uint32_t* a, uint32_t desc_b) {
-#define S2O_STATEMENT(type)                                                                   \
-    asm volatile(                                                                             \
-        "{\n.reg .b64 b;\nmov.b64 b, {%100, %101};\n"                                         \
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " {" S2O_REGISTERS_TO_95 \
-        "}, {%96, %97, %98, %99}, b, 1, 1, 1, 1;\n}"                                          \
-        : S2O_64_SUMS(d, 0), S2O_32_SUMS(d, 64)                                               \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH))
-    S2O_BY_TYPE(T, S2O_STATEMENT);
-#undef S2O_STATEMENT
-}
-
-// d (64 x 256) += a (64 x 16, registers) b (16 x 256, shared memory, N contiguous).
-template <typename T>
-__device__ __forceinline__ void wgmma_rs(float (&d)[128], const uint32_t* a, uint32_t desc_b) {
-#define S2O_STATEMENT(type)                                                                    \
-    asm volatile(                                                                              \
-        "{\n.reg .b64 b;\nmov.b64 b, {%132, %133};\n"                                          \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" S2O_REGISTERS_TO_127 \
-        "}, {%128, %129, %130, %131}, b, 1, 1, 1, 1;\n}"                                       \
-        : S2O_64_SUMS(d, 0), S2O_64_SUMS(d, 64)                                                \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(desc_b), "n"(DESCRIPTOR_HIGH))
-    S2O_BY_TYPE(T, S2O_STATEMENT);
-#undef S2O_STATEMENT
-}
+S2O_RS(64, S2O_REGISTERS_0, S2O_SUMS_32, 32, 33, 34, 35, 36, 37)
+S2O_RS(128, S2O_REGISTERS_TO_63, S2O_SUMS_64, 64, 65, 66, 67, 68, 69)
+S2O_RS(192, S2O_REGISTERS_TO_95, S2O_SUMS_96, 96, 97, 98, 99, 100, 101)
+S2O_RS(256, S2O_REGISTERS_TO_127, S2O_SUMS_128, 128, 129, 130, 131, 132, 133)
 
 #undef S2O_REGISTERS_0
 #undef S2O_REGISTERS_32
@@ -184,7 +142,13 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[128], const uint32_t* a, uin
 #undef S2O_REGISTERS_TO_127
 #undef S2O_8_SUMS
 #undef S2O_32_SUMS
-#undef S2O_64_SUMS
-#undef S2O_BY_TYPE
+#undef S2O_SUMS_32
+#undef S2O_SUMS_64
+#undef S2O_SUMS_96
+#undef S2O_SUMS_128
+#undef S2O_SS_STATEMENT
+#undef S2O_SS
+#undef S2O_RS_STATEMENT
+#undef S2O_RS
 
 }  // namespace s2o::sm90
