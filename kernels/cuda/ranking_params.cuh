@@ -35,7 +35,7 @@ struct RankingParams {
     float* partial_moments;   // (batch, num_heads, num_segments, splits, 2*head_dim + 1); unused with one split
     uint32_t* arrivals;       // (batch, num_heads, num_segments), zero before and after a launch; likewise
     uint16_t* scores;         // laid out as kv_perm; the sort overwrites it if it is `buckets` too
-    uint16_t* buckets;        // laid out as kv_perm: of each key, four times its bucket; `scores` if one CTA sorts a row
+    uint16_t* buckets;        // laid out as kv_perm: of each key, four times its bucket; not `scores` if CTAs share a row
     float* score_ranges;      // a pair per SCORE_BLOCK scores: score = pair[0] * code + pair[1]
     int32_t* q_perm;          // (batch, num_heads, q_len): slot r of a segment's rows holds the row placed there
     float* key_guide;         // (batch, num_kv_heads, head_dim)

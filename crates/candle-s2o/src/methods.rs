@@ -12,12 +12,12 @@ use crate::ops::{S2oOp, dense_attn};
 use crate::pending_stats::PendingStats;
 
 /// Measured on an H200 (docs/kernels.md).
-pub(crate) const GPU_BREAK_EVEN: usize = 8192;
+const GPU_BREAK_EVEN: usize = 8192;
 
 /// With heads of more than 128 columns on an H100 or H200, where dense attention runs on wgmma and sparse attention does not
 /// (docs/swap.md).
 #[cfg(feature = "cuda")]
-pub(crate) const WIDE_BREAK_EVEN: usize = 20_480;
+const WIDE_BREAK_EVEN: usize = 20_480;
 
 /// Prompt length in tokens from which S2O is faster than dense attention on a device ([`DenseBelow::Auto`]), with heads of
 /// up to 128 columns on a GPU.

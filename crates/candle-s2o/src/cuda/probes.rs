@@ -16,9 +16,8 @@ use super::segment_group::SegmentGroup;
 use super::share::Share;
 
 /// Parts of a prompt's keys. Items end at very different lengths, so a multiprocessor needs several, and the few heads of
-/// a share have few tiles. The number must not
-/// depend on the heads or the chunk of a call: sums in other parts round differently, and the heads of a model that
-/// several GPUs share would not have the output that they have on one.
+/// a share have few tiles. The number must not depend on the heads or the chunk of a call: sums in other parts round
+/// differently, and the heads of a model that several GPUs share would not have the output that they have on one.
 const SPLITS: usize = 32;
 /// Warps of a block, and elements of a block that corrects rows (probe_steps.cu).
 const WARPS: usize = 8;

@@ -37,8 +37,8 @@ pub(super) struct Ranker {
     partial_moments: Region<f32>,
     arrivals: Region<u32>,
     scores: Region<u16>,
-    /// `None` if one block sorts a row, which needs no memory in addition to the scores.
-    buckets: Option<Region<u16>>,
+    /// The scores if one block sorts a row.
+    buckets: Region<u16>,
     score_ranges: Region<f32>,
     key_guide: Region<f32>,
 }
@@ -68,12 +68,13 @@ impl Ranker {
             let splits = moment_splits(plan.segment_len);
             if splits == 1 { 0 } else { heads * (group.len()) * splits * (2 * shape.head_dim() + 1) }
         });
+        let scores = regions.add(keys);
         Self {
             coefficients: regions.add(segments * 3 * shape.head_dim()),
             partial_moments: regions.add(partials.max().unwrap_or(0)),
             arrivals: regions.add(segments),
-            scores: regions.add(keys),
-            buckets: is_shared.then(|| regions.add(keys)),
+            scores,
+            buckets: if is_shared { regions.add(keys) } else { scores },
             score_ranges: regions.add(keys / SCORE_BLOCK * 2),
             key_guide: regions.add(shape.batch() * shape.num_kv_heads() * shape.head_dim()),
         }
@@ -119,7 +120,7 @@ impl Ranker {
             partial_moments: scratch.at(self.partial_moments),
             arrivals: scratch.at(self.arrivals),
             scores: scratch.at(self.scores),
-            buckets: scratch.at(self.buckets.filter(|_| blocks_of_row > 1).unwrap_or(self.scores)),
+            buckets: scratch.at(self.buckets),
             score_ranges: scratch.at(self.score_ranges),
             q_perm: orders.q_perm.unwrap_or(ptr::null_mut()),
             key_guide: scratch.at(self.key_guide),

@@ -32,8 +32,7 @@ impl CudaOp for S2oOp {
         if wants_stats {
             call.launcher.refuse_capture("reading statistics", "ask for none in the capture")?;
         }
-        let break_even = gpu_break_even(&call.launcher, shape.head_dim());
-        let plan = Plan::new(config, shape, prompt_len, break_even)?;
+        let plan = plan(call, config, prompt_len)?;
         // The last chunk of a prompt may lie entirely in the dense tail.
         if plan.is_dense() || plan.ranked_rows() == 0 {
             if plan.is_dense() {
@@ -62,10 +61,13 @@ impl CudaOp for RankOp {
         let config = &*config;
         check_options(config)?;
         call.launcher.refuse_capture("reading orders", "rank outside the capture")?;
-        let break_even = gpu_break_even(&call.launcher, call.shape.head_dim());
-        let plan = Plan::new(config, &call.shape, prompt_len, break_even)?;
+        let plan = plan(call, config, prompt_len)?;
         Launch::new(call, config, &Plan { probe_stride: None, ..plan }, None)?.rank_only()
     }
+}
+
+fn plan(call: &Call, config: &S2oConfig, prompt_len: usize) -> Result<Plan, S2oError> {
+    Plan::new(config, &call.shape, prompt_len, gpu_break_even(&call.launcher, call.shape.head_dim()))
 }
 
 fn check_options(config: &S2oConfig) -> Result<(), CudaError> {
