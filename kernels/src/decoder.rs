@@ -1,5 +1,5 @@
-//! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu`, `cuda/int8.cu` and
-//! `cuda/sm90/decoder_e4m3.cu`.
+//! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu`, `cuda/int8.cu`,
+//! `cuda/join_heads.cu` and `cuda/sm90/decoder_e4m3.cu`.
 
 /// Elements of one 16-byte access. Every width is a multiple of it.
 pub const VECTOR: usize = 8;
@@ -30,6 +30,9 @@ pub const FEW_ROWS_OUTPUTS: usize = 16;
 pub fn rotate_threads(heads: usize, head_dim: usize) -> usize {
     (heads.div_ceil(2) * head_dim / (2 * VECTOR)).next_multiple_of(32).min(256)
 }
+
+/// Rows of a block of the `join_heads` kernel.
+pub const JOIN_ROWS: usize = 4;
 
 /// Blocks of the `store_int8` and `load_int8` kernels for `rows` rows of a sequence.
 pub fn int8_blocks(rows: usize, head_dim: usize) -> usize {

@@ -132,6 +132,8 @@ kernels! {
     Pages = "pages", Single;
     /// Heads in another size.
     ResizeHeads = "resize_heads", Single;
+    /// The heads of all ranks side by side.
+    JoinHeads = "join_heads", Single;
     /// Keys and values in another order.
     Reorder = "reorder", Single;
     /// The tokens of each stride, contiguous.

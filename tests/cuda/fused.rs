@@ -5,8 +5,8 @@ use std::sync::Arc;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use s2o_models::fused::{
-    Heads, LayerCache, Linear, QkNorm, Rotary, Stacked, StackedLinear, add_rms_norm, rms_norm, rotate_into_cache,
-    silu_mul,
+    Heads, LayerCache, Linear, QkNorm, Rotary, Stacked, StackedLinear, add_rms_norm, join_heads, rms_norm,
+    rotate_into_cache, silu_mul,
 };
 use s2o_models::{DeviceMemory, decode_attn};
 use s2o_testkit::{noise, relative_l2};
@@ -46,6 +46,7 @@ pub fn cases(runner: &mut Runner) {
         rotations(runner, dtype);
         decoding(runner, dtype);
         quantised(runner, dtype);
+        joined_heads(runner, dtype);
     }
     runner.case("fused sizes that the kernels do not support", |runner| unknown_sizes(&runner.device));
     runner.case("fused misfits are refused", |runner| misfits(&runner.device));
@@ -114,6 +115,24 @@ fn gates(runner: &mut Runner, dtype: DType) {
             let stacked = |tensor| Stacked::joined(tensor, &[width, width]).unwrap();
             let got = silu_mul(stacked(joined)).unwrap();
             assert_rounded("silu", &got, &silu_mul(stacked(joined_cpu)).unwrap(), 1e-2);
+        });
+    }
+}
+
+fn joined_heads(runner: &mut Runner, dtype: DType) {
+    for (ranks, rows, groups, width) in [(1, 3, 2, 8), (2, 1, 2, 128), (4, 1027, 8, 512), (2, 65, 8, 24), (3, 4, 6, 4)]
+    {
+        runner.case(&format!("fused heads of {ranks} ranks, {rows} x {groups} x {width} {dtype:?}"), |runner| {
+            let dims = [ranks * rows, groups / ranks * width];
+            let (x, x_cpu) = pair(&runner.device, &dims, dtype, 9, 1.0);
+            // 5 and the numbers of groups have no common divisor.
+            let slots: Vec<u32> = (0..groups as u32).map(|head| (5 * head + 1) % groups as u32).collect();
+            let on = |device: &Device| Tensor::new(slots.clone(), device).unwrap();
+            poison(&runner.device, &[ranks * rows * groups * width / ranks], dtype);
+            let got = join_heads(&x, ranks, &on(&runner.device)).unwrap();
+            let want = join_heads(&x_cpu, ranks, &on(&Device::Cpu)).unwrap();
+            assert_eq!(got.dims(), want.dims());
+            assert!(bits(&got) == bits(&want.to_dtype(dtype).unwrap()));
         });
     }
 }

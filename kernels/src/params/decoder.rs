@@ -96,6 +96,19 @@ pub struct RotationParams {
     pub half: i32,
 }
 
+/// The heads of all ranks side by side (cuda/join_heads.cu).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct JoinHeadsParams {
+    pub x: *const c_void,
+    pub slots: *const u32,
+    pub out: *mut c_void,
+    pub rows: i64,
+    pub groups: i32,
+    pub of_rank: i32,
+    pub pieces: i32,
+}
+
 layout!(NormParams: 56, width at 48);
 layout!(SiluParams: 32, width at 24);
 layout!(QuantiseParams: 32, width at 24);
@@ -103,3 +116,4 @@ layout!(FewRowsParams: 48, rows at 32);
 layout!(RotateParams: 120, k_strides at 56, len at 104);
 layout!(Int8Params: 104, row_strides at 24, len at 96);
 layout!(RotationParams: 40, len at 32);
+layout!(JoinHeadsParams: 48, rows at 24);

@@ -9,7 +9,7 @@ use candle_core::{CpuStorage, CudaStorage, DType, Error, InplaceOp1, Layout, Sha
 use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, sys};
 use half::{bf16, f16};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, check_i32, is_vectorized, to_i32};
-use s2o_kernels::params::{NormParams, RotateParams, RotationParams, SiluParams};
+use s2o_kernels::params::{JoinHeadsParams, NormParams, RotateParams, RotationParams, SiluParams};
 use s2o_kernels::{Dtype, Function, Kernel, decoder};
 
 use super::e4m3::cuda::{Quantised, check_row, rows_grid};
@@ -269,6 +269,44 @@ fn turn<T: Element>(
         Ok(())
     })?;
     Ok(launcher.tensor(q_out, shape))
+}
+
+/// [`join_heads`](super::join_heads) of contiguous `x`, with groups of a multiple of 8 columns.
+pub(super) fn join_heads(x: &Tensor, ranks: usize, slots: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::BF16 => joined::<bf16>(x, ranks, slots),
+        _ => joined::<f16>(x, ranks, slots),
+    }
+}
+
+fn joined<T: Element>(x: &Tensor, ranks: usize, slots: &Tensor) -> Result<Tensor> {
+    let launcher = Launcher::of(x)?;
+    let stream = launcher.stream();
+    let (sent, width) = x.dims2()?;
+    let (rows, groups) = (sent / ranks, slots.elem_count());
+    let shape = Shape::from((rows, ranks * width));
+    let mut out = launcher.uninit::<T>(&shape)?;
+    {
+        let (x, slots) = (x.storage_and_layout(), slots.storage_and_layout());
+        let (x, _x) = address::<T>(&x.0, x.1, stream)?;
+        let (slots, _slots) = address::<u32>(&slots.0, slots.1, stream)?;
+        let (out, _out) = out.device_ptr_mut(stream);
+        check_i32("elements of a few rows", decoder::JOIN_ROWS * ranks * width)?;
+        let params = JoinHeadsParams {
+            x: x as *const c_void,
+            slots: slots as *const u32,
+            out: out as *mut c_void,
+            rows: rows as i64,
+            groups: to_i32("groups of heads", groups)?,
+            of_rank: to_i32("groups of a rank", groups / ranks)?,
+            pieces: to_i32("pieces of a group", ranks * width / groups / decoder::VECTOR)?,
+        };
+        let function = Function::new(Kernel::JoinHeads, Dtype::Bf16, ANY_HEAD_DIM);
+        // SAFETY: the grid covers all rows of the output; contiguous tensors, all held until the launch is enqueued; the
+        // caller has checked the shapes, and slots are below the number of groups.
+        unsafe { launcher.launch(function, &params, Grid::Blocks([rows.div_ceil(decoder::JOIN_ROWS), 1, 1])) }?;
+    }
+    Ok(launcher.tensor(out, shape))
 }
 
 /// Lets `write` enqueue work that writes into a tensor (batch, length, heads, head_dim) by 16-byte accesses to 16 bits, or

@@ -111,6 +111,18 @@ impl Linear {
         Ok(Self::Dense(candle_nn::Linear::new(weight, bias)))
     }
 
+    /// One layer of all outputs (dimension 0) or all inputs (1) of `parts`. Of parts of the inputs at most one has a bias.
+    pub(crate) fn joined(mut parts: Vec<Self>, dim: usize) -> Result<Self> {
+        if parts.len() == 1 {
+            return Ok(parts.remove(0));
+        }
+        let parts = parts.iter().map(Self::divisible).collect::<Result<Vec<_>>>()?;
+        let weights: Vec<&Tensor> = parts.iter().map(|part| part.weight()).collect();
+        let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias()).collect();
+        let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
+        Ok(Self::Dense(candle_nn::Linear::new(Tensor::cat(&weights, dim)?, bias)))
+    }
+
     fn divisible(&self) -> Result<&candle_nn::Linear> {
         match self.dense() {
             Some(linear) => Ok(linear),

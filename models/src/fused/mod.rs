@@ -7,6 +7,7 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod e4m3;
+mod heads;
 mod int8;
 mod linear;
 mod norm;
@@ -15,6 +16,7 @@ mod stacked;
 
 pub use e4m3::{E4m3, E4m3Linear, Rows, supports_e4m3};
 pub(crate) use e4m3::{MAX_WIDTH as E4M3_MAX_WIDTH, NEEDS as E4M3_NEEDS};
+pub use heads::join_heads;
 pub use int8::{Int8Rows, decode_attn_int8};
 pub use linear::{Linear, LinearPrecision};
 pub use norm::{add_rms_norm, rms_norm, rms_norm_e4m3};
