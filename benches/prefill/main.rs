@@ -77,6 +77,9 @@ struct Arguments {
     /// What several GPUs share: sequence, tensor or auto.
     #[arg(long, default_value = "auto")]
     parallel: Mode,
+    /// Give several GPUs heads of equal work, by a file that `s2o prefill --head-tiles` wrote.
+    #[arg(long)]
+    head_tiles: Option<PathBuf>,
     /// Where the first of several numbers of GPUs leaves its logits.
     #[arg(long, hide = true)]
     first_logits: Option<PathBuf>,
@@ -126,7 +129,8 @@ fn run(arguments: &Arguments, ranks: Option<&Ranks>) -> Result<()> {
     };
     let longest = arguments.tokens.iter().copied().max().unwrap_or_default();
     let gpu = ranks.map_or_else(Gpu::new, Ranks::gpu)?;
-    let parallel = ranks.map(|ranks| ranks.parallel(arguments.parallel, &gpu)).transpose()?;
+    let parallel =
+        ranks.map(|ranks| ranks.parallel(arguments.parallel, arguments.head_tiles.as_deref(), &gpu)).transpose()?;
     let (config, vb) =
         checkpoint(&arguments.shape, arguments.weights, arguments.layers, longest + 2 * arguments.decode, &gpu.device)?;
     let mut models = Models::load(&gpu, &config, vb, parallel, arguments.chunk, &methods)?;

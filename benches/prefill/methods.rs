@@ -221,7 +221,7 @@ impl<'a> Models<'a> {
         self.prefill(method, &s2o, tokens)?;
         let mut stats = s2o.take_stats()?;
         if let Some(parallel) = self.parallel() {
-            stats = parallel.all_heads(&stats)?;
+            stats = parallel.all_heads(&stats, self.decoder(method).config())?;
         }
         Ok(AttnStats::joint_density(stats.values()))
     }

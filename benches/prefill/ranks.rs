@@ -1,5 +1,6 @@
 //! Several GPUs: one process each, of which the first prints and records.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -32,8 +33,12 @@ impl Ranks {
         Gpu::of_rank(self.group.rank())
     }
 
-    pub fn parallel(&self, mode: Mode, gpu: &Gpu) -> Result<Parallel> {
-        Ok(Parallel::new(mode, Arc::new(Nccl::new(Arc::clone(&self.group), &gpu.device)?)))
+    /// The ranks, with heads of equal work by the file `tiles` of `s2o prefill --head-tiles`.
+    pub fn parallel(&self, mode: Mode, tiles: Option<&Path>, gpu: &Gpu) -> Result<Parallel> {
+        let parallel = Parallel::new(mode, Arc::new(Nccl::new(Arc::clone(&self.group), &gpu.device)?));
+        let Some(path) = tiles else { return Ok(parallel) };
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(parallel.balanced(serde_json::from_str(&text)?))
     }
 
     pub fn is_first(&self) -> bool {

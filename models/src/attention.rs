@@ -7,6 +7,7 @@ use candle_s2o::{Attention, PrefillCall};
 use crate::config::DecoderConfig;
 use crate::error::Result;
 use crate::fused::{self, Heads, Linear, QkNorm, Rotation, Rows, Stacked, StackedLinear};
+use crate::head_tiles::ranges;
 use crate::kv_cache::KvCache;
 use crate::layers::{Shared, Weights};
 use crate::matrix::Matrix;
@@ -36,6 +37,8 @@ pub(crate) struct SelfAttention {
     qkv: StackedLinear,
     /// In sequence parallelism: for the heads of every rank; `qkv` is one of them.
     qkv_by_rank: Vec<StackedLinear>,
+    /// In sequence parallelism: where the ranks have the KV heads.
+    slots: Option<Tensor>,
     o_proj: Shared<Linear>,
     qk_norm: Option<(Tensor, Tensor)>,
     norm_eps: f64,
@@ -57,17 +60,23 @@ impl SelfAttention {
         let norm = |name: &str| weights.pp(name).tensor(&[head_dim], "weight");
         let qk_norm = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
         let precision = weights.linear_precision();
-        let (qkv, qkv_by_rank) = load_qkv(config, weights, parallel)?;
+        let (qkv, qkv_by_rank) = load_qkv(config, layer, weights, parallel)?;
         let o_proj = weights.matrix("o_proj", q_size, hidden_size, bias);
         let ranks = parallel.map_or(1, Parallel::world_size);
+        let slots = |parallel: &Parallel| {
+            let slots = parallel.slots(layer, num_kv_heads).into_iter().map(|slot| slot as u32);
+            Tensor::from_iter(slots, weights.device())
+        };
+        let group = num_heads / num_kv_heads * head_dim;
+        let own = |parallel: &Parallel| {
+            let heads = parallel.kv_heads_of(parallel.comm().rank(), layer, num_kv_heads);
+            Ok(o_proj.inputs_in(&ranges(&heads, group))?.in_precision(precision)?)
+        };
         Ok(Self {
             qkv,
             qkv_by_rank,
-            o_proj: Shared::new(
-                parallel,
-                || Ok(o_proj.whole()?.in_precision(precision)?),
-                |parallel| Ok(o_proj.inputs(parallel.own(q_size))?.in_precision(precision)?),
-            )?,
+            slots: parallel.filter(|parallel| parallel.mode() == Mode::Sequence).map(slots).transpose()?,
+            o_proj: Shared::new(parallel, || Ok(o_proj.whole()?.in_precision(precision)?), own)?,
             qk_norm,
             norm_eps: config.rms_norm_eps,
             layer,
@@ -135,10 +144,12 @@ impl SelfAttention {
         };
         drop(q);
         let out = out.reshape((batch, q_len, self.heads.num_heads * self.heads.head_dim))?;
-        match shards {
-            None => self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?)),
-            Some(shards) if q_len < len => Ok(self.o_proj.whole().forward(&shards.of_all_heads(&out)?)?),
-            Some(shards) => Ok(self.o_proj.whole().forward(&shards.to_tokens(&out)?)?),
+        match (shards, &self.slots) {
+            (Some(shards), Some(slots)) => {
+                let out = if q_len < len { shards.of_all_heads(&out, slots) } else { shards.to_tokens(&out, slots) };
+                Ok(self.o_proj.whole().forward(&out?)?)
+            }
+            _ => self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?)),
         }
     }
 }
@@ -158,6 +169,7 @@ impl SelfAttention {
 /// The projections of queries, keys and values for this rank's heads, and in sequence parallelism those of every rank.
 fn load_qkv(
     config: &DecoderConfig,
+    layer: usize,
     weights: &Weights,
     parallel: Option<&Parallel>,
 ) -> Result<(StackedLinear, Vec<StackedLinear>)> {
@@ -169,7 +181,8 @@ fn load_qkv(
         return Ok((stacked(vec![q.whole()?, k.whole()?, v.whole()?])?, Vec::new()));
     };
     let of_rank = |rank: usize| -> Result<StackedLinear> {
-        let part = |x: &Matrix, size| x.outputs(parallel.part_of(rank, size));
+        let heads = parallel.kv_heads_of(rank, layer, config.num_kv_heads);
+        let part = |x: &Matrix, size| x.outputs_in(&ranges(&heads, size / config.num_kv_heads));
         stacked(vec![part(&q, q_size)?, part(&k, kv_size)?, part(&v, kv_size)?])
     };
     let own = parallel.comm().rank();

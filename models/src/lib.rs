@@ -33,6 +33,7 @@ mod device_memory;
 pub mod error;
 pub mod fused;
 pub mod generation;
+mod head_tiles;
 #[cfg(any(test, feature = "cuda"))]
 mod host_memory;
 pub mod kv_cache;
@@ -60,6 +61,7 @@ pub use error::{HubFile, ModelError, Result};
 
 pub use fused::LinearPrecision;
 pub use generation::{Generated, GenerationOptions, StopReason, TokenStream};
+pub use head_tiles::HeadTiles;
 pub use kv_cache::{KvCache, KvStorage};
 pub use model::LoadedModel;
 pub use parallel::Parallel;

@@ -52,6 +52,18 @@ impl<'v> Matrix<'v> {
         Ok(Linear::Dense(candle_nn::Linear::new(weight, bias)))
     }
 
+    /// The layer of the outputs in some ranges, one range after the other.
+    pub(crate) fn outputs_in(&self, ranges: &[Range<usize>]) -> Result<Linear> {
+        let parts = ranges.iter().map(|range| self.outputs(range.clone())).collect::<Result<_>>()?;
+        Ok(Linear::joined(parts, 0)?)
+    }
+
+    /// The layer of the inputs in some ranges, one range after the other. Only that with the first input has the bias.
+    pub(crate) fn inputs_in(&self, ranges: &[Range<usize>]) -> Result<Linear> {
+        let parts = ranges.iter().map(|range| self.inputs(range.clone())).collect::<Result<_>>()?;
+        Ok(Linear::joined(parts, 1)?)
+    }
+
     /// The layer of some inputs, in memory of its own. The sum over all parts is the output of the layer, so only the
     /// first part has the bias.
     pub(crate) fn inputs(&self, range: Range<usize>) -> Result<Linear> {

@@ -13,14 +13,18 @@
 //! Decoding has one token and nothing to shard but weights and heads, so it is tensor parallel in both modes; for it a
 //! rank in sequence mode has its part of the output projections and the MLPs a second time. In both modes a rank's KV
 //! cache has only its own heads. Embedding and output head are on every rank.
+//!
+//! Heads skip different parts of the keys, and in each layer the ranks wait for the one whose heads skip least. Without
+//! [`Parallel::balanced`] a rank has consecutive heads; with it, heads that had equal work in an earlier prompt.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use candle_core::{D, DType, Tensor};
+use candle_core::{DType, Tensor};
 use candle_s2o::AttnStats;
 use s2o_comm::Communicator;
 use thiserror::Error;
@@ -28,7 +32,8 @@ use thiserror::Error;
 use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Result};
-use crate::fused::LinearPrecision;
+use crate::fused::{self, LinearPrecision};
+use crate::head_tiles::HeadTiles;
 use crate::layers::Weights;
 
 /// What the ranks share.
@@ -78,6 +83,7 @@ impl FromStr for Mode {
 pub struct Parallel {
     mode: Mode,
     comm: Arc<dyn Communicator>,
+    tiles: Option<Arc<HeadTiles>>,
 }
 
 /// Fewest tokens of a rank for which sharding a chunk pays. A shorter chunk is computed as decoding is.
@@ -86,7 +92,14 @@ const FEWEST_TOKENS: usize = 16;
 impl Parallel {
     /// Shares the work among the ranks of `comm`, whose tensors must be on the decoder's device.
     pub fn new(mode: Mode, comm: Arc<dyn Communicator>) -> Self {
-        Self { mode, comm }
+        Self { mode, comm, tiles: None }
+    }
+
+    /// Shares the KV heads so that the ranks have equal work for a prompt like the one of `tiles`, which must be the same
+    /// on all ranks. The outputs of attention do not change by a bit; in [`Mode::Tensor`], and in decoding, the sums over
+    /// the ranks are rounded in another order.
+    pub fn balanced(self, tiles: HeadTiles) -> Self {
+        Self { tiles: Some(Arc::new(tiles)), ..self }
     }
 
     /// What the ranks share. Of a loaded decoder it is not [`Mode::Auto`].
@@ -124,6 +137,10 @@ impl Parallel {
         }
         self.comm.group().agree("the model's configuration", &format!("{config:?}, {}", weights.precision()))?;
         self.comm.group().agree("what the ranks share", &self.mode.to_string())?;
+        self.comm.group().agree("the tiles of the heads", &self.digest_of_tiles())?;
+        if let Some(tiles) = &self.tiles {
+            tiles.check(config)?;
+        }
         let mode = match (self.mode, DeviceMemory::of(weights.device())?) {
             (Mode::Auto, None) => Mode::Sequence,
             (Mode::Auto, Some(memory)) => {
@@ -151,18 +168,58 @@ impl Parallel {
         self.part_of(self.comm.rank(), len)
     }
 
-    /// The statistics of all heads, on every rank, from those of its own heads, both by layer.
+    /// The KV heads of a layer, one rank after the other.
+    fn kv_heads(&self, layer: usize, num_kv_heads: usize) -> Vec<usize> {
+        match &self.tiles {
+            Some(tiles) => tiles.placed(layer, self.world_size()),
+            None => (0..num_kv_heads).collect(),
+        }
+    }
+
+    /// The KV heads of a rank in a layer, in order.
+    pub(crate) fn kv_heads_of(&self, rank: usize, layer: usize, num_kv_heads: usize) -> Vec<usize> {
+        self.kv_heads(layer, num_kv_heads)[self.part_of(rank, num_kv_heads)].to_vec()
+    }
+
+    /// The place of each KV head of a layer among those of all ranks, counted rank after rank.
+    pub(crate) fn slots(&self, layer: usize, num_kv_heads: usize) -> Vec<usize> {
+        let mut slots = vec![0; num_kv_heads];
+        for (slot, head) in self.kv_heads(layer, num_kv_heads).into_iter().enumerate() {
+            slots[head] = slot;
+        }
+        slots
+    }
+
+    /// The tiles of the busiest rank over the mean of the ranks, if a prompt has these tiles: the ranks wait for it in
+    /// each layer.
+    pub fn busiest(&self, tiles: &HeadTiles) -> f64 {
+        tiles.busiest(self.world_size(), |layer, num_kv_heads| self.kv_heads(layer, num_kv_heads))
+    }
+
+    /// The statistics of all heads in the model's order, on every rank, from those of its own heads, both by layer.
     ///
     /// # Errors
     /// [`ModelError::Ranks`] if a rank is lost or has other layers.
-    pub fn all_heads(&self, own: &BTreeMap<usize, AttnStats>) -> Result<BTreeMap<usize, AttnStats>> {
+    pub fn all_heads(
+        &self,
+        own: &BTreeMap<usize, AttnStats>,
+        config: &DecoderConfig,
+    ) -> Result<BTreeMap<usize, AttnStats>> {
         let unreadable = |error: serde_json::Error| ModelError::config("statistics of a rank", error);
         let layer = |(&layer, own): (&usize, &AttnStats)| {
             let parts = self.comm.group().exchange(&serde_json::to_vec(own).map_err(unreadable)?)?;
             let parts = parts.iter().map(|part| serde_json::from_slice(part).map_err(unreadable));
-            Ok((layer, AttnStats::of_all_heads(&parts.collect::<Result<Vec<AttnStats>>>()?)))
+            let placed = AttnStats::of_all_heads(&parts.collect::<Result<Vec<AttnStats>>>()?);
+            Ok((layer, placed.in_order(&self.slots(layer, config.num_kv_heads))))
         };
         own.iter().map(layer).collect()
+    }
+
+    fn digest_of_tiles(&self) -> String {
+        let Some(tiles) = &self.tiles else { return "none".to_owned() };
+        let mut hasher = DefaultHasher::new();
+        format!("{tiles:?}").hash(&mut hasher);
+        format!("those of digest {:016x}", hasher.finish())
     }
 
     /// The smallest number of any rank.
@@ -239,25 +296,23 @@ impl Shards<'_> {
     }
 
     /// From the output of the own heads for all tokens, `(batch, len, width)`, to that of all heads for the own tokens:
-    /// `(batch, own tokens, ranks * width)`.
-    pub(crate) fn to_tokens(self, out: &Tensor) -> Result<Tensor> {
+    /// `(batch, own tokens, ranks * width)`. `slots` are [`Parallel::slots`].
+    pub(crate) fn to_tokens(self, out: &Tensor, slots: &Tensor) -> Result<Tensor> {
         let of_rank = |tokens: Range<usize>| Ok(out.narrow(1, tokens.start, tokens.len())?.flatten_to(1)?);
         let sends = self.all().map(of_rank).collect::<Result<Vec<_>>>()?;
         let (ranks, own) = (self.comm.world_size(), self.own().len());
         let rows = self.batch * own;
         let received = self.comm.all_to_all(&sends, &vec![rows; ranks])?;
-        let of_heads = (0..ranks).map(|rank| received.narrow(0, rank * rows, rows)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Tensor::cat(&of_heads, D::Minus1)?.reshape((self.batch, own, ()))?)
+        Ok(fused::join_heads(&received, ranks, slots)?.reshape((self.batch, own, ()))?)
     }
 
     /// From the output of the own heads for some tokens, `(batch, tokens, width)`, on every rank that of all heads: `(batch,
-    /// tokens, ranks * width)`.
-    pub(crate) fn of_all_heads(&self, out: &Tensor) -> Result<Tensor> {
+    /// tokens, ranks * width)`. `slots` are [`Parallel::slots`].
+    pub(crate) fn of_all_heads(&self, out: &Tensor, slots: &Tensor) -> Result<Tensor> {
         let (batch, tokens, _) = out.dims3()?;
         let (ranks, rows) = (self.comm.world_size(), batch * tokens);
         let received = self.comm.all_gather(&out.flatten_to(1)?.contiguous()?, &vec![rows; ranks])?;
-        let of_heads = (0..ranks).map(|rank| received.narrow(0, rank * rows, rows)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Tensor::cat(&of_heads, D::Minus1)?.reshape((batch, tokens, ()))?)
+        Ok(fused::join_heads(&received, ranks, slots)?.reshape((batch, tokens, ()))?)
     }
 
     /// The rows of positions `from..` of the chunk on every rank: `(batch, len - from, width)`. `rows_of` gives a range of

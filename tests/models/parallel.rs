@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use candle_s2o::{Attention, Dense, ProbeStride, S2o, S2oConfig, SegmentLen};
 use s2o_comm::{CommError, Group, Tcp};
 use s2o_models::parallel::Mode;
-use s2o_models::{Decoder, DecoderOptions, LoadOptions, ModelError, ModelSource, Parallel, PrefillOptions};
+use s2o_models::{Decoder, DecoderOptions, HeadTiles, LoadOptions, ModelError, ModelSource, Parallel, PrefillOptions};
 use s2o_testkit::ranks::run;
 use serde_json::{Value, json};
 
@@ -138,6 +138,51 @@ fn every_rank_attends_with_whole_heads_to_all_tokens() {
     }
 }
 
+/// Work by which two ranks have the heads 0 and 2, and 1 and 3, in the first layer, and another choice in the second.
+fn unequal(json: &Value) -> HeadTiles {
+    let layers = config(json).num_layers;
+    let of_layer = |layer: usize| if layer % 2 == 0 { [9.0, 8.0, 1.0, 2.0] } else { [9.0, 7.0, 5.0, 1.0] };
+    serde_json::from_value(json!({"by_layer": (0..layers).map(of_layer).collect::<Vec<_>>()})).unwrap()
+}
+
+#[test]
+fn heads_of_equal_work_give_the_results_of_one_rank() {
+    for json in models() {
+        let one = s2o();
+        let expected = results(&decoder(&json, 7), 2, &one);
+        let expected_stats = one.take_stats().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        write_sharded(directory.path(), &json, &weights(&json, 7));
+        for mode in [Mode::Sequence, Mode::Tensor] {
+            run(2, |group| {
+                let parallel = Parallel::new(mode, Arc::new(Tcp::new(group))).balanced(unequal(&json));
+                let options = on_ranks(parallel.clone());
+                let whole = Decoder::load_with(&config(&json), &builder(&weights(&json, 7)), options, None).unwrap();
+                let options = LoadOptions { parallel: Some(parallel.clone()), ..LoadOptions::default() };
+                let parts = ModelSource::Directory(directory.path().to_owned()).load(&options, None).unwrap().decoder;
+                for decoder in [&whole, &parts] {
+                    let s2o = s2o();
+                    for (got, expected) in results(decoder, 2, &s2o).iter().zip(&expected) {
+                        let apart = max_diff(got, expected);
+                        assert!(apart < TOLERANCE, "{mode}: {apart}");
+                    }
+                    let stats = parallel.all_heads(&s2o.take_stats().unwrap(), decoder.config()).unwrap();
+                    let tiles = HeadTiles::of(&stats, decoder.config());
+                    assert_eq!(tiles, HeadTiles::of(&expected_stats, decoder.config()), "{mode}");
+                    for (layer, expected) in &expected_stats {
+                        let heads = stats[layer].heads.iter().zip(&expected.heads);
+                        assert!(stats[layer].num_heads == 8 && stats[layer].heads.len() == 16);
+                        assert!(heads.into_iter().all(|(head, expected)| head.tiles == expected.tiles), "{mode}");
+                    }
+                    // By the work that these placements were made for, the ranks are even: 10 and 10, 12 and 10.
+                    let busiest = parallel.busiest(&unequal(&json));
+                    assert!((1.0..1.1).contains(&busiest), "{busiest}");
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn attention_of_some_heads_is_bit_for_bit_that_of_all() {
     let [q, k, v] =
@@ -216,6 +261,22 @@ fn ranks_that_do_not_fit_are_refused_on_every_rank() {
     assert_eq!(errors, [expected; 2]);
 
     let json = &models()[0];
+    let balanced = |by_layer: Value, group| {
+        let tiles = serde_json::from_value(json!({"by_layer": by_layer})).unwrap();
+        let parallel = Parallel::new(Mode::Sequence, Arc::new(Tcp::new(group))).balanced(tiles);
+        Decoder::load_with(&config(json), &builder(&weights(json, 7)), on_ranks(parallel), None)
+    };
+    let even = [1.0; 4];
+    for (by_layer, expected) in [
+        (json!([[1.0, 2.0, 3.0, 4.0]]), "tiles of the heads: expected 2 layers, got 1"),
+        (json!([[1.0, 2.0], [1.0, 2.0]]), "tiles of the heads: expected 4 KV heads in layer 0, got 2"),
+        (json!([even, [1.0, -2.0, 1.0, 1.0]]), "tiles of the heads: expected numbers of tiles in layer 1, got -2"),
+    ] {
+        assert_eq!(refused(2, |_, group| balanced(by_layer.clone(), group)), [expected; 2]);
+    }
+    let errors = refused(2, |rank, group| balanced(json!([even, [rank as f64, 1.0, 1.0, 1.0]]), group));
+    assert!(errors[0].starts_with("the tiles of the heads: expected"), "{errors:?}");
+
     let errors = refused(2, |rank, group| {
         let parallel = Parallel::new(Mode::Tensor, Arc::new(Tcp::new(group)));
         Decoder::load_with(&config(json), &builder(&weights(json, rank as u64)), on_ranks(parallel), None)

@@ -1,16 +1,18 @@
 //! Several GPUs: the flags, the ranks of this host, and the end of all when one fails.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use candle_core::Device;
 use clap::Args;
 use s2o_comm::{Communicator, Group, JOIN_TIMEOUT, Rendezvous, Tcp, local};
-use s2o_models::Parallel;
 use s2o_models::parallel::Mode;
+use s2o_models::{HeadTiles, Parallel};
 
-use crate::exit;
 use crate::model_flags::ModelFlags;
+use crate::{exit, writable};
 
 /// Flags for several GPUs.
 #[derive(Debug, Clone, Args)]
@@ -32,6 +34,10 @@ pub struct RankFlags {
     /// Where rank 0 listens, the same for all processes [or S2O_RENDEZVOUS]
     #[arg(long, value_name = "HOST:PORT", requires_all = ["rank", "world_size"])]
     rendezvous: Option<String>,
+    /// Give the GPUs KV heads of equal work, as this file has it from an earlier run; without the file, measure S2O's work
+    /// in each head and write it
+    #[arg(long, value_name = "FILE")]
+    head_tiles: Option<PathBuf>,
 }
 
 /// This process among the ranks.
@@ -39,14 +45,34 @@ pub struct Ranks {
     group: Arc<Group>,
     mode: Mode,
     has_own_gpu: bool,
+    /// Those of the first rank's file.
+    tiles: Option<HeadTiles>,
+    /// The file to write, if the first rank has none yet.
+    new_tiles: Option<PathBuf>,
 }
 
 impl RankFlags {
     /// Joins the other ranks, after starting them if they are to run on this host. `None` for one process.
     pub fn join(&self, model: &ModelFlags) -> Result<Option<Ranks>> {
-        let Some(rendezvous) = self.place(model)? else { return Ok(None) };
+        let (own, new_tiles) = match &self.head_tiles {
+            Some(path) if path.exists() => (Some(read_tiles(path)?), None),
+            path => (None, path.clone()),
+        };
+        new_tiles.as_deref().map_or(Ok(()), writable::file)?;
+        let Some(rendezvous) = self.place(model)? else {
+            ensure!(self.head_tiles.is_none(), "--head-tiles: expected several GPUs (--gpus N), got one");
+            return Ok(None);
+        };
         let group = local::join(&rendezvous)?;
-        Ok(Some(Ranks { group, mode: self.parallel, has_own_gpu: self.gpus.is_some() }))
+        // Other hosts need no file.
+        let of_ranks = group.exchange(&serde_json::to_vec(&own)?)?;
+        let tiles = serde_json::from_slice(&of_ranks[0])?;
+        Ok(Some(Ranks { group, mode: self.parallel, has_own_gpu: self.gpus.is_some(), tiles, new_tiles }))
+    }
+
+    /// The flag of a file that says how to share the heads, if it was given.
+    pub fn given_tiles(&self) -> Option<String> {
+        self.head_tiles.as_ref().map(|_| "--head-tiles".to_owned())
     }
 
     fn place(&self, model: &ModelFlags) -> Result<Option<Rendezvous>> {
@@ -71,7 +97,17 @@ impl Ranks {
             Device::Cuda(_) => Arc::new(s2o_comm::Nccl::new(Arc::clone(&self.group), device)?),
             _ => Arc::new(Tcp::new(Arc::clone(&self.group))),
         };
-        Ok(Parallel::new(self.mode, comm))
+        let parallel = Parallel::new(self.mode, comm);
+        Ok(match &self.tiles {
+            Some(tiles) => parallel.balanced(tiles.clone()),
+            None => parallel,
+        })
+    }
+
+    /// Writes the tiles of all heads to the file of --head-tiles, if it is new.
+    pub fn keep_tiles(&self, tiles: &HeadTiles) -> Result<()> {
+        let Some(path) = &self.new_tiles else { return Ok(()) };
+        fs::write(path, serde_json::to_string(tiles)? + "\n").with_context(|| writable::cannot_write(path))
     }
 
     /// The GPU of a rank that this program started; `None` if the user chose it.
@@ -108,4 +144,11 @@ impl Ranks {
             }
         }
     }
+}
+
+fn read_tiles(path: &Path) -> Result<HeadTiles> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| {
+        format!("--head-tiles {}: expected a file that a run with this flag has written", path.display())
+    })
 }

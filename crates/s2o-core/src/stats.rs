@@ -135,6 +135,19 @@ impl AttnStats {
         Self { num_heads, heads: (0..sequences).flat_map(of_sequence).collect() }
     }
 
+    /// These statistics with the heads in another order: group `i` of consecutive heads is the one at `slots[i]` here, and all
+    /// groups have the same size.
+    pub fn in_order(&self, slots: &[usize]) -> Self {
+        let group = self.num_heads / slots.len().max(1);
+        let of_sequence = |heads: &[HeadStats]| -> Vec<HeadStats> {
+            slots.iter().flat_map(|slot| &heads[slot * group..][..group]).cloned().collect()
+        };
+        Self {
+            num_heads: self.num_heads,
+            heads: self.heads.chunks(self.num_heads.max(1)).flat_map(of_sequence).collect(),
+        }
+    }
+
     /// Appends the query tiles of a later chunk of the same prompt.
     pub fn append(&mut self, chunk: Self) {
         self.num_heads = chunk.num_heads;
@@ -196,6 +209,14 @@ mod tests {
         let visited: Vec<usize> = all.heads.iter().map(|head| head.tiles[0].visited).collect();
         assert_eq!((all.num_heads, visited), (3, vec![10, 11, 20, 12, 13, 21]));
         assert_eq!(AttnStats::of_all_heads(&[]), AttnStats::default());
+    }
+
+    #[test]
+    fn groups_of_heads_change_places_in_every_sequence() {
+        let heads = (0..12).map(|i| head_stats(vec![tile(1, 0, i)])).collect();
+        let ordered = AttnStats { num_heads: 6, heads }.in_order(&[2, 0, 1]);
+        let visited: Vec<usize> = ordered.heads.iter().map(|head| head.tiles[0].visited).collect();
+        assert_eq!((ordered.num_heads, visited), (6, vec![4, 5, 0, 1, 2, 3, 10, 11, 6, 7, 8, 9]));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use candle_s2o::{Attention, Dense, S2o};
 use clap::{Args, ValueEnum};
-use s2o_models::{GenerationOptions, KvStorage};
+use s2o_models::{GenerationOptions, HeadTiles, KvStorage};
 use tracing_chrome::ChromeLayerBuilder;
 use tracing_subscriber::prelude::*;
 
@@ -117,7 +117,8 @@ impl Flags {
         if let Some(directory) = &self.save {
             return exit::print(&self.model.save(directory)?);
         }
-        if let Some(given) = self.s2o.given().filter(|_| self.methods() == [Method::Dense]) {
+        let given = self.s2o.given().or_else(|| self.ranks.given_tiles());
+        if let Some(given) = given.filter(|_| self.methods() == [Method::Dense]) {
             let dense = if self.use_flash_attn { "--use-flash-attn" } else { "--attention dense" };
             wrong_usage("prefill", &format!("{given}: no effect on exact attention; leave out '{dense}'"));
         }
@@ -192,7 +193,10 @@ impl Flags {
                     let run = session.run("S2O", s2o, &mut on_text)?;
                     let mut stats = s2o.take_stats()?;
                     if let Some(parallel) = model.decoder.parallel() {
-                        stats = parallel.all_heads(&stats)?;
+                        stats = parallel.all_heads(&stats, model.config())?;
+                    }
+                    if let Some(ranks) = ranks.filter(|ranks| ranks.is_first()) {
+                        ranks.keep_tiles(&HeadTiles::of(&stats, model.config()))?;
                     }
                     report.sparse = Some((run, stats));
                 }

@@ -9,7 +9,7 @@ use candle_s2o::{AttnStats, HeadStats, S2o};
 use comfy_table::{Cell, Color};
 use s2o_eval::metrics::{ErrorSums, Errors};
 use s2o_models::weights::EMBEDDED;
-use s2o_models::{LoadedModel, passkey};
+use s2o_models::{HeadTiles, LoadedModel, passkey};
 use serde::Serialize;
 
 use super::run::Run;
@@ -99,7 +99,7 @@ impl Report<'_> {
             write!(out, "ranks   {}, {} parallel", parallel.world_size(), parallel.mode())?;
             match &self.sparse {
                 Some((_, stats)) => {
-                    let busiest = busiest(stats, parallel.world_size());
+                    let busiest = parallel.busiest(&HeadTiles::of(stats, self.model.config()));
                     writeln!(out, "; the busiest computes {busiest:.2} of the mean number of tiles")?;
                 }
                 None => writeln!(out)?,
@@ -284,19 +284,6 @@ impl Report<'_> {
             passkey::answers(&run.text, expected)
         }
     }
-}
-
-/// The tiles of the busiest rank over the mean of the ranks, summed over layers because the ranks wait for one another in
-/// each.
-fn busiest(stats: &Stats, ranks: usize) -> f64 {
-    let (mut most, mut all) = (0.0, 0.0);
-    for layer in stats.values() {
-        let of_rank = |heads: &[HeadStats]| heads.iter().map(HeadStats::tiles_computed).sum();
-        let tiles: Vec<f64> = layer.heads.chunks((layer.heads.len() / ranks).max(1)).map(of_rank).collect();
-        most += tiles.iter().copied().fold(0.0, f64::max);
-        all += tiles.iter().sum::<f64>();
-    }
-    if all > 0.0 { most * ranks as f64 / all } else { 1.0 }
 }
 
 /// Density over all layers and heads.

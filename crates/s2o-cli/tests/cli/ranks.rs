@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use s2o_testkit::ranks::free_address;
 use serde_json::Value;
 
-use crate::{assert_has, assert_refused, command, error_of, number, stdout_of};
+use crate::{assert_has, assert_refused, command, error_of, number, run, stdout_of};
 
 /// From the end of a rank until all have ended.
 const SOON: Duration = Duration::from_secs(8);
@@ -38,6 +38,35 @@ fn two_ranks_answer_as_one() {
 fn the_report_names_the_ranks() {
     let text = stdout_of("prefill", &["--cpu", "--gpus", "2", "--context", "2304", "--threads", "1"]);
     assert_has(&text, &["\nranks   2, sequence parallel; the busiest computes 1.", "\nS2O answers   "]);
+}
+
+#[test]
+fn the_work_of_each_head_is_measured_once_and_then_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tiles.json");
+    let path = file.to_str().unwrap();
+    let arguments = ["--cpu", "--context", "2304", "--threads", "1", "--json", "--gpus", "2", "--head-tiles", path];
+    let measuring = json_of(&arguments);
+    let written = std::fs::read_to_string(&file).unwrap();
+    let tiles: Value = serde_json::from_str(&written).unwrap();
+    let of_head = |layer: usize, head: usize| tiles["by_layer"][layer][head].as_f64().unwrap();
+    assert!(of_head(0, 0) > 1.0 && of_head(0, 1) > 1.0, "{tiles}");
+
+    let reading = json_of(&arguments);
+    for same in ["answer_s2o", "density"] {
+        assert_eq!(measuring[same], reading[same]);
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), written, "a file is kept");
+
+    std::fs::write(&file, "[]").unwrap();
+    let two = ["--cpu", "--gpus", "2", "--head-tiles", path];
+    assert_has(&error_of("prefill", &two), &["--head-tiles", "tiles.json: expected a file that a run with this flag"]);
+    assert_has(&error_of("prefill", &["--cpu", "--head-tiles", "/nowhere/x"]), &["cannot write /nowhere/x"]);
+    std::fs::write(&file, written).unwrap();
+    assert_has(&error_of("prefill", &["--cpu", "--head-tiles", path]), &["--head-tiles: expected several GPUs"]);
+    let dense = run("prefill", &[&two[..], &["--attention", "dense"]].concat());
+    assert_eq!(dense.status.code(), Some(2));
+    assert_has(&String::from_utf8_lossy(&dense.stderr), &["--head-tiles: no effect on exact attention"]);
 }
 
 fn rank(number: usize, of: usize, address: &str, more: &[&str]) -> Command {
