@@ -9,7 +9,6 @@ use s2o_models::weights::synthetic::{self, Profile, Shape};
 
 /// The dtype of all timed tensors.
 pub const DTYPE: DType = DType::BF16;
-const SEED: u64 = 299_792_458;
 
 /// The kind of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -46,11 +45,11 @@ pub fn checkpoint(
         Weights::Calibrated => Profile::default(),
         Weights::Random => Profile::Random,
     };
-    let vb = synthetic::var_builder(&config, profile, SEED, DTYPE, device)?;
+    let vb = synthetic::var_builder(&config, profile, synthetic::SEED, DTYPE, device)?;
     Ok((config, vb))
 }
 
 /// Tokens of a prompt, the same for the same vocabulary and length.
 pub fn prompt(config: &DecoderConfig, tokens: usize) -> Vec<u32> {
-    synthetic::prompt(config.vocab_size, tokens, SEED)
+    synthetic::prompt(config.vocab_size, tokens, synthetic::SEED)
 }

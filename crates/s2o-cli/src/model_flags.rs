@@ -8,14 +8,11 @@ use candle_core::{DType, Device};
 use candle_s2o::Attention;
 use clap::{Args, ValueEnum};
 use s2o_eval::capture::{LayerTensors, capture};
-use s2o_models::weights::synthetic::{Profile, Synthetic};
+use s2o_models::weights::synthetic::{self, Profile, Synthetic};
 use s2o_models::{Chunk, KvStorage, LinearPrecision, LoadOptions, LoadedModel, ModelSource, PrefillOptions};
 
 use crate::progress;
 use crate::ranks::Ranks;
-
-/// Fixed, so that the same flags give the same model.
-const SYNTHETIC_SEED: u64 = 0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Precision {
@@ -296,7 +293,7 @@ impl LoadFlags {
                 }
                 (_, Some(focus)) => Profile::Calibrated { focus },
             };
-            return Ok(ModelSource::Synthetic(Synthetic { shape: shape.parse()?, profile, seed: SYNTHETIC_SEED }));
+            return Ok(ModelSource::Synthetic(Synthetic { shape: shape.parse()?, profile, seed: synthetic::SEED }));
         }
         match (self.model.parse()?, &self.revision) {
             (ModelSource::Hub { id, .. }, Some(revision)) => Ok(ModelSource::Hub { id, revision: revision.clone() }),

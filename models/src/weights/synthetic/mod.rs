@@ -49,6 +49,9 @@ mod save;
 use anatomy::Anatomy;
 use generator::Generator;
 
+/// The seed of the weights in the program and in the benchmarks, so that both have the same model.
+pub const SEED: u64 = 299_792_458;
+
 /// The first token of every synthetic prompt; calibrated weights have their sink there.
 pub const FIRST_TOKEN: u32 = 0;
 
