@@ -195,6 +195,6 @@ mod tests {
     #[test]
     fn consecutive_heads_are_one_range() {
         assert_eq!(ranges(&[0, 1, 3, 4, 5, 7], 10), [0..20, 30..60, 70..80]);
-        assert_eq!(ranges(&[2], 4), [8..12]);
+        assert_eq!(ranges(&[2, 5], 4), [8..12, 20..24]);
     }
 }

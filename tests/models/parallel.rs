@@ -141,7 +141,7 @@ fn every_rank_attends_with_whole_heads_to_all_tokens() {
 /// Work by which two ranks have the heads 0 and 2, and 1 and 3, in the first layer, and another choice in the second.
 fn unequal(json: &Value) -> HeadTiles {
     let layers = config(json).num_layers;
-    let of_layer = |layer: usize| if layer % 2 == 0 { [9.0, 8.0, 1.0, 2.0] } else { [9.0, 7.0, 5.0, 1.0] };
+    let of_layer = |layer: usize| if layer.is_multiple_of(2) { [9.0, 8.0, 1.0, 2.0] } else { [9.0, 7.0, 5.0, 1.0] };
     serde_json::from_value(json!({"by_layer": (0..layers).map(of_layer).collect::<Vec<_>>()})).unwrap()
 }
 
