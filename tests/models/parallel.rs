@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use candle_s2o::{Attention, Dense, ProbeStride, S2o, S2oConfig, SegmentLen};
+use candle_s2o::{Attention, AttnStats, Dense, ProbeStride, S2o, S2oConfig, SegmentLen};
 use s2o_comm::{CommError, Group, Tcp};
 use s2o_models::parallel::Mode;
 use s2o_models::{Decoder, DecoderOptions, HeadTiles, LoadOptions, ModelError, ModelSource, Parallel, PrefillOptions};
@@ -151,6 +151,14 @@ fn heads_of_equal_work_give_the_results_of_one_rank() {
         let one = s2o();
         let expected = results(&decoder(&json, 7), 2, &one);
         let expected_stats = one.take_stats().unwrap();
+        let expected_tiles = HeadTiles::of(&expected_stats, &config(&json));
+        // Two query heads share a KV head, and two sequences have eight heads each.
+        let of_kv_head = |stats: &AttnStats, head: usize| -> f64 {
+            [0, 1, 8, 9].map(|first| stats.heads[2 * head + first].tiles_computed()).iter().sum()
+        };
+        let by_hand: Vec<[f64; 4]> =
+            expected_stats.values().map(|stats| [0, 1, 2, 3].map(|head| of_kv_head(stats, head))).collect();
+        assert_eq!(serde_json::to_value(&expected_tiles).unwrap(), json!({"by_layer": by_hand}));
         let directory = tempfile::tempdir().unwrap();
         write_sharded(directory.path(), &json, &weights(&json, 7));
         for mode in [Mode::Sequence, Mode::Tensor] {
@@ -168,7 +176,7 @@ fn heads_of_equal_work_give_the_results_of_one_rank() {
                     }
                     let stats = parallel.all_heads(&s2o.take_stats().unwrap(), decoder.config()).unwrap();
                     let tiles = HeadTiles::of(&stats, decoder.config());
-                    assert_eq!(tiles, HeadTiles::of(&expected_stats, decoder.config()), "{mode}");
+                    assert_eq!(tiles, expected_tiles, "{mode}");
                     for (layer, expected) in &expected_stats {
                         let heads = stats[layer].heads.iter().zip(&expected.heads);
                         assert!(stats[layer].num_heads == 8 && stats[layer].heads.len() == 16);
