@@ -123,8 +123,12 @@ struct OnlineSoftmax {
     }
 };
 
+// A maximum may lag behind the scores by this power of two: exponentials up to 256 lose nothing in f32, bf16 or f16.
+constexpr float MAX_LAG = 8.f;
+
 // Raises the maxima of a warp's fragments to those of new scores, and calls `rescale(m, factors)` for what was summed
-// before. Late in a row no maximum rises, so the quads exchange theirs only if one of the warp does.
+// before. A maximum rises only if a score is MAX_LAG above it, which is rare, and the quads exchange theirs only if one
+// of the warp rises. This depends on the row's own scores alone, so the other rows of the warp do not change its bits.
 template <bool EMPTY_ROWS, int M, int N, class F>
 __device__ __forceinline__ void raise_maxima(OnlineSoftmax (&softmax)[M], const float (&s)[M][N], float scale_log2,
                                              F rescale) {
@@ -135,7 +139,10 @@ __device__ __forceinline__ void raise_maxima(OnlineSoftmax (&softmax)[M], const 
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             highest[m][h] = softmax[m].highest_of_thread(s[m], h, softmax[m].row_max[h]);
-            rises = rises || highest[m][h] > softmax[m].row_max[h];
+            const float row_max = softmax[m].row_max[h];
+            const bool must_rise = (highest[m][h] - row_max) * scale_log2 > MAX_LAG;
+            if (!must_rise) highest[m][h] = row_max;
+            rises = rises || must_rise;
         }
     }
     if (!__any_sync(0xffffffffu, rises)) return;
