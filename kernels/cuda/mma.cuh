@@ -20,6 +20,16 @@ __device__ __forceinline__ int thread_index() {
     return x;
 }
 
+// Kernels with registers to spare, X::HOLDS_ITEM, keep the thread's index and the work item in registers. Reading them
+// again has a latency that the two warps of a scheduler do not hide.
+template <class X>
+__device__ __forceinline__ int thread_index() {
+    if constexpr (X::HOLDS_ITEM) return threadIdx.x;
+    return thread_index();
+}
+template <class X, class T>
+using Held = std::conditional_t<X::HOLDS_ITEM, const T, const T&>;
+
 // ---- copies ----
 
 // Copies 16 bytes, bypassing L1. If not `exists`, writes zeros and does not read `src`.
@@ -87,22 +97,31 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
 }
 
 // acc += P V for fragments of 16 rows, and KEYS values at address `v` (of the lane's row, see rows_first).
-// `probabilities(m, k, a)` gives the operand of fragment m and of 16 keys.
-template <typename T, int ROW, int KEYS, int M, int N, class F>
+// `probabilities(m, k, a)` gives the operand of fragment m and of 16 keys. With AHEAD it is called one step early, so that
+// its exponentials run during the products of the 16 keys before.
+template <typename T, int ROW, int KEYS, bool AHEAD = false, int M, int N, class F>
 __device__ __forceinline__ void add_values(float (&acc)[M][N], uint32_t v, const F& probabilities) {
+    uint32_t a[2][M][4];
+    auto prepare = [&](int k) {
+#pragma unroll
+        for (int m = 0; m < M; ++m) probabilities(m, k, a[k % 2][m]);
+    };
+    if constexpr (AHEAD) prepare(0);
 #pragma unroll
     for (int k = 0; k < KEYS / 16; ++k) {
-        uint32_t a[M][4];
-#pragma unroll
-        for (int m = 0; m < M; ++m) probabilities(m, k, a[m]);
+        if constexpr (AHEAD) {
+            if (k + 1 < KEYS / 16) prepare(k + 1);
+        } else {
+            prepare(k);
+        }
 #pragma unroll
         for (int n = 0; n < N / 8; ++n) {
             uint32_t b[4];
             ldmatrix_transposed(b, column_step(v, n) + k * 16 * ROW);
 #pragma unroll
             for (int m = 0; m < M; ++m) {
-                mma<T>(acc[m] + 8 * n, a[m], b[0], b[1]);
-                mma<T>(acc[m] + 8 * n + 4, a[m], b[2], b[3]);
+                mma<T>(acc[m] + 8 * n, a[k % 2][m], b[0], b[1]);
+                mma<T>(acc[m] + 8 * n + 4, a[k % 2][m], b[2], b[3]);
             }
         }
     }

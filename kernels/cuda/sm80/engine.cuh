@@ -190,7 +190,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
         const bool twice = DISCARD && gathered;
 #pragma unroll 1
         for (int visit = 0; visit < (twice ? 3 : 2); ++visit) {
-            const uint32_t k_offset = columns_first<X::ROW>(thread_index() % 32);
+            const uint32_t k_offset = columns_first<X::ROW>(thread_index<X>() % 32);
             const uint32_t k = loader.next() + k_offset;
             if constexpr (X::MAY_STOP && !DISCARD) {
                 stop = visit == 0 && step > w.gather_from && stops(p, control.votes);
@@ -257,8 +257,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     cast_vote(p, w, own, own.preview(softmax, scale_log2), control, scale_log2);
                 }
             }
-            const uint32_t v_offset = rows_first<X::ROW>(thread_index() % 32);
-            const uint32_t v = loader.next() + v_offset;
+            const uint32_t v_offset = rows_first<X::ROW>(thread_index<X>() % 32);
+            const uint32_t v = (X::JOINS_VALUES ? k - k_offset + X::HALF_BYTES : loader.next()) + v_offset;
             if constexpr (DISCARD) {
                 if (twice && visit == 1) {
                     stop = stops(p, control.votes);
@@ -274,7 +274,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if (visible) {
                 if constexpr (X::MAY_STOP) rescale_if_needed<X>(acc, rescale);
                 if constexpr (X::OVERLAPS) {
-                    add_values<typename X::T, X::ROW, HALF_K>(acc, v, [&](int m, int k, uint32_t (&a)[4]) {
+                    add_values<typename X::T, X::ROW, HALF_K, true>(acc, v, [&](int m, int k, uint32_t (&a)[4]) {
                         softmax[m].template add<typename X::T, X::ROWS_MAY_BE_EMPTY>(kept[m] + 8 * k, scale_log2, a);
                     });
                 } else {
@@ -347,8 +347,8 @@ __device__ __noinline__ void take_item(const typename X::Params& p, Control<X>& 
     while (control.item < num_items && !X::decode(p, control.item, control.work)) advance();
     control.end = control.item >= num_items;
     if (control.end) return;
-    control.rows[0] = static_cast<const char*>(attn.k) + 2 * (w.batch * k.batch + w.kv_head * k.head);
-    control.rows[1] = static_cast<const char*>(attn.v) + 2 * (w.batch * v.batch + w.kv_head * v.head);
+    control.heads.of[0] = static_cast<const char*>(attn.k) + 2 * (w.batch * k.batch + w.kv_head * k.head);
+    control.heads.of[1] = static_cast<const char*>(attn.v) + 2 * (w.batch * v.batch + w.kv_head * v.head);
     advance();
 }
 

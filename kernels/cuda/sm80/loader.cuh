@@ -1,7 +1,7 @@
 // The ring of half tiles of keys and values, filled by cp.async from consecutive rows or by index.
 //
-// Loads come in the order of the reads: for each visit of a half tile its keys, then its values. A step of the ring
-// costs one barrier, after which the slot to be filled next has been read.
+// Loads come in the order of the reads: for each visit of a half tile its keys, then its values, in the same slot with
+// JOINS_VALUES. A step of the ring costs one barrier, after which the slot to be filled next has been read.
 #pragma once
 #include "traits.cuh"
 
@@ -17,7 +17,8 @@ class Loader {
 
     // These members occupy registers next to the accumulators, so they are few; the rest is read from `control`.
     const Params& p;
-    const Control<X>& control;
+    Held<X, WorkItem> w;
+    Held<X, HeadRows> heads;
     uint32_t ring;
     uint32_t read = 0;       // slot, in bytes
     uint32_t next_load = 0;  // 8 * step + 2 * visit + (1 for values)
@@ -26,13 +27,12 @@ class Loader {
     int index;
 
     __device__ __forceinline__ int step() const { return next_load >> 3; }
-    __device__ __forceinline__ bool gathers() const { return X::GATHERS_KEYS && step() >= control.work.gather_from; }
+    __device__ __forceinline__ bool gathers() const { return X::GATHERS_KEYS && step() >= w.gather_from; }
 
     __device__ __forceinline__ void fetch_index() {
-        const WorkItem& w = control.work;
         index = attn_of(p).k_len;
         if (step() >= w.steps) return;
-        const int thread = thread_index();
+        const int thread = thread_index<X>();
         const int half = (next_load >> 1 & 1) * HALF_K;
         const int slot = half + thread / X::ROW_CHUNKS + (X::GATHERS_KEYS ? ROWS_APART * (thread % ROWS) : 0);
         if (gathers()) {
@@ -41,12 +41,11 @@ class Loader {
             index = key_tile<X>(w, step()) * TILE_K + slot;
         }
     }
-    __device__ __forceinline__ void load(uint32_t slot) {
+    __device__ __forceinline__ void copy(uint32_t slot, bool values) const {
         const AttnParams& attn = attn_of(p);
-        const int thread = thread_index(), line = thread / X::ROW_CHUNKS, chunk = thread % X::ROW_CHUNKS;
-        const bool values = next_load & 1;
+        const int thread = thread_index<X>(), line = thread / X::ROW_CHUNKS, chunk = thread % X::ROW_CHUNKS;
         const uint64_t row_bytes = (values ? attn.v_strides.seq : attn.k_strides.seq) * 2;
-        const char* rows = control.rows[values] + chunk * 16;
+        const char* rows = heads.of[values] + chunk * 16;
         // ROWS_APART is a multiple of 8, so that all rows of a thread have the same swizzle.
         const uint32_t dst = ring + slot + line * X::ROW + ((chunk ^ (line & 7)) << 4);
         // Zeros beyond the last key: garbage times a probability of zero may be NaN.
@@ -64,9 +63,19 @@ class Loader {
                 rows += ROWS_APART * row_bytes;
             }
         }
+    }
+    __device__ __forceinline__ void load(uint32_t slot) {
+        if constexpr (X::JOINS_VALUES) {
+            copy(slot, false);
+            copy(slot + X::HALF_BYTES, true);
+        } else {
+            copy(slot, next_load & 1);
+        }
         cp_async_commit();
         const uint32_t in_step = next_load & 7;
-        if (DISCARD && gathers()) {
+        if constexpr (X::JOINS_VALUES) {
+            next_load += in_step == 0 ? 2 : 6;
+        } else if (DISCARD && gathers()) {
             next_load += in_step == 0 ? 2 : in_step == 5 ? 3 : 1;
         } else {
             next_load += in_step == 3 ? 5 : 1;
@@ -76,13 +85,13 @@ class Loader {
 
 public:
     __device__ __forceinline__ Loader(const SharedLayout<X>& shared, const Params& p)
-        : p(p), control(shared.control()), ring(smem_address(shared.ring())) {
+        : p(p), w(shared.control().work), heads(shared.control().heads), ring(smem_address(shared.ring())) {
         fetch_index();
     }
     __device__ __forceinline__ void start() {
         for (int i = 0; i < RING_SLOTS - 1; ++i) load(i * X::SLOT_BYTES);
     }
-    // Waits until every warp can read the next half tile, and returns its address. The slot before it has then been read;
+    // Waits until every warp can read the next slot, and returns its address. The slot before it has then been read;
     // `refill` must follow.
     __device__ __forceinline__ uint32_t next() {
         cp_async_wait<RING_SLOTS - 2>();

@@ -20,6 +20,9 @@ struct Traits : Schedule {
     static constexpr int FRAGMENTS = HEAD_DIM <= 128 ? 2 : 1;
     // Whether products of values run during exponentials of the same half tile, whose scores then occupy registers longer.
     static constexpr bool OVERLAPS = HEAD_DIM == 64 && !Schedule::MAY_STOP;
+    // With OVERLAPS registers are left to keep the item, and shared memory to load keys and values together: the two warps
+    // of a scheduler hide neither the latency of reading it nor a second barrier.
+    static constexpr bool HOLDS_ITEM = OVERLAPS, JOINS_VALUES = OVERLAPS;
     // Whether the next load follows the products of a half tile, which then run during the load's arithmetic. A kernel that
     // may stop has no registers left for that, and with OVERLAPS it is no faster.
     static constexpr bool DEFERS_LOADS = !OVERLAPS && !Schedule::MAY_STOP;
@@ -27,17 +30,23 @@ struct Traits : Schedule {
     static constexpr int BLOCKS_PER_SM = HEAD_DIM <= 128 ? 2 : 1;
     static constexpr int ROW = HEAD_DIM * 2;        // bytes
     static constexpr int ROW_CHUNKS = HEAD_DIM / 8;  // of 16 bytes
-    static constexpr uint32_t Q_BYTES = TILE_Q * ROW, SLOT_BYTES = HALF_K * ROW;
+    static constexpr uint32_t Q_BYTES = TILE_Q * ROW, HALF_BYTES = HALF_K * ROW;
+    static constexpr uint32_t SLOT_BYTES = JOINS_VALUES ? 2 * HALF_BYTES : HALF_BYTES;
 };
 
 // A warp's part of a stop decision, which compares sums over rows, x < tau * y. MeanRatio: x sums gain / mass, y counts
 // rows; SumRatio: x sums gains, y masses; AllRows, MaxWeight: x is 1 if all rows of the warp are below.
 using StopVote = float2;
 
+// The first rows of the keys and the values of a head.
+struct HeadRows {
+    const char* of[2];
+};
+
 template <class X>
 struct Control {
     WorkItem work;
-    const char* rows[2];      // keys and values of the item's head
+    HeadRows heads;           // of the item
     int item;                 // the next item
     bool end;                 // no more items
     StopVote votes[X::WARPS];  // of one key tile; the ring's barriers keep two tiles apart
