@@ -179,7 +179,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 
     Queries<X> queries;
     queries.address = smem_address(shared.q()) + warp_row * X::ROW + rows_first<X::ROW>(lane);
-    cp_async_wait<RING_SLOTS - 2>();  // queries arrive with the first keys; a warp loads its own
+    cp_async_wait<X::RING_SLOTS - 2>();  // queries arrive with the first keys; a warp loads its own
     __syncwarp();
     queries.keep();
 

@@ -13,7 +13,7 @@ class Loader {
     using Params = typename X::Params;
     static constexpr int ROWS_APART = X::THREADS / X::ROW_CHUNKS;  // ROW_CHUNKS threads copy a row
     static constexpr int ROWS = HALF_K / ROWS_APART;            // of a thread
-    static constexpr uint32_t RING_BYTES = RING_SLOTS * X::SLOT_BYTES;
+    static constexpr uint32_t RING_BYTES = X::RING_SLOTS * X::SLOT_BYTES;
 
     // These members occupy registers next to the accumulators, so they are few; the rest is read from `control`.
     const Params& p;
@@ -89,12 +89,12 @@ public:
         fetch_index();
     }
     __device__ __forceinline__ void start() {
-        for (int i = 0; i < RING_SLOTS - 1; ++i) load(i * X::SLOT_BYTES);
+        for (int i = 0; i < X::RING_SLOTS - 1; ++i) load(i * X::SLOT_BYTES);
     }
     // Waits until every warp can read the next slot, and returns its address. The slot before it has then been read;
     // `refill` must follow.
     __device__ __forceinline__ uint32_t next() {
-        cp_async_wait<RING_SLOTS - 2>();
+        cp_async_wait<X::RING_SLOTS - 2>();
         __syncthreads();
         if constexpr (!X::DEFERS_LOADS) load(read == 0 ? RING_BYTES - X::SLOT_BYTES : read - X::SLOT_BYTES);
         const uint32_t address = ring + read;
@@ -104,7 +104,7 @@ public:
     // With DEFERS_LOADS, loads a half tile into the slot that has been read.
     __device__ __forceinline__ void refill() {
         if constexpr (!X::DEFERS_LOADS) return;
-        constexpr uint32_t AHEAD = (RING_SLOTS - 2) * X::SLOT_BYTES;
+        constexpr uint32_t AHEAD = (X::RING_SLOTS - 2) * X::SLOT_BYTES;
         load(read + AHEAD < RING_BYTES ? read + AHEAD : read + AHEAD - RING_BYTES);
     }
 };

@@ -9,7 +9,6 @@
 namespace s2o::sm80 {
 
 constexpr int HALF_K = TILE_K / 2;  // keys loaded and scored at a time; more would leave no registers for `acc`
-constexpr int RING_SLOTS = 3;       // one being read, two in flight
 
 template <typename T_, int HEAD_DIM_, class Schedule>
 struct Traits : Schedule {
@@ -23,6 +22,8 @@ struct Traits : Schedule {
     // With OVERLAPS registers are left to keep the item, and shared memory to load keys and values together: the two warps
     // of a scheduler hide neither the latency of reading it nor a second barrier.
     static constexpr bool HOLDS_ITEM = OVERLAPS, JOINS_VALUES = OVERLAPS;
+    // One being read, the others in flight. With joined values three would leave one block on consumer cards.
+    static constexpr int RING_SLOTS = JOINS_VALUES ? 2 : 3;
     // Whether the next load follows the products of a half tile, which then run during the load's arithmetic. A kernel that
     // may stop has no registers left for that, and with OVERLAPS it is no faster.
     static constexpr bool DEFERS_LOADS = !OVERLAPS && !Schedule::MAY_STOP;
@@ -56,11 +57,12 @@ struct Control {
 
 template <class X>
 struct SharedLayout {
-    static constexpr uint32_t TILES_BYTES = X::Q_BYTES + RING_SLOTS * X::SLOT_BYTES;
+    static constexpr uint32_t TILES_BYTES = X::Q_BYTES + X::RING_SLOTS * X::SLOT_BYTES;
     static constexpr uint32_t BYTES = TILES_BYTES + sizeof(Control<X>);
-    // Each block has 1024 bytes more for the system, and an A100 has 164 KiB. Other GPUs have 99 KiB, which hold one block
-    // with a head_dim of up to 128, and none with 256.
-    static_assert(X::BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024 && (BYTES <= 99 * 1024 || X::HEAD_DIM > 128));
+    // Each block has 1024 bytes more for the system. An A100 has 164 KiB, and other GPUs 100, which hold two blocks with a
+    // head_dim of 64, one with 128, and none with 256.
+    static_assert(X::BLOCKS_PER_SM * (BYTES + 1024) <= 164 * 1024);
+    static_assert((X::HEAD_DIM == 64 ? 2 : 1) * (BYTES + 1024) <= 100 * 1024 || X::HEAD_DIM > 128);
 
     char* raw;
     __device__ __forceinline__ char* q() const { return raw; }
