@@ -159,7 +159,7 @@ impl<'a> Report<'a> {
                     Cell::new(time(split.ranking)),
                     Cell::new(time(linear)),
                     Cell::new(or_dash(format!("{:.0}", tflop / linear * 1e3))),
-                    Cell::new(time((in_model - linear).max(0.0))),
+                    Cell::new(or_dash(time((in_model - linear).max(0.0)))),
                     Cell::new(or_dash(format!("{:.3}", linear / in_model))),
                     Cell::new(chunk),
                     Cell::new(format!("{:.1} % of calls", 100.0 * split.idle)),
