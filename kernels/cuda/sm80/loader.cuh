@@ -15,7 +15,8 @@ class Loader {
     static constexpr int ROWS = HALF_K / ROWS_APART;            // of a thread
     static constexpr uint32_t RING_BYTES = X::RING_SLOTS * X::SLOT_BYTES;
 
-    // These members occupy registers next to the accumulators, so they are few; the rest is read from `control`.
+    // These members occupy registers next to the accumulators, so they are few; without HOLDS_ITEM the item and its heads
+    // are read from shared memory.
     const Params& p;
     Held<X, WorkItem> w;
     Held<X, HeadRows> heads;
