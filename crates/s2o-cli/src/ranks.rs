@@ -34,8 +34,8 @@ pub struct RankFlags {
     /// Where rank 0 listens, the same for all processes [or S2O_RENDEZVOUS]
     #[arg(long, value_name = "HOST:PORT", requires_all = ["rank", "world_size"])]
     rendezvous: Option<String>,
-    /// Give the GPUs KV heads of equal work, as this file has it from an earlier run; without the file, measure S2O's work
-    /// in each head and write it
+    /// Give the GPUs KV heads of equal work, as this file has it from an earlier run; if there is no such file, measure
+    /// S2O's work in each head and write it [default: consecutive heads]
     #[arg(long, value_name = "FILE")]
     head_tiles: Option<PathBuf>,
 }
