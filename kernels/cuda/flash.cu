@@ -155,8 +155,8 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
                 modifiers.apply(s[m], p.right == 0 && p.num_ranges == 0, apart);
             }
             if (!visibility.all(p, w)) visibility.mask(s, p, w);
-            raise_maxima<true>(softmax, s, scale_log2,
-                               [&](int m, const float (&factors)[2]) { rescale_rows(acc[m], factors); });
+            raise_maxima<true, true>(softmax, s, scale_log2,
+                                     [&](int m, const float (&factors)[2]) { rescale_rows(acc[m], factors); });
             if constexpr (!X::OVERLAPS) {
 #pragma unroll
                 for (int m = 0; m < X::FRAGMENTS; ++m) {

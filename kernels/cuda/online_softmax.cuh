@@ -127,9 +127,9 @@ struct OnlineSoftmax {
 constexpr float MAX_LAG = 8.f;
 
 // Raises the maxima of a warp's fragments to those of new scores, and calls `rescale(m, factors)` for what was summed
-// before. A maximum rises only if a score is MAX_LAG above it, which is rare, and the quads exchange theirs only if one
-// of the warp rises. This depends on the row's own scores alone, so the other rows of the warp do not change its bits.
-template <bool EMPTY_ROWS, int M, int N, class F>
+// before. With LAGS a maximum rises only if a score is MAX_LAG above it, which is rare. The quads exchange theirs only if
+// one of the warp rises. This depends on the row's own scores alone, so the other rows of the warp do not change its bits.
+template <bool EMPTY_ROWS, bool LAGS, int M, int N, class F>
 __device__ __forceinline__ void raise_maxima(OnlineSoftmax (&softmax)[M], const float (&s)[M][N], float scale_log2,
                                              F rescale) {
     float highest[M][2];
@@ -140,7 +140,7 @@ __device__ __forceinline__ void raise_maxima(OnlineSoftmax (&softmax)[M], const 
         for (int h = 0; h < 2; ++h) {
             highest[m][h] = softmax[m].highest_of_thread(s[m], h, softmax[m].row_max[h]);
             const float row_max = softmax[m].row_max[h];
-            const bool must_rise = (highest[m][h] - row_max) * scale_log2 > MAX_LAG;
+            const bool must_rise = (highest[m][h] - row_max) * scale_log2 > (LAGS ? MAX_LAG : 0.f);
             if (!must_rise) highest[m][h] = row_max;
             rises = rises || must_rise;
         }

@@ -237,7 +237,9 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     float& tile_max = control.max_or_gain[thread_index()];
                     tile_max = visit == 0 ? largest : fmaxf(tile_max, largest);
                 } else {
-                    raise_maxima<X::ROWS_MAY_BE_EMPTY>(
+                    // The stop rules of pass 2 compare with the true maxima that pass 1 leaves.
+                    constexpr bool LAGS = X::OUTPUT != Output::STATEFUL;
+                    raise_maxima<X::ROWS_MAY_BE_EMPTY, LAGS>(
                         softmax, s, scale_log2, [&](int m, const float (&factors)[2]) { rescale_rows(acc[m], factors); });
                     if constexpr (!X::OVERLAPS) {
 #pragma unroll
