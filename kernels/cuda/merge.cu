@@ -24,15 +24,19 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
     const int64_t part = (int64_t(batch_head) * tiles + row / tile_rows) * p.num_splits * tile_rows + row % tile_rows;
 
     float row_max = -INFINITY;
+    int parts = 0;  // up to the last one with keys
     for (int s = lane; s < p.num_splits; s += 32) {
-        row_max = fmaxf(row_max, p.partial_state[part + s * tile_rows].row_max);
+        const RowState state = p.partial_state[part + s * tile_rows];
+        row_max = fmaxf(row_max, state.row_max);
+        if (state.row_sum != 0.f) parts = s + 1;
     }
     for (int other = 16; other; other /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, other));
+    parts = __reduce_max_sync(0xffffffffu, parts);
 
     float acc[MERGE_COLUMNS] = {}, row_sum = 0.f;
     // No branch and no dependence between the loads, so that several parts are loaded at a time.
 #pragma unroll 4
-    for (int s = warp % p.merge_warps; s < p.num_splits; s += p.merge_warps) {
+    for (int s = warp % p.merge_warps; s < parts; s += p.merge_warps) {
         const RowState state = p.partial_state[part + s * tile_rows];
         const bool empty = state.row_sum == 0.f;  // the part saw no key; a part with NaN has NaN here
         const float factor = expf((state.row_max - row_max) * p.attn.softmax_scale);

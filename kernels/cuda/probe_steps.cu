@@ -335,34 +335,46 @@ __device__ __forceinline__ bool all_finite(uint32_t pair) {
     return isfinite(x.x) && isfinite(x.y);
 }
 
-// The rows of the group. Grid (rows / rows of a block, batch * num_heads): a thread for every eight elements.
+// Positions that a block corrects, from a multiple of their number on: all in one segment.
+constexpr int CORRECTED = 64;
+
+// Grid (blocks for the positions of the group, batch * num_heads). A thread corrects eight columns of several rows, whose
+// loads are in flight together.
 template <typename T, int D>
 __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
-    constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS;
+    constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS, STEPS = CORRECTED / ROWS;
     const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS, offset = offset_of_call(p);
-    const int first = Positions(p, p.group_first).begin;
-    const int64_t position = int64_t(first) + int64_t(blockIdx.x) * ROWS + threadIdx.x / VECTORS;
-    if (position >= Positions(p, p.group_first + p.group_segments - 1).end) return;
-    const int row = int(position) - offset;
-    const float gain = p.last_gain[call_row(p, batch_head, row)];
-    const int64_t unit = int64_t(batch_head) * p.segments + int(position / p.segment_len) - p.first_segment;
+    const int begin = Positions(p, p.group_first).begin, end = Positions(p, p.group_first + p.group_segments - 1).end;
+    const int first = (begin / CORRECTED + int(blockIdx.x)) * CORRECTED;
+    const int64_t unit = int64_t(batch_head) * p.segments + first / p.segment_len - p.first_segment;
     const float scale = p.tail_scale[unit];
-    // Rows that saw every key have no gain.
-    if (!(gain >= 0.f) || scale == 0.f) return;
-    uint4* const out = vector_at(p.out, out_element(p, batch_head, row), i);
-    const float mass = sqrtf(scale * gain), keep = 1.f / (1.f + mass), add = mass * keep;
+    if (scale == 0.f) return;
+    uint4* out[STEPS];
+    uint4 words[STEPS];
+    float gains[STEPS];
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+        const int position = first + s * ROWS + int(threadIdx.x) / VECTORS;
+        const bool exists = position >= begin && position < end;
+        const int row = exists ? position - offset : 0;
+        gains[s] = exists ? p.last_gain[call_row(p, batch_head, row)] : SAW_ALL_KEYS;
+        out[s] = vector_at(p.out, out_element(p, batch_head, row), i);
+        words[s] = *out[s];
+    }
     const float4* tail = reinterpret_cast<const float4*>(p.tail_value + unit * D) + 2 * i;
     const float4 low = tail[0], high = tail[1];
-    uint4 words = *out;
-    auto correct = [&](uint32_t word, float u0, float u1) {
-        const float2 o = unpack<T>(word);
-        return pack<T>(fmaf(o.x, keep, u0 * add), fmaf(o.y, keep, u1 * add));
-    };
-    words.x = correct(words.x, low.x, low.y);
-    words.y = correct(words.y, low.z, low.w);
-    words.z = correct(words.z, high.x, high.y);
-    words.w = correct(words.w, high.z, high.w);
-    *out = words;
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+        // Rows that saw every key have no gain.
+        if (!(gains[s] >= 0.f)) continue;
+        const float mass = sqrtf(scale * gains[s]), keep = 1.f / (1.f + mass), add = mass * keep;
+        auto correct = [&](uint32_t word, float u0, float u1) {
+            const float2 o = unpack<T>(word);
+            return pack<T>(fmaf(o.x, keep, u0 * add), fmaf(o.y, keep, u1 * add));
+        };
+        *out[s] = make_uint4(correct(words[s].x, low.x, low.y), correct(words[s].y, low.z, low.w),
+                             correct(words[s].z, high.x, high.y), correct(words[s].w, high.z, high.w));
+    }
 }
 
 // Grid: a warp for each slot of the group, heads in y.

@@ -33,12 +33,13 @@ __device__ __forceinline__ void store_partial(const typename X::Params& p, const
             const int r = warp * X::WARP_ROWS + m * 16 + h * 8 + lane / 4;
             if (row_of<X>(p, w, r) < 0) continue;
             const int64_t row = w.slot * TILE_Q + r;
+            if (lane % 4 == 0) split_of(p).partial_state[row] = {row_max[m][h], row_sum[m][h]};
+            if (X::ITEMS_MAY_BE_EMPTY && w.steps == 0) continue;  // nobody reads it
             float* out = split_of(p).partial_out + row * X::HEAD_DIM + 2 * (lane % 4);
 #pragma unroll
             for (int i = 0; i < X::HEAD_DIM / 8; ++i) {
                 *reinterpret_cast<float2*>(out + 8 * i) = make_float2(acc[m][4 * i + 2 * h], acc[m][4 * i + 2 * h + 1]);
             }
-            if (lane % 4 == 0) split_of(p).partial_state[row] = {row_max[m][h], row_sum[m][h]};
         }
     }
 }

@@ -19,9 +19,9 @@ use super::share::Share;
 /// a share have few tiles. The number must not depend on the heads or the chunk of a call: sums in other parts round
 /// differently, and the heads of a model that several GPUs share would not have the output that they have on one.
 const SPLITS: usize = 32;
-/// Warps of a block, and elements of a block that corrects rows (probe_steps.cu).
+/// Warps of a block, and positions of a block that corrects rows (probe_steps.cu).
 const WARPS: usize = 8;
-const CORRECTED: usize = 2048;
+const CORRECTED: usize = 64;
 
 /// The probes of a call before its dense tail, with scratch memory for the largest group.
 pub(super) struct Probes {
@@ -207,13 +207,14 @@ impl Probes {
     pub(super) fn correct(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(), CudaError> {
         let Parts { share: Share { call, .. }, plan, .. } = parts;
         let (params, _) = self.params(parts, group)?;
-        let rows = plan.segments[group.end - 1].rows.end - plan.segments[group.first].rows.start;
+        let rows = plan.segments[group.first].rows.start..plan.segments[group.end - 1].rows.end;
+        let offset = call.shape.k_len() - call.shape.q_len();
+        let corrected = (offset + rows.end).div_ceil(CORRECTED) - (offset + rows.start) / CORRECTED;
         let heads = call.shape.batch() * call.shape.num_heads();
         let slots = group.len() * self.slots;
         // SAFETY: the kernels take ProbeParams, and the measurement has written the tails.
         unsafe {
-            let blocks = [rows.div_ceil(CORRECTED / call.shape.head_dim()), heads, 1];
-            call.launch(Kernel::ProbeCorrection, &params, Grid::Blocks(blocks))?;
+            call.launch(Kernel::ProbeCorrection, &params, Grid::Blocks([corrected, heads, 1]))?;
             call.launch(Kernel::ProbeOutputs, &params, Grid::Blocks([slots.div_ceil(WARPS), heads, 1]))
         }
     }
