@@ -35,19 +35,32 @@ pub struct SortShape {
     pub buckets: usize,
     /// Entries placed at a time, a multiple of 64.
     pub window: usize,
+    /// Blocks that a multiprocessor holds.
+    pub per_multiprocessor: usize,
 }
 
 impl SortShape {
     /// Words in addition to the buckets, the window, and one word for each 32 entries of the window.
     const MORE: usize = 64 + 128 + 32;
 
-    /// The largest shape that fits in `shared_bytes` bytes and that rows of `longest` keys can use. The number of buckets
-    /// changes the order, so it depends on the length of the whole prompt: all its chunks have one order.
+    /// The largest shape for rows of `longest` keys that fits in `shared_bytes` bytes, the most of a block. The number of
+    /// buckets changes the order, so it depends on the length of the whole prompt: all its chunks have one order. Up to 64K
+    /// tokens two blocks of half the size share a multiprocessor, and one computes while the other waits. Their windows are
+    /// smaller, so longer rows would be read too often.
     pub fn fitting(shared_bytes: usize, longest: usize, prompt_len: usize) -> Self {
-        let long = prompt_len > 16384 && shared_bytes >= 128 << 10;
-        let (threads, buckets) = if long { (1024, 16384) } else { (512, 8192) };
-        let room = (shared_bytes / 4 - buckets - Self::MORE) / 33 * 32;
-        Self { threads, buckets, window: room.min(longest.next_multiple_of(64)) / 64 * 64 }
+        const KIB: usize = 1 << 10;
+        // Of an A100, and of an H100 or H200.
+        let [is_large, is_largest] = [128 * KIB, 200 * KIB].map(|least| shared_bytes >= least);
+        let (threads, buckets, per_multiprocessor) = match prompt_len {
+            0..=16_384 => (512, 8192, 1),
+            16_385..=65_536 if is_largest => (512, 8192, 2),
+            _ if is_large => (1024, 16_384, 1),
+            _ => (512, 8192, 1),
+        };
+        // The system and the kernel's other variables take less than two KiB of each block.
+        let of_block = if per_multiprocessor == 1 { shared_bytes } else { shared_bytes / 2 - KIB };
+        let room = (of_block / 4 - buckets - Self::MORE) / 33 * 32;
+        Self { threads, buckets, window: room.min(longest.next_multiple_of(64)) / 64 * 64, per_multiprocessor }
     }
 
     /// Dynamic shared memory in bytes.
@@ -70,7 +83,7 @@ mod tests {
         // Consumer cards, A100, H200.
         for limit in [99 << 10, 163 << 10, 227 << 10] {
             for longest in [256, 5000, 1 << 20] {
-                for prompt_len in [longest, 1 << 20] {
+                for prompt_len in [longest, 1 << 16, 1 << 20] {
                     let shape = SortShape::fitting(limit, longest, prompt_len);
                     assert!(shape.shared_bytes() <= limit, "{shape:?}");
                     assert!(shape.window >= 8192.min(longest) && shape.window.is_multiple_of(64), "{shape:?}");
@@ -78,5 +91,9 @@ mod tests {
                 }
             }
         }
+        // With a KiB for the system, and 512 bytes of other variables.
+        let shape = SortShape::fitting(227 << 10, 65_536, 65_536);
+        assert_eq!(shape.per_multiprocessor, 2);
+        assert!(2 * (shape.shared_bytes() + 1024 + 512) <= 228 << 10, "{shape:?}");
     }
 }

@@ -58,18 +58,22 @@ impl Ranker {
         config: &S2oConfig,
         plan: &Plan,
         groups: &[SegmentGroup],
-    ) -> Self {
+    ) -> Result<Self, CudaError> {
         let shape = &call.shape;
         let heads = shape.batch() * shape.num_heads();
         let max = |count: fn(&SegmentGroup) -> usize| heads * groups.iter().map(count).max().unwrap_or(0);
         let (segments, keys) = (max(SegmentGroup::len), max(|group| group.keys));
-        let is_shared = groups.iter().any(|group| Self::blocks_of_row(call, config, plan, group) > 1);
+        let mut is_shared = false;
+        for group in groups {
+            let sort = Self::sort_shape(call, plan, group)?;
+            is_shared |= Self::blocks_of_row(call, config, plan, group, sort) > 1;
+        }
         let partials = groups.iter().map(|group| {
             let splits = moment_splits(plan.segment_len);
             if splits == 1 { 0 } else { heads * (group.len()) * splits * (2 * shape.head_dim() + 1) }
         });
         let scores = regions.add(keys);
-        Self {
+        Ok(Self {
             coefficients: regions.add(segments * 3 * shape.head_dim()),
             partial_moments: regions.add(partials.max().unwrap_or(0)),
             arrivals: regions.add(segments),
@@ -77,15 +81,22 @@ impl Ranker {
             buckets: if is_shared { regions.add(keys) } else { scores },
             score_ranges: regions.add(keys / SCORE_BLOCK * 2),
             key_guide: regions.add(shape.batch() * shape.num_kv_heads() * shape.head_dim()),
-        }
+        })
+    }
+
+    fn sort_shape(call: &Call, plan: &Plan, group: &SegmentGroup) -> Result<SortShape, CudaError> {
+        let limit = call.launcher.shared_limit(call.function(Kernel::Sort))?;
+        Ok(SortShape::fitting(limit, plan.segments[group.end - 1].start, plan.prompt_len))
     }
 
     /// Blocks that sort a row: as many as keep the GPU busy if rows are few. A partial order has one, because its extent
     /// depends on the windows.
-    fn blocks_of_row(call: &Call, config: &S2oConfig, plan: &Plan, group: &SegmentGroup) -> usize {
+    fn blocks_of_row(call: &Call, config: &S2oConfig, plan: &Plan, group: &SegmentGroup, sort: SortShape) -> usize {
         let rows = call.shape.batch() * call.shape.num_heads() * group.len();
         match sorted_eighths(config, plan) {
-            ALL_EIGHTHS => (call.launcher.multiprocessors() / rows).clamp(1, MOST_BLOCKS_OF_ROW),
+            ALL_EIGHTHS => {
+                (call.launcher.multiprocessors() * sort.per_multiprocessor / rows).clamp(1, MOST_BLOCKS_OF_ROW)
+            }
             _ => 1,
         }
     }
@@ -107,10 +118,9 @@ impl Ranker {
     ) -> Result<(), CudaError> {
         let shape = &call.shape;
         let segments = group.len();
-        let blocks_of_row = Self::blocks_of_row(call, config, plan, group);
+        let sort = Self::sort_shape(call, plan, group)?;
+        let blocks_of_row = Self::blocks_of_row(call, config, plan, group, sort);
         let longest = plan.segments[group.end - 1].start;
-        let sort =
-            SortShape::fitting(call.launcher.shared_limit(call.function(Kernel::Sort))?, longest, plan.prompt_len);
         let coefficient_head_stride = (segments * 3 * shape.head_dim()) as i64;
         let params = RankingParams {
             q: call.q.address as *const _,
