@@ -4,15 +4,16 @@
 #include <cuda_fp16.h>
 
 #include "launch.cuh"
+#include "pair.cuh"
 #include "params.cuh"
 
 namespace s2o {
 
 constexpr int MERGE_WARPS = 8;
 constexpr int MERGE_THREADS = MERGE_WARPS * 32;
-constexpr int MERGE_COLUMNS = 8;  // of a lane; head_dim / 32 of them are used
 
-template <typename T>
+// A lane has VECTORS groups of four columns, each 128 columns after the one before.
+template <typename T, int VECTORS>
 __device__ __forceinline__ void merge_row(const SplitParams& p) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int rows = p.attn.q_len - p.first_row, tile_rows = p.tile_rows;
@@ -33,7 +34,9 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
     for (int other = 16; other; other /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, other));
     parts = __reduce_max_sync(0xffffffffu, parts);
 
-    float acc[MERGE_COLUMNS] = {}, row_sum = 0.f;
+    auto column = [&](int i) { return 128 * i + 4 * lane; };
+    float4 acc[VECTORS] = {};
+    float row_sum = 0.f;
     // No branch and no dependence between the loads, so that several parts are loaded at a time.
 #pragma unroll 4
     for (int s = warp % p.merge_warps; s < parts; s += p.merge_warps) {
@@ -43,22 +46,30 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
         row_sum = empty ? row_sum : fmaf(state.row_sum, factor, row_sum);
         const float* out = p.partial_out + (part + s * tile_rows) * p.head_dim;
 #pragma unroll
-        for (int i = 0; i < MERGE_COLUMNS; ++i) {
-            const float x = lane + 32 * i < p.head_dim ? out[lane + 32 * i] : 0.f;
-            acc[i] = empty ? acc[i] : fmaf(x, factor, acc[i]);
+        for (int i = 0; i < VECTORS; ++i) {
+            float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+            if (column(i) < p.head_dim) x = *reinterpret_cast<const float4*>(out + column(i));
+            const float4 sum = {fmaf(x.x, factor, acc[i].x), fmaf(x.y, factor, acc[i].y), fmaf(x.z, factor, acc[i].z),
+                                fmaf(x.w, factor, acc[i].w)};
+            acc[i] = empty ? acc[i] : sum;
         }
     }
     if (p.merge_warps > 1) {
-        __shared__ float sums[MERGE_WARPS][MERGE_COLUMNS + 1][32];
+        __shared__ float4 sums[MERGE_WARPS][VECTORS][32];
+        __shared__ float row_sums[MERGE_WARPS];
 #pragma unroll
-        for (int i = 0; i < MERGE_COLUMNS; ++i) sums[warp][i][lane] = acc[i];
-        sums[warp][MERGE_COLUMNS][lane] = row_sum;
+        for (int i = 0; i < VECTORS; ++i) sums[warp][i][lane] = acc[i];
+        if (lane == 0) row_sums[warp] = row_sum;
         __syncthreads();
         if (warp > 0) return;
+#pragma unroll
         for (int w = 1; w < MERGE_WARPS; ++w) {
 #pragma unroll
-            for (int i = 0; i < MERGE_COLUMNS; ++i) acc[i] += sums[w][i][lane];
-            row_sum += sums[w][MERGE_COLUMNS][lane];
+            for (int i = 0; i < VECTORS; ++i) {
+                const float4 x = sums[w][i][lane];
+                acc[i] = {acc[i].x + x.x, acc[i].y + x.y, acc[i].z + x.z, acc[i].w + x.w};
+            }
+            row_sum += row_sums[w];
         }
     }
     const int batch = batch_head / p.attn.num_heads, head = batch_head - batch * p.attn.num_heads;
@@ -66,12 +77,20 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
     T* out = static_cast<T*>(p.attn.out) + batch * p.attn.out_strides.batch + head * p.attn.out_strides.head +
              call_row * p.attn.out_strides.seq;
 #pragma unroll
-    for (int i = 0; i < MERGE_COLUMNS; ++i) {
-        if (lane + 32 * i < p.attn.head_dim) out[lane + 32 * i] = T(acc[i] / row_sum);
+    for (int i = 0; i < VECTORS; ++i) {
+        if (column(i) >= p.attn.head_dim) continue;
+        *reinterpret_cast<uint2*>(out + column(i)) = make_uint2(pack<T>(acc[i].x / row_sum, acc[i].y / row_sum),
+                                                               pack<T>(acc[i].z / row_sum, acc[i].w / row_sum));
     }
     if (p.attn.lse != nullptr && lane == 0) {
         p.attn.lse[int64_t(batch_head) * p.attn.q_len + call_row] = row_max * p.attn.softmax_scale + logf(row_sum);
     }
+}
+
+template <typename T>
+__device__ __forceinline__ void merge_row(const SplitParams& p) {
+    if (p.head_dim <= 128) merge_row<T, 1>(p);
+    else merge_row<T, 2>(p);
 }
 
 }  // namespace s2o
