@@ -130,7 +130,7 @@ fn compare(
     }
     drop(exact);
 
-    // Each round runs selection, attention and both together for each method, and the baseline.
+    // Each round runs the baseline, and each method twice: for the times of selection and attention, and as models call it.
     let mut times = vec![[Vec::new(), Vec::new(), Vec::new()]; methods.len()];
     let (mut baseline_times, mut name) = (Vec::new(), "");
     for _ in 0..repeats {
@@ -141,7 +141,11 @@ fn compare(
         name = by;
         for (method, times) in methods.iter().zip(&mut times) {
             let Timed { selection, attention, .. } = method.timed(call, q, k, v)?;
-            for (times, time) in times.iter_mut().zip([selection, attention, selection + attention]) {
+            let start = Instant::now();
+            method.prefill(call, q, k, v)?.device().synchronize()?;
+            let whole = start.elapsed();
+            method.take_work()?;
+            for (times, time) in times.iter_mut().zip([selection, attention, whole]) {
                 times.push(time.as_secs_f64() * 1e3);
             }
         }
