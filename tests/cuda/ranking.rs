@@ -154,15 +154,18 @@ pub fn cases(runner: &mut Runner) {
         assert!(rank(&problem, &roomy, 6000) == rank(&problem, &tight, 6000), "groups change the orders");
     });
     values(runner);
-    for (k_len, rule, head_dim) in [
-        (131_072, StopRule::Auto, 128),
-        (131_072, StopRule::Auto, 256),
-        (1 << 20, StopRule::Auto, 128),
-        (1 << 20, StopRule::SumRatio, 128),
+    // Sorts by one block and by several for a row, alone on a multiprocessor and not, in rows longer than a window.
+    for (q_len, k_len, rule, head_dim) in [
+        (50_000, 50_000, StopRule::Auto, 128),
+        (3000, 60_000, StopRule::Auto, 128),
+        (3000, 131_072, StopRule::Auto, 128),
+        (3000, 131_072, StopRule::Auto, 256),
+        (3000, 1 << 20, StopRule::Auto, 128),
+        (3000, 1 << 20, StopRule::SumRatio, 128),
     ] {
-        runner.case(&format!("ranking of the last chunk of {k_len} {rule} D{head_dim}"), |runner| {
+        runner.case(&format!("ranking of the last {q_len} of {k_len} {rule} D{head_dim}"), |runner| {
             let config = S2oConfig::builder().probe_stride(ProbeStride::Off).stop_rule(rule).build().unwrap();
-            let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 3000, k_len, head_dim };
+            let sizes = Sizes { batch: 1, heads: [4, 2], q_len, k_len, head_dim };
             let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
             let ranking = rank(&problem, &config, k_len);
             check_ranking(&problem, &config, k_len, &ranking);
