@@ -27,10 +27,6 @@ use s2o_eval::experiment::matched_density::settings;
 use s2o_eval::limit_threads;
 use s2o_eval::method::{self, MethodSpec, Timed};
 
-/// On a GPU calls of the same method precede a timed one for this long. Its clock is then that of sustained work, and what
-/// ran before does not count: 0.3 s of exact attention bring the card to its power limit and slow the calls that follow.
-const WARM_UP: Duration = Duration::from_millis(300);
-
 /// Times the methods and appends to benches/record/.
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -46,6 +42,9 @@ struct Arguments {
     /// Timed runs of each method.
     #[arg(long, default_value = "3")]
     repeats: NonZeroUsize,
+    /// Run a method for 0.3 s before each timed call, so that the clock is that of sustained work at the power limit.
+    #[arg(long)]
+    sustained: bool,
     /// Worker threads on the CPU.
     #[arg(long, default_value = "2")]
     threads: NonZeroUsize,
@@ -75,7 +74,8 @@ fn main() -> Result<()> {
     };
     for tokens in arguments.tokens {
         let tensors = tensors::stacked(tokens, &device)?;
-        let rows = compare((bench, &machine), &tensors, &specs, arguments.repeats.get())?;
+        let before = Duration::from_millis(if arguments.sustained { 300 } else { 0 });
+        let rows = compare((bench, &machine), &tensors, &specs, (arguments.repeats.get(), before))?;
         println!("{}", machine.append(&rows, &arguments.place)?.display());
     }
     Ok(())
@@ -106,15 +106,15 @@ fn baseline(tensors: &LayerTensors) -> Result<Tensor> {
     Ok(Dense.prefill(&tensors.call()?, &tensors.q, &tensors.k, &tensors.v)?)
 }
 
-/// Milliseconds of a call after [`WARM_UP`].
-fn warm_and_timed(device: &Device, call: impl Fn() -> Result<Tensor>) -> Result<f64> {
+/// Milliseconds of a call, after other calls that take the time `before` together.
+fn timed_after(before: Duration, call: impl Fn() -> Result<Tensor>) -> Result<f64> {
     let timed = || {
         let start = Instant::now();
         call()?.device().synchronize()?;
         Ok(start.elapsed().as_secs_f64() * 1e3)
     };
     let start = Instant::now();
-    while device.is_cuda() && start.elapsed() < WARM_UP {
+    while start.elapsed() < before {
         timed()?;
     }
     timed()
@@ -124,7 +124,7 @@ fn compare(
     (bench, machine): (&str, &Machine),
     tensors: &LayerTensors,
     specs: &[MethodSpec],
-    repeats: usize,
+    (repeats, before): (usize, Duration),
 ) -> Result<Vec<Row>> {
     let LayerTensors { q, k, v, .. } = tensors;
     let call = &tensors.call()?;
@@ -154,9 +154,9 @@ fn compare(
     let mut times = vec![[Vec::new(), Vec::new(), Vec::new()]; methods.len()];
     let mut baseline_times = Vec::new();
     for _ in 0..repeats {
-        baseline_times.push(warm_and_timed(q.device(), || baseline(tensors))?);
+        baseline_times.push(timed_after(before, || baseline(tensors))?);
         for (method, times) in methods.iter().zip(&mut times) {
-            let whole = warm_and_timed(q.device(), || Ok(method.prefill(call, q, k, v)?))?;
+            let whole = timed_after(before, || Ok(method.prefill(call, q, k, v)?))?;
             method.take_work()?;
             let Timed { selection, attention, .. } = method.timed(call, q, k, v)?;
             let parts = [selection, attention].map(|part| part.as_secs_f64() * 1e3);
