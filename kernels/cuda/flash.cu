@@ -13,32 +13,6 @@
 
 namespace s2o::flash {
 
-// S = Q K^T
-template <class X>
-__device__ __forceinline__ void scores(float (&s)[X::FRAGMENTS][KEYS / 2], uint32_t q, uint32_t k) {
-#pragma unroll
-    for (int m = 0; m < X::FRAGMENTS; ++m) {
-#pragma unroll
-        for (int i = 0; i < KEYS / 2; ++i) s[m][i] = 0.f;
-    }
-#pragma unroll
-    for (int d = 0; d < X::HEAD_DIM / 16; ++d) {
-        uint32_t a[X::FRAGMENTS][4];
-#pragma unroll
-        for (int m = 0; m < X::FRAGMENTS; ++m) ldmatrix(a[m], column_step(q, d) + m * 16 * X::ROW);
-#pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n) {
-            uint32_t b[4];
-            ldmatrix(b, column_step(k, d) + n * 16 * X::ROW);
-#pragma unroll
-            for (int m = 0; m < X::FRAGMENTS; ++m) {
-                mma<typename X::T>(s[m] + 8 * n, a[m], b[0], b[1]);
-                mma<typename X::T>(s[m] + 8 * n + 4, a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
 // The keys that the rows of one warp see in one tile.
 template <class X>
 struct Visibility {
@@ -147,7 +121,10 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
         };
         const uint32_t k = ring.next() + columns_first<X::ROW>(thread_index<X>() % 32);
         if (visible) {
-            scores<X>(s, q, k);
+            multiply_keys<typename X::T, X::HEAD_DIM, X::ROW, KEYS>(s, k, [&](int d, uint32_t (&a)[X::FRAGMENTS][4]) {
+#pragma unroll
+                for (int m = 0; m < X::FRAGMENTS; ++m) ldmatrix(a[m], column_step(q, d) + m * 16 * X::ROW);
+            });
 #pragma unroll
             for (int m = 0; m < X::FRAGMENTS; ++m) {
                 const int lane = thread_index<X>() % 32;

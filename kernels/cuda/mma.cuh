@@ -96,6 +96,32 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
     }
 }
 
+// s = Q K^T for fragments of 16 rows, and KEYS keys at address `k` (of the lane's row, see columns_first). `queries(d, a)`
+// gives the operands of 16 columns.
+template <typename T, int HEAD_DIM, int ROW, int KEYS, int M, class F>
+__device__ __forceinline__ void multiply_keys(float (&s)[M][KEYS / 2], uint32_t k, const F& queries) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; ++i) s[m][i] = 0.f;
+    }
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / 16; ++d) {
+        uint32_t a[M][4];
+        queries(d, a);
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; ++n) {
+            uint32_t b[4];
+            ldmatrix(b, column_step(k, d) + n * 16 * ROW);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                mma<T>(s[m] + 8 * n, a[m], b[0], b[1]);
+                mma<T>(s[m] + 8 * n + 4, a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
 // acc += P V for fragments of 16 rows, and KEYS values at address `v` (of the lane's row, see rows_first).
 // `probabilities(m, k, a)` gives the operand of fragment m and of 16 keys. With AHEAD it is called one step early, so that
 // its exponentials run during the products of the 16 keys before.

@@ -40,31 +40,6 @@ struct Queries {
     }
 };
 
-// S = Q K^T
-template <class X>
-__device__ __forceinline__ void scores(float (&s)[X::FRAGMENTS][HALF_K / 2], const Queries<X>& q, uint32_t k) {
-#pragma unroll
-    for (int m = 0; m < X::FRAGMENTS; ++m) {
-#pragma unroll
-        for (int i = 0; i < HALF_K / 2; ++i) s[m][i] = 0.f;
-    }
-#pragma unroll
-    for (int d = 0; d < X::HEAD_DIM / 16; ++d) {
-        uint32_t a[X::FRAGMENTS][4];
-        q.operand(a, d);
-#pragma unroll
-        for (int n = 0; n < HALF_K / 16; ++n) {
-            uint32_t b[4];
-            ldmatrix(b, column_step(k, d) + n * 16 * X::ROW);
-#pragma unroll
-            for (int m = 0; m < X::FRAGMENTS; ++m) {
-                mma<typename X::T>(s[m] + 8 * n, a[m], b[0], b[1]);
-                mma<typename X::T>(s[m] + 8 * n + 4, a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
 template <class X>
 __device__ __forceinline__ void cap(float (&s)[X::FRAGMENTS][HALF_K / 2], float cap_scale) {
 #pragma unroll
@@ -226,7 +201,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if (visible) {
                 float dropped[X::FRAGMENTS][HALF_K / 2];
                 auto& s = X::OVERLAPS ? kept : dropped;
-                scores<X>(s, queries, k);
+                multiply_keys<typename X::T, X::HEAD_DIM, X::ROW, HALF_K>(
+                    s, k, [&](int d, uint32_t (&a)[X::FRAGMENTS][4]) { queries.operand(a, d); });
                 loader.refill();
                 if constexpr (X::CAPS_SCORES) cap<X>(s, attn.cap_scale);
                 if (!visibility.all()) visibility.mask(s, lane, beyond);
