@@ -115,6 +115,7 @@ struct SharedLayout {
 }  // namespace s2o::sm90
 
 #include "store.cuh"
+#include "masks.cuh"
 #include "consumer.cuh"
 #include "producer.cuh"
 
