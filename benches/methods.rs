@@ -5,6 +5,7 @@
 //! cargo bench --bench methods -- --tokens 8192
 //! cargo bench --bench methods --features cuda,flash-attn -- --tokens 32768,131072
 //! cargo bench --bench methods --features cuda,flash-attn -- --tokens 32768 --sweep    # time over error
+//! cargo bench --bench methods --features cuda,flash-attn -- --tokens 32768 --sustained
 //! ```
 
 #[allow(dead_code, reason = "shared with the other benchmarks")]
@@ -70,12 +71,12 @@ fn main() -> Result<()> {
         let values = specs.iter().map(settings).collect::<Result<Vec<_>, _>>()?;
         ("methods sweep", values.into_iter().flatten().map(|(_, spec)| spec).collect())
     } else {
-        ("methods", specs)
+        (if arguments.sustained { "methods sustained" } else { "methods" }, specs)
     };
     for tokens in arguments.tokens {
         let tensors = tensors::stacked(tokens, &device)?;
-        let before = Duration::from_millis(if arguments.sustained { 300 } else { 0 });
-        let rows = compare((bench, &machine), &tensors, &specs, (arguments.repeats.get(), before))?;
+        let warm_up = Duration::from_millis(if arguments.sustained { 300 } else { 0 });
+        let rows = compare((bench, &machine), &tensors, &specs, arguments.repeats.get(), warm_up)?;
         println!("{}", machine.append(&rows, &arguments.place)?.display());
     }
     Ok(())
@@ -106,15 +107,15 @@ fn baseline(tensors: &LayerTensors) -> Result<Tensor> {
     Ok(Dense.prefill(&tensors.call()?, &tensors.q, &tensors.k, &tensors.v)?)
 }
 
-/// Milliseconds of a call, after other calls that take the time `before` together.
-fn timed_after(before: Duration, call: impl Fn() -> Result<Tensor>) -> Result<f64> {
+/// Milliseconds of a call, after the same calls for the time `warm_up`.
+fn timed_after(warm_up: Duration, call: impl Fn() -> Result<Tensor>) -> Result<f64> {
     let timed = || {
         let start = Instant::now();
         call()?.device().synchronize()?;
         Ok(start.elapsed().as_secs_f64() * 1e3)
     };
     let start = Instant::now();
-    while start.elapsed() < before {
+    while start.elapsed() < warm_up {
         timed()?;
     }
     timed()
@@ -124,7 +125,8 @@ fn compare(
     (bench, machine): (&str, &Machine),
     tensors: &LayerTensors,
     specs: &[MethodSpec],
-    (repeats, before): (usize, Duration),
+    repeats: usize,
+    warm_up: Duration,
 ) -> Result<Vec<Row>> {
     let LayerTensors { q, k, v, .. } = tensors;
     let call = &tensors.call()?;
@@ -154,13 +156,13 @@ fn compare(
     let mut times = vec![[Vec::new(), Vec::new(), Vec::new()]; methods.len()];
     let mut baseline_times = Vec::new();
     for _ in 0..repeats {
-        baseline_times.push(timed_after(before, || baseline(tensors))?);
+        baseline_times.push(timed_after(warm_up, || baseline(tensors))?);
         for (method, times) in methods.iter().zip(&mut times) {
-            let whole = timed_after(before, || Ok(method.prefill(call, q, k, v)?))?;
-            method.take_work()?;
+            let whole = timed_after(warm_up, || Ok(method.prefill(call, q, k, v)?))?;
+            method.take_work()?; // discarded
             let Timed { selection, attention, .. } = method.timed(call, q, k, v)?;
-            let parts = [selection, attention].map(|part| part.as_secs_f64() * 1e3);
-            for (times, time) in times.iter_mut().zip([parts[0], parts[1], whole]) {
+            let [selection, attention] = [selection, attention].map(|part| part.as_secs_f64() * 1e3);
+            for (times, time) in times.iter_mut().zip([selection, attention, whole]) {
                 times.push(time);
             }
         }

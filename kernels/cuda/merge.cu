@@ -1,5 +1,5 @@
-// Joins the parts of a split kernel. One warp per row, or a block per row if rows are few; then its warps share the
-// parts. Grid: ceil(rows of all heads * warps per row / warps of a block).
+// Joins the parts of a split kernel. One warp per row, or a block per row (`merge_warps`), whose warps share the parts.
+// Grid: ceil(rows of all heads * warps per row / warps of a block).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -128,7 +128,8 @@ constexpr float MAX_LAG = 8.f;
 
 // Raises the maxima of a warp's fragments to those of new scores, and calls `rescale(m, factors)` for what was summed
 // before. With LAGS a maximum rises only if a score is MAX_LAG above it, which is rare. The quads exchange theirs only if
-// one of the warp rises. This depends on the row's own scores alone, so the other rows of the warp do not change its bits.
+// one of the warp rises. Whether a maximum rises depends on the row's own scores alone, so the other rows of the warp do not
+// change its bits.
 template <bool EMPTY_ROWS, bool LAGS, int M, int N, class F>
 __device__ __forceinline__ void raise_maxima(OnlineSoftmax (&softmax)[M], const float (&s)[M][N], float scale_log2,
                                              F rescale) {

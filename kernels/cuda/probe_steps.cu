@@ -112,7 +112,8 @@ __device__ __forceinline__ bool all_finite(uint32_t pair) {
     return isfinite(x.x) && isfinite(x.y);
 }
 
-// Positions that a block corrects, from a multiple of their number on: all in one segment.
+// Positions of a block. It begins at a multiple of them, and they divide every segment length, so a block lies in one
+// segment. Mirrored on the host.
 constexpr int CORRECTED = 64;
 
 // Grid (blocks for the positions of the group, batch * num_heads). A thread corrects eight columns of several rows, whose
@@ -133,7 +134,7 @@ __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
     for (int s = 0; s < STEPS; ++s) {
         const int position = first + s * ROWS + int(threadIdx.x) / VECTORS;
         const bool exists = position >= begin && position < end;
-        const int row = exists ? position - offset : 0;
+        const int row = exists ? position - offset : 0;  // of a row that is then not written
         gains[s] = exists ? p.last_gain[call_row(p, batch_head, row)] : SAW_ALL_KEYS;
         out[s] = vector_at(p.out, out_element(p, batch_head, row), i);
         words[s] = *out[s];

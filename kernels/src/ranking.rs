@@ -43,21 +43,22 @@ impl SortShape {
     /// Words in addition to the buckets, the window, and one word for each 32 entries of the window.
     const MORE: usize = 64 + 128 + 32;
 
-    /// The largest shape for rows of `longest` keys that fits in `shared_bytes` bytes, the most of a block. The number of
-    /// buckets changes the order, so it depends on the length of the whole prompt: all its chunks have one order. Up to 64K
-    /// tokens two blocks of half the size share a multiprocessor, and one computes while the other waits. Their windows are
-    /// smaller, so longer rows would be read too often.
+    /// The largest shape for rows of `longest` keys. `shared_bytes` is the most that a block may have. The number of buckets
+    /// changes the order, so it depends on the length of the whole prompt: all its chunks have one order. Up to 64K tokens two
+    /// blocks of half the size share a multiprocessor of an H100 or H200, and one computes while the other waits. Their windows
+    /// are smaller, so longer rows would be read too often.
     pub fn fitting(shared_bytes: usize, longest: usize, prompt_len: usize) -> Self {
         const KIB: usize = 1 << 10;
-        // Of an A100, and of an H100 or H200.
-        let [is_large, is_largest] = [128 * KIB, 200 * KIB].map(|least| shared_bytes >= least);
+        // At least as much shared memory as an H100, and as an A100.
+        let is_largest = shared_bytes >= 200 * KIB;
+        let is_large = shared_bytes >= 128 * KIB;
         let (threads, buckets, per_multiprocessor) = match prompt_len {
-            0..=16_384 => (512, 8192, 1),
-            16_385..=65_536 if is_largest => (512, 8192, 2),
-            _ if is_large => (1024, 16_384, 1),
+            ..=65_536 if is_largest => (512, 8192, 2),
+            16_385.. if is_large => (1024, 16_384, 1),
             _ => (512, 8192, 1),
         };
-        // The system and the kernel's other variables take less than two KiB of each block.
+        // A multiprocessor has 1 KiB more than a block may use. Each block loses 1 KiB to the system, and less than half of
+        // one to the kernel's own variables.
         let of_block = if per_multiprocessor == 1 { shared_bytes } else { shared_bytes / 2 - KIB };
         let room = (of_block / 4 - buckets - Self::MORE) / 33 * 32;
         Self { threads, buckets, window: room.min(longest.next_multiple_of(64)) / 64 * 64, per_multiprocessor }

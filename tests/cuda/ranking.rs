@@ -154,7 +154,7 @@ pub fn cases(runner: &mut Runner) {
         assert!(rank(&problem, &roomy, 6000) == rank(&problem, &tight, 6000), "groups change the orders");
     });
     values(runner);
-    // Sorts by one block and by several for a row, alone on a multiprocessor and not, in rows longer than a window.
+    // Sorts by one block and by several for a row, with one and two blocks on a multiprocessor, in rows longer than a window.
     for (q_len, k_len, rule, head_dim) in [
         (50_000, 50_000, StopRule::Auto, 128),
         (3000, 60_000, StopRule::Auto, 128),

@@ -19,7 +19,7 @@ pub fn cases(runner: &mut Runner) {
             let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
             let [q, k, v] = &problem.on_gpu;
             let run = |q: &Tensor, k: &Tensor, v: &Tensor| {
-                // Large heads are exact at these lengths otherwise.
+                // Otherwise heads of 256 would take the dense path at these lengths.
                 let config = S2oConfig::builder().dense_below(0).build().unwrap();
                 let op = S2oOp::new(problem.scale, config).with_prompt_len(len);
                 op.apply_with_stats(q, k, v).unwrap()

@@ -34,7 +34,7 @@ __device__ __forceinline__ void store_partial(const typename X::Params& p, const
             if (row_of<X>(p, w, r) < 0) continue;
             const int64_t row = w.slot * TILE_Q + r;
             if (lane % 4 == 0) split_of(p).partial_state[row] = {row_max[m][h], row_sum[m][h]};
-            if (X::ITEMS_MAY_BE_EMPTY && w.steps == 0) continue;  // nobody reads it
+            if (X::ITEMS_MAY_BE_EMPTY && w.steps == 0) continue;  // `merge` ends before the empty parts
             float* out = split_of(p).partial_out + row * X::HEAD_DIM + 2 * (lane % 4);
 #pragma unroll
             for (int i = 0; i < X::HEAD_DIM / 8; ++i) {

@@ -117,7 +117,7 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
         for (int h = 0; h < 2; ++h) {
             const int64_t row = w.slot * TILE_Q + row0 + 8 * h;
             if (lane % 4 == 0) parts.partial_state[row] = {softmax.row_max[h], softmax.row_sum[h]};
-            if (X::ITEMS_MAY_BE_EMPTY && w.steps == 0) continue;  // nobody reads it
+            if (X::ITEMS_MAY_BE_EMPTY && w.steps == 0) continue;  // `merge` ends before the empty parts
             float* out = parts.partial_out + row * X::HEAD_DIM + 2 * (lane % 4);
 #pragma unroll
             for (int i = 0; i < X::HEAD_DIM / 8; ++i) {

@@ -14,12 +14,12 @@ use super::device_stats::Counts;
 use super::segment_group::SegmentGroup;
 use super::share::Share;
 
-/// Parts of a prompt's keys. Items end at very different lengths, so a multiprocessor needs several, and the few heads of
+/// Most parts of a prompt's keys. Items end at very different lengths, so a multiprocessor needs several, and the few heads of
 /// a share have few tiles. The number must not depend on the heads or the chunk of a call: sums in other parts round
 /// differently, and the heads of a model that several GPUs share would not have the output that they have on one.
 const SPLITS: usize = 32;
-/// A part has at least as many key tiles: the loads at its begin wait for memory.
-const TILES_OF_PART: usize = 16;
+/// Fewest key tiles of a part, whose first loads wait for memory.
+const MIN_TILES_OF_PART: usize = 16;
 /// Warps of a block, and positions of a block that corrects rows (probe_steps.cu).
 const WARPS: usize = 8;
 const CORRECTED: usize = 64;
@@ -84,7 +84,7 @@ impl Split {
             shape.batch() * shape.num_kv_heads() * (segments * slots * shape.group_size()).div_ceil(TILE_Q)
         };
         // Parts of the same size in all groups: the cut into groups does not change the output either.
-        let per_part = plan.prompt_len.div_ceil(TILE_K).div_ceil(SPLITS).max(TILES_OF_PART);
+        let per_part = plan.prompt_len.div_ceil(TILE_K).div_ceil(SPLITS).max(MIN_TILES_OF_PART);
         let end = plan.segments[group.end - 1].start + plan.segment_len;
         let parts = end.min(shape.k_len()).div_ceil(TILE_K).div_ceil(per_part);
         Self { tiles: tiles(group.len()), parts, per_part }
