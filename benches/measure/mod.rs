@@ -47,7 +47,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// The row with its time and that of the baseline that ran in turns with it.
+    /// The row with its time and that of the baseline that alternated with it.
     pub fn against(self, baseline: &str, ms: f64, baseline_ms: f64) -> Self {
         let (baseline, ratio) = (baseline.to_owned(), Some(baseline_ms / ms));
         Self { ms, baseline, baseline_ms: Some(baseline_ms), ratio, ..self }
