@@ -161,7 +161,7 @@ pub fn cases(runner: &mut Runner) {
         (3000, 131_072, StopRule::Auto, 128),
         (3000, 131_072, StopRule::Auto, 256),
         (3000, 1 << 20, StopRule::Auto, 128),
-        (3000, 200_000, StopRule::SumRatio, 128),
+        (3000, 1 << 20, StopRule::SumRatio, 128),
     ] {
         runner.case(&format!("ranking of the last {q_len} of {k_len} {rule} D{head_dim}"), |runner| {
             let config = S2oConfig::builder().probe_stride(ProbeStride::Off).stop_rule(rule).build().unwrap();
