@@ -96,6 +96,16 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
     }
 }
 
+// Columns 16 n and the next 15 of d += a b, for M fragments of 16 rows.
+template <typename T, int M, int N>
+__device__ __forceinline__ void mma_columns(float (&d)[M][N], int n, const uint32_t (&a)[M][4], const uint32_t (&b)[4]) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        mma<T>(d[m] + 8 * n, a[m], b[0], b[1]);
+        mma<T>(d[m] + 8 * n + 4, a[m], b[2], b[3]);
+    }
+}
+
 // s = Q K^T for fragments of 16 rows, and KEYS keys at address `k` (of the lane's row, see columns_first). `queries(d, a)`
 // gives the operands of 16 columns.
 template <typename T, int HEAD_DIM, int ROW, int KEYS, int M, class F>
@@ -113,11 +123,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[M][KEYS / 2], uint32_t 
         for (int n = 0; n < KEYS / 16; ++n) {
             uint32_t b[4];
             ldmatrix(b, column_step(k, d) + n * 16 * ROW);
-#pragma unroll
-            for (int m = 0; m < M; ++m) {
-                mma<T>(s[m] + 8 * n, a[m], b[0], b[1]);
-                mma<T>(s[m] + 8 * n + 4, a[m], b[2], b[3]);
-            }
+            mma_columns<T>(s, n, a, b);
         }
     }
 }
@@ -144,11 +150,7 @@ __device__ __forceinline__ void add_values(float (&acc)[M][N], uint32_t v, const
         for (int n = 0; n < N / 8; ++n) {
             uint32_t b[4];
             ldmatrix_transposed(b, column_step(v, n) + k * 16 * ROW);
-#pragma unroll
-            for (int m = 0; m < M; ++m) {
-                mma<T>(acc[m] + 8 * n, a[k % 2][m], b[0], b[1]);
-                mma<T>(acc[m] + 8 * n + 4, a[k % 2][m], b[2], b[3]);
-            }
+            mma_columns<T>(acc, n, a[k % 2], b);
         }
     }
 }

@@ -1,6 +1,6 @@
-// Places of a probe and of a row of the call in the tensors of probe_params.cuh.
+// What the kernels around the probes share: places of a probe and of a row of the call in the tensors of probe_params.cuh,
+// and a sum.
 #pragma once
-#include "pair.cuh"
 #include "probe_params.cuh"
 
 namespace s2o {

@@ -1,5 +1,6 @@
 // The steps around the exact attention of the probes (probe_params.cuh). No sum depends on an order of arrival.
 #include "launch.cuh"
+#include "pair.cuh"
 #include "probe_tails.cuh"
 
 namespace s2o {
@@ -113,8 +114,9 @@ __device__ __forceinline__ bool all_finite(uint32_t pair) {
 }
 
 // Positions of a block. It begins at a multiple of them, and they divide every segment length, so a block lies in one
-// segment. Mirrored on the host.
+// segment.
 constexpr int CORRECTED = 64;
+static_assert(PROBE_THREADS == 8 * 32 && CORRECTED == 64, "mirrored on the host");
 
 // Grid (blocks for the positions of the group, batch * num_heads). A thread corrects eight columns of several rows, whose
 // loads are in flight together.
