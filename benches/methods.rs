@@ -67,15 +67,20 @@ fn main() -> Result<()> {
     } else {
         arguments.methods
     };
-    let (bench, specs) = if arguments.sweep {
+    let specs = if arguments.sweep {
         let values = specs.iter().map(settings).collect::<Result<Vec<_>, _>>()?;
-        ("methods sweep", values.into_iter().flatten().map(|(_, spec)| spec).collect())
+        values.into_iter().flatten().map(|(_, spec)| spec).collect()
     } else {
-        (if arguments.sustained { "methods sustained" } else { "methods" }, specs)
+        specs
+    };
+    let (bench, warm_up) = match (arguments.sweep, arguments.sustained) {
+        (false, false) => ("methods", Duration::ZERO),
+        (false, true) => ("methods sustained", Duration::from_millis(300)),
+        (true, false) => ("methods sweep", Duration::ZERO),
+        (true, true) => ("methods sweep sustained", Duration::from_millis(300)),
     };
     for tokens in arguments.tokens {
         let tensors = tensors::stacked(tokens, &device)?;
-        let warm_up = Duration::from_millis(if arguments.sustained { 300 } else { 0 });
         let rows = compare((bench, &machine), &tensors, &specs, arguments.repeats.get(), warm_up)?;
         println!("{}", machine.append(&rows, &arguments.place)?.display());
     }

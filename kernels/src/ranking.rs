@@ -57,8 +57,8 @@ impl SortShape {
             16_385.. if is_large => (1024, 16_384, 1),
             _ => (512, 8192, 1),
         };
-        // A multiprocessor has 1 KiB more than a block may use. Each block loses 1 KiB to the system, and less than half of
-        // one to the kernel's own variables.
+        // A multiprocessor has 1 KiB more than a block may use. Each block loses 1 KiB to the system, and half of one to
+        // the kernel's own variables.
         let of_block = if per_multiprocessor == 1 { shared_bytes } else { shared_bytes / 2 - KIB };
         let room = (of_block / 4 - buckets - Self::MORE) / 33 * 32;
         Self { threads, buckets, window: room.min(longest.next_multiple_of(64)) / 64 * 64, per_multiprocessor }

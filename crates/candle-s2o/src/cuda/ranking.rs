@@ -65,8 +65,7 @@ impl Ranker {
         let (segments, keys) = (max(SegmentGroup::len), max(|group| group.keys));
         let mut is_shared = false;
         for group in groups {
-            let sort = Self::sort_shape(call, plan, group)?;
-            is_shared |= Self::blocks_of_row(call, config, plan, group, sort) > 1;
+            is_shared |= Self::sort_of(call, config, plan, group)?.1 > 1;
         }
         let partials = groups.iter().map(|group| {
             let splits = moment_splits(plan.segment_len);
@@ -84,21 +83,23 @@ impl Ranker {
         })
     }
 
-    fn sort_shape(call: &Call, plan: &Plan, group: &SegmentGroup) -> Result<SortShape, CudaError> {
+    /// The shape of the sort of a group, and the blocks that sort a row: as many as keep the GPU busy if rows are few. A
+    /// partial order has one, because its extent depends on the windows.
+    fn sort_of(
+        call: &Call,
+        config: &S2oConfig,
+        plan: &Plan,
+        group: &SegmentGroup,
+    ) -> Result<(SortShape, usize), CudaError> {
         let limit = call.launcher.shared_limit(call.function(Kernel::Sort))?;
-        Ok(SortShape::fitting(limit, plan.segments[group.end - 1].start, plan.prompt_len))
-    }
-
-    /// Blocks that sort a row: as many as keep the GPU busy if rows are few. A partial order has one, because its extent
-    /// depends on the windows.
-    fn blocks_of_row(call: &Call, config: &S2oConfig, plan: &Plan, group: &SegmentGroup, sort: SortShape) -> usize {
+        let shape = SortShape::fitting(limit, plan.segments[group.end - 1].start, plan.prompt_len);
         let rows = call.shape.batch() * call.shape.num_heads() * group.len();
-        match sorted_eighths(config, plan) {
-            ALL_EIGHTHS => {
-                (call.launcher.multiprocessors() * sort.per_multiprocessor / rows).clamp(1, MOST_BLOCKS_OF_ROW)
-            }
+        let fitting = call.launcher.multiprocessors() * shape.per_multiprocessor;
+        let blocks = match sorted_eighths(config, plan) {
+            ALL_EIGHTHS => (fitting / rows).clamp(1, MOST_BLOCKS_OF_ROW),
             _ => 1,
-        }
+        };
+        Ok((shape, blocks))
     }
 
     /// Zeroes the counters. Must be called once before the first group; the kernels restore the counters.
@@ -118,8 +119,7 @@ impl Ranker {
     ) -> Result<(), CudaError> {
         let shape = &call.shape;
         let segments = group.len();
-        let sort = Self::sort_shape(call, plan, group)?;
-        let blocks_of_row = Self::blocks_of_row(call, config, plan, group, sort);
+        let (sort, blocks_of_row) = Self::sort_of(call, config, plan, group)?;
         let longest = plan.segments[group.end - 1].start;
         let coefficient_head_stride = (segments * 3 * shape.head_dim()) as i64;
         let params = RankingParams {
