@@ -28,7 +28,7 @@ struct Visibility {
     }
     __device__ __forceinline__ void mask(float (&s)[X::FRAGMENTS][KEYS / 2], const FlashParams& p,
                                          const Item& w) const {
-        const int lane = thread_index<X>() % 32;
+        const int lane = thread_index() % 32;
 #pragma unroll
         for (int m = 0; m < X::FRAGMENTS; ++m) {
 #pragma unroll
@@ -109,7 +109,7 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
     __syncwarp();
 
     // Descending: with ALiBi and in windows the first tile then has the highest scores, and later ones raise no maximum.
-    const Held<X, ScoreModifiers> modifiers = shared.control().modifiers;
+    const ScoreModifiers& modifiers = shared.control().modifiers;
     for (int tile = w.end_tile - 1; tile >= w.key_tile; --tile) {
         const Visibility<X> visibility{first_row, first_row + X::WARP_ROWS - 1, tile * KEYS};
         const bool visible = !visibility.none(p);
@@ -119,7 +119,7 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
         auto exponentials = [&](int m, int k, uint32_t* a) {
             softmax[m].template add<typename X::T, true>(s[m] + 8 * k, scale_log2, a);
         };
-        const uint32_t k = ring.next() + columns_first<X::ROW>(thread_index<X>() % 32);
+        const uint32_t k = ring.next() + columns_first<X::ROW>(thread_index() % 32);
         if (visible) {
             multiply_keys<typename X::T, X::HEAD_DIM, X::ROW, KEYS>(s, k, [&](int d, uint32_t (&a)[X::FRAGMENTS][4]) {
 #pragma unroll
@@ -127,7 +127,7 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
             });
 #pragma unroll
             for (int m = 0; m < X::FRAGMENTS; ++m) {
-                const int lane = thread_index<X>() % 32;
+                const int lane = thread_index() % 32;
                 const int apart = first_row + m * 16 + lane / 4 - tile * KEYS - 2 * (lane % 4);
                 modifiers.apply(s[m], p.right == 0 && p.num_ranges == 0, apart);
             }
@@ -142,9 +142,9 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
                 }
             }
         }
-        const uint32_t v = ring.next() + rows_first<X::ROW>(thread_index<X>() % 32);
+        const uint32_t v = ring.next() + rows_first<X::ROW>(thread_index() % 32);
         if constexpr (X::OVERLAPS) {
-            if (visible) add_values<typename X::T, X::ROW, KEYS, X::HOLDS_ITEM>(acc, v, exponentials);
+            if (visible) add_values<typename X::T, X::ROW, KEYS, X::AHEAD>(acc, v, exponentials);
         } else if (visible) {
             add_values<typename X::T, X::ROW, KEYS>(acc, v, [&](int m, int k, uint32_t (&a)[4]) {
 #pragma unroll

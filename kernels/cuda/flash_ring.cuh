@@ -25,7 +25,8 @@ struct Traits {
     static constexpr int BLOCKS_PER_SM = IS_LARGE || PARTS == 2 ? 1 : 2;
     // Whether products of values run during exponentials of the same tile: larger heads leave no registers for its scores.
     static constexpr bool OVERLAPS = HEAD_DIM <= 96;
-    static constexpr bool HOLDS_ITEM = HEAD_DIM <= 64;
+    // Whether the exponentials are computed a step ahead of their products.
+    static constexpr bool AHEAD = HEAD_DIM <= 64;
     static constexpr int WARP_ROWS = 16 * FRAGMENTS, ROWS = WARPS * WARP_ROWS;
     static constexpr int ROW = (HEAD_DIM + 63) / 64 * 128;  // bytes: whole swizzled blocks of 64 columns
     static constexpr int RING_SLOTS = HEAD_DIM <= 128 || IS_LARGE ? 3 : 2;
@@ -86,7 +87,7 @@ template <class X>
 class Ring {
     static constexpr int LOADED_ROWS = KEYS / X::LINES;  // of a thread
     const FlashParams& p;
-    Held<X, Item> w;
+    const Item& w;
     const char* rows[2];  // keys and values of the item's head
     uint32_t ring, read = 0;
     int next_load = 0;  // 2 * (tiles before it) + (1 for values)
@@ -95,7 +96,7 @@ class Ring {
     int index;
 
     __device__ __forceinline__ void fetch_index() {
-        const int line = thread_index<X>() / X::LANES, lane = thread_index<X>() % X::LANES;
+        const int line = thread_index() / X::LANES, lane = thread_index() % X::LANES;
         const int tile = w.end_tile - 1 - (next_load >> 1);
         int key = tile * KEYS + line;
         if (p.pages == nullptr) {
@@ -112,7 +113,7 @@ class Ring {
         index = page >= 0 && row < p.k_rows ? int(row) : -1;
     }
     __device__ __forceinline__ void load(uint32_t slot) {
-        const int line = thread_index<X>() / X::LANES, lane = thread_index<X>() % X::LANES;
+        const int line = thread_index() / X::LANES, lane = thread_index() % X::LANES;
         const bool values = next_load & 1;
         const int64_t row_bytes = 2 * (values ? p.v_strides.seq : p.k_strides.seq);
         const int columns =

@@ -20,16 +20,6 @@ __device__ __forceinline__ int thread_index() {
     return x;
 }
 
-// Kernels with registers to spare, X::HOLDS_ITEM, keep the thread's index and the work item in registers. Reading them
-// again has a latency that the two warps of a scheduler do not hide.
-template <class X>
-__device__ __forceinline__ int thread_index() {
-    if constexpr (X::HOLDS_ITEM) return threadIdx.x;
-    return thread_index();
-}
-template <class X, class T>
-using Held = std::conditional_t<X::HOLDS_ITEM, const T, const T&>;
-
 // ---- copies ----
 
 // Copies 16 bytes, bypassing L1. If not `exists`, writes zeros and does not read `src`.

@@ -35,6 +35,18 @@ struct Traits : Schedule {
     static constexpr uint32_t SLOT_BYTES = JOINS_VALUES ? 2 * HALF_BYTES : HALF_BYTES;
 };
 
+using s2o::thread_index;
+
+// Kernels with registers to spare, X::HOLDS_ITEM, keep the thread's index and the work item in registers. Reading them
+// again has a latency that the two warps of a scheduler do not hide.
+template <class X>
+__device__ __forceinline__ int thread_index() {
+    if constexpr (X::HOLDS_ITEM) return threadIdx.x;
+    return thread_index();
+}
+template <class X, class T>
+using Held = std::conditional_t<X::HOLDS_ITEM, const T, const T&>;
+
 // A warp's part of a stop decision, which compares sums over rows, x < tau * y. MeanRatio: x sums gain / mass, y counts
 // rows; SumRatio: x sums gains, y masses; AllRows, MaxWeight: x is 1 if all rows of the warp are below.
 using StopVote = float2;
