@@ -89,8 +89,8 @@ impl KernelCall<'_> {
         }
     }
 
-    /// The kernels for tensor cores of sm_90a have no windows, and no pages that cut their boxes of rows. On other GPUs they
-    /// are `flash`, which has more head sizes.
+    /// The kernels for tensor cores of sm_90a have no windows, and no pages that cut their boxes of rows. The portable engine
+    /// has one of them for head_dim 64, without sequences. Other calls use `flash`.
     fn kernel(&self, launcher: &Launcher) -> (Kernel, HeadDim) {
         let [q_len, k_len] = match &self.sequences {
             Some(sequences) => sequences.longest,
@@ -113,7 +113,8 @@ impl KernelCall<'_> {
         };
         let head_dim = self.qkv[0].dims()[3];
         let size = |kernel: Kernel| kernel.holding(head_dim).map(|size| (kernel, size));
-        let modified = modified.filter(|_| sees_all && launcher.is_sm90a()).and_then(size);
+        let is_portable = self.sequences.is_none() && head_dim == HeadDim::D64.get();
+        let modified = modified.filter(|_| sees_all && (launcher.is_sm90a() || is_portable)).and_then(size);
         modified.or_else(|| size(Kernel::Flash)).expect("`compute` has checked the head size")
     }
 

@@ -125,7 +125,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     const WorkItem& w = control.work;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp * X::WARP_ROWS;
-    const float scale_log2 = attn.softmax_scale * LOG2_E;
+    float scale_log2 = attn.softmax_scale * LOG2_E;
+    if constexpr (X::MODIFIES_SCORES) scale_log2 = control.modifiers.unit * LOG2_E;
 
     Loader<X, DISCARD> loader(shared, p);
     load_queries<X>(p, w, shared.q());
@@ -203,6 +204,12 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 auto& s = X::OVERLAPS ? kept : dropped;
                 multiply_keys<typename X::T, X::HEAD_DIM, X::ROW, HALF_K>(
                     s, k, [&](int d, uint32_t (&a)[X::FRAGMENTS][4]) { queries.operand(a, d); });
+                if constexpr (X::MODIFIES_SCORES) {
+                    const int row = X::position(p, w, warp_row + lane / 4);
+                    const int apart = row - key_tile<X>(w, step) * TILE_K - visit * HALF_K - 2 * (lane % 4);
+#pragma unroll
+                    for (int m = 0; m < X::FRAGMENTS; ++m) control.modifiers.apply(s[m], attn.causal, apart + m * 16);
+                }
                 loader.refill();
                 if constexpr (X::CAPS_SCORES) cap<X>(s, attn.cap_scale);
                 if (!visibility.all()) visibility.mask(s, lane, beyond);
@@ -327,6 +334,7 @@ __device__ __noinline__ void take_item(const typename X::Params& p, Control<X>& 
     if (control.end) return;
     control.heads.of[0] = static_cast<const char*>(attn.k) + 2 * (w.batch * k.batch + w.kv_head * k.head);
     control.heads.of[1] = static_cast<const char*>(attn.v) + 2 * (w.batch * v.batch + w.kv_head * v.head);
+    if constexpr (X::MODIFIES_SCORES) control.modifiers = ScoreModifiers(p, w.head);
     advance();
 }
 

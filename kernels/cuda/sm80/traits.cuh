@@ -5,6 +5,7 @@
 #include "../mma.cuh"
 #include "../params.cuh"
 #include "../schedule.cuh"
+#include "../score_modifiers.cuh"
 
 namespace s2o::sm80 {
 
@@ -56,8 +57,12 @@ struct HeadRows {
     const char* of[2];
 };
 
+struct HeldModifiers {
+    ScoreModifiers modifiers;  // of the item's head
+};
+
 template <class X>
-struct Control {
+struct Control : std::conditional_t<X::MODIFIES_SCORES, HeldModifiers, NoModifiers> {
     WorkItem work;
     HeadRows heads;           // of the item
     int item;                 // the next item

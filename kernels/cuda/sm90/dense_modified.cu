@@ -1,38 +1,14 @@
 // Dense attention with softcap, ALiBi, sequences or pages on sm_90a, causal or not. The portable build has `flash` for it.
 #include "../flash_item.cuh"
+#include "../modified_schedule.cuh"
 #include "engine.cuh"
 #include "instantiate.cuh"
 
 namespace s2o {
 
-// The part of a call of `flash` without windows that dense attention has too.
-__device__ __forceinline__ AttnParams attn_of(const FlashParams& p) {
-    AttnParams attn{};
-    attn.q = p.q;
-    attn.k = p.k;
-    attn.v = p.v;
-    attn.out = p.out;
-    attn.next_item = p.next_item;
-    attn.q_strides = p.q_strides;
-    attn.k_strides = p.k_strides;
-    attn.v_strides = p.v_strides;
-    attn.out_strides = p.out_strides;
-    attn.batch = p.batch;
-    attn.num_heads = p.num_heads;
-    attn.num_kv_heads = p.num_kv_heads;
-    attn.q_len = p.q_len;
-    attn.k_len = p.k_len;
-    attn.causal = p.right == 0;
-    attn.heads_per_section = p.heads_per_section;
-    attn.softmax_scale = p.softmax_scale;
-    attn.head_dim = p.head_dim;
-    return attn;
-}
-
 // Sequences one after another, each in the order of DenseSchedule. The rows of all are one batch of the tensors.
-struct ModifiedSchedule : DenseSchedule {
-    using Params = FlashParams;
-    static constexpr bool MODIFIES_SCORES = true, SEQUENCES = true, ITEMS_MAY_BE_EMPTY = true;
+struct SequencesSchedule : ModifiedSchedule {
+    static constexpr bool SEQUENCES = true, ITEMS_MAY_BE_EMPTY = true;
     // TMA loads zeros for the columns that the tensors do not have.
     static constexpr bool NARROW_HEADS = true;
 
@@ -43,15 +19,14 @@ struct ModifiedSchedule : DenseSchedule {
         return (position - (position < 0 ? TILE_Q - 1 : 0)) / TILE_Q;
     }
     __device__ static int num_items(const Params& p) {
-        if (p.q_starts == nullptr) return DenseSchedule::num_items(attn_of(p));
+        if (p.q_starts == nullptr) return ModifiedSchedule::num_items(p);
         return p.batch * p.num_heads * most_tiles(p);
     }
 
     __device__ static bool decode(const Params& p, int item, WorkItem& w) {
         const AttnParams attn = attn_of(p);
         if (p.q_starts == nullptr) {
-            DenseSchedule::decode(attn, item, w);
-            if (!attn.causal) w.position += p.k_len - p.q_len;
+            decode_whole(p, attn, item, w);
             w.sequence = {0, 0, p.k_len};
             return true;
         }
@@ -82,15 +57,15 @@ struct ModifiedSchedule : DenseSchedule {
     }
 };
 
-struct PagedSchedule : ModifiedSchedule {
+struct PagedSchedule : SequencesSchedule {
     static constexpr bool PAGED = true;
 };
 
 }  // namespace s2o
 
-S2O_KERNELS(s2o_dense_modified, s2o::ModifiedSchedule)
+S2O_KERNELS(s2o_dense_modified, s2o::SequencesSchedule)
 S2O_KERNELS(s2o_dense_paged, s2o::PagedSchedule)
-S2O_WIDE_KERNELS(s2o_dense_modified, 192, s2o::ModifiedSchedule)
-S2O_WIDE_KERNELS(s2o_dense_modified, 256, s2o::ModifiedSchedule)
+S2O_WIDE_KERNELS(s2o_dense_modified, 192, s2o::SequencesSchedule)
+S2O_WIDE_KERNELS(s2o_dense_modified, 256, s2o::SequencesSchedule)
 S2O_WIDE_KERNELS(s2o_dense_paged, 192, s2o::PagedSchedule)
 S2O_WIDE_KERNELS(s2o_dense_paged, 256, s2o::PagedSchedule)
