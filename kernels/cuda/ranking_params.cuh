@@ -60,7 +60,9 @@ struct RankingParams {
     int32_t sort_window;      // entries that s2o_sort places at a time, a multiple of 32, at most 65408
     float softmax_scale;
     float second_cumulant;    // c; 0 ranks by the mean query alone
-    int32_t sorted_eighths;   // of a row's keys, the best, that are sorted at least; the others may follow in ascending order
+    // So many eighths of a row's keys, and so many keys, are sorted at least, the best; the others may follow in ascending order.
+    int32_t sorted_eighths;
+    int32_t least_sorted;
 };
 static_assert(sizeof(RankingParams) == 232 && offsetof(RankingParams, batch) == 160, "mirrored on the host");
 

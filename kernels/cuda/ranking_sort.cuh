@@ -262,10 +262,11 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
     // Window::place turns the starts of its buckets into their ends, so these come first.
     const int end_of_part = first_of_part(starts, p.sort_buckets, length, blockIdx.z + 1, gridDim.z);
     const int first_of_cta = first_of_part(starts, p.sort_buckets, length, blockIdx.z, gridDim.z);
+    const int enough = max(length / 8 * p.sorted_eighths, min(length, p.least_sorted));
     for (int first = first_of_cta; first < end_of_part;) {
         const int base = starts[first];
         if (base == length) break;
-        if (base >= length / 8 * p.sorted_eighths) {
+        if (base >= enough) {
             emit_rest(ids, length, first, out + base, entries, p.sort_window, shared.partial);
             break;
         }

@@ -101,9 +101,9 @@ fn check_ranking(problem: &Problem, config: &S2oConfig, prompt_len: usize, ranki
             let lead: Vec<u32> = (0..sink as u32).chain(recent as u32..segment.start as u32).collect();
             let scores = reference::key_scores(&head, segment, config);
             let complete = prompt_len <= 131_072 || config.stop_rule() == StopRule::SumRatio;
-            let eighths = if complete { 8 } else { 3 };
+            let sorted_len = if complete { segment.start } else { (segment.start / 8 * 3).max(65_536) };
             let error = score_error(problem, at, segment, config);
-            check_descending(&order.kv_perm, &scores, &lead, error, segment.start / 8 * eighths);
+            check_descending(&order.kv_perm, &scores, &lead, error, sorted_len);
             if config.q_perm() {
                 let scores = reference::query_scores(&head, segment, plan.segment_len);
                 check_descending(&order.q_perm, &scores, &[], 0.0, scores.len());
@@ -155,21 +155,22 @@ pub fn cases(runner: &mut Runner) {
     });
     values(runner);
     // Sorts by one block and by several for a row, with one and two blocks on a multiprocessor, in rows longer than a window.
-    for (q_len, k_len, rule, head_dim) in [
-        (50_000, 50_000, StopRule::Auto, 128),
-        (3000, 60_000, StopRule::Auto, 128),
-        (3000, 131_072, StopRule::Auto, 128),
-        (3000, 131_072, StopRule::Auto, 256),
-        (3000, 1 << 20, StopRule::Auto, 128),
-        (3000, 1 << 20, StopRule::SumRatio, 128),
+    for (q_len, k_len, prompt_len, rule, head_dim) in [
+        (50_000, 50_000, 50_000, StopRule::Auto, 128),
+        (3000, 60_000, 60_000, StopRule::Auto, 128),
+        (3000, 60_000, 1 << 20, StopRule::Auto, 128),
+        (3000, 131_072, 131_072, StopRule::Auto, 128),
+        (3000, 131_072, 131_072, StopRule::Auto, 256),
+        (3000, 1 << 20, 1 << 20, StopRule::Auto, 128),
+        (3000, 1 << 20, 1 << 20, StopRule::SumRatio, 128),
     ] {
-        runner.case(&format!("ranking of the last {q_len} of {k_len} {rule} D{head_dim}"), |runner| {
+        runner.case(&format!("ranking of {q_len} before {k_len} of {prompt_len} {rule} D{head_dim}"), |runner| {
             let config = S2oConfig::builder().probe_stride(ProbeStride::Off).stop_rule(rule).build().unwrap();
             let sizes = Sizes { batch: 1, heads: [4, 2], q_len, k_len, head_dim };
             let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
-            let ranking = rank(&problem, &config, k_len);
-            check_ranking(&problem, &config, k_len, &ranking);
-            end_to_end(runner, &problem, &config, k_len, &ranking);
+            let ranking = rank(&problem, &config, prompt_len);
+            check_ranking(&problem, &config, prompt_len, &ranking);
+            end_to_end(runner, &problem, &config, prompt_len, &ranking);
         });
     }
 }

@@ -42,6 +42,7 @@ pub struct RankingParams {
     pub softmax_scale: f32,
     pub second_cumulant: f32,
     pub sorted_eighths: i32,
+    pub least_sorted: i32,
 }
 
 layout!(RankingParams: 232, batch at 160);

@@ -7,8 +7,8 @@ use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
 use s2o_kernels::ranking::{
-    ALL_EIGHTHS, SCORE_BLOCK, SCORE_ROWS, SORTED_EIGHTHS, SortShape, moment_splits, query_order_shared_bytes,
-    score_blocks,
+    ALL_EIGHTHS, LEAST_SORTED, SCORE_BLOCK, SCORE_ROWS, SORTED_EIGHTHS, SortShape, moment_splits,
+    query_order_shared_bytes, score_blocks,
 };
 
 use super::call::Call;
@@ -159,6 +159,7 @@ impl Ranker {
                 KeyScore::SecondCumulant { c } => c,
             },
             sorted_eighths: to_i32("eighths", sorted_eighths(config, plan))?,
+            least_sorted: to_i32("sorted keys", LEAST_SORTED)?,
         };
         let [batch, heads, kv_heads] = [shape.batch(), shape.num_heads(), shape.num_kv_heads()];
         // SAFETY: these kernels take RankingParams. The regions have room for the largest group, and the scratch memory
