@@ -25,7 +25,7 @@ struct Traits {
     static constexpr int BLOCKS_PER_SM = IS_LARGE || PARTS == 2 ? 1 : 2;
     // Whether products of values run during exponentials of the same tile: larger heads leave no registers for its scores.
     static constexpr bool OVERLAPS = HEAD_DIM <= 96;
-    // Whether the exponentials are computed a step ahead of their products.
+    // Whether exponentials are computed a step ahead of their products, whose operands then take twice the registers.
     static constexpr bool AHEAD = HEAD_DIM <= 64;
     static constexpr int WARP_ROWS = 16 * FRAGMENTS, ROWS = WARPS * WARP_ROWS;
     static constexpr int ROW = (HEAD_DIM + 63) / 64 * 128;  // bytes: whole swizzled blocks of 64 columns

@@ -60,11 +60,13 @@ struct RankingParams {
     int32_t sort_window;      // entries that s2o_sort places at a time, a multiple of 32, at most 65408
     float softmax_scale;
     float second_cumulant;    // c; 0 ranks by the mean query alone
-    // So many eighths of a row's keys, and so many keys, are sorted at least, the best; the others may follow in ascending order.
+    // The best `sorted_eighths` eighths of a row's keys, and at least `least_sorted` keys, are sorted. The others may follow in
+    // ascending order.
     int32_t sorted_eighths;
     int32_t least_sorted;
 };
-static_assert(sizeof(RankingParams) == 232 && offsetof(RankingParams, batch) == 160, "mirrored on the host");
+static_assert(sizeof(RankingParams) == 232 && offsetof(RankingParams, batch) == 160 &&
+                  offsetof(RankingParams, least_sorted) == 228, "mirrored on the host");
 
 // Offset of row n in its head.
 __host__ __device__ inline int64_t prefix_row(const RankingParams& p, int n) {

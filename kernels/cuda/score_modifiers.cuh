@@ -48,14 +48,4 @@ struct ScoreModifiers {
 // Nothing, for schedules that leave scores as they are.
 struct NoModifiers {};
 
-// X is the schedule of a kernel.
-template <class X>
-__device__ __forceinline__ auto modifiers_of(const typename X::Params& p, int head) {
-    if constexpr (X::MODIFIES_SCORES) {
-        return ScoreModifiers(p, head);
-    } else {
-        return NoModifiers{};
-    }
-}
-
 }  // namespace s2o

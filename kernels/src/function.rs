@@ -46,7 +46,8 @@ kernels! {
     Dense = "dense", PerHeadDim;
     /// Dense attention with windows, ALiBi, softcap, sequences and pages; for every [`HeadDim`].
     Flash = "flash", PerHeadDim;
-    /// Dense attention with softcap, ALiBi or sequences. On sm_80 it is [`Self::Flash`].
+    /// Dense attention with softcap, ALiBi or sequences. On sm_80 without sequences and for heads of 64 columns; otherwise it is
+    /// [`Self::Flash`] there.
     DenseModified = "dense_modified", PerHeadDim;
     /// [`Self::DenseModified`] with keys and values in pages of a multiple of [`LEAST_BOX_ROWS`](crate::LEAST_BOX_ROWS) tokens.
     DensePaged = "dense_paged", PerHeadDim;

@@ -5,10 +5,10 @@ pub const SCORE_BLOCK: usize = 64;
 /// Rows of scores (one per segment and head) of a block of the scores kernel.
 pub const SCORE_ROWS: usize = 64;
 
-/// At least so many eighths of the keys before a segment are sorted in long prompts, the best ones; the others may follow in
+/// In long prompts at least this many eighths of the keys before a segment are sorted, the best ones. The others may follow in
 /// their natural order.
 pub const SORTED_EIGHTHS: usize = 3;
-/// And at least so many of these keys, because the segments at the beginning visit larger shares of their keys.
+/// At least this many keys are sorted, because the first segments visit larger shares of their keys.
 pub const LEAST_SORTED: usize = 65_536;
 /// All keys are sorted.
 pub const ALL_EIGHTHS: usize = 8;

@@ -154,17 +154,19 @@ pub fn cases(runner: &mut Runner) {
         assert!(rank(&problem, &roomy, 6000) == rank(&problem, &tight, 6000), "groups change the orders");
     });
     values(runner);
-    // Sorts by one block and by several for a row, with one and two blocks on a multiprocessor, in rows longer than a window.
+    // Sorts by one block and by several for a row, with one and two blocks on a multiprocessor, in rows longer than a window,
+    // and partial orders of rows that are sorted as a whole, that have the least number of sorted keys, and longer ones.
     for (q_len, k_len, prompt_len, rule, head_dim) in [
         (50_000, 50_000, 50_000, StopRule::Auto, 128),
         (3000, 60_000, 60_000, StopRule::Auto, 128),
         (3000, 60_000, 1 << 20, StopRule::Auto, 128),
+        (3000, 140_000, 1 << 20, StopRule::Auto, 128),
         (3000, 131_072, 131_072, StopRule::Auto, 128),
         (3000, 131_072, 131_072, StopRule::Auto, 256),
         (3000, 1 << 20, 1 << 20, StopRule::Auto, 128),
         (3000, 1 << 20, 1 << 20, StopRule::SumRatio, 128),
     ] {
-        runner.case(&format!("ranking of {q_len} before {k_len} of {prompt_len} {rule} D{head_dim}"), |runner| {
+        runner.case(&format!("ranking of the last {q_len} of {k_len} in {prompt_len} {rule} D{head_dim}"), |runner| {
             let config = S2oConfig::builder().probe_stride(ProbeStride::Off).stop_rule(rule).build().unwrap();
             let sizes = Sizes { batch: 1, heads: [4, 2], q_len, k_len, head_dim };
             let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);

@@ -90,7 +90,7 @@ impl KernelCall<'_> {
     }
 
     /// The kernels for tensor cores of sm_90a have no windows, and no pages that cut their boxes of rows. The portable engine
-    /// has one of them for head_dim 64, without sequences. Other calls use `flash`.
+    /// has a similar one for head_dim 64, which reads no sequences. Other calls use `flash`.
     fn kernel(&self, launcher: &Launcher) -> (Kernel, HeadDim) {
         let [q_len, k_len] = match &self.sequences {
             Some(sequences) => sequences.longest,
@@ -113,8 +113,8 @@ impl KernelCall<'_> {
         };
         let head_dim = self.qkv[0].dims()[3];
         let size = |kernel: Kernel| kernel.holding(head_dim).map(|size| (kernel, size));
-        let is_portable = self.sequences.is_none() && head_dim == HeadDim::D64.get();
-        let modified = modified.filter(|_| sees_all && (launcher.is_sm90a() || is_portable)).and_then(size);
+        let has_portable = self.sequences.is_none() && head_dim == HeadDim::D64.get();
+        let modified = modified.filter(|_| sees_all && (launcher.is_sm90a() || has_portable)).and_then(size);
         modified.or_else(|| size(Kernel::Flash)).expect("`compute` has checked the head size")
     }
 
@@ -214,7 +214,7 @@ impl KernelCall<'_> {
         let enqueue = |params: FlashParams| {
             let tiles = (params.q_len as usize).div_ceil(FEWEST_ROWS) * size.get().div_ceil(MOST_COLUMNS);
             let items = params.batch as usize * num_heads * tiles;
-            // SAFETY: both kernels take FlashParams, and tensor maps are those of q, k and v. Tensors and counter
+            // SAFETY: the kernels take FlashParams, and tensor maps are those of q, k and v. Tensors and counter
             // outlive the launch on this stream. The kernel cuts lengths and page numbers, which the host has not
             // seen, to the rows that exist.
             unsafe {

@@ -1,5 +1,5 @@
-// Dense attention with softcap or ALiBi, causal or not, for head_dim 64 and sequences of the same length. `flash` has the other
-// options, and more columns: there this engine has too few registers.
+// Dense attention with softcap or ALiBi, causal or not, for head_dim 64 and sequences of the same length. Other calls use
+// `flash`: with 128 columns this engine has too few registers.
 #include "../modified_schedule.cuh"
 #include "instantiate.cuh"
 

@@ -205,6 +205,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 multiply_keys<typename X::T, X::HEAD_DIM, X::ROW, HALF_K>(
                     s, k, [&](int d, uint32_t (&a)[X::FRAGMENTS][4]) { queries.operand(a, d); });
                 if constexpr (X::MODIFIES_SCORES) {
+                    static_assert(!X::GATHERS_KEYS && !X::SCATTERS_ROWS && !X::CAPS_SCORES, "distances of rows and keys");
                     const int row = X::position(p, w, warp_row + lane / 4);
                     const int apart = row - key_tile<X>(w, step) * TILE_K - visit * HALF_K - 2 * (lane % 4);
 #pragma unroll

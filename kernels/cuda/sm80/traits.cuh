@@ -1,6 +1,7 @@
 // The compile-time parameters of a kernel of the engine, and its shared-memory layout.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "../mma.cuh"
 #include "../params.cuh"
@@ -20,8 +21,8 @@ struct Traits : Schedule {
     static constexpr int FRAGMENTS = HEAD_DIM <= 128 ? 2 : 1;
     // Whether products of values run during exponentials of the same half tile, whose scores then occupy registers longer.
     static constexpr bool OVERLAPS = HEAD_DIM == 64 && !Schedule::MAY_STOP;
-    // With OVERLAPS registers are left to keep the item, and shared memory to load keys and values together: the two warps
-    // of a scheduler hide neither the latency of reading it nor a second barrier.
+    // With OVERLAPS registers are left to keep the thread's index and the item, and shared memory to load keys and values
+    // together: the two warps of a scheduler hide neither the latency of reading them again nor a second barrier.
     static constexpr bool HOLDS_ITEM = OVERLAPS, JOINS_VALUES = OVERLAPS;
     // One being read, the others in flight. With joined values three would leave one block on consumer cards.
     static constexpr int RING_SLOTS = JOINS_VALUES ? 2 : 3;
@@ -38,8 +39,7 @@ struct Traits : Schedule {
 
 using s2o::thread_index;
 
-// Kernels with registers to spare, X::HOLDS_ITEM, keep the thread's index and the work item in registers. Reading them
-// again has a latency that the two warps of a scheduler do not hide.
+// In a register with HOLDS_ITEM.
 template <class X>
 __device__ __forceinline__ int thread_index() {
     if constexpr (X::HOLDS_ITEM) return threadIdx.x;
@@ -57,12 +57,12 @@ struct HeadRows {
     const char* of[2];
 };
 
-struct HeldModifiers {
+struct ItemModifiers {
     ScoreModifiers modifiers;  // of the item's head
 };
 
 template <class X>
-struct Control : std::conditional_t<X::MODIFIES_SCORES, HeldModifiers, NoModifiers> {
+struct Control : std::conditional_t<X::MODIFIES_SCORES, ItemModifiers, NoModifiers> {
     WorkItem work;
     HeadRows heads;           // of the item
     int item;                 // the next item

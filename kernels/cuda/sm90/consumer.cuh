@@ -56,6 +56,15 @@ __device__ __forceinline__ void pack_probabilities(const float (&s)[2 * N], uint
     for (int i = 0; i < N; ++i) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
 }
 
+template <class X>
+__device__ __forceinline__ auto modifiers_of(const typename X::Params& p, int head) {
+    if constexpr (X::MODIFIES_SCORES) {
+        return ScoreModifiers(p, head);
+    } else {
+        return NoModifiers{};
+    }
+}
+
 // Softcap and ALiBi on the scores of a tile.
 template <class X, class Modifiers>
 __device__ __forceinline__ void modify_tile(float (&s)[X::KEYS / 2], const AttnParams& attn, const WorkItem& w,

@@ -1,4 +1,4 @@
-// Dense attention with softcap, ALiBi, sequences or pages on sm_90a, causal or not. The portable build has `flash` for it.
+// Dense attention with softcap, ALiBi, sequences or pages on sm_90a, causal or not.
 #include "../flash_item.cuh"
 #include "../modified_schedule.cuh"
 #include "engine.cuh"

@@ -45,4 +45,4 @@ pub struct RankingParams {
     pub least_sorted: i32,
 }
 
-layout!(RankingParams: 232, batch at 160);
+layout!(RankingParams: 232, batch at 160, least_sorted at 228);

@@ -83,8 +83,8 @@ impl Ranker {
         })
     }
 
-    /// The shape of the sort of a group, and the blocks that sort a row: as many as keep the GPU busy if rows are few. A
-    /// partial order has one, because its extent depends on the windows.
+    /// The shape of the sort of a group, and the blocks that sort a row: as many as keep the GPU busy if rows are few. In
+    /// prompts with partial orders one block sorts a row, because the extent of an order depends on the windows.
     fn sort_of(
         call: &Call,
         config: &S2oConfig,
