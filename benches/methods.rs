@@ -73,12 +73,13 @@ fn main() -> Result<()> {
     } else {
         specs
     };
-    let (bench, warm_up) = match (arguments.sweep, arguments.sustained) {
-        (false, false) => ("methods", Duration::ZERO),
-        (false, true) => ("methods sustained", Duration::from_millis(300)),
-        (true, false) => ("methods sweep", Duration::ZERO),
-        (true, true) => ("methods sweep sustained", Duration::from_millis(300)),
+    let bench = match (arguments.sweep, arguments.sustained) {
+        (false, false) => "methods",
+        (false, true) => "methods sustained",
+        (true, false) => "methods sweep",
+        (true, true) => "methods sweep sustained",
     };
+    let warm_up = if arguments.sustained { Duration::from_millis(300) } else { Duration::ZERO };
     for tokens in arguments.tokens {
         let tensors = tensors::stacked(tokens, &device)?;
         let rows = compare((bench, &machine), &tensors, &specs, arguments.repeats.get(), warm_up)?;

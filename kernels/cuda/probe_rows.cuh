@@ -1,5 +1,5 @@
-// What the kernels around the probes share: places of a probe and of a row of the call in the tensors of probe_params.cuh,
-// and a sum.
+// Used by all kernels around the probes: the places of a probe and of a row of the call in the tensors of probe_params.cuh, and
+// a sum.
 #pragma once
 #include "probe_params.cuh"
 

@@ -103,6 +103,7 @@ __device__ inline void emit_rest(const uint16_t* ids, int length, uint32_t first
     const int count = length / 8;
     auto load = [&](int v) { return v < count ? vectors[v] : make_uint4(0, 0, 0, 0); };
     auto flush = [&](int filled) {
+        // Evicted first, so that the rows that CTAs still read stay in L2.
         for (int i = threadIdx.x; i < filled; i += blockDim.x) __stcs(out + i, int32_t(staged[i]));
         out += filled;
     };
@@ -319,7 +320,7 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
 #pragma unroll 4
         for (int i = inner + 4 * threadIdx.x; i < outer; i += 4 * blockDim.x) {
             const uint4 x = *reinterpret_cast<uint4*>(entries + spread_banks(i));
-            // Evicted first, so that the rows stay in L2.
+            // Evicted first, as in emit_rest.
             __stcs(reinterpret_cast<uint4*>(out + begin + i),
                    make_uint4(x.x & token_mask, x.y & token_mask, x.z & token_mask, x.w & token_mask));
         }
