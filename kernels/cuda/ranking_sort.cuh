@@ -1,8 +1,8 @@
 // Sorts one row of scores into kv_perm: a counting sort by one CTA, which places entries in shared memory one window at
-// a time so that stores of the row are coalesced. If rows are few, several CTAs place windows of one row; each of them
-// counts the whole row. Tokens ascend inside a bucket, so the order of the atomics does not
-// matter and the result is the same on every run. Each window reads the whole row, so windows are made for the best keys
-// only; the others, which few query tiles reach, follow in the order of their tokens.
+// a time so that stores of the row are coalesced. If rows are few, several CTAs take turns with the windows of one row; each
+// of them counts the whole row. Tokens ascend inside a bucket, so the order of the atomics does not matter and the result is
+// the same on every run. Each window reads the whole row, so windows are made for the best keys only; the others, which few
+// query tiles reach, follow in the order of their tokens. The number of sorted keys depends on the row alone.
 #pragma once
 #include <cstdint>
 
@@ -216,12 +216,6 @@ struct Window {
     }
 };
 
-// The bucket with which part `part` of `parts` of a sorted row begins.
-__device__ __forceinline__ int first_of_part(const uint32_t* starts, int buckets, int length, int part, int parts) {
-    if (part == 0 || part == parts) return part == 0 ? 0 : buckets;
-    return last_boundary(starts, 0, buckets, int(int64_t(length) * part / parts));
-}
-
 // Grid (batch * num_heads, num_segments, CTAs of a row), a power of two of threads up to SORT_THREADS that the buckets allow,
 // sort_shared_bytes(sort_buckets, sort_window) dynamic shared memory (opt in above 48 KiB).
 __device__ __forceinline__ void sort_row(const RankingParams& p) {
@@ -260,18 +254,21 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
 
     const uint32_t token_bits = 32 - __clz(length - 1), token_mask = (1u << token_bits) - 1;
     const int widest = 1 << min(32 - token_bits, 20u);
-    // Window::place turns the starts of its buckets into their ends, so these come first.
-    const int end_of_part = first_of_part(starts, p.sort_buckets, length, blockIdx.z + 1, gridDim.z);
-    const int first_of_cta = first_of_part(starts, p.sort_buckets, length, blockIdx.z, gridDim.z);
-    const int enough = max(length / 8 * p.sorted_eighths, min(length, p.least_sorted));
-    for (int first = first_of_cta; first < end_of_part;) {
+    // The first buckets that hold `wanted` keys are sorted. Window::place turns the starts of its buckets into their ends, so
+    // this comes first.
+    const int wanted = max(length / 16 * p.sorted_sixteenths, min(length, p.least_sorted));
+    const int end_of_sorted = last_boundary(starts, 0, p.sort_buckets, wanted - 1) + 1;
+    // Windows of equal size for the CTAs of a row: each may end up to one bucket before its reach.
+    const int reach = min(p.sort_window, int(starts[end_of_sorted]) / int(gridDim.z) + largest);
+    for (int first = 0, turn = 0; first < p.sort_buckets; ++turn) {
         const int base = starts[first];
         if (base == length) break;
-        if (base >= enough) {
-            emit_rest(ids, length, first, out + base, entries, p.sort_window, shared.partial);
+        const bool is_mine = turn % gridDim.z == blockIdx.z;
+        if (first == end_of_sorted) {
+            if (is_mine) emit_rest(ids, length, first, out + base, entries, p.sort_window, shared.partial);
             break;
         }
-        int end = last_boundary(starts, first, min(first + widest, end_of_part), p.sort_window);
+        int end = last_boundary(starts, first, min(first + widest, end_of_sorted), reach);
         if (largest > BIG_BUCKET) {
             if (threadIdx.x == 0) {
                 shared.first_giant = end;
@@ -289,9 +286,9 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
                 else if (count > BIG_BUCKET) list[atomicAdd(&shared.big, 1)] = at << 16 | count;
             }
         }
-        if (end == first) {
-            emit_bucket(ids, length, first, out + base, shared.partial);
-            ++first;
+        if (end == first || !is_mine) {
+            if (is_mine) emit_bucket(ids, length, first, out + base, shared.partial);
+            first = max(end, first + 1);
             __syncthreads();
             continue;
         }

@@ -5,15 +5,15 @@ pub const SCORE_BLOCK: usize = 64;
 /// Rows of scores (one per segment and head) of a block of the scores kernel.
 pub const SCORE_ROWS: usize = 64;
 
-/// In long prompts at least this many eighths of the keys before a segment are sorted, the best ones. The others may follow in
-/// their natural order.
-pub const SORTED_EIGHTHS: usize = 3;
-/// At least this many keys are sorted, because the first segments visit larger shares of their keys.
-pub const LEAST_SORTED: usize = 65_536;
+/// In long prompts this many sixteenths of the keys before a segment are sorted, the best ones. The others follow in their
+/// natural order.
+pub const SORTED_SIXTEENTHS: usize = 3;
+/// At least this many keys are sorted, because the first segments visit larger shares of their keys: one window of an H100.
+pub const LEAST_SORTED: usize = 39_936;
 /// All keys are sorted.
-pub const ALL_EIGHTHS: usize = 8;
+pub const ALL_SIXTEENTHS: usize = 16;
 // The kernel needs a sorted key before the others.
-const _: () = assert!(0 < SORTED_EIGHTHS && SORTED_EIGHTHS <= ALL_EIGHTHS);
+const _: () = assert!(0 < SORTED_SIXTEENTHS && SORTED_SIXTEENTHS <= ALL_SIXTEENTHS && 0 < LEAST_SORTED);
 
 /// Blocks of the scores kernel that share the `tiles` key tiles (of [`SCORE_BLOCK`] keys) before the last segment.
 /// `others` is the number of its blocks in y and z. Blocks take few tiles each while there are few blocks, otherwise

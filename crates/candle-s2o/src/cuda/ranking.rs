@@ -7,24 +7,24 @@ use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
 use s2o_kernels::ranking::{
-    ALL_EIGHTHS, LEAST_SORTED, SCORE_BLOCK, SCORE_ROWS, SORTED_EIGHTHS, SortShape, moment_splits,
+    ALL_SIXTEENTHS, LEAST_SORTED, SCORE_BLOCK, SCORE_ROWS, SORTED_SIXTEENTHS, SortShape, moment_splits,
     query_order_shared_bytes, score_blocks,
 };
 
 use super::call::Call;
 use super::segment_group::SegmentGroup;
 
-/// Longest prompt whose keys are all sorted. A partial order saves no time at 64K tokens, where it cost answers of `cwe`, and
-/// 0.4 % of attention at 128K.
+/// Longest prompt whose keys are all sorted. A partial order cost answers of `cwe` at 64K tokens, and saves 0.8 % of a call at
+/// 128K.
 const COMPLETELY_SORTED: usize = 131_072;
 
-/// Eighths of the keys before a segment that are sorted at least. Rules that average or sum over rows get all.
-fn sorted_eighths(config: &S2oConfig, plan: &Plan) -> usize {
+/// Sixteenths of the keys before a segment that are sorted. Rules that average or sum over rows get all.
+fn sorted_sixteenths(config: &S2oConfig, plan: &Plan) -> usize {
     match config.stop_rule() {
         StopRule::Auto | StopRule::AllRows | StopRule::MaxWeight if plan.prompt_len > COMPLETELY_SORTED => {
-            SORTED_EIGHTHS
+            SORTED_SIXTEENTHS
         }
-        _ => ALL_EIGHTHS,
+        _ => ALL_SIXTEENTHS,
     }
 }
 
@@ -55,7 +55,6 @@ impl Ranker {
     pub(super) fn new(
         regions: &mut Regions,
         call: &Call,
-        config: &S2oConfig,
         plan: &Plan,
         groups: &[SegmentGroup],
     ) -> Result<Self, CudaError> {
@@ -65,7 +64,7 @@ impl Ranker {
         let (segments, keys) = (max(SegmentGroup::len), max(|group| group.keys));
         let mut is_shared = false;
         for group in groups {
-            is_shared |= Self::sort_of(call, config, plan, group)?.1 > 1;
+            is_shared |= Self::sort_of(call, plan, group)?.1 > 1;
         }
         let partials = groups.iter().map(|group| {
             let splits = moment_splits(plan.segment_len);
@@ -83,23 +82,13 @@ impl Ranker {
         })
     }
 
-    /// The shape of the sort of a group, and the blocks that sort a row: as many as keep the GPU busy if rows are few. In
-    /// prompts with partial orders one block sorts a row, because the extent of an order depends on the windows.
-    fn sort_of(
-        call: &Call,
-        config: &S2oConfig,
-        plan: &Plan,
-        group: &SegmentGroup,
-    ) -> Result<(SortShape, usize), CudaError> {
+    /// The shape of the sort of a group, and the blocks that sort a row: as many as keep the GPU busy if rows are few.
+    fn sort_of(call: &Call, plan: &Plan, group: &SegmentGroup) -> Result<(SortShape, usize), CudaError> {
         let limit = call.launcher.shared_limit(call.function(Kernel::Sort))?;
         let shape = SortShape::fitting(limit, plan.segments[group.end - 1].start, plan.prompt_len);
         let rows = call.shape.batch() * call.shape.num_heads() * group.len();
         let fitting = call.launcher.multiprocessors() * shape.per_multiprocessor;
-        let blocks = match sorted_eighths(config, plan) {
-            ALL_EIGHTHS => (fitting / rows).clamp(1, MOST_BLOCKS_OF_ROW),
-            _ => 1,
-        };
-        Ok((shape, blocks))
+        Ok((shape, (fitting / rows).clamp(1, MOST_BLOCKS_OF_ROW)))
     }
 
     /// Zeroes the counters. Must be called once before the first group; the kernels restore the counters.
@@ -119,7 +108,7 @@ impl Ranker {
     ) -> Result<(), CudaError> {
         let shape = &call.shape;
         let segments = group.len();
-        let (sort, blocks_of_row) = Self::sort_of(call, config, plan, group)?;
+        let (sort, blocks_of_row) = Self::sort_of(call, plan, group)?;
         let longest = plan.segments[group.end - 1].start;
         let coefficient_head_stride = (segments * 3 * shape.head_dim()) as i64;
         let params = RankingParams {
@@ -158,7 +147,7 @@ impl Ranker {
                 KeyScore::MeanQuery => 0.0,
                 KeyScore::SecondCumulant { c } => c,
             },
-            sorted_eighths: to_i32("eighths", sorted_eighths(config, plan))?,
+            sorted_sixteenths: to_i32("sixteenths", sorted_sixteenths(config, plan))?,
             least_sorted: to_i32("sorted keys", LEAST_SORTED)?,
         };
         let [batch, heads, kv_heads] = [shape.batch(), shape.num_heads(), shape.num_kv_heads()];

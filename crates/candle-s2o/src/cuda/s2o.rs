@@ -128,7 +128,7 @@ impl<'a> Launch<'a> {
         let probes = Probes::new(&mut regions, call, plan, of_probes, config);
         let orders = match given {
             Some(ranking) => OrderSource::Given(ranking),
-            None => OrderSource::Ranked(Ranker::new(&mut regions, call, config, plan, &groups)?),
+            None => OrderSource::Ranked(Ranker::new(&mut regions, call, plan, &groups)?),
         };
         let scratch = call.allocate(&regions)?;
         let mut kept = Regions::default();
