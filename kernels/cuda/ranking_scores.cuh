@@ -17,16 +17,13 @@
 
 namespace s2o {
 
-constexpr int SCORE_WARPS = 4;
+constexpr int SCORE_WARPS = 4;  // of a CTA, at most
 constexpr int SCORE_THREADS = SCORE_WARPS * 32;
-constexpr int SCORE_ROWS = SCORE_WARPS * 16;  // of a CTA
-static_assert(SCORE_ROWS == 64 && SCORE_BLOCK == 64, "mirrored on the host");
-constexpr int SCORE_STAGES = 3;
+constexpr int SCORE_STAGES = 3;  // at most
+static_assert(SCORE_WARPS == 4 && SCORE_STAGES == 3 && SCORE_BLOCK == 64, "mirrored on the host");
 
 template <int D>
-constexpr int score_shared_bytes() {
-    return SCORE_STAGES * SCORE_BLOCK * D * 2;
-}
+constexpr int SCORE_TILE_BYTES = SCORE_BLOCK * D * 2;
 
 // Key of the tile that lane group `n` (0..7) feeds to product group i: thread t of a quad owns 8t..8t+7 of each 32.
 __device__ __forceinline__ int key_of_column(int i, int n) { return 32 * (i / 4) + 8 * (n / 2) + 2 * (i % 4) + n % 2; }
@@ -98,22 +95,22 @@ __device__ __forceinline__ void store_codes(float (&x)[2][16], uint16_t* const (
     }
 }
 
-// Grid (shares, ceil(num_segments * group / SCORE_ROWS), batch * num_kv_heads): equal shares of the key tiles of the
-// longest prefix, with few tiles while there are few CTAs, otherwise 16 to amortise the load of the coefficients.
-// SCORE_THREADS threads, score_shared_bytes<D>() dynamic shared memory.
+// Grid (shares, ceil(num_segments * group / rows of a CTA), batch * num_kv_heads): equal shares of the key tiles of the
+// longest prefix, with few tiles while there are few CTAs, otherwise 16 to amortise the load of the coefficients. One, two or
+// four warps with 16 rows each, two or more with D = 256. Dynamic shared memory of two or three tiles.
 template <typename T, int D, bool SECOND>
 __device__ __forceinline__ void key_scores(const RankingParams& p) {
     constexpr int CHUNKS = D / 8;      // of 16 bytes in a key
     constexpr int LOADS = D / 32;      // 16-byte loads of a lane per key or row, two products each
-    constexpr int TILE_BYTES = SCORE_BLOCK * D * 2;
-    constexpr int PIECES = SCORE_BLOCK * CHUNKS / SCORE_THREADS;  // of a tile, per thread
+    constexpr int TILE_BYTES = SCORE_TILE_BYTES<D>;
+    constexpr int PIECES = SCORE_BLOCK * CHUNKS / SCORE_THREADS;  // of a tile, per thread of four warps
     extern __shared__ __align__(128) unsigned char shared[];
     const int group = p.num_heads / p.num_kv_heads, rows = p.num_segments * group;
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warps = blockDim.x / 32, cta_rows = 16 * warps;
     // Longest prefixes first. They rotate over the warps of a CTA, so that no scheduler gets all the short prefixes.
-    const int cta_row = (gridDim.y - 1 - blockIdx.y) * SCORE_ROWS;
-    const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x + blockIdx.z) % SCORE_WARPS * 16;
-    const int last_segment = p.first_segment + min(cta_row + SCORE_ROWS - 1, rows - 1) / group;
+    const int cta_row = (gridDim.y - 1 - blockIdx.y) * cta_rows;
+    const int warp_row = cta_row + (threadIdx.x / 32 + blockIdx.x + blockIdx.z) % warps * 16;
+    const int last_segment = p.first_segment + min(cta_row + cta_rows - 1, rows - 1) / group;
     const int per_segment = p.segment_len / SCORE_BLOCK;
     const int share = ((p.first_segment + p.num_segments - 1) * per_segment + gridDim.x - 1) / gridDim.x;
     const int first_tile = blockIdx.x * share, tiles = min(share, last_segment * per_segment - first_tile);
@@ -124,26 +121,35 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     // Odd keys exchange the halves of each 128-byte line: two keys' 64-byte pieces then lie in different banks.
     auto place = [](int key, int chunk) { return key * (D * 2) + (chunk ^ ((key & 1) << 2)) * 16; };
     // Consecutive pieces of a thread are an even number of keys apart.
-    constexpr int KEYS_APART = SCORE_THREADS / CHUNKS;
+    const int keys_apart = blockDim.x / CHUNKS;
     const int key0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
     const uint32_t target0 = smem_address(shared) + place(key0, chunk0);
     const int64_t key_bytes = p.k_strides.seq * 2;
     const T* k = static_cast<const T*>(p.k) + b * p.k_strides.batch + kv_head * p.k_strides.head;
     const char* source = reinterpret_cast<const char*>(k) + (first_key + key0) * key_bytes + chunk0 * 16;
+    const int64_t source_step = keys_apart * key_bytes;
+    uint32_t shared_bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
+    const bool is_deep = shared_bytes == SCORE_STAGES * TILE_BYTES;  // three stages, otherwise two
+    auto next = [&](uint32_t stage) { return stage + TILE_BYTES == shared_bytes ? 0 : stage + TILE_BYTES; };
+    uint32_t loaded = 0, computed = 0;  // stages, as offsets
     auto load_tile = [&](int tile) {
         if (tile < tiles) {
-            const uint32_t target = target0 + tile % SCORE_STAGES * TILE_BYTES;
+            uint32_t target = target0 + loaded;
+            for (int round = warps; round <= SCORE_WARPS; round += warps) {
 #pragma unroll
-            for (int i = 0; i < PIECES; ++i) {
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i * (KEYS_APART * D * 2)),
-                             "l"(source));
-                source += KEYS_APART * key_bytes;
+                for (int i = 0; i < PIECES; ++i) {
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source));
+                    target += keys_apart * (D * 2);
+                    source += source_step;
+                }
             }
         }
+        loaded = next(loaded);
         asm volatile("cp.async.commit_group;");
     };
-#pragma unroll
-    for (int i = 0; i < SCORE_STAGES - 1; ++i) load_tile(i);
+    load_tile(0);
+    if (is_deep) load_tile(1);
 
     // Of two products for each load of a lane. Parts 0 and 1 are the mean's high and low half, part 2 the variance.
     constexpr int PARTS = SECOND ? 3 : 2;
@@ -181,12 +187,14 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     const int read0 = place(key_of_column(0, g), t);
 
     for (int tile = 0; tile < tiles; ++tile) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(SCORE_STAGES - 2));
+        if (is_deep) asm volatile("cp.async.wait_group 1;");
+        else asm volatile("cp.async.wait_group 0;");
         __syncthreads();
-        load_tile(tile + SCORE_STAGES - 1);
+        load_tile(tile + (is_deep ? 2 : 1));
         const int key = first_key + tile * SCORE_BLOCK;
+        const unsigned char* stage = shared + computed;
+        computed = next(computed);
         if (key >= warp_prefix) continue;
-        const unsigned char* stage = shared + tile % SCORE_STAGES * TILE_BYTES;
         float x[2][16];
         constexpr int AT_ONCE = 8;  // product groups: independent sums, so that products need not wait for each other
 #pragma unroll

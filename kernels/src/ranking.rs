@@ -2,8 +2,32 @@
 
 /// Keys that share one (factor, offset) pair for their 16-bit scores.
 pub const SCORE_BLOCK: usize = 64;
-/// Rows of scores (one per segment and head) of a block of the scores kernel.
-pub const SCORE_ROWS: usize = 64;
+/// A block of the scores kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScoreShape {
+    /// Warps, with 16 rows of scores each (one row per segment and head).
+    pub warps: usize,
+    /// Dynamic shared memory in bytes.
+    pub shared_bytes: usize,
+}
+
+impl ScoreShape {
+    /// The smallest block for `rows` rows that share a KV head, because every warp takes registers. Small blocks have shared
+    /// memory for two key tiles instead of three, so that more of them fit.
+    pub fn fitting(rows: usize, head_dim: usize) -> Self {
+        let (warps, tiles) = match rows {
+            ..=16 if head_dim <= 128 => (1, 2),
+            ..=32 => (2, 2),
+            _ => (4, 3),
+        };
+        Self { warps, shared_bytes: tiles * SCORE_BLOCK * head_dim * 2 }
+    }
+
+    /// Rows of a block.
+    pub fn rows(self) -> usize {
+        16 * self.warps
+    }
+}
 
 /// In long prompts this many sixteenths of the keys before a segment are sorted, the best ones. The others follow in their
 /// natural order.
@@ -80,6 +104,18 @@ pub fn query_order_shared_bytes(segment_len: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_of_scores_have_the_warps_that_their_rows_need() {
+        for (rows, head_dim, warps) in
+            [(1, 64, 1), (16, 128, 1), (16, 256, 2), (17, 128, 2), (32, 64, 2), (33, 128, 4), (1000, 256, 4)]
+        {
+            let shape = ScoreShape::fitting(rows, head_dim);
+            assert_eq!(shape.warps, warps, "{rows} rows of head_dim {head_dim}");
+            // Two key tiles, or three for four warps.
+            assert_eq!(shape.shared_bytes, (2 + warps / 4) * 64 * 2 * head_dim);
+        }
+    }
 
     #[test]
     fn sorts_fit_every_gpu() {

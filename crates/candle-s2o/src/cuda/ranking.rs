@@ -7,7 +7,7 @@ use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
 use s2o_kernels::ranking::{
-    ALL_SIXTEENTHS, LEAST_SORTED, SCORE_BLOCK, SCORE_ROWS, SORTED_SIXTEENTHS, SortShape, moment_splits,
+    ALL_SIXTEENTHS, LEAST_SORTED, SCORE_BLOCK, SORTED_SIXTEENTHS, ScoreShape, SortShape, moment_splits,
     query_order_shared_bytes, score_blocks,
 };
 
@@ -171,9 +171,12 @@ impl Ranker {
             }
             let splits = moment_splits(plan.segment_len);
             call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
-            let [y, z] = [(segments * shape.group_size()).div_ceil(SCORE_ROWS), batch * kv_heads];
+            let rows = segments * shape.group_size();
+            let block = ScoreShape::fitting(rows, shape.head_dim());
+            let [y, z] = [rows.div_ceil(block.rows()), batch * kv_heads];
             let blocks = [score_blocks(longest / SCORE_BLOCK, y * z, call.launcher.multiprocessors()), y, z];
-            call.launch(Kernel::Scores, &params, Grid::Blocks(blocks))?;
+            let (threads, shared_bytes) = (Some(32 * block.warps), Some(block.shared_bytes));
+            call.launch(Kernel::Scores, &params, Grid::Shaped { blocks, threads, shared_bytes })?;
             let blocks = [batch * heads, segments, blocks_of_row];
             let grid = Grid::Shaped { blocks, threads: Some(sort.threads), shared_bytes: Some(sort.shared_bytes()) };
             call.launch(Kernel::Sort, &params, grid)
