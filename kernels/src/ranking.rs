@@ -2,6 +2,7 @@
 
 /// Keys that share one (factor, offset) pair for their 16-bit scores.
 pub const SCORE_BLOCK: usize = 64;
+
 /// A block of the scores kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScoreShape {
