@@ -74,10 +74,7 @@ struct S2oParams {
     const int32_t* q_perm;   // (batch, num_heads, q_len): slot r of a segment's rows holds the row placed there
     RowState* state;         // (batch, num_heads, q_len): written by pass 1, read by pass 2
     int32_t* tiles_visited;  // (batch, num_heads, call's segments, segment_len / TILE_Q) or null; pass 2: prefix only
-    // (batch, num_heads, q_len) or null: for rows that skipped keys, the mass of the last tile over that of the kept
-    // tiles; SAW_ALL_KEYS for the others.
-    float* last_gain;
-    float* out_norm;         // likewise: L2 norms of the output rows that may skip keys; null without last_gain
+    float* out_norm;         // (batch, num_heads, q_len) or null: L2 norms of rows that skipped keys, otherwise SAW_ALL_KEYS
     UnitList units;          // of the segments below
     int32_t segment_len;     // S, a multiple of TILE_Q and TILE_K
     int32_t first_segment;   // counted from position 0
@@ -88,8 +85,8 @@ struct S2oParams {
     int32_t literal_frame;   // 1: gain = l' - l across maxima, literally as in Algorithm 3
     int32_t discard;         // 1: drop the triggering tile
 };
-static_assert(sizeof(S2oParams) == 288 && offsetof(S2oParams, kv_perm) == 184 &&
-                  offsetof(S2oParams, segment_len) == 256,
+static_assert(sizeof(S2oParams) == 280 && offsetof(S2oParams, kv_perm) == 184 &&
+                  offsetof(S2oParams, segment_len) == 248,
               "mirrored on the host");
 
 // Dense attention of rows first_row .. q_len, in tiles from first_row on, split over the keys: for the dense tail and

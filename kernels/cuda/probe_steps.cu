@@ -1,11 +1,10 @@
 // The steps around the exact attention of the probes (probe_params.cuh). No sum depends on an order of arrival.
 #include "launch.cuh"
 #include "pair.cuh"
+#include "prefix_scores.cuh"
 #include "probe_tails.cuh"
 
 namespace s2o {
-
-constexpr int PROBE_THREADS = 256;
 
 // The output function of SplitMix64, as in `mixed` of probes/mod.rs.
 __device__ __forceinline__ uint64_t mixed(uint64_t index) {
@@ -35,13 +34,13 @@ __device__ __forceinline__ void probe_choice(const ProbeParams& p) {
         }
         return;
     }
-    // Expected size of the error of each query: last gain times norm of the output.
+    // Expected size of the error of each query: expected mass times norm of the output.
     const int64_t first_row = call_row(p, batch_head, run.begin - offset);
     auto expected = [&](int i) {
-        const float gain = i < count ? p.last_gain[first_row + i] : 0.f;
-        if (!(gain > 0.f)) return 0.0;
-        const float size = gain * p.out_norm[first_row + i];
-        return isfinite(size) ? double(size) : 0.0;
+        const float mass = i < count ? expected_mass(p, first_row + i) : 0.f;
+        if (!(mass > 0.f)) return 0.0;
+        const double size = double(mass) * p.out_norm[first_row + i];
+        return isfinite(size) ? size : 0.0;
     };
     double total = 0.0;
     for (int first = 0; first < count; first += 32) total += expected(first + lane);
@@ -113,41 +112,32 @@ __device__ __forceinline__ bool all_finite(uint32_t pair) {
     return isfinite(x.x) && isfinite(x.y);
 }
 
-// Positions of a block. It begins at a multiple of them, and they divide every segment length, so a block lies in one
-// segment.
-constexpr int CORRECTED = 64;
-static_assert(PROBE_THREADS == 8 * 32 && CORRECTED == 64, "mirrored on the host");
-
 // Grid (blocks for the positions of the group, batch * num_heads). A thread corrects eight columns of several rows, whose
 // loads are in flight together.
 template <typename T, int D>
 __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
-    constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS, STEPS = CORRECTED / ROWS;
-    const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS, offset = offset_of_call(p);
-    const int begin = Positions(p, p.group_first).begin, end = Positions(p, p.group_first + p.group_segments - 1).end;
-    const int first = (begin / CORRECTED + int(blockIdx.x)) * CORRECTED;
-    const int64_t unit = int64_t(batch_head) * p.segments + first / p.segment_len - p.first_segment;
+    constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS, STEPS = POSITIONS_OF_BLOCK / ROWS;
+    const BlockPositions block(p);
+    const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS;
+    const int64_t unit = int64_t(batch_head) * p.segments + block.segment;
     const float scale = p.tail_scale[unit];
     if (scale == 0.f) return;
     uint4* out[STEPS];
     uint4 words[STEPS];
-    float gains[STEPS];
+    float expected[STEPS];
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-        const int position = first + s * ROWS + int(threadIdx.x) / VECTORS;
-        const bool exists = position >= begin && position < end;
-        const int row = exists ? position - offset : 0;  // of a row that is then not written
-        gains[s] = exists ? p.last_gain[call_row(p, batch_head, row)] : SAW_ALL_KEYS;
-        out[s] = vector_at(p.out, out_element(p, batch_head, row), i);
+        const int row = block.row(p, s * ROWS + int(threadIdx.x) / VECTORS);
+        expected[s] = row < 0 ? SAW_ALL_KEYS : expected_mass(p, call_row(p, batch_head, row));
+        out[s] = vector_at(p.out, out_element(p, batch_head, row < 0 ? 0 : row), i);
         words[s] = *out[s];
     }
     const float4* tail = reinterpret_cast<const float4*>(p.tail_value + unit * D) + 2 * i;
     const float4 low = tail[0], high = tail[1];
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-        // Rows that saw every key have no gain.
-        if (!(gains[s] >= 0.f)) continue;
-        const float mass = sqrtf(scale * gains[s]), keep = 1.f / (1.f + mass), add = mass * keep;
+        if (expected[s] == SAW_ALL_KEYS) continue;
+        const float mass = scale * expected[s], keep = 1.f / (1.f + mass), add = mass * keep;
         auto correct = [&](uint32_t word, float u0, float u1) {
             const float2 o = unpack<T>(word);
             return pack<T>(fmaf(o.x, keep, u0 * add), fmaf(o.y, keep, u1 * add));
@@ -165,7 +155,7 @@ __device__ __forceinline__ void probe_outputs(const ProbeParams& p) {
     if (slot >= p.group_segments * p.slots) return;
     const ProbeRow probe(p, batch_head, slot);
     const int row = p.positions[probe.index] - offset_of_call(p);
-    if (p.weights[probe.index] == 0.f || !(p.last_gain[call_row(p, batch_head, row)] >= 0.f)) return;
+    if (p.weights[probe.index] == 0.f || p.out_norm[call_row(p, batch_head, row)] < 0.f) return;
     // The tiles of the probes reach beyond a probe's position: keys there have no weight, but 0 * NaN is NaN. A probe
     // whose exact output is not finite keeps its own.
     const bool has_vector = lane < D / 8;
@@ -182,6 +172,8 @@ __device__ __forceinline__ void probe_outputs(const ProbeParams& p) {
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ s2o::ProbeParams p) { body(p); }
 
 #define S2O_PROBE_KERNELS(suffix, ...)                                                                    \
+    S2O_PROBE_KERNEL(s2o_prefix_factors_##suffix, s2o::MOMENT_THREADS, (s2o::prefix_factors<__VA_ARGS__>)) \
+    S2O_PROBE_KERNEL(s2o_prefix_scores_##suffix, s2o::PROBE_THREADS, (s2o::prefix_scores<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_choice_##suffix, s2o::PROBE_THREADS, (s2o::probe_choice<__VA_ARGS__>))    \
     S2O_PROBE_KERNEL(s2o_probe_outputs_##suffix, s2o::PROBE_THREADS, (s2o::probe_outputs<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_tails_##suffix, s2o::TAIL_THREADS, (s2o::probe_tails<__VA_ARGS__>)) \

@@ -13,7 +13,7 @@ struct Probe {
     static constexpr int N = D / 32;
     float out[N], exact[N];
     double weight;
-    double gain;  // of the last tile, 0 if the row saw every key
+    double expected;  // mass of the skipped keys
     double skipped;
     int position;
     bool skips, finite;
@@ -22,9 +22,9 @@ struct Probe {
         weight = p.weights[probe.index];
         position = p.positions[probe.index];
         const int row = position - offset_of_call(p);
-        const float last_gain = p.last_gain[call_row(p, batch_head, row)];
-        skips = last_gain >= 0.f;
-        gain = skips ? last_gain : 0.0;
+        const float mass = expected_mass(p, call_row(p, batch_head, row));
+        skips = mass != SAW_ALL_KEYS;
+        expected = skips ? mass : 0.0;
         skipped = 0.0;
         if (skips) {
             const double visited = p.lse[call_row(p, batch_head, row)], all = p.split.attn.lse[probe.row];
@@ -50,16 +50,17 @@ struct Probe {
 
 // Sums over probes. See `Tail` of probes/mod.rs.
 struct TailSums {
-    double count, skipped, gain;
+    double skipped, expected;
 
-    __device__ __forceinline__ void add(double weight, double skipped_mass, double last_gain) {
-        count += weight;
+    __device__ __forceinline__ void add(double weight, double skipped_mass, double expected_mass) {
         skipped += weight * skipped_mass;
-        gain += weight * last_gain * (1.0 - skipped_mass);
+        expected += weight * expected_mass * (1.0 - skipped_mass);
     }
-    __device__ __forceinline__ bool has_tail() const { return skipped > 0.0 && gain > 0.0 && skipped < count; }
-    // The squared skipped mass over the last gain.
-    __device__ __forceinline__ double scale() const { return skipped / (count - skipped) * (skipped / gain); }
+    // The skipped mass over its expectation.
+    __device__ __forceinline__ double scale() const { return skipped / expected; }
+    __device__ __forceinline__ bool has_tail() const {
+        return skipped > 0.0 && expected > 0.0 && isfinite(float(scale()));
+    }
 };
 
 // Calls f(probe) for this warp's probes of a segment of the call.
@@ -99,10 +100,10 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
     __shared__ double tails[TAIL_WARPS][D];
     __shared__ TailSums sums_of_warp[TAIL_WARPS];
     double tail[N] = {};
-    TailSums all = {0.0, 0.0, 0.0};
+    TailSums all = {};
     for_each_probe<T, D>(p, batch_head, segment, [&](const Probe<T, D>& probe) {
         if (!probe.finite) return;
-        all.add(probe.weight, probe.skipped, probe.gain);
+        all.add(probe.weight, probe.skipped, probe.expected);
 #pragma unroll
         for (int i = 0; i < N; ++i) tail[i] += probe.weight * probe.tail(i);
     });
@@ -110,11 +111,10 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
     for (int i = 0; i < N; ++i) tails[warp][lane + 32 * i] = tail[i];
     if (lane == 0) sums_of_warp[warp] = all;
     __syncthreads();
-    all = {0.0, 0.0, 0.0};
+    all = {};
     for (int w = 0; w < TAIL_WARPS; ++w) {
-        all.count += sums_of_warp[w].count;
         all.skipped += sums_of_warp[w].skipped;
-        all.gain += sums_of_warp[w].gain;
+        all.expected += sums_of_warp[w].expected;
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -132,12 +132,12 @@ __device__ __forceinline__ void probe_tails(const ProbeParams& p) {
         TailSums others = all;
         double own[N] = {};
         if (probe.finite) {
-            others.add(-probe.weight, probe.skipped, probe.gain);
+            others.add(-probe.weight, probe.skipped, probe.expected);
 #pragma unroll
             for (int i = 0; i < N; ++i) own[i] = probe.weight * probe.tail(i);
         }
         const bool corrects = probe.skips && others.has_tail();
-        const double mass = corrects ? sqrt(others.scale() * probe.gain) : 0.0;
+        const double mass = corrects ? others.scale() * probe.expected : 0.0;
         double norm = 0.0, before = 0.0, after = 0.0;
 #pragma unroll
         for (int i = 0; i < N; ++i) {

@@ -73,6 +73,10 @@ kernels! {
     DecodeInt8 = "decode_int8", PerHeadDim;
     /// Joins the parts of a split.
     Merge = "merge", PerDtype;
+    /// Mean and variance of the keys before each segment, as factors of the queries.
+    PrefixFactors = "prefix_factors", PerHeadDim;
+    /// The mean weight of these keys for each query, estimated.
+    PrefixScores = "prefix_scores", PerHeadDim;
     /// One probe for each run of positions, and their queries side by side.
     ProbeChoice = "probe_choice", PerHeadDim;
     /// Exact attention of the probes, split over the keys.
@@ -168,9 +172,13 @@ impl Kernel {
             Self::Pass1 | Self::Pass2 | Self::Moments | Self::Scores | Self::KeyGuide | Self::QueryOrder => {
                 &HeadDim::ATTENTION
             }
-            Self::ProbeChoice | Self::Probes | Self::ProbeTails | Self::ProbeCorrection | Self::ProbeOutputs => {
-                &HeadDim::ATTENTION
-            }
+            Self::PrefixFactors
+            | Self::PrefixScores
+            | Self::ProbeChoice
+            | Self::Probes
+            | Self::ProbeTails
+            | Self::ProbeCorrection
+            | Self::ProbeOutputs => &HeadDim::ATTENTION,
             _ => &HeadDim::NARROW,
         }
     }

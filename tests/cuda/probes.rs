@@ -27,11 +27,12 @@ struct Row {
     exact: Vec<f64>,
     /// Share of the mass.
     skipped: f64,
-    last_gain: Option<f64>,
+    /// Expected mass of the skipped keys, up to a factor of the segment.
+    expected: Option<f64>,
 }
 
-/// Attention to all keys, and the masses of visited keys and of the last tile, in f64. `sparse` is the output of the
-/// call without probes.
+/// Attention to all keys in f64, the share of the mass that the query skipped, and the logarithm of the mass that it visited if
+/// it skipped keys. `sparse` is the output of the call without probes.
 fn exact_row(
     problem: &Problem,
     (batch, head): (usize, usize),
@@ -73,10 +74,31 @@ fn exact_row(
     }
     let window: f64 = masses[start..].iter().sum();
     let visited = window + of(&order[..before]) + if discards { 0.0 } else { last };
-    (exact, 1.0 - visited / all, Some(last / visited))
+    (exact, 1.0 - visited / all, Some(max + visited.ln()))
 }
 
-/// Draws one row of each run by the errors that their last gains foretell, with the number of rows that it stands for.
+/// The logarithm of the mean weight of the keys before a segment for a row, if they were normally distributed with independent
+/// columns: from evenly spaced keys, with the default factor of the variance.
+fn prefix_score(problem: &Problem, (batch, head): (usize, usize), row: usize, keys: usize) -> f64 {
+    let shape = &problem.shape;
+    let d = shape.head_dim();
+    let q = &problem.host[0][((batch * shape.q_len() + row) * shape.num_heads() + head) * d..][..d];
+    let count = keys.min(256);
+    let key = |i: usize| {
+        let position = i * keys / count;
+        &problem.host[1][((batch * shape.k_len() + position) * shape.num_kv_heads() + shape.kv_head(head)) * d..][..d]
+    };
+    let scale = f64::from(problem.scale);
+    let of_column = |(i, &q): (usize, &f32)| {
+        let column = || (0..count).map(|j| f64::from(key(j)[i]));
+        let mean = column().sum::<f64>() / count as f64;
+        let variance = column().map(|x| (x - mean).powi(2)).sum::<f64>() / count as f64;
+        scale * mean * f64::from(q) + 0.35 * variance * (scale * f64::from(q)).powi(2)
+    };
+    q.iter().enumerate().map(of_column).sum()
+}
+
+/// Draws one row of each run by its expected errors, with the number of rows that it stands for.
 /// A draw that rounding may move to a neighbour has it too. The rows of head `head` of the call are ascending, the
 /// first at `position`.
 fn draw_probes(rows: &[Row], position: usize, stride: usize, head: usize) -> Vec<Vec<(usize, f64)>> {
@@ -84,7 +106,7 @@ fn draw_probes(rows: &[Row], position: usize, stride: usize, head: usize) -> Vec
     let of_run = |run: Range<usize>| {
         let (number, first) = ((position + run.start) / stride, run.start);
         let rows = &rows[run];
-        let size = |row: &Row| row.last_gain.unwrap_or(0.0) * row.sparse.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let size = |row: &Row| row.expected.unwrap_or(0.0) * row.sparse.iter().map(|x| x * x).sum::<f64>().sqrt();
         let total: f64 = rows.iter().map(size).sum();
         let even = 1.0 / rows.len() as f64;
         let probability = |row: &Row| if total > 0.0 { 0.25 * even + 0.75 * size(row) / total } else { even };
@@ -113,26 +135,25 @@ fn combinations(lists: &[Vec<(usize, f64)>]) -> Vec<Vec<(usize, f64)>> {
     })
 }
 
-/// The common tail of probes: its mean value, and squared skipped mass per last gain.
+/// The common tail of probes: its mean value, and the skipped mass over its expectation.
 fn tail<'r>(probes: impl Iterator<Item = &'r Row>) -> Option<(Vec<f64>, f64)> {
-    let (mut count, mut skipped, mut gain, mut value) = (0.0, 0.0, 0.0, Vec::new());
+    let (mut skipped, mut expected, mut value) = (0.0, 0.0, Vec::new());
     for row in probes {
         let weight = row.weight.unwrap();
-        count += weight;
         skipped += weight * row.skipped;
-        gain += weight * row.last_gain.unwrap_or(0.0) * (1.0 - row.skipped);
+        expected += weight * row.expected.unwrap_or(0.0) * (1.0 - row.skipped);
         value.resize(row.exact.len(), 0.0);
         for ((sum, exact), out) in value.iter_mut().zip(&row.exact).zip(&row.sparse) {
             *sum += weight * (exact - (1.0 - row.skipped) * out);
         }
     }
     value.iter_mut().for_each(|sum| *sum /= skipped);
-    (skipped > 0.0 && gain > 0.0 && skipped < count).then(|| (value, skipped / (count - skipped) * skipped / gain))
+    (skipped > 0.0 && expected > 0.0).then(|| (value, skipped / expected))
 }
 
 fn corrected(row: &Row, tail: Option<&(Vec<f64>, f64)>) -> Vec<f64> {
-    let (Some((value, scale)), Some(gain)) = (tail, row.last_gain) else { return row.sparse.clone() };
-    let mass = (scale * gain).sqrt();
+    let (Some((value, scale)), Some(expected)) = (tail, row.expected) else { return row.sparse.clone() };
+    let mass = scale * expected;
     row.sparse.iter().zip(value).map(|(o, u)| (o + mass * u) / (1.0 + mass)).collect()
 }
 
@@ -212,10 +233,11 @@ fn check_probes(problem: &Problem, config: &S2oConfig, prompt_len: usize, stride
                 let (s, tile) = visits[row]?;
                 let of = (plan.segments[s].start, ranking[index][s].kv_perm.as_slice(), tile);
                 let sparse = widen(&sparse[place(row)..][..d]);
-                let (exact, skipped, last_gain) = exact_row(problem, at, row, of, (&sparse, discards));
+                let (exact, skipped, visited) = exact_row(problem, at, row, of, (&sparse, discards));
                 // Rows that saw every key keep their output.
-                let exact = if last_gain.is_none() { sparse.clone() } else { exact };
-                Some((s, Row { row, weight: None, sparse, exact, skipped, last_gain }))
+                let exact = if visited.is_none() { sparse.clone() } else { exact };
+                let expected = visited.map(|visited| (prefix_score(problem, at, row, of.0) - visited).min(0.0).exp());
+                Some((s, Row { row, weight: None, sparse, exact, skipped, expected }))
             })
             .collect();
         assert_eq!(head.probes.len(), rows.chunk_by(|a, b| a.0 == b.0).count());

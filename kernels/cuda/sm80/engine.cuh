@@ -218,7 +218,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     float half_max[X::FRAGMENTS][2];
                     probabilities<X>(softmax, s, scale_log2, probs, rescale, half_max);
                     const float largest = own_row(half_max);
-                    float& tile_max = control.max_or_gain[thread_index()];
+                    float& tile_max = control.tile_max[thread_index()];
                     tile_max = visit == 0 ? largest : fmaxf(tile_max, largest);
                 } else {
                     // The stop rules of pass 2 compare with the true maxima that pass 1 leaves.
@@ -249,10 +249,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 if (twice && visit == 1) {
                     stop = stops(p, control.votes);
                     const RowUpdate update = own.preview(softmax, scale_log2);
-                    if (stop) {
-                        control.max_or_gain[thread_index()] = update.tile_sum / (own.row_sum * update.rescale);
-                        break;
-                    }
+                    if (stop) break;
                     to_quad(update.rescale, rescale);
                     own.add(update);
                 }
@@ -277,7 +274,6 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     const RowUpdate update = own.preview(softmax, scale_log2);
                     if (gathered && !DISCARD) cast_vote(p, w, own, update, control, scale_log2);
                     own.add(update);
-                    if (gathered) control.max_or_gain[thread_index()] = update.tile_sum / own.row_sum;
                 }
 #pragma unroll
                 for (int m = 0; m < X::FRAGMENTS; ++m) softmax[m].row_sum[0] = softmax[m].row_sum[1] = 0.f;
@@ -309,15 +305,10 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     if constexpr (X::OUTPUT == Output::PARTIAL) {
         store_partial<X>(p, w, acc, row_max, row_sum);
     } else {
-        store_rows<X>(p, w, shared.q(), acc, row_max, row_sum, scale_log2);
+        store_rows<X>(p, w, shared.q(), acc, row_max, row_sum, scale_log2, stop);
     }
     if constexpr (X::MAY_STOP) {
         if (p.tiles_visited != nullptr && threadIdx.x == 0) p.tiles_visited[w.slot] = step;
-        const int row = row_of<X>(p, w, own_row_index<X>());
-        if (p.last_gain != nullptr && row >= 0) {
-            const float gain = stop ? control.max_or_gain[thread_index()] : SAW_ALL_KEYS;
-            p.last_gain[int64_t(w.batch_head(attn)) * attn.q_len + row] = gain;
-        }
     }
 }
 

@@ -82,7 +82,7 @@ __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w,
     Gain own = Gain::of(before.row_sum, before.row_sum * update.rescale + update.tile_sum, update.tile_sum,
                         update.rescale, p.literal_frame);
     if (p.stop_rule == MAX_WEIGHT) {
-        const float largest = exp2_approx((control.max_or_gain[thread_index()] - update.new_max) * scale_log2);
+        const float largest = exp2_approx((control.tile_max[thread_index()] - update.new_max) * scale_log2);
         own = Gain::of_largest(before.row_sum, largest, update.tile_sum, update.rescale);
     }
     const int row = w.q_start + own_row_index<X>();

@@ -44,12 +44,12 @@ __device__ __forceinline__ void store_partial(const typename X::Params& p, const
     }
 }
 
-// Rows without keys are zero.
+// Rows without keys are zero. `skipped`: whether the rows skipped keys.
 template <class X>
 __device__ __forceinline__ void store_rows(const typename X::Params& p, const WorkItem& w, char* q,
                                            const float (&acc)[X::FRAGMENTS][X::HEAD_DIM / 2],
                                            const float (&row_max)[X::FRAGMENTS][2],
-                                           const float (&row_sum)[X::FRAGMENTS][2], float scale_log2) {
+                                           const float (&row_sum)[X::FRAGMENTS][2], float scale_log2, bool skipped) {
     using T = typename X::T;
     const AttnParams& attn = attn_of(p);
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void store_rows(const typename X::Params& p, const Wo
                 if (attn.lse != nullptr) attn.lse[first_row + row] = row_max[m][h] * attn.softmax_scale + logf(mass);
                 if constexpr (X::OUTPUT == Output::STATEFUL) {
                     if (p.state != nullptr) p.state[first_row + row] = {row_max[m][h], mass};
-                    if (p.last_gain != nullptr) p.last_gain[first_row + row] = SAW_ALL_KEYS;
+                    if (p.out_norm != nullptr) p.out_norm[first_row + row] = SAW_ALL_KEYS;
                 }
             }
             const float factor = mass == 0.f ? 0.f : 1.f / mass;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void store_rows(const typename X::Params& p, const Wo
             }
             if constexpr (X::MAY_STOP) {
                 if (p.out_norm != nullptr) {
-                    const float norm = sqrtf(quad_sum(squares));
+                    const float norm = skipped ? sqrtf(quad_sum(squares)) : SAW_ALL_KEYS;
                     if (row >= 0 && lane % 4 == 0) p.out_norm[first_row + row] = norm;
                 }
             }

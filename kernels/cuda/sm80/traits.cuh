@@ -68,8 +68,7 @@ struct Control : std::conditional_t<X::MODIFIES_SCORES, ItemModifiers, NoModifie
     int item;                 // the next item
     bool end;                 // no more items
     StopVote votes[X::WARPS];  // of one key tile; the ring's barriers keep two tiles apart
-    // Of the own row of each thread: the largest score of the tile and, after the vote, its gain. No register is left.
-    float max_or_gain[X::THREADS];
+    float tile_max[X::THREADS];  // the largest score of the tile for the own row of each thread; no register is left
 };
 
 template <class X>

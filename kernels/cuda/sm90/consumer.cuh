@@ -202,7 +202,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         if constexpr (X::ITEMS_MAY_BE_EMPTY) {
             if (w.steps == 0) {
                 free_q();
-                store_item<X>(p, w, rows, acc, softmax, scale_log2);
+                store_item<X>(p, w, rows, acc, softmax, scale_log2, false);
                 continue;
             }
         }
@@ -347,11 +347,9 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             if (p.tiles_visited != nullptr && threadIdx.x == WARPGROUP) {
                 p.tiles_visited[w.slot] = i;
             }
-            if (p.last_gain != nullptr) {
-                store_gains(p, w, rows, softmax, tile.tile_sum, stopped && (i < w.steps || p.discard));
-            }
+            stopped = stopped && (i < w.steps || p.discard);
         }
-        store_item<X>(p, w, rows, acc, softmax, scale_log2);
+        store_item<X>(p, w, rows, acc, softmax, scale_log2, stopped);
     }
 }
 

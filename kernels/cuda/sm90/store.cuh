@@ -91,22 +91,11 @@ __device__ __forceinline__ void resume(const S2oParams& p, const WorkItem& w, Ou
     }
 }
 
-// `skipped`: whether the rows skipped keys. `tile_sum` is this thread's share of the last tile's mass.
-__device__ __forceinline__ void store_gains(const S2oParams& p, const WorkItem& w, const OutputRows& rows,
-                                            const OnlineSoftmax& softmax, const float (&tile_sum)[2], bool skipped) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const float gain = skipped ? quad_sum(tile_sum[h]) / softmax.row_sum[h] : SAW_ALL_KEYS;
-        if (rows.exists[h] && threadIdx.x % 4 == 0) {
-            p.last_gain[int64_t(w.batch_head(p.attn)) * p.attn.q_len + rows.row[h]] = gain;
-        }
-    }
-}
-
+// `skipped`: whether the rows skipped keys.
 template <class X>
 __device__ __forceinline__ void store_item(const typename X::Params& p, const WorkItem& w, const OutputRows& rows,
                                            const float (&acc)[X::HEAD_DIM / 2], const OnlineSoftmax& softmax,
-                                           float scale_log2) {
+                                           float scale_log2, bool skipped) {
     using T = typename X::T;
     const AttnParams& attn = attn_of(p);
     const int lane = threadIdx.x % 32;
@@ -142,7 +131,7 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
                 X::NARROW_HEADS ? attn.head_dim : X::HEAD_DIM);
             if constexpr (X::MAY_STOP) {
                 if (p.out_norm != nullptr) {
-                    const float norm = sqrtf(quad_sum(squares));
+                    const float norm = skipped ? sqrtf(quad_sum(squares)) : SAW_ALL_KEYS;
                     if (rows.exists[h] && lane % 4 == 0) p.out_norm[head + rows.row[h]] = norm;
                 }
             }
@@ -152,7 +141,7 @@ __device__ __forceinline__ void store_item(const typename X::Params& p, const Wo
                 }
                 if constexpr (X::OUTPUT == Output::STATEFUL) {
                     if (p.state != nullptr) p.state[head + rows.row[h]] = {softmax.row_max[h], softmax.row_sum[h]};
-                    if (p.last_gain != nullptr) p.last_gain[head + rows.row[h]] = SAW_ALL_KEYS;
+                    if (p.out_norm != nullptr) p.out_norm[head + rows.row[h]] = SAW_ALL_KEYS;
                 }
             }
         }

@@ -61,7 +61,6 @@ pub struct S2oParams {
     pub q_perm: *const i32,
     pub state: *mut RowState,
     pub tiles_visited: *mut i32,
-    pub last_gain: *mut f32,
     pub out_norm: *mut f32,
     pub units: UnitList,
     pub segment_len: i32,
@@ -150,8 +149,9 @@ pub struct ProbeParams {
     pub q: *const c_void,
     pub out: *mut c_void,
     pub lse: *const f32,
-    pub last_gain: *const f32,
     pub out_norm: *const f32,
+    pub prefix_factors: *mut f32,
+    pub prefix_score: *mut f32,
     pub positions: *mut i32,
     pub weights: *mut f32,
     pub tail_value: *mut f32,
@@ -180,6 +180,8 @@ pub struct ProbeParams {
     pub group_segments: i32,
     pub pass: i32,
     pub permuted: i32,
+    pub score_scale: f32,
+    pub second_cumulant: f32,
 }
 
 /// Attention on a list of blocks of `TILE_Q` x `TILE_K`, cut at multiples of the absolute position if causal.
@@ -267,11 +269,11 @@ pub struct ResizeHeadsParams {
 }
 
 layout!(AttnParams: 184, q_strides at 48, batch at 144);
-layout!(S2oParams: 288, kv_perm at 184, segment_len at 256);
+layout!(S2oParams: 280, kv_perm at 184, segment_len at 248);
 layout!(SplitParams: 224, partial_out at 184);
 layout!(Int8SplitParams: 256, scales at 224);
 layout!(FlashParams: 248, batch at 184);
-layout!(ProbeParams: 480, q at 224, num_heads at 424);
+layout!(ProbeParams: 496, q at 224, num_heads at 432);
 layout!(BlockParams: 200, key_blocks at 184);
 layout!(ColumnParams: 224, columns at 200);
 layout!(BlockListParams: 48, num_lists at 24);

@@ -77,7 +77,6 @@ fn launch(call: &Call, orders: &[Permutation], tau: f32) -> Result<(), CudaError
         q_perm: ptr::null(),
         state: ptr::null_mut(),
         tiles_visited: ptr::null_mut(),
-        last_gain: ptr::null_mut(),
         out_norm: ptr::null_mut(),
         units: UnitList::ALL,
         segment_len: to_i32("k_len", k_len)?,

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use s2o_core::{KeyScore, Plan, S2oConfig, StopRule};
+use s2o_core::{Plan, S2oConfig, StopRule};
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
@@ -143,10 +143,7 @@ impl Ranker {
             sort_buckets: to_i32("sort buckets", sort.buckets)?,
             sort_window: to_i32("sort window", sort.window)?,
             softmax_scale: call.scale.softmax_scale,
-            second_cumulant: match config.key_score() {
-                KeyScore::MeanQuery => 0.0,
-                KeyScore::SecondCumulant { c } => c,
-            },
+            second_cumulant: config.key_score().second_cumulant(),
             sorted_sixteenths: to_i32("sixteenths", sorted_sixteenths(config, plan))?,
             least_sorted: to_i32("sorted keys", LEAST_SORTED)?,
         };

@@ -336,8 +336,8 @@ impl<'a> Launch<'a> {
         let heads = call.shape.batch() * call.shape.num_heads();
         let segments = group.len();
         let attn = call.params(Mask::Causal, scratch.at(self.next_item).wrapping_add(share.number))?;
-        let [lse, last_gain, out_norm] =
-            self.probes.as_ref().map_or([ptr::null_mut(); 3], |probes| probes.row_results(self.parts(share)));
+        let [lse, out_norm] =
+            self.probes.as_ref().map_or([ptr::null_mut(); 2], |probes| probes.row_results(self.parts(share)));
         let rows_before = share.heads_before * call.shape.q_len();
         let params = S2oParams {
             attn: AttnParams { lse, ..attn },
@@ -348,7 +348,6 @@ impl<'a> Launch<'a> {
                 .map_or(ptr::null(), |(q_perm, _)| scratch.at(q_perm).wrapping_add(rows_before).cast_const()),
             state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state).wrapping_add(rows_before)),
             tiles_visited: self.counts.tiles_visited_of(&self.memory, plan, share.heads_before),
-            last_gain,
             out_norm,
             units,
             segment_len: to_i32("segment_len", plan.segment_len)?,

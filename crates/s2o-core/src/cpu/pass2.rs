@@ -54,9 +54,7 @@ pub(super) fn pass2<T: Element>(
             }
             if stops {
                 visited[i] = j + 1;
-                if visited[i] < total || !keep {
-                    tile.stop(scores);
-                }
+                tile.skips = visited[i] < total || !keep;
             }
             !stops
         });

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::microkernel::OutputRows;
+use super::moments::Moments;
 use super::pass1::pass1;
 use super::strided::{Element, Inputs};
 use super::tile::{QueryTile, Workspace};
 use crate::config::S2oConfig;
 use crate::plan::Plan;
-use crate::probes::{Probe, ProbeStats, Tail, choose, probe_runs};
+use crate::probes::{PrefixScore, Probe, ProbeStats, Tail, choose, expected_mass, probe_runs, sampled_keys};
 use crate::shape::Mask;
 
 /// A query outside the dense tail after the sparse pass.
@@ -19,16 +20,10 @@ struct SparseRow {
     row: u32,
     /// Over the visited keys.
     log_sum_exp: f32,
-    /// Not a number if it saw every key.
-    last_gain: f32,
+    /// Expected mass of the skipped keys; `None` if it saw every key.
+    expected: Option<f32>,
     /// L2 norm of the output.
     norm: f32,
-}
-
-impl SparseRow {
-    fn last_gain(&self) -> Option<f64> {
-        (!self.last_gain.is_nan()).then(|| self.last_gain.into())
-    }
 }
 
 /// The queries of one segment and head outside the dense tail, or some of them, after the sparse pass.
@@ -36,12 +31,14 @@ impl SparseRow {
 pub(super) struct SparseRows(Vec<SparseRow>);
 
 impl SparseRows {
-    /// Adds the row in a lane of a query tile with its output.
-    pub(super) fn add(&mut self, tile: &QueryTile, lane: usize, out: &[f32]) {
+    /// Adds the row in a lane of a query tile with its query and its output.
+    pub(super) fn add(&mut self, tile: &QueryTile, lane: usize, query: &[f32], keys: &PrefixScore, out: &[f32]) {
+        let log_sum_exp = tile.log_sum_exp(lane);
+        let expected = || expected_mass(keys.of(query.iter().copied().map(f64::from)), log_sum_exp) as f32;
         self.0.push(SparseRow {
             row: tile.rows[lane] as u32,
-            log_sum_exp: tile.log_sum_exp(lane) as f32,
-            last_gain: tile.last_gain.get(lane).copied().unwrap_or(f32::NAN),
+            log_sum_exp: log_sum_exp as f32,
+            expected: tile.skips.then(expected),
             norm: out.iter().map(|x| x * x).sum::<f32>().sqrt(),
         });
     }
@@ -49,6 +46,20 @@ impl SparseRows {
     pub(super) fn append(&mut self, mut more: Self) {
         self.0.append(&mut more.0);
     }
+}
+
+/// The keys before position `prefix_len` of a sequence and KV head.
+pub(super) fn prefix_score<T: Element>(
+    inputs: &Inputs<'_, T>,
+    at: (usize, usize),
+    prefix_len: usize,
+    config: &S2oConfig,
+) -> PrefixScore {
+    let (head_dim, positions) = (inputs.shape.head_dim(), sampled_keys(prefix_len));
+    let mut keys = vec![0.0; positions.len() * head_dim];
+    let mut moments = Moments::new(head_dim);
+    inputs.k.gather(at, positions, &mut keys).chunks_exact(head_dim).for_each(|key| moments.add(key));
+    PrefixScore::new(moments.finish(), inputs.scale, config)
 }
 
 /// The rows of a head and segment, and its probes after the sparse pass.
@@ -71,7 +82,7 @@ struct SparseProbe {
 impl Unit {
     /// Rows of the probes that skipped keys.
     fn skipping_probes(&self) -> impl Iterator<Item = usize> {
-        self.probes.iter().filter(|probe| probe.row.last_gain().is_some()).map(|probe| probe.row.row as usize)
+        self.probes.iter().filter(|probe| probe.row.expected.is_some()).map(|probe| probe.row.row as usize)
     }
 
     /// `exact` has the log-sum-exp and the output over all keys of each probe that skipped keys.
@@ -87,13 +98,13 @@ impl Unit {
         let (mut probes, mut outputs) = (Vec::new(), Vec::new());
         for SparseProbe { row, weight, out } in self.probes {
             let out = widen(&out);
-            probes.push(match row.last_gain() {
+            probes.push(match row.expected {
                 None => Probe::complete(out, weight),
-                Some(gain) => {
+                Some(expected) => {
                     let (all, exact) = exact.next().expect("one for each probe that skipped keys");
                     let keys = inputs.shape.q_offset() + row.row as usize + 1;
                     let sparse = (out, row.log_sum_exp.into());
-                    let probe = Probe::skipping(sparse, gain, (widen(&exact), all), keys, weight);
+                    let probe = Probe::skipping(sparse, expected.into(), (widen(&exact), all), keys, weight);
                     outputs.push((output(row), exact));
                     probe
                 }
@@ -101,8 +112,7 @@ impl Unit {
         }
         let (stats, tail) = ProbeStats::measure(segment, self.rows.len(), &probes, config);
         let tail = tail.map(|tail| {
-            let skipping = self.rows.into_iter().filter(|row| row.last_gain().is_some());
-            let rows = skipping.map(|row| (output(row), row.last_gain));
+            let rows = self.rows.into_iter().filter_map(|row| Some((output(row), row.expected?)));
             // Probes have their exact outputs, in ascending order.
             (tail, rows.filter(|(row, _)| outputs.binary_search_by_key(row, |(at, _)| *at).is_err()).collect())
         });
@@ -140,8 +150,9 @@ impl ProbeRun {
             let (batch, head) = (number / shape.num_heads(), number % shape.num_heads());
             let first = rows.first().map_or(0, |row| shape.q_offset() + row.row as usize);
             let probe = |run: Range<usize>| {
-                let expected = rows[run.clone()].iter().map(|row| f64::from(row.norm) * row.last_gain().unwrap_or(0.0));
-                let (chosen, weight) = choose(expected, (first + run.start) / stride, head % shape.group_size());
+                let size = |row: &SparseRow| f64::from(row.norm) * f64::from(row.expected.unwrap_or(0.0));
+                let (chosen, weight) =
+                    choose(rows[run.clone()].iter().map(size), (first + run.start) / stride, head % shape.group_size());
                 let row = rows[run.start + chosen];
                 let mut values = vec![0.0; shape.head_dim()];
                 T::widen(out.row(inputs.output_row(batch, row.row as usize, head)), &mut values);
@@ -199,7 +210,7 @@ fn widen(values: &[f32]) -> Vec<f64> {
 pub(super) struct Correction {
     /// Output row and output of each probe that skipped keys.
     exact: Vec<(usize, Vec<f32>)>,
-    /// The common tail, and the output row and last gain of each query that gets it.
+    /// The common tail, and the output row and expected mass of each query that gets it.
     tail: Option<(Tail, Vec<(usize, f32)>)>,
     pub(super) stats: ProbeStats,
 }
@@ -219,8 +230,8 @@ impl Correction {
         let Some((tail, rows)) = &self.tail else { return };
         let value: Vec<f32> = tail.value.iter().map(|&u| u as f32).collect();
         let values = &mut row_buffer[..value.len()];
-        for &(row, gain) in rows {
-            let mass = tail.mass(gain.into());
+        for &(row, expected) in rows {
+            let mass = tail.mass(expected.into());
             let (keep, add) = ((1.0 / (1.0 + mass)) as f32, (mass / (1.0 + mass)) as f32);
             out.write(row, |dst| {
                 T::widen(dst, values);

@@ -28,8 +28,8 @@ pub(super) struct QueryTile {
     row_max: Vec<f32>,
     /// (lanes)
     row_sum: Vec<f32>,
-    /// (rows): mass of the last scored key tile over the mass of the visited keys; empty if the tile saw every key.
-    pub(super) last_gain: Vec<f32>,
+    /// Whether the tile skipped keys.
+    pub(super) skips: bool,
 }
 
 impl QueryTile {
@@ -40,7 +40,7 @@ impl QueryTile {
     fn reset(&mut self, rows: impl Iterator<Item = usize>, head_dim: usize) {
         self.rows.clear();
         self.rows.extend(rows);
-        self.last_gain.clear();
+        self.skips = false;
         self.lanes = self.rows.len().next_multiple_of(LANES);
         for (column, len, value) in [
             (&mut self.q, head_dim * self.lanes, 0.0),
@@ -159,14 +159,6 @@ impl QueryTile {
         rescale_columns(&mut self.acc, &columns.rescale);
         let head_dim = self.head_dim();
         microkernel::accumulate(self.lanes, head_dim, &scores.weights, values, &mut self.acc);
-    }
-
-    /// Stores the gains of the tile in `scores`, which may be added to the state or not.
-    pub(super) fn stop(&mut self, scores: &Scores) {
-        let columns = scores.columns.tile_sum.iter().zip(&scores.columns.new_max);
-        let states = self.row_max.iter().zip(&self.row_sum);
-        let gain = |((&gain, &at), (&max, &sum)): ((&f32, &f32), (&f32, &f32))| gain * (at - max).exp2() / sum;
-        self.last_gain.extend(columns.zip(states).map(gain).take(self.rows.len()));
     }
 
     /// Natural logarithm of the sum of `exp(score)` of the row in a lane.

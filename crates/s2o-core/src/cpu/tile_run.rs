@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::microkernel::OutputRows;
 use super::pass1::pass1;
 use super::pass2::{pass2, permute};
-use super::probes::SparseRows;
+use super::probes::{SparseRows, prefix_score};
 use super::strided::{Element, Inputs};
 use super::tile::Workspace;
 use crate::config::S2oConfig;
@@ -59,14 +59,16 @@ impl TileRun<'_> {
                 pass2(inputs, at, order, config, workspace, count)
             }
         };
-        let keeps_rows = has_probes && self.order.is_some();
+        let prefix = (has_probes && self.order.is_some()).then(|| prefix_score(inputs, at, self.segment.start, config));
+        let mut query = vec![0.0; inputs.shape.head_dim()];
         let mut rows = SparseRows::default();
         for tile in &workspace.tiles[..count] {
             tile.finish(&mut workspace.rows, |lane, values| {
                 let row = tile.rows[lane];
                 out.write(inputs.output_row(self.batch, row, self.head), |dst| T::narrow(values, dst));
-                if keeps_rows {
-                    rows.add(tile, lane, values);
+                if let Some(keys) = &prefix {
+                    inputs.q.read(self.batch, row, self.head, &mut query);
+                    rows.add(tile, lane, &query, keys, values);
                 }
             });
         }

@@ -1,16 +1,18 @@
 //! Exact probe queries: exact attention for a few queries of each segment corrects the others for the keys that they
 //! skipped, and measures the error that remains.
 //!
-//! The keys that the queries of a segment skip have a common mean value, and their mass follows from the gain of the
-//! last visited tile. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the
+//! The keys that the queries of a segment skip have a common mean value, and the mass that they have for a query follows from
+//! mean and variance of the keys before the segment. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the
 //! difference of its output to its neighbours. Here one query of every run is drawn at random after the sparse pass,
-//! more likely where the last gain leaves a larger error: these queries need exact attention most, and estimates from
+//! more likely where a larger error is expected: these queries need exact attention most, and estimates from
 //! such a draw vary less.
 
 use std::ops::Range;
 
+mod expected;
 mod stats;
 
+pub(crate) use expected::{PrefixScore, expected_mass, sampled_keys};
 pub use stats::ProbeStats;
 pub(crate) use stats::Repeated;
 
@@ -30,7 +32,7 @@ pub fn probe_runs(rows: Range<usize>, position: usize, stride: usize) -> impl It
 const EVEN_SHARE: f64 = 0.25;
 
 /// The probe of a run, and the number of queries that it stands for: the inverse of its probability. `expected` has the
-/// expected size of each query's error: last gain times norm of the output, 0 if it saw every key. The choice is
+/// expected size of each query's error: expected mass times norm of the output, 0 if it saw every key. The choice is
 /// pseudo-random; it depends on the run and on `in_group`, the number of the query head in its group (that of one KV
 /// head), and on nothing else. With the number of the head in the call, the result would depend on the other heads of
 /// the call, and differ between one GPU and several that share the heads.
@@ -65,8 +67,8 @@ fn mixed(index: u64) -> u64 {
 pub(crate) struct Probe {
     /// Output over the visited keys.
     pub(crate) out: Vec<f64>,
-    /// Mass of the last visited tile over the mass of the visited keys; `None` if the query saw every key.
-    pub(crate) last_gain: Option<f64>,
+    /// The [`expected_mass`] of the skipped keys; `None` if the query saw every key.
+    pub(crate) expected: Option<f64>,
     /// Output over all keys.
     pub(crate) exact: Vec<f64>,
     /// Share of the softmax mass that the sparse pass skipped.
@@ -82,7 +84,7 @@ impl Probe {
     /// its sums of `exp(score)` over the visited and over all keys.
     pub(crate) fn skipping(
         (out, visited): (Vec<f64>, f64),
-        last_gain: f64,
+        expected: f64,
         (exact, all): (Vec<f64>, f64),
         keys: usize,
         weight: f64,
@@ -90,12 +92,12 @@ impl Probe {
         // Rounding must not make mass negative. This form propagates NaN.
         let skipped = -(visited - all).exp_m1();
         let skipped = if skipped < 0.0 { 0.0 } else { skipped };
-        Self { out, last_gain: Some(last_gain), exact, skipped, keys, weight }
+        Self { out, expected: Some(expected), exact, skipped, keys, weight }
     }
 
     /// A query that saw every key.
     pub(crate) fn complete(out: Vec<f64>, weight: f64) -> Self {
-        Self { exact: out.clone(), out, last_gain: None, skipped: 0.0, keys: 0, weight }
+        Self { exact: out.clone(), out, expected: None, skipped: 0.0, keys: 0, weight }
     }
 
     /// The skipped keys' part of the exact output.
@@ -105,9 +107,7 @@ impl Probe {
 
     /// NaN in a probe must not reach queries that do not see it.
     fn is_finite(&self) -> bool {
-        self.skipped.is_finite()
-            && self.last_gain.is_none_or(f64::is_finite)
-            && self.exact.iter().chain(&self.out).all(|x| x.is_finite())
+        self.skipped.is_finite() && self.exact.iter().chain(&self.out).all(|x| x.is_finite())
     }
 }
 
@@ -116,39 +116,37 @@ impl Probe {
 pub(crate) struct Tail {
     /// Mean value vector.
     pub(crate) value: Vec<f64>,
-    /// Skipped mass per unit of the last gain, both relative to the visited mass.
-    per_gain: f64,
-    /// Mean skipped mass over mean visited mass.
-    odds: f64,
+    /// Skipped mass over its expectation.
+    per_expected: f64,
 }
 
 impl Tail {
     /// The common tail of finite probes; `None` if they skipped nothing.
     pub(crate) fn of<'p>(probes: impl IntoIterator<Item = &'p Probe>) -> Option<Self> {
-        let (mut count, mut skipped, mut gain, mut value) = (0.0, 0.0, 0.0, Vec::new());
+        let (mut skipped, mut expected, mut value) = (0.0, 0.0, Vec::new());
         for probe in probes {
-            count += probe.weight;
             skipped += probe.weight * probe.skipped;
-            gain += probe.weight * probe.last_gain.unwrap_or(0.0) * (1.0 - probe.skipped);
+            expected += probe.weight * probe.expected.unwrap_or(0.0) * (1.0 - probe.skipped);
             value.resize(probe.out.len(), 0.0);
             value.iter_mut().zip(probe.tail()).for_each(|(sum, tail)| *sum += probe.weight * tail);
         }
-        if !(skipped > 0.0 && gain > 0.0 && skipped < count) {
+        let per_expected = skipped / expected;
+        // As f32 too: the other paths compute in it.
+        if !(skipped > 0.0 && (per_expected as f32).is_finite()) {
             return None;
         }
         value.iter_mut().for_each(|sum| *sum /= skipped);
-        Some(Self { value, per_gain: skipped / gain, odds: skipped / (count - skipped) })
+        Some(Self { value, per_expected })
     }
 
-    /// Estimate of a query's skipped mass, relative to its visited mass: the geometric mean of the probes' mean and of
-    /// the estimate in proportion to its last gain, which varies too much if there are few probes.
-    pub(crate) fn mass(&self, last_gain: f64) -> f64 {
-        (self.odds * self.per_gain * last_gain).sqrt()
+    /// Estimate of a query's skipped mass, relative to its visited mass.
+    pub(crate) fn mass(&self, expected: f64) -> f64 {
+        self.per_expected * expected
     }
 
     /// The output of a query with the skipped keys added.
-    pub(crate) fn corrected(&self, out: &[f64], last_gain: f64) -> Vec<f64> {
-        let mass = self.mass(last_gain);
+    pub(crate) fn corrected(&self, out: &[f64], expected: f64) -> Vec<f64> {
+        let mass = self.mass(expected);
         out.iter().zip(&self.value).map(|(o, u)| (o + mass * u) / (1.0 + mass)).collect()
     }
 }
@@ -196,26 +194,25 @@ mod tests {
 
     #[test]
     fn a_tail_is_the_sum_over_the_probes() {
-        let probe = |out, last_gain, exact, skipped| Probe {
+        let probe = |out, expected, exact, skipped| Probe {
             out: vec![out],
-            last_gain,
+            expected: Some(expected),
             exact: vec![exact],
             skipped,
             keys: 1,
             weight: 2.0,
         };
-        let probes =
-            [probe(1.0, Some(0.1), 3.0, 0.5), probe(1.0, Some(0.2), 2.0, 0.25), Probe::complete(vec![9.0], 2.0)];
-        // (2.5 + 1.25) / 0.75, 0.75 / (0.1 * 0.5 + 0.2 * 0.75) and 0.75 / (3 - 0.75).
+        let probes = [probe(1.0, 0.1, 3.0, 0.5), probe(1.0, 0.2, 2.0, 0.25), Probe::complete(vec![9.0], 2.0)];
+        // (2.5 + 1.25) / 0.75, and 0.75 / (0.1 * 0.5 + 0.2 * 0.75).
         let tail = Tail::of(&probes).unwrap();
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} is not {b}");
         near(tail.value[0], 5.0);
-        near(tail.per_gain, 3.75);
-        near(tail.odds, 1.0 / 3.0);
-        near(tail.mass(0.2), 0.5);
-        near(tail.corrected(&[1.0], 0.8)[0], (1.0 + 1.0 * 5.0) / 2.0);
-        // Without skipped mass or without a gain nothing follows.
-        for nothing in [probe(1.0, Some(0.1), 1.0, 0.0), probe(1.0, Some(0.0), 3.0, 0.5), probes[2].clone()] {
+        near(tail.mass(0.2), 0.75);
+        near(tail.corrected(&[1.0], 0.8)[0], (1.0 + 3.0 * 5.0) / 4.0);
+        // Without skipped mass, or where none is expected, nothing follows.
+        for nothing in
+            [probe(1.0, 0.1, 1.0, 0.0), probe(1.0, 0.0, 3.0, 0.5), probe(1.0, 1e-40, 3.0, 0.5), probes[2].clone()]
+        {
             assert_eq!(Tail::of([&nothing]), None);
         }
     }

@@ -59,8 +59,8 @@ impl ProbeStats {
         let corrected: Vec<f64> = probes
             .iter()
             .enumerate()
-            .map(|(i, probe)| match (others(i), probe.last_gain) {
-                (Some(tail), Some(gain)) => squared_distance(&tail.corrected(&probe.out, gain), &probe.exact),
+            .map(|(i, probe)| match (others(i), probe.expected) {
+                (Some(tail), Some(expected)) => squared_distance(&tail.corrected(&probe.out, expected), &probe.exact),
                 _ => uncorrected[i],
             })
             .collect();
@@ -155,7 +155,7 @@ mod tests {
     fn a_tail_that_does_not_help_is_left_out() {
         let probe = |exact: f64| Probe {
             out: vec![0.0],
-            last_gain: Some(0.1),
+            expected: Some(0.1),
             exact: vec![exact],
             skipped: 0.5,
             keys: 1,
@@ -182,7 +182,6 @@ mod tests {
             (probe(f64::NAN), true),
             (Probe { out: vec![f64::NAN], ..probe(1.0) }, true),
             (Probe { skipped: f64::NAN, ..probe(1.0) }, false),
-            (Probe { last_gain: Some(f64::INFINITY), ..probe(1.0) }, false),
         ] {
             let (stats, tail) =
                 ProbeStats::measure(3, 9, &[probe(1.0), probe(1.0), broken.clone()], &S2oConfig::default());
@@ -194,7 +193,7 @@ mod tests {
     #[test]
     fn the_interval_allows_for_what_no_probe_met() {
         let probe =
-            |out: f64| Probe { out: vec![out], last_gain: None, exact: vec![2.0], skipped: 0.25, keys: 1, weight: 2.0 };
+            |out: f64| Probe { out: vec![out], expected: None, exact: vec![2.0], skipped: 0.25, keys: 1, weight: 2.0 };
         let measure = |outs: &[f64]| {
             let probes: Vec<Probe> = outs.iter().copied().map(probe).collect();
             ProbeStats::measure(0, 2 * probes.len(), &probes, &S2oConfig::default()).0

@@ -105,8 +105,8 @@ impl Head {
 pub struct SparseRow {
     /// The softmax over the visited keys.
     pub state: SoftmaxState,
-    /// The mass of the last scored key tile over the mass of the visited keys; `None` if the query saw every key.
-    pub last_gain: Option<f64>,
+    /// Whether the query skipped keys.
+    pub skips: bool,
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

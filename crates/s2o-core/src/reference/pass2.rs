@@ -15,7 +15,7 @@ pub fn pass2(
     order: &SegmentOrder,
     config: &S2oConfig,
 ) -> (Vec<SparseRow>, Vec<usize>) {
-    let mut last_gains = vec![None; states.len()];
+    let mut skips = vec![false; states.len()];
     let visited = order
         .q_perm
         .as_slice()
@@ -23,17 +23,17 @@ pub fn pass2(
         .map(|tile| {
             let mut tile_states: Vec<SoftmaxState> = tile.iter().map(|&i| states[i as usize].clone()).collect();
             let rows: Vec<usize> = tile.iter().map(|&i| segment.rows.start + i as usize).collect();
-            let (visited, gains) = prefix(head, &rows, &mut tile_states, order, config);
-            for ((&i, state), gain) in tile.iter().zip(tile_states).zip(gains) {
-                (states[i as usize], last_gains[i as usize]) = (state, gain);
+            let (visited, tile_skips) = prefix(head, &rows, &mut tile_states, order, config);
+            for (&i, state) in tile.iter().zip(tile_states) {
+                (states[i as usize], skips[i as usize]) = (state, tile_skips);
             }
             visited
         })
         .collect();
-    (states.into_iter().zip(last_gains).map(|(state, last_gain)| SparseRow { state, last_gain }).collect(), visited)
+    (states.into_iter().zip(skips).map(|(state, skips)| SparseRow { state, skips }).collect(), visited)
 }
 
-/// The prefix loop of one query tile: the number of visited tiles, and [`SparseRow::last_gain`] of each row.
+/// The prefix loop of one query tile: the number of visited tiles, and whether it skips keys.
 /// `states[i]` belongs to `rows[i]`.
 pub(super) fn prefix(
     head: &Head,
@@ -41,7 +41,7 @@ pub(super) fn prefix(
     states: &mut [SoftmaxState],
     order: &SegmentOrder,
     config: &S2oConfig,
-) -> (usize, Vec<Option<f64>>) {
+) -> (usize, bool) {
     let tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = tiles.len();
     for (j, tile) in tiles.enumerate() {
@@ -61,13 +61,8 @@ pub(super) fn prefix(
         }
         if stops {
             let visited = j + 1;
-            let gain = |(state, update): (&SoftmaxState, &RowUpdate)| {
-                update.tile_sum * (update.new_max - state.row_max).exp() / state.row_sum
-            };
-            let saw_all = keep && visited == total;
-            let gains = states.iter().zip(&updates).map(|row| (!saw_all).then(|| gain(row))).collect();
-            return (visited, gains);
+            return (visited, !keep || visited < total);
         }
     }
-    (total, vec![None; states.len()])
+    (total, false)
 }

@@ -1,6 +1,7 @@
+use super::ranking::moments;
 use super::{Head, SparseRow, exact};
 use crate::config::S2oConfig;
-use crate::probes::{Probe, ProbeStats, choose, probe_runs};
+use crate::probes::{PrefixScore, Probe, ProbeStats, choose, expected_mass, probe_runs, sampled_keys};
 use crate::segment::Segment;
 
 /// Corrects the outputs `out` of a segment's rows if that helps, and measures the error. Probes get their exact
@@ -15,28 +16,39 @@ pub(super) fn correct(
 ) -> ProbeStats {
     let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
     let first = head.position(segment.rows.start);
+    let keys = sampled_keys(segment.start).map(|position| head.k(position));
+    let prefix_score = PrefixScore::new(moments(head.head_dim, keys), head.scale, config);
+    let log_sum_exp = |row: &SparseRow| row.state.row_max + row.state.row_sum.ln();
+    // Of the rows that skipped keys.
+    let expected: Vec<Option<f64>> = rows
+        .iter()
+        .zip(segment.rows.clone())
+        .map(|(row, at)| {
+            let score = || prefix_score.of(head.q(at).iter().copied());
+            row.skips.then(|| expected_mass(score(), log_sum_exp(row)))
+        })
+        .collect();
     let chosen: Vec<(usize, f64)> = probe_runs(0..rows.len(), first, stride)
         .map(|run| {
-            let expected = run.clone().map(|i| rows[i].last_gain.map_or(0.0, |gain| gain * norm(&out[i])));
-            let (chosen, weight) = choose(expected, (first + run.start) / stride, in_group);
+            let sizes = run.clone().map(|i| expected[i].map_or(0.0, |expected| expected * norm(&out[i])));
+            let (chosen, weight) = choose(sizes, (first + run.start) / stride, in_group);
             (run.start + chosen, weight)
         })
         .collect();
-    let probe = |&(i, weight): &(usize, f64)| match rows[i].last_gain {
+    let probe = |&(i, weight): &(usize, f64)| match expected[i] {
         None => Probe::complete(out[i].clone(), weight),
-        Some(gain) => {
-            let state = &rows[i].state;
-            let sparse = (out[i].clone(), state.row_max + state.row_sum.ln());
+        Some(expected) => {
+            let sparse = (out[i].clone(), log_sum_exp(&rows[i]));
             let row = segment.rows.start + i;
-            Probe::skipping(sparse, gain, exact(head, row), head.position(row) + 1, weight)
+            Probe::skipping(sparse, expected, exact(head, row), head.position(row) + 1, weight)
         }
     };
     let probes: Vec<Probe> = chosen.iter().map(probe).collect();
     let (stats, tail) = ProbeStats::measure(segment.index, rows.len(), &probes, config);
     if let Some(tail) = tail {
-        for (row, out) in rows.iter().zip(out.iter_mut()) {
-            if let Some(gain) = row.last_gain {
-                *out = tail.corrected(out, gain);
+        for (expected, out) in expected.iter().zip(out.iter_mut()) {
+            if let Some(expected) = expected {
+                *out = tail.corrected(out, *expected);
             }
         }
     }

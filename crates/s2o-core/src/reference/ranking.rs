@@ -48,14 +48,19 @@ pub fn query_scores(head: &Head, segment: &Segment, segment_len: usize) -> Vec<f
     segment.rows.clone().map(|row| dot(head.q(row), &k_guide)).collect()
 }
 
-/// Mean and variance, per dimension, of the segment's finite queries in this call, including the dense tail.
+/// Mean and variance, per dimension, of the segment's queries in this call, including the dense tail.
 fn query_moments(head: &Head, segment: &Segment) -> (Vec<f64>, Vec<f64>) {
-    let rows = segment.all_rows().filter(|&row| head.q(row).iter().all(|x| x.is_finite()));
-    let count = rows.clone().count().max(1) as f64;
-    (0..head.head_dim)
+    moments(head.head_dim, segment.all_rows().map(|row| head.q(row)))
+}
+
+/// Mean and variance, per dimension, of the finite vectors.
+pub(super) fn moments<'v>(head_dim: usize, vectors: impl Iterator<Item = &'v [f64]> + Clone) -> (Vec<f64>, Vec<f64>) {
+    let finite = vectors.filter(|vector| vector.iter().all(|x| x.is_finite()));
+    let count = finite.clone().count().max(1) as f64;
+    (0..head_dim)
         .map(|d| {
-            let mean = rows.clone().map(|row| head.q(row)[d]).sum::<f64>() / count;
-            let var = rows.clone().map(|row| (head.q(row)[d] - mean).powi(2)).sum::<f64>() / count;
+            let mean = finite.clone().map(|vector| vector[d]).sum::<f64>() / count;
+            let var = finite.clone().map(|vector| (vector[d] - mean).powi(2)).sum::<f64>() / count;
             (mean, var)
         })
         .unzip()

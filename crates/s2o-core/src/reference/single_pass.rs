@@ -18,9 +18,9 @@ pub fn single_pass(
         let mut states: Vec<SoftmaxState> =
             rows.clone().map(|row| pass1::window(head, segment, row, config.tile_k())).collect();
         let rows: Vec<usize> = rows.collect();
-        let (visited, gains) = pass2::prefix(head, &rows, &mut states, order, config);
+        let (visited, skips) = pass2::prefix(head, &rows, &mut states, order, config);
         visited_tiles.push(visited);
-        out.extend(states.into_iter().zip(gains).map(|(state, last_gain)| SparseRow { state, last_gain }));
+        out.extend(states.into_iter().map(|state| SparseRow { state, skips }));
     }
     (out, visited_tiles)
 }

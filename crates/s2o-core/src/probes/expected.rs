@@ -1,0 +1,83 @@
+//! The mass that a query's skipped keys are expected to have, from mean and variance of the keys before its segment.
+
+use crate::config::S2oConfig;
+use crate::score_scale::ScoreScale;
+
+/// Most keys that are read for mean and variance.
+const SAMPLED_KEYS: usize = 256;
+
+/// Positions of the keys before a segment that are read for their mean and variance, evenly spaced. `prefix_len` is the number
+/// of keys before the segment.
+pub(crate) fn sampled_keys(prefix_len: usize) -> impl ExactSizeIterator<Item = usize> + Clone {
+    let count = prefix_len.min(SAMPLED_KEYS);
+    (0..count).map(move |i| i * prefix_len / count)
+}
+
+/// Estimates the mean weight of the keys before a segment: the score of [`KeyScore::SecondCumulant`](crate::KeyScore) with
+/// queries and keys exchanged.
+#[derive(Debug, Clone)]
+pub(crate) struct PrefixScore {
+    /// Factors of a query and of its square, for each dimension.
+    factors: Vec<[f64; 2]>,
+}
+
+impl PrefixScore {
+    /// For keys with this mean and variance in each dimension.
+    pub(crate) fn new((mean, variance): (Vec<f64>, Vec<f64>), scale: ScoreScale, config: &S2oConfig) -> Self {
+        let scale = f64::from(scale.softmax_scale);
+        let of_variance = f64::from(config.key_score().second_cumulant()) * scale * scale;
+        let factors = mean.iter().zip(variance).map(|(mean, variance)| [scale * mean, of_variance * variance]);
+        Self { factors: factors.collect() }
+    }
+
+    /// The logarithm of the mean weight for a query.
+    pub(crate) fn of(&self, query: impl Iterator<Item = f64>) -> f64 {
+        self.factors.iter().zip(query).map(|([linear, square], q)| (linear + square * q) * q).sum()
+    }
+}
+
+/// The expected mass of the keys that a query skipped over the mass of those that it visited, up to a factor that the queries
+/// of a segment share. `log_sum_exp` is the logarithm of the latter. 0 if nothing can be said.
+pub(crate) fn expected_mass(prefix_score: f64, log_sum_exp: f64) -> f64 {
+    let log = prefix_score - log_sum_exp;
+    // One key has no more than the mass of the visited keys.
+    if log.is_nan() { 0.0 } else { log.min(0.0).exp() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::KeyScore;
+
+    #[test]
+    fn sampled_keys_are_spread_over_the_prefix() {
+        assert_eq!(sampled_keys(0).count(), 0);
+        assert!(sampled_keys(200).eq(0..200));
+        assert!(sampled_keys(1024).eq((0..256).map(|i| 4 * i)));
+        let odd: Vec<usize> = sampled_keys(384).collect();
+        assert_eq!((odd.len(), odd[1], odd[2], odd[255]), (256, 1, 3, 382));
+    }
+
+    #[test]
+    fn the_score_is_the_second_cumulant_of_the_keys() {
+        let score = |key_score| {
+            let config = S2oConfig::builder().key_score(key_score).build().unwrap();
+            let moments = (vec![1.0, -3.0], vec![4.0, 0.5]);
+            PrefixScore::new(moments, 0.5.into(), &config).of([2.0, 6.0].into_iter())
+        };
+        // 0.5 (2 - 18), and c 0.25 (4 * 4 + 0.5 * 36) more.
+        assert_eq!(score(KeyScore::MeanQuery), -8.0);
+        assert_eq!(score(KeyScore::SecondCumulant { c: 0.5 }), -8.0 + 4.25);
+    }
+
+    #[test]
+    fn an_expected_mass_is_at_most_that_of_the_visited_keys() {
+        assert!((expected_mass(-1.0, 2.0) - (-3.0f64).exp()).abs() < 1e-15);
+        assert_eq!(expected_mass(3.0, 2.0), 1.0);
+        assert_eq!(expected_mass(f64::INFINITY, 2.0), 1.0);
+        assert_eq!(expected_mass(1.0, f64::INFINITY), 0.0);
+        for (score, log_sum_exp) in [(f64::NAN, 1.0), (1.0, f64::NAN), (f64::INFINITY, f64::INFINITY)] {
+            assert_eq!(expected_mass(score, log_sum_exp), 0.0);
+        }
+    }
+}
