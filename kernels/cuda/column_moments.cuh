@@ -8,7 +8,7 @@
 namespace s2o {
 
 constexpr int MOMENT_THREADS = 256;
-constexpr int MOMENT_ROWS_IN_FLIGHT = 4;  // per thread, with four CTAs on a multiprocessor
+constexpr int MOMENT_ROWS_IN_FLIGHT = 4;  // per thread, with three or four CTAs on a multiprocessor
 
 struct Moment {
     float count, mean, square;  // square: sum of squared distances from the mean
@@ -23,9 +23,10 @@ struct Moment {
 };
 
 // The moment of column threadIdx.x < D over those of `rows` rows that are finite. row_at(i) is the address of a row. All threads
-// of a CTA of MOMENT_THREADS call it.
-template <typename T, int D, class RowAt>
-__device__ __forceinline__ Moment column_moment(int rows, RowAt row_at) {
+// of a CTA of MOMENT_THREADS call it. D / 8 neighbouring lanes have a row; take(first, words) gets eight columns of this thread's
+// rows first + i * MOMENT_THREADS * 8 / D, some of which may not exist.
+template <typename T, int D, class RowAt, class Take>
+__device__ __forceinline__ Moment column_moment(int rows, RowAt row_at, Take take) {
     constexpr int LANES = D / 8, ROWS = MOMENT_THREADS / LANES, WARPS = MOMENT_THREADS / 32;
     const int chunk = threadIdx.x % LANES, slot = threadIdx.x / LANES;
     uint32_t shift_words[4] = {};
@@ -65,6 +66,7 @@ __device__ __forceinline__ Moment column_moment(int rows, RowAt row_at) {
                 square[2 * w + 1] = fmaf(high, high, square[2 * w + 1]);
             }
         }
+        take(first + slot, loaded);
     }
 
     __shared__ float means[WARPS][D], squares[WARPS][D], counts[WARPS];

@@ -3,68 +3,79 @@
 // It is the score of the ranking with queries and keys exchanged. As crates/s2o-core/src/probes/expected.rs.
 #pragma once
 #include "column_moments.cuh"
-#include "probe_rows.cuh"
+#include "ranking_params.cuh"
 
 namespace s2o {
 
 constexpr int SAMPLED_KEYS = 256;  // at most, evenly spaced
 
-// Grid (num_kv_heads, segments of the group, batch), MOMENT_THREADS threads: the factors of q_d, then those of q_d^2.
-template <typename T, int D>
-__device__ __forceinline__ void prefix_factors(const ProbeParams& p) {
-    const AttnParams& attn = p.split.attn;
-    const int kv_head = blockIdx.x, segment = blockIdx.y, batch = blockIdx.z, d = threadIdx.x;
-    const int64_t keys = int64_t(p.first_segment + p.group_first + segment) * p.segment_len;
-    if (keys == 0) return;
-    const int count = int(keys < SAMPLED_KEYS ? keys : SAMPLED_KEYS);
-    const T* k = static_cast<const T*>(attn.k) + batch * attn.k_strides.batch + kv_head * attn.k_strides.head;
-    const Moment moment =
-        column_moment<T, D>(count, [&](int i) { return k + i * keys / count * attn.k_strides.seq; });
-    if (d >= D) return;
-    float* factors = p.prefix_factors + ((int64_t(batch) * attn.num_kv_heads + kv_head) * p.group_segments + segment) * (2 * D);
-    const float variance = moment.square / fmaxf(moment.count, 1.f);
-    factors[d] = p.score_scale * moment.mean;
-    factors[D + d] = p.second_cumulant * p.score_scale * p.score_scale * variance;
+template <int D>
+__device__ __forceinline__ float* prefix_factors_of(const RankingParams& p, int batch, int kv_head, int segment) {
+    return p.prefix_factors + ((int64_t(batch) * p.num_kv_heads + kv_head) * p.num_segments + segment) * (2 * D);
 }
 
-// Grid (blocks for the positions of the group, batch * num_heads), PROBE_THREADS threads.
+// Grid (num_kv_heads, num_segments, batch), MOMENT_THREADS threads: the factors of q_d, then those of q_d^2.
 template <typename T, int D>
-__device__ __forceinline__ void prefix_scores(const ProbeParams& p) {
-    constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS, STEPS = POSITIONS_OF_BLOCK / ROWS;
-    const BlockPositions block(p);
-    const int segment = block.segment - p.group_first, batch_head = blockIdx.y, i = threadIdx.x % VECTORS;
-    if (p.first_segment + block.segment == 0) return;
-    const int batch = batch_head / p.num_heads, head = batch_head - batch * p.num_heads;
-    const int64_t kv_head = int64_t(batch) * p.split.attn.num_kv_heads + head / p.group;
-    const int64_t first = batch * p.q_strides.batch + head * p.q_strides.head;
-    uint4 words[STEPS];
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-        const int row = block.row(p, s * ROWS + int(threadIdx.x) / VECTORS);
-        words[s] = *vector_at(p.q, first + (row < 0 ? 0 : row) * p.q_strides.seq, i);
-    }
-    float linear[8], square[8];
-    const float* factors = p.prefix_factors + (kv_head * p.group_segments + segment) * (2 * D) + 8 * i;
-#pragma unroll
-    for (int j = 0; j < 8; j += 4) {
-        *reinterpret_cast<float4*>(linear + j) = *reinterpret_cast<const float4*>(factors + j);
-        *reinterpret_cast<float4*>(square + j) = *reinterpret_cast<const float4*>(factors + D + j);
-    }
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-        const uint32_t pairs[4] = {words[s].x, words[s].y, words[s].z, words[s].w};
-        float score = 0.f;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float2 q = unpack<T>(pairs[j]);
-            score = fmaf(fmaf(square[2 * j], q.x, linear[2 * j]), q.x, score);
-            score = fmaf(fmaf(square[2 * j + 1], q.y, linear[2 * j + 1]), q.y, score);
-        }
-#pragma unroll
-        for (int x = VECTORS / 2; x; x /= 2) score += __shfl_xor_sync(~0u, score, x);
-        const int row = block.row(p, s * ROWS + int(threadIdx.x) / VECTORS);
-        if (i == 0 && row >= 0) p.prefix_score[call_row(p, batch_head, row)] = score;
-    }
+__device__ __forceinline__ void prefix_factors(const RankingParams& p) {
+    const int kv_head = blockIdx.x, segment = blockIdx.y, batch = blockIdx.z, d = threadIdx.x;
+    const int64_t keys = int64_t(p.first_segment + segment) * p.segment_len;
+    if (keys == 0) return;
+    const int count = int(keys < SAMPLED_KEYS ? keys : SAMPLED_KEYS);
+    const T* k = static_cast<const T*>(p.k) + batch * p.k_strides.batch + kv_head * p.k_strides.head;
+    const Moment moment = column_moment<T, D>(
+        count, [&](int i) { return k + i * keys / count * p.k_strides.seq; }, [](int, const auto&) {});
+    if (d >= D) return;
+    float* factors = prefix_factors_of<D>(p, batch, kv_head, segment);
+    factors[d] = p.softmax_scale * moment.mean;
+    factors[D + d] = p.second_cumulant * p.softmax_scale * p.softmax_scale * (moment.square / fmaxf(moment.count, 1.f));
 }
+
+// The factors of this thread's eight columns. They are read for each vector of rows, because registers are few.
+template <typename T, int D>
+struct PrefixScores {
+    static constexpr int LANES = D / 8;
+    const float4* factors;  // of two columns and of their squares, for each of the lanes of a row
+
+    // Copies the factors to `shared`, which has 2 * D floats, so that neighbouring lanes read neighbouring vectors.
+    __device__ __forceinline__ PrefixScores(const float* of_segment, float* shared)
+        : factors(reinterpret_cast<const float4*>(shared) + threadIdx.x % LANES) {
+        for (int i = threadIdx.x; i < 2 * D; i += MOMENT_THREADS) {
+            const int is_square = i / D, column = i % D;
+            shared[(column % 8 / 2 * LANES + column / 8) * 4 + 2 * is_square + column % 2] = of_segment[i];
+        }
+        __syncthreads();
+    }
+
+    // The score of row `row_of_lane()` of four.
+    __device__ __forceinline__ float of(const uint4 (&words)[4]) const {
+        float scores[4] = {};
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            const float4 factor = factors[pair * LANES];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const uint32_t pairs[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
+                const float2 q = Packed<T>::floats(pairs[pair]);
+                scores[i] = fmaf(fmaf(factor.z, q.x, factor.x), q.x, scores[i]);
+                scores[i] = fmaf(fmaf(factor.w, q.y, factor.y), q.y, scores[i]);
+            }
+        }
+        // Each exchange halves the rows of a lane: five shuffles instead of sixteen.
+        const bool high = threadIdx.x & LANES / 2, odd = threadIdx.x & LANES / 4;
+        float halves[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            halves[i] = (high ? scores[i + 2] : scores[i]) +
+                        __shfl_xor_sync(~0u, high ? scores[i] : scores[i + 2], LANES / 2);
+        }
+        float score = (odd ? halves[1] : halves[0]) + __shfl_xor_sync(~0u, odd ? halves[0] : halves[1], LANES / 4);
+#pragma unroll
+        for (int x = LANES / 8; x; x /= 2) score += __shfl_xor_sync(~0u, score, x);
+        return score;
+    }
+    __device__ __forceinline__ static int row_of_lane() { return threadIdx.x % LANES / (LANES / 4); }
+    // Several lanes have the same score.
+    __device__ __forceinline__ static bool is_first() { return threadIdx.x % (LANES / 4) == 0; }
+};
 
 }  // namespace s2o

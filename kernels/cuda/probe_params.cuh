@@ -1,5 +1,4 @@
 // Exact probe queries (crates/s2o-core/src/probes), for one group of segments after its sparse pass:
-//   s2o_prefix_factors_*, s2o_prefix_scores_*  what the skipped keys are expected to weigh for each query
 //   s2o_probe_choice_*         a probe for each run of `stride` positions and head, and their queries side by side
 //   s2o_probes_*, s2o_merge_*  exact attention of these queries, split over the keys
 //   s2o_probe_tails_*          per head and segment: the skipped keys' common tail, and the measured error
@@ -30,8 +29,7 @@ struct ProbeParams {
     void* out;               // likewise
     const float* lse;        // of the call (batch, num_heads, q_len): of the visited keys
     const float* out_norm;   // as S2oParams::out_norm
-    float* prefix_factors;   // (batch, num_kv_heads, group_segments, 2, head_dim)
-    float* prefix_score;     // as lse: log of the mean weight of the keys before the segment, estimated
+    const float* prefix_score;  // as RankingParams::prefix_score
     int32_t* positions;      // (batch, num_heads, group_segments * slots): of the probes
     float* weights;          // likewise: number of queries that the probe stands for; 0: the run has no rows
     float* tail_value;       // (batch, num_heads, segments, head_dim): mean value of the skipped keys
@@ -60,11 +58,9 @@ struct ProbeParams {
     int32_t group_segments;
     int32_t pass;            // that the units have had (s2o_probe_tails) or need (s2o_probe_units)
     int32_t permuted;        // 1: a segment's tiles are cut from its first row
-    float score_scale;       // of the scores, without their cap
-    float second_cumulant;   // as RankingParams::second_cumulant
 };
 constexpr int LAST_PASS = 2;  // over all keys
-static_assert(sizeof(ProbeParams) == 496 && offsetof(ProbeParams, q) == 224 && offsetof(ProbeParams, num_heads) == 432,
+static_assert(sizeof(ProbeParams) == 480 && offsetof(ProbeParams, q) == 224 && offsetof(ProbeParams, num_heads) == 424,
               "mirrored on the host");
 
 __host__ __device__ inline int offset_of_call(const ProbeParams& p) { return p.split.attn.k_len - p.q_len; }

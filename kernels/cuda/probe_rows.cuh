@@ -38,31 +38,11 @@ struct ProbeRow {
 // The expected mass of the keys that a row skipped, over that of the visited keys, up to a factor of the segment; SAW_ALL_KEYS
 // if it skipped none. As `expected_mass` of probes/expected.rs.
 __device__ __forceinline__ float expected_mass(const ProbeParams& p, int64_t row) {
-    if (p.out_norm[row] < 0.f) return SAW_ALL_KEYS;
-    const float log = p.prefix_score[row] - p.lse[row];
+    // All loads before the branch. A row that saw all keys may have no score.
+    const float norm = p.out_norm[row], log = p.prefix_score[row] - p.lse[row];
+    if (norm < 0.f) return SAW_ALL_KEYS;
     return log == log ? __expf(fminf(log, 0.f)) : 0.f;
 }
-
-constexpr int PROBE_THREADS = 256;
-// Positions of a block that works on the rows of a group. It begins at a multiple of them, and they divide every segment length,
-// so a block lies in one segment.
-constexpr int POSITIONS_OF_BLOCK = 64;
-static_assert(PROBE_THREADS == 8 * 32 && POSITIONS_OF_BLOCK == 64, "mirrored on the host");
-
-// The positions of block blockIdx.x of a group.
-struct BlockPositions {
-    int begin, end, first, segment;  // of the group, of the block, and the segment of the call
-    __device__ __forceinline__ explicit BlockPositions(const ProbeParams& p) {
-        begin = Positions(p, p.group_first).begin, end = Positions(p, p.group_first + p.group_segments - 1).end;
-        first = (begin / POSITIONS_OF_BLOCK + int(blockIdx.x)) * POSITIONS_OF_BLOCK;
-        segment = first / p.segment_len - p.first_segment;
-    }
-    // Row of the call of a position of the block, negative if it is not in the group.
-    __device__ __forceinline__ int row(const ProbeParams& p, int place) const {
-        const int position = first + place;
-        return position >= begin && position < end ? position - offset_of_call(p) : -1;
-    }
-};
 
 // Sum over the warp, in every lane.
 __device__ __forceinline__ double warp_sum(double x) {

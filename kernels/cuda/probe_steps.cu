@@ -1,10 +1,11 @@
 // The steps around the exact attention of the probes (probe_params.cuh). No sum depends on an order of arrival.
 #include "launch.cuh"
 #include "pair.cuh"
-#include "prefix_scores.cuh"
 #include "probe_tails.cuh"
 
 namespace s2o {
+
+constexpr int PROBE_THREADS = 256;
 
 // The output function of SplitMix64, as in `mixed` of probes/mod.rs.
 __device__ __forceinline__ uint64_t mixed(uint64_t index) {
@@ -112,14 +113,20 @@ __device__ __forceinline__ bool all_finite(uint32_t pair) {
     return isfinite(x.x) && isfinite(x.y);
 }
 
+// Positions of a block. It begins at a multiple of them, and they divide every segment length, so a block lies in one
+// segment.
+constexpr int CORRECTED = 64;
+static_assert(PROBE_THREADS == 8 * 32 && CORRECTED == 64, "mirrored on the host");
+
 // Grid (blocks for the positions of the group, batch * num_heads). A thread corrects eight columns of several rows, whose
 // loads are in flight together.
 template <typename T, int D>
 __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
-    constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS, STEPS = POSITIONS_OF_BLOCK / ROWS;
-    const BlockPositions block(p);
-    const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS;
-    const int64_t unit = int64_t(batch_head) * p.segments + block.segment;
+    constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS, STEPS = CORRECTED / ROWS;
+    const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS, offset = offset_of_call(p);
+    const int begin = Positions(p, p.group_first).begin, end = Positions(p, p.group_first + p.group_segments - 1).end;
+    const int first = (begin / CORRECTED + int(blockIdx.x)) * CORRECTED;
+    const int64_t unit = int64_t(batch_head) * p.segments + first / p.segment_len - p.first_segment;
     const float scale = p.tail_scale[unit];
     if (scale == 0.f) return;
     uint4* out[STEPS];
@@ -127,9 +134,11 @@ __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
     float expected[STEPS];
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-        const int row = block.row(p, s * ROWS + int(threadIdx.x) / VECTORS);
-        expected[s] = row < 0 ? SAW_ALL_KEYS : expected_mass(p, call_row(p, batch_head, row));
-        out[s] = vector_at(p.out, out_element(p, batch_head, row < 0 ? 0 : row), i);
+        const int position = first + s * ROWS + int(threadIdx.x) / VECTORS;
+        const bool exists = position >= begin && position < end;
+        const int row = exists ? position - offset : 0;  // of a row that is then not written
+        expected[s] = exists ? expected_mass(p, call_row(p, batch_head, row)) : SAW_ALL_KEYS;
+        out[s] = vector_at(p.out, out_element(p, batch_head, row), i);
         words[s] = *out[s];
     }
     const float4* tail = reinterpret_cast<const float4*>(p.tail_value + unit * D) + 2 * i;
@@ -172,8 +181,6 @@ __device__ __forceinline__ void probe_outputs(const ProbeParams& p) {
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ s2o::ProbeParams p) { body(p); }
 
 #define S2O_PROBE_KERNELS(suffix, ...)                                                                    \
-    S2O_PROBE_KERNEL(s2o_prefix_factors_##suffix, s2o::MOMENT_THREADS, (s2o::prefix_factors<__VA_ARGS__>)) \
-    S2O_PROBE_KERNEL(s2o_prefix_scores_##suffix, s2o::PROBE_THREADS, (s2o::prefix_scores<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_choice_##suffix, s2o::PROBE_THREADS, (s2o::probe_choice<__VA_ARGS__>))    \
     S2O_PROBE_KERNEL(s2o_probe_outputs_##suffix, s2o::PROBE_THREADS, (s2o::probe_outputs<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_tails_##suffix, s2o::TAIL_THREADS, (s2o::probe_tails<__VA_ARGS__>)) \

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "column_moments.cuh"
+#include "prefix_scores.cuh"
 #include "ranking_params.cuh"
 
 namespace s2o {
@@ -36,9 +37,10 @@ __device__ void store_coefficients(const RankingParams& p, uint16_t* out, int d,
 }
 
 // Grid (num_heads, num_segments, batch * splits), MOMENT_THREADS threads, no dynamic shared memory. Splits share the
-// rows of a segment; the CTA that arrives last merges the partial results in the order of the splits.
-template <typename T, int D>
-__device__ void segment_moments(const RankingParams& p) {
+// rows of a segment; the CTA that arrives last merges the partial results in the order of the splits. With SCORES, the scores of
+// prefix_scores.cuh too.
+template <typename T, int D, bool SCORES>
+__device__ __forceinline__ void segment_moments(const RankingParams& p) {
     const int splits = gridDim.z / p.batch, head = blockIdx.x, segment = blockIdx.y;
     const int b = blockIdx.z / splits, split = blockIdx.z % splits;
     const int n = p.first_segment + segment;
@@ -48,7 +50,21 @@ __device__ void segment_moments(const RankingParams& p) {
     const int begin = rows.begin + split * share, end = min(begin + share, rows.end);
     const T* q = static_cast<const T*>(p.q) + b * p.q_strides.batch + head * p.q_strides.head;
 
-    Moment moment = column_moment<T, D>(end - begin, [&](int i) { return q + (begin + i) * p.q_strides.seq; });
+    auto row_at = [&](int i) { return q + (begin + i) * p.q_strides.seq; };
+    Moment moment;
+    if constexpr (SCORES) {
+        __shared__ __align__(16) float factors[2 * D];
+        const int kv_head = head / (p.num_heads / p.num_kv_heads);
+        const PrefixScores<T, D> prefix(prefix_factors_of<D>(p, b, kv_head, segment), factors);
+        float* scores = p.prefix_score + (int64_t(b) * p.num_heads + head) * p.q_len + begin;
+        moment = column_moment<T, D>(end - begin, row_at, [&](int first, const uint4 (&words)[MOMENT_ROWS_IN_FLIGHT]) {
+            const float score = prefix.of(words);
+            const int row = first + prefix.row_of_lane() * (MOMENT_THREADS * 8 / D);
+            if (prefix.is_first() && row < end - begin) scores[row] = score;
+        });
+    } else {
+        moment = column_moment<T, D>(end - begin, row_at, [](int, const auto&) {});
+    }
     const int d = threadIdx.x;
     const int64_t row = (int64_t(b) * p.num_heads + head) * p.num_segments + segment;
     if (splits > 1) {

@@ -1,4 +1,5 @@
 // The ranking (Algorithm 1), launched on one stream; the host reads nothing back:
+//   s2o_prefix_factors_*  if there are probes: mean and variance of the keys before each segment
 //   s2o_moments_*  mean and variance of each segment's queries -> the coefficients of [K | K*K] in the key scores
 // then, once for each group that fits in the workspace:
 //   s2o_scores_*   the scores of all keys before each segment, 16 bits each
@@ -39,6 +40,8 @@ struct RankingParams {
     float* score_ranges;      // a pair per SCORE_BLOCK scores: score = pair[0] * code + pair[1]
     int32_t* q_perm;          // (batch, num_heads, q_len): slot r of a segment's rows holds the row placed there
     float* key_guide;         // (batch, num_kv_heads, head_dim)
+    float* prefix_factors;    // (batch, num_kv_heads, num_segments, 2, head_dim); unused without prefix_score
+    float* prefix_score;      // (batch, num_heads, q_len) or null: log of the mean weight of the keys before the segment, estimated
     Strides q_strides;
     Strides k_strides;
     int64_t kv_perm_head_stride;  // a multiple of SCORE_BLOCK
@@ -65,8 +68,8 @@ struct RankingParams {
     int32_t sorted_sixteenths;
     int32_t least_sorted;
 };
-static_assert(sizeof(RankingParams) == 232 && offsetof(RankingParams, batch) == 160 &&
-                  offsetof(RankingParams, least_sorted) == 228, "mirrored on the host");
+static_assert(sizeof(RankingParams) == 248 && offsetof(RankingParams, batch) == 176 &&
+                  offsetof(RankingParams, least_sorted) == 244, "mirrored on the host");
 
 // Offset of row n in its head.
 __host__ __device__ inline int64_t prefix_row(const RankingParams& p, int n) {

@@ -73,10 +73,6 @@ kernels! {
     DecodeInt8 = "decode_int8", PerHeadDim;
     /// Joins the parts of a split.
     Merge = "merge", PerDtype;
-    /// Mean and variance of the keys before each segment, as factors of the queries.
-    PrefixFactors = "prefix_factors", PerHeadDim;
-    /// The mean weight of these keys for each query, estimated.
-    PrefixScores = "prefix_scores", PerHeadDim;
     /// One probe for each run of positions, and their queries side by side.
     ProbeChoice = "probe_choice", PerHeadDim;
     /// Exact attention of the probes, split over the keys.
@@ -99,7 +95,10 @@ kernels! {
     HeadColumns = "head_columns", Single;
     /// Lists, for each query block, the keys of [`Self::HeadColumns`] that its key blocks do not cover.
     ColumnLists = "column_lists", Single;
-    /// Mean and variance of each segment's queries: the coefficients of the key scores.
+    /// Mean and variance of the keys before each segment, as factors of its queries.
+    PrefixFactors = "prefix_factors", PerHeadDim;
+    /// Mean and variance of each segment's queries: the coefficients of the key scores. With [`Self::PrefixFactors`], an
+    /// estimate of the mean weight of the keys before the segment for each query too.
     Moments = "moments", PerHeadDim;
     /// Scores of the keys before each segment.
     Scores = "scores", PerHeadDim;
@@ -173,7 +172,6 @@ impl Kernel {
                 &HeadDim::ATTENTION
             }
             Self::PrefixFactors
-            | Self::PrefixScores
             | Self::ProbeChoice
             | Self::Probes
             | Self::ProbeTails

@@ -150,8 +150,7 @@ pub struct ProbeParams {
     pub out: *mut c_void,
     pub lse: *const f32,
     pub out_norm: *const f32,
-    pub prefix_factors: *mut f32,
-    pub prefix_score: *mut f32,
+    pub prefix_score: *const f32,
     pub positions: *mut i32,
     pub weights: *mut f32,
     pub tail_value: *mut f32,
@@ -180,8 +179,6 @@ pub struct ProbeParams {
     pub group_segments: i32,
     pub pass: i32,
     pub permuted: i32,
-    pub score_scale: f32,
-    pub second_cumulant: f32,
 }
 
 /// Attention on a list of blocks of `TILE_Q` x `TILE_K`, cut at multiples of the absolute position if causal.
@@ -273,7 +270,7 @@ layout!(S2oParams: 280, kv_perm at 184, segment_len at 248);
 layout!(SplitParams: 224, partial_out at 184);
 layout!(Int8SplitParams: 256, scales at 224);
 layout!(FlashParams: 248, batch at 184);
-layout!(ProbeParams: 496, q at 224, num_heads at 432);
+layout!(ProbeParams: 480, q at 224, num_heads at 424);
 layout!(BlockParams: 200, key_blocks at 184);
 layout!(ColumnParams: 224, columns at 200);
 layout!(BlockListParams: 48, num_lists at 24);

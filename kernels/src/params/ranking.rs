@@ -20,6 +20,8 @@ pub struct RankingParams {
     pub score_ranges: *mut f32,
     pub q_perm: *mut i32,
     pub key_guide: *mut f32,
+    pub prefix_factors: *mut f32,
+    pub prefix_score: *mut f32,
     pub q_strides: Strides,
     pub k_strides: Strides,
     pub kv_perm_head_stride: i64,
@@ -45,4 +47,4 @@ pub struct RankingParams {
     pub least_sorted: i32,
 }
 
-layout!(RankingParams: 232, batch at 160, least_sorted at 228);
+layout!(RankingParams: 248, batch at 176, least_sorted at 244);

@@ -20,21 +20,20 @@ use super::share::Share;
 const SPLITS: usize = 32;
 /// Fewest key tiles of a part, whose first loads wait for memory.
 const MIN_TILES_OF_PART: usize = 16;
-/// Warps of a block, and positions of a block that works on rows (probe_rows.cuh).
+/// Warps of a block, and positions of a block that corrects rows (probe_steps.cu).
 const WARPS: usize = 8;
-const POSITIONS_OF_BLOCK: usize = 64;
+const CORRECTED: usize = 64;
 
 /// The probes of a call before its dense tail, with scratch memory for the largest group.
 pub(super) struct Probes {
     stride: usize,
     /// Runs of a segment.
     slots: usize,
-    // For each head and row: log-sum-exp of the visited keys, norm of the output, and estimate for the keys before the segment.
+    // For each head and row: the log-sum-exp of the visited keys, the norm of the output, and an estimate of the mean weight of
+    // the keys before the segment.
     lse: Region<f32>,
     out_norm: Region<f32>,
     prefix_score: Region<f32>,
-    /// For each KV head and segment of a group.
-    prefix_factors: Region<f32>,
     // For each slot and head.
     positions: Region<i32>,
     weights: Region<f32>,
@@ -49,7 +48,6 @@ pub(super) struct Probes {
     tail_value: Region<f32>,
     tail_scale: Region<f32>,
     permuted: bool,
-    second_cumulant: f32,
     /// With a bound on the error.
     control: Option<Control>,
 }
@@ -120,8 +118,6 @@ impl Probes {
             lse: regions.add(heads * shape.q_len()),
             out_norm: regions.add(heads * shape.q_len()),
             prefix_score: regions.add(heads * shape.q_len()),
-            prefix_factors: regions
-                .add(shape.batch() * shape.num_kv_heads() * most(&SegmentGroup::len) * 2 * shape.head_dim()),
             positions: regions.add(rows),
             weights: regions.add(rows),
             queries: regions.add(rows * shape.head_dim()),
@@ -133,7 +129,6 @@ impl Probes {
             tail_value: regions.add(units * shape.head_dim()),
             tail_scale: regions.add(units),
             permuted: config.q_perm(),
-            second_cumulant: config.key_score().second_cumulant(),
             control: config.max_error().map(|bound| Control {
                 max_error: bound.into(),
                 unit_list: regions.add(units),
@@ -146,6 +141,11 @@ impl Probes {
     /// What the sparse pass writes for the probes: log-sum-exp and norm of the output of its rows.
     pub(super) fn row_results(&self, parts: Parts<'_>) -> [*mut f32; 2] {
         [self.lse, self.out_norm].map(|region| Self::rows(region, parts))
+    }
+
+    /// What the ranking writes for the probes, for all rows of the call.
+    pub(super) fn prefix_score(&self, scratch: &Scratch) -> *mut f32 {
+        scratch.at(self.prefix_score)
     }
 
     /// The rows of a share.
@@ -178,12 +178,9 @@ impl Probes {
         let split = Split::new(call, plan, group, self.slots);
         let heads = shape.batch() * shape.num_heads();
         let slots = group.len() * self.slots;
-        let blocks_of_keys = Grid::Blocks([shape.num_kv_heads(), group.len(), shape.batch()]);
         // SAFETY: the kernels take ProbeParams, and `merge` the SplitParams in it. The regions have room for any group,
         // and the scratch memory is released on this stream after the launches.
         unsafe {
-            call.launch(Kernel::PrefixFactors, &params, blocks_of_keys)?;
-            call.launch(Kernel::PrefixScores, &params, Self::blocks_of_rows(parts, group))?;
             call.launch(Kernel::ProbeChoice, &params, Grid::Blocks([slots.div_ceil(WARPS), heads, 1]))?;
             call.launch_with(Kernel::Probes, queries, &params, Grid::Persistent { items: split.tiles * split.parts })?;
             call.launch(Kernel::Merge, &params.split, Grid::Warps { rows: heads * slots * MERGE_WARPS })
@@ -219,23 +216,18 @@ impl Probes {
 
     /// Enqueues the correction of a group's rows, after its last measurement.
     pub(super) fn correct(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(), CudaError> {
-        let call = &parts.share.call;
+        let Parts { share: Share { call, .. }, plan, .. } = parts;
         let (params, _) = self.params(parts, group)?;
+        let rows = plan.segments[group.first].rows.start..plan.segments[group.end - 1].rows.end;
+        let offset = call.shape.k_len() - call.shape.q_len();
+        let corrected = (offset + rows.end).div_ceil(CORRECTED) - (offset + rows.start) / CORRECTED;
         let heads = call.shape.batch() * call.shape.num_heads();
         let slots = group.len() * self.slots;
         // SAFETY: the kernels take ProbeParams, and the measurement has written the tails.
         unsafe {
-            call.launch(Kernel::ProbeCorrection, &params, Self::blocks_of_rows(parts, group))?;
+            call.launch(Kernel::ProbeCorrection, &params, Grid::Blocks([corrected, heads, 1]))?;
             call.launch(Kernel::ProbeOutputs, &params, Grid::Blocks([slots.div_ceil(WARPS), heads, 1]))
         }
-    }
-
-    /// Blocks for the rows of a group in each head.
-    fn blocks_of_rows(Parts { share: Share { call, .. }, plan, .. }: Parts<'_>, group: &SegmentGroup) -> Grid {
-        let rows = plan.segments[group.first].rows.start..plan.segments[group.end - 1].rows.end;
-        let offset = call.shape.k_len() - call.shape.q_len();
-        let blocks = (offset + rows.end).div_ceil(POSITIONS_OF_BLOCK) - (offset + rows.start) / POSITIONS_OF_BLOCK;
-        Grid::Blocks([blocks, call.shape.batch() * call.shape.num_heads(), 1])
     }
 
     /// The parameters of all these kernels, and the queries of the probes.
@@ -259,7 +251,6 @@ impl Probes {
         let partial_rows = cut.tiles / (shape.batch() * kv_heads) * kv_heads_before * cut.parts * TILE_Q;
         let units_before = heads_before * plan.segments.len();
         let [lse, out_norm] = self.row_results(parts);
-        let factors_before = kv_heads_before * group.len() * 2 * head_dim;
         let split = SplitParams {
             attn: AttnParams {
                 q: queries.address as *const c_void,
@@ -287,8 +278,7 @@ impl Probes {
             out: attn.out,
             lse,
             out_norm,
-            prefix_factors: scratch.at(self.prefix_factors).wrapping_add(factors_before),
-            prefix_score: Self::rows(self.prefix_score, parts),
+            prefix_score: Self::rows(self.prefix_score, parts).cast_const(),
             positions: scratch.at(self.positions).wrapping_add(heads_before * slots),
             weights: scratch.at(self.weights).wrapping_add(heads_before * slots),
             tail_value: scratch.at(self.tail_value).wrapping_add(units_before * head_dim),
@@ -317,8 +307,6 @@ impl Probes {
             group_segments: to_i32("segments", group.len())?,
             pass: 0,
             permuted: i32::from(self.permuted),
-            score_scale: call.scale.softmax_scale,
-            second_cumulant: self.second_cumulant,
         };
         Ok((params, queries))
     }

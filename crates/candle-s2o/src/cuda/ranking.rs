@@ -41,27 +41,35 @@ pub(super) struct Ranker {
     buckets: Region<u16>,
     score_ranges: Region<f32>,
     key_guide: Region<f32>,
+    prefix_factors: Region<f32>,
+    is_given: bool,
 }
 
-/// Destination of the orders.
+/// Destination of the results.
 #[derive(Clone, Copy)]
 pub(super) struct Orders {
     pub(super) kv_perm: *mut i32,
     /// With query permutation.
     pub(super) q_perm: Option<*mut i32>,
+    /// With probes: an estimate of the mean weight of the keys before the segment, for each row.
+    pub(super) prefix_score: Option<*mut f32>,
 }
 
 impl Ranker {
+    /// If the orders are given, only the estimates for probes remain to be computed.
     pub(super) fn new(
         regions: &mut Regions,
         call: &Call,
         plan: &Plan,
         groups: &[SegmentGroup],
+        is_given: bool,
     ) -> Result<Self, CudaError> {
         let shape = &call.shape;
         let heads = shape.batch() * shape.num_heads();
         let max = |count: fn(&SegmentGroup) -> usize| heads * groups.iter().map(count).max().unwrap_or(0);
-        let (segments, keys) = (max(SegmentGroup::len), max(|group| group.keys));
+        let (segments, keys) = (max(SegmentGroup::len), if is_given { 0 } else { max(|group| group.keys) });
+        let factors =
+            if plan.probe_stride.is_some() { segments / shape.group_size() * 2 * shape.head_dim() } else { 0 };
         let mut is_shared = false;
         for group in groups {
             is_shared |= Self::sort_of(call, plan, group)?.1 > 1;
@@ -79,6 +87,8 @@ impl Ranker {
             buckets: if is_shared { regions.add(keys) } else { scores },
             score_ranges: regions.add(keys / SCORE_BLOCK * 2),
             key_guide: regions.add(shape.batch() * shape.num_kv_heads() * shape.head_dim()),
+            prefix_factors: regions.add(factors),
+            is_given,
         })
     }
 
@@ -123,6 +133,8 @@ impl Ranker {
             score_ranges: scratch.at(self.score_ranges),
             q_perm: orders.q_perm.unwrap_or(ptr::null_mut()),
             key_guide: scratch.at(self.key_guide),
+            prefix_factors: scratch.at(self.prefix_factors),
+            prefix_score: orders.prefix_score.unwrap_or(ptr::null_mut()),
             q_strides: call.q.strides,
             k_strides: call.k.strides,
             kv_perm_head_stride: group.keys as i64,
@@ -151,7 +163,7 @@ impl Ranker {
         // SAFETY: these kernels take RankingParams. The regions have room for the largest group, and the scratch memory
         // is released on this stream after the launches.
         unsafe {
-            if orders.q_perm.is_some() {
+            if orders.q_perm.is_some() && !self.is_given {
                 let shared_bytes = query_order_shared_bytes(plan.segment_len);
                 let limit = call.launcher.shared_limit(call.function(Kernel::QueryOrder))?;
                 if shared_bytes > limit {
@@ -166,8 +178,16 @@ impl Ranker {
             if longest == 0 {
                 return Ok(());
             }
+            if orders.prefix_score.is_some() {
+                call.launch(Kernel::PrefixFactors, &params, Grid::Blocks([kv_heads, segments, batch]))?;
+            } else if self.is_given {
+                return Ok(());
+            }
             let splits = moment_splits(plan.segment_len);
             call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
+            if self.is_given {
+                return Ok(());
+            }
             let rows = segments * shape.group_size();
             let block = ScoreShape::fitting(rows, shape.head_dim());
             let [y, z] = [rows.div_ceil(block.rows()), batch * kv_heads];

@@ -90,20 +90,14 @@ struct Launch<'a> {
     scratch: Scratch,
     next_item: Region<i32>,
     kv_perm: Region<i32>,
-    orders: OrderSource<'a>,
+    ranker: Ranker,
+    /// Orders that replace those of Algorithm 1.
+    given: Option<&'a Ranking>,
     /// With query permutation: the orders and the states of the rows.
     permuted: Option<(Region<i32>, Region<RowState>)>,
     probes: Option<Probes>,
     counts: Counts,
     memory: Scratch,
-}
-
-/// Source of the orders.
-enum OrderSource<'a> {
-    /// Algorithm 1.
-    Ranked(Ranker),
-    /// The caller.
-    Given(&'a Ranking),
 }
 
 impl<'a> Launch<'a> {
@@ -126,17 +120,12 @@ impl<'a> Launch<'a> {
         // Only a pass that repeats needs the orders of its group.
         let of_probes = if config.max_error().is_some() { &groups[..] } else { slice::from_ref(&whole) };
         let probes = Probes::new(&mut regions, call, plan, of_probes, config);
-        let orders = match given {
-            Some(ranking) => OrderSource::Given(ranking),
-            None => OrderSource::Ranked(Ranker::new(&mut regions, call, plan, &groups)?),
-        };
+        let ranker = Ranker::new(&mut regions, call, plan, &groups, given.is_some())?;
         let scratch = call.allocate(&regions)?;
         let mut kept = Regions::default();
         let counts = Counts::new(&mut kept, shape, plan, config);
         let memory = call.allocate(&kept)?;
-        if let OrderSource::Ranked(ranker) = &orders {
-            ranker.prepare(&scratch)?;
-        }
+        ranker.prepare(&scratch)?;
         Ok(Self {
             call,
             config,
@@ -146,7 +135,8 @@ impl<'a> Launch<'a> {
             scratch,
             next_item,
             kv_perm,
-            orders,
+            ranker,
+            given,
             permuted,
             probes,
             counts,
@@ -165,7 +155,7 @@ impl<'a> Launch<'a> {
         }
         if let Some((q_perm, _)) = self.permuted {
             self.launch(&whole, Kernel::Pass1, &self.whole, first_pass)?;
-            if let OrderSource::Given(ranking) = self.orders {
+            if let Some(ranking) = self.given {
                 self.upload_q_perm(q_perm, ranking)?;
             }
         }
@@ -249,16 +239,15 @@ impl<'a> Launch<'a> {
     /// Enqueues the kernels or copies that write the orders of a group to scratch memory.
     fn order(&self, group: &SegmentGroup) -> Result<(), CudaError> {
         let Self { call, config, plan, scratch, .. } = self;
-        match &self.orders {
-            OrderSource::Given(ranking) => self.upload_kv_perm(group, ranking),
-            OrderSource::Ranked(ranker) => {
-                let orders = Orders {
-                    kv_perm: scratch.at(self.kv_perm),
-                    q_perm: self.permuted.map(|(q_perm, _)| scratch.at(q_perm)),
-                };
-                ranker.rank(call, scratch, config, plan, group, orders)
-            }
+        if let Some(ranking) = self.given {
+            self.upload_kv_perm(group, ranking)?;
         }
+        let orders = Orders {
+            kv_perm: scratch.at(self.kv_perm),
+            q_perm: self.permuted.map(|(q_perm, _)| scratch.at(q_perm)),
+            prefix_score: self.probes.as_ref().map(|probes| probes.prefix_score(scratch)),
+        };
+        self.ranker.rank(call, scratch, config, plan, group, orders)
     }
 
     /// Ranks the groups one after the other, and reads their orders.

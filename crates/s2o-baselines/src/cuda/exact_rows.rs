@@ -132,8 +132,7 @@ fn typed<T: Element>(
             out: ptr::null_mut(),
             lse: ptr::null(),
             out_norm: ptr::null(),
-            prefix_factors: ptr::null_mut(),
-            prefix_score: ptr::null_mut(),
+            prefix_score: ptr::null(),
             weights: ptr::null_mut(),
             tail_value: ptr::null_mut(),
             tail_scale: ptr::null_mut(),
@@ -150,8 +149,6 @@ fn typed<T: Element>(
             reach: 0.0,
             pass: 0,
             permuted: 0,
-            score_scale: 0.0,
-            second_cumulant: 0.0,
         };
         let function = |kernel| Function::new(kernel, T::DTYPE, size);
         // SAFETY: the kernels take ProbeParams, and `merge` the SplitParams in it; the views have the sizes of the
