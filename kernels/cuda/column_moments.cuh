@@ -8,7 +8,6 @@
 namespace s2o {
 
 constexpr int MOMENT_THREADS = 256;
-constexpr int MOMENT_ROWS_IN_FLIGHT = 4;  // per thread, with three or four CTAs on a multiprocessor
 
 struct Moment {
     float count, mean, square;  // square: sum of squared distances from the mean
@@ -23,9 +22,9 @@ struct Moment {
 };
 
 // The moment of column threadIdx.x < D over those of `rows` rows that are finite. row_at(i) is the address of a row. All threads
-// of a CTA of MOMENT_THREADS call it. D / 8 neighbouring lanes have a row; take(first, words) gets eight columns of this thread's
-// rows first + i * MOMENT_THREADS * 8 / D, some of which may not exist.
-template <typename T, int D, class RowAt, class Take>
+// of a CTA of MOMENT_THREADS call it. A thread loads IN_FLIGHT rows at once. D / 8 neighbouring lanes have a row; take(first, words)
+// gets eight columns of this thread's rows first + i * MOMENT_THREADS * 8 / D, some of which may not exist.
+template <typename T, int D, int IN_FLIGHT, class RowAt, class Take>
 __device__ __forceinline__ Moment column_moment(int rows, RowAt row_at, Take take) {
     constexpr int LANES = D / 8, ROWS = MOMENT_THREADS / LANES, WARPS = MOMENT_THREADS / 32;
     const int chunk = threadIdx.x % LANES, slot = threadIdx.x / LANES;
@@ -33,17 +32,17 @@ __device__ __forceinline__ Moment column_moment(int rows, RowAt row_at, Take tak
     float shift[8] = {}, sum[8] = {}, square[8] = {};
     int count = 0;
     const uint32_t lane_group = ((1ull << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES);
-    for (int first = 0; first < rows; first += ROWS * MOMENT_ROWS_IN_FLIGHT) {
-        uint4 loaded[MOMENT_ROWS_IN_FLIGHT];
+    for (int first = 0; first < rows; first += ROWS * IN_FLIGHT) {
+        uint4 loaded[IN_FLIGHT];
 #pragma unroll
-        for (int i = 0; i < MOMENT_ROWS_IN_FLIGHT; ++i) {
+        for (int i = 0; i < IN_FLIGHT; ++i) {
             const int row = first + slot + i * ROWS;
             // A row that does not exist is marked as not finite and so left out.
             loaded[i] = make_uint4(NAN_WORD, 0, 0, 0);
             if (row < rows) loaded[i] = __ldcs(reinterpret_cast<const uint4*>(row_at(row) + chunk * 8));
         }
 #pragma unroll
-        for (int i = 0; i < MOMENT_ROWS_IN_FLIGHT; ++i) {
+        for (int i = 0; i < IN_FLIGHT; ++i) {
             const bool finite = (__ballot_sync(~0u, Packed<T>::not_finite(loaded[i]) != 0) & lane_group) == 0;
             uint32_t words[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
             if (i == 0 && first == 0 && finite) {

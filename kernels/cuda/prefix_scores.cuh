@@ -22,7 +22,7 @@ __device__ __forceinline__ void prefix_factors(const RankingParams& p) {
     if (keys == 0) return;
     const int count = int(keys < SAMPLED_KEYS ? keys : SAMPLED_KEYS);
     const T* k = static_cast<const T*>(p.k) + batch * p.k_strides.batch + kv_head * p.k_strides.head;
-    const Moment moment = column_moment<T, D>(
+    const Moment moment = column_moment<T, D, 16>(
         count, [&](int i) { return k + i * keys / count * p.k_strides.seq; }, [](int, const auto&) {});
     if (d >= D) return;
     float* factors = prefix_factors_of<D>(p, batch, kv_head, segment);

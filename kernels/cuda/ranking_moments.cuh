@@ -50,6 +50,7 @@ __device__ __forceinline__ void segment_moments(const RankingParams& p) {
     const int begin = rows.begin + split * share, end = min(begin + share, rows.end);
     const T* q = static_cast<const T*>(p.q) + b * p.q_strides.batch + head * p.q_strides.head;
 
+    constexpr int IN_FLIGHT = 4;  // with three or four CTAs on a multiprocessor
     auto row_at = [&](int i) { return q + (begin + i) * p.q_strides.seq; };
     Moment moment;
     if constexpr (SCORES) {
@@ -57,13 +58,13 @@ __device__ __forceinline__ void segment_moments(const RankingParams& p) {
         const int kv_head = head / (p.num_heads / p.num_kv_heads);
         const PrefixScores<T, D> prefix(prefix_factors_of<D>(p, b, kv_head, segment), factors);
         float* scores = p.prefix_score + (int64_t(b) * p.num_heads + head) * p.q_len + begin;
-        moment = column_moment<T, D>(end - begin, row_at, [&](int first, const uint4 (&words)[MOMENT_ROWS_IN_FLIGHT]) {
+        moment = column_moment<T, D, IN_FLIGHT>(end - begin, row_at, [&](int first, const uint4 (&words)[IN_FLIGHT]) {
             const float score = prefix.of(words);
             const int row = first + prefix.row_of_lane() * (MOMENT_THREADS * 8 / D);
             if (prefix.is_first() && row < end - begin) scores[row] = score;
         });
     } else {
-        moment = column_moment<T, D>(end - begin, row_at, [](int, const auto&) {});
+        moment = column_moment<T, D, IN_FLIGHT>(end - begin, row_at, [](int, const auto&) {});
     }
     const int d = threadIdx.x;
     const int64_t row = (int64_t(b) * p.num_heads + head) * p.num_segments + segment;

@@ -63,9 +63,9 @@ struct RankingParams {
     int32_t sort_window;      // entries that s2o_sort places at a time, a multiple of 32, at most 65408
     float softmax_scale;
     float second_cumulant;    // c; 0 ranks by the mean query alone
-    // The best `sorted_sixteenths` sixteenths of a row's keys, and at least `least_sorted` keys, are sorted, up to the end of a
+    // The best `sorted_eighths` eighths of a row's keys, and at least `least_sorted` keys, are sorted, up to the end of a
     // bucket. The others follow in ascending order.
-    int32_t sorted_sixteenths;
+    int32_t sorted_eighths;
     int32_t least_sorted;
 };
 static_assert(sizeof(RankingParams) == 248 && offsetof(RankingParams, batch) == 176 &&

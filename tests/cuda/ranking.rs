@@ -100,8 +100,8 @@ fn check_ranking(problem: &Problem, config: &S2oConfig, prompt_len: usize, ranki
             let recent = segment.start.saturating_sub(config.recent()).max(sink);
             let lead: Vec<u32> = (0..sink as u32).chain(recent as u32..segment.start as u32).collect();
             let scores = reference::key_scores(&head, segment, config);
-            let complete = prompt_len <= 131_072 || config.stop_rule() == StopRule::SumRatio;
-            let sorted_len = if complete { segment.start } else { (segment.start / 16 * 3).max(39_936) };
+            let complete = prompt_len <= 98_304 || config.stop_rule() == StopRule::SumRatio;
+            let sorted_len = if complete { segment.start } else { (segment.start / 8).max(39_936) };
             let error = score_error(problem, at, segment, config);
             check_descending(&order.kv_perm, &scores, &lead, error, sorted_len);
             if config.q_perm() {
@@ -167,6 +167,7 @@ pub fn cases(runner: &mut Runner) {
         (3000, 60_000, 60_000, StopRule::Auto, 128),
         (3000, 60_000, 1 << 20, StopRule::Auto, 128),
         (3000, 140_000, 1 << 20, StopRule::Auto, 128),
+        (3000, 98_304, 98_304, StopRule::Auto, 128),
         (3000, 131_072, 131_072, StopRule::Auto, 128),
         (3000, 131_072, 131_072, StopRule::Auto, 256),
         (3000, 1 << 20, 1 << 20, StopRule::Auto, 128),

@@ -43,7 +43,7 @@ pub struct RankingParams {
     pub sort_window: i32,
     pub softmax_scale: f32,
     pub second_cumulant: f32,
-    pub sorted_sixteenths: i32,
+    pub sorted_eighths: i32,
     pub least_sorted: i32,
 }
 

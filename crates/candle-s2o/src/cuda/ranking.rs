@@ -7,24 +7,23 @@ use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
 use s2o_kernels::ranking::{
-    ALL_SIXTEENTHS, LEAST_SORTED, SCORE_BLOCK, SORTED_SIXTEENTHS, ScoreShape, SortShape, moment_splits,
+    ALL_EIGHTHS, LEAST_SORTED, SCORE_BLOCK, SORTED_EIGHTHS, ScoreShape, SortShape, moment_splits,
     query_order_shared_bytes, score_blocks,
 };
 
 use super::call::Call;
 use super::segment_group::SegmentGroup;
 
-/// Longest prompt whose keys are all sorted. A partial order cost answers of `cwe` at 64K tokens, and saves 0.8 % of a call at
-/// 128K.
-const COMPLETELY_SORTED: usize = 131_072;
+/// Longest prompt whose keys are all sorted. A partial order cost answers of `cwe` at 64K tokens, and none at 128K.
+const COMPLETELY_SORTED: usize = 98_304;
 
-/// Sixteenths of the keys before a segment that are sorted. Rules that average or sum over rows get all.
-fn sorted_sixteenths(config: &S2oConfig, plan: &Plan) -> usize {
+/// Eighths of the keys before a segment that are sorted. Rules that average or sum over rows get all.
+fn sorted_eighths(config: &S2oConfig, plan: &Plan) -> usize {
     match config.stop_rule() {
         StopRule::Auto | StopRule::AllRows | StopRule::MaxWeight if plan.prompt_len > COMPLETELY_SORTED => {
-            SORTED_SIXTEENTHS
+            SORTED_EIGHTHS
         }
-        _ => ALL_SIXTEENTHS,
+        _ => ALL_EIGHTHS,
     }
 }
 
@@ -156,7 +155,7 @@ impl Ranker {
             sort_window: to_i32("sort window", sort.window)?,
             softmax_scale: call.scale.softmax_scale,
             second_cumulant: config.key_score().second_cumulant(),
-            sorted_sixteenths: to_i32("sixteenths", sorted_sixteenths(config, plan))?,
+            sorted_eighths: to_i32("eighths", sorted_eighths(config, plan))?,
             least_sorted: to_i32("sorted keys", LEAST_SORTED)?,
         };
         let [batch, heads, kv_heads] = [shape.batch(), shape.num_heads(), shape.num_kv_heads()];
