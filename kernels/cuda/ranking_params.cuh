@@ -63,13 +63,10 @@ struct RankingParams {
     int32_t sort_window;      // entries that s2o_sort places at a time, a multiple of 32, at most 65408
     float softmax_scale;
     float second_cumulant;    // c; 0 ranks by the mean query alone
-    // The best `sorted_eighths` eighths of a row's keys, and at least `least_sorted` keys, are sorted, up to the end of a
-    // bucket. The others follow in ascending order.
-    int32_t sorted_eighths;
-    int32_t least_sorted;
+    int32_t sorted_keys;      // the best of a row, at least 1, to the end of a bucket; the others follow in ascending order
 };
 static_assert(sizeof(RankingParams) == 248 && offsetof(RankingParams, batch) == 176 &&
-                  offsetof(RankingParams, least_sorted) == 244, "mirrored on the host");
+                  offsetof(RankingParams, sorted_keys) == 240, "mirrored on the host");
 
 // Offset of row n in its head.
 __host__ __device__ inline int64_t prefix_row(const RankingParams& p, int n) {

@@ -256,7 +256,7 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
     const int widest = 1 << min(32 - token_bits, 20u);
     // The first buckets that hold `wanted` keys are sorted. Window::place turns the starts of its buckets into their ends, so
     // this comes first.
-    const int wanted = max(length / 8 * p.sorted_eighths, min(length, p.least_sorted));
+    const int wanted = min(length, p.sorted_keys);
     const int end_of_sorted = last_boundary(starts, 0, p.sort_buckets, wanted - 1) + 1;
     // Windows of equal size for the CTAs of a row: each may end up to one bucket before its reach.
     const int reach = min(p.sort_window, int(starts[end_of_sorted]) / int(gridDim.z) + largest);

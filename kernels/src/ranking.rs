@@ -30,15 +30,9 @@ impl ScoreShape {
     }
 }
 
-/// In long prompts this many eighths of the keys before a segment are sorted, the best ones. The others follow in their
-/// natural order.
-pub const SORTED_EIGHTHS: usize = 1;
-/// At least this many keys are sorted, because the first segments visit larger shares of their keys: one window of an H100.
-pub const LEAST_SORTED: usize = 39_936;
-/// All keys are sorted.
-pub const ALL_EIGHTHS: usize = 8;
-// The kernel needs a sorted key before the others.
-const _: () = assert!(0 < SORTED_EIGHTHS && SORTED_EIGHTHS <= ALL_EIGHTHS && 0 < LEAST_SORTED);
+/// In long prompts this many keys before a segment are sorted, the best ones. The others follow in their natural order. It is a
+/// window of an H100, less the keys of a bucket.
+pub const SORTED_KEYS: usize = 39_936;
 
 /// Blocks of the scores kernel that share the `tiles` key tiles (of [`SCORE_BLOCK`] keys) before the last segment.
 /// `others` is the number of its blocks in y and z. Blocks take few tiles each while there are few blocks, otherwise

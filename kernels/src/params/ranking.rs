@@ -43,8 +43,7 @@ pub struct RankingParams {
     pub sort_window: i32,
     pub softmax_scale: f32,
     pub second_cumulant: f32,
-    pub sorted_eighths: i32,
-    pub least_sorted: i32,
+    pub sorted_keys: i32,
 }
 
-layout!(RankingParams: 248, batch at 176, least_sorted at 244);
+layout!(RankingParams: 248, batch at 176, sorted_keys at 240);

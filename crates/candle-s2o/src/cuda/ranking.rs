@@ -7,8 +7,7 @@ use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
 use s2o_kernels::ranking::{
-    ALL_EIGHTHS, LEAST_SORTED, SCORE_BLOCK, SORTED_EIGHTHS, ScoreShape, SortShape, moment_splits,
-    query_order_shared_bytes, score_blocks,
+    SCORE_BLOCK, SORTED_KEYS, ScoreShape, SortShape, moment_splits, query_order_shared_bytes, score_blocks,
 };
 
 use super::call::Call;
@@ -17,13 +16,13 @@ use super::segment_group::SegmentGroup;
 /// Longest prompt whose keys are all sorted. A partial order cost answers of `cwe` at 64K tokens, and none at 128K.
 const COMPLETELY_SORTED: usize = 98_304;
 
-/// Eighths of the keys before a segment that are sorted. Rules that average or sum over rows get all.
-fn sorted_eighths(config: &S2oConfig, plan: &Plan) -> usize {
+/// Keys before a segment that are sorted, at most. Rules that average or sum over rows get all.
+fn sorted_keys(config: &S2oConfig, plan: &Plan) -> i32 {
     match config.stop_rule() {
         StopRule::Auto | StopRule::AllRows | StopRule::MaxWeight if plan.prompt_len > COMPLETELY_SORTED => {
-            SORTED_EIGHTHS
+            SORTED_KEYS as i32
         }
-        _ => ALL_EIGHTHS,
+        _ => i32::MAX,
     }
 }
 
@@ -155,8 +154,7 @@ impl Ranker {
             sort_window: to_i32("sort window", sort.window)?,
             softmax_scale: call.scale.softmax_scale,
             second_cumulant: config.key_score().second_cumulant(),
-            sorted_eighths: to_i32("eighths", sorted_eighths(config, plan))?,
-            least_sorted: to_i32("sorted keys", LEAST_SORTED)?,
+            sorted_keys: sorted_keys(config, plan),
         };
         let [batch, heads, kv_heads] = [shape.batch(), shape.num_heads(), shape.num_kv_heads()];
         // SAFETY: these kernels take RankingParams. The regions have room for the largest group, and the scratch memory
