@@ -32,7 +32,7 @@ impl ScoreShape {
 
 /// In long prompts this many keys before a segment are sorted, the best ones. The others follow in their natural order. It is a
 /// window of an H100, less the keys of a bucket.
-pub const SORTED_KEYS: usize = 39_936;
+pub const SORTED_KEYS: i32 = 39_936;
 
 /// Blocks of the scores kernel that share the `tiles` key tiles (of [`SCORE_BLOCK`] keys) before the last segment.
 /// `others` is the number of its blocks in y and z. Blocks take few tiles each while there are few blocks, otherwise

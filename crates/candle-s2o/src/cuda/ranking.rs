@@ -19,9 +19,7 @@ const COMPLETELY_SORTED: usize = 98_304;
 /// Keys before a segment that are sorted, at most. Rules that average or sum over rows get all.
 fn sorted_keys(config: &S2oConfig, plan: &Plan) -> i32 {
     match config.stop_rule() {
-        StopRule::Auto | StopRule::AllRows | StopRule::MaxWeight if plan.prompt_len > COMPLETELY_SORTED => {
-            SORTED_KEYS as i32
-        }
+        StopRule::Auto | StopRule::AllRows | StopRule::MaxWeight if plan.prompt_len > COMPLETELY_SORTED => SORTED_KEYS,
         _ => i32::MAX,
     }
 }
@@ -175,13 +173,14 @@ impl Ranker {
             if longest == 0 {
                 return Ok(());
             }
-            if orders.prefix_score.is_some() {
+            let has_probes = orders.prefix_score.is_some();
+            if has_probes {
                 call.launch(Kernel::PrefixFactors, &params, Grid::Blocks([kv_heads, segments, batch]))?;
-            } else if self.is_given {
-                return Ok(());
             }
-            let splits = moment_splits(plan.segment_len);
-            call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
+            if has_probes || !self.is_given {
+                let splits = moment_splits(plan.segment_len);
+                call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
+            }
             if self.is_given {
                 return Ok(());
             }

@@ -236,7 +236,7 @@ impl<'a> Launch<'a> {
         Parts { share, plan, scratch, counts, memory }
     }
 
-    /// Enqueues the kernels or copies that write the orders of a group to scratch memory.
+    /// Enqueues the kernels or copies that write the orders of a group, and the estimates for its probes, to scratch memory.
     fn order(&self, group: &SegmentGroup) -> Result<(), CudaError> {
         let Self { call, config, plan, scratch, .. } = self;
         if let Some(ranking) = self.given {
