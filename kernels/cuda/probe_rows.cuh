@@ -39,9 +39,9 @@ struct ProbeRow {
 // if it skipped none. As `expected_mass` of probes/expected.rs.
 __device__ __forceinline__ float expected_mass(const ProbeParams& p, int64_t row) {
     // All loads before the branch. A row that saw all keys may have no score.
-    const float norm = p.out_norm[row], log = p.prefix_score[row] - p.lse[row];
+    const float norm = p.out_norm[row], log_mass = p.prefix_score[row] - p.lse[row];
     if (norm < 0.f) return SAW_ALL_KEYS;
-    return log == log ? __expf(fminf(log, 0.f)) : 0.f;
+    return log_mass == log_mass ? __expf(fminf(fmaxf(log_mass, -30.f), 0.f)) : 0.f;
 }
 
 // Sum over the warp, in every lane.

@@ -52,9 +52,9 @@ struct Probe {
 struct TailSums {
     double skipped, expected;
 
-    __device__ __forceinline__ void add(double weight, double skipped_mass, double expected_mass) {
-        skipped += weight * skipped_mass;
-        expected += weight * expected_mass * (1.0 - skipped_mass);
+    __device__ __forceinline__ void add(double weight, double skipped_share, double mass) {
+        skipped += weight * skipped_share;
+        expected += weight * mass * (1.0 - skipped_share);
     }
     // The skipped mass over its expectation.
     __device__ __forceinline__ double scale() const { return skipped / expected; }

@@ -236,7 +236,8 @@ fn check_probes(problem: &Problem, config: &S2oConfig, prompt_len: usize, stride
                 let (exact, skipped, visited) = exact_row(problem, at, row, of, (&sparse, discards));
                 // Rows that saw every key keep their output.
                 let exact = if visited.is_none() { sparse.clone() } else { exact };
-                let expected = visited.map(|visited| (prefix_score(problem, at, row, of.0) - visited).min(0.0).exp());
+                let expected =
+                    visited.map(|visited| (prefix_score(problem, at, row, of.0) - visited).clamp(-30.0, 0.0).exp());
                 Some((s, Row { row, weight: None, sparse, exact, skipped, expected }))
             })
             .collect();

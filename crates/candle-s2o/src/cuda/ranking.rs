@@ -13,10 +13,10 @@ use s2o_kernels::ranking::{
 use super::call::Call;
 use super::segment_group::SegmentGroup;
 
-/// Longest prompt whose keys are all sorted. A partial order cost answers of `cwe` at 64K tokens, and none at 128K.
+/// Longest prompt whose keys are all sorted. An order of three eighths cost answers of `cwe` at 64K tokens, and none at 128K.
 const COMPLETELY_SORTED: usize = 98_304;
 
-/// Keys before a segment that are sorted, at most. Rules that average or sum over rows get all.
+/// Keys before a segment that are sorted, to the end of a bucket. Rules that average or sum over rows get all.
 fn sorted_keys(config: &S2oConfig, plan: &Plan) -> i32 {
     match config.stop_rule() {
         StopRule::Auto | StopRule::AllRows | StopRule::MaxWeight if plan.prompt_len > COMPLETELY_SORTED => SORTED_KEYS,
@@ -52,7 +52,7 @@ pub(super) struct Orders {
 }
 
 impl Ranker {
-    /// If the orders are given, only the estimates for probes remain to be computed.
+    /// If the orders are given, it computes only the estimates for probes.
     pub(super) fn new(
         regions: &mut Regions,
         call: &Call,
@@ -173,14 +173,11 @@ impl Ranker {
             if longest == 0 {
                 return Ok(());
             }
-            let has_probes = orders.prefix_score.is_some();
-            if has_probes {
+            if orders.prefix_score.is_some() {
                 call.launch(Kernel::PrefixFactors, &params, Grid::Blocks([kv_heads, segments, batch]))?;
             }
-            if has_probes || !self.is_given {
-                let splits = moment_splits(plan.segment_len);
-                call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
-            }
+            let splits = moment_splits(plan.segment_len);
+            call.launch(Kernel::Moments, &params, Grid::Blocks([heads, segments, batch * splits]))?;
             if self.is_given {
                 return Ok(());
             }

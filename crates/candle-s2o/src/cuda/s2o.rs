@@ -90,7 +90,8 @@ struct Launch<'a> {
     scratch: Scratch,
     next_item: Region<i32>,
     kv_perm: Region<i32>,
-    ranker: Ranker,
+    /// Absent if the orders are given and there are no probes.
+    ranker: Option<Ranker>,
     /// Orders that replace those of Algorithm 1.
     given: Option<&'a Ranking>,
     /// With query permutation: the orders and the states of the rows.
@@ -120,12 +121,15 @@ impl<'a> Launch<'a> {
         // Only a pass that repeats needs the orders of its group.
         let of_probes = if config.max_error().is_some() { &groups[..] } else { slice::from_ref(&whole) };
         let probes = Probes::new(&mut regions, call, plan, of_probes, config);
-        let ranker = Ranker::new(&mut regions, call, plan, &groups, given.is_some())?;
+        let is_needed = given.is_none() || probes.is_some();
+        let ranker = is_needed.then(|| Ranker::new(&mut regions, call, plan, &groups, given.is_some())).transpose()?;
         let scratch = call.allocate(&regions)?;
         let mut kept = Regions::default();
         let counts = Counts::new(&mut kept, shape, plan, config);
         let memory = call.allocate(&kept)?;
-        ranker.prepare(&scratch)?;
+        if let Some(ranker) = &ranker {
+            ranker.prepare(&scratch)?;
+        }
         Ok(Self {
             call,
             config,
@@ -242,12 +246,13 @@ impl<'a> Launch<'a> {
         if let Some(ranking) = self.given {
             self.upload_kv_perm(group, ranking)?;
         }
+        let Some(ranker) = &self.ranker else { return Ok(()) };
         let orders = Orders {
             kv_perm: scratch.at(self.kv_perm),
             q_perm: self.permuted.map(|(q_perm, _)| scratch.at(q_perm)),
             prefix_score: self.probes.as_ref().map(|probes| probes.prefix_score(scratch)),
         };
-        self.ranker.rank(call, scratch, config, plan, group, orders)
+        ranker.rank(call, scratch, config, plan, group, orders)
     }
 
     /// Ranks the groups one after the other, and reads their orders.

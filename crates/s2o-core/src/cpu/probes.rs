@@ -31,14 +31,14 @@ struct SparseRow {
 pub(super) struct SparseRows(Vec<SparseRow>);
 
 impl SparseRows {
-    /// Adds the row in a lane of a query tile with its query and its output.
-    pub(super) fn add(&mut self, tile: &QueryTile, lane: usize, query: &[f32], keys: &PrefixScore, out: &[f32]) {
+    /// Adds the row in a lane of a query tile with its output, and with its query if it skipped keys.
+    pub(super) fn add(&mut self, tile: &QueryTile, lane: usize, query: Option<(&PrefixScore, &[f32])>, out: &[f32]) {
         let log_sum_exp = tile.log_sum_exp(lane);
-        let expected = || expected_mass(keys.of(query.iter().copied().map(f64::from)), log_sum_exp) as f32;
+        let score = |(keys, query): (&PrefixScore, &[f32])| keys.of(query.iter().copied().map(f64::from));
         self.0.push(SparseRow {
             row: tile.rows[lane] as u32,
             log_sum_exp: log_sum_exp as f32,
-            expected: tile.skips.then(expected),
+            expected: query.map(|query| expected_mass(score(query), log_sum_exp) as f32),
             norm: out.iter().map(|x| x * x).sum::<f32>().sqrt(),
         });
     }

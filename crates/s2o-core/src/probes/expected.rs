@@ -38,10 +38,12 @@ impl PrefixScore {
 
 /// The expected mass of the keys that a query skipped over the mass of those that it visited, up to a factor that the queries
 /// of a segment share. `log_sum_exp` is the logarithm of the latter. 0 if nothing can be said.
+///
+/// It is at most 1: the mean key weighs no more than all visited keys. And it is at least `exp(-30)`, so that sums over probes
+/// keep the smallest ones.
 pub(crate) fn expected_mass(prefix_score: f64, log_sum_exp: f64) -> f64 {
     let log = prefix_score - log_sum_exp;
-    // One key has no more than the mass of the visited keys.
-    if log.is_nan() { 0.0 } else { log.min(0.0).exp() }
+    if log.is_nan() { 0.0 } else { log.clamp(-30.0, 0.0).exp() }
 }
 
 #[cfg(test)]
@@ -71,11 +73,11 @@ mod tests {
     }
 
     #[test]
-    fn an_expected_mass_is_at_most_that_of_the_visited_keys() {
+    fn an_expected_mass_is_bounded() {
         assert!((expected_mass(-1.0, 2.0) - (-3.0f64).exp()).abs() < 1e-15);
         assert_eq!(expected_mass(3.0, 2.0), 1.0);
         assert_eq!(expected_mass(f64::INFINITY, 2.0), 1.0);
-        assert_eq!(expected_mass(1.0, f64::INFINITY), 0.0);
+        assert_eq!(expected_mass(1.0, f64::INFINITY), (-30.0f64).exp());
         for (score, log_sum_exp) in [(f64::NAN, 1.0), (1.0, f64::NAN), (f64::INFINITY, f64::INFINITY)] {
             assert_eq!(expected_mass(score, log_sum_exp), 0.0);
         }

@@ -2,10 +2,10 @@
 //! skipped, and measures the error that remains.
 //!
 //! The keys that the queries of a segment skip have a common mean value, and the mass that they have for a query follows from
-//! mean and variance of the keys before the segment. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly, and adds the
-//! difference of its output to its neighbours. Here one query of every run is drawn at random after the sparse pass,
-//! more likely where a larger error is expected: these queries need exact attention most, and estimates from
-//! such a draw vary less.
+//! mean and variance of the keys before the segment. Delta Attention (arXiv 2505.11254) also computes every n-th query exactly,
+//! and adds the difference of its output to its neighbours. Here one query of every run is drawn at random after the sparse
+//! pass, more likely where a larger error is expected: these queries need exact attention most, and estimates from such a draw
+//! vary less.
 
 use std::ops::Range;
 
