@@ -49,17 +49,12 @@ impl SparseRows {
 }
 
 /// The keys before position `prefix_len` of a sequence and KV head.
-pub(super) fn prefix_score<T: Element>(
-    inputs: &Inputs<'_, T>,
-    at: (usize, usize),
-    prefix_len: usize,
-    config: &S2oConfig,
-) -> PrefixScore {
+pub(super) fn prefix_score<T: Element>(inputs: &Inputs<'_, T>, at: (usize, usize), prefix_len: usize) -> PrefixScore {
     let (head_dim, positions) = (inputs.shape.head_dim(), sampled_keys(prefix_len));
     let mut keys = vec![0.0; positions.len() * head_dim];
     let mut moments = Moments::new(head_dim);
     inputs.k.gather(at, positions, &mut keys).chunks_exact(head_dim).for_each(|key| moments.add(key));
-    PrefixScore::new(moments.finish(), inputs.scale, config)
+    PrefixScore::new(moments.finish(), inputs.scale)
 }
 
 /// The rows of a head and segment, and its probes after the sparse pass.

@@ -61,8 +61,8 @@ impl TileRun<'_> {
         };
         let keeps_rows = has_probes && self.order.is_some();
         let tiles = &workspace.tiles[..count];
-        let keys = (keeps_rows && tiles.iter().any(|tile| tile.skips))
-            .then(|| prefix_score(inputs, at, self.segment.start, config));
+        let keys =
+            (keeps_rows && tiles.iter().any(|tile| tile.skips)).then(|| prefix_score(inputs, at, self.segment.start));
         let mut query = vec![0.0; if keys.is_some() { inputs.shape.head_dim() } else { 0 }];
         let mut rows = SparseRows::default();
         for tile in tiles {

@@ -1,6 +1,5 @@
 //! The mass that a query's skipped keys are expected to have, from mean and variance of the keys before its segment.
 
-use crate::config::S2oConfig;
 use crate::score_scale::ScoreScale;
 
 /// Most keys that are read for mean and variance.
@@ -13,6 +12,9 @@ pub(crate) fn sampled_keys(prefix_len: usize) -> impl ExactSizeIterator<Item = u
     (0..count).map(move |i| i * prefix_len / count)
 }
 
+/// Weight of the variance, that of the default [`KeyScore`](crate::KeyScore). The estimate needs it for any order of the keys.
+const SECOND_CUMULANT: f64 = 0.35;
+
 /// Estimates the mean weight of the keys before a segment: the score of [`KeyScore::SecondCumulant`](crate::KeyScore) with
 /// queries and keys exchanged.
 #[derive(Debug, Clone)]
@@ -23,9 +25,9 @@ pub(crate) struct PrefixScore {
 
 impl PrefixScore {
     /// For keys with this mean and variance in each dimension.
-    pub(crate) fn new((mean, variance): (Vec<f64>, Vec<f64>), scale: ScoreScale, config: &S2oConfig) -> Self {
+    pub(crate) fn new((mean, variance): (Vec<f64>, Vec<f64>), scale: ScoreScale) -> Self {
         let scale = f64::from(scale.softmax_scale);
-        let of_variance = f64::from(config.key_score().second_cumulant()) * scale * scale;
+        let of_variance = SECOND_CUMULANT * scale * scale;
         let factors = mean.iter().zip(variance).map(|(mean, variance)| [scale * mean, of_variance * variance]);
         Self { factors: factors.collect() }
     }
@@ -49,7 +51,6 @@ pub(crate) fn expected_mass(prefix_score: f64, log_sum_exp: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::KeyScore;
 
     #[test]
     fn sampled_keys_are_spread_over_the_prefix() {
@@ -62,14 +63,9 @@ mod tests {
 
     #[test]
     fn the_score_is_the_second_cumulant_of_the_keys() {
-        let score = |key_score| {
-            let config = S2oConfig::builder().key_score(key_score).build().unwrap();
-            let moments = (vec![1.0, -3.0], vec![4.0, 0.5]);
-            PrefixScore::new(moments, 0.5.into(), &config).of([2.0, 6.0].into_iter())
-        };
-        // 0.5 (2 - 18), and c 0.25 (4 * 4 + 0.5 * 36) more.
-        assert_eq!(score(KeyScore::MeanQuery), -8.0);
-        assert_eq!(score(KeyScore::SecondCumulant { c: 0.5 }), -8.0 + 4.25);
+        let keys = PrefixScore::new((vec![1.0, -3.0], vec![4.0, 0.5]), 0.5.into());
+        // 0.5 (2 - 18), and .35 * 0.25 (4 * 4 + 0.5 * 36) more.
+        assert!((keys.of([2.0, 6.0].into_iter()) - (-8.0 + 0.0875 * 34.0)).abs() < 1e-12);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) fn correct(
     let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
     let first = head.position(segment.rows.start);
     let keys = sampled_keys(segment.start).map(|position| head.k(position));
-    let prefix_score = PrefixScore::new(moments(head.head_dim, keys), head.scale, config);
+    let prefix_score = PrefixScore::new(moments(head.head_dim, keys), head.scale);
     let log_sum_exp = |row: &SparseRow| row.state.row_max + row.state.row_sum.ln();
     // Of the rows that skipped keys.
     let expected: Vec<Option<f64>> = rows
