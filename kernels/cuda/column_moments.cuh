@@ -21,9 +21,9 @@ struct Moment {
     }
 };
 
-// The moment of column threadIdx.x < D over those of `rows` rows that are finite. row_at(i) is the address of a row. All threads
-// of a CTA of MOMENT_THREADS call it. A thread loads IN_FLIGHT rows at once. D / 8 neighbouring lanes have a row; take(first, words)
-// gets eight columns of this thread's rows first + i * MOMENT_THREADS * 8 / D, some of which may not exist.
+// The moment of column threadIdx.x < D over those of `rows` rows that are finite. row_at(i) is the address of a row. All
+// threads of a CTA of MOMENT_THREADS call it. A thread loads IN_FLIGHT rows at once. D / 8 neighbouring lanes have a row.
+// take(first, words) gets eight columns of this thread's rows first + i * MOMENT_THREADS * 8 / D, some of which may not exist.
 template <typename T, int D, int IN_FLIGHT, class RowAt, class Take>
 __device__ __forceinline__ Moment column_moment(int rows, RowAt row_at, Take take) {
     constexpr int LANES = D / 8, ROWS = MOMENT_THREADS / LANES, WARPS = MOMENT_THREADS / 32;

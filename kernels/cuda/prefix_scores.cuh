@@ -7,7 +7,7 @@
 
 namespace s2o {
 
-constexpr int SAMPLED_KEYS = 256;              // at most, evenly spaced
+constexpr int SAMPLED_KEYS = 256;                // at most, evenly spaced
 constexpr float PREFIX_SECOND_CUMULANT = 0.35f;  // for any order of the keys
 
 template <int D>
@@ -28,7 +28,8 @@ __device__ __forceinline__ void prefix_factors(const RankingParams& p) {
     if (d >= D) return;
     float* factors = prefix_factors_of<D>(p, batch, kv_head, segment);
     factors[d] = p.softmax_scale * moment.mean;
-    factors[D + d] = PREFIX_SECOND_CUMULANT * p.softmax_scale * p.softmax_scale * (moment.square / fmaxf(moment.count, 1.f));
+    factors[D + d] = PREFIX_SECOND_CUMULANT * p.softmax_scale * p.softmax_scale *
+                     (moment.square / fmaxf(moment.count, 1.f));
 }
 
 // The factors of this thread's eight columns. They are read for each vector of rows, because registers are few.

@@ -1,6 +1,7 @@
 // The ranking (Algorithm 1), launched on one stream; the host reads nothing back:
 //   s2o_prefix_factors_*  if there are probes: mean and variance of the keys before each segment
-//   s2o_moments_*  mean and variance of each segment's queries -> the coefficients of [K | K*K] in the key scores
+//   s2o_moments_*  mean and variance of each segment's queries -> the coefficients of [K | K*K] in the key scores; from
+//                  the prefix factors prefix_score, for the probes
 // then, once for each group that fits in the workspace:
 //   s2o_scores_*   the scores of all keys before each segment, 16 bits each
 //   s2o_sort       kv_perm, one CTA per row of scores, or several if rows are few
@@ -41,7 +42,7 @@ struct RankingParams {
     int32_t* q_perm;          // (batch, num_heads, q_len): slot r of a segment's rows holds the row placed there
     float* key_guide;         // (batch, num_kv_heads, head_dim)
     float* prefix_factors;    // (batch, num_kv_heads, num_segments, 2, head_dim); unused without prefix_score
-    float* prefix_score;      // (batch, num_heads, q_len) or null: log of the mean weight of the keys before the segment, estimated
+    float* prefix_score;      // (batch, num_heads, q_len) or null: estimated log of the mean weight of the keys before
     Strides q_strides;
     Strides k_strides;
     int64_t kv_perm_head_stride;  // a multiple of SCORE_BLOCK

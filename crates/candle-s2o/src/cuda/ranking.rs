@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use s2o_core::{Plan, S2oConfig, StopRule};
+use s2o_core::{KeyScore, Plan, S2oConfig, StopRule};
 use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::Kernel;
 use s2o_kernels::params::RankingParams;
@@ -37,7 +37,9 @@ pub(super) struct Ranker {
     buckets: Region<u16>,
     score_ranges: Region<f32>,
     key_guide: Region<f32>,
+    /// With probes.
     prefix_factors: Region<f32>,
+    /// The caller has the orders.
     is_given: bool,
 }
 
@@ -151,7 +153,10 @@ impl Ranker {
             sort_buckets: to_i32("sort buckets", sort.buckets)?,
             sort_window: to_i32("sort window", sort.window)?,
             softmax_scale: call.scale.softmax_scale,
-            second_cumulant: config.key_score().second_cumulant(),
+            second_cumulant: match config.key_score() {
+                KeyScore::MeanQuery => 0.0,
+                KeyScore::SecondCumulant { c } => c,
+            },
             sorted_keys: sorted_keys(config, plan),
         };
         let [batch, heads, kv_heads] = [shape.batch(), shape.num_heads(), shape.num_kv_heads()];

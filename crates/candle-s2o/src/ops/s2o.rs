@@ -140,7 +140,8 @@ impl S2oOp {
 
     /// Runs only Algorithm 1 on the device of the tensors: returns the orders of every head (`b * num_heads + h`) and
     /// segment. On a GPU the host waits for the orders, and in prompts of more than 98,304 tokens the best 39,936 keys,
-    /// to the end of a bucket, are sorted; the others follow in their natural order. With `StopRule::MeanRatio` and `SumRatio` all are sorted.
+    /// to the end of a bucket, are sorted; the others follow in their natural order. With `StopRule::MeanRatio` and `SumRatio`
+    /// all are sorted.
     ///
     /// # Errors
     /// The same as [`S2oOp::apply`].

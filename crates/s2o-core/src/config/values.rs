@@ -151,14 +151,6 @@ pub enum KeyScore {
 
 impl KeyScore {
     pub(super) const EXPECTED: &str = "`mean`, `second-cumulant` or `second-cumulant=C` with a number C";
-
-    /// Weight of the variance term, 0 without it.
-    pub fn second_cumulant(self) -> f32 {
-        match self {
-            Self::MeanQuery => 0.0,
-            Self::SecondCumulant { c } => c,
-        }
-    }
 }
 
 impl Default for KeyScore {

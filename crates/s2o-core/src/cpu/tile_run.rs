@@ -61,20 +61,19 @@ impl TileRun<'_> {
         };
         let keeps_rows = has_probes && self.order.is_some();
         let tiles = &workspace.tiles[..count];
-        let keys =
-            (keeps_rows && tiles.iter().any(|tile| tile.skips)).then(|| prefix_score(inputs, at, self.segment.start));
-        let mut query = vec![0.0; if keys.is_some() { inputs.shape.head_dim() } else { 0 }];
+        let mut keys = (keeps_rows && tiles.iter().any(|tile| tile.skips))
+            .then(|| (prefix_score(inputs, at, self.segment.start), vec![0.0; inputs.shape.head_dim()]));
         let mut rows = SparseRows::default();
         for tile in tiles {
             tile.finish(&mut workspace.rows, |lane, values| {
                 let row = tile.rows[lane];
                 out.write(inputs.output_row(self.batch, row, self.head), |dst| T::narrow(values, dst));
                 if keeps_rows {
-                    let of_row = keys.as_ref().filter(|_| tile.skips).map(|keys| {
-                        inputs.q.read(self.batch, row, self.head, &mut query);
-                        (keys, &query[..])
+                    let query = keys.as_mut().filter(|_| tile.skips).map(|(keys, query)| {
+                        inputs.q.read(self.batch, row, self.head, query);
+                        (&*keys, &query[..])
                     });
-                    rows.add(tile, lane, of_row, values);
+                    rows.add(tile, lane, query, values);
                 }
             });
         }

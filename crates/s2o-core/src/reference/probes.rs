@@ -24,8 +24,7 @@ pub(super) fn correct(
         .iter()
         .zip(segment.rows.clone())
         .map(|(row, at)| {
-            let score = || prefix_score.of(head.q(at).iter().copied());
-            row.skips.then(|| expected_mass(score(), log_sum_exp(row)))
+            row.skips.then(|| expected_mass(prefix_score.of(head.q(at).iter().copied()), log_sum_exp(row)))
         })
         .collect();
     let chosen: Vec<(usize, f64)> = probe_runs(0..rows.len(), first, stride)
