@@ -1,12 +1,12 @@
-// The stop decision of a query tile, as in crates/s2o-core/src/early_stop.rs: stop if the gain of a key tile, or three
-// times its largest weight, is below tau times the mass so far. The vote of a tile's rows (StopVote) is in
+// The stop decision of a query tile, as in crates/s2o-core/src/early_stop.rs. The votes of a tile's rows (StopVote) are in
 // sm90/stop_vote.cuh and sm80/stop_vote.cuh.
 #pragma once
+#include <cstdint>
 
 namespace s2o {
 
-// 1 / WEIGHT_SHARE of `StopRule`.
-constexpr float MAX_WEIGHT_FACTOR = 3.f;
+// `StopRule::RECENCY`.
+constexpr float RECENCY = 5.f;
 
 // Gain of a key tile for one row, and the mass to compare it with.
 struct Gain {
@@ -21,7 +21,27 @@ struct Gain {
 
     // For MAX_WEIGHT: `largest` is the weight of a key. A score that is not a number makes only the sum NaN.
     __device__ __forceinline__ static Gain of_largest(float old_sum, float largest, float tile_sum, float rescale) {
-        return {fmaf(0.f, tile_sum, MAX_WEIGHT_FACTOR * largest), old_sum * rescale};
+        return {fmaf(0.f, tile_sum, largest), old_sum * rescale};
+    }
+};
+
+// The larger one of two numbers that are not negative, or NaN.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    return __uint_as_float(max(__float_as_uint(a), __float_as_uint(b)));
+}
+// Of the numbers of the warp's lanes.
+__device__ __forceinline__ float warp_max_or_nan(float x) {
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(x)));
+}
+
+// The decisions of MAX_WEIGHT about the key tiles of one query tile.
+struct MeanLargest {
+    float mean = 0.f;
+
+    // After key tile `judged`, counted from 1, of `tiles`. `largest` is the largest weight of a key in any row. NaN stays.
+    __device__ __forceinline__ bool stops(float largest, int judged, int tiles, float tau) {
+        mean += ((largest > 1.f ? 1.f : largest) - mean) * fminf(1.f, __fdividef(RECENCY, float(judged)));
+        return mean * float(tiles - judged + 1) < tau * float(tiles);
     }
 };
 

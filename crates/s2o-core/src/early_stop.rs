@@ -1,7 +1,7 @@
-//! The stop decision: is the gain of a key tile below `tau` times the mass so far?
+//! The stop decision after each key tile: is its gain, or the weight of single keys, below `tau` times the mass so far?
 //!
 //! It is one decision for a whole query tile, based on the `(m, l)` of its rows before and after the key tile. The
-//! reference and the CPU path call this code. The CUDA kernels implement it in f32: `Gain`
+//! reference and the CPU path call this code. The CUDA kernels implement it in f32: `Gain` and `MeanLargest`
 //! (kernels/cuda/early_stop.cuh) and, for each engine, `StopVote` (stop_vote.cuh).
 
 use crate::config::{GainFrame, S2oConfig, StopRule};
@@ -32,55 +32,77 @@ impl Gain {
     }
 }
 
-/// Collects the gains of one key tile for the rows of one query tile, then decides whether to stop.
+/// The stop decisions of one query tile: collects the gains of a key tile for its rows, then decides whether to stop.
 #[derive(Debug, Clone, Copy)]
 pub struct StopVote {
     rule: StopRule,
     tau: f64,
+    /// Number of key tiles of the prefix.
+    tiles: usize,
+    /// Number of key tiles so far.
+    judged: usize,
+    /// Mean over these of the largest weights of a key, up to 1 each.
+    mean_largest: f64,
+    of_tile: Sums,
+}
+
+/// Over the rows of one key tile.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
     rows: usize,
-    all_below: bool,
-    all_light: bool,
-    ratio_sum: f64,
-    gain_sum: f64,
-    mass_sum: f64,
+    rows_below: usize,
+    largest: f64,
+    ratio: f64,
+    gain: f64,
+    mass: f64,
 }
 
 impl StopVote {
-    /// A vote without rows. If the configuration leaves the rule or the threshold open, they are those of a short prompt
-    /// without probes.
-    pub fn new(config: &S2oConfig) -> Self {
+    /// The vote before the first of `tiles` key tiles. If the configuration leaves the rule or the threshold open, they
+    /// are those of a short prompt without probes.
+    pub fn new(config: &S2oConfig, tiles: usize) -> Self {
         Self {
             rule: config.stop_rule().resolve(false),
             tau: f64::from(config.tau().resolve(0)),
-            rows: 0,
-            all_below: true,
-            all_light: true,
-            ratio_sum: 0.0,
-            gain_sum: 0.0,
-            mass_sum: 0.0,
+            tiles,
+            judged: 0,
+            mean_largest: 0.0,
+            of_tile: Sums::default(),
         }
     }
 
     /// Adds one row.
     pub fn add(&mut self, Gain { gain, mass, largest }: Gain) {
-        self.rows += 1;
-        // This form never counts NaN as below: a row with NaN sees every key, as in dense attention.
-        self.all_below &= gain < self.tau * mass;
-        self.all_light &= largest < self.tau * StopRule::WEIGHT_SHARE;
-        self.ratio_sum += gain / mass;
-        self.gain_sum += gain;
-        self.mass_sum += mass;
+        let sums = &mut self.of_tile;
+        sums.rows += 1;
+        // NaN is never below and always the largest: a row with NaN sees every key, as in dense attention.
+        sums.rows_below += usize::from(gain < self.tau * mass);
+        let weight = if largest > 1.0 { 1.0 } else { largest };
+        if weight > sums.largest || weight.is_nan() {
+            sums.largest = weight;
+        }
+        sums.ratio += gain / mass;
+        sums.gain += gain;
+        sums.mass += mass;
     }
 
-    /// Whether the query tile stops. With `tau` 0 it never stops, for every rule and frame.
-    pub fn stops(&self) -> bool {
+    /// Whether the query tile stops after the key tile whose rows were added. With `tau` 0 it never stops, for every rule
+    /// and frame.
+    pub fn stops(&mut self) -> bool {
+        let sums = std::mem::take(&mut self.of_tile);
+        self.judged += 1;
+        let judged = self.judged as f64;
+        self.mean_largest += (sums.largest - self.mean_largest) * (StopRule::RECENCY / judged).min(1.0);
         self.tau > 0.0
-            && self.rows > 0
+            && sums.rows > 0
             && match self.rule {
-                StopRule::Auto | StopRule::AllRows => self.all_below,
-                StopRule::MaxWeight => self.all_light,
-                StopRule::MeanRatio => self.ratio_sum / (self.rows as f64) < self.tau,
-                StopRule::SumRatio => self.gain_sum < self.tau * self.mass_sum,
+                StopRule::Auto | StopRule::AllRows => sums.rows_below == sums.rows,
+                StopRule::MaxWeight => {
+                    let left = (self.tiles as f64 - judged + 1.0) / self.tiles as f64;
+                    self.mean_largest * left < self.tau
+                }
+                StopRule::MeanRatio => sums.ratio / (sums.rows as f64) < self.tau,
+                StopRule::SumRatio => sums.gain < self.tau * sums.mass,
             }
     }
 }
@@ -92,7 +114,7 @@ mod tests {
 
     fn vote(rule: StopRule, tau: f32, gains: &[(f64, f64)]) -> bool {
         let config = S2oConfig::builder().stop_rule(rule).tau(tau).build().unwrap();
-        let mut vote = StopVote::new(&config);
+        let mut vote = StopVote::new(&config, 1);
         gains.iter().for_each(|&(gain, mass)| vote.add(Gain { gain, mass, largest: gain / mass / 2.0 }));
         vote.stops()
     }
@@ -104,8 +126,8 @@ mod tests {
         assert!(vote(StopRule::MeanRatio, 0.02, &gains));
         assert!(!vote(StopRule::SumRatio, 0.02, &gains));
         assert!(vote(StopRule::SumRatio, 0.03, &gains));
-        assert!(!vote(StopRule::MaxWeight, 0.044, &gains));
-        assert!(vote(StopRule::MaxWeight, 0.046, &gains), "a key has .015 of the mass");
+        assert!(!vote(StopRule::MaxWeight, 0.014, &gains));
+        assert!(vote(StopRule::MaxWeight, 0.016, &gains), "a key has .015 of the mass");
         assert!(!vote(StopRule::Auto, 0.02, &gains));
         assert!(vote(StopRule::Auto, 0.031, &gains), "without probes the rule is that of all rows");
     }
@@ -132,14 +154,44 @@ mod tests {
             assert!(vote(rule, 0.25, &[(0.4375, 2.0), (0.9375, 4.0)]), "{rule:?} below");
         }
         assert!(!vote(StopRule::AllRows, 0.25, &[(0.5, 2.0), (0.5, 4.0)]), "one row at equality");
-        let light = |largest| {
-            let config = S2oConfig::builder().stop_rule(StopRule::MaxWeight).tau(0.75).build().unwrap();
-            let mut vote = StopVote::new(&config);
+        let of_weight = |largest| {
+            let config = S2oConfig::builder().stop_rule(StopRule::MaxWeight).tau(0.25).build().unwrap();
+            let mut vote = StopVote::new(&config, 1);
             vote.add(Gain { gain: 9.0, mass: 1.0, largest });
             vote.stops()
         };
-        let limit = 0.75 * StopRule::WEIGHT_SHARE;
-        assert!(!light(limit) && light(limit * 0.999), "a third of tau is not below");
+        assert!(!of_weight(0.25) && of_weight(0.249));
+    }
+
+    #[test]
+    fn a_heavy_key_is_remembered_and_few_tiles_left_count_less() {
+        let config = S2oConfig::builder().stop_rule(StopRule::MaxWeight).tau(0.1).build().unwrap();
+        let stops_after = |weights: &dyn Fn(usize) -> f64, tiles: usize| {
+            let mut vote = StopVote::new(&config, tiles);
+            (1..=tiles).find(|&tile| {
+                vote.add(Gain { gain: 0.0, mass: 1.0, largest: 0.0 });
+                vote.add(Gain { gain: 0.0, mass: 1.0, largest: weights(tile) });
+                vote.stops()
+            })
+        };
+        assert_eq!(stops_after(&|_| 0.09, 100), Some(1));
+        // .11 (100 - 10 + 1) / 100 is .1001.
+        assert_eq!(stops_after(&|_| 0.11, 100), Some(11));
+        let with_heavy = |heavy| move |tile| if tile == 6 { heavy } else { 0.101 };
+        assert_eq!(stops_after(&with_heavy(0.101), 1000), Some(11));
+        assert_eq!(stops_after(&with_heavy(1.0), 1000), Some(18));
+        assert_eq!(stops_after(&with_heavy(7.0), 1000), stops_after(&with_heavy(1.0), 1000), "a weight counts up to 1");
+        // Tile 6 alone: the mean is 5/6, and in tile 7, 8, ... 1 - 5/7, 1 - 5/8, ... times that before.
+        let mean = |tile: u32| (7..=tile).map(|tile| 1.0 - 5.0 / f64::from(tile)).product::<f64>() * 5.0 / 6.0;
+        let mut vote = StopVote::new(&config, 1_000_000);
+        let stops: Vec<bool> = (1..=12)
+            .map(|tile| {
+                vote.add(Gain { gain: 0.0, mass: 1.0, largest: f64::from(u8::from(tile == 6)) });
+                vote.stops()
+            })
+            .collect();
+        assert_eq!(stops, (1..=12).map(|tile| tile < 6 || mean(tile) < 0.1).collect::<Vec<_>>());
+        assert!(!stops[6] && stops[7]);
     }
 
     #[test]

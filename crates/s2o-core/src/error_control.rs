@@ -59,7 +59,7 @@ mod tests {
         let bound = S2oConfig::builder().tau(0.08).max_error(0.125).build().unwrap();
         for (config, plan, taus) in [
             (&bound, &long, [0.08, 0.01, 0.0]),
-            (&S2oConfig::default(), &long, [0.01, 0.00125, 0.0]),
+            (&S2oConfig::default(), &long, [0.015, 0.001_875, 0.0]),
             (&S2oConfig::default(), &short, [0.02, 0.0025, 0.0]),
         ] {
             let control = ErrorControl::new(config, plan);

@@ -161,6 +161,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 
     int step = 0;
     bool stop = false;
+    [[maybe_unused]] MeanLargest weights;
     for (; step < w.steps; ++step) {
         const bool gathered = X::GATHERS_KEYS && step >= w.gather_from;
         const bool twice = DISCARD && gathered;
@@ -169,7 +170,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             const uint32_t k_offset = columns_first<X::ROW>(thread_index<X>() % 32);
             const uint32_t k = loader.next() + k_offset;
             if constexpr (X::MAY_STOP && !DISCARD) {
-                stop = visit == 0 && step > w.gather_from && stops(p, control.votes);
+                const int judged = step - w.gather_from;
+                stop = visit == 0 && judged > 0 && stops(p, control.votes, weights, judged, w.steps - w.gather_from);
                 if (stop) break;
             }
             // Keys that a row of the warp sees beyond last_causal.
@@ -247,7 +249,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             const uint32_t v = (X::JOINS_VALUES ? k - k_offset + X::HALF_BYTES : loader.next()) + v_offset;
             if constexpr (DISCARD) {
                 if (twice && visit == 1) {
-                    stop = stops(p, control.votes);
+                    stop = stops(p, control.votes, weights, step - w.gather_from + 1, w.steps - w.gather_from);
                     const RowUpdate update = own.preview(softmax, scale_log2);
                     if (stop) break;
                     to_quad(update.rescale, rescale);

@@ -88,7 +88,9 @@ __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w,
     const int row = w.q_start + own_row_index<X>();
     const bool exists = row >= 0 && row < w.row_end;
     StopVote vote = make_float2(0.f, 0.f);
-    if (p.stop_rule == ALL_ROWS || p.stop_rule == MAX_WEIGHT) {
+    if (p.stop_rule == MAX_WEIGHT) {
+        vote.x = warp_max_or_nan(exists ? __fdividef(own.gain, own.mass) : 0.f);
+    } else if (p.stop_rule == ALL_ROWS) {
         // Written so that NaN never counts as below.
         vote.x = __all_sync(0xffffffffu, !exists || own.gain < p.tau * own.mass) ? 1.f : 0.f;
     } else {
@@ -106,16 +108,20 @@ __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w,
     if (thread % 32 == 0) control.votes[thread / 32] = vote;
 }
 
+// After key tile `judged`, counted from 1, of `tiles`.
 template <int WARPS>
-__device__ __forceinline__ bool stops(const S2oParams& p, const StopVote (&votes)[WARPS]) {
+__device__ __forceinline__ bool stops(const S2oParams& p, const StopVote (&votes)[WARPS], MeanLargest& weights, int judged,
+                                      int tiles) {
     StopVote all = make_float2(0.f, 0.f);
+    float largest = 0.f;
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) {
         all.x += votes[i].x;
         all.y += votes[i].y;
+        if (p.stop_rule == MAX_WEIGHT) largest = max_or_nan(largest, votes[i].x);
     }
-    const bool counts_warps = p.stop_rule == ALL_ROWS || p.stop_rule == MAX_WEIGHT;
-    return p.tau > 0.f && (counts_warps ? all.x == WARPS : all.x < p.tau * all.y);
+    if (p.stop_rule == MAX_WEIGHT) return weights.stops(largest, judged, tiles, p.tau);
+    return p.tau > 0.f && (p.stop_rule == ALL_ROWS ? all.x == WARPS : all.x < p.tau * all.y);
 }
 
 }  // namespace s2o::sm80

@@ -115,14 +115,14 @@ __device__ __forceinline__ RowGains gains_of(const S2oParams& p, const OutputRow
 // Whether the item ends with this step under the exact rule. Contains a barrier of all consumers. A discarded tile
 // leaves the mass unchanged.
 __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& votes, const OutputRows& rows,
-                                              OnlineSoftmax& softmax, const TileEffect& tile, float scale_log2,
-                                              int& slot) {
+                                              OnlineSoftmax& softmax, const TileEffect& tile, float scale_log2, int& slot,
+                                              MeanLargest& weights, int judged, int tiles) {
     slot ^= 1;
     const RowGains gains = gains_of(p, rows, softmax, tile, scale_log2, p.literal_frame);
     const StopVote vote = StopVote::of(gains, p.stop_rule, p.tau);
     if (threadIdx.x % 32 == 0) votes.warp[slot][threadIdx.x / 32 - WARPGROUP / 32] = vote;
     named_barrier_sync(DECISION, CONSUMERS * WARPGROUP);
-    const bool stops = p.tau > 0.f && votes.stops(slot, p.stop_rule, p.tau);
+    const bool stops = p.tau > 0.f && votes.stops(slot, p.stop_rule, p.tau, weights, judged, tiles);
     if (stops && p.discard) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) softmax.row_sum[h] = tile.old_sum[h] * tile.rescale[h];
@@ -235,10 +235,10 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
         }
         bool stopped = false;
+        MeanLargest weights;
         if constexpr (X::STOP == Stop::EXACT && X::PERMUTES_QUERIES) {
-            stopped = stops_exactly(p, control->votes.exact, rows, softmax, tile, scale_log2, vote_slot);
+            stopped = stops_exactly(p, control->votes.exact, rows, softmax, tile, scale_log2, vote_slot, weights, 1, w.steps);
         }
-        uint32_t own_votes = 0;  // of this warp, the latest in bit 0
 
         int i = 1;
         for (; i < w.steps && !stopped; ++i) {
@@ -254,9 +254,16 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             named_barrier_arrive(other_turn, 2 * WARPGROUP);
             if constexpr (X::STOP == Stop::LAGGED) {
                 // Read after the products are issued, which hides the latency. A stop discards the scores of step i:
-                // half a tile of work for each item that stops, instead of a delay in every step. A warp that did not
-                // vote for the stop need not read.
-                if ((own_votes & 2) && control->votes.lagged.stops(first_step + i - 2)) {
+                // half a tile of work for each item that stops, instead of a delay in every step.
+                const int judged = i - 1 - w.gather_from;
+                bool stops = false;
+                if (judged > 0) {
+                    const float largest = control->votes.lagged.largest(first_step + i - 2);
+                    stops = p.stop_rule == MAX_WEIGHT
+                                ? weights.stops(largest, judged, w.steps - w.gather_from, p.tau)
+                                : largest < p.tau;
+                }
+                if (stops) {
                     wgmma_wait<0>();
                     pin(s);
                     pin(acc);
@@ -288,21 +295,19 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                 softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, tile.rescale, tile.tile_sum);
             }
             // Vote, and rescale the accumulator to the new maximum.
-            bool below = false;
+            [[maybe_unused]] float largest;
             if constexpr (X::STOP == Stop::LAGGED) {
-                const RowGains gains = gains_of(p, rows, softmax, tile, scale_log2, false);
-                below = rows_below(gains, p.tau) && i >= w.gather_from;
+                largest = largest_ratio(gains_of(p, rows, softmax, tile, scale_log2, false));
             }
             pack_probabilities<T>(s, probs);
             rescale_rows(acc, tile.rescale);
             if constexpr (X::STOP == Stop::LAGGED) {
-                const bool all = __all_sync(0xffffffffu, below);
-                if (leader) control->votes.lagged.cast(first_step + i, warp, all);
-                own_votes = own_votes << 1 | uint32_t(all);
+                if (leader) control->votes.lagged.cast(first_step + i, warp, largest);
             }
             if constexpr (X::STOP == Stop::EXACT) {
                 stopped = i >= w.gather_from &&
-                          stops_exactly(p, control->votes.exact, rows, softmax, tile, scale_log2, vote_slot);
+                          stops_exactly(p, control->votes.exact, rows, softmax, tile, scale_log2, vote_slot, weights,
+                                        i - w.gather_from + 1, w.steps - w.gather_from);
             }
         }
 

@@ -21,16 +21,22 @@ namespace s2o::sm90 {
 constexpr int VOTE_SLOTS = 8;
 constexpr int VOTING_WARPS = 8;
 
-// Whether all rows of each warp are below. Steps are counted across items, so that the votes of an item need not be
-// read before the next item votes.
+// The largest gain over mass in any row of each warp. Steps are counted across items, so that the votes of an item need not
+// be read before the next item votes.
 struct LaggedVotes {
-    alignas(8) uint8_t warp[VOTE_SLOTS][VOTING_WARPS];
+    alignas(16) float warp[VOTE_SLOTS][VOTING_WARPS];
 
-    __device__ __forceinline__ void cast(uint32_t step, int voter, bool below) {
-        warp[step % VOTE_SLOTS][voter] = below;
+    __device__ __forceinline__ void cast(uint32_t step, int voter, float largest) {
+        warp[step % VOTE_SLOTS][voter] = largest;
     }
-    __device__ __forceinline__ bool stops(uint32_t step) const {
-        return *reinterpret_cast<const volatile uint64_t*>(warp[step % VOTE_SLOTS]) == 0x0101010101010101ull;
+    __device__ __forceinline__ float largest(uint32_t step) const {
+        const volatile uint4* votes = reinterpret_cast<const volatile uint4*>(warp[step % VOTE_SLOTS]);
+        uint32_t largest = 0;  // as max_or_nan
+#pragma unroll
+        for (int i = 0; i < VOTING_WARPS / 4; ++i) {
+            largest = max(max(largest, max(votes[i].x, votes[i].y)), max(votes[i].z, votes[i].w));
+        }
+        return __uint_as_float(largest);
     }
 };
 
@@ -40,25 +46,28 @@ struct RowGains {
     bool exists[2];
 };
 
-// AllRows, MaxWeight: every row that exists gains less than tau times its mass. Written so that NaN never counts as
-// below. Even lanes of a quad decide for its first row, odd lanes for its second, so the whole warp has to agree.
-__device__ __forceinline__ bool rows_below(const RowGains& gains, float tau) {
+// The largest gain over mass of the warp's rows, or NaN. Even lanes of a quad divide for its first row, odd lanes for its
+// second.
+__device__ __forceinline__ float largest_ratio(const RowGains& gains) {
     const bool odd = threadIdx.x % 2;
-    const float d0 = fmaf(tau, gains.row[0].mass, -gains.row[0].gain);
-    const float d1 = fmaf(tau, gains.row[1].mass, -gains.row[1].gain);
-    float own = (odd ? d1 : d0) + __shfl_xor_sync(0xffffffffu, odd ? d0 : d1, 1);
-    own += __shfl_xor_sync(0xffffffffu, own, 2);
-    return (own > 0.f) | !(odd ? gains.exists[1] : gains.exists[0]);
+    auto row_sum = [&](float first, float second) {
+        const float pair = (odd ? second : first) + __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
+        return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
+    };
+    const float gain = row_sum(gains.row[0].gain, gains.row[1].gain);
+    const float mass = row_sum(gains.row[0].mass, gains.row[1].mass);
+    return warp_max_or_nan((odd ? gains.exists[1] : gains.exists[0]) ? __fdividef(gain, mass) : 0.f);
 }
 
-// A sum over rows that decides under every rule. AllRows, MaxWeight: number of rows not below; MeanRatio: gain / mass;
-// SumRatio: gain - tau * mass.
+// What decides under every rule. AllRows: number of rows not below; MeanRatio: sum of gain / mass; SumRatio: sum of gain -
+// tau * mass; MaxWeight: the largest gain / mass, or NaN.
 struct StopVote {
     float sum;
     float rows;
 
     // The vote of this warp's 16 rows.
     __device__ __forceinline__ static StopVote of(const RowGains& gains, int rule, float tau) {
+        if (rule == MAX_WEIGHT) return {largest_ratio(gains), 1.f};
         StopVote vote = {0.f, 0.f};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -86,14 +95,17 @@ struct StopVote {
 struct ExactVotes {
     StopVote warp[2][VOTING_WARPS];
 
-    // Every thread adds the same numbers in the same order. Negated comparisons would count NaN as below.
-    __device__ __forceinline__ bool stops(int slot, int rule, float tau) const {
-        float sum = 0.f, rows = 0.f;
+    // After key tile `judged`, counted from 1, of `tiles`. Every thread adds the same numbers in the same order. Negated
+    // comparisons would count NaN as below.
+    __device__ __forceinline__ bool stops(int slot, int rule, float tau, MeanLargest& weights, int judged, int tiles) const {
+        float sum = 0.f, rows = 0.f, largest = 0.f;
         for (int i = 0; i < VOTING_WARPS; ++i) {
             const volatile StopVote& vote = warp[slot][i];
             sum += vote.sum;
             rows += vote.rows;
+            if (rule == MAX_WEIGHT) largest = max_or_nan(largest, vote.sum);
         }
+        if (rule == MAX_WEIGHT) return weights.stops(largest, judged, tiles, tau);
         if (rule == MEAN_RATIO) return sum < tau * rows;
         return rule == SUM_RATIO ? sum < 0.f : sum == 0.f;
     }

@@ -212,9 +212,9 @@ mod tests {
             (config.tau().resolve(prompt_len), prompt_len)
         };
         let op = S2oOp::new(1.0, S2oConfig::default());
-        assert_eq!(tau(&op, 40_000), (0.01, 40_000), "a whole prompt");
+        assert_eq!(tau(&op, 40_000), (0.015, 40_000), "a whole prompt");
         assert_eq!(tau(&op, 4000), (0.02, 40_000), "a chunk");
-        assert_eq!(tau(&op.with_prompt_len(50_000), 4000), (0.01, 50_000), "a chunk whose end is known");
+        assert_eq!(tau(&op.with_prompt_len(50_000), 4000), (0.015, 50_000), "a chunk whose end is known");
         let fixed = S2oConfig::builder().tau(Tau::Fixed(0.3)).build().unwrap();
         assert_eq!(tau(&S2oOp::new(1.0, fixed), 4000), (0.3, 40_000));
     }

@@ -57,8 +57,8 @@ impl Tau {
         const K: usize = 1024;
         match self {
             Self::Fixed(tau) => tau,
-            Self::Auto if (ProbeStride::PAYS_FROM..=96 * K).contains(&prompt_len) => 0.01,
-            Self::Auto if prompt_len > 96 * K => 0.025,
+            Self::Auto if (ProbeStride::PAYS_FROM..=96 * K).contains(&prompt_len) => 0.015,
+            Self::Auto if prompt_len > 96 * K => 0.04,
             Self::Auto => 0.02,
         }
     }
@@ -193,12 +193,12 @@ mod tests {
     fn the_automatic_threshold_is_smaller_at_medium_lengths() {
         const K: usize = 1024;
         for (prompt_len, tau) in
-            [(1, 0.02), (12 * K - 1, 0.02), (12 * K, 0.01), (96 * K, 0.01), (96 * K + 1, 0.025), (1 << 20, 0.025)]
+            [(1, 0.02), (12 * K - 1, 0.02), (12 * K, 0.015), (96 * K, 0.015), (96 * K + 1, 0.04), (1 << 20, 0.04)]
         {
             assert_eq!(Tau::Auto.resolve(prompt_len), tau, "{prompt_len}");
             assert_eq!(Tau::from(0.3).resolve(prompt_len), 0.3);
         }
-        for (k_len, tau) in [(8 * K, 0.02), (12 * K, 0.01), (24 * K, 0.01), (24 * K + 1, 0.02), (128 * K, 0.02)] {
+        for (k_len, tau) in [(8 * K, 0.02), (12 * K, 0.015), (24 * K, 0.015), (24 * K + 1, 0.02), (128 * K, 0.02)] {
             assert_eq!(Tau::Auto.of_chunk(k_len), tau, "{k_len}");
             assert_eq!(Tau::from(0.3).of_chunk(k_len), 0.3);
         }

@@ -100,15 +100,17 @@ pub enum StopRule {
     MeanRatio,
     /// `sum`: stop when `sum gain < tau * sum mass`, both sums over the rows.
     SumRatio,
-    /// `max-weight`: stop when no key of the tile has [`StopRule::WEIGHT_SHARE`] of `tau` or more of the mass before
-    /// the tile, in any row. Rows whose mass is spread over many keys stop early.
+    /// `max-weight`: stop when single keys are not expected to matter any more. The largest weight of a key in any row,
+    /// relative to the mass before its tile, is averaged over the tiles so far, the last ones most
+    /// ([`StopRule::RECENCY`]). The query tile stops when this mean times the share of the prefix that is left is below
+    /// `tau`. Rows whose mass is spread over many keys stop early.
     MaxWeight,
 }
 
 impl StopRule {
-    /// The share of `tau` that a single key may reach under [`StopRule::MaxWeight`]: with it the rules are about
-    /// equally exact at equal `tau` if there are probes (docs/algorithm.md).
-    pub const WEIGHT_SHARE: f64 = 1.0 / 3.0;
+    /// Tile `j` enters the mean of [`StopRule::MaxWeight`] with the factor `min(1, RECENCY / j)`. A tile's part of the mean
+    /// grows as the fourth power of its number.
+    pub const RECENCY: f64 = 5.0;
 
     /// The rule for a prompt with or without probes.
     pub fn resolve(self, has_probes: bool) -> Self {

@@ -35,6 +35,7 @@ pub(super) fn pass2<T: Element>(
     let key_tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = key_tiles.len();
     let mut visited = vec![total; count];
+    let mut votes = vec![StopVote::new(config, total); count];
     let mut running: Vec<usize> = (0..count).collect();
     for (j, positions) in key_tiles.enumerate() {
         if running.is_empty() {
@@ -46,9 +47,8 @@ pub(super) fn pass2<T: Element>(
         running.retain(|&i| {
             let tile = &mut tiles[i];
             tile.score(keys, None, scores);
-            let mut vote = StopVote::new(config);
-            tile.vote(scores, config.gain_frame(), &mut vote);
-            let stops = vote.stops();
+            tile.vote(scores, config.gain_frame(), &mut votes[i]);
+            let stops = votes[i].stops();
             if keep || !stops {
                 tile.update(scores, values);
             }

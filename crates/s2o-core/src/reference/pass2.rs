@@ -44,10 +44,10 @@ pub(super) fn prefix(
 ) -> (usize, bool) {
     let tiles = order.kv_perm.as_slice().chunks(config.tile_k());
     let total = tiles.len();
+    let mut vote = StopVote::new(config, total);
     for (j, tile) in tiles.enumerate() {
         let scores: Vec<Vec<f64>> =
             rows.iter().map(|&row| tile.iter().map(|&t| head.score(row, t as usize)).collect()).collect();
-        let mut vote = StopVote::new(config);
         let updates: Vec<RowUpdate> = states.iter().zip(&scores).map(|(state, scores)| state.preview(scores)).collect();
         for update in &updates {
             vote.add(Gain::of(update, config.gain_frame()));
