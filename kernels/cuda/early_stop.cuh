@@ -1,11 +1,12 @@
 // The stop decision of a query tile, as in crates/s2o-core/src/early_stop.rs. The votes of a tile's rows (StopVote) are in
 // sm90/stop_vote.cuh and sm80/stop_vote.cuh.
 #pragma once
-#include <cstdint>
+#include "params.cuh"
 
 namespace s2o {
 
-// `StopRule::RECENCY`.
+// 1 / WEIGHT_SHARE and RECENCY of `StopRule`.
+constexpr float MAX_WEIGHT_FACTOR = 3.f;
 constexpr float RECENCY = 5.f;
 
 // Gain of a key tile for one row, and the mass to compare it with.
@@ -19,9 +20,10 @@ struct Gain {
         return {literal_frame ? new_sum - old_sum : tile_sum, literal_frame ? old_sum : old_sum * rescale};
     }
 
-    // For MAX_WEIGHT: `largest` is the weight of a key. A score that is not a number makes only the sum NaN.
-    __device__ __forceinline__ static Gain of_largest(float old_sum, float largest, float tile_sum, float rescale) {
-        return {fmaf(0.f, tile_sum, largest), old_sum * rescale};
+    // For MAX_WEIGHT and MEAN_WEIGHT: `largest` is the weight of a key. A score that is not a number makes only the sum NaN.
+    __device__ __forceinline__ static Gain of_largest(float old_sum, float largest, float tile_sum, float rescale,
+                                                      int rule) {
+        return {fmaf(0.f, tile_sum, rule == MAX_WEIGHT ? MAX_WEIGHT_FACTOR * largest : largest), old_sum * rescale};
     }
 };
 
@@ -34,8 +36,8 @@ __device__ __forceinline__ float warp_max_or_nan(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(x)));
 }
 
-// The decisions of MAX_WEIGHT about the key tiles of one query tile.
-struct MeanLargest {
+// The decisions of MEAN_WEIGHT about the key tiles of one query tile.
+struct MeanWeight {
     float mean = 0.f;
 
     // After key tile `judged`, counted from 1, of `tiles`. `largest` is the largest weight of a key in any row. NaN stays.

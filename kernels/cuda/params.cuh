@@ -47,7 +47,7 @@ struct AttnParams {
 static_assert(sizeof(AttnParams) == 184 && offsetof(AttnParams, q_strides) == 48 && offsetof(AttnParams, batch) == 144,
               "mirrored on the host");
 
-enum StopRule : int32_t { ALL_ROWS = 0, MEAN_RATIO = 1, SUM_RATIO = 2, MAX_WEIGHT = 3 };
+enum StopRule : int32_t { ALL_ROWS = 0, MEAN_RATIO = 1, SUM_RATIO = 2, MAX_WEIGHT = 3, MEAN_WEIGHT = 4 };
 
 // Row state that pass 1 leaves for pass 2. The accumulator itself is left normalised in `out`.
 struct RowState {

@@ -207,7 +207,7 @@ fn check_probes(problem: &Problem, config: &S2oConfig, prompt_len: usize, stride
     let [q, k, v] = &problem.on_gpu;
     let ranking: Ranking = cpu::rank(&problem.inputs(), config, prompt_len).unwrap();
     let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
-    let rule = config.stop_rule().resolve(true);
+    let rule = config.stop_rule().resolve(true, 0);
     let off = config.to_builder().probe_stride(ProbeStride::Off).stop_rule(rule).build().unwrap();
     let (sparse, plain) = op(problem, &off, prompt_len, &ranking).apply_with_stats(q, k, v).unwrap();
     problem.poison();
@@ -321,6 +321,7 @@ pub fn cases(runner: &mut Runner) {
     for (stop_rule, triggering_tile) in [
         (StopRule::MeanRatio, TriggeringTile::Keep),
         (StopRule::MaxWeight, TriggeringTile::Keep),
+        (StopRule::MeanWeight, TriggeringTile::Keep),
         (StopRule::AllRows, TriggeringTile::Discard),
         (StopRule::SumRatio, TriggeringTile::Discard),
     ] {

@@ -118,7 +118,7 @@ pub fn expected_visits(runner: &Runner, problem: &Problem, config: &S2oConfig, t
         && problem.softcap.is_none()
         && match config.stop_rule() {
             StopRule::Auto | StopRule::AllRows => config.gain_frame() == GainFrame::NewMax,
-            rule => rule == StopRule::MaxWeight,
+            rule => matches!(rule, StopRule::MaxWeight | StopRule::MeanWeight),
         }
         && config.triggering_tile() == TriggeringTile::Keep
         && !config.q_perm()
@@ -180,7 +180,7 @@ pub fn cases(runner: &mut Runner) {
 /// Every rule, frame and treatment of the triggering tile, with and without query permutation, in ranked and in
 /// scattered orders.
 fn rules(runner: &mut Runner) {
-    let rules = [StopRule::AllRows, StopRule::MeanRatio, StopRule::SumRatio, StopRule::MaxWeight];
+    let rules = [StopRule::AllRows, StopRule::MeanRatio, StopRule::SumRatio, StopRule::MaxWeight, StopRule::MeanWeight];
     for (stop_rule, tau) in rules.into_iter().zip([0.1, 0.09, 0.09, 0.06]) {
         for gain_frame in [GainFrame::NewMax, GainFrame::Literal] {
             for triggering_tile in [TriggeringTile::Keep, TriggeringTile::Discard] {

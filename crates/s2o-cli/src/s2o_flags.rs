@@ -131,7 +131,7 @@ pub fn describe(config: &S2oConfig, by_layer: bool, prompt_len: usize, device: &
     let segment = config.segment_len().resolve(prompt_len);
     let tau = if by_layer { "by layer".to_owned() } else { config.tau().resolve(prompt_len).to_string() };
     let probes = config.probe_stride().resolve(prompt_len, segment, config.max_error().is_some());
-    let rule = config.stop_rule().resolve(probes.is_some());
+    let rule = config.stop_rule().resolve(probes.is_some(), prompt_len);
     let others = options(config, &["score", "dense-tail", "q-perm"]);
     let probes = probes.map(|tokens| format!(", a probe every {tokens} queries")).unwrap_or_default();
     let bound = config.max_error().map(|error| format!(", error at most {error}")).unwrap_or_default();
@@ -158,7 +158,7 @@ mod tests {
         let default = S2oConfig::default();
         let line = |config: &S2oConfig, prompt_len| describe(config, false, prompt_len, &Device::Cpu);
         assert!(line(&default, 8192).starts_with("segment 512 (auto), tau 0.02, stop-rule all, "));
-        assert!(line(&default, 32768).starts_with("segment 1024 (auto), tau 0.015, stop-rule max-weight, "));
+        assert!(line(&default, 32768).starts_with("segment 1024 (auto), tau 0.015, stop-rule mean-weight, "));
         assert!(line(&default, 32768).ends_with(", a probe every 128 queries"));
         let fixed = S2oConfig::builder().tau(0.3).max_error(0.1).build().unwrap();
         assert!(line(&fixed, 32768).contains(", tau 0.3, ") && line(&fixed, 8192).ends_with(", error at most 0.1"));

@@ -41,8 +41,8 @@ pub struct StopVote {
     tiles: usize,
     /// Number of key tiles so far.
     judged: usize,
-    /// Mean over these of the largest weights of a key, up to 1 each.
-    mean_largest: f64,
+    /// For [`StopRule::MeanWeight`].
+    mean_weight: f64,
     of_tile: Sums,
 }
 
@@ -62,11 +62,11 @@ impl StopVote {
     /// are those of a short prompt without probes.
     pub fn new(config: &S2oConfig, tiles: usize) -> Self {
         Self {
-            rule: config.stop_rule().resolve(false),
+            rule: config.stop_rule().resolve(false, 0),
             tau: f64::from(config.tau().resolve(0)),
             tiles,
             judged: 0,
-            mean_largest: 0.0,
+            mean_weight: 0.0,
             of_tile: Sums::default(),
         }
     }
@@ -77,9 +77,8 @@ impl StopVote {
         sums.rows += 1;
         // NaN is never below and always the largest: a row with NaN sees every key, as in dense attention.
         sums.rows_below += usize::from(gain < self.tau * mass);
-        let weight = if largest > 1.0 { 1.0 } else { largest };
-        if weight > sums.largest || weight.is_nan() {
-            sums.largest = weight;
+        if largest > sums.largest || largest.is_nan() {
+            sums.largest = largest;
         }
         sums.ratio += gain / mass;
         sums.gain += gain;
@@ -92,14 +91,17 @@ impl StopVote {
         let sums = std::mem::take(&mut self.of_tile);
         self.judged += 1;
         let judged = self.judged as f64;
-        self.mean_largest += (sums.largest - self.mean_largest) * (StopRule::RECENCY / judged).min(1.0);
+        // This form keeps NaN.
+        let weight = if sums.largest > 1.0 { 1.0 } else { sums.largest };
+        self.mean_weight += (weight - self.mean_weight) * (StopRule::RECENCY / judged).min(1.0);
         self.tau > 0.0
             && sums.rows > 0
             && match self.rule {
                 StopRule::Auto | StopRule::AllRows => sums.rows_below == sums.rows,
-                StopRule::MaxWeight => {
+                StopRule::MaxWeight => sums.largest < self.tau * StopRule::WEIGHT_SHARE,
+                StopRule::MeanWeight => {
                     let left = (self.tiles as f64 - judged + 1.0) / self.tiles as f64;
-                    self.mean_largest * left < self.tau
+                    self.mean_weight * left < self.tau
                 }
                 StopRule::MeanRatio => sums.ratio / (sums.rows as f64) < self.tau,
                 StopRule::SumRatio => sums.gain < self.tau * sums.mass,
@@ -126,8 +128,10 @@ mod tests {
         assert!(vote(StopRule::MeanRatio, 0.02, &gains));
         assert!(!vote(StopRule::SumRatio, 0.02, &gains));
         assert!(vote(StopRule::SumRatio, 0.03, &gains));
-        assert!(!vote(StopRule::MaxWeight, 0.014, &gains));
-        assert!(vote(StopRule::MaxWeight, 0.016, &gains), "a key has .015 of the mass");
+        assert!(!vote(StopRule::MaxWeight, 0.044, &gains));
+        assert!(vote(StopRule::MaxWeight, 0.046, &gains), "a key has .015 of the mass");
+        assert!(!vote(StopRule::MeanWeight, 0.014, &gains));
+        assert!(vote(StopRule::MeanWeight, 0.016, &gains), "the same key");
         assert!(!vote(StopRule::Auto, 0.02, &gains));
         assert!(vote(StopRule::Auto, 0.031, &gains), "without probes the rule is that of all rows");
     }
@@ -154,18 +158,20 @@ mod tests {
             assert!(vote(rule, 0.25, &[(0.4375, 2.0), (0.9375, 4.0)]), "{rule:?} below");
         }
         assert!(!vote(StopRule::AllRows, 0.25, &[(0.5, 2.0), (0.5, 4.0)]), "one row at equality");
-        let of_weight = |largest| {
-            let config = S2oConfig::builder().stop_rule(StopRule::MaxWeight).tau(0.25).build().unwrap();
-            let mut vote = StopVote::new(&config, 1);
-            vote.add(Gain { gain: 9.0, mass: 1.0, largest });
-            vote.stops()
-        };
-        assert!(!of_weight(0.25) && of_weight(0.249));
+        for (rule, limit) in [(StopRule::MaxWeight, 0.75 * StopRule::WEIGHT_SHARE), (StopRule::MeanWeight, 0.75)] {
+            let stops_at = |largest| {
+                let config = S2oConfig::builder().stop_rule(rule).tau(0.75).build().unwrap();
+                let mut vote = StopVote::new(&config, 1);
+                vote.add(Gain { gain: 9.0, mass: 1.0, largest });
+                vote.stops()
+            };
+            assert!(!stops_at(limit) && stops_at(limit * 0.999), "{rule:?}");
+        }
     }
 
     #[test]
     fn a_heavy_key_is_remembered_and_few_tiles_left_count_less() {
-        let config = S2oConfig::builder().stop_rule(StopRule::MaxWeight).tau(0.1).build().unwrap();
+        let config = S2oConfig::builder().stop_rule(StopRule::MeanWeight).tau(0.1).build().unwrap();
         let stops_after = |weights: &dyn Fn(usize) -> f64, tiles: usize| {
             let mut vote = StopVote::new(&config, tiles);
             (1..=tiles).find(|&tile| {
@@ -196,7 +202,9 @@ mod tests {
 
     #[test]
     fn nothing_stops_at_tau_zero_or_on_nan() {
-        for rule in [StopRule::AllRows, StopRule::MeanRatio, StopRule::SumRatio, StopRule::MaxWeight] {
+        for rule in
+            [StopRule::AllRows, StopRule::MeanRatio, StopRule::SumRatio, StopRule::MaxWeight, StopRule::MeanWeight]
+        {
             assert!(!vote(rule, 0.0, &[(-1.0, 1.0)]), "{rule:?} at tau 0");
             assert!(!vote(rule, 0.5, &[(f64::NAN, 1.0), (0.0, 1.0)]), "{rule:?} with NaN");
             assert!(!vote(rule, 0.5, &[]), "{rule:?} without rows");

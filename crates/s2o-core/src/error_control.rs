@@ -23,7 +23,8 @@ impl ErrorControl {
 
     /// The passes of a configuration, with the threshold and the stop rule of the plan's prompt.
     pub fn new(config: &S2oConfig, plan: &Plan) -> Self {
-        let base = || config.to_builder().stop_rule(config.stop_rule().resolve(plan.probe_stride.is_some()));
+        let base =
+            || config.to_builder().stop_rule(config.stop_rule().resolve(plan.probe_stride.is_some(), plan.prompt_len));
         let with_tau = |tau| base().tau(tau).build().expect("tau becomes less, and all rules fit the other options");
         let tau = config.tau().resolve(plan.prompt_len);
         let passes = [tau, tau / 8.0, 0.0].map(with_tau);
@@ -54,8 +55,10 @@ mod tests {
         let plan =
             |prompt_len, probe_stride| Plan { prompt_len, segment_len: 1024, segments: Vec::new(), probe_stride };
         let (short, long) = (plan(1024, None), plan(32 * 1024, Some(128)));
-        let rules = [&long, &short].map(|plan| ErrorControl::new(&S2oConfig::default(), plan).config(1).stop_rule());
-        assert_eq!(rules, [StopRule::MaxWeight, StopRule::AllRows]);
+        let longer = plan(128 * 1024, Some(256));
+        let rules =
+            [&longer, &long, &short].map(|plan| ErrorControl::new(&S2oConfig::default(), plan).config(1).stop_rule());
+        assert_eq!(rules, [StopRule::MaxWeight, StopRule::MeanWeight, StopRule::AllRows]);
         let bound = S2oConfig::builder().tau(0.08).max_error(0.125).build().unwrap();
         for (config, plan, taus) in [
             (&bound, &long, [0.08, 0.01, 0.0]),

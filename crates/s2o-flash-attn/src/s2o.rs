@@ -267,7 +267,7 @@ mod tests {
             (
                 "S2O_STOP_RULE",
                 "none",
-                "S2O_STOP_RULE: stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight`, got \"none\"",
+                "S2O_STOP_RULE: stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight` or `mean-weight`, got \"none\"",
             ),
             ("S2O_PRESET", "best", "S2O_PRESET: expected `default` or `paper`, got \"best\""),
             ("S2O_OFF", "maybe", "S2O_OFF: expected 1, true, 0, false or nothing, got \"maybe\""),

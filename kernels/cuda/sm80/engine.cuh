@@ -161,7 +161,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 
     int step = 0;
     bool stop = false;
-    [[maybe_unused]] MeanLargest weights;
+    [[maybe_unused]] MeanWeight weights;
     for (; step < w.steps; ++step) {
         const bool gathered = X::GATHERS_KEYS && step >= w.gather_from;
         const bool twice = DISCARD && gathered;

@@ -81,16 +81,16 @@ __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w,
                                           const RowUpdate& update, Control<X>& control, float scale_log2) {
     Gain own = Gain::of(before.row_sum, before.row_sum * update.rescale + update.tile_sum, update.tile_sum,
                         update.rescale, p.literal_frame);
-    if (p.stop_rule == MAX_WEIGHT) {
+    if (p.stop_rule >= MAX_WEIGHT) {
         const float largest = exp2_approx((control.tile_max[thread_index()] - update.new_max) * scale_log2);
-        own = Gain::of_largest(before.row_sum, largest, update.tile_sum, update.rescale);
+        own = Gain::of_largest(before.row_sum, largest, update.tile_sum, update.rescale, p.stop_rule);
     }
     const int row = w.q_start + own_row_index<X>();
     const bool exists = row >= 0 && row < w.row_end;
     StopVote vote = make_float2(0.f, 0.f);
-    if (p.stop_rule == MAX_WEIGHT) {
+    if (p.stop_rule == MEAN_WEIGHT) {
         vote.x = warp_max_or_nan(exists ? __fdividef(own.gain, own.mass) : 0.f);
-    } else if (p.stop_rule == ALL_ROWS) {
+    } else if (p.stop_rule == ALL_ROWS || p.stop_rule == MAX_WEIGHT) {
         // Written so that NaN never counts as below.
         vote.x = __all_sync(0xffffffffu, !exists || own.gain < p.tau * own.mass) ? 1.f : 0.f;
     } else {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void cast_vote(const S2oParams& p, const WorkItem& w,
 
 // After key tile `judged`, counted from 1, of `tiles`.
 template <int WARPS>
-__device__ __forceinline__ bool stops(const S2oParams& p, const StopVote (&votes)[WARPS], MeanLargest& weights, int judged,
+__device__ __forceinline__ bool stops(const S2oParams& p, const StopVote (&votes)[WARPS], MeanWeight& weights, int judged,
                                       int tiles) {
     StopVote all = make_float2(0.f, 0.f);
     float largest = 0.f;
@@ -118,10 +118,11 @@ __device__ __forceinline__ bool stops(const S2oParams& p, const StopVote (&votes
     for (int i = 0; i < WARPS; ++i) {
         all.x += votes[i].x;
         all.y += votes[i].y;
-        if (p.stop_rule == MAX_WEIGHT) largest = max_or_nan(largest, votes[i].x);
+        if (p.stop_rule == MEAN_WEIGHT) largest = max_or_nan(largest, votes[i].x);
     }
-    if (p.stop_rule == MAX_WEIGHT) return weights.stops(largest, judged, tiles, p.tau);
-    return p.tau > 0.f && (p.stop_rule == ALL_ROWS ? all.x == WARPS : all.x < p.tau * all.y);
+    if (p.stop_rule == MEAN_WEIGHT) return weights.stops(largest, judged, tiles, p.tau);
+    const bool counts_warps = p.stop_rule == ALL_ROWS || p.stop_rule == MAX_WEIGHT;
+    return p.tau > 0.f && (counts_warps ? all.x == WARPS : all.x < p.tau * all.y);
 }
 
 }  // namespace s2o::sm80

@@ -49,8 +49,8 @@ template <class X, class T>
 using Held = std::conditional_t<X::HOLDS_ITEM, const T, const T&>;
 
 // A warp's part of a stop decision, which compares sums over rows, x < tau * y. MeanRatio: x sums gain / mass, y counts
-// rows; SumRatio: x sums gains, y masses; AllRows: x is 1 if all rows of the warp are below; MaxWeight: x is the largest
-// gain / mass of its rows, or NaN.
+// rows; SumRatio: x sums gains, y masses; AllRows, MaxWeight: x is 1 if all rows of the warp are below; MeanWeight: x is the
+// largest gain / mass of its rows, or NaN.
 using StopVote = float2;
 
 // The first rows of the keys and the values of a head.

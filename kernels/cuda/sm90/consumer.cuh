@@ -100,10 +100,10 @@ __device__ __forceinline__ RowGains gains_of(const S2oParams& p, const OutputRow
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const float old_sum = tile.old_sum[h], tile_sum = tile.tile_sum[h], rescale = tile.rescale[h];
-        if (p.stop_rule == MAX_WEIGHT) {
+        if (p.stop_rule >= MAX_WEIGHT) {
             // A quarter for each lane of the quad.
             const float largest = 0.25f * exp2_approx((tile.tile_max[h] - softmax.row_max[h]) * scale_log2);
-            gains.row[h] = Gain::of_largest(old_sum, largest, tile_sum, rescale);
+            gains.row[h] = Gain::of_largest(old_sum, largest, tile_sum, rescale, p.stop_rule);
         } else {
             gains.row[h] = Gain::of(old_sum, softmax.row_sum[h], tile_sum, rescale, literal_frame);
         }
@@ -116,7 +116,7 @@ __device__ __forceinline__ RowGains gains_of(const S2oParams& p, const OutputRow
 // leaves the mass unchanged.
 __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& votes, const OutputRows& rows,
                                               OnlineSoftmax& softmax, const TileEffect& tile, float scale_log2, int& slot,
-                                              MeanLargest& weights, int judged, int tiles) {
+                                              MeanWeight& weights, int judged, int tiles) {
     slot ^= 1;
     const RowGains gains = gains_of(p, rows, softmax, tile, scale_log2, p.literal_frame);
     const StopVote vote = StopVote::of(gains, p.stop_rule, p.tau);
@@ -235,7 +235,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             }
         }
         bool stopped = false;
-        MeanLargest weights;
+        MeanWeight weights;
         if constexpr (X::STOP == Stop::EXACT && X::PERMUTES_QUERIES) {
             stopped = stops_exactly(p, control->votes.exact, rows, softmax, tile, scale_log2, vote_slot, weights, 1, w.steps);
         }
@@ -259,7 +259,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                 bool stops = false;
                 if (judged > 0) {
                     const float largest = control->votes.lagged.largest(first_step + i - 2);
-                    stops = p.stop_rule == MAX_WEIGHT
+                    stops = p.stop_rule == MEAN_WEIGHT
                                 ? weights.stops(largest, judged, w.steps - w.gather_from, p.tau)
                                 : largest < p.tau;
                 }

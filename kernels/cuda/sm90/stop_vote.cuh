@@ -1,6 +1,6 @@
 // The stop decision of the sm_90a engine: the eight consumer warps of a query tile vote through shared memory.
 //
-// LAGGED: AllRows or MaxWeight, read two steps after the vote. The barriers that order the two warpgroups anyway
+// LAGGED: AllRows, MaxWeight or MeanWeight, read two steps after the vote. The barriers that order the two warpgroups anyway
 // (engine.cuh) have then ordered the votes too, so both make the same decision without another barrier. It costs one
 // more key tile per query tile. EXACT: any rule and frame, decided before the next step at the cost of a barrier.
 #pragma once
@@ -59,15 +59,15 @@ __device__ __forceinline__ float largest_ratio(const RowGains& gains) {
     return warp_max_or_nan((odd ? gains.exists[1] : gains.exists[0]) ? __fdividef(gain, mass) : 0.f);
 }
 
-// What decides under every rule. AllRows: number of rows not below; MeanRatio: sum of gain / mass; SumRatio: sum of gain -
-// tau * mass; MaxWeight: the largest gain / mass, or NaN.
+// What decides under every rule. AllRows, MaxWeight: number of rows not below; MeanRatio: sum of gain / mass; SumRatio: sum of gain -
+// tau * mass; MeanWeight: the largest gain / mass, or NaN.
 struct StopVote {
     float sum;
     float rows;
 
     // The vote of this warp's 16 rows.
     __device__ __forceinline__ static StopVote of(const RowGains& gains, int rule, float tau) {
-        if (rule == MAX_WEIGHT) return {largest_ratio(gains), 1.f};
+        if (rule == MEAN_WEIGHT) return {largest_ratio(gains), 1.f};
         StopVote vote = {0.f, 0.f};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -97,15 +97,15 @@ struct ExactVotes {
 
     // After key tile `judged`, counted from 1, of `tiles`. Every thread adds the same numbers in the same order. Negated
     // comparisons would count NaN as below.
-    __device__ __forceinline__ bool stops(int slot, int rule, float tau, MeanLargest& weights, int judged, int tiles) const {
+    __device__ __forceinline__ bool stops(int slot, int rule, float tau, MeanWeight& weights, int judged, int tiles) const {
         float sum = 0.f, rows = 0.f, largest = 0.f;
         for (int i = 0; i < VOTING_WARPS; ++i) {
             const volatile StopVote& vote = warp[slot][i];
             sum += vote.sum;
             rows += vote.rows;
-            if (rule == MAX_WEIGHT) largest = max_or_nan(largest, vote.sum);
+            if (rule == MEAN_WEIGHT) largest = max_or_nan(largest, vote.sum);
         }
-        if (rule == MAX_WEIGHT) return weights.stops(largest, judged, tiles, tau);
+        if (rule == MEAN_WEIGHT) return weights.stops(largest, judged, tiles, tau);
         if (rule == MEAN_RATIO) return sum < tau * rows;
         return rule == SUM_RATIO ? sum < 0.f : sum == 0.f;
     }

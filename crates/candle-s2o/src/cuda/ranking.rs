@@ -19,8 +19,9 @@ const COMPLETELY_SORTED: usize = 98_304;
 /// Keys before a segment that are sorted, to the end of a bucket. Rules that average or sum over rows get all.
 fn sorted_keys(config: &S2oConfig, plan: &Plan) -> i32 {
     match config.stop_rule() {
-        StopRule::Auto | StopRule::AllRows | StopRule::MaxWeight if plan.prompt_len > COMPLETELY_SORTED => SORTED_KEYS,
-        _ => i32::MAX,
+        StopRule::MeanRatio | StopRule::SumRatio => i32::MAX,
+        _ if plan.prompt_len <= COMPLETELY_SORTED => i32::MAX,
+        _ => SORTED_KEYS,
     }
 }
 

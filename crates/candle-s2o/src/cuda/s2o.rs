@@ -291,7 +291,7 @@ impl<'a> Launch<'a> {
     /// The kernel that computes the prefixes.
     fn kernel(&self, config: &S2oConfig) -> Kernel {
         let lags = match config.stop_rule() {
-            StopRule::MaxWeight => true,
+            StopRule::MaxWeight | StopRule::MeanWeight => true,
             StopRule::Auto | StopRule::AllRows => config.gain_frame() == GainFrame::NewMax,
             StopRule::MeanRatio | StopRule::SumRatio => false,
         };
@@ -354,6 +354,7 @@ impl<'a> Launch<'a> {
                 StopRule::MeanRatio => 1,
                 StopRule::SumRatio => 2,
                 StopRule::MaxWeight => 3,
+                StopRule::MeanWeight => 4,
             },
             literal_frame: i32::from(config.gain_frame() == GainFrame::Literal),
             discard: i32::from(config.triggering_tile() == TriggeringTile::Discard),

@@ -40,9 +40,9 @@ macro_rules! auto_or {
 /// Threshold for the gain of a key tile relative to the softmax mass so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Tau {
-    /// `auto`, by prompt length: 0.02 below 12K tokens, 0.01 to 96K, 0.025 above. On needle-11m 0.02 loses .9 to 2.1 points of
-    /// RULER's mean score at 16K, 32K and 64K, and 0.01 loses .2 to .3; at 128K smaller values are no better
-    /// (docs/results-answers.md). A later chunk of a prompt whose end is not known has other thresholds
+    /// `auto`, by prompt length: 0.02 below 12K tokens, 0.015 to 96K, 0.025 above. The rules by single weights have their own
+    /// scale. On needle-11m 0.015 loses 0 to .4 points of RULER's mean score at 16K, 32K and 64K, and 0.02 .2 to .7; at 128K
+    /// 0.025 loses .5 (docs/results-answers.md). A later chunk of a prompt whose end is not known has other thresholds
     /// ([`Tau::of_chunk`]).
     Auto,
     /// The same threshold for every prompt.
@@ -52,20 +52,22 @@ pub enum Tau {
 auto_or!("a number in [0, 1)", Tau: Fixed);
 
 impl Tau {
+    /// Length in tokens of the longest prompt whose automatic threshold and stop rule are those of shorter prompts with probes.
+    pub(crate) const LONG_PROMPT: usize = 96 * 1024;
+
     /// The threshold for a prompt of `prompt_len` tokens.
     pub fn resolve(self, prompt_len: usize) -> f32 {
-        const K: usize = 1024;
         match self {
             Self::Fixed(tau) => tau,
-            Self::Auto if (ProbeStride::PAYS_FROM..=96 * K).contains(&prompt_len) => 0.015,
-            Self::Auto if prompt_len > 96 * K => 0.04,
-            Self::Auto => 0.02,
+            Self::Auto if prompt_len < ProbeStride::PAYS_FROM => 0.02,
+            Self::Auto if prompt_len <= Self::LONG_PROMPT => 0.015,
+            Self::Auto => 0.025,
         }
     }
 
     /// The threshold of a chunk after the first that ends at `k_len` tokens, if the end of its prompt is not known. Each such
-    /// chunk ends with exact rows, and `auto` is 0.01 only up to 24K tokens: for the answers of needle-11m to RULER at 32K
-    /// and 64K it is no better than 0.02 (docs/results-answers.md).
+    /// chunk ends with exact rows, and `auto` is 0.015 only up to 24K tokens: for the answers of needle-11m to RULER at 32K
+    /// and 64K a smaller one was no better than 0.02 (docs/results-answers.md).
     pub fn of_chunk(self, k_len: usize) -> f32 {
         match self {
             Self::Auto if k_len > 24 * 1024 => 0.02,
@@ -168,6 +170,7 @@ impl From<usize> for DenseBelow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::StopRule;
 
     #[test]
     fn automatic_segments_are_longer_in_longer_prompts() {
@@ -190,13 +193,19 @@ mod tests {
     }
 
     #[test]
-    fn the_automatic_threshold_is_smaller_at_medium_lengths() {
+    fn threshold_and_rule_depend_on_the_length() {
         const K: usize = 1024;
         for (prompt_len, tau) in
-            [(1, 0.02), (12 * K - 1, 0.02), (12 * K, 0.015), (96 * K, 0.015), (96 * K + 1, 0.04), (1 << 20, 0.04)]
+            [(1, 0.02), (12 * K - 1, 0.02), (12 * K, 0.015), (96 * K, 0.015), (96 * K + 1, 0.025), (1 << 20, 0.025)]
         {
             assert_eq!(Tau::Auto.resolve(prompt_len), tau, "{prompt_len}");
             assert_eq!(Tau::from(0.3).resolve(prompt_len), 0.3);
+        }
+        for (prompt_len, rule) in
+            [(1, StopRule::MeanWeight), (96 * K, StopRule::MeanWeight), (96 * K + 1, StopRule::MaxWeight)]
+        {
+            assert_eq!(StopRule::Auto.resolve(true, prompt_len), rule, "{prompt_len}");
+            assert_eq!(StopRule::Auto.resolve(false, prompt_len), StopRule::AllRows);
         }
         for (k_len, tau) in [(8 * K, 0.02), (12 * K, 0.015), (24 * K, 0.015), (24 * K + 1, 0.02), (128 * K, 0.02)] {
             assert_eq!(Tau::Auto.of_chunk(k_len), tau, "{k_len}");

@@ -135,7 +135,7 @@ macro_rules! options {
 
 options! {
     /// Threshold for the gain of a key tile relative to the softmax mass so far, in `[0, 1)`. 0 never stops. A larger
-    /// value skips more. `auto` is 0.02 for prompts below 12K tokens, 0.01 to 96K, and 0.025 above
+    /// value skips more. `auto` is 0.02 for prompts below 12K tokens, 0.015 to 96K, and 0.025 above
     /// ([`Tau::of_chunk`] has those of chunks whose prompt's end is not known).
     "tau" (Tau::EXPECTED) tau(impl Into<Tau>) -> Tau;
     /// Segment length S in tokens, a multiple of both tile sizes. The queries of one segment share one key order and
@@ -161,8 +161,9 @@ options! {
     /// Score that orders the keys. `mean` is the paper's score.
     "score" (KeyScore::EXPECTED) key_score(KeyScore) -> KeyScore;
     /// Rule that stops a query tile: the ratio of gain to mass of every row (`all`), the mean of these ratios (`mean`),
-    /// the ratio of the sums over the rows (`sum`), or three times the largest weight of a key in every row
-    /// (`max-weight`) must be below tau. `auto` is `max-weight` with probes and `all` without.
+    /// the ratio of the sums over the rows (`sum`), three times the largest weight of a key in every row (`max-weight`), or
+    /// the mean over the tiles of the largest weights times the share of the prefix that is left (`mean-weight`) must be
+    /// below tau. `auto` is `all` without probes, and with probes `mean-weight` to 96K tokens and `max-weight` above.
     "stop-rule" (StopRule::EXPECTED) stop_rule(StopRule) -> StopRule;
     /// Frame in which gain and mass are compared when the running maximum changes.
     "gain-frame" (GainFrame::EXPECTED) gain_frame(GainFrame) -> GainFrame;
@@ -239,6 +240,7 @@ mod tests {
         assert_eq!(set("stop-rule", "sum"), built(|b| b.stop_rule(StopRule::SumRatio)));
         assert_eq!(set("stop-rule", "all"), built(|b| b.stop_rule(StopRule::AllRows)));
         assert_eq!(set("stop-rule", "max-weight"), built(|b| b.stop_rule(StopRule::MaxWeight)));
+        assert_eq!(set("stop-rule", "mean-weight"), built(|b| b.stop_rule(StopRule::MeanWeight)));
         assert_eq!(set("gain-frame", "literal"), built(|b| b.gain_frame(GainFrame::Literal)));
         assert_eq!(set("triggering-tile", "discard"), built(|b| b.triggering_tile(TriggeringTile::Discard)));
         assert_eq!(set("tile-q", "32"), built(|b| b.tile_q(32)));
@@ -292,7 +294,7 @@ mod tests {
         let refused = |name, text| S2oConfig::builder().set(name, text).unwrap_err().to_string();
         assert_eq!(
             refused("stop-rule", "median"),
-            "stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight`, got \"median\""
+            "stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight` or `mean-weight`, got \"median\""
         );
         assert_eq!(refused("segment", "1.5"), "segment: expected `auto` or a number of tokens, got \"1.5\"");
         assert_eq!(refused("q-perm", "true"), "q-perm: expected `on` or `off`, got \"true\"");

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::S2oConfig;
+use super::{S2oConfig, Tau};
 
 /// A text that is not a valid value of an option.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -91,8 +91,8 @@ spellings!(GainFrame: "new-max" => NewMax, "literal" => Literal);
 /// Rule that combines the per-row comparisons `gain < tau * mass` into one decision for a query tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopRule {
-    /// `auto`, the default: `max-weight` if the prompt has probes, otherwise `all`. Probes correct the mean of what a
-    /// row skips; what they leave is the part of single keys.
+    /// `auto`, the default: without probes `all`, with probes `mean-weight` for prompts of up to 96K tokens and `max-weight`
+    /// for longer ones. Probes correct the mean of what a row skips; what they leave is the part of single keys.
     Auto,
     /// `all`: stop when every row is below the threshold.
     AllRows,
@@ -100,30 +100,37 @@ pub enum StopRule {
     MeanRatio,
     /// `sum`: stop when `sum gain < tau * sum mass`, both sums over the rows.
     SumRatio,
-    /// `max-weight`: stop when single keys are not expected to matter any more. The largest weight of a key in any row,
-    /// relative to the mass before its tile, is averaged over the tiles so far, the last ones most
-    /// ([`StopRule::RECENCY`]). The query tile stops when this mean times the share of the prefix that is left is below
-    /// `tau`. Rows whose mass is spread over many keys stop early.
+    /// `max-weight`: stop when no key of the tile has [`StopRule::WEIGHT_SHARE`] of `tau` or more of the mass before
+    /// the tile, in any row. Rows whose mass is spread over many keys stop early.
     MaxWeight,
+    /// `mean-weight`: the largest weight of a key in any row, relative to the mass before its tile, is averaged over the
+    /// tiles so far, the last ones most ([`StopRule::RECENCY`]). Stop when this mean times the share of the prefix that is
+    /// left is below `tau`. It goes on where heavy keys are rare and anywhere in the order.
+    MeanWeight,
 }
 
 impl StopRule {
-    /// Tile `j` enters the mean of [`StopRule::MaxWeight`] with the factor `min(1, RECENCY / j)`. A tile's part of the mean
+    /// The share of `tau` that a single key may reach under [`StopRule::MaxWeight`]: with it the rules are about
+    /// equally exact at equal `tau` if there are probes (docs/algorithm.md).
+    pub const WEIGHT_SHARE: f64 = 1.0 / 3.0;
+    /// Tile `j` enters the mean of [`StopRule::MeanWeight`] with the factor `min(1, RECENCY / j)`. A tile's part of the mean
     /// grows as the fourth power of its number.
     pub const RECENCY: f64 = 5.0;
 
-    /// The rule for a prompt with or without probes.
-    pub fn resolve(self, has_probes: bool) -> Self {
+    /// The rule for a prompt of `prompt_len` tokens with or without probes.
+    pub fn resolve(self, has_probes: bool, prompt_len: usize) -> Self {
         match self {
-            Self::Auto if has_probes => Self::MaxWeight,
-            Self::Auto => Self::AllRows,
+            Self::Auto if !has_probes => Self::AllRows,
+            Self::Auto if prompt_len <= Tau::LONG_PROMPT => Self::MeanWeight,
+            Self::Auto => Self::MaxWeight,
             rule => rule,
         }
     }
 }
 
 spellings!(
-    StopRule: "auto" => Auto, "all" => AllRows, "mean" => MeanRatio, "sum" => SumRatio, "max-weight" => MaxWeight
+    StopRule: "auto" => Auto, "all" => AllRows, "mean" => MeanRatio, "sum" => SumRatio, "max-weight" => MaxWeight,
+    "mean-weight" => MeanWeight
 );
 
 /// Treatment of the key tile whose gain was below the threshold.

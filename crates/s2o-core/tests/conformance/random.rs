@@ -142,6 +142,7 @@ prop_compose! {
             Just(StopRule::MeanRatio),
             Just(StopRule::SumRatio),
             Just(StopRule::MaxWeight),
+            Just(StopRule::MeanWeight),
         ],
         gain_frame in prop_oneof![3 => Just(GainFrame::NewMax), 1 => Just(GainFrame::Literal)],
         keep in any::<bool>(),

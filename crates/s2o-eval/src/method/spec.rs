@@ -135,7 +135,7 @@ mod tests {
             ("s2o:tau=x", "expected `auto` or a number in [0, 1)"),
             (
                 "s2o:stop-rule=median",
-                "s2o: stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight`, got \"median\"",
+                "s2o: stop-rule: expected `auto` or `all` or `mean` or `sum` or `max-weight` or `mean-weight`, got \"median\"",
             ),
             ("s2o:tau=0.1:layers=tuned.json", "expected none together with layers"),
             ("s2o:layers=no-such-file", "s2o: no-such-file: "),
