@@ -59,8 +59,8 @@ __device__ __forceinline__ float largest_ratio(const RowGains& gains) {
     return warp_max_or_nan((odd ? gains.exists[1] : gains.exists[0]) ? __fdividef(gain, mass) : 0.f);
 }
 
-// What decides under every rule. AllRows, MaxWeight: number of rows not below; MeanRatio: sum of gain / mass; SumRatio: sum of gain -
-// tau * mass; MeanWeight: the largest gain / mass, or NaN.
+// What decides under every rule. AllRows, MaxWeight: number of rows not below; MeanRatio: sum of gain / mass; SumRatio: sum
+// of gain - tau * mass; MeanWeight: the largest gain / mass, or NaN.
 struct StopVote {
     float sum;
     float rows;
