@@ -207,7 +207,7 @@ fn check_probes(problem: &Problem, config: &S2oConfig, prompt_len: usize, stride
     let [q, k, v] = &problem.on_gpu;
     let ranking: Ranking = cpu::rank(&problem.inputs(), config, prompt_len).unwrap();
     let plan = Plan::new(config, shape, prompt_len, S2oConfig::CPU_BREAK_EVEN).unwrap();
-    let rule = config.stop_rule().resolve(true, 0);
+    let rule = config.stop_rule().resolve(true, prompt_len);
     let off = config.to_builder().probe_stride(ProbeStride::Off).stop_rule(rule).build().unwrap();
     let (sparse, plain) = op(problem, &off, prompt_len, &ranking).apply_with_stats(q, k, v).unwrap();
     problem.poison();

@@ -180,8 +180,13 @@ pub fn cases(runner: &mut Runner) {
 /// Every rule, frame and treatment of the triggering tile, with and without query permutation, in ranked and in
 /// scattered orders.
 fn rules(runner: &mut Runner) {
-    let rules = [StopRule::AllRows, StopRule::MeanRatio, StopRule::SumRatio, StopRule::MaxWeight, StopRule::MeanWeight];
-    for (stop_rule, tau) in rules.into_iter().zip([0.1, 0.09, 0.09, 0.06]) {
+    for (stop_rule, tau) in [
+        (StopRule::AllRows, 0.1),
+        (StopRule::MeanRatio, 0.09),
+        (StopRule::SumRatio, 0.09),
+        (StopRule::MaxWeight, 0.06),
+        (StopRule::MeanWeight, 0.06),
+    ] {
         for gain_frame in [GainFrame::NewMax, GainFrame::Literal] {
             for triggering_tile in [TriggeringTile::Keep, TriggeringTile::Discard] {
                 for (q_perm, head_dim, softcap) in [

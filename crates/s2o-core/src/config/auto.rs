@@ -41,7 +41,7 @@ macro_rules! auto_or {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Tau {
     /// `auto`, by prompt length: 0.02 below 12K tokens, 0.015 to 96K, 0.025 above. The rules by single weights have their own
-    /// scale. On needle-11m 0.015 loses 0 to .4 points of RULER's mean score at 16K, 32K and 64K, and 0.02 .2 to .7; at 128K
+    /// scale. On needle-11m 0.015 loses 0 to .4 points of RULER's mean score at 16K, 32K and 64K, and 0.02 .1 to .7; at 128K
     /// 0.025 loses .5 (docs/results-answers.md). A later chunk of a prompt whose end is not known has other thresholds
     /// ([`Tau::of_chunk`]).
     Auto,
