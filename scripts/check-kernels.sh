@@ -6,22 +6,24 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-# check ARCH SOURCE...
+# check ARCH SOURCE
 check() {
-    local arch=$1 source
-    shift
-    for source in "$@"; do
-        echo "$source ($arch)"
-        "${NVCC:-nvcc}" -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -Xptxas -v -cubin \
-            -o "$out/kernel.cubin" "$source" 2> "$out/log" || { cat "$out/log" >&2; exit 1; }
-        grep -E 'Compiling entry|Used [0-9]+ registers|spill' "$out/log"
-        if grep -E '[1-9][0-9]* bytes spill|C75[0-9][0-9]|serializ' "$out/log" >&2; then
-            echo "$source: expected no spills and no serialised wgmma" >&2
-            exit 1
-        fi
-    done
+    local arch=$1 source=$2 log
+    log=$(mktemp -p "$out")
+    "${NVCC:-nvcc}" -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -Xptxas -v -cubin \
+        -o "$log.cubin" "$source" 2> "$log" || { cat "$log" >&2; return 1; }
+    # In one piece: other jobs print too.
+    printf '%s\n' "$source ($arch)" "$(grep -E 'Compiling entry|Used [0-9]+ registers|spill' "$log")"
+    if grep -E '[1-9][0-9]* bytes spill|C75[0-9][0-9]|serializ' "$log" >&2; then
+        echo "$source: expected no spills and no serialised wgmma" >&2
+        return 1
+    fi
 }
+export -f check
+export out
 
 shopt -s nullglob
-check 90a kernels/cuda/*.cu kernels/cuda/sm90/*.cu
-check 80 kernels/cuda/*.cu kernels/cuda/sm80/*.cu
+{
+    printf '90a %s\n' kernels/cuda/*.cu kernels/cuda/sm90/*.cu
+    printf '80 %s\n' kernels/cuda/*.cu kernels/cuda/sm80/*.cu
+} | xargs -P "$(nproc)" -L 1 bash -euc 'check "$@"' check

@@ -27,6 +27,12 @@ struct Gain {
     }
 };
 
+// Approximate.
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 // The larger one of two numbers that are not negative, or NaN.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
     return __uint_as_float(max(__float_as_uint(a), __float_as_uint(b)));

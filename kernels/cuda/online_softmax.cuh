@@ -94,8 +94,8 @@ struct OnlineSoftmax {
             for (int i = 0; i < N; i += 4) {
                 s[i + 2 * h] = exp2_approx(fmaf(s[i + 2 * h], scale_log2, -shift));
                 s[i + 2 * h + 1] = exp2_approx(fmaf(s[i + 2 * h + 1], scale_log2, -shift));
-                sum0 += s[i + 2 * h];
-                sum1 += s[i + 2 * h + 1];
+                sum0 = i == 0 ? s[i + 2 * h] : sum0 + s[i + 2 * h];
+                sum1 = i == 0 ? s[i + 2 * h + 1] : sum1 + s[i + 2 * h + 1];
             }
             tile_sum[h] = sum0 + sum1;
             row_sum[h] = fmaf(row_sum[h], rescale[h], tile_sum[h]);

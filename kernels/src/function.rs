@@ -53,6 +53,8 @@ kernels! {
     DensePaged = "dense_paged", PerHeadDim;
     /// S2O in a single pass (Algorithm 4): all rows below the threshold stop, the triggering tile is kept.
     SinglePass = "single_pass", PerHeadDim;
+    /// [`Self::SinglePass`] with the stop rules that look at the largest weights.
+    SinglePassWeights = "single_pass_weights", PerHeadDim;
     /// S2O in a single pass that never stops (tau 0).
     SinglePassFull = "single_pass_full", PerHeadDim;
     /// S2O in a single pass, every stop rule.
@@ -167,7 +169,7 @@ impl Kernel {
             Self::Flash => &HeadDim::FLASH,
             Self::DenseModified | Self::DensePaged => &HeadDim::MODIFIED,
             Self::Dense | Self::Split | Self::Block | Self::BlockColumns => &HeadDim::ATTENTION,
-            Self::SinglePass | Self::SinglePassFull | Self::SinglePassExact => &HeadDim::ATTENTION,
+            kernel if kernel.is_single_pass() => &HeadDim::ATTENTION,
             Self::Pass1 | Self::Pass2 | Self::Moments | Self::Scores | Self::KeyGuide | Self::QueryOrder => {
                 &HeadDim::ATTENTION
             }
@@ -181,10 +183,13 @@ impl Kernel {
         }
     }
 
+    fn is_single_pass(self) -> bool {
+        matches!(self, Self::SinglePass | Self::SinglePassWeights | Self::SinglePassFull | Self::SinglePassExact)
+    }
+
     /// Whether the kernel has functions that cap the scores.
     pub fn has_capped(self) -> bool {
-        let is_sparse = matches!(self, Self::SinglePass | Self::SinglePassFull | Self::SinglePassExact);
-        is_sparse || matches!(self, Self::Dense | Self::Split | Self::Pass1 | Self::Pass2 | Self::Probes)
+        self.is_single_pass() || matches!(self, Self::Dense | Self::Split | Self::Pass1 | Self::Pass2 | Self::Probes)
     }
 
     /// The head size of the kernel's functions for heads of this size, or `None` if it has no such functions.
@@ -273,7 +278,7 @@ impl Function {
     /// none, and on sm_80 one kernel all options of FlashAttention.
     pub fn or_fallback(self, arch: Arch) -> Self {
         match (arch, self.kernel) {
-            (_, Kernel::SinglePassFull | Kernel::SinglePassExact) if self.is_portable(arch) => {
+            (_, kernel) if kernel.is_single_pass() && self.is_portable(arch) => {
                 Self { kernel: Kernel::SinglePass, ..self }
             }
             (Arch::Sm80, Kernel::DensePaged) => Self { kernel: Kernel::Flash, ..self },

@@ -94,16 +94,16 @@ struct TileEffect {
     float old_sum[2], rescale[2], tile_sum[2], tile_max[2];
 };
 
-__device__ __forceinline__ RowGains gains_of(const S2oParams& p, const OutputRows& rows, const OnlineSoftmax& softmax,
+__device__ __forceinline__ RowGains gains_of(int stop_rule, const OutputRows& rows, const OnlineSoftmax& softmax,
                                              const TileEffect& tile, float scale_log2, bool literal_frame) {
     RowGains gains;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const float old_sum = tile.old_sum[h], tile_sum = tile.tile_sum[h], rescale = tile.rescale[h];
-        if (p.stop_rule >= MAX_WEIGHT) {
+        if (stop_rule >= MAX_WEIGHT) {
             // A quarter for each lane of the quad.
             const float largest = 0.25f * exp2_approx((tile.tile_max[h] - softmax.row_max[h]) * scale_log2);
-            gains.row[h] = Gain::of_largest(old_sum, largest, tile_sum, rescale, p.stop_rule);
+            gains.row[h] = Gain::of_largest(old_sum, largest, tile_sum, rescale, stop_rule);
         } else {
             gains.row[h] = Gain::of(old_sum, softmax.row_sum[h], tile_sum, rescale, literal_frame);
         }
@@ -112,13 +112,35 @@ __device__ __forceinline__ RowGains gains_of(const S2oParams& p, const OutputRow
     return gains;
 }
 
+// The largest weight of a key in the warp's rows, relative to the mass before the tile, or NaN. Even lanes of a quad take its
+// first row, odd lanes its second.
+__device__ __forceinline__ float largest_weight(const OutputRows& rows, const OnlineSoftmax& softmax, const TileEffect& tile,
+                                                float scale_log2) {
+    const int h = threadIdx.x % 2;
+    auto of_row = [&](const float(&x)[2]) { return h ? x[1] : x[0]; };
+    // A score that is not a number makes only the tile's sum NaN.
+    const float mass = sum_of_row(fmaf(tile.old_sum[0], tile.rescale[0], 0.f * tile.tile_sum[0]),
+                                  fmaf(tile.old_sum[1], tile.rescale[1], 0.f * tile.tile_sum[1]));
+    const float weight = exp2_approx((of_row(tile.tile_max) - of_row(softmax.row_max)) * scale_log2);
+    return warp_max_or_nan((h ? rows.exists[1] : rows.exists[0]) ? weight * reciprocal(mass) : 0.f);
+}
+
+template <class X>
+__device__ __forceinline__ auto decisions_of(const typename X::Params& p, const WorkItem& w) {
+    if constexpr (X::STOP == Stop::LAGGED_WEIGHTS) {
+        return WeightDecisions(p, w.gather_from, w.steps - w.gather_from);
+    } else {
+        return 0;
+    }
+}
+
 // Whether the item ends with this step under the exact rule. Contains a barrier of all consumers. A discarded tile
 // leaves the mass unchanged.
 __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& votes, const OutputRows& rows,
                                               OnlineSoftmax& softmax, const TileEffect& tile, float scale_log2, int& slot,
                                               MeanWeight& weights, int judged, int tiles) {
     slot ^= 1;
-    const RowGains gains = gains_of(p, rows, softmax, tile, scale_log2, p.literal_frame);
+    const RowGains gains = gains_of(p.stop_rule, rows, softmax, tile, scale_log2, p.literal_frame);
     const StopVote vote = StopVote::of(gains, p.stop_rule, p.tau);
     if (threadIdx.x % 32 == 0) votes.warp[slot][threadIdx.x / 32 - WARPGROUP / 32] = vote;
     named_barrier_sync(DECISION, CONSUMERS * WARPGROUP);
@@ -240,28 +262,32 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             stopped = stops_exactly(p, control->votes.exact, rows, softmax, tile, scale_log2, vote_slot, weights, 1, w.steps);
         }
 
+        [[maybe_unused]] auto decisions = decisions_of<X>(p, w);
+        uint32_t v_tile = v_desc();
         int i = 1;
         for (; i < w.steps && !stopped; ++i) {
             // Products, in this warpgroup's turn.
-            const uint32_t k_tile = k_desc(), v_tile = v_desc();
+            const uint32_t k_tile = k_desc();
+            [[maybe_unused]] uint32_t votes_at;
+            if constexpr (X::LAGS) votes_at = control->votes.lagged.address(first_step + i - 2);
             await_k();
             named_barrier_sync(my_turn, 2 * WARPGROUP);
+            [[maybe_unused]] Votes votes;
+            if constexpr (X::LAGS) votes = LaggedVotes::read(votes_at);
             wgmma_fence();
             issue_scores<X>(s, q_desc, k_tile);
             await_v();
             wgmma_fence();
             issue_values<X>(acc, probs, v_tile);
             named_barrier_arrive(other_turn, 2 * WARPGROUP);
-            if constexpr (X::STOP == Stop::LAGGED) {
-                // Read after the products are issued, which hides the latency. A stop discards the scores of step i:
-                // half a tile of work for each item that stops, instead of a delay in every step.
-                const int judged = i - 1 - w.gather_from;
-                bool stops = false;
-                if (judged > 0) {
-                    const float largest = control->votes.lagged.largest(first_step + i - 2);
-                    stops = p.stop_rule == MEAN_WEIGHT
-                                ? weights.stops(largest, judged, w.steps - w.gather_from, p.tau)
-                                : largest < p.tau;
+            if constexpr (X::LAGS) {
+                // After the products are issued, which hides the latency. A stop discards the scores of step i: half a tile
+                // of work for each item that stops, instead of a delay in every step.
+                bool stops;
+                if constexpr (X::STOP == Stop::LAGGED_WEIGHTS) {
+                    stops = decisions.stops(votes.largest());
+                } else {
+                    stops = i - 1 > w.gather_from && votes.largest() < p.tau;
                 }
                 if (stops) {
                     wgmma_wait<0>();
@@ -290,18 +316,20 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             wgmma_wait<0>();
             pin(acc);
             free_v();
+            v_tile = v_desc();
             if constexpr (X::GATHERS_KEYS) {
                 for (float& row_max : softmax.row_max) row_max = behind(row_max, acc[0]);
                 softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, tile.rescale, tile.tile_sum);
             }
             // Vote, and rescale the accumulator to the new maximum.
             [[maybe_unused]] float largest;
-            if constexpr (X::STOP == Stop::LAGGED) {
-                largest = largest_ratio(gains_of(p, rows, softmax, tile, scale_log2, false));
+            if constexpr (X::STOP == Stop::LAGGED_GAINS) {
+                largest = largest_ratio(gains_of(ALL_ROWS, rows, softmax, tile, scale_log2, false));
             }
+            if constexpr (X::STOP == Stop::LAGGED_WEIGHTS) largest = largest_weight(rows, softmax, tile, scale_log2);
             pack_probabilities<T>(s, probs);
             rescale_rows(acc, tile.rescale);
-            if constexpr (X::STOP == Stop::LAGGED) {
+            if constexpr (X::LAGS) {
                 if (leader) control->votes.lagged.cast(first_step + i, warp, largest);
             }
             if constexpr (X::STOP == Stop::EXACT) {
@@ -325,7 +353,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
         // The values of the last tile, unless they are already added or discarded.
         first_step += w.steps;
         bool values_left = true;
-        if constexpr (X::STOP == Stop::LAGGED) values_left = !stopped;
+        if constexpr (X::LAGS) values_left = !stopped;
         if constexpr (X::STOP == Stop::EXACT) {
             values_left = !(stopped && p.discard);
             if (!values_left) {

@@ -25,7 +25,6 @@ constexpr int CONSUMER_WARPS = CONSUMERS * 4;
 constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
 static_assert(CONSUMER_WARPS == VOTING_WARPS && CONSUMERS * 64 == TILE_Q, "each warp owns 16 rows of the tile");
 
-constexpr int TILE_STAGES = 2, GATHER_STAGES = 3;
 
 // TURN and HIDDEN_VALUES: one for each consumer.
 enum NamedBarrier { TURN = 1, PRODUCERS = 3, DECISION = 4, HIDDEN_VALUES = 5 };
@@ -36,7 +35,9 @@ struct Traits : Schedule {
     using T = T_;
     static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr Stop STOP = STOP_;
-    static constexpr int STAGES = Schedule::GATHERS_KEYS ? GATHER_STAGES : TILE_STAGES;
+    static constexpr bool LAGS = STOP == Stop::LAGGED_GAINS || STOP == Stop::LAGGED_WEIGHTS;
+    // With rows of 64 columns a step is shorter than the latency of a gather.
+    static constexpr int STAGES = Schedule::GATHERS_KEYS && HEAD_DIM == 64 ? 3 : 2;
     static constexpr int PANELS = HEAD_DIM / 64;
     // Of a tile: next to accumulators of more than 128 columns, registers and shared memory hold half of a TILE_K.
     static constexpr int KEYS = HEAD_DIM > 128 ? TILE_K / 2 : TILE_K;

@@ -3,4 +3,4 @@
 #include "instantiate.cuh"
 
 S2O_KERNELS(s2o_ladder_full, s2o::LadderSchedule)
-S2O_KERNELS(s2o_ladder, s2o::LadderSchedule, s2o::Stop::LAGGED)
+S2O_KERNELS(s2o_ladder, s2o::LadderSchedule, s2o::Stop::LAGGED_GAINS)

@@ -1,8 +1,9 @@
 // The stop decision of the sm_90a engine: the eight consumer warps of a query tile vote through shared memory.
 //
-// LAGGED: AllRows, MaxWeight or MeanWeight, read two steps after the vote. The barriers that order the two warpgroups anyway
-// (engine.cuh) have then ordered the votes too, so both make the same decision without another barrier. It costs one
-// more key tile per query tile. EXACT: any rule and frame, decided before the next step at the cost of a barrier.
+// LAGGED_GAINS is AllRows, LAGGED_WEIGHTS MaxWeight or MeanWeight, read two steps after the vote. The barriers that order the
+// two warpgroups anyway (engine.cuh) have then ordered the votes too, so both make the same decision without another barrier.
+// It costs one more key tile per query tile. The instructions of vote and decision are on the path of every step, so each
+// kernel has those of its rules alone. EXACT: any rule and frame, decided before the next step at the cost of a barrier.
 #pragma once
 #include <cstdint>
 
@@ -12,7 +13,7 @@
 
 namespace s2o {
 
-enum class Stop { NEVER, LAGGED, EXACT };
+enum class Stop { NEVER, LAGGED_GAINS, LAGGED_WEIGHTS, EXACT };
 
 }  // namespace s2o
 
@@ -21,22 +22,69 @@ namespace s2o::sm90 {
 constexpr int VOTE_SLOTS = 8;
 constexpr int VOTING_WARPS = 8;
 
-// The largest gain over mass in any row of each warp. Steps are counted across items, so that the votes of an item need not
-// be read before the next item votes.
+// The votes of all warps on a tile. The bits of floats that are not negative have their order, and those of NaN are above.
+struct Votes {
+    uint32_t warp[VOTING_WARPS];
+    __device__ __forceinline__ float largest() const {
+        uint32_t largest = warp[0];
+#pragma unroll
+        for (int i = 1; i < VOTING_WARPS; ++i) largest = max(largest, warp[i]);
+        return __uint_as_float(largest);
+    }
+};
+
+// The largest gain or weight over mass in any row of each warp. Steps are counted across items, so that the votes of an item
+// need not be read before the next item votes.
 struct LaggedVotes {
     alignas(16) float warp[VOTE_SLOTS][VOTING_WARPS];
 
     __device__ __forceinline__ void cast(uint32_t step, int voter, float largest) {
         warp[step % VOTE_SLOTS][voter] = largest;
     }
-    __device__ __forceinline__ float largest(uint32_t step) const {
-        const volatile uint4* votes = reinterpret_cast<const volatile uint4*>(warp[step % VOTE_SLOTS]);
-        uint32_t largest = 0;  // as max_or_nan
-#pragma unroll
-        for (int i = 0; i < VOTING_WARPS / 4; ++i) {
-            largest = max(max(largest, max(votes[i].x, votes[i].y)), max(votes[i].z, votes[i].w));
-        }
-        return __uint_as_float(largest);
+    // Computed where it is called, and not where it is used.
+    __device__ __forceinline__ uint32_t address(uint32_t step) const {
+        uint32_t address = smem_address(warp[step % VOTE_SLOTS]);
+        asm volatile("" : "+r"(address));
+        return address;
+    }
+    __device__ __forceinline__ static Votes read(uint32_t address) {
+        static_assert(VOTING_WARPS == 8);
+        Votes votes;
+        uint32_t(&w)[VOTING_WARPS] = votes.warp;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                     : "r"(address));
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4 + 16];"
+                     : "=r"(w[4]), "=r"(w[5]), "=r"(w[6]), "=r"(w[7])
+                     : "r"(address));
+        return votes;
+    }
+};
+
+// The decisions of LAGGED_WEIGHTS about an item. What does not depend on the votes is ready before them.
+struct WeightDecisions {
+    bool is_mean;
+    float mean = 0.f, limit;
+    float judged;  // number of the tile that the next decision is about, counted from 1
+    float left;    // the share of the prefix that is left after it, times the tiles for MEAN_WEIGHT
+
+    // `tiles` follow `before` steps whose tiles are not judged.
+    __device__ __forceinline__ WeightDecisions(const S2oParams& p, int before, int tiles)
+        : is_mean(p.stop_rule == MEAN_WEIGHT),
+          limit(is_mean ? p.tau * float(tiles) : p.tau * (1.f / MAX_WEIGHT_FACTOR)),
+          judged(float(-before)),
+          left(is_mean ? float(tiles + 1 + before) : 1.f) {}
+
+    // Also before the first tile, with any `largest`. NaN does not stop.
+    __device__ __forceinline__ bool stops(float largest) {
+        const float weight = largest > 1.f ? 1.f : largest;
+        const float rate = fminf(1.f, RECENCY * reciprocal(judged));
+        const bool counts = judged > 0.f;
+        mean = counts ? (is_mean ? fmaf(weight - mean, rate, mean) : weight) : 0.f;
+        const bool below = counts && mean * left < limit;
+        judged += 1.f;
+        left -= is_mean ? 1.f : 0.f;
+        return below;
     }
 };
 
@@ -46,17 +94,18 @@ struct RowGains {
     bool exists[2];
 };
 
-// The largest gain over mass of the warp's rows, or NaN. Even lanes of a quad divide for its first row, odd lanes for its
-// second.
-__device__ __forceinline__ float largest_ratio(const RowGains& gains) {
+// The quad's sum for its first row in even lanes, and for its second in odd ones.
+__device__ __forceinline__ float sum_of_row(float first, float second) {
     const bool odd = threadIdx.x % 2;
-    auto row_sum = [&](float first, float second) {
-        const float pair = (odd ? second : first) + __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
-        return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
-    };
-    const float gain = row_sum(gains.row[0].gain, gains.row[1].gain);
-    const float mass = row_sum(gains.row[0].mass, gains.row[1].mass);
-    return warp_max_or_nan((odd ? gains.exists[1] : gains.exists[0]) ? __fdividef(gain, mass) : 0.f);
+    const float pair = (odd ? second : first) + __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
+    return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
+}
+
+// The largest gain over mass of the warp's rows, or NaN.
+__device__ __forceinline__ float largest_ratio(const RowGains& gains) {
+    const float gain = sum_of_row(gains.row[0].gain, gains.row[1].gain);
+    const float mass = sum_of_row(gains.row[0].mass, gains.row[1].mass);
+    return warp_max_or_nan(gains.exists[threadIdx.x % 2] ? __fdividef(gain, mass) : 0.f);
 }
 
 // What decides under every rule. AllRows, MaxWeight: number of rows not below; MeanRatio: sum of gain / mass; SumRatio: sum

@@ -290,16 +290,14 @@ impl<'a> Launch<'a> {
 
     /// The kernel that computes the prefixes.
     fn kernel(&self, config: &S2oConfig) -> Kernel {
-        let lags = match config.stop_rule() {
-            StopRule::MaxWeight | StopRule::MeanWeight => true,
-            StopRule::Auto | StopRule::AllRows => config.gain_frame() == GainFrame::NewMax,
-            StopRule::MeanRatio | StopRule::SumRatio => false,
-        };
-        let plain = lags && config.triggering_tile() == TriggeringTile::Keep;
-        match config {
-            config if config.q_perm() => Kernel::Pass2,
-            config if config.tau().resolve(self.plan.prompt_len) == 0.0 => Kernel::SinglePassFull,
-            _ if plain => Kernel::SinglePass,
+        let keeps = config.triggering_tile() == TriggeringTile::Keep;
+        match config.stop_rule() {
+            _ if config.q_perm() => Kernel::Pass2,
+            _ if config.tau().resolve(self.plan.prompt_len) == 0.0 => Kernel::SinglePassFull,
+            StopRule::MaxWeight | StopRule::MeanWeight if keeps => Kernel::SinglePassWeights,
+            StopRule::Auto | StopRule::AllRows if keeps && config.gain_frame() == GainFrame::NewMax => {
+                Kernel::SinglePass
+            }
             _ => Kernel::SinglePassExact,
         }
     }
