@@ -1,11 +1,15 @@
 //! Compiles `cuda/` with nvcc if the feature `cuda` is on: sm_90a machine code, and PTX of compute_80 for every other
-//! GPU. A table of the results is included by `src/modules.rs`.
+//! GPU. A table of the results is included by `src/modules.rs`. With `S2O_KERNELS_CACHE`, a folder, builds of the same sources
+//! by the same nvcc share the results: workspaces and features otherwise compile them again, for minutes.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::{env, fs, thread};
+
+const CACHE: &str = "S2O_KERNELS_CACHE";
 
 /// The first version with wgmma, TMA and `__grid_constant__` parameters of this size.
 const OLDEST_NVCC: (u32, u32) = (12, 0);
@@ -17,7 +21,7 @@ in a checkout of candle-s2o installs a toolkit; this needs no GPU.";
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cuda");
-    for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"] {
+    for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", CACHE] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
@@ -41,7 +45,8 @@ fn compile_all() -> Result<(), String> {
             jobs.push(Job { target, stem, source, output });
         }
     }
-    run(&nvcc, &jobs)?;
+    let cache = env::var_os(CACHE).map(|folder| Cache::new(folder.into(), &nvcc)).transpose()?;
+    run(&nvcc, &jobs, cache.as_ref())?;
     fs::write(out.join("modules.rs"), table(&jobs)?).map_err(|error| format!("modules.rs: {error}"))
 }
 
@@ -99,7 +104,7 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Runs the jobs in parallel, as many at a time as cargo allows.
-fn run(nvcc: &Path, jobs: &[Job]) -> Result<(), String> {
+fn run(nvcc: &Path, jobs: &[Job], cache: Option<&Cache>) -> Result<(), String> {
     let workers = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize).min(jobs.len());
     let queue = Mutex::new(jobs.iter().collect::<VecDeque<_>>());
     let next = || queue.lock().expect("no worker panics").pop_front();
@@ -108,7 +113,7 @@ fn run(nvcc: &Path, jobs: &[Job]) -> Result<(), String> {
             .map(|_| {
                 scope.spawn(|| {
                     while let Some(job) = next() {
-                        compile(nvcc, job)?;
+                        compile(nvcc, job, cache)?;
                     }
                     Ok(())
                 })
@@ -118,9 +123,65 @@ fn run(nvcc: &Path, jobs: &[Job]) -> Result<(), String> {
     })
 }
 
-fn compile(nvcc: &Path, job: &Job) -> Result<(), String> {
+/// Results of earlier builds.
+struct Cache {
+    folder: PathBuf,
+    /// Of nvcc's version and all sources: any of them may include any header.
+    hash: u64,
+}
+
+impl Cache {
+    fn new(folder: PathBuf, nvcc: &Path) -> Result<Self, String> {
+        fs::create_dir_all(&folder).map_err(|error| format!("{CACHE}={}: {error}", folder.display()))?;
+        let mut hasher = DefaultHasher::new();
+        version_text(nvcc).hash(&mut hasher);
+        let mut folders = vec![PathBuf::from("cuda")];
+        while let Some(folder) = folders.pop() {
+            let failed = |error| format!("{}: {error}", folder.display());
+            let mut paths = Vec::new();
+            for entry in fs::read_dir(&folder).map_err(failed)? {
+                paths.push(entry.map_err(failed)?.path());
+            }
+            paths.sort();
+            for path in paths {
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    (&path, fs::read(&path).map_err(failed)?).hash(&mut hasher);
+                }
+            }
+        }
+        Ok(Self { folder, hash: hasher.finish() })
+    }
+
+    /// The result of a job, which need not exist.
+    fn path(&self, job: &Job) -> PathBuf {
+        let mut hasher = DefaultHasher::new();
+        (self.hash, &job.source, job.target.nvcc_flags, FLAGS).hash(&mut hasher);
+        self.folder.join(format!("{}_{:016x}.{}", job.stem, hasher.finish(), job.target.extension))
+    }
+}
+
+const FLAGS: [&str; 2] = ["-std=c++17", "-O3"];
+
+/// Compiles a source, or copies the result of an earlier build.
+fn compile(nvcc: &Path, job: &Job, cache: Option<&Cache>) -> Result<(), String> {
+    let Some(cache) = cache else { return run_nvcc(nvcc, job) };
+    let kept = cache.path(job);
+    if fs::copy(&kept, &job.output).is_ok() {
+        return Ok(());
+    }
+    run_nvcc(nvcc, job)?;
+    // A build that runs at the same time sees a whole file or none.
+    let partial = kept.with_extension(std::process::id().to_string());
+    fs::copy(&job.output, &partial)
+        .and_then(|_| fs::rename(&partial, &kept))
+        .map_err(|error| format!("{CACHE}: {}: {error}", kept.display()))
+}
+
+fn run_nvcc(nvcc: &Path, job: &Job) -> Result<(), String> {
     let mut command = Command::new(nvcc);
-    command.args(["-std=c++17", "-O3"]).args(job.target.nvcc_flags).arg("-o").arg(&job.output).arg(&job.source);
+    command.args(FLAGS).args(job.target.nvcc_flags).arg("-o").arg(&job.output).arg(&job.source);
     let output = command.output().map_err(|error| format!("{}: {error}. {HOW_TO}", nvcc.display()))?;
     if output.status.success() {
         return Ok(());
@@ -168,8 +229,7 @@ fn find_nvcc() -> Result<PathBuf, String> {
     places.push("nvcc".into());
     places.push("/usr/local/cuda/bin/nvcc".into());
     for nvcc in places {
-        let Ok(output) = Command::new(&nvcc).arg("--version").output() else { continue };
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let Some(text) = version_text(&nvcc) else { continue };
         let version = parse_version(&text)
             .ok_or_else(|| format!("{}: expected a version from --version, got {text:?}. {HOW_TO}", nvcc.display()))?;
         if version < OLDEST_NVCC {
@@ -182,6 +242,12 @@ fn find_nvcc() -> Result<PathBuf, String> {
         return Ok(nvcc);
     }
     Err(format!("expected nvcc, found none. {HOW_TO}"))
+}
+
+/// What `nvcc --version` prints, or `None` if it does not run.
+fn version_text(nvcc: &Path) -> Option<String> {
+    let output = Command::new(nvcc).arg("--version").output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Parses "Cuda compilation tools, release 13.0, V13.0.88".

@@ -158,8 +158,8 @@ mod tests {
         let default = S2oConfig::default();
         let line = |config: &S2oConfig, prompt_len| describe(config, false, prompt_len, &Device::Cpu);
         assert!(line(&default, 8192).starts_with("segment 512 (auto), tau 0.02, stop-rule all, "));
-        assert!(line(&default, 32768).starts_with("segment 1024 (auto), tau 0.015, stop-rule mean-weight, "));
-        assert!(line(&default, 32768).ends_with(", a probe every 128 queries"));
+        assert!(line(&default, 32768).starts_with("segment 1024 (auto), tau 0.02, stop-rule mean-weight, "));
+        assert!(line(&default, 32768).ends_with(", a probe every 256 queries"));
         let fixed = S2oConfig::builder().tau(0.3).max_error(0.1).build().unwrap();
         assert!(line(&fixed, 32768).contains(", tau 0.3, ") && line(&fixed, 8192).ends_with(", error at most 0.1"));
         assert!(describe(&default, true, 32768, &Device::Cpu).contains(", tau by layer, "));

@@ -94,35 +94,41 @@ struct TileEffect {
     float old_sum[2], rescale[2], tile_sum[2], tile_max[2];
 };
 
-__device__ __forceinline__ RowGains gains_of(int stop_rule, const OutputRows& rows, const OnlineSoftmax& softmax,
-                                             const TileEffect& tile, float scale_log2, bool literal_frame) {
+__device__ __forceinline__ RowGains gains_of(const S2oParams& p, const OutputRows& rows, const OnlineSoftmax& softmax,
+                                             const TileEffect& tile, float scale_log2) {
     RowGains gains;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const float old_sum = tile.old_sum[h], tile_sum = tile.tile_sum[h], rescale = tile.rescale[h];
-        if (stop_rule >= MAX_WEIGHT) {
+        if (p.stop_rule >= MAX_WEIGHT) {
             // A quarter for each lane of the quad.
             const float largest = 0.25f * exp2_approx((tile.tile_max[h] - softmax.row_max[h]) * scale_log2);
-            gains.row[h] = Gain::of_largest(old_sum, largest, tile_sum, rescale, stop_rule);
+            gains.row[h] = Gain::of_largest(old_sum, largest, tile_sum, rescale, p.stop_rule);
         } else {
-            gains.row[h] = Gain::of(old_sum, softmax.row_sum[h], tile_sum, rescale, literal_frame);
+            gains.row[h] = Gain::of(old_sum, softmax.row_sum[h], tile_sum, rescale, p.literal_frame);
         }
         gains.exists[h] = rows.exists[h];
     }
     return gains;
 }
 
-// The largest weight of a key in the warp's rows, relative to the mass before the tile, or NaN. Even lanes of a quad take its
-// first row, odd lanes its second.
-__device__ __forceinline__ float largest_weight(const OutputRows& rows, const OnlineSoftmax& softmax, const TileEffect& tile,
-                                                float scale_log2) {
+// The vote of the warp's rows on a tile. Even lanes of a quad take its first row, odd lanes its second.
+template <Stop STOP>
+__device__ __forceinline__ uint32_t lagged_vote(const OutputRows& rows, const OnlineSoftmax& softmax, const TileEffect& tile,
+                                                float scale_log2, float tau) {
     const int h = threadIdx.x % 2;
+    const bool exists = h ? rows.exists[1] : rows.exists[0];
+    if constexpr (STOP == Stop::LAGGED_GAINS) {
+        const float excess = sum_of_row(fmaf(-tau, tile.old_sum[0] * tile.rescale[0], tile.tile_sum[0]),
+                                        fmaf(-tau, tile.old_sum[1] * tile.rescale[1], tile.tile_sum[1]));
+        return __any_sync(0xffffffffu, exists && !(excess < 0.f));
+    }
     auto of_row = [&](const float(&x)[2]) { return h ? x[1] : x[0]; };
     // A score that is not a number makes only the tile's sum NaN.
     const float mass = sum_of_row(fmaf(tile.old_sum[0], tile.rescale[0], 0.f * tile.tile_sum[0]),
                                   fmaf(tile.old_sum[1], tile.rescale[1], 0.f * tile.tile_sum[1]));
     const float weight = exp2_approx((of_row(tile.tile_max) - of_row(softmax.row_max)) * scale_log2);
-    return warp_max_or_nan((h ? rows.exists[1] : rows.exists[0]) ? weight * reciprocal(mass) : 0.f);
+    return __float_as_uint(warp_max_or_nan(exists ? weight * reciprocal(mass) : 0.f));
 }
 
 template <class X>
@@ -140,7 +146,7 @@ __device__ __forceinline__ bool stops_exactly(const S2oParams& p, ExactVotes& vo
                                               OnlineSoftmax& softmax, const TileEffect& tile, float scale_log2, int& slot,
                                               MeanWeight& weights, int judged, int tiles) {
     slot ^= 1;
-    const RowGains gains = gains_of(p.stop_rule, rows, softmax, tile, scale_log2, p.literal_frame);
+    const RowGains gains = gains_of(p, rows, softmax, tile, scale_log2);
     const StopVote vote = StopVote::of(gains, p.stop_rule, p.tau);
     if (threadIdx.x % 32 == 0) votes.warp[slot][threadIdx.x / 32 - WARPGROUP / 32] = vote;
     named_barrier_sync(DECISION, CONSUMERS * WARPGROUP);
@@ -287,7 +293,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                 if constexpr (X::STOP == Stop::LAGGED_WEIGHTS) {
                     stops = decisions.stops(votes.largest());
                 } else {
-                    stops = i - 1 > w.gather_from && votes.largest() < p.tau;
+                    stops = i - 1 > w.gather_from && votes.largest() == 0;
                 }
                 if (stops) {
                     wgmma_wait<0>();
@@ -322,15 +328,12 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
                 softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, tile.rescale, tile.tile_sum);
             }
             // Vote, and rescale the accumulator to the new maximum.
-            [[maybe_unused]] float largest;
-            if constexpr (X::STOP == Stop::LAGGED_GAINS) {
-                largest = largest_ratio(gains_of(ALL_ROWS, rows, softmax, tile, scale_log2, false));
-            }
-            if constexpr (X::STOP == Stop::LAGGED_WEIGHTS) largest = largest_weight(rows, softmax, tile, scale_log2);
+            [[maybe_unused]] uint32_t vote;
+            if constexpr (X::LAGS) vote = lagged_vote<X::STOP>(rows, softmax, tile, scale_log2, p.tau);
             pack_probabilities<T>(s, probs);
             rescale_rows(acc, tile.rescale);
             if constexpr (X::LAGS) {
-                if (leader) control->votes.lagged.cast(first_step + i, warp, largest);
+                if (leader) control->votes.lagged.cast(first_step + i, warp, vote);
             }
             if constexpr (X::STOP == Stop::EXACT) {
                 stopped = i >= w.gather_from &&

@@ -22,25 +22,24 @@ namespace s2o::sm90 {
 constexpr int VOTE_SLOTS = 8;
 constexpr int VOTING_WARPS = 8;
 
-// The votes of all warps on a tile. The bits of floats that are not negative have their order, and those of NaN are above.
+// The votes of all warps on a tile.
 struct Votes {
     uint32_t warp[VOTING_WARPS];
-    __device__ __forceinline__ float largest() const {
+    __device__ __forceinline__ uint32_t largest() const {
         uint32_t largest = warp[0];
 #pragma unroll
         for (int i = 1; i < VOTING_WARPS; ++i) largest = max(largest, warp[i]);
-        return __uint_as_float(largest);
+        return largest;
     }
 };
 
-// The largest gain or weight over mass in any row of each warp. Steps are counted across items, so that the votes of an item
-// need not be read before the next item votes.
+// LAGGED_GAINS: 1 if a row of the warp must go on, otherwise 0. LAGGED_WEIGHTS: the bits of the largest weight of a key over
+// mass in any row of the warp. Those of floats that are not negative have their order, and those of NaN are above. Steps are
+// counted across items, so that the votes of an item need not be read before the next item votes.
 struct LaggedVotes {
-    alignas(16) float warp[VOTE_SLOTS][VOTING_WARPS];
+    alignas(16) uint32_t warp[VOTE_SLOTS][VOTING_WARPS];
 
-    __device__ __forceinline__ void cast(uint32_t step, int voter, float largest) {
-        warp[step % VOTE_SLOTS][voter] = largest;
-    }
+    __device__ __forceinline__ void cast(uint32_t step, int voter, uint32_t vote) { warp[step % VOTE_SLOTS][voter] = vote; }
     // Computed where it is called, and not where it is used.
     __device__ __forceinline__ uint32_t address(uint32_t step) const {
         uint32_t address = smem_address(warp[step % VOTE_SLOTS]);
@@ -76,8 +75,8 @@ struct WeightDecisions {
           left(is_mean ? float(tiles + 1 + before) : 1.f) {}
 
     // Also before the first tile, with any `largest`. NaN does not stop.
-    __device__ __forceinline__ bool stops(float largest) {
-        const float weight = largest > 1.f ? 1.f : largest;
+    __device__ __forceinline__ bool stops(uint32_t largest) {
+        const float weight = __uint_as_float(largest) > 1.f ? 1.f : __uint_as_float(largest);
         const float rate = fminf(1.f, RECENCY * reciprocal(judged));
         const bool counts = judged > 0.f;
         mean = counts ? (is_mean ? fmaf(weight - mean, rate, mean) : weight) : 0.f;

@@ -208,14 +208,14 @@ mod tests {
     #[test]
     fn a_chunk_without_an_end_has_its_own_threshold() {
         let tau = |op: &S2oOp, q_len| {
-            let (config, prompt_len) = op.settings(&AttnShape::new([1, q_len, 1, 64], [40_000, 1]).unwrap());
+            let (config, prompt_len) = op.settings(&AttnShape::new([1, q_len, 1, 64], [100_000, 1]).unwrap());
             (config.tau().resolve(prompt_len), prompt_len)
         };
         let op = S2oOp::new(1.0, S2oConfig::default());
-        assert_eq!(tau(&op, 40_000), (0.015, 40_000), "a whole prompt");
-        assert_eq!(tau(&op, 4000), (0.02, 40_000), "a chunk");
-        assert_eq!(tau(&op.with_prompt_len(50_000), 4000), (0.015, 50_000), "a chunk whose end is known");
+        assert_eq!(tau(&op, 100_000), (0.025, 100_000), "a whole prompt");
+        assert_eq!(tau(&op, 4000), (0.02, 100_000), "a chunk");
+        assert_eq!(tau(&op.with_prompt_len(120_000), 4000), (0.025, 120_000), "a chunk whose end is known");
         let fixed = S2oConfig::builder().tau(Tau::Fixed(0.3)).build().unwrap();
-        assert_eq!(tau(&S2oOp::new(1.0, fixed), 4000), (0.3, 40_000));
+        assert_eq!(tau(&S2oOp::new(1.0, fixed), 4000), (0.3, 100_000));
     }
 }

@@ -40,10 +40,10 @@ macro_rules! auto_or {
 /// Threshold for the gain of a key tile relative to the softmax mass so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Tau {
-    /// `auto`, by prompt length: 0.02 below 12K tokens, 0.015 to 96K, 0.025 above. The rules by single weights have their own
-    /// scale. On needle-11m 0.015 loses 0 to .4 points of RULER's mean score at 16K, 32K and 64K, and 0.02 .1 to .7; at 128K
-    /// 0.025 loses .5 (docs/results-answers.md). A later chunk of a prompt whose end is not known has other thresholds
-    /// ([`Tau::of_chunk`]).
+    /// `auto`, by prompt length: 0.02 below 12K tokens, 0.015 to 24K, 0.02 to 96K, 0.025 above. The rules by single weights have
+    /// their own scale. On needle-11m it loses 0 points of RULER's mean score at 16K, .5 at 32K and .7 at 64K, where 0.015
+    /// loses .3 and .4, and .5 at 128K (docs/results-answers.md). A later chunk of a prompt whose end is not known has other
+    /// thresholds above 96K ([`Tau::of_chunk`]).
     Auto,
     /// The same threshold for every prompt.
     Fixed(f32),
@@ -52,7 +52,9 @@ pub enum Tau {
 auto_or!("a number in [0, 1)", Tau: Fixed);
 
 impl Tau {
-    /// Length in tokens of the longest prompt whose automatic threshold and stop rule are those of shorter prompts with probes.
+    /// Length in tokens of the longest prompt with the automatic threshold and probes of short prompts.
+    const SHORT_PROMPT: usize = 24 * 1024;
+    /// Length in tokens of the longest prompt whose automatic stop rule is that of shorter prompts with probes.
     pub(crate) const LONG_PROMPT: usize = 96 * 1024;
 
     /// The threshold for a prompt of `prompt_len` tokens.
@@ -60,17 +62,17 @@ impl Tau {
         match self {
             Self::Fixed(tau) => tau,
             Self::Auto if prompt_len < ProbeStride::PAYS_FROM => 0.02,
-            Self::Auto if prompt_len <= Self::LONG_PROMPT => 0.015,
+            Self::Auto if prompt_len <= Self::SHORT_PROMPT => 0.015,
+            Self::Auto if prompt_len <= Self::LONG_PROMPT => 0.02,
             Self::Auto => 0.025,
         }
     }
 
-    /// The threshold of a chunk after the first that ends at `k_len` tokens, if the end of its prompt is not known. Each such
-    /// chunk ends with exact rows, and `auto` is 0.015 only up to 24K tokens: for the answers of needle-11m to RULER at 32K
-    /// and 64K a smaller one was no better than 0.02 (docs/results-answers.md).
+    /// The threshold of a chunk after the first that ends at `k_len` tokens, if the end of its prompt is not known: `auto` is
+    /// 0.02 above 24K tokens, also above 96K.
     pub fn of_chunk(self, k_len: usize) -> f32 {
         match self {
-            Self::Auto if k_len > 24 * 1024 => 0.02,
+            Self::Auto if k_len > Self::SHORT_PROMPT => 0.02,
             tau => tau.resolve(k_len),
         }
     }
@@ -113,8 +115,9 @@ impl SegmentLen {
 pub enum ProbeStride {
     /// `off`: no probes.
     Off,
-    /// `auto`: eight probes in each whole segment of a prompt of at least [`ProbeStride::PAYS_FROM`] tokens. Shorter
-    /// prompts have probes only if the error has a bound.
+    /// `auto`: eight probes in each whole segment of a prompt of at least [`ProbeStride::PAYS_FROM`] tokens. Above 24K tokens
+    /// they are at least 256 tokens apart, but four in a segment; with a bound on the error there are eight. Shorter prompts
+    /// have probes only if the error has a bound.
     Auto,
     /// One query in so many positions, for every prompt.
     Every(usize),
@@ -134,6 +137,9 @@ impl ProbeStride {
             Self::Every(tokens) => Some(tokens),
             Self::Off if !has_bound => None,
             Self::Auto if !has_bound && prompt_len < Self::PAYS_FROM => None,
+            Self::Auto if !has_bound && prompt_len > Tau::SHORT_PROMPT => {
+                Some((segment_len / 8).max(256.min(segment_len / 4)).max(1))
+            }
             Self::Off | Self::Auto => Some((segment_len / 8).max(1)),
         }
     }
@@ -196,7 +202,9 @@ mod tests {
     fn threshold_and_rule_depend_on_the_length() {
         const K: usize = 1024;
         for (prompt_len, tau) in
-            [(1, 0.02), (12 * K - 1, 0.02), (12 * K, 0.015), (96 * K, 0.015), (96 * K + 1, 0.025), (1 << 20, 0.025)]
+            [(1, 0.02), (12 * K - 1, 0.02), (12 * K, 0.015), (24 * K, 0.015), (24 * K + 1, 0.02), (96 * K, 0.02)]
+                .into_iter()
+                .chain([(96 * K + 1, 0.025), (1 << 20, 0.025)])
         {
             assert_eq!(Tau::Auto.resolve(prompt_len), tau, "{prompt_len}");
             assert_eq!(Tau::from(0.3).resolve(prompt_len), 0.3);
@@ -226,5 +234,13 @@ mod tests {
             assert_eq!(stride.resolve(short, 1024, true), with_bound);
         }
         assert_eq!(ProbeStride::Auto.resolve(long, 4, false), Some(1));
+        let (last, first) = (24 * 1024, 24 * 1024 + 1);
+        for (segment_len, eight, fewer) in
+            [(3, 1, 1), (512, 64, 128), (1024, 128, 256), (2048, 256, 256), (4096, 512, 512)]
+        {
+            assert_eq!(ProbeStride::Auto.resolve(last, segment_len, false), Some(eight));
+            assert_eq!(ProbeStride::Auto.resolve(first, segment_len, false), Some(fewer));
+            assert_eq!(ProbeStride::Auto.resolve(first, segment_len, true), Some(eight));
+        }
     }
 }
