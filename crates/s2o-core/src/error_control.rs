@@ -54,7 +54,7 @@ mod tests {
     fn large_errors_need_all_keys() {
         let plan =
             |prompt_len, probe_stride| Plan { prompt_len, segment_len: 1024, segments: Vec::new(), probe_stride };
-        let (short, long) = (plan(1024, None), plan(32 * 1024, Some(128)));
+        let (short, long) = (plan(1024, None), plan(16 * 1024, Some(64)));
         let longer = plan(128 * 1024, Some(256));
         let rules =
             [&longer, &long, &short].map(|plan| ErrorControl::new(&S2oConfig::default(), plan).config(1).stop_rule());
