@@ -28,9 +28,29 @@ template <typename T, int D, int IN_FLIGHT, class RowAt, class Take>
 __device__ __forceinline__ Moment column_moment(int rows, RowAt row_at, Take take) {
     constexpr int LANES = D / 8, ROWS = MOMENT_THREADS / LANES, WARPS = MOMENT_THREADS / 32;
     const int chunk = threadIdx.x % LANES, slot = threadIdx.x / LANES;
-    uint32_t shift_words[4] = {};
     float shift[8] = {}, sum[8] = {}, square[8] = {};
     int count = 0;
+    auto start = [&](const uint4& row) {
+        const uint32_t words[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            const float2 x = Packed<T>::floats(words[w]);
+            shift[2 * w] = x.x;
+            shift[2 * w + 1] = x.y;
+        }
+    };
+    auto add = [&](const uint4& row) {
+        const uint32_t words[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            const float2 x = Packed<T>::floats(words[w]);
+            const float low = x.x - shift[2 * w], high = x.y - shift[2 * w + 1];
+            sum[2 * w] += low;
+            sum[2 * w + 1] += high;
+            square[2 * w] = fmaf(low, low, square[2 * w]);
+            square[2 * w + 1] = fmaf(high, high, square[2 * w + 1]);
+        }
+    };
     const uint32_t lane_group = ((1ull << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES);
     for (int first = 0; first < rows; first += ROWS * IN_FLIGHT) {
         uint4 loaded[IN_FLIGHT];
@@ -41,28 +61,22 @@ __device__ __forceinline__ Moment column_moment(int rows, RowAt row_at, Take tak
             loaded[i] = make_uint4(NAN_WORD, 0, 0, 0);
             if (row < rows) loaded[i] = __ldcs(reinterpret_cast<const uint4*>(row_at(row) + chunk * 8));
         }
+        uint32_t not_finite = 0;
 #pragma unroll
-        for (int i = 0; i < IN_FLIGHT; ++i) {
-            const bool finite = (__ballot_sync(~0u, Packed<T>::not_finite(loaded[i]) != 0) & lane_group) == 0;
-            uint32_t words[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
-            if (i == 0 && first == 0 && finite) {
+        for (int i = 0; i < IN_FLIGHT; ++i) not_finite |= Packed<T>::not_finite(loaded[i]);
+        // One vote for all of them, because nearly all are finite.
+        if (!__any_sync(~0u, not_finite != 0)) {
+            if (first == 0) start(loaded[0]);
+            count += IN_FLIGHT;
 #pragma unroll
-                for (int w = 0; w < 4; ++w) {
-                    shift_words[w] = words[w];
-                    const float2 x = Packed<T>::floats(words[w]);
-                    shift[2 * w] = x.x;
-                    shift[2 * w + 1] = x.y;
-                }
-            }
-            count += finite;
+            for (int i = 0; i < IN_FLIGHT; ++i) add(loaded[i]);
+        } else {
 #pragma unroll
-            for (int w = 0; w < 4; ++w) {
-                const float2 x = Packed<T>::floats(finite ? words[w] : shift_words[w]);
-                const float low = x.x - shift[2 * w], high = x.y - shift[2 * w + 1];
-                sum[2 * w] += low;
-                sum[2 * w + 1] += high;
-                square[2 * w] = fmaf(low, low, square[2 * w]);
-                square[2 * w + 1] = fmaf(high, high, square[2 * w + 1]);
+            for (int i = 0; i < IN_FLIGHT; ++i) {
+                if (__ballot_sync(~0u, Packed<T>::not_finite(loaded[i]) != 0) & lane_group) continue;
+                if (i == 0 && first == 0) start(loaded[0]);
+                count += 1;
+                add(loaded[i]);
             }
         }
         take(first + slot, loaded);

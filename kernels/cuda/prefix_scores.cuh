@@ -7,8 +7,9 @@
 
 namespace s2o {
 
-constexpr int SAMPLED_KEYS = 256;                // at most, evenly spaced
-constexpr float PREFIX_SECOND_CUMULANT = 0.35f;  // for any order of the keys
+constexpr int SAMPLED_KEYS_LOG2 = 8;
+constexpr int SAMPLED_KEYS = 1 << SAMPLED_KEYS_LOG2;  // at most, evenly spaced
+constexpr float PREFIX_SECOND_CUMULANT = 0.35f;       // for any order of the keys
 
 template <int D>
 __device__ __forceinline__ float* prefix_factors_of(const RankingParams& p, int batch, int kv_head, int segment) {
@@ -23,8 +24,11 @@ __device__ __forceinline__ void prefix_factors(const RankingParams& p) {
     if (keys == 0) return;
     const int count = int(keys < SAMPLED_KEYS ? keys : SAMPLED_KEYS);
     const T* k = static_cast<const T*>(p.k) + batch * p.k_strides.batch + kv_head * p.k_strides.head;
-    const Moment moment = column_moment<T, D, 16>(
-        count, [&](int i) { return k + i * keys / count * p.k_strides.seq; }, [](int, const auto&) {});
+    // Key i * keys / count, without a division of 64-bit numbers for each.
+    const int shift = count == SAMPLED_KEYS ? SAMPLED_KEYS_LOG2 : 0;
+    const int64_t step = count == SAMPLED_KEYS ? keys : 1;
+    const Moment moment = column_moment<T, D, 8>(
+        count, [&](int i) { return k + (i * step >> shift) * p.k_strides.seq; }, [](int, const auto&) {});
     if (d >= D) return;
     float* factors = prefix_factors_of<D>(p, batch, kv_head, segment);
     factors[d] = p.softmax_scale * moment.mean;
