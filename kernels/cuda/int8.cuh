@@ -33,7 +33,7 @@ struct Int8SplitParams {
     int64_t scale_batch_stride;
     int64_t scale_head_stride;
 };
-static_assert(sizeof(Int8SplitParams) == 256 && offsetof(Int8SplitParams, scales) == 224, "mirrored on the host");
+static_assert(sizeof(Int8SplitParams) == 264 && offsetof(Int8SplitParams, scales) == 232, "mirrored on the host");
 
 // The entries of four codes, divided by their scale.
 __device__ __forceinline__ void int8_entries(uint32_t codes, float (&entries)[4]) {

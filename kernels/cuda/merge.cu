@@ -73,9 +73,10 @@ __device__ __forceinline__ void merge_row(const SplitParams& p) {
         }
     }
     const int batch = batch_head / p.attn.num_heads, head = batch_head - batch * p.attn.num_heads;
-    const int call_row = p.first_row + row;
-    T* out = static_cast<T*>(p.attn.out) + batch * p.attn.out_strides.batch + head * p.attn.out_strides.head +
-             call_row * p.attn.out_strides.seq;
+    const int call_row = p.first_row + row, out_row = call_row / p.group;
+    const int out_head = head * p.group + call_row - out_row * p.group;
+    T* out = static_cast<T*>(p.attn.out) + batch * p.attn.out_strides.batch + out_head * p.attn.out_strides.head +
+             out_row * p.attn.out_strides.seq;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         if (column(i) >= p.attn.head_dim) continue;

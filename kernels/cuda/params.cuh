@@ -102,8 +102,9 @@ struct SplitParams {
     int32_t head_dim;
     int32_t tile_rows;        // TILE_Q; decode: 1
     int32_t merge_warps;      // of a row: 1, or all of a block of `merge`
+    int32_t group;            // row i of head h is row i / group of head h * group + i % group in attn.out
 };
-static_assert(sizeof(SplitParams) == 224 && offsetof(SplitParams, partial_out) == 184, "mirrored on the host");
+static_assert(sizeof(SplitParams) == 232 && offsetof(SplitParams, partial_out) == 184, "mirrored on the host");
 
 // Attention on a list of blocks of TILE_Q x TILE_K. Causal blocks are cut at multiples of the ABSOLUTE position.
 // A query block without key blocks gets zeros and an lse of -inf.

@@ -8,6 +8,8 @@
 //
 // A segment has `slots` runs of each head, some without rows. The heads of a KV head share the tiles of the exact
 // attention: slot j of segment s of the group and head h is row (s * slots + j) * group + h % group of the KV head.
+//
+// s2o_tail_queries_*, s2o_probes_* and s2o_merge_* compute a short dense tail: one segment with a run for each position.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +25,7 @@ constexpr int PROBE_SUMS = 9;
 struct ProbeParams {
     // attn.q are the probes' queries and attn.out their exact outputs, both (batch, rows, num_kv_heads, head_dim);
     // attn.num_heads is num_kv_heads, attn.q_len is `rows` = group_segments * slots * group, attn.lse is (batch,
-    // num_kv_heads, rows).
+    // num_kv_heads, rows). For a dense tail attn.out is that of the call, and split.group is `group`.
     SplitParams split;
     const void* q;           // of the call
     void* out;               // likewise
@@ -60,7 +62,7 @@ struct ProbeParams {
     int32_t permuted;        // 1: a segment's tiles are cut from its first row
 };
 constexpr int LAST_PASS = 2;  // over all keys
-static_assert(sizeof(ProbeParams) == 480 && offsetof(ProbeParams, q) == 224 && offsetof(ProbeParams, num_heads) == 424,
+static_assert(sizeof(ProbeParams) == 488 && offsetof(ProbeParams, q) == 232 && offsetof(ProbeParams, num_heads) == 432,
               "mirrored on the host");
 
 __host__ __device__ inline int offset_of_call(const ProbeParams& p) { return p.split.attn.k_len - p.q_len; }

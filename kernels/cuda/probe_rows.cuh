@@ -21,7 +21,8 @@ __device__ __forceinline__ int64_t out_element(const ProbeParams& p, int batch_h
     return batch * p.out_strides.batch + row * p.out_strides.seq + head * p.out_strides.head;
 }
 
-// A probe's index in `positions`, its row in the log-sum-exps, and the element of its query and exact output.
+// A probe's index in `positions`, its row in the log-sum-exps, and the element of its query, and of its exact output
+// where that has the strides of the queries.
 struct ProbeRow {
     int64_t index, row, element;
     __device__ __forceinline__ ProbeRow(const ProbeParams& p, int batch_head, int slot) {
@@ -31,7 +32,7 @@ struct ProbeRow {
         const int64_t in_head = int64_t(slot) * p.group + head % p.group;
         index = int64_t(batch_head) * (p.group_segments * p.slots) + slot;
         row = (int64_t(batch) * attn.num_heads + kv_head) * attn.q_len + in_head;
-        element = batch * attn.out_strides.batch + in_head * attn.out_strides.seq + kv_head * attn.out_strides.head;
+        element = batch * attn.q_strides.batch + in_head * attn.q_strides.seq + kv_head * attn.q_strides.head;
     }
 };
 

@@ -18,6 +18,19 @@ __device__ __forceinline__ uint64_t mixed(uint64_t index) {
 // Share of the probability that all queries of a run have alike, as EVEN_SHARE of probes/mod.rs.
 constexpr double EVEN_SHARE = 0.25;
 
+// Makes the query at `position` that of a probe. A warp calls it.
+template <int D>
+__device__ __forceinline__ void take_query(const ProbeParams& p, int batch_head, const ProbeRow& probe, int position) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) p.positions[probe.index] = position;
+    if (lane < D / 8) {
+        const int batch = batch_head / p.num_heads, head = batch_head - batch * p.num_heads;
+        const int64_t row = position - offset_of_call(p);
+        const int64_t from = batch * p.q_strides.batch + row * p.q_strides.seq + head * p.q_strides.head;
+        *vector_at(p.split.attn.q, probe.element, lane) = *vector_at(p.q, from, lane);
+    }
+}
+
 // Chooses the probe of a run, as `choose` of probes/mod.rs, and copies its query. Grid: a warp for each slot of the group
 // and head, heads in y.
 template <typename T, int D>
@@ -35,51 +48,68 @@ __device__ __forceinline__ void probe_choice(const ProbeParams& p) {
         }
         return;
     }
-    // Expected size of the error of each query: expected mass times norm of the output.
+    // Expected size of the error of each query: expected mass times norm of the output. A lane has every 32nd query of a
+    // stretch of the run, whose loads are in flight together.
+    constexpr int IN_FLIGHT = 8, STRETCH = 32 * IN_FLIGHT;
     const int64_t first_row = call_row(p, batch_head, run.begin - offset);
-    auto expected = [&](int i) {
-        const float mass = i < count ? expected_mass(p, first_row + i) : 0.f;
-        if (!(mass > 0.f)) return 0.0;
-        const double size = double(mass) * p.out_norm[first_row + i];
-        return isfinite(size) ? size : 0.0;
+    double expected[IN_FLIGHT];
+    auto load = [&](int first) {
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; ++i) {
+            const int query = first + 32 * i + lane;
+            const int64_t row = first_row + min(query, count - 1);
+            const float mass = expected_mass(p, row), norm = p.out_norm[row];
+            const double size = double(mass) * norm;
+            expected[i] = query < count && mass > 0.f && isfinite(size) ? size : 0.0;
+        }
     };
     double total = 0.0;
-    for (int first = 0; first < count; first += 32) total += expected(first + lane);
+    for (int first = 0; first < count; first += STRETCH) {
+        load(first);
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; ++i) total += expected[i];
+    }
     total = warp_sum(total);
-    const double even = (total > 0.0 ? EVEN_SHARE : 1.0) / count, in_proportion = 1.0 - EVEN_SHARE;
+    const double even = (total > 0.0 ? EVEN_SHARE : 1.0) / count;
+    const double per_size = total > 0.0 ? (1.0 - EVEN_SHARE) / total : 0.0;
     const int in_group = batch_head % p.num_heads % p.group;
     const int64_t number = (int64_t(run.begin) / p.stride) ^ (int64_t(in_group) << 32);
     double left = double(mixed(number) >> 11) * 0x1p-53;
     int chosen = count - 1;
     double weight = 0.0;
-    for (int first = 0; first < count && weight == 0.0; first += 32) {
-        const int i = first + lane;
-        const double own = i < count ? even + (total > 0.0 ? in_proportion * expected(i) / total : 0.0) : 0.0;
-        double before = own;  // inclusive sum over the lanes
+    for (int first = 0; first < count && weight == 0.0; first += STRETCH) {
+        if (count > STRETCH) load(first);
 #pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const double other = __shfl_up_sync(~0u, before, step);
-            if (lane >= step) before += other;
+        for (int i = 0; i < IN_FLIGHT; ++i) {
+            const int query = first + 32 * i + lane;
+            const double own = query < count ? even + per_size * expected[i] : 0.0;
+            double before = own;  // inclusive sum over the lanes
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const double other = __shfl_up_sync(~0u, before, step);
+                if (lane >= step) before += other;
+            }
+            // Rounding may leave a rest after the last query.
+            const bool last = query == count - 1;
+            const uint32_t reached = __ballot_sync(~0u, query < count && (before > left || last));
+            if (reached != 0) {
+                chosen = first + 32 * i + __ffs(reached) - 1;
+                weight = 1.0 / __shfl_sync(~0u, own, __ffs(reached) - 1);
+                break;
+            }
+            left -= __shfl_sync(~0u, before, 31);
         }
-        // Rounding may leave a rest after the last query.
-        const bool last = i == count - 1;
-        const uint32_t reached = __ballot_sync(~0u, i < count && (before > left || last));
-        if (reached != 0) {
-            chosen = first + __ffs(reached) - 1;
-            weight = 1.0 / __shfl_sync(~0u, own, __ffs(reached) - 1);
-        }
-        left -= __shfl_sync(~0u, before, 31);
     }
-    if (lane == 0) {
-        p.positions[probe.index] = run.begin + chosen;
-        p.weights[probe.index] = float(weight);
-    }
-    if (lane < D / 8) {
-        const int batch = batch_head / p.num_heads, head = batch_head - batch * p.num_heads;
-        const int64_t row = run.begin + chosen - offset;
-        const int64_t from = batch * p.q_strides.batch + row * p.q_strides.seq + head * p.q_strides.head;
-        *vector_at(p.split.attn.q, probe.element, lane) = *vector_at(p.q, from, lane);
-    }
+    if (lane == 0) p.weights[probe.index] = float(weight);
+    take_query<D>(p, batch_head, probe, run.begin + chosen);
+}
+
+// All queries of a dense tail, whose runs have one position each. Grid: a warp for each slot and head, heads in y.
+template <typename T, int D>
+__device__ __forceinline__ void tail_queries(const ProbeParams& p) {
+    const int slot = int(blockIdx.x) * (PROBE_THREADS / 32) + int(threadIdx.x) / 32;
+    if (slot >= p.slots) return;
+    take_query<D>(p, blockIdx.y, ProbeRow(p, blockIdx.y, slot), run_of(p, slot).begin);
 }
 
 // Lists the units of a group of segments that need pass `pass`, or all of them for pass 0. Grid: one block.
@@ -176,12 +206,16 @@ __device__ __forceinline__ void probe_outputs(const ProbeParams& p) {
 
 }  // namespace s2o
 
-#define S2O_PROBE_KERNEL(name, threads, body)                                         \
-    extern "C" { __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0}; } \
-    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ s2o::ProbeParams p) { body(p); }
+#define S2O_PROBE_KERNEL(name, threads, body)                                                                        \
+    extern "C" { __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0, s2o::OVERLAPS}; }                   \
+    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ s2o::ProbeParams p) {         \
+        s2o::overlap();                                                                                              \
+        body(p);                                                                                                     \
+    }
 
 #define S2O_PROBE_KERNELS(suffix, ...)                                                                    \
     S2O_PROBE_KERNEL(s2o_probe_choice_##suffix, s2o::PROBE_THREADS, (s2o::probe_choice<__VA_ARGS__>))    \
+    S2O_PROBE_KERNEL(s2o_tail_queries_##suffix, s2o::PROBE_THREADS, (s2o::tail_queries<__VA_ARGS__>))     \
     S2O_PROBE_KERNEL(s2o_probe_outputs_##suffix, s2o::PROBE_THREADS, (s2o::probe_outputs<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_tails_##suffix, s2o::TAIL_THREADS, (s2o::probe_tails<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_correction_##suffix, s2o::PROBE_THREADS, (s2o::probe_correction<__VA_ARGS__>))

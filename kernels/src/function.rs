@@ -77,6 +77,8 @@ kernels! {
     Merge = "merge", PerDtype;
     /// One probe for each run of positions, and their queries side by side.
     ProbeChoice = "probe_choice", PerHeadDim;
+    /// The queries of a short dense tail side by side, for [`Self::Probes`].
+    TailQueries = "tail_queries", PerHeadDim;
     /// Exact attention of the probes, split over the keys.
     Probes = "probes", PerHeadDim;
     /// The common tail of the keys that a segment's queries skipped, and the measured error.
@@ -175,6 +177,7 @@ impl Kernel {
             }
             Self::PrefixFactors
             | Self::ProbeChoice
+            | Self::TailQueries
             | Self::Probes
             | Self::ProbeTails
             | Self::ProbeCorrection

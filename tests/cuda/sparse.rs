@@ -256,7 +256,7 @@ fn shapes(runner: &mut Runner) {
         (5000, 5000, 5000),
     ];
     for (i, (q_len, k_len, prompt_len)) in lengths.into_iter().enumerate() {
-        for (j, heads) in [[4, 4], [8, 2], [8, 1]].into_iter().enumerate() {
+        for (j, heads) in [[4, 4], [8, 2], [8, 1], [6, 2]].into_iter().enumerate() {
             let dtype = if (i + j) % 2 == 0 { DType::F16 } else { DType::BF16 };
             let head_dim = [64, 128, 256][(i + 2 * j) % 3];
             let memory = memories[(i + j) % memories.len()];
@@ -268,7 +268,7 @@ fn shapes(runner: &mut Runner) {
             );
             runner.case(&name, |runner| {
                 let config = config(|builder| {
-                    builder.segment_len(SegmentLen::Fixed(segment)).q_perm(q_perm).front_sink(4).dense_tail(128)
+                    builder.segment_len(SegmentLen::Fixed(segment)).q_perm(q_perm).front_sink(4).dense_tail(64)
                 });
                 let sizes = Sizes { batch: 1 + j, heads, q_len, k_len, head_dim };
                 let problem = Problem::new(&runner.device, sizes, dtype, memory, 8.0);

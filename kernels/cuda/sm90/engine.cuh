@@ -25,7 +25,6 @@ constexpr int CONSUMER_WARPS = CONSUMERS * 4;
 constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
 static_assert(CONSUMER_WARPS == VOTING_WARPS && CONSUMERS * 64 == TILE_Q, "each warp owns 16 rows of the tile");
 
-
 // TURN and HIDDEN_VALUES: one for each consumer.
 enum NamedBarrier { TURN = 1, PRODUCERS = 3, DECISION = 4, HIDDEN_VALUES = 5 };
 
@@ -146,6 +145,8 @@ __device__ __forceinline__ void attention(const CUtensorMap& map_q, const CUtens
         fence_proxy_async();
     }
     __syncthreads();
+    // Blocks of the kernel after it would wait on multiprocessors that those of another share could use, so it may not start.
+    after_previous();
     if (threadIdx.x < WARPGROUP) {
         registers_decrease<X::PRODUCER_REGISTERS>();
         produce<X>(shared, map_q, map_k, map_v, p);

@@ -5,7 +5,7 @@
 #define S2O_KERNEL(name, T, head_dim, ...)                                                              \
     using name##_traits = s2o::sm90::Traits<T, head_dim, __VA_ARGS__>;                           \
     extern "C" {                                                                                        \
-    __constant__ s2o::LaunchInfo name##_launch = {s2o::sm90::THREADS, name##_traits::SHARED_BYTES, 1, 3, 0, \
+    __constant__ s2o::LaunchInfo name##_launch = {s2o::sm90::THREADS, name##_traits::SHARED_BYTES, 1, 3, s2o::OVERLAPS, \
                                                   name##_traits::KEYS}; \
     }                                                                                                   \
     extern "C" __global__ void __launch_bounds__(s2o::sm90::THREADS, 1)                                       \

@@ -1,6 +1,7 @@
 //! Attention: dense, sparse, split over the keys, on lists of blocks, with the options of FlashAttention; pages and probes.
 
 use std::ffi::c_void;
+use std::ptr;
 
 use super::{Params, Strides, layout};
 
@@ -86,6 +87,7 @@ pub struct SplitParams {
     pub head_dim: i32,
     pub tile_rows: i32,
     pub merge_warps: i32,
+    pub group: i32,
 }
 
 /// [`SplitParams`] of keys and values in 8 bits (cuda/int8.cuh); `split.attn` has the addresses of the codes.
@@ -181,6 +183,55 @@ pub struct ProbeParams {
     pub permuted: i32,
 }
 
+impl ProbeParams {
+    /// For exact attention alone: one segment with `slots` runs of `stride` positions, from position `k_len - rows` on. The
+    /// fields of the kernels that choose and correct are null.
+    pub fn exact(
+        split: SplitParams,
+        positions: *mut i32,
+        num_heads: i32,
+        rows: i32,
+        [slots, stride]: [i32; 2],
+    ) -> Self {
+        Self {
+            positions,
+            num_heads,
+            group: num_heads / split.attn.num_kv_heads,
+            q_len: rows,
+            ranked_rows: rows,
+            stride,
+            slots,
+            segment_len: split.attn.k_len,
+            first_segment: 0,
+            segments: 1,
+            group_first: 0,
+            group_segments: 1,
+            q: ptr::null(),
+            out: ptr::null_mut(),
+            lse: ptr::null(),
+            out_norm: ptr::null(),
+            prefix_score: ptr::null(),
+            weights: ptr::null_mut(),
+            tail_value: ptr::null_mut(),
+            tail_scale: ptr::null_mut(),
+            sums: ptr::null_mut(),
+            units: UnitList::ALL,
+            unit_list: ptr::null_mut(),
+            unit_count: ptr::null_mut(),
+            next_pass: ptr::null_mut(),
+            repeated: ptr::null_mut(),
+            tiles_visited: ptr::null(),
+            q_strides: Strides::default(),
+            out_strides: Strides::default(),
+            max_error: 0.0,
+            reach: 0.0,
+            pass: 0,
+            permuted: 0,
+            split,
+        }
+    }
+}
+
 /// Attention on a list of blocks of `TILE_Q` x `TILE_K`, cut at multiples of the absolute position if causal.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -267,10 +318,10 @@ pub struct ResizeHeadsParams {
 
 layout!(AttnParams: 184, q_strides at 48, batch at 144);
 layout!(S2oParams: 280, kv_perm at 184, segment_len at 248);
-layout!(SplitParams: 224, partial_out at 184);
-layout!(Int8SplitParams: 256, scales at 224);
+layout!(SplitParams: 232, partial_out at 184);
+layout!(Int8SplitParams: 264, scales at 232);
 layout!(FlashParams: 248, batch at 184);
-layout!(ProbeParams: 480, q at 224, num_heads at 424);
+layout!(ProbeParams: 488, q at 232, num_heads at 432);
 layout!(BlockParams: 200, key_blocks at 184);
 layout!(ColumnParams: 224, columns at 200);
 layout!(BlockListParams: 48, num_lists at 24);

@@ -36,6 +36,7 @@ pub(super) fn launch(call: &Call) -> Result<(), CudaError> {
         head_dim: to_i32("head_dim", call.head_dim.get())?,
         tile_rows: 1,
         merge_warps: MERGE_WARPS as i32,
+        group: 1,
     };
     let blocks = blocks(shape.batch(), shape.num_kv_heads(), shape.group_size());
     // SAFETY: both kernels take SplitParams, and neither counts items. The partial results have room for every part,

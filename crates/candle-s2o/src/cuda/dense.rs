@@ -14,11 +14,9 @@ use crate::error::AttnError;
 use crate::ops::DenseOp;
 
 /// Minimum length of a part in key tiles: the result of each part must be written and read again.
-const MIN_TILES_PER_SPLIT: usize = 4;
+pub(super) const MIN_TILES_PER_SPLIT: usize = 4;
 /// Parts per multiprocessor: more than one to balance the load.
 const SPLITS_PER_SM: usize = 2;
-/// Parts of the keys of one query tile in a dense tail: 32 heads give an H200 twice the items that it runs at once.
-const TAIL_SPLITS: usize = 16;
 
 impl CudaOp for DenseOp {
     fn head_dim(&self, shape: &AttnShape, scale: ScoreScale) -> Result<HeadDim, CudaError> {
@@ -67,15 +65,6 @@ pub(super) fn launch(call: &Call, mask: Mask, first_row: usize, splits: Option<u
     if splits > 1 { split(call, mask, first_row, splits) } else { whole(&call.rows_from(first_row), mask) }
 }
 
-/// Dense attention of the rows of S2O's dense tail, which begins at `first_row`. The number of parts does not depend on
-/// the heads: the output of a head is the same, bit for bit, whichever other heads the call has.
-pub(super) fn launch_tail(call: &Call, first_row: usize) -> Result<(), CudaError> {
-    let shape = &call.shape;
-    let query_tiles = (shape.q_len() - first_row).div_ceil(TILE_Q);
-    let most = shape.k_len().div_ceil(TILE_K) / MIN_TILES_PER_SPLIT;
-    launch(call, Mask::Causal, first_row, Some((TAIL_SPLITS / query_tiles).min(most).max(1)))
-}
-
 fn whole(call: &Call, mask: Mask) -> Result<(), CudaError> {
     let shape = &call.shape;
     let mut regions = Regions::default();
@@ -115,6 +104,7 @@ fn split(call: &Call, mask: Mask, first_row: usize, splits: usize) -> Result<(),
         head_dim: to_i32("head_dim", shape.head_dim())?,
         tile_rows: TILE_Q as i32,
         merge_warps: 1,
+        group: 1,
     };
     // SAFETY: both kernels take SplitParams. The partial results have room for every item, and the scratch memory is
     // released on this stream after both.

@@ -24,6 +24,7 @@
 
 mod block;
 mod call;
+mod counters;
 mod decode;
 mod dense;
 mod device_stats;
@@ -34,6 +35,7 @@ mod ranking;
 mod s2o;
 mod segment_group;
 mod share;
+mod tail;
 mod timed;
 
 #[doc(hidden)]

@@ -10,6 +10,7 @@ use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams, Stride
 use s2o_kernels::{Kernel, MERGE_WARPS, TILE_K, TILE_Q};
 
 use super::call::Call;
+use super::counters::Counters;
 use super::device_stats::Counts;
 use super::segment_group::SegmentGroup;
 use super::share::Share;
@@ -41,7 +42,6 @@ pub(super) struct Probes {
     queries: Region<u16>,
     exact: Region<u16>,
     exact_lse: Region<f32>,
-    next_item: Region<i32>,
     partial_out: Region<f32>,
     partial_state: Region<RowState>,
     // For each head and segment of the call.
@@ -67,6 +67,7 @@ pub(super) struct Parts<'a> {
     pub(super) share: &'a Share,
     pub(super) plan: &'a Plan,
     pub(super) scratch: &'a Scratch,
+    pub(super) counters: &'a Counters,
     pub(super) counts: Counts,
     pub(super) memory: &'a Scratch,
 }
@@ -123,7 +124,6 @@ impl Probes {
             queries: regions.add(rows * shape.head_dim()),
             exact: regions.add(rows * shape.head_dim()),
             exact_lse: regions.add(rows),
-            next_item: regions.add(Share::MOST),
             partial_out: regions.add(parts * shape.head_dim()),
             partial_state: regions.add(parts),
             tail_value: regions.add(units * shape.head_dim()),
@@ -165,16 +165,12 @@ impl Probes {
         memory.zero(counts.repeated)
     }
 
-    /// Sets the counters of work items to zero. Must be called before [`Self::attend`].
-    pub(super) fn begin(&self, scratch: &Scratch) -> Result<(), CudaError> {
-        scratch.zero(self.next_item)
-    }
-
     /// Enqueues the choice of a group's probes and their exact attention.
     pub(super) fn attend(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(), CudaError> {
-        let Parts { share: Share { call, .. }, plan, .. } = parts;
+        let Parts { share: Share { call, .. }, plan, scratch, counters, .. } = parts;
         let shape = &call.shape;
-        let (params, queries) = self.params(parts, group)?;
+        let (mut params, queries) = self.params(parts, group)?;
+        params.split.attn.next_item = counters.next_item(scratch);
         let split = Split::new(call, plan, group, self.slots);
         let heads = shape.batch() * shape.num_heads();
         let slots = group.len() * self.slots;
@@ -230,12 +226,12 @@ impl Probes {
         }
     }
 
-    /// The parameters of all these kernels, and the queries of the probes.
+    /// The parameters of all these kernels, without a counter of work items, and the queries of the probes.
     fn params(&self, parts: Parts<'_>, group: &SegmentGroup) -> Result<(ProbeParams, View), CudaError> {
-        let Parts { share, plan, scratch, counts, memory } = parts;
-        let Share { call, number, heads_before, kv_heads_before } = share;
+        let Parts { share, plan, scratch, counts, memory, .. } = parts;
+        let Share { call, heads_before, kv_heads_before, .. } = share;
         let shape = &call.shape;
-        let attn = call.params(Mask::Causal, scratch.at(self.next_item).wrapping_add(*number))?;
+        let attn = call.params(Mask::Causal, ptr::null_mut())?;
         let (kv_heads, head_dim) = (shape.num_kv_heads(), shape.head_dim());
         let slots = group.len() * self.slots;
         let rows = slots * shape.group_size();
@@ -270,6 +266,7 @@ impl Probes {
             head_dim: to_i32("head_dim", head_dim)?,
             tile_rows: TILE_Q as i32,
             merge_warps: MERGE_WARPS as i32,
+            group: 1,
         };
         let control = self.control.as_ref();
         let params = ProbeParams {

@@ -32,7 +32,6 @@ const MOST_BLOCKS_OF_ROW: usize = 8;
 pub(super) struct Ranker {
     coefficients: Region<u16>,
     partial_moments: Region<f32>,
-    arrivals: Region<u32>,
     scores: Region<u16>,
     /// The scores if one block sorts a row.
     buckets: Region<u16>,
@@ -44,7 +43,7 @@ pub(super) struct Ranker {
     is_given: bool,
 }
 
-/// Destination of the results.
+/// Destination of the results, and counters that are zero.
 #[derive(Clone, Copy)]
 pub(super) struct Orders {
     pub(super) kv_perm: *mut i32,
@@ -52,6 +51,8 @@ pub(super) struct Orders {
     pub(super) q_perm: Option<*mut i32>,
     /// With probes: an estimate of the mean weight of the keys before the segment, for each row.
     pub(super) prefix_score: Option<*mut f32>,
+    /// For each head and segment of a group.
+    pub(super) arrivals: *mut u32,
 }
 
 impl Ranker {
@@ -81,7 +82,6 @@ impl Ranker {
         Ok(Self {
             coefficients: regions.add(segments * 3 * shape.head_dim()),
             partial_moments: regions.add(partials.max().unwrap_or(0)),
-            arrivals: regions.add(segments),
             scores,
             buckets: if is_shared { regions.add(keys) } else { scores },
             score_ranges: regions.add(keys / SCORE_BLOCK * 2),
@@ -98,11 +98,6 @@ impl Ranker {
         let rows = call.shape.batch() * call.shape.num_heads() * group.len();
         let fitting = call.launcher.multiprocessors() * shape.per_multiprocessor;
         Ok((shape, (fitting / rows).clamp(1, MOST_BLOCKS_OF_ROW)))
-    }
-
-    /// Zeroes the counters. Must be called once before the first group; the kernels restore the counters.
-    pub(super) fn prepare(&self, scratch: &Scratch) -> Result<(), CudaError> {
-        scratch.zero(self.arrivals)
     }
 
     /// Enqueues the ranking of a group.
@@ -126,7 +121,7 @@ impl Ranker {
             kv_perm: orders.kv_perm,
             coefficients: scratch.at(self.coefficients),
             partial_moments: scratch.at(self.partial_moments),
-            arrivals: scratch.at(self.arrivals),
+            arrivals: orders.arrivals,
             scores: scratch.at(self.scores),
             buckets: scratch.at(self.buckets),
             score_ranges: scratch.at(self.score_ranges),

@@ -7,17 +7,19 @@ use s2o_core::{
     ErrorControl, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
     TriggeringTile,
 };
-use s2o_cuda::{Aside, CudaError, Grid, Region, Regions, Scratch, to_i32};
+use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::params::{AttnParams, RowState, S2oParams, UnitList};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::{Call, CudaOp};
+use super::counters::Counters;
 use super::dense;
 use super::device_stats::{Counts, DeviceStats};
 use super::probes::{Parts, Probes};
 use super::ranking::{Orders, Ranker};
 use super::segment_group::{SegmentGroup, groups};
 use super::share::Share;
+use super::tail;
 use crate::error::AttnError;
 use crate::methods::gpu_break_even;
 use crate::ops::{RankOp, S2oOp};
@@ -38,7 +40,7 @@ impl CudaOp for S2oOp {
             if plan.is_dense() {
                 dense::launch(call, Mask::Causal, 0, None)?;
             } else {
-                dense::launch_tail(call, 0)?;
+                tail::launch(call, 0)?;
             }
             let stats = || plan.stats(shape, config, |_, _, _| 0, Vec::new());
             return Ok(wants_stats.then(|| stats().into()));
@@ -88,7 +90,7 @@ struct Launch<'a> {
     /// All groups as one, without orders.
     whole: SegmentGroup,
     scratch: Scratch,
-    next_item: Region<i32>,
+    counters: Counters,
     kv_perm: Region<i32>,
     /// Absent if the orders are given and there are no probes.
     ranker: Option<Ranker>,
@@ -112,7 +114,10 @@ impl<'a> Launch<'a> {
         let heads = shape.batch() * shape.num_heads();
         let groups = groups(&plan.segments, heads, config.workspace_cap())?;
         let mut regions = Regions::default();
-        let next_item = regions.add(Share::MOST);
+        let segments = groups.iter().map(SegmentGroup::len).max().unwrap_or(0);
+        // Pass 1, at most two kernels for each pass over a group, and two for each share.
+        let launches = 1 + groups.len() * 2 * ErrorControl::PASSES + 2 * Share::MOST;
+        let counters = Counters::new(&mut regions, heads * segments, launches);
         let kv_perm = regions.add(heads * groups.iter().map(|group| group.keys).max().unwrap_or(0));
         let rows = heads * shape.q_len();
         let permuted = config.q_perm().then(|| (regions.add(rows), regions.add(rows)));
@@ -127,9 +132,7 @@ impl<'a> Launch<'a> {
         let mut kept = Regions::default();
         let counts = Counts::new(&mut kept, shape, plan, config);
         let memory = call.allocate(&kept)?;
-        if let Some(ranker) = &ranker {
-            ranker.prepare(&scratch)?;
-        }
+        counters.zero(&scratch)?;
         Ok(Self {
             call,
             config,
@@ -137,7 +140,7 @@ impl<'a> Launch<'a> {
             groups,
             whole,
             scratch,
-            next_item,
+            counters,
             kv_perm,
             ranker,
             given,
@@ -158,7 +161,7 @@ impl<'a> Launch<'a> {
             probes.prepare(self.parts(&whole))?;
         }
         if let Some((q_perm, _)) = self.permuted {
-            self.launch(&whole, Kernel::Pass1, &self.whole, first_pass)?;
+            self.enqueue(&whole, Kernel::Pass1, &self.whole, first_pass)?;
             if let Some(ranking) = self.given {
                 self.upload_q_perm(q_perm, ranking)?;
             }
@@ -168,7 +171,7 @@ impl<'a> Launch<'a> {
             if bounded.is_none() && i + 1 == self.groups.len() {
                 return self.finish(group, first_pass);
             }
-            self.launch(&whole, self.kernel(first_pass.0), group, first_pass)?;
+            self.enqueue(&whole, self.kernel(first_pass.0), group, first_pass)?;
             if let Some(probes) = bounded {
                 self.keep_bound(probes, group, &control)?;
             }
@@ -177,41 +180,45 @@ impl<'a> Launch<'a> {
     }
 
     /// Enqueues the last launch of the sparse kernel and the work after it. The kernel leaves multiprocessors idle while its
-    /// last, longest items end. So shares of the heads follow each other on several streams, and the dense tail comes after
-    /// the first.
+    /// last, longest items end. So shares of the heads follow each other on several streams, and the dense tail comes before the
+    /// last share, or next to the only one. The corrections, on which nothing waits, are on the first stream, whose priority is
+    /// lower.
     fn finish(&self, group: &SegmentGroup, first_pass: (&S2oConfig, UnitList)) -> Result<(), CudaError> {
-        self.scratch.zero(self.next_item)?;
-        if let Some(probes) = &self.probes {
-            probes.begin(&self.scratch)?;
-        }
         let launcher = &self.call.launcher;
         // Without probes too little work follows that could run next to another share.
         let most = if self.probes.is_some() && !launcher.is_timed() { Share::MOST } else { 1 };
         let parts = Share::parts(self.call, most);
-        let asides = (1..parts.len().max(2)).map(|i| launcher.aside(i - 1)).collect::<Result<Vec<_>, _>>()?;
-        let streams = || iter::once(launcher).chain(asides.iter().map(Aside::launcher));
-        let shares: Vec<Share> = parts.into_iter().zip(streams()).map(|(part, launcher)| part.by(launcher)).collect();
-        let of_tail = if shares.len() == 1 { asides[0].launcher() } else { launcher };
+        let first_aside = usize::from(parts.len() > 1);
+        let asides = (0..parts.len()).map(|i| launcher.aside(first_aside + i)).collect::<Result<Vec<_>, _>>()?;
+        let (shares, of_tail): (Vec<_>, _) = match &asides[..] {
+            [aside] => (parts, aside.launcher()),
+            asides => {
+                let by_asides = iter::zip(parts, asides).map(|(part, aside)| part.by(aside.launcher()));
+                (by_asides.collect(), asides[asides.len() - 2].launcher())
+            }
+        };
         for share in &shares {
             self.enqueue(share, self.kernel(first_pass.0), group, first_pass)?;
-            if share.number == 0 {
-                self.attend_tail(&self.call.by(of_tail.clone()))?;
-            }
         }
+        self.attend_tail(&self.call.by(of_tail.clone()))?;
         if let Some(probes) = &self.probes {
             for share in &shares {
-                let parts = self.parts(share);
-                probes.attend(parts, &self.whole)?;
-                probes.measure(parts, &self.whole, UnitList::ALL, 0)?;
-                probes.correct(parts, &self.whole)?;
+                probes.attend(self.parts(share), &self.whole)?;
+                probes.measure(self.parts(share), &self.whole, UnitList::ALL, 0)?;
             }
         }
-        asides.into_iter().try_for_each(Aside::join)
+        for (aside, share) in iter::zip(asides, shares) {
+            aside.join()?;
+            if let Some(probes) = &self.probes {
+                probes.correct(self.parts(&share.by(launcher)), &self.whole)?;
+            }
+        }
+        Ok(())
     }
 
     fn attend_tail(&self, call: &Call) -> Result<(), CudaError> {
         let first_row = self.plan.ranked_rows();
-        if first_row < call.shape.q_len() { dense::launch_tail(call, first_row) } else { Ok(()) }
+        if first_row < call.shape.q_len() { tail::launch(call, first_row) } else { Ok(()) }
     }
 
     /// Corrects the rows of a group by its probes and measures their error. The heads and segments above the bound are
@@ -219,16 +226,15 @@ impl<'a> Launch<'a> {
     fn keep_bound(&self, probes: &Probes, group: &SegmentGroup, control: &ErrorControl) -> Result<(), CudaError> {
         let whole = Share::whole(self.call);
         let parts = self.parts(&whole);
-        probes.begin(&self.scratch)?;
         probes.attend(parts, group)?;
         for pass in 0..ErrorControl::PASSES {
             let units = probes.units(parts, group, pass)?;
             if pass > 0 {
                 let of_pass = (control.config(pass), units);
                 if self.permuted.is_some() {
-                    self.launch(&whole, Kernel::Pass1, group, of_pass)?;
+                    self.enqueue(&whole, Kernel::Pass1, group, of_pass)?;
                 }
-                self.launch(&whole, self.kernel(of_pass.0), group, of_pass)?;
+                self.enqueue(&whole, self.kernel(of_pass.0), group, of_pass)?;
             }
             probes.measure(parts, group, units, pass)?;
         }
@@ -236,8 +242,8 @@ impl<'a> Launch<'a> {
     }
 
     fn parts<'b>(&'b self, share: &'b Share) -> Parts<'b> {
-        let Self { plan, ref scratch, counts, ref memory, .. } = *self;
-        Parts { share, plan, scratch, counts, memory }
+        let Self { plan, ref scratch, ref counters, counts, ref memory, .. } = *self;
+        Parts { share, plan, scratch, counters, counts, memory }
     }
 
     /// Enqueues the kernels or copies that write the orders of a group, and the estimates for its probes, to scratch memory.
@@ -251,6 +257,7 @@ impl<'a> Launch<'a> {
             kv_perm: scratch.at(self.kv_perm),
             q_perm: self.permuted.map(|(q_perm, _)| scratch.at(q_perm)),
             prefix_score: self.probes.as_ref().map(|probes| probes.prefix_score(scratch)),
+            arrivals: self.counters.arrivals(scratch),
         };
         ranker.rank(call, scratch, config, plan, group, orders)
     }
@@ -302,18 +309,6 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// [`Self::enqueue`] with the counter of work items set to zero.
-    fn launch(
-        &self,
-        share: &Share,
-        kernel: Kernel,
-        group: &SegmentGroup,
-        pass: (&S2oConfig, UnitList),
-    ) -> Result<(), CudaError> {
-        self.scratch.zero(self.next_item)?;
-        self.enqueue(share, kernel, group, pass)
-    }
-
     /// Enqueues a sparse kernel on the units of a share and group, all or those of a list, with the settings of a pass. A list
     /// is of the whole call.
     fn enqueue(
@@ -327,7 +322,7 @@ impl<'a> Launch<'a> {
         let call = &share.call;
         let heads = call.shape.batch() * call.shape.num_heads();
         let segments = group.len();
-        let attn = call.params(Mask::Causal, scratch.at(self.next_item).wrapping_add(share.number))?;
+        let attn = call.params(Mask::Causal, self.counters.next_item(scratch))?;
         let [lse, out_norm] =
             self.probes.as_ref().map_or([ptr::null_mut(); 2], |probes| probes.row_results(self.parts(share)));
         let rows_before = share.heads_before * call.shape.q_len();

@@ -9,8 +9,6 @@ use super::call::Call;
 pub(super) struct Share {
     /// The call of these heads.
     pub(super) call: Call,
-    /// Each share has a counter of work items.
-    pub(super) number: usize,
     /// Heads of the whole call before these, of all sequences.
     pub(super) heads_before: usize,
     /// KV heads likewise.
@@ -18,12 +16,12 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Shares of a call at most: one for each stream.
-    pub(super) const MOST: usize = 1 + Aside::STREAMS;
+    /// Shares of a call at most: one for each stream of high priority.
+    pub(super) const MOST: usize = Aside::STREAMS - 1;
 
     /// All heads.
     pub(super) fn whole(call: &Call) -> Self {
-        Self { call: call.clone(), number: 0, heads_before: 0, kv_heads_before: 0 }
+        Self { call: call.clone(), heads_before: 0, kv_heads_before: 0 }
     }
 
     /// At most `most` shares of about the same size: sequences, or KV heads of a single sequence.
@@ -31,11 +29,11 @@ impl Share {
         let (batch, kv_heads, group) = (call.shape.batch(), call.shape.num_kv_heads(), call.shape.group_size());
         let whole = if batch == 1 { kv_heads } else { batch };
         let count = most.min(whole);
-        let share = |number| {
+        let share = |number: usize| {
             let range = whole * number / count..whole * (number + 1) / count;
             let kv_heads_before = if batch == 1 { range.start } else { range.start * kv_heads };
             let call = if batch == 1 { call.part(0..1, range) } else { call.part(range, 0..kv_heads) };
-            Self { call, number, heads_before: kv_heads_before * group, kv_heads_before }
+            Self { call, heads_before: kv_heads_before * group, kv_heads_before }
         };
         (0..count).map(share).collect()
     }

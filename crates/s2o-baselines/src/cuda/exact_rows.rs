@@ -1,13 +1,12 @@
 //! Exact attention of chosen queries: the launch of the kernels that compute S2O's probes.
 
 use std::ffi::c_void;
-use std::ptr;
 
 use candle_core::{DType, Layout, Shape, Tensor};
 use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{CudaError, Element, Grid, Launcher, Operand, Regions, View, address, cuda_storage, to_i32};
-use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams, Strides, UnitList};
+use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams};
 use s2o_kernels::{Function, Kernel, TILE_K, TILE_Q};
 
 use super::shape_mismatch;
@@ -82,74 +81,42 @@ fn typed<T: Element>(
         let at = positions_of_all.storage_and_layout();
         let (at, _at) = address::<u32>(&at.0, at.1, stream)?;
         let (out, _out) = out.device_ptr_mut(stream);
-        let params = ProbeParams {
-            split: SplitParams {
-                attn: AttnParams {
-                    q: q.address as *const c_void,
-                    k: k.address as *const c_void,
-                    v: v.address as *const c_void,
-                    out: out as *mut c_void,
-                    lse: scratch.at(lse),
-                    next_item: scratch.at(next_item),
-                    q_strides: q.strides,
-                    k_strides: k.strides,
-                    v_strides: v.strides,
-                    out_strides: View::new::<T>(out, &Layout::contiguous(grouped.shape()))?.strides,
-                    batch: to_i32("batch", batch)?,
-                    num_heads: to_i32("num_kv_heads", kv_heads)?,
-                    num_kv_heads: to_i32("num_kv_heads", kv_heads)?,
-                    q_len: to_i32("rows", rows)?,
-                    k_len: to_i32("keys", k_len)?,
-                    causal: 1,
-                    heads_per_section: 1,
-                    softmax_scale,
-                    cap_scale: 0.0,
-                    head_dim: to_i32("head_dim", head_dim)?,
-                },
-                partial_out: scratch.at(partial_out),
-                partial_state: scratch.at(partial_state),
-                first_row: 0,
-                num_splits: to_i32("splits", parts)?,
-                tiles_per_split: to_i32("tiles per split", per_part)?,
+        let split = SplitParams {
+            attn: AttnParams {
+                q: q.address as *const c_void,
+                k: k.address as *const c_void,
+                v: v.address as *const c_void,
+                out: out as *mut c_void,
+                lse: scratch.at(lse),
+                next_item: scratch.at(next_item),
+                q_strides: q.strides,
+                k_strides: k.strides,
+                v_strides: v.strides,
+                out_strides: View::new::<T>(out, &Layout::contiguous(grouped.shape()))?.strides,
+                batch: to_i32("batch", batch)?,
+                num_heads: to_i32("num_kv_heads", kv_heads)?,
+                num_kv_heads: to_i32("num_kv_heads", kv_heads)?,
+                q_len: to_i32("rows", rows)?,
+                k_len: to_i32("keys", k_len)?,
+                causal: 1,
+                heads_per_section: 1,
+                softmax_scale,
+                cap_scale: 0.0,
                 head_dim: to_i32("head_dim", head_dim)?,
-                tile_rows: TILE_Q as i32,
-                merge_warps: 1,
             },
-            // One segment with a run for each row. The other fields are for the kernels that choose and correct.
-            positions: at as *mut i32,
-            num_heads: to_i32("num_heads", heads)?,
-            group: to_i32("heads", group)?,
-            q_len: to_i32("queries", k_len - positions[0])?,
-            ranked_rows: to_i32("queries", k_len - positions[0])?,
-            stride: to_i32("stride", stride.min(k_len))?,
-            slots: to_i32("rows", slots)?,
-            segment_len: to_i32("keys", k_len)?,
-            first_segment: 0,
-            segments: 1,
-            group_first: 0,
-            group_segments: 1,
-            q: ptr::null(),
-            out: ptr::null_mut(),
-            lse: ptr::null(),
-            out_norm: ptr::null(),
-            prefix_score: ptr::null(),
-            weights: ptr::null_mut(),
-            tail_value: ptr::null_mut(),
-            tail_scale: ptr::null_mut(),
-            sums: ptr::null_mut(),
-            units: UnitList::ALL,
-            unit_list: ptr::null_mut(),
-            unit_count: ptr::null_mut(),
-            next_pass: ptr::null_mut(),
-            repeated: ptr::null_mut(),
-            tiles_visited: ptr::null(),
-            q_strides: Strides::default(),
-            out_strides: Strides::default(),
-            max_error: 0.0,
-            reach: 0.0,
-            pass: 0,
-            permuted: 0,
+            partial_out: scratch.at(partial_out),
+            partial_state: scratch.at(partial_state),
+            first_row: 0,
+            num_splits: to_i32("splits", parts)?,
+            tiles_per_split: to_i32("tiles per split", per_part)?,
+            head_dim: to_i32("head_dim", head_dim)?,
+            tile_rows: TILE_Q as i32,
+            merge_warps: 1,
+            group: 1,
         };
+        let runs = [to_i32("rows", slots)?, to_i32("stride", stride.min(k_len))?];
+        let queries = to_i32("queries", k_len - positions[0])?;
+        let params = ProbeParams::exact(split, at as *mut i32, to_i32("num_heads", heads)?, queries, runs);
         let function = |kernel| Function::new(kernel, T::DTYPE, size);
         // SAFETY: the kernels take ProbeParams, and `merge` the SplitParams in it; the views have the sizes of the
         // shapes, the scratch memory has room for every item, and everything is held until the launches are enqueued.

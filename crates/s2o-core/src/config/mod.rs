@@ -87,7 +87,7 @@ impl Default for S2oConfig {
             key_score: KeyScore::default(),
             front_sink: 4,
             recent: 60,
-            dense_tail: 128,
+            dense_tail: 64,
             q_perm: false,
             probe_stride: ProbeStride::Auto,
             max_error: None,

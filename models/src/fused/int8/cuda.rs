@@ -192,6 +192,7 @@ fn decode_of<T: Element>(q: &Tensor, kv: [&Int8Rows; 2], len: usize, softmax_sca
             head_dim: to_i32("head_dim", head_dim)?,
             tile_rows: 1,
             merge_warps: MERGE_WARPS as i32,
+            group: 1,
         };
         let params = Int8SplitParams {
             split,
