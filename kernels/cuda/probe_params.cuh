@@ -3,8 +3,7 @@
 //   s2o_probes_*, s2o_merge_*  exact attention of these queries, split over the keys
 //   s2o_probe_tails_*          per head and segment: the skipped keys' common tail, and the measured error
 //   s2o_probe_units            the heads and segments whose error was too large, for another sparse pass
-//   s2o_probe_correction_*     adds the tail to the rows that skipped keys
-//   s2o_probe_outputs_*        gives the probes their exact output
+//   s2o_probe_correction_*     adds the tail to the rows that skipped keys, and gives the probes their exact output
 //
 // A segment has `slots` runs of each head, some without rows. The heads of a KV head share the tiles of the exact
 // attention: slot j of segment s of the group and head h is row (s * slots + j) * group + h % group of the KV head.

@@ -149,59 +149,59 @@ constexpr int CORRECTED = 64;
 static_assert(PROBE_THREADS == 8 * 32 && CORRECTED == 64, "mirrored on the host");
 
 // Grid (blocks for the positions of the group, batch * num_heads). A thread corrects eight columns of several rows, whose
-// loads are in flight together.
+// loads are in flight together. A probe gets its exact output instead.
 template <typename T, int D>
 __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
     constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS, STEPS = CORRECTED / ROWS;
     const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS, offset = offset_of_call(p);
     const int begin = Positions(p, p.group_first).begin, end = Positions(p, p.group_first + p.group_segments - 1).end;
     const int first = (begin / CORRECTED + int(blockIdx.x)) * CORRECTED;
-    const int64_t unit = int64_t(batch_head) * p.segments + first / p.segment_len - p.first_segment;
+    const int segment = first / p.segment_len - p.first_segment;
+    const int64_t unit = int64_t(batch_head) * p.segments + segment;
     const float scale = p.tail_scale[unit];
-    if (scale == 0.f) return;
-    uint4* out[STEPS];
+    // Of the run of position 0, as if it were in the segment.
+    const int slot0 = (segment - p.group_first) * p.slots - Positions(p, segment).begin / p.stride;
+    auto position_at = [&](int s) { return first + s * ROWS + int(threadIdx.x) / VECTORS; };
+    auto out_at = [&](int s) { return vector_at(p.out, out_element(p, batch_head, position_at(s) - offset), i); };
     uint4 words[STEPS];
     float expected[STEPS];
+    int probe_slot[STEPS];  // -1 for a query that is not a probe
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-        const int position = first + s * ROWS + int(threadIdx.x) / VECTORS;
+        const int position = position_at(s), slot = slot0 + position / p.stride;
         const bool exists = position >= begin && position < end;
-        const int row = exists ? position - offset : 0;  // of a row that is then not written
-        expected[s] = exists ? expected_mass(p, call_row(p, batch_head, row)) : SAW_ALL_KEYS;
-        out[s] = vector_at(p.out, out_element(p, batch_head, row), i);
-        words[s] = *out[s];
+        expected[s] = exists ? expected_mass(p, call_row(p, batch_head, position - offset)) : SAW_ALL_KEYS;
+        probe_slot[s] = exists && p.positions[ProbeRow(p, batch_head, slot).index] == position ? slot : -1;
+        if (exists && scale != 0.f) words[s] = *out_at(s);
     }
     const float4* tail = reinterpret_cast<const float4*>(p.tail_value + unit * D) + 2 * i;
     const float4 low = tail[0], high = tail[1];
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
         if (expected[s] == SAW_ALL_KEYS) continue;
-        const float mass = scale * expected[s], keep = 1.f / (1.f + mass), add = mass * keep;
-        auto correct = [&](uint32_t word, float u0, float u1) {
-            const float2 o = unpack<T>(word);
-            return pack<T>(fmaf(o.x, keep, u0 * add), fmaf(o.y, keep, u1 * add));
-        };
-        *out[s] = make_uint4(correct(words[s].x, low.x, low.y), correct(words[s].y, low.z, low.w),
-                             correct(words[s].z, high.x, high.y), correct(words[s].w, high.z, high.w));
+        bool is_new = scale != 0.f;
+        if (is_new) {
+            const float mass = scale * expected[s], keep = 1.f / (1.f + mass), add = mass * keep;
+            auto correct = [&](uint32_t word, float u0, float u1) {
+                const float2 o = unpack<T>(word);
+                return pack<T>(fmaf(o.x, keep, u0 * add), fmaf(o.y, keep, u1 * add));
+            };
+            words[s] = make_uint4(correct(words[s].x, low.x, low.y), correct(words[s].y, low.z, low.w),
+                                  correct(words[s].z, high.x, high.y), correct(words[s].w, high.z, high.w));
+        }
+        if (probe_slot[s] >= 0) {
+            // The tiles of the probes reach beyond a probe's position: keys there have no weight, but 0 * NaN is NaN. A
+            // probe whose exact output is not finite keeps its own.
+            const uint4 x = *vector_at(p.split.attn.out, ProbeRow(p, batch_head, probe_slot[s]).element, i);
+            const bool finite = all_finite<T>(x.x) && all_finite<T>(x.y) && all_finite<T>(x.z) && all_finite<T>(x.w);
+            const uint32_t lanes = uint32_t((1ull << VECTORS) - 1) << (threadIdx.x % 32 / VECTORS * VECTORS);
+            if (__all_sync(lanes, finite)) {
+                words[s] = x;
+                is_new = true;
+            }
+        }
+        if (is_new) *out_at(s) = words[s];
     }
-}
-
-// Grid: a warp for each slot of the group, heads in y.
-template <typename T, int D>
-__device__ __forceinline__ void probe_outputs(const ProbeParams& p) {
-    const int lane = threadIdx.x % 32, batch_head = blockIdx.y;
-    const int slot = int(blockIdx.x) * (PROBE_THREADS / 32) + int(threadIdx.x) / 32;
-    if (slot >= p.group_segments * p.slots) return;
-    const ProbeRow probe(p, batch_head, slot);
-    const int row = p.positions[probe.index] - offset_of_call(p);
-    if (p.weights[probe.index] == 0.f || p.out_norm[call_row(p, batch_head, row)] < 0.f) return;
-    // The tiles of the probes reach beyond a probe's position: keys there have no weight, but 0 * NaN is NaN. A probe
-    // whose exact output is not finite keeps its own.
-    const bool has_vector = lane < D / 8;
-    const uint4 exact = has_vector ? *vector_at(p.split.attn.out, probe.element, lane) : make_uint4(0, 0, 0, 0);
-    const bool finite =
-        all_finite<T>(exact.x) && all_finite<T>(exact.y) && all_finite<T>(exact.z) && all_finite<T>(exact.w);
-    if (__all_sync(~0u, finite) && has_vector) *vector_at(p.out, out_element(p, batch_head, row), lane) = exact;
 }
 
 }  // namespace s2o
@@ -216,7 +216,6 @@ __device__ __forceinline__ void probe_outputs(const ProbeParams& p) {
 #define S2O_PROBE_KERNELS(suffix, ...)                                                                    \
     S2O_PROBE_KERNEL(s2o_probe_choice_##suffix, s2o::PROBE_THREADS, (s2o::probe_choice<__VA_ARGS__>))    \
     S2O_PROBE_KERNEL(s2o_tail_queries_##suffix, s2o::PROBE_THREADS, (s2o::tail_queries<__VA_ARGS__>))     \
-    S2O_PROBE_KERNEL(s2o_probe_outputs_##suffix, s2o::PROBE_THREADS, (s2o::probe_outputs<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_tails_##suffix, s2o::TAIL_THREADS, (s2o::probe_tails<__VA_ARGS__>)) \
     S2O_PROBE_KERNEL(s2o_probe_correction_##suffix, s2o::PROBE_THREADS, (s2o::probe_correction<__VA_ARGS__>))
 

@@ -85,10 +85,8 @@ kernels! {
     ProbeTails = "probe_tails", PerHeadDim;
     /// Lists the heads and segments whose measured error was too large.
     ProbeUnits = "probe_units", Single;
-    /// Adds the tails to the rows that skipped keys.
+    /// Adds the tails to the rows that skipped keys, and gives the probes their exact output.
     ProbeCorrection = "probe_correction", PerHeadDim;
-    /// Gives the probes their exact output.
-    ProbeOutputs = "probe_outputs", PerHeadDim;
     /// Attention on lists of blocks.
     Block = "block", PerHeadDim;
     /// Attention on lists of blocks and on single keys after them.
@@ -180,8 +178,7 @@ impl Kernel {
             | Self::TailQueries
             | Self::Probes
             | Self::ProbeTails
-            | Self::ProbeCorrection
-            | Self::ProbeOutputs => &HeadDim::ATTENTION,
+            | Self::ProbeCorrection => &HeadDim::ATTENTION,
             _ => &HeadDim::NARROW,
         }
     }

@@ -218,12 +218,8 @@ impl Probes {
         let offset = call.shape.k_len() - call.shape.q_len();
         let corrected = (offset + rows.end).div_ceil(CORRECTED) - (offset + rows.start) / CORRECTED;
         let heads = call.shape.batch() * call.shape.num_heads();
-        let slots = group.len() * self.slots;
-        // SAFETY: the kernels take ProbeParams, and the measurement has written the tails.
-        unsafe {
-            call.launch(Kernel::ProbeCorrection, &params, Grid::Blocks([corrected, heads, 1]))?;
-            call.launch(Kernel::ProbeOutputs, &params, Grid::Blocks([slots.div_ceil(WARPS), heads, 1]))
-        }
+        // SAFETY: the kernel takes ProbeParams, and the measurement has written the tails.
+        unsafe { call.launch(Kernel::ProbeCorrection, &params, Grid::Blocks([corrected, heads, 1])) }
     }
 
     /// The parameters of all these kernels, without a counter of work items, and the queries of the probes.
