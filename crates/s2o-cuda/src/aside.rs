@@ -19,8 +19,8 @@ pub struct Aside {
 }
 
 impl Launcher {
-    /// Begins work on the `i`-th other stream of the GPU, next to this launcher's. Blocks of all streams except the 0-th go
-    /// before this launcher's, where both could run. A launcher that times its kernels runs them one after the other.
+    /// Begins work on the `i`-th other stream of the GPU, next to this launcher's. A launcher that times its kernels runs them
+    /// one after the other.
     ///
     /// # Errors
     /// If the driver fails.
@@ -39,7 +39,7 @@ impl Launcher {
 
 impl Aside {
     /// Other streams of a GPU.
-    pub const STREAMS: usize = 5;
+    pub const STREAMS: usize = 3;
 
     /// The launcher of this work.
     pub fn launcher(&self) -> &Launcher {

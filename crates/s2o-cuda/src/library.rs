@@ -1,7 +1,6 @@
 //! [`Library`]: the kernels of one GPU, loaded on first use and kept for the life of the process.
 
 use std::collections::HashMap;
-use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DevicePtr, result, sys};
@@ -126,19 +125,12 @@ impl Library {
     }
 }
 
-/// Streams that are never destroyed: their library lives as long as the process. All except the first have the highest priority.
+/// Streams that are never destroyed: their library lives as long as the process.
 fn other_streams(context: &Arc<CudaContext>) -> Result<[Arc<CudaStream>; Aside::STREAMS], CudaError> {
     context.bind_to_thread().doing("binding the context")?;
-    let [mut least, mut greatest] = [0; 2];
-    // SAFETY: the driver writes the two numbers.
-    unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }.result().doing("asking for priorities")?;
     let mut streams = Vec::with_capacity(Aside::STREAMS);
-    for i in 0..Aside::STREAMS {
-        let priority = if i == 0 { least } else { greatest };
-        let mut stream = ptr::null_mut();
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the driver writes the handle.
-        unsafe { sys::cuStreamCreateWithPriority(&mut stream, flags, priority) }.result().doing("making a stream")?;
+    for _ in 0..Aside::STREAMS {
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).doing("making a stream")?;
         // `CudaContext::new_stream` would make every later allocation of Candle record events.
         // SAFETY: the stream is of this context and never destroyed. `Aside` orders its work with the first stream's.
         streams.push(unsafe { context.wrap_borrowed_stream(stream) });

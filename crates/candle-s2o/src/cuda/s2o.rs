@@ -7,7 +7,7 @@ use s2o_core::{
     ErrorControl, GainFrame, Mask, Permutation, Plan, Ranking, S2oConfig, S2oError, Segment, SegmentOrder, StopRule,
     TriggeringTile,
 };
-use s2o_cuda::{CudaError, Grid, Region, Regions, Scratch, to_i32};
+use s2o_cuda::{Aside, CudaError, Grid, Region, Regions, Scratch, to_i32};
 use s2o_kernels::params::{AttnParams, RowState, S2oParams, UnitList};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
@@ -180,40 +180,32 @@ impl<'a> Launch<'a> {
     }
 
     /// Enqueues the last launch of the sparse kernel and the work after it. The kernel leaves multiprocessors idle while its
-    /// last, longest items end. So shares of the heads follow each other on several streams, and the dense tail comes before the
-    /// last share, or next to the only one. The corrections, on which nothing waits, are on the first stream, whose priority is
-    /// lower.
+    /// last, longest items end. So shares of the heads follow each other on several streams, and the dense tail comes after
+    /// the first.
     fn finish(&self, group: &SegmentGroup, first_pass: (&S2oConfig, UnitList)) -> Result<(), CudaError> {
         let launcher = &self.call.launcher;
         // Without probes too little work follows that could run next to another share.
         let most = if self.probes.is_some() && !launcher.is_timed() { Share::MOST } else { 1 };
         let parts = Share::parts(self.call, most);
-        let first_aside = usize::from(parts.len() > 1);
-        let asides = (0..parts.len()).map(|i| launcher.aside(first_aside + i)).collect::<Result<Vec<_>, _>>()?;
-        let (shares, of_tail): (Vec<_>, _) = match &asides[..] {
-            [aside] => (parts, aside.launcher()),
-            asides => {
-                let by_asides = iter::zip(parts, asides).map(|(part, aside)| part.by(aside.launcher()));
-                (by_asides.collect(), asides[asides.len() - 2].launcher())
-            }
-        };
-        for share in &shares {
+        let asides = (1..parts.len().max(2)).map(|i| launcher.aside(i - 1)).collect::<Result<Vec<_>, _>>()?;
+        let streams = || iter::once(launcher).chain(asides.iter().map(Aside::launcher));
+        let shares: Vec<Share> = parts.into_iter().zip(streams()).map(|(part, launcher)| part.by(launcher)).collect();
+        let of_tail = if shares.len() == 1 { asides[0].launcher() } else { launcher };
+        for (i, share) in shares.iter().enumerate() {
             self.enqueue(share, self.kernel(first_pass.0), group, first_pass)?;
+            if i == 0 {
+                self.attend_tail(&self.call.by(of_tail.clone()))?;
+            }
         }
-        self.attend_tail(&self.call.by(of_tail.clone()))?;
         if let Some(probes) = &self.probes {
             for share in &shares {
-                probes.attend(self.parts(share), &self.whole)?;
-                probes.measure(self.parts(share), &self.whole, UnitList::ALL, 0)?;
+                let parts = self.parts(share);
+                probes.attend(parts, &self.whole)?;
+                probes.measure(parts, &self.whole, UnitList::ALL, 0)?;
+                probes.correct(parts, &self.whole)?;
             }
         }
-        for (aside, share) in iter::zip(asides, shares) {
-            aside.join()?;
-            if let Some(probes) = &self.probes {
-                probes.correct(self.parts(&share.by(launcher)), &self.whole)?;
-            }
-        }
-        Ok(())
+        asides.into_iter().try_for_each(Aside::join)
     }
 
     fn attend_tail(&self, call: &Call) -> Result<(), CudaError> {

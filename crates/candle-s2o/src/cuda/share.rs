@@ -16,8 +16,8 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Shares of a call at most: one for each stream of high priority.
-    pub(super) const MOST: usize = Aside::STREAMS - 1;
+    /// Shares of a call at most: one for each stream.
+    pub(super) const MOST: usize = 1 + Aside::STREAMS;
 
     /// All heads.
     pub(super) fn whole(call: &Call) -> Self {
