@@ -63,7 +63,7 @@ pub use ops::{
 pub use pending_stats::PendingStats;
 pub use s2o_core::{
     AttnShape, AttnStats, BLOCK_Q, BlockError, BlockLists, BlockSelection, ConfigError, ConfigOption, DenseBelow,
-    GainFrame, HeadStats, HeadWork, KeyScore, Mask, Permutation, Preset, ProbeStats, ProbeStride, Ranking, S2oConfig,
-    S2oConfigBuilder, S2oError, SegmentLen, SegmentOrder, ShapeError, StopRule, Tau, TileStats, TriggeringTile,
-    ValueError, query_blocks,
+    DenseTail, GainFrame, HeadStats, HeadWork, KeyScore, Mask, Permutation, Preset, ProbeStats, ProbeStride, Ranking,
+    S2oConfig, S2oConfigBuilder, S2oError, SegmentLen, SegmentOrder, ShapeError, StopRule, Tau, TileStats,
+    TriggeringTile, ValueError, query_blocks,
 };

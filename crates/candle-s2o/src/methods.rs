@@ -204,7 +204,7 @@ impl Attention for S2o {
     /// The dense tail. None with statistics, which are of all queries.
     fn independent_queries(&self, call: &PrefillCall) -> usize {
         match self.knows_prompt_end && !self.collects_stats {
-            true => self.config_of(call.layer).dense_tail(),
+            true => self.config_of(call.layer).dense_tail().resolve(call.prompt_len),
             false => 0,
         }
     }

@@ -132,10 +132,11 @@ pub fn describe(config: &S2oConfig, by_layer: bool, prompt_len: usize, device: &
     let tau = if by_layer { "by layer".to_owned() } else { config.tau().resolve(prompt_len).to_string() };
     let probes = config.probe_stride().resolve(prompt_len, segment, config.max_error().is_some());
     let rule = config.stop_rule().resolve(probes.is_some(), prompt_len);
-    let others = options(config, &["score", "dense-tail", "q-perm"]);
+    let [score, q_perm] = ["score", "q-perm"].map(|name| options(config, &[name]));
+    let tail = config.dense_tail().resolve(prompt_len);
     let probes = probes.map(|tokens| format!(", a probe every {tokens} queries")).unwrap_or_default();
     let bound = config.max_error().map(|error| format!(", error at most {error}")).unwrap_or_default();
-    format!("segment {segment}{auto}, tau {tau}, stop-rule {rule}, {others}{probes}{bound}")
+    format!("segment {segment}{auto}, tau {tau}, stop-rule {rule}, {score}, dense-tail {tail}, {q_perm}{probes}{bound}")
 }
 
 /// All options except the threshold, on one line.
@@ -159,7 +160,8 @@ mod tests {
         let line = |config: &S2oConfig, prompt_len| describe(config, false, prompt_len, &Device::Cpu);
         assert!(line(&default, 8192).starts_with("segment 512 (auto), tau 0.02, stop-rule all, "));
         assert!(line(&default, 32768).starts_with("segment 1024 (auto), tau 0.02, stop-rule mean-weight, "));
-        assert!(line(&default, 32768).ends_with(", a probe every 256 queries"));
+        assert!(line(&default, 32768).ends_with(", dense-tail 64, q-perm off, a probe every 256 queries"));
+        assert!(line(&default, 8192).ends_with(", dense-tail 128, q-perm off"));
         let fixed = S2oConfig::builder().tau(0.3).max_error(0.1).build().unwrap();
         assert!(line(&fixed, 32768).contains(", tau 0.3, ") && line(&fixed, 8192).ends_with(", error at most 0.1"));
         assert!(describe(&default, true, 32768, &Device::Cpu).contains(", tau by layer, "));

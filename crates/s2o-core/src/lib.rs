@@ -60,8 +60,8 @@ mod stats;
 
 pub use blocks::{BLOCK_Q, BlockError, BlockLists, BlockSelection, HeadWork, query_blocks};
 pub use config::{
-    ConfigError, ConfigOption, DenseBelow, GainFrame, KeyScore, Preset, ProbeStride, S2oConfig, S2oConfigBuilder,
-    SegmentLen, StopRule, Tau, TriggeringTile, ValueError,
+    ConfigError, ConfigOption, DenseBelow, DenseTail, GainFrame, KeyScore, Preset, ProbeStride, S2oConfig,
+    S2oConfigBuilder, SegmentLen, StopRule, Tau, TriggeringTile, ValueError,
 };
 pub use early_stop::{Gain, StopVote};
 pub use error::S2oError;

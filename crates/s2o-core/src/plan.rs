@@ -36,7 +36,7 @@ impl Plan {
         let segments = if prompt_len < config.dense_below().resolve(break_even) {
             Vec::new()
         } else {
-            let tail_start = prompt_len.saturating_sub(config.dense_tail());
+            let tail_start = prompt_len.saturating_sub(config.dense_tail().resolve(prompt_len));
             segments(shape.q_offset(), shape.q_len(), segment_len, tail_start)
         };
         let probe_stride = config.probe_stride().resolve(prompt_len, segment_len, config.max_error().is_some());

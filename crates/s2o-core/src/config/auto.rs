@@ -52,7 +52,7 @@ pub enum Tau {
 auto_or!("a number in [0, 1)", Tau: Fixed);
 
 impl Tau {
-    /// Length in tokens of the longest prompt with the automatic threshold and probes of short prompts.
+    /// Length in tokens of the longest prompt with the automatic threshold, probes and dense tail of short prompts.
     const SHORT_PROMPT: usize = 24 * 1024;
     /// Length in tokens of the longest prompt whose automatic stop rule is that of shorter prompts with probes.
     pub(crate) const LONG_PROMPT: usize = 96 * 1024;
@@ -107,6 +107,35 @@ impl SegmentLen {
             Self::Auto if prompt_len <= 192 * K => 2048,
             Self::Auto => 4096,
         }
+    }
+}
+
+/// Number of queries at the end of a prompt that see every key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DenseTail {
+    /// `auto`, by prompt length: 128 up to 24K tokens, 64 above. At 32K RULER's mean score is the same, and the hidden states at
+    /// the prompt's end are 7 % further from exact ones; at 4K they would be 70 % further (docs/algorithm.md).
+    Auto,
+    /// The same number for every prompt.
+    Tokens(usize),
+}
+
+auto_or!("a number of tokens", DenseTail: Tokens);
+
+impl DenseTail {
+    /// The number for a prompt of `prompt_len` tokens, which may be shorter.
+    pub fn resolve(self, prompt_len: usize) -> usize {
+        match self {
+            Self::Tokens(tokens) => tokens,
+            Self::Auto if prompt_len <= Tau::SHORT_PROMPT => 128,
+            Self::Auto => 64,
+        }
+    }
+}
+
+impl From<usize> for DenseTail {
+    fn from(tokens: usize) -> Self {
+        Self::Tokens(tokens)
     }
 }
 
@@ -195,6 +224,14 @@ mod tests {
         ] {
             assert_eq!(SegmentLen::Auto.resolve(prompt_len), segment, "{prompt_len}");
             assert_eq!(SegmentLen::Fixed(384).resolve(prompt_len), 384);
+        }
+    }
+
+    #[test]
+    fn the_automatic_tail_is_shorter_in_longer_prompts() {
+        for (prompt_len, tail) in [(1, 128), (24 * 1024, 128), (24 * 1024 + 1, 64), (1 << 20, 64)] {
+            assert_eq!(DenseTail::Auto.resolve(prompt_len), tail, "{prompt_len}");
+            assert_eq!(DenseTail::from(100).resolve(prompt_len), 100);
         }
     }
 

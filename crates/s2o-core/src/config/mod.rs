@@ -4,7 +4,7 @@ mod auto;
 mod options;
 mod values;
 
-pub use auto::{DenseBelow, ProbeStride, SegmentLen, Tau};
+pub use auto::{DenseBelow, DenseTail, ProbeStride, SegmentLen, Tau};
 pub use options::{ConfigOption, S2oConfigBuilder};
 pub(crate) use values::mebibytes;
 pub use values::{GainFrame, KeyScore, Preset, StopRule, TriggeringTile, ValueError};
@@ -64,7 +64,7 @@ pub struct S2oConfig {
     key_score: KeyScore,
     front_sink: usize,
     recent: usize,
-    dense_tail: usize,
+    dense_tail: DenseTail,
     q_perm: bool,
     probe_stride: ProbeStride,
     max_error: Option<f32>,
@@ -87,7 +87,7 @@ impl Default for S2oConfig {
             key_score: KeyScore::default(),
             front_sink: 4,
             recent: 60,
-            dense_tail: 64,
+            dense_tail: DenseTail::Auto,
             q_perm: false,
             probe_stride: ProbeStride::Auto,
             max_error: None,
@@ -112,7 +112,7 @@ impl S2oConfig {
             key_score: KeyScore::MeanQuery,
             front_sink: 0,
             recent: 0,
-            dense_tail: 0,
+            dense_tail: DenseTail::Tokens(0),
             q_perm: true,
             probe_stride: ProbeStride::Off,
             max_error: None,

@@ -1,6 +1,6 @@
 //! The table of options: each row defines a getter, a builder method, and an option that can be set by name.
 
-use super::auto::{DenseBelow, ProbeStride, SegmentLen, Tau};
+use super::auto::{DenseBelow, DenseTail, ProbeStride, SegmentLen, Tau};
 use super::values::{
     BOUND, GainFrame, KeyScore, StopRule, TriggeringTile, bound, mebibytes, read_bound, read_mebibytes, read_switch,
     switch,
@@ -141,8 +141,9 @@ options! {
     /// Segment length S in tokens, a multiple of both tile sizes. The queries of one segment share one key order and
     /// see their own segment densely.
     "segment" (SegmentLen::EXPECTED) segment_len(SegmentLen) -> SegmentLen;
-    /// Number of queries at the end of the prompt that see every key. They form separate query tiles.
-    "dense-tail" ("a number of tokens") dense_tail(usize) -> usize;
+    /// Number of queries at the end of the prompt that see every key. They form separate query tiles. `auto` is 128 for prompts up
+    /// to 24K tokens, and 64 above.
+    "dense-tail" (DenseTail::EXPECTED) dense_tail(impl Into<DenseTail>) -> DenseTail;
     /// Number of tokens at the start of the prompt that come first in every key order, regardless of their scores.
     "front-sink" ("a number of tokens") front_sink(usize) -> usize;
     /// Number of tokens right before a segment that come first in its key order, after the front sink. The first
@@ -225,6 +226,7 @@ mod tests {
         assert_eq!(set("tau", "auto"), S2oConfig::default());
         assert_eq!(set("segment", "1024"), built(|b| b.segment_len(SegmentLen::Fixed(1024))));
         assert_eq!(set("dense-tail", "3"), built(|b| b.dense_tail(3)));
+        assert_eq!(set("dense-tail", "auto"), S2oConfig::default());
         assert_eq!(set("front-sink", "3"), built(|b| b.front_sink(3)));
         assert_eq!(set("recent", "3"), built(|b| b.recent(3)));
         assert_eq!(set("q-perm", "on"), built(|b| b.q_perm(true)));

@@ -91,7 +91,7 @@ proptest! {
         let (out, _) = case.attention(None);
         let want = dense(&case.inputs(), Mask::Causal);
         let row = case.shape.num_heads() * case.shape.head_dim();
-        let tail = case.config.dense_tail().min(case.shape.q_len()) * row;
+        let tail = case.config.dense_tail().resolve(case.prompt_len).min(case.shape.q_len()) * row;
         for b in 1..=case.shape.batch() {
             let end = b * case.shape.q_len() * row;
             if tail > 0 {

@@ -50,7 +50,7 @@ pub struct ComponentRow {
 /// # Errors
 /// If a variant refuses the tensors.
 pub fn components(exact: &Exact, repeats: NonZeroUsize) -> Result<Vec<ComponentRow>> {
-    let tails = [0, S2oConfig::default().dense_tail()];
+    let tails = [0, S2oConfig::default().dense_tail().resolve(exact.tokens())];
     let (mut variants, mut methods) = (Vec::new(), Vec::<Box<dyn Method>>::new());
     for (settings, preset) in [("s2o-paper", S2oConfig::paper()), ("s2o", S2oConfig::default())] {
         for tail in tails {
