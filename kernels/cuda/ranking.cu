@@ -15,8 +15,10 @@
     }                                                                                                         \
     }
 
+// Three CTAs of `moments` where the registers of four would spill.
 #define S2O_RANKING_KERNELS(suffix, T, D)                                                                     \
-    S2O_RANKING_KERNEL(s2o_moments_##suffix, s2o::MOMENT_THREADS, D > 128 ? 3 : 4, 0, \
+    S2O_RANKING_KERNEL(s2o_moments_##suffix, s2o::MOMENT_THREADS, \
+                       D > 128 || (D == 128 && s2o::Packed<T>::NARROW_RANGE) ? 3 : 4, 0, \
                        p.prefix_score ? s2o::segment_moments<T, D, true>(p) : s2o::segment_moments<T, D, false>(p)) \
     S2O_RANKING_KERNEL(s2o_prefix_factors_##suffix, s2o::MOMENT_THREADS, 3, 0, s2o::prefix_factors<T, D>(p)) \
     S2O_RANKING_KERNEL(s2o_scores_##suffix, s2o::SCORE_THREADS, 2, s2o::SCORE_STAGES * s2o::SCORE_TILE_BYTES<D>, \
