@@ -4,8 +4,8 @@ use std::cell::Cell;
 
 use s2o_cuda::{CudaError, Region, Regions, Scratch};
 
-/// Counters that are zero when a kernel begins. One memset for all of a call, because each one between two kernels delays the
-/// second.
+/// Counters that are zero when a kernel begins. One memset for the ranking, all passes and the probes, because each one between
+/// two kernels delays the second.
 #[derive(Debug)]
 pub(super) struct Counters {
     region: Region<u32>,

@@ -22,8 +22,17 @@ const SPLITS: usize = 32;
 /// Fewest key tiles of a part, whose first loads wait for memory.
 const MIN_TILES_OF_PART: usize = 16;
 /// Warps of a block, and positions of a block that corrects rows (probe_steps.cu).
-const WARPS: usize = 8;
+pub(super) const WARPS: usize = 8;
 const CORRECTED: usize = 64;
+
+/// Queries side by side, `(batch, rows, num_kv_heads, head_dim)`: the heads of a KV head share the tiles.
+pub(super) fn side_by_side(call: &Call, queries: *mut u16, rows: usize) -> View {
+    let (kv_heads, head_dim) = (call.shape.num_kv_heads(), call.shape.head_dim());
+    let seq = (kv_heads * head_dim) as i64;
+    let strides = Strides { batch: rows as i64 * seq, seq, head: head_dim as i64 };
+    let dims = [call.shape.batch(), rows, kv_heads, head_dim];
+    View { address: queries as u64, dims, strides, box_rows: TILE_Q }
+}
 
 /// The probes of a call before its dense tail, with scratch memory for the largest group.
 pub(super) struct Probes {
@@ -231,13 +240,9 @@ impl Probes {
         let (kv_heads, head_dim) = (shape.num_kv_heads(), shape.head_dim());
         let slots = group.len() * self.slots;
         let rows = slots * shape.group_size();
-        let seq = (kv_heads * head_dim) as i64;
-        let strides = Strides { batch: rows as i64 * seq, seq, head: head_dim as i64 };
-        let dims = [shape.batch(), rows, kv_heads, head_dim];
         // Every share has its rows side by side.
         let element_before = kv_heads_before * rows * head_dim;
-        let address = scratch.at(self.queries).wrapping_add(element_before) as u64;
-        let queries = View { address, dims, strides, box_rows: TILE_Q };
+        let queries = side_by_side(call, scratch.at(self.queries).wrapping_add(element_before), rows);
         let cut = Split::new(call, plan, group, self.slots);
         // The partial results of the heads before these.
         let partial_rows = cut.tiles / (shape.batch() * kv_heads) * kv_heads_before * cut.parts * TILE_Q;
@@ -248,8 +253,8 @@ impl Probes {
                 q: queries.address as *const c_void,
                 out: scratch.at(self.exact).wrapping_add(element_before).cast(),
                 lse: scratch.at(self.exact_lse).wrapping_add(kv_heads_before * rows),
-                q_strides: strides,
-                out_strides: strides,
+                q_strides: queries.strides,
+                out_strides: queries.strides,
                 num_heads: attn.num_kv_heads,
                 q_len: to_i32("probes", rows)?,
                 ..attn

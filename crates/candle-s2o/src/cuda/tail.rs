@@ -3,17 +3,16 @@
 use std::ffi::c_void;
 
 use s2o_core::Mask;
-use s2o_cuda::{CudaError, Grid, Regions, View, to_i32};
-use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams, Strides};
+use s2o_cuda::{CudaError, Grid, Regions, to_i32};
+use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::Call;
 use super::dense::{self, MIN_TILES_PER_SPLIT};
+use super::probes::{WARPS, side_by_side};
 
 /// Parts of the keys of one query tile: 32 heads give an H200 twice the items that it runs at once.
 const PARTS: usize = 16;
-/// Warps of a block (probe_steps.cu).
-const WARPS: usize = 8;
 
 /// Exact attention of the rows from `first_row` on, the last of the call. The parts do not depend on the heads: the output of
 /// a head is the same, bit for bit, whichever other heads the call has.
@@ -50,14 +49,11 @@ fn of_groups(call: &Call, parts: usize) -> Result<(), CudaError> {
     scratch.zero(next_item)?;
 
     let attn = call.params(Mask::Causal, scratch.at(next_item))?;
-    let seq = (kv_heads * head_dim) as i64;
-    let strides = Strides { batch: rows as i64 * seq, seq, head: head_dim as i64 };
-    let address = scratch.at(queries) as u64;
-    let queries = View { address, dims: [batch, rows, kv_heads, head_dim], strides, box_rows: TILE_Q };
+    let queries = side_by_side(call, scratch.at(queries), rows);
     let split = SplitParams {
         attn: AttnParams {
-            q: address as *const c_void,
-            q_strides: strides,
+            q: queries.address as *const c_void,
+            q_strides: queries.strides,
             num_heads: attn.num_kv_heads,
             q_len: to_i32("rows", rows)?,
             ..attn
