@@ -145,62 +145,86 @@ __device__ __forceinline__ bool all_finite(uint32_t pair) {
 
 // Positions of a block. It begins at a multiple of them, and they divide every segment length, so a block lies in one
 // segment.
-constexpr int CORRECTED = 64;
-static_assert(PROBE_THREADS == 8 * 32 && CORRECTED == 64, "mirrored on the host");
+constexpr int CORRECTED = 128;
+static_assert(PROBE_THREADS == 8 * 32 && CORRECTED == 128, "mirrored on the host");
+
+// What the correction does to a row: row * keep + tail * add, or nothing. A probe gets its exact output instead.
+struct alignas(16) RowChange {
+    float keep, add;
+    int is_corrected;
+    int probe_slot;  // -1 for a query that is not a probe
+};
 
 // Grid (blocks for the positions of the group, batch * num_heads). A thread corrects eight columns of several rows, whose
-// loads are in flight together. A probe gets its exact output instead.
+// loads are in flight together, and one thread of each row makes its change.
 template <typename T, int D>
 __device__ __forceinline__ void probe_correction(const ProbeParams& p) {
     constexpr int VECTORS = D / 8, ROWS = PROBE_THREADS / VECTORS, STEPS = CORRECTED / ROWS;
-    const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS, offset = offset_of_call(p);
+    __shared__ RowChange changes[CORRECTED];
+    const int batch_head = blockIdx.y, i = threadIdx.x % VECTORS, mine = threadIdx.x / VECTORS;
+    const int offset = offset_of_call(p);
     const int begin = Positions(p, p.group_first).begin, end = Positions(p, p.group_first + p.group_segments - 1).end;
     const int first = (begin / CORRECTED + int(blockIdx.x)) * CORRECTED;
     const int segment = first / p.segment_len - p.first_segment;
     const int64_t unit = int64_t(batch_head) * p.segments + segment;
     const float scale = p.tail_scale[unit];
-    // Of the run of position 0, as if it were in the segment.
-    const int slot0 = (segment - p.group_first) * p.slots - Positions(p, segment).begin / p.stride;
-    auto position_at = [&](int s) { return first + s * ROWS + int(threadIdx.x) / VECTORS; };
-    auto out_at = [&](int s) { return vector_at(p.out, out_element(p, batch_head, position_at(s) - offset), i); };
-    uint4 words[STEPS];
-    float expected[STEPS];
-    int probe_slot[STEPS];  // -1 for a query that is not a probe
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-        const int position = position_at(s), slot = slot0 + position / p.stride;
-        const bool exists = position >= begin && position < end;
-        expected[s] = exists ? expected_mass(p, call_row(p, batch_head, position - offset)) : SAW_ALL_KEYS;
-        probe_slot[s] = exists && p.positions[ProbeRow(p, batch_head, slot).index] == position ? slot : -1;
-        if (exists && scale != 0.f) words[s] = *out_at(s);
-    }
     const float4* tail = reinterpret_cast<const float4*>(p.tail_value + unit * D) + 2 * i;
     const float4 low = tail[0], high = tail[1];
+    if (int(threadIdx.x) < CORRECTED) {
+        const int position = first + threadIdx.x;
+        RowChange change = {1.f, 0.f, 0, -1};
+        if (position >= begin && position < end) {
+            const float expected = expected_mass(p, call_row(p, batch_head, position - offset));
+            // Of the run of position 0, as if it were in the segment.
+            const int slot0 = (segment - p.group_first) * p.slots - Positions(p, segment).begin / p.stride;
+            const int slot = slot0 + position / p.stride;
+            const bool is_probe = p.positions[ProbeRow(p, batch_head, slot).index] == position;
+            if (expected != SAW_ALL_KEYS) {
+                const float mass = scale * expected;
+                change.keep = 1.f / (1.f + mass);
+                change.add = mass * change.keep;
+                change.is_corrected = scale != 0.f;
+                if (is_probe) change.probe_slot = slot;
+            }
+        }
+        changes[threadIdx.x] = change;
+    }
+    uint4* const out = vector_at(p.out, out_element(p, batch_head, first - offset + mine), i);
+    const int64_t step = ROWS * p.out_strides.seq / 8;
+    uint4 words[STEPS];
+    if (scale != 0.f) {
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) {
+            const int position = first + s * ROWS + mine;
+            if (position >= begin && position < end) words[s] = out[s * step];
+        }
+    }
+    __syncthreads();
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-        if (expected[s] == SAW_ALL_KEYS) continue;
-        bool is_new = scale != 0.f;
+        const RowChange change = changes[s * ROWS + mine];
+        bool is_new = change.is_corrected;
+        auto correct = [&](uint32_t word, float u0, float u1) {
+            const float2 o = unpack<T>(word);
+            return pack<T>(fmaf(o.x, change.keep, u0 * change.add), fmaf(o.y, change.keep, u1 * change.add));
+        };
+        uint4 row;
         if (is_new) {
-            const float mass = scale * expected[s], keep = 1.f / (1.f + mass), add = mass * keep;
-            auto correct = [&](uint32_t word, float u0, float u1) {
-                const float2 o = unpack<T>(word);
-                return pack<T>(fmaf(o.x, keep, u0 * add), fmaf(o.y, keep, u1 * add));
-            };
-            words[s] = make_uint4(correct(words[s].x, low.x, low.y), correct(words[s].y, low.z, low.w),
-                                  correct(words[s].z, high.x, high.y), correct(words[s].w, high.z, high.w));
+            row = make_uint4(correct(words[s].x, low.x, low.y), correct(words[s].y, low.z, low.w),
+                             correct(words[s].z, high.x, high.y), correct(words[s].w, high.z, high.w));
         }
-        if (probe_slot[s] >= 0) {
+        if (change.probe_slot >= 0) {
             // The tiles of the probes reach beyond a probe's position: keys there have no weight, but 0 * NaN is NaN. A
             // probe whose exact output is not finite keeps its own.
-            const uint4 x = *vector_at(p.split.attn.out, ProbeRow(p, batch_head, probe_slot[s]).element, i);
+            const uint4 x = *vector_at(p.split.attn.out, ProbeRow(p, batch_head, change.probe_slot).element, i);
             const bool finite = all_finite<T>(x.x) && all_finite<T>(x.y) && all_finite<T>(x.z) && all_finite<T>(x.w);
             const uint32_t lanes = uint32_t((1ull << VECTORS) - 1) << (threadIdx.x % 32 / VECTORS * VECTORS);
             if (__all_sync(lanes, finite)) {
-                words[s] = x;
+                row = x;
                 is_new = true;
             }
         }
-        if (is_new) *out_at(s) = words[s];
+        if (is_new) out[s * step] = row;
     }
 }
 

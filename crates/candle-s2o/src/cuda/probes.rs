@@ -23,7 +23,7 @@ const SPLITS: usize = 32;
 const MIN_TILES_OF_PART: usize = 16;
 /// Warps of a block, and positions of a block that corrects rows (probe_steps.cu).
 pub(super) const WARPS: usize = 8;
-const CORRECTED: usize = 64;
+const CORRECTED: usize = 128;
 
 /// Queries side by side, `(batch, rows, num_kv_heads, head_dim)`: the heads of a KV head share the tiles.
 pub(super) fn side_by_side(call: &Call, queries: *mut u16, rows: usize) -> View {
