@@ -21,7 +21,8 @@
                        D > 128 || (D == 128 && s2o::Packed<T>::NARROW_RANGE) ? 3 : 4, 0, \
                        p.prefix_score ? s2o::segment_moments<T, D, true>(p) : s2o::segment_moments<T, D, false>(p)) \
     S2O_RANKING_KERNEL(s2o_prefix_factors_##suffix, s2o::MOMENT_THREADS, 3, 0, s2o::prefix_factors<T, D>(p)) \
-    S2O_RANKING_KERNEL(s2o_scores_##suffix, s2o::SCORE_THREADS, 2, s2o::SCORE_STAGES * s2o::SCORE_TILE_BYTES<D>, \
+    S2O_RANKING_KERNEL(s2o_scores_##suffix, s2o::SCORE_THREADS, D > 128 ? 2 : 3, \
+                       s2o::SCORE_STAGES * s2o::SCORE_TILE_BYTES<D>, \
                        p.second_cumulant != 0.f ? s2o::key_scores<T, D, true>(p) : s2o::key_scores<T, D, false>(p)) \
     S2O_RANKING_KERNEL(s2o_key_guide_##suffix, s2o::GUIDE_THREADS, 1, 0, s2o::key_guide<T, D>(p))             \
     S2O_RANKING_KERNEL(s2o_query_order_##suffix, s2o::QUERY_ORDER_THREADS, 1, 0, s2o::query_order<T, D>(p))

@@ -1,7 +1,7 @@
 // Mean and variance of a segment's queries, and from them the coefficients of the score:
 //   score(k) = sum_d (scale mean_d) k_d + (c scale^2 var_d) k_d^2
-// The mean part is kept as two 16-bit numbers, high and low; the variance part as one bf16. Queries that are not finite are
-// left out, because they would spoil the order.
+// The mean part is rounded to the type of the keys, the variance part to bf16. Queries that are not finite are left out,
+// because they would spoil the order.
 #pragma once
 #include <cstdint>
 
@@ -17,7 +17,7 @@ __device__ void store_coefficients(const RankingParams& p, uint16_t* out, int d,
     float mean = p.softmax_scale * moment.mean;
     float var = p.second_cumulant * p.softmax_scale * p.softmax_scale * (moment.square / fmaxf(moment.count, 1.f));
     if constexpr (Packed<T>::NARROW_RANGE) {
-        // A power of two that puts the largest mean near 1, so that the low part stays above the smallest f16 numbers.
+        // A power of two that puts the largest mean near 1, so that it and means a little smaller are normal f16 numbers.
         __shared__ float largest[MOMENT_THREADS / 32];
         float m = d < D ? fabsf(mean) : 0.f;
 #pragma unroll
@@ -30,10 +30,8 @@ __device__ void store_coefficients(const RankingParams& p, uint16_t* out, int d,
         var *= factor;
     }
     if (d >= D) return;
-    const T high = T(mean);
-    reinterpret_cast<T*>(out)[d] = high;
-    reinterpret_cast<T*>(out)[D + d] = T(mean - float(high));
-    reinterpret_cast<__nv_bfloat16*>(out)[2 * D + d] = __nv_bfloat16(var);
+    reinterpret_cast<T*>(out)[d] = T(mean);
+    reinterpret_cast<__nv_bfloat16*>(out)[D + d] = __nv_bfloat16(var);
 }
 
 // Grid (num_heads, num_segments, batch * splits), MOMENT_THREADS threads, no dynamic shared memory. Splits share the

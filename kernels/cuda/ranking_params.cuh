@@ -33,7 +33,7 @@ struct RankingParams {
     const void* q;            // (batch, q_len, num_heads, head_dim)
     const void* k;            // (batch, k_len, num_kv_heads, head_dim)
     int32_t* kv_perm;         // per (batch, head): rows of segments first_segment.., concatenated; row n has n*S keys
-    void* coefficients;       // (batch, num_heads, segment, 3, head_dim), 16 bits each, from coefficient_segment on
+    void* coefficients;       // (batch, num_heads, segment, 2, head_dim), 16 bits each, from coefficient_segment on
     float* partial_moments;   // (batch, num_heads, num_segments, splits, 2*head_dim + 1); unused with one split
     uint32_t* arrivals;       // (batch, num_heads, num_segments), zero before and after a launch; likewise
     uint16_t* scores;         // laid out as kv_perm; the sort overwrites it if it is `buckets` too
@@ -77,7 +77,7 @@ __host__ __device__ inline int64_t prefix_row(const RankingParams& p, int n) {
 template <int D>
 __device__ __forceinline__ int64_t coefficient_offset(const RankingParams& p, int b, int head, int n) {
     return b * p.coefficient_batch_stride + head * p.coefficient_head_stride +
-           int64_t(n - p.coefficient_segment) * (3 * D);
+           int64_t(n - p.coefficient_segment) * (2 * D);
 }
 
 // Queries of segment n in this call, as rows of the call.

@@ -151,8 +151,8 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
     load_tile(0);
     if (is_deep) load_tile(1);
 
-    // Of two products for each load of a lane. Parts 0 and 1 are the mean's high and low half, part 2 the variance.
-    constexpr int PARTS = SECOND ? 3 : 2;
+    // Of two products for each load of a lane. Part 0 is the mean, part 1 the variance.
+    constexpr int PARTS = SECOND ? 2 : 1;
     constexpr bool KEPT = D <= 128;
     uint32_t kept[KEPT ? LOADS : 1][PARTS][2][4];
     int prefix[2];   // of this lane's two rows; 0 for a row that does not exist
@@ -212,21 +212,18 @@ __device__ __forceinline__ void key_scores(const RankingParams& p) {
                     keys[i] = *reinterpret_cast<const uint4*>(stage + (read0 ^ (j * 64)) + offset);
                 }
 #pragma unroll
-                for (int part = 0; part < 2; ++part) {
+                for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[0][0], keys[i].x, keys[i].y);
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[part][0], keys[i].x, keys[i].y);
-#pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[part][1], keys[i].z, keys[i].w);
-                }
+                for (int i = 0; i < AT_ONCE; ++i) mma<T>(sum[i], a[0][1], keys[i].z, keys[i].w);
                 if constexpr (SECOND) {
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        mma<__nv_bfloat16>(sum[i], a[2][0], Packed<T>::squares_bf16(keys[i].x),
+                        mma<__nv_bfloat16>(sum[i], a[1][0], Packed<T>::squares_bf16(keys[i].x),
                                            Packed<T>::squares_bf16(keys[i].y));
                     }
 #pragma unroll
                     for (int i = 0; i < AT_ONCE; ++i) {
-                        mma<__nv_bfloat16>(sum[i], a[2][1], Packed<T>::squares_bf16(keys[i].z),
+                        mma<__nv_bfloat16>(sum[i], a[1][1], Packed<T>::squares_bf16(keys[i].z),
                                            Packed<T>::squares_bf16(keys[i].w));
                     }
                 }

@@ -35,10 +35,12 @@ impl ScoreShape {
 pub const SORTED_KEYS: i32 = 39_936;
 
 /// Blocks of the scores kernel that share the `tiles` key tiles (of [`SCORE_BLOCK`] keys) before the last segment.
-/// `others` is the number of its blocks in y and z. Blocks take few tiles each while there are few blocks, otherwise
-/// enough to amortise the load of the coefficients.
+/// `others` is the number of its blocks in y and z. All blocks run at once if none gets more than 24 tiles; otherwise they
+/// take 16, enough to amortise the load of the coefficients.
 pub fn score_blocks(tiles: usize, others: usize, multiprocessors: usize) -> usize {
-    tiles.div_ceil((tiles * others / (4 * multiprocessors)).clamp(2, 16))
+    const AT_ONCE: usize = 3; // blocks of a multiprocessor
+    let in_one_round = (tiles * others).div_ceil(AT_ONCE * multiprocessors).max(2);
+    tiles.div_ceil(if in_one_round <= 24 { in_one_round } else { 16 })
 }
 
 /// Blocks of the moments kernel that share a segment's queries. The number depends on nothing else, because sums in other

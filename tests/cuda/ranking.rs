@@ -62,6 +62,8 @@ fn score_error(problem: &Problem, (batch, head): (usize, usize), segment: &Segme
     let k = |t: usize| &problem.host[1][((batch * shape.k_len() + t) * shape.num_kv_heads() + kv_head) * d..][..d];
     let rows: Vec<&[f32]> = segment.all_rows().map(q).filter(|q| q.iter().all(|x| x.is_finite())).collect();
     let scale = f64::from(problem.scale);
+    // Of the mean, in the type of the keys.
+    let rounding = if problem.dtype == DType::F16 { 1.0 / 2048.0 } else { 1.0 / 256.0 };
     let c = match config.key_score() {
         KeyScore::MeanQuery => 0.0,
         KeyScore::SecondCumulant { c } => f64::from(c),
@@ -82,7 +84,7 @@ fn score_error(problem: &Problem, (batch, head): (usize, usize), segment: &Segme
             second += b * b;
             size += a.abs() + b;
         }
-        second.sqrt() / 256.0 + linear.sqrt() / 32768.0 + size / 1_048_576.0
+        second.sqrt() / 256.0 + linear.sqrt() * rounding + size / 1_048_576.0
     };
     3.0 * (0..segment.start).map(|t| error(k(t))).filter(|error| error.is_finite()).fold(0.0, f64::max)
 }

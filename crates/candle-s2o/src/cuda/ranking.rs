@@ -80,7 +80,7 @@ impl Ranker {
         });
         let scores = regions.add(keys);
         Ok(Self {
-            coefficients: regions.add(segments * 3 * shape.head_dim()),
+            coefficients: regions.add(segments * 2 * shape.head_dim()),
             partial_moments: regions.add(partials.max().unwrap_or(0)),
             scores,
             buckets: if is_shared { regions.add(keys) } else { scores },
@@ -114,7 +114,7 @@ impl Ranker {
         let segments = group.len();
         let (sort, blocks_of_row) = Self::sort_of(call, plan, group)?;
         let longest = plan.segments[group.end - 1].start;
-        let coefficient_head_stride = (segments * 3 * shape.head_dim()) as i64;
+        let coefficient_head_stride = (segments * 2 * shape.head_dim()) as i64;
         let params = RankingParams {
             q: call.q.address as *const _,
             k: call.k.address as *const _,
