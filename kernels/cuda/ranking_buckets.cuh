@@ -54,6 +54,13 @@ struct ScoreRow {
     int length, front_sink, recent_from, buckets;
     float centre, per_spread, highest, per_range;
 
+    // Number of keys of the front sink and the recent keys: of LEAD_BUCKET, if all their scores are finite.
+    __device__ __forceinline__ int lead_keys() const {
+        return length - max(max(recent_from, 0) - min(front_sink, length), 0);
+    }
+    // Number `i` of them, in the order of their tokens.
+    __device__ __forceinline__ int lead_key(int i) const { return i < front_sink ? i : length - lead_keys() + i; }
+
     __device__ __forceinline__ static float code_value(uint32_t word, bool high) {
         // The bits below the code are set to their middle.
         return __uint_as_float(__byte_perm(word, 0x00004080, high ? 0x5324 : 0x5104));
@@ -111,7 +118,8 @@ struct ScoreRow {
             }
         }
         float2 x = make_float2(INFINITY, -INFINITY);
-        for (int i = threadIdx.x; i < length / SCORE_BLOCK; i += blockDim.x) {
+        // Warp 0 comes last, because it has the sample.
+        for (int i = warp > 0 ? threadIdx.x - 32 : lane + blockDim.x - 32; i < length / SCORE_BLOCK; i += blockDim.x) {
             const float2 block = ranges[i];
             const float low = fmaf(SCORE_CODE_START, fabsf(block.x), block.y);
             x.x = fminf(x.x, low);

@@ -26,6 +26,7 @@ __host__ __device__ constexpr int sort_shared_bytes(int buckets, int window) {
     return 4 * (buckets + 2 * SPARE_COUNTERS + WINDOW_LEAD + window + 2 * NETWORK + window / 32);
 }
 
+static_assert(LEAD_BUCKET == 1, "its count is the second of the first vector");
 static_assert(sort_shared_bytes(8192, 64) == 4 * (8192 + 64 + 2 + 64 + 128 + 32) && SORT_THREADS == 1024,
               "mirrored on the host");
 
@@ -132,14 +133,16 @@ __device__ inline void emit_rest(const uint16_t* ids, int length, uint32_t first
     flush(filled);
 }
 
-// Turns the bucket counts into starts and returns the largest count. All threads call it after a barrier.
-__device__ __forceinline__ int counts_to_starts(uint32_t* counts, int buckets, int length, SortShared& shared) {
+// Turns the bucket counts into starts and returns the largest count, without that of the front sink and the recent keys if it
+// is `lead`. All threads call it after a barrier.
+__device__ __forceinline__ int counts_to_starts(uint32_t* counts, int buckets, int length, int lead, SortShared& shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = buckets / (4 * int(blockDim.x));
     uint4* mine = reinterpret_cast<uint4*>(counts) + warp * rows * 32 + lane;
     uint32_t sum = 0, largest = 0;
     for (int r = 0; r < rows; ++r) {
-        const uint4 c = mine[r * 32];
+        uint4 c = mine[r * 32];
         sum += c.x + c.y + c.z + c.w;
+        if (r == 0 && threadIdx.x == 0 && c.y == lead) c.y = 0;
         largest = max(max(largest, max(c.x, c.y)), max(c.z, c.w));
     }
     sum = __reduce_add_sync(~0u, sum);
@@ -250,7 +253,9 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
         for (int i = 0; i < 8; ++i) atomicAdd(starts + bucket[i], 1u);
     });
     __syncthreads();
-    const int largest = counts_to_starts(starts, p.sort_buckets, length, shared);
+    const int lead_keys = row.lead_keys();
+    const int largest = counts_to_starts(starts, p.sort_buckets, length, lead_keys, shared);
+    const bool is_lead_known = int(starts[LEAD_BUCKET + 1] - starts[LEAD_BUCKET]) == lead_keys;
 
     const uint32_t token_bits = 32 - __clz(length - 1), token_mask = (1u << token_bits) - 1;
     const int widest = 1 << min(32 - token_bits, 20u);
@@ -300,6 +305,14 @@ __device__ __forceinline__ void sort_row(const RankingParams& p) {
                             p.sort_buckets + SPARE_COUNTERS};
         window.place(ids, length, starts, entries);
         __syncthreads();
+        if (is_lead_known && first <= LEAD_BUCKET && LEAD_BUCKET < end) {
+            // In order without the network, for which this bucket would be by far the largest.
+            const int at = int(starts[LEAD_BUCKET]) - lead_keys - begin;
+            for (int i = threadIdx.x; i < lead_keys; i += blockDim.x) {
+                entries[spread_banks(at + i)] = (LEAD_BUCKET - first) * (token_mask + 1) + row.lead_key(i);
+            }
+            __syncthreads();
+        }
         if (largest > BIG_BUCKET) {
             const int warps = blockDim.x / 32;
             for (int i = threadIdx.x / 32; i < shared.big; i += warps) {
