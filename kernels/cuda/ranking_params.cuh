@@ -1,5 +1,5 @@
 // The ranking (Algorithm 1), launched on one stream; the host reads nothing back:
-//   s2o_prefix_factors_*  if there are probes: mean and variance of the keys before each segment
+//   s2o_prefix_factors_*  if there are probes: mean and variance of the keys before each segment; zeroes counters
 //   s2o_moments_*  mean and variance of each segment's queries -> the coefficients of [K | K*K] in the key scores; from
 //                  the prefix factors prefix_score, for the probes
 // then, once for each group that fits in the workspace:
@@ -35,7 +35,7 @@ struct RankingParams {
     int32_t* kv_perm;         // per (batch, head): rows of segments first_segment.., concatenated; row n has n*S keys
     void* coefficients;       // (batch, num_heads, segment, 2, head_dim), 16 bits each, from coefficient_segment on
     float* partial_moments;   // (batch, num_heads, num_segments, splits, 2*head_dim + 1); unused with one split
-    uint32_t* arrivals;       // (batch, num_heads, num_segments), zero before and after a launch; likewise
+    uint32_t* arrivals;       // (batch, num_heads, num_segments), zero before and after s2o_moments; likewise
     uint16_t* scores;         // laid out as kv_perm; the sort overwrites it if it is `buckets` too
     uint16_t* buckets;        // laid out as kv_perm: of each key, four times its bucket; not `scores` if CTAs share a row
     float* score_ranges;      // a pair per SCORE_BLOCK scores: score = pair[0] * code + pair[1]
@@ -65,9 +65,10 @@ struct RankingParams {
     float softmax_scale;
     float second_cumulant;    // c; 0 ranks by the mean query alone
     int32_t sorted_keys;      // the best of a row, at least 1, to the end of a bucket; the others follow in ascending order
+    int32_t zeroed;           // counters from `arrivals` on that s2o_prefix_factors sets to zero
 };
 static_assert(sizeof(RankingParams) == 248 && offsetof(RankingParams, batch) == 176 &&
-                  offsetof(RankingParams, sorted_keys) == 240, "mirrored on the host");
+                  offsetof(RankingParams, zeroed) == 244, "mirrored on the host");
 
 // Offset of row n in its head.
 __host__ __device__ inline int64_t prefix_row(const RankingParams& p, int n) {

@@ -44,6 +44,7 @@ pub struct RankingParams {
     pub softmax_scale: f32,
     pub second_cumulant: f32,
     pub sorted_keys: i32,
+    pub zeroed: i32,
 }
 
-layout!(RankingParams: 248, batch at 176, sorted_keys at 240);
+layout!(RankingParams: 248, batch at 176, zeroed at 244);

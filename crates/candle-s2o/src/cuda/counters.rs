@@ -4,8 +4,8 @@ use std::cell::Cell;
 
 use s2o_cuda::{CudaError, Region, Regions, Scratch};
 
-/// Counters that are zero when a kernel begins. One memset for the ranking, all passes and the probes, because each one between
-/// two kernels delays the second.
+/// Counters that are zero when a kernel begins: those of the ranking, all passes and the probes together, because each memset
+/// between two kernels delays the second.
 #[derive(Debug)]
 pub(super) struct Counters {
     region: Region<u32>,
@@ -20,12 +20,17 @@ impl Counters {
         Self { region: regions.add(arrivals + launches), arrivals, taken: Cell::new(0) }
     }
 
-    /// Sets them to zero. Must be called once, before the first kernel.
+    /// Sets them to zero. Must be called once, before the first kernel, unless that kernel does it.
     pub(super) fn zero(&self, scratch: &Scratch) -> Result<(), CudaError> {
         scratch.zero(self.region)
     }
 
-    /// Those of the ranking, whose kernels leave them at zero.
+    /// Their number.
+    pub(super) fn len(&self) -> usize {
+        self.region.len
+    }
+
+    /// Those of the ranking, which come first and whose kernels leave them at zero.
     pub(super) fn arrivals(&self, scratch: &Scratch) -> *mut u32 {
         scratch.at(self.region)
     }

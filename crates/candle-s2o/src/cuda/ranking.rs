@@ -53,6 +53,8 @@ pub(super) struct Orders {
     pub(super) prefix_score: Option<*mut f32>,
     /// For each head and segment of a group.
     pub(super) arrivals: *mut u32,
+    /// Counters from `arrivals` on that the first kernel sets to zero. It must be that of the probes.
+    pub(super) zeroed: usize,
 }
 
 impl Ranker {
@@ -154,6 +156,7 @@ impl Ranker {
                 KeyScore::SecondCumulant { c } => c,
             },
             sorted_keys: sorted_keys(config, plan),
+            zeroed: to_i32("counters", orders.zeroed)?,
         };
         let [batch, heads, kv_heads] = [shape.batch(), shape.num_heads(), shape.num_kv_heads()];
         // SAFETY: these kernels take RankingParams. The regions have room for the largest group, and the scratch memory
