@@ -1,6 +1,7 @@
 //! Compiles `cuda/` with nvcc if the feature `cuda` is on: sm_90a machine code, and PTX of compute_80 for every other
-//! GPU. A table of the results is included by `src/modules.rs`. With `S2O_KERNELS_CACHE`, a folder, builds of the same sources
-//! by the same nvcc share the results: workspaces and features otherwise compile them again, for minutes.
+//! GPU. A table of the results is included by `src/modules.rs`; a `.log` of each has what ptxas says about registers and
+//! spills. With `S2O_KERNELS_CACHE`, a folder, builds of the same sources by the same nvcc share the results: workspaces and
+//! features otherwise compile them again, for minutes.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -55,7 +56,7 @@ struct Target {
     table: &'static str,
     folder: &'static str,
     extension: &'static str,
-    nvcc_flags: [&'static str; 3],
+    nvcc_flags: &'static [&'static str],
     /// What a kernel's name follows in the code: one section per kernel in a cubin, one entry in PTX.
     mark: &'static [u8],
     /// The variant of `Code` and the macro that embeds it.
@@ -67,7 +68,7 @@ const TARGETS: [Target; 2] = [
         table: "SM90A",
         folder: "sm90",
         extension: "cubin",
-        nvcc_flags: ["-gencode", "arch=compute_90a,code=sm_90a", "-cubin"],
+        nvcc_flags: &["-gencode", "arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"],
         mark: b".text.",
         embed: ["Cubin", "include_bytes"],
     },
@@ -75,7 +76,7 @@ const TARGETS: [Target; 2] = [
         table: "SM80",
         folder: "sm80",
         extension: "ptx",
-        nvcc_flags: ["-gencode", "arch=compute_80,code=compute_80", "-ptx"],
+        nvcc_flags: &["-gencode", "arch=compute_80,code=compute_80", "-ptx"],
         mark: b".entry ",
         embed: ["Ptx", "include_str"],
     },
@@ -168,26 +169,35 @@ const FLAGS: [&str; 2] = ["-std=c++17", "-O3"];
 fn compile(nvcc: &Path, job: &Job, cache: Option<&Cache>) -> Result<(), String> {
     let Some(cache) = cache else { return run_nvcc(nvcc, job) };
     let kept = cache.path(job);
-    if fs::copy(&kept, &job.output).is_ok() {
+    let files = [(log_of(&job.output), log_of(&kept)), (job.output.clone(), kept)];
+    if files.iter().all(|(output, kept)| fs::copy(kept, output).is_ok()) {
         return Ok(());
     }
     run_nvcc(nvcc, job)?;
-    // A build that runs at the same time sees a whole file or none.
-    let partial = kept.with_extension(std::process::id().to_string());
-    fs::copy(&job.output, &partial)
-        .and_then(|_| fs::rename(&partial, &kept))
-        .map_err(|error| format!("{CACHE}: {}: {error}", kept.display()))
+    for (output, kept) in &files {
+        // A build that runs at the same time sees a whole file or none.
+        let partial = kept.with_extension(std::process::id().to_string());
+        fs::copy(output, &partial)
+            .and_then(|_| fs::rename(&partial, kept))
+            .map_err(|error| format!("{CACHE}: {}: {error}", kept.display()))?;
+    }
+    Ok(())
+}
+
+fn log_of(output: &Path) -> PathBuf {
+    output.with_extension("log")
 }
 
 fn run_nvcc(nvcc: &Path, job: &Job) -> Result<(), String> {
     let mut command = Command::new(nvcc);
     command.args(FLAGS).args(job.target.nvcc_flags).arg("-o").arg(&job.output).arg(&job.source);
     let output = command.output().map_err(|error| format!("{}: {error}. {HOW_TO}", nvcc.display()))?;
-    if output.status.success() {
-        return Ok(());
+    let messages = [output.stdout, output.stderr].map(|stream| String::from_utf8_lossy(&stream).into_owned()).concat();
+    if !output.status.success() {
+        return Err(format!("{command:?} failed ({})\n{messages}", output.status));
     }
-    let streams = [output.stdout, output.stderr].map(|stream| String::from_utf8_lossy(&stream).into_owned());
-    Err(format!("{command:?} failed ({})\n{}", output.status, streams.concat()))
+    let log = log_of(&job.output);
+    fs::write(&log, messages).map_err(|error| format!("{}: {error}", log.display()))
 }
 
 /// The table of modules, with the kernels found in each.
