@@ -115,6 +115,18 @@ mod tests {
     }
 
     #[test]
+    fn blocks_of_scores_run_at_once_if_they_can() {
+        // Needle-7m's 12 KV heads at 32K on an H200: 16 tiles each, 372 of at most 396 blocks.
+        assert_eq!(score_blocks(496, 12, 132), 31);
+        // 24 tiles each fill the GPU, 25 would; so many rounds of 16 follow.
+        assert_eq!(score_blocks(792, 12, 132), 33);
+        assert_eq!(score_blocks(793, 12, 132), 50);
+        // At least two tiles.
+        assert_eq!(score_blocks(5, 1, 132), 3);
+        assert_eq!(score_blocks(1, 1, 132), 1);
+    }
+
+    #[test]
     fn sorts_fit_every_gpu() {
         // Consumer cards, A100, H200.
         for limit in [99 << 10, 163 << 10, 227 << 10] {
