@@ -10,7 +10,7 @@ modules=$(cargo build --release -p s2o-kernels --features cuda,ladder --locked -
 # check FILE: the log of a cubin, or the log that ptxas makes of PTX
 check() {
     local log=${1%.*}.log report
-    [[ $1 == *.cubin ]] || "$CUDA_HOME/bin/ptxas" -arch=sm_80 -v -o /dev/null "$1" 2> "$log" || { cat "$log" >&2; return 1; }
+    [[ $1 == *.cubin ]] || ptxas -arch=sm_80 -v -o /dev/null "$1" 2> "$log" || { cat "$log" >&2; return 1; }
     report=$(grep -E 'Compiling entry|Used [0-9]+ registers|spill' "$log") || { echo "$log: expected kernels" >&2; return 1; }
     # In one piece: other jobs print too.
     printf '%s\n' "$(basename "$1")" "$report"
