@@ -9,6 +9,9 @@
 
 namespace s2o {
 
+// A maximum may lag behind the scores by this power of two: exponentials up to 256 lose nothing in f32, bf16 or f16.
+constexpr float MAX_LAG = 8.f;
+
 constexpr float LOG2_E = 1.44269504088896340736f;
 
 __device__ __forceinline__ float exp2_approx(float x) {
@@ -82,6 +85,34 @@ struct OnlineSoftmax {
         return rescale;
     }
 
+    // Instead of `raise_max`, with maxima that may lag: the thread's maxima in the tile, and whether a maximum must rise.
+    template <int N>
+    __device__ __forceinline__ bool must_rise(const float (&s)[N], float scale_log2, float (&tile_max)[2]) const {
+        bool rises = false;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            tile_max[h] = highest_of_thread(s, h, s[2 * h]);
+            rises = rises || exceeds(tile_max[h], h, scale_log2);
+        }
+        return rises;
+    }
+
+    // Whether `m` is MAX_LAG above the maximum of row h.
+    __device__ __forceinline__ bool exceeds(float m, int h, float scale_log2) const {
+        return (m - row_max[h]) * scale_log2 > MAX_LAG;
+    }
+
+    // Raises the maxima that must rise to those of the quad's `tile_max`, and rescales the sums. The other rows of the warp
+    // keep their bits.
+    __device__ __forceinline__ void raise_lagging(const float (&tile_max)[2], float scale_log2, float (&rescale)[2]) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float m = quad_max(tile_max[h]);
+            rescale[h] = raise_to<false>(exceeds(m, h, scale_log2) ? m : row_max[h], h, scale_log2);
+            row_sum[h] *= rescale[h];
+        }
+    }
+
     // The second half: probabilities and sums.
     template <bool EMPTY_ROWS, int N>
     __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2, const float (&rescale)[2],
@@ -122,9 +153,6 @@ struct OnlineSoftmax {
         row_sum[1] = quad_sum(row_sum[1]);
     }
 };
-
-// A maximum may lag behind the scores by this power of two: exponentials up to 256 lose nothing in f32, bf16 or f16.
-constexpr float MAX_LAG = 8.f;
 
 // Raises the maxima of a warp's fragments to those of new scores, and calls `rescale(m, factors)` for what was summed
 // before. With LAGS a maximum rises only if a score is MAX_LAG above it, which is rare. The quads exchange theirs only if

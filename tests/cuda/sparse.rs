@@ -172,6 +172,7 @@ fn config(change: impl FnOnce(S2oConfigBuilder) -> S2oConfigBuilder) -> S2oConfi
 
 pub fn cases(runner: &mut Runner) {
     rules(runner);
+    rising(runner);
     shapes(runner);
     tails(runner);
     long(runner);
@@ -237,6 +238,25 @@ fn rules(runner: &mut Runner) {
             let (_, stats) = check_s2o(runner, &problem, &config, 1500);
             assert_eq!(stats.density(), 1.0);
         });
+    }
+}
+
+/// Keys in the reverse of their order, so that the maxima rise with every tile, by less and by more than they may lag.
+fn rising(runner: &mut Runner) {
+    for (sharpness, dtype) in [(0.5, DType::BF16), (2.0, DType::F16), (4.0, DType::BF16), (4.0, DType::F16)] {
+        for (stop_rule, head_dim) in [(StopRule::AllRows, 128), (StopRule::MeanWeight, 128), (StopRule::MaxWeight, 64)] {
+            runner.case(&format!("sparse rising x{sharpness} {dtype:?} {stop_rule:?} D{head_dim}"), |runner| {
+                let config = config(|builder| builder.stop_rule(stop_rule).tau(1e-30));
+                let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 2000, k_len: 2000, head_dim };
+                let problem = Problem::new(&runner.device, sizes, dtype, Memory::Contiguous, sharpness);
+                let mut ranking = cpu::rank(&problem.inputs(), &config, 2000).unwrap();
+                for order in ranking.iter_mut().flatten() {
+                    let keys = order.kv_perm.as_slice().iter().rev().copied().collect();
+                    order.kv_perm = Permutation::new(keys).unwrap();
+                }
+                check_ranked(runner, &problem, &config, 2000, &ranking);
+            });
+        }
     }
 }
 

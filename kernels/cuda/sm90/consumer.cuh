@@ -89,7 +89,8 @@ __device__ __forceinline__ void drain(RingPosition<STAGES>& pos, uint32_t begin,
     pos = RingPosition<STAGES>::at(begin);
 }
 
-// What a key tile does to the two rows of a thread; all lanes of a quad have the same maxima.
+// What a key tile does to the two rows of a thread. All lanes of a quad have the same maxima, except in steps whose maxima
+// lag.
 struct TileEffect {
     float old_sum[2], rescale[2], tile_sum[2], tile_max[2];
 };
@@ -112,7 +113,7 @@ __device__ __forceinline__ RowGains gains_of(const S2oParams& p, const OutputRow
     return gains;
 }
 
-// The vote of the warp's rows on a tile. Even lanes of a quad take its first row, odd lanes its second.
+// The vote of the warp's rows on a tile, whose maxima are those of this thread. Even lanes of a quad take its first row, odd lanes its second.
 template <Stop STOP>
 __device__ __forceinline__ uint32_t lagged_vote(const OutputRows& rows, const OnlineSoftmax& softmax, const TileEffect& tile,
                                                 float scale_log2, float tau) {
@@ -127,7 +128,8 @@ __device__ __forceinline__ uint32_t lagged_vote(const OutputRows& rows, const On
     // A score that is not a number makes only the tile's sum NaN.
     const float mass = sum_of_row(fmaf(tile.old_sum[0], tile.rescale[0], 0.f * tile.tile_sum[0]),
                                   fmaf(tile.old_sum[1], tile.rescale[1], 0.f * tile.tile_sum[1]));
-    const float weight = exp2_approx((of_row(tile.tile_max) - of_row(softmax.row_max)) * scale_log2);
+    const float largest = max_of_row(tile.tile_max[0], tile.tile_max[1]);
+    const float weight = exp2_approx((largest - of_row(softmax.row_max)) * scale_log2);
     return __float_as_uint(warp_max_or_nan(exists ? weight * reciprocal(mass) : 0.f));
 }
 
@@ -251,7 +253,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             tile.old_sum[0] = softmax.row_sum[0];
             tile.old_sum[1] = softmax.row_sum[1];
         }
-        softmax.raise_max<X::ROWS_MAY_BE_EMPTY, X::STOP != Stop::NEVER>(s, scale_log2, tile.rescale, tile.tile_max);
+        softmax.raise_max<X::ROWS_MAY_BE_EMPTY, X::STOP == Stop::EXACT>(s, scale_log2, tile.rescale, tile.tile_max);
         softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, tile.rescale, tile.tile_sum);
         pack_probabilities<T>(s, probs);
         if constexpr (X::SEQUENCES) {
@@ -313,7 +315,12 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             // Softmax, around the wait for the values.
             tile.old_sum[0] = softmax.row_sum[0];
             tile.old_sum[1] = softmax.row_sum[1];
-            softmax.raise_max<X::ROWS_MAY_BE_EMPTY, X::STOP != Stop::NEVER>(s, scale_log2, tile.rescale, tile.tile_max);
+            [[maybe_unused]] bool rises = false;
+            if constexpr (X::LAGS) {
+                rises = softmax.must_rise(s, scale_log2, tile.tile_max);
+            } else {
+                softmax.raise_max<X::ROWS_MAY_BE_EMPTY, X::STOP == Stop::EXACT>(s, scale_log2, tile.rescale, tile.tile_max);
+            }
             // The place of the wait for the values product changes a step by 2 to 8 %; the better place differs with a
             // gather (docs/log.md, items 29 and 30).
             if constexpr (!X::GATHERS_KEYS) {
@@ -323,6 +330,16 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             pin(acc);
             free_v();
             v_tile = v_desc();
+            if constexpr (X::LAGS) {
+                // Keys come in the order of their expected weights, so this is rare after the first tiles.
+                if (__any_sync(0xffffffffu, rises)) {
+                    softmax.raise_lagging(tile.tile_max, scale_log2, tile.rescale);
+                    rescale_rows(acc, tile.rescale);
+                    tile.old_sum[0] = softmax.row_sum[0];
+                    tile.old_sum[1] = softmax.row_sum[1];
+                }
+                tile.rescale[0] = tile.rescale[1] = 1.f;
+            }
             if constexpr (X::GATHERS_KEYS) {
                 for (float& row_max : softmax.row_max) row_max = behind(row_max, acc[0]);
                 softmax.exponentiate<X::ROWS_MAY_BE_EMPTY>(s, scale_log2, tile.rescale, tile.tile_sum);
@@ -331,7 +348,7 @@ __device__ __forceinline__ void consume(const SharedLayout<X>& shared, const typ
             [[maybe_unused]] uint32_t vote;
             if constexpr (X::LAGS) vote = lagged_vote<X::STOP>(rows, softmax, tile, scale_log2, p.tau);
             pack_probabilities<T>(s, probs);
-            rescale_rows(acc, tile.rescale);
+            if constexpr (!X::LAGS) rescale_rows(acc, tile.rescale);
             if constexpr (X::LAGS) {
                 if (leader) control->votes.lagged.cast(first_step + i, warp, vote);
             }

@@ -100,6 +100,13 @@ __device__ __forceinline__ float sum_of_row(float first, float second) {
     return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
 }
 
+// Likewise the maximum. Skips NaN.
+__device__ __forceinline__ float max_of_row(float first, float second) {
+    const bool odd = threadIdx.x % 2;
+    const float pair = fmaxf(odd ? second : first, __shfl_xor_sync(0xffffffffu, odd ? first : second, 1));
+    return fmaxf(pair, __shfl_xor_sync(0xffffffffu, pair, 2));
+}
+
 // The largest gain over mass of the warp's rows, or NaN.
 __device__ __forceinline__ float largest_ratio(const RowGains& gains) {
     const float gain = sum_of_row(gains.row[0].gain, gains.row[1].gain);
