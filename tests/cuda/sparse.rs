@@ -243,8 +243,9 @@ fn rules(runner: &mut Runner) {
 
 /// Keys in the reverse of their order, so that the maxima rise with every tile, by less and by more than they may lag.
 fn rising(runner: &mut Runner) {
+    let rules = [(StopRule::AllRows, 128), (StopRule::MeanWeight, 128), (StopRule::MaxWeight, 64)];
     for (sharpness, dtype) in [(0.5, DType::BF16), (2.0, DType::F16), (4.0, DType::BF16), (4.0, DType::F16)] {
-        for (stop_rule, head_dim) in [(StopRule::AllRows, 128), (StopRule::MeanWeight, 128), (StopRule::MaxWeight, 64)] {
+        for (stop_rule, head_dim) in rules {
             runner.case(&format!("sparse rising x{sharpness} {dtype:?} {stop_rule:?} D{head_dim}"), |runner| {
                 let config = config(|builder| builder.stop_rule(stop_rule).tau(1e-30));
                 let sizes = Sizes { batch: 1, heads: [4, 2], q_len: 2000, k_len: 2000, head_dim };

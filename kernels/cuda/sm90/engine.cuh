@@ -116,6 +116,7 @@ struct SharedLayout {
 
 #include "store.cuh"
 #include "masks.cuh"
+#include "tile_votes.cuh"
 #include "consumer.cuh"
 #include "producer.cuh"
 
