@@ -25,6 +25,7 @@ pub mod local;
 mod mesh;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod refusal;
 mod rendezvous;
 mod tcp;
 

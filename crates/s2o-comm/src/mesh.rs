@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::handshake::{self, Fields, PATIENCE, Topic, remaining};
-use crate::rendezvous::Refusal;
+use crate::refusal::Refusal;
 use crate::{CommError, Result};
 
 /// The connections of a rank. The places of the rank itself are empty.

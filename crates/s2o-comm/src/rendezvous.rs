@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::handshake::{self, Fields, PATIENCE, Topic, no_address, put_text, remaining};
 use crate::mesh::{Mesh, Plan};
+use crate::refusal::Refusal;
 use crate::{CommError, Result};
 
 /// How long ranks usually wait for one another: long enough to start programs on several hosts by hand.
@@ -71,7 +72,7 @@ impl Rendezvous {
             let _ = handshake::send(stream, Topic::Answer, &answer, Instant::now() + PATIENCE);
         }
         match refusal {
-            Some(refusal) => Err(refusal.error(self)),
+            Some(refusal) => Err(refusal.error(&self.address, self.timeout)),
             None => {
                 Mesh::connect(&Plan { rank: 0, run, listener: &listener, addresses: &table, timeout: self.timeout })
             }
@@ -163,7 +164,7 @@ impl Rendezvous {
             Err(_) => return Err(closed()),
         };
         if let Some(refusal) = Refusal::decode(&content) {
-            return Err(refusal.error(self));
+            return Err(refusal.error(&self.address, self.timeout));
         }
         let (run, mut table) =
             decode_table(&content).filter(|(_, t)| t.len() == self.world_size).ok_or_else(foreign)?;
@@ -258,63 +259,6 @@ fn decode_table(bytes: &[u8]) -> Option<(u64, Vec<SocketAddr>)> {
     Some((run, table))
 }
 
-/// Why rank 0 refuses all ranks. All return the same error.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    Version { rank: usize, expected: String, got: String },
-    WorldSize { rank: usize, expected: usize, got: usize },
-    Twice { rank: usize },
-    Missing(Vec<usize>),
-    Busy,
-}
-
-impl Refusal {
-    /// The answer that carries it.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let mut put = |tag: u8, numbers: &[usize]| {
-            bytes.push(tag);
-            bytes.extend(numbers.iter().flat_map(|&n| (n as u32).to_le_bytes()));
-        };
-        match self {
-            Self::Version { rank, expected, got } => {
-                put(1, &[*rank]);
-                put_text(&mut bytes, expected);
-                put_text(&mut bytes, got);
-            }
-            Self::WorldSize { rank, expected, got } => put(2, &[*rank, *expected, *got]),
-            Self::Twice { rank } => put(3, &[*rank]),
-            Self::Missing(ranks) => put(4, ranks),
-            Self::Busy => put(5, &[]),
-        }
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = Fields(bytes);
-        let tag = fields.byte()?;
-        let mut number = || fields.u32().map(|n| n as usize);
-        Some(match tag {
-            1 => Self::Version { rank: number()?, expected: fields.text()?, got: fields.text()? },
-            2 => Self::WorldSize { rank: number()?, expected: number()?, got: number()? },
-            3 => Self::Twice { rank: number()? },
-            4 => Self::Missing(std::iter::from_fn(number).collect()),
-            5 => Self::Busy,
-            _ => return None,
-        })
-    }
-
-    fn error(self, rendezvous: &Rendezvous) -> CommError {
-        match self {
-            Self::Version { rank, expected, got } => CommError::Version { rank, expected, got },
-            Self::WorldSize { rank, expected, got } => CommError::WorldSize { rank, expected, got },
-            Self::Twice { rank } => CommError::RankTwice { rank },
-            Self::Missing(missing) => CommError::MissingRanks { missing, timeout: rendezvous.timeout },
-            Self::Busy => CommError::Busy { address: rendezvous.address.clone() },
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use s2o_testkit::ranks::free_address;
@@ -367,19 +311,5 @@ mod tests {
         }
         let error = first.join().unwrap();
         assert!(matches!(&error, CommError::MissingRanks { missing, .. } if *missing == [1]), "{error}");
-    }
-
-    #[test]
-    fn refusals_survive_the_way() {
-        let text = || String::from("a");
-        for refusal in [
-            Refusal::Version { rank: 1, expected: text(), got: String::new() },
-            Refusal::WorldSize { rank: 3, expected: 2, got: 4 },
-            Refusal::Twice { rank: 2 },
-            Refusal::Missing(vec![1, 255]),
-            Refusal::Busy,
-        ] {
-            assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));
-        }
     }
 }

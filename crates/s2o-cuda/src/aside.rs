@@ -7,6 +7,7 @@ use cudarc::driver::CudaStream;
 
 use crate::error::{CudaError, Doing};
 use crate::launcher::Launcher;
+use crate::library::OTHER_STREAMS;
 
 /// A launcher on another stream of a GPU. Its work begins after the work that was enqueued before
 /// [`Launcher::aside`], and ends before the work that is enqueued after [`Aside::join`] or the drop. In between, the two
@@ -39,7 +40,7 @@ impl Launcher {
 
 impl Aside {
     /// Other streams of a GPU.
-    pub const STREAMS: usize = 3;
+    pub const STREAMS: usize = OTHER_STREAMS;
 
     /// The launcher of this work.
     pub fn launcher(&self) -> &Launcher {

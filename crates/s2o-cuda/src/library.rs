@@ -7,12 +7,14 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DevicePt
 use cudarc::nvrtc::Ptx;
 use s2o_kernels::{Arch, Code, Function, LaunchInfo, Module, modules};
 
-use crate::aside::Aside;
 use crate::error::{CudaError, Doing};
 use crate::memory::{Pool, refuse_capture};
 
 /// Environment variable that selects the build of the kernels: `sm80` or `sm90a`.
 const ARCH_VARIABLE: &str = "S2O_CUDA_ARCH";
+
+/// Streams next to Candle's.
+pub(crate) const OTHER_STREAMS: usize = 3;
 
 /// The kernels and the scratch memory pool of one GPU.
 #[derive(Debug)]
@@ -20,8 +22,8 @@ pub(crate) struct Library {
     pub(crate) arch: Arch,
     pub(crate) multiprocessors: usize,
     pub(crate) pool: Pool,
-    /// For work next to that of Candle's stream ([`Aside`]).
-    pub(crate) other_streams: [Arc<CudaStream>; Aside::STREAMS],
+    /// For work next to that of Candle's stream ([`Aside`](crate::Aside)).
+    pub(crate) other_streams: [Arc<CudaStream>; OTHER_STREAMS],
     context: Arc<CudaContext>,
     loaded: Mutex<Loaded>,
 }
@@ -126,10 +128,10 @@ impl Library {
 }
 
 /// Streams that are never destroyed: their library lives as long as the process.
-fn other_streams(context: &Arc<CudaContext>) -> Result<[Arc<CudaStream>; Aside::STREAMS], CudaError> {
+fn other_streams(context: &Arc<CudaContext>) -> Result<[Arc<CudaStream>; OTHER_STREAMS], CudaError> {
     context.bind_to_thread().doing("binding the context")?;
-    let mut streams = Vec::with_capacity(Aside::STREAMS);
-    for _ in 0..Aside::STREAMS {
+    let mut streams = Vec::with_capacity(OTHER_STREAMS);
+    for _ in 0..OTHER_STREAMS {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).doing("making a stream")?;
         // `CudaContext::new_stream` would make every later allocation of Candle record events.
         // SAFETY: the stream is of this context and never destroyed. `Aside` orders its work with the first stream's.

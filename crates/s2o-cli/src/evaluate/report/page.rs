@@ -10,7 +10,7 @@ use s2o_eval::report::{
 };
 use s2o_eval::run::Outcome;
 
-use super::pictures::{Picture, Subject};
+use super::pictures::{Picture, Subject, label};
 use super::{DIFFERENCES, ITEMS, RUNS, TABLE};
 use crate::layout::{duration, seconds, shell_word};
 
@@ -236,14 +236,6 @@ impl Page<'_> {
 
     fn name(&self, row: &Comparison) -> String {
         label(&row.method, &row.chunk, self.comparisons)
-    }
-}
-
-/// The method, with its chunk size if the rows have several.
-pub fn label<'r>(method: &str, chunk: &str, rows: impl IntoIterator<Item = &'r Comparison>) -> String {
-    match rows.into_iter().any(|row| row.chunk != chunk) {
-        true => format!("{method}, chunk {chunk}"),
-        false => method.to_owned(),
     }
 }
 

@@ -6,10 +6,16 @@ use anyhow::Result;
 use s2o_eval::report::{ALL_TASKS, Comparison, grouped};
 use s2o_plot::{Axis, Bar, Bars, Figure, Lines, Plot, Series};
 
-use super::page::label;
-
 /// Size of the pictures in pixels; their text is legible at half of it.
 const SIZE: (u32, u32) = (1200, 680);
+
+/// The method, with its chunk size if the rows have several, as pictures and tables name it.
+pub fn label<'r>(method: &str, chunk: &str, rows: impl IntoIterator<Item = &'r Comparison>) -> String {
+    match rows.into_iter().any(|row| row.chunk != chunk) {
+        true => format!("{method}, chunk {chunk}"),
+        false => method.to_owned(),
+    }
+}
 
 /// What a picture shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
