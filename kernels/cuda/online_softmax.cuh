@@ -92,14 +92,14 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             tile_max[h] = highest_of_thread(s, h, s[2 * h]);
-            rises = rises || exceeds(tile_max[h], h, scale_log2);
+            rises = rises || exceeds(tile_max[h], h, scale_log2, MAX_LAG);
         }
         return rises;
     }
 
-    // Whether `m` is MAX_LAG above the maximum of row h.
-    __device__ __forceinline__ bool exceeds(float m, int h, float scale_log2) const {
-        return (m - row_max[h]) * scale_log2 > MAX_LAG;
+    // Whether `m` is above the maximum of row h by more than the power of two `lag`.
+    __device__ __forceinline__ bool exceeds(float m, int h, float scale_log2, float lag) const {
+        return (m - row_max[h]) * scale_log2 > lag;
     }
 
     // Raises the maxima that must rise to those of the quad's `tile_max`, and rescales the sums. The other rows of the warp
@@ -108,7 +108,7 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float m = quad_max(tile_max[h]);
-            rescale[h] = raise_to<false>(exceeds(m, h, scale_log2) ? m : row_max[h], h, scale_log2);
+            rescale[h] = raise_to<false>(exceeds(m, h, scale_log2, MAX_LAG) ? m : row_max[h], h, scale_log2);
             row_sum[h] *= rescale[h];
         }
     }
@@ -168,9 +168,8 @@ __device__ __forceinline__ void raise_maxima(OnlineSoftmax (&softmax)[M], const 
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             highest[m][h] = softmax[m].highest_of_thread(s[m], h, softmax[m].row_max[h]);
-            const float row_max = softmax[m].row_max[h];
-            const bool must_rise = (highest[m][h] - row_max) * scale_log2 > (LAGS ? MAX_LAG : 0.f);
-            if (!must_rise) highest[m][h] = row_max;
+            const bool must_rise = softmax[m].exceeds(highest[m][h], h, scale_log2, LAGS ? MAX_LAG : 0.f);
+            if (!must_rise) highest[m][h] = softmax[m].row_max[h];
             rises = rises || must_rise;
         }
     }

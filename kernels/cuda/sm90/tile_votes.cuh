@@ -29,7 +29,8 @@ __device__ __forceinline__ RowGains gains_of(const S2oParams& p, const OutputRow
     return gains;
 }
 
-// The vote of the warp's rows on a tile, whose maxima are those of this thread. Even lanes of a quad take its first row, odd lanes its second.
+// The vote of the warp's rows on a tile, whose maxima are those of this thread. Even lanes of a quad take its first row, odd
+// lanes its second.
 template <Stop STOP>
 __device__ __forceinline__ uint32_t lagged_vote(const OutputRows& rows, const OnlineSoftmax& softmax, const TileEffect& tile,
                                                 float scale_log2, float tau) {
