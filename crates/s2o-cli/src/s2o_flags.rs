@@ -158,7 +158,7 @@ mod tests {
     fn the_options_in_effect_are_those_of_the_prompt() {
         let default = S2oConfig::default();
         let line = |config: &S2oConfig, prompt_len| describe(config, false, prompt_len, &Device::Cpu);
-        assert!(line(&default, 8192).starts_with("segment 512 (auto), tau 0.02, stop-rule all, "));
+        assert!(line(&default, 8192).starts_with("segment 512 (auto), tau 0.019, stop-rule all, "));
         assert!(line(&default, 32768).starts_with("segment 1024 (auto), tau 0.02, stop-rule mean-weight, "));
         assert!(line(&default, 32768).ends_with(", dense-tail 64, q-perm off, a probe every 256 queries"));
         assert!(line(&default, 8192).ends_with(", dense-tail 128, q-perm off"));

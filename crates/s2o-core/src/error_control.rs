@@ -63,7 +63,7 @@ mod tests {
         for (config, plan, taus) in [
             (&bound, &long, [0.08, 0.01, 0.0]),
             (&S2oConfig::default(), &long, [0.015, 0.001_875, 0.0]),
-            (&S2oConfig::default(), &short, [0.02, 0.0025, 0.0]),
+            (&S2oConfig::default(), &short, [0.019, 0.002_375, 0.0]),
         ] {
             let control = ErrorControl::new(config, plan);
             let got: Vec<Tau> = (0..ErrorControl::PASSES).map(|pass| control.config(pass).tau()).collect();
