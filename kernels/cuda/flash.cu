@@ -58,9 +58,7 @@ __device__ __forceinline__ void store(const FlashParams& p, const Item& w, char*
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int r = warp * X::WARP_ROWS + m * 16 + h * 8 + lane / 4;
-            const float mass = softmax[m].row_sum[h];
-            // Rows without keys are zero.
-            const float factor = mass == 0.f ? 0.f : 1.f / mass;
+            const float factor = inverse_mass(softmax[m].row_sum[h]);
 #pragma unroll
             for (int i = 0; i < X::V_DIM / 8; ++i) {
                 char* const pair = q + r * X::ROW + ((i ^ (r & 7)) << 4) + 4 * (lane % 4);
@@ -116,8 +114,8 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
         float s[X::FRAGMENTS][KEYS / 2];
         uint32_t probs[X::FRAGMENTS][KEYS / 4];
         const float scale_log2 = modifiers.unit * LOG2_E;
-        auto exponentials = [&](int m, int k, uint32_t* a) {
-            softmax[m].template add<typename X::T, true>(s[m] + 8 * k, scale_log2, a);
+        auto exponentials = [&](int m, int k, int i) {
+            return softmax[m].template add<typename X::T, true>(s[m] + 8 * k, i, scale_log2);
         };
         const uint32_t k = ring.next() + columns_first<X::ROW>(thread_index() % 32);
         if (visible) {
@@ -138,7 +136,9 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
 #pragma unroll
                 for (int m = 0; m < X::FRAGMENTS; ++m) {
 #pragma unroll
-                    for (int k = 0; k < KEYS / 16; ++k) exponentials(m, k, probs[m] + 4 * k);
+                    for (int k = 0; k < KEYS / 16; ++k) {
+                        softmax[m].template add<typename X::T, true>(s[m] + 8 * k, scale_log2, probs[m] + 4 * k);
+                    }
                 }
             }
         }
@@ -146,10 +146,7 @@ __device__ __forceinline__ void attend(const Shared<X>& shared, const FlashParam
         if constexpr (X::OVERLAPS) {
             if (visible) add_values<typename X::T, X::ROW, KEYS, X::AHEAD>(acc, v, exponentials);
         } else if (visible) {
-            add_values<typename X::T, X::ROW, KEYS>(acc, v, [&](int m, int k, uint32_t (&a)[4]) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) a[i] = probs[m][4 * k + i];
-            });
+            add_values<typename X::T, X::ROW, KEYS>(acc, v, [&](int m, int k, int i) { return probs[m][4 * k + i]; });
         }
     }
     // Loads beyond the last tile, or those of the queries if there is no tile.

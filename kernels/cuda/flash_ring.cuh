@@ -31,8 +31,8 @@ struct Traits {
     static constexpr int ROW = (HEAD_DIM + 63) / 64 * 128;  // bytes: whole swizzled blocks of 64 columns
     static constexpr int RING_SLOTS = HEAD_DIM <= 128 || IS_LARGE ? 3 : 2;
     static constexpr uint32_t Q_BYTES = ROWS * ROW, SLOT_BYTES = KEYS * ROW, RING_BYTES = RING_SLOTS * SLOT_BYTES;
-    // Threads that copy a row, 16 bytes each, and the times that they do so.
-    static constexpr int LANES = HEAD_DIM <= 64 ? 8 : 16;
+    // Threads that copy a row, 16 bytes each at a time, and the times that they do so.
+    static constexpr int LANES = 8;
     static constexpr int PASSES = (HEAD_DIM + 8 * LANES - 1) / (8 * LANES);
     static constexpr int LINES = THREADS / LANES;
 };

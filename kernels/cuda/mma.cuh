@@ -86,14 +86,14 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
     }
 }
 
-// Columns 16 n and the next 15 of d += a b, for M fragments of 16 rows.
+// Columns 16 n and the next 15 of d += a b, for M fragments of 16 rows. Each product shares an operand with the one before,
+// which it then need not read from the registers again.
 template <typename T, int M, int N>
 __device__ __forceinline__ void mma_columns(float (&d)[M][N], int n, const uint32_t (&a)[M][4], const uint32_t (&b)[4]) {
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
-        mma<T>(d[m] + 8 * n, a[m], b[0], b[1]);
-        mma<T>(d[m] + 8 * n + 4, a[m], b[2], b[3]);
-    }
+    for (int m = 0; m < M; ++m) mma<T>(d[m] + 8 * n, a[m], b[0], b[1]);
+#pragma unroll
+    for (int m = M - 1; m >= 0; --m) mma<T>(d[m] + 8 * n + 4, a[m], b[2], b[3]);
 }
 
 // s = Q K^T for fragments of 16 rows, and KEYS keys at address `k` (of the lane's row, see columns_first). `queries(d, a)`
@@ -119,27 +119,27 @@ __device__ __forceinline__ void multiply_keys(float (&s)[M][KEYS / 2], uint32_t 
 }
 
 // acc += P V for fragments of 16 rows, and KEYS values at address `v` (of the lane's row, see rows_first).
-// `probabilities(m, k, a)` gives the operand of fragment m and of 16 keys. With AHEAD it is called one step early, so that
-// its exponentials run during the products of the 16 keys before.
+// `probabilities(m, k, i)` gives register i of the operand of fragment m and of 16 keys. With AHEAD it is called one step
+// early, spread over the columns, so that its exponentials run during the products of the 16 keys before.
 template <typename T, int ROW, int KEYS, bool AHEAD = false, int M, int N, class F>
 __device__ __forceinline__ void add_values(float (&acc)[M][N], uint32_t v, const F& probabilities) {
+    constexpr int COLUMNS = N / 8, PARTS = 4 * M, EACH = (PARTS + COLUMNS - 1) / COLUMNS;
     uint32_t a[2][M][4];
-    auto prepare = [&](int k) {
-#pragma unroll
-        for (int m = 0; m < M; ++m) probabilities(m, k, a[k % 2][m]);
-    };
-    if constexpr (AHEAD) prepare(0);
+    auto prepare = [&](int k, int part) { a[k % 2][part / 4][part % 4] = probabilities(part / 4, k, part % 4); };
 #pragma unroll
     for (int k = 0; k < KEYS / 16; ++k) {
-        if constexpr (AHEAD) {
-            if (k + 1 < KEYS / 16) prepare(k + 1);
-        } else {
-            prepare(k);
+        if (!AHEAD || k == 0) {
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) prepare(k, part);
         }
 #pragma unroll
-        for (int n = 0; n < N / 8; ++n) {
+        for (int n = 0; n < COLUMNS; ++n) {
             uint32_t b[4];
             ldmatrix_transposed(b, column_step(v, n) + k * 16 * ROW);
+            if (AHEAD && k + 1 < KEYS / 16) {
+#pragma unroll
+                for (int part = n * EACH; part < (n + 1) * EACH && part < PARTS; ++part) prepare(k + 1, part);
+            }
             mma_columns<T>(acc, n, a[k % 2], b);
         }
     }

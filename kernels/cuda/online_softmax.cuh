@@ -138,14 +138,25 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void add(const float* s, float scale_log2, uint32_t* p) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float shift = EMPTY_ROWS && row_max[h] == -INFINITY ? 0.f : row_max[h] * scale_log2;
-            float x[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) x[i] = exp2_approx(fmaf(s[4 * (i / 2) + 2 * h + i % 2], scale_log2, -shift));
-            row_sum[h] += (x[0] + x[1]) + (x[2] + x[3]);
-            p[h] = pack<T>(x[0], x[1]);
-            p[h + 2] = pack<T>(x[2], x[3]);
+            const float2 low = weights<EMPTY_ROWS>(s, h, scale_log2), high = weights<EMPTY_ROWS>(s, h + 2, scale_log2);
+            row_sum[h] += (low.x + low.y) + (high.x + high.y);
+            p[h] = pack<T>(low.x, low.y);
+            p[h + 2] = pack<T>(high.x, high.y);
         }
+    }
+    // The same for register `i` of the operand alone, which it returns.
+    template <typename T, bool EMPTY_ROWS>
+    __device__ __forceinline__ uint32_t add(const float* s, int i, float scale_log2) {
+        const float2 w = weights<EMPTY_ROWS>(s, i, scale_log2);
+        row_sum[i % 2] += w.x + w.y;
+        return pack<T>(w.x, w.y);
+    }
+    template <bool EMPTY_ROWS>
+    __device__ __forceinline__ float2 weights(const float* s, int i, float scale_log2) const {
+        const int h = i % 2;
+        const float shift = EMPTY_ROWS && row_max[h] == -INFINITY ? 0.f : row_max[h] * scale_log2;
+        return make_float2(exp2_approx(fmaf(s[2 * i], scale_log2, -shift)),
+                           exp2_approx(fmaf(s[2 * i + 1], scale_log2, -shift)));
     }
 
     __device__ __forceinline__ void finish() {
@@ -184,6 +195,11 @@ __device__ __forceinline__ void raise_maxima(OnlineSoftmax (&softmax)[M], const 
         }
         rescale(m, factors);
     }
+}
+
+// 1 / mass, or 0 for a row without keys. A branch around an exact division would spill registers of the portable kernels.
+__device__ __forceinline__ float inverse_mass(float mass) {
+    return __fdividef(mass == 0.f ? 0.f : 1.f, mass == 0.f ? 1.f : mass);
 }
 
 // acc *= the row's factor.

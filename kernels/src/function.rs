@@ -282,7 +282,7 @@ impl Function {
                 Self { kernel: Kernel::SinglePass, ..self }
             }
             (Arch::Sm80, Kernel::DensePaged) => Self { kernel: Kernel::Flash, ..self },
-            (Arch::Sm80, Kernel::DenseModified) if self.head_dim > HeadDim::D64 => {
+            (Arch::Sm80, Kernel::DenseModified) if self.head_dim > HeadDim::D128 => {
                 Self { kernel: Kernel::Flash, ..self }
             }
             (Arch::Sm80, Kernel::LadderFull) => Self { kernel: Kernel::Ladder, ..self },
@@ -321,9 +321,9 @@ mod tests {
         let capped = Function { capped: true, ..function };
         assert_eq!(capped.or_fallback(Arch::Sm90a).to_string(), "s2o_single_pass_capped_bf16_128");
         let modified = Function { kernel: Kernel::DenseModified, ..function };
-        assert_eq!(modified.or_fallback(Arch::Sm80).to_string(), "s2o_flash_bf16_128");
-        let narrow = Function { head_dim: HeadDim::D64, ..modified };
-        assert_eq!(narrow.or_fallback(Arch::Sm80).to_string(), "s2o_dense_modified_bf16_64");
+        assert_eq!(modified.or_fallback(Arch::Sm80).to_string(), "s2o_dense_modified_bf16_128");
+        let wide = Function { head_dim: HeadDim::D256, ..modified };
+        assert_eq!(wide.or_fallback(Arch::Sm80).to_string(), "s2o_flash_bf16_256");
         assert_eq!(modified.or_fallback(Arch::Sm90a).to_string(), "s2o_dense_modified_bf16_128");
         assert_eq!(Function { kernel: Kernel::Merge, ..function }.to_string(), "s2o_merge_bf16");
         assert_eq!(Function { kernel: Kernel::Sort, ..function }.to_string(), "s2o_sort");

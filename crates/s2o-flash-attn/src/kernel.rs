@@ -90,7 +90,7 @@ impl KernelCall<'_> {
     }
 
     /// The kernels for tensor cores of sm_90a have no windows, and no pages that cut their boxes of rows. The portable engine
-    /// has a similar one for head_dim 64, which reads no sequences. Other calls use `flash`.
+    /// has a similar one for head_dim 64 and 128, which reads no sequences. Other calls use `flash`.
     fn kernel(&self, launcher: &Launcher) -> (Kernel, HeadDim) {
         let [q_len, k_len] = match &self.sequences {
             Some(sequences) => sequences.longest,
@@ -113,7 +113,8 @@ impl KernelCall<'_> {
         };
         let head_dim = self.qkv[0].dims()[3];
         let size = |kernel: Kernel| kernel.holding(head_dim).map(|size| (kernel, size));
-        let has_portable = self.sequences.is_none() && head_dim == HeadDim::D64.get();
+        let has_portable =
+            self.sequences.is_none() && [HeadDim::D64, HeadDim::D128].iter().any(|size| size.get() == head_dim);
         let modified = modified.filter(|_| sees_all && (launcher.is_sm90a() || has_portable)).and_then(size);
         modified.or_else(|| size(Kernel::Flash)).expect("`compute` has checked the head size")
     }

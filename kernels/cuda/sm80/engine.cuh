@@ -167,13 +167,6 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
         const bool twice = DISCARD && gathered;
 #pragma unroll 1
         for (int visit = 0; visit < (twice ? 3 : 2); ++visit) {
-            const uint32_t k_offset = columns_first<X::ROW>(thread_index<X>() % 32);
-            const uint32_t k = loader.next() + k_offset;
-            if constexpr (X::MAY_STOP && !DISCARD) {
-                const int judged = step - w.gather_from;
-                stop = visit == 0 && judged > 0 && stops(p, control.votes, weights, judged, w.steps - w.gather_from);
-                if (stop) break;
-            }
             // Keys that a row of the warp sees beyond last_causal.
             auto beyond = [&](int row) {
                 if constexpr (X::SCATTERS_ROWS) {
@@ -197,6 +190,14 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                 visibility.last_existing = w.last_keys - 1 - visit * HALF_K;
             }
             const bool visible = !visibility.none();
+            // All of the above comes before the barrier in `next`, so that the products begin right after it.
+            const uint32_t k_offset = columns_first<X::ROW>(thread_index<X>() % 32);
+            const uint32_t k = loader.next() + k_offset;
+            if constexpr (X::MAY_STOP && !DISCARD) {
+                const int judged = step - w.gather_from;
+                stop = visit == 0 && judged > 0 && stops(p, control.votes, weights, judged, w.steps - w.gather_from);
+                if (stop) break;
+            }
             [[maybe_unused]] float kept[X::FRAGMENTS][HALF_K / 2];  // scores
             uint32_t probs[X::FRAGMENTS][HALF_K / 4];
             float rescale[X::FRAGMENTS][2];
@@ -213,7 +214,6 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
 #pragma unroll
                     for (int m = 0; m < X::FRAGMENTS; ++m) control.modifiers.apply(s[m], attn.causal, apart + m * 16);
                 }
-                loader.refill();
                 if constexpr (X::CAPS_SCORES) cap<X>(s, attn.cap_scale);
                 if (!visibility.all()) visibility.mask(s, lane, beyond);
                 if constexpr (X::MAY_STOP) {
@@ -227,6 +227,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     constexpr bool LAGS = X::OUTPUT != Output::STATEFUL;
                     raise_maxima<X::ROWS_MAY_BE_EMPTY, LAGS>(
                         softmax, s, scale_log2, [&](int m, const float (&factors)[2]) { rescale_rows(acc[m], factors); });
+                    loader.refill();
                     if constexpr (!X::OVERLAPS) {
 #pragma unroll
                         for (int m = 0; m < X::FRAGMENTS; ++m) {
@@ -259,14 +260,12 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
             if (visible) {
                 if constexpr (X::MAY_STOP) rescale_if_needed<X>(acc, rescale);
                 if constexpr (X::OVERLAPS) {
-                    add_values<typename X::T, X::ROW, HALF_K, true>(acc, v, [&](int m, int k, uint32_t (&a)[4]) {
-                        softmax[m].template add<typename X::T, X::ROWS_MAY_BE_EMPTY>(kept[m] + 8 * k, scale_log2, a);
+                    add_values<typename X::T, X::ROW, HALF_K, true>(acc, v, [&](int m, int k, int i) {
+                        return softmax[m].template add<typename X::T, X::ROWS_MAY_BE_EMPTY>(kept[m] + 8 * k, i, scale_log2);
                     });
                 } else {
-                    add_values<typename X::T, X::ROW, HALF_K>(acc, v, [&](int m, int k, uint32_t (&a)[4]) {
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) a[i] = probs[m][4 * k + i];
-                    });
+                    add_values<typename X::T, X::ROW, HALF_K>(acc, v,
+                                                              [&](int m, int k, int i) { return probs[m][4 * k + i]; });
                 }
             }
             loader.refill();

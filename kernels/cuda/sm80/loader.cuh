@@ -11,8 +11,10 @@ namespace s2o::sm80 {
 template <class X, bool DISCARD>
 class Loader {
     using Params = typename X::Params;
-    static constexpr int ROWS_APART = X::THREADS / X::ROW_CHUNKS;  // ROW_CHUNKS threads copy a row
-    static constexpr int ROWS = HALF_K / ROWS_APART;            // of a thread
+    // Eight threads copy a row, 16 bytes each at a time: more would have more rows each, and so more addresses.
+    static constexpr int LANES = 8;
+    static constexpr int ROWS_APART = X::THREADS / LANES;
+    static constexpr int ROWS = HALF_K / ROWS_APART;  // of a thread
     static constexpr uint32_t RING_BYTES = X::RING_SLOTS * X::SLOT_BYTES;
 
     // These members occupy registers next to the accumulators, so they are few; without HOLDS_ITEM the item and its heads
@@ -35,16 +37,20 @@ class Loader {
         if (step() >= w.steps) return;
         const int thread = thread_index<X>();
         const int half = (next_load >> 1 & 1) * HALF_K;
-        const int slot = half + thread / X::ROW_CHUNKS + (X::GATHERS_KEYS ? ROWS_APART * (thread % ROWS) : 0);
+        const int slot = half + thread / LANES + (X::GATHERS_KEYS ? ROWS_APART * (thread % ROWS) : 0);
         if (gathers()) {
             index = w.kv_perm[(step() - w.gather_from) * TILE_K + slot];
         } else {
             index = key_tile<X>(w, step()) * TILE_K + slot;
         }
     }
+    __device__ __forceinline__ static void copy_row(uint32_t dst, const char* row, bool exists) {
+#pragma unroll
+        for (int offset = 0; offset < X::ROW; offset += LANES * 16) cp_async_16(dst + offset, row + offset, exists);
+    }
     __device__ __forceinline__ void copy(uint32_t slot, bool values) const {
         const AttnParams& attn = attn_of(p);
-        const int thread = thread_index<X>(), line = thread / X::ROW_CHUNKS, chunk = thread % X::ROW_CHUNKS;
+        const int thread = thread_index<X>(), line = thread / LANES, chunk = thread % LANES;
         const uint64_t row_bytes = (values ? attn.v_strides.seq : attn.k_strides.seq) * 2;
         const char* rows = heads.of[values] + chunk * 16;
         // ROWS_APART is a multiple of 8, so that all rows of a thread have the same swizzle.
@@ -53,14 +59,15 @@ class Loader {
         if constexpr (X::GATHERS_KEYS) {
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                const uint32_t token = __shfl_sync(0xffffffffu, index, i, X::ROW_CHUNKS);
-                cp_async_16(dst + i * ROWS_APART * X::ROW, rows + token * row_bytes, token < attn.k_len);
+                const uint32_t token = __shfl_sync(0xffffffffu, index, i, LANES);
+                copy_row(dst + i * ROWS_APART * X::ROW, rows + token * row_bytes, token < attn.k_len);
             }
         } else {
             rows += index * row_bytes;
+            const int rows_left = attn.k_len - index;
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                cp_async_16(dst + i * ROWS_APART * X::ROW, rows, index + i * ROWS_APART < attn.k_len);
+                copy_row(dst + i * ROWS_APART * X::ROW, rows, i * ROWS_APART < rows_left);
                 rows += ROWS_APART * row_bytes;
             }
         }

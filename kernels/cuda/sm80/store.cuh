@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_rows(const typename X::Params& p, const Wo
                     if (p.out_norm != nullptr) p.out_norm[first_row + row] = SAW_ALL_KEYS;
                 }
             }
-            const float factor = mass == 0.f ? 0.f : 1.f / mass;
+            const float factor = inverse_mass(mass);
             float window = 0.f;
             if constexpr (X::OUTPUT == Output::RESUMED) {
                 if (row >= 0) {
