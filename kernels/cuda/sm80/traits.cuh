@@ -26,8 +26,8 @@ struct Traits : Schedule {
     static constexpr bool HOLDS_ITEM = OVERLAPS, JOINS_VALUES = OVERLAPS;
     // One being read, the others in flight. With joined values three would leave one block on consumer cards.
     static constexpr int RING_SLOTS = JOINS_VALUES ? 2 : 3;
-    // Whether the next load follows the products of a half tile, which then run during the load's arithmetic. A kernel that
-    // may stop has no registers left for that, and with OVERLAPS it is no faster.
+    // Whether the next load of keys follows the maxima of a half tile, and that of values the products, instead of coming
+    // first. A kernel that may stop has no registers left for that, and with OVERLAPS it is no faster.
     static constexpr bool DEFERS_LOADS = !OVERLAPS && !Schedule::MAY_STOP;
     static constexpr int WARP_ROWS = 16 * FRAGMENTS, WARPS = TILE_Q / WARP_ROWS, THREADS = WARPS * 32;
     static constexpr int BLOCKS_PER_SM = HEAD_DIM <= 128 ? 2 : 1;
