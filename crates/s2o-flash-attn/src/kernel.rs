@@ -113,8 +113,7 @@ impl KernelCall<'_> {
         };
         let head_dim = self.qkv[0].dims()[3];
         let size = |kernel: Kernel| kernel.holding(head_dim).map(|size| (kernel, size));
-        let has_portable =
-            self.sequences.is_none() && [HeadDim::D64, HeadDim::D128].iter().any(|size| size.get() == head_dim);
+        let has_portable = self.sequences.is_none() && HeadDim::NARROW.iter().any(|size| size.get() == head_dim);
         let modified = modified.filter(|_| sees_all && (launcher.is_sm90a() || has_portable)).and_then(size);
         modified.or_else(|| size(Kernel::Flash)).expect("`compute` has checked the head size")
     }
