@@ -20,9 +20,7 @@ __device__ __forceinline__ float* prefix_factors_of(const RankingParams& p, int 
 template <typename T, int D>
 __device__ __forceinline__ void prefix_factors(const RankingParams& p) {
     const int kv_head = blockIdx.x, segment = blockIdx.y, batch = blockIdx.z, d = threadIdx.x;
-    if ((blockIdx.x | blockIdx.y | blockIdx.z) == 0) {
-        for (int i = threadIdx.x; i < p.zeroed; i += MOMENT_THREADS) p.arrivals[i] = 0;
-    }
+    if ((blockIdx.x | blockIdx.y | blockIdx.z) == 0) zero_counters(p);
     const int64_t keys = int64_t(p.first_segment + segment) * p.segment_len;
     if (keys == 0) return;
     const int count = int(keys < SAMPLED_KEYS ? keys : SAMPLED_KEYS);

@@ -42,6 +42,9 @@ __device__ __forceinline__ void segment_moments(const RankingParams& p) {
     const int splits = gridDim.z / p.batch, head = blockIdx.x, segment = blockIdx.y;
     const int b = blockIdx.z / splits, split = blockIdx.z % splits;
     const int n = p.first_segment + segment;
+    if constexpr (!SCORES) {
+        if ((blockIdx.x | blockIdx.y | blockIdx.z) == 0) zero_counters(p);
+    }
     if (n == 0) return;  // no keys before it
     const SegmentRows rows = segment_rows(p, n);
     const int share = (rows.end - rows.begin + splits - 1) / splits;

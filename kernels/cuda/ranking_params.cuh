@@ -65,10 +65,16 @@ struct RankingParams {
     float softmax_scale;
     float second_cumulant;    // c; 0 ranks by the mean query alone
     int32_t sorted_keys;      // the best of a row, at least 1, to the end of a bucket; the others follow in ascending order
-    int32_t zeroed;           // counters from `arrivals` on that s2o_prefix_factors sets to zero
+    int32_t zeroed;           // counters from `arrivals` on that s2o_prefix_factors sets to zero, or without probes and with
+                              // one split s2o_moments
 };
 static_assert(sizeof(RankingParams) == 248 && offsetof(RankingParams, batch) == 176 &&
                   offsetof(RankingParams, zeroed) == 244, "mirrored on the host");
+
+// All threads of the first block of the first kernel call it.
+__device__ __forceinline__ void zero_counters(const RankingParams& p) {
+    for (int i = threadIdx.x; i < p.zeroed; i += blockDim.x) p.arrivals[i] = 0;
+}
 
 // Offset of row n in its head.
 __host__ __device__ inline int64_t prefix_row(const RankingParams& p, int n) {

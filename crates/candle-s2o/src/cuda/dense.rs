@@ -14,7 +14,7 @@ use crate::error::AttnError;
 use crate::ops::DenseOp;
 
 /// Minimum length of a part in key tiles: the result of each part must be written and read again.
-pub(super) const MIN_TILES_PER_SPLIT: usize = 4;
+const MIN_TILES_PER_SPLIT: usize = 4;
 /// Parts per multiprocessor: more than one to balance the load.
 const SPLITS_PER_SM: usize = 2;
 

@@ -20,7 +20,7 @@ use super::share::Share;
 /// differently, and the heads of a model that several GPUs share would not have the output that they have on one.
 const SPLITS: usize = 32;
 /// Fewest key tiles of a part, whose first loads wait for memory.
-const MIN_TILES_OF_PART: usize = 16;
+pub(super) const MIN_TILES_OF_PART: usize = 16;
 /// Warps of a block, and positions of a block that corrects rows (probe_steps.cu).
 pub(super) const WARPS: usize = 8;
 const CORRECTED: usize = 128;

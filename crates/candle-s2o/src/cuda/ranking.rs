@@ -53,7 +53,7 @@ pub(super) struct Orders {
     pub(super) prefix_score: Option<*mut f32>,
     /// For each head and segment of a group.
     pub(super) arrivals: *mut u32,
-    /// Counters from `arrivals` on that the first kernel sets to zero. It must be that of the probes.
+    /// Counters from `arrivals` on that the first kernel sets to zero, if [`Ranker::zeroes`] says that it can.
     pub(super) zeroed: usize,
 }
 
@@ -100,6 +100,11 @@ impl Ranker {
         let rows = call.shape.batch() * call.shape.num_heads() * group.len();
         let fitting = call.launcher.multiprocessors() * shape.per_multiprocessor;
         Ok((shape, (fitting / rows).clamp(1, MOST_BLOCKS_OF_ROW)))
+    }
+
+    /// Whether the first kernel can set counters to zero: that of the probes, or one that counts nothing itself.
+    pub(super) fn zeroes(plan: &Plan, has_probes: bool) -> bool {
+        has_probes || moment_splits(plan.segment_len) == 1
     }
 
     /// Enqueues the ranking of a group.

@@ -1,6 +1,7 @@
 //! S2O on the GPU. Groups of segments whose key orders fit the workspace are ranked and then attended, from the last
 //! group to the first. The dense tail follows.
 
+use std::cell::OnceCell;
 use std::{iter, ptr, slice};
 
 use s2o_core::{
@@ -52,7 +53,8 @@ impl CudaOp for S2oOp {
         let launch = Launch::new(call, config, &plan, ranking)?;
         launch.attend()?;
         let Launch { counts, memory, .. } = launch;
-        Ok(wants_stats.then(|| DeviceStats::new(*shape, config.clone(), plan.clone(), counts, memory).into()))
+        let kept = memory.into_inner().filter(|_| wants_stats);
+        Ok(kept.map(|memory| DeviceStats::new(*shape, config.clone(), plan.clone(), counts, memory).into()))
     }
 }
 
@@ -102,7 +104,9 @@ struct Launch<'a> {
     permuted: Option<(Region<i32>, Region<RowState>)>,
     probes: Option<Probes>,
     counts: Counts,
-    memory: Scratch,
+    kept: Regions,
+    /// Memory for `kept`, allocated while the first kernels run: the GPU does not wait for it.
+    memory: OnceCell<Scratch>,
 }
 
 impl<'a> Launch<'a> {
@@ -133,9 +137,9 @@ impl<'a> Launch<'a> {
         let scratch = call.allocate(&regions)?;
         let mut kept = Regions::default();
         let counts = Counts::new(&mut kept, shape, plan, config);
-        let memory = call.allocate(&kept)?;
         // One launch less before the first kernel, while the GPU is idle.
-        let is_ranked_first = permuted.is_none() && probes.is_some() && groups[0].keys > 0;
+        let zeroes = ranker.is_some() && Ranker::zeroes(plan, probes.is_some());
+        let is_ranked_first = permuted.is_none() && zeroes && groups[0].keys > 0;
         if !is_ranked_first {
             counters.zero(&scratch)?;
         }
@@ -154,7 +158,8 @@ impl<'a> Launch<'a> {
             permuted,
             probes,
             counts,
-            memory,
+            kept,
+            memory: OnceCell::new(),
         })
     }
 
@@ -165,7 +170,7 @@ impl<'a> Launch<'a> {
         let whole = Share::whole(self.call);
         let bounded = self.probes.as_ref().filter(|probes| probes.have_bound());
         if let Some(probes) = bounded {
-            probes.prepare(self.parts(&whole))?;
+            probes.prepare(self.parts(&whole)?)?;
         }
         if let Some((q_perm, _)) = self.permuted {
             self.enqueue(&whole, Kernel::Pass1, &self.whole, first_pass)?;
@@ -188,7 +193,7 @@ impl<'a> Launch<'a> {
 
     /// Enqueues the last launch of the sparse kernel and the work after it. The kernel leaves multiprocessors idle while its
     /// last, longest items end. So shares of the heads follow each other on several streams, and the dense tail comes after
-    /// the first.
+    /// the first. A single share begins when the tail leaves multiprocessors idle: its items are more and shorter.
     fn finish(&self, group: &SegmentGroup, first_pass: (&S2oConfig, UnitList)) -> Result<(), CudaError> {
         let launcher = &self.call.launcher;
         // Without probes too little work follows that could run next to another share.
@@ -197,16 +202,18 @@ impl<'a> Launch<'a> {
         let asides = (1..parts.len().max(2)).map(|i| launcher.aside(i - 1)).collect::<Result<Vec<_>, _>>()?;
         let streams = || iter::once(launcher).chain(asides.iter().map(Aside::launcher));
         let shares: Vec<Share> = parts.into_iter().zip(streams()).map(|(part, launcher)| part.by(launcher)).collect();
-        let of_tail = if shares.len() == 1 { asides[0].launcher() } else { launcher };
+        if shares.len() == 1 {
+            self.attend_tail(&self.call.by(asides[0].launcher().clone()))?;
+        }
         for (i, share) in shares.iter().enumerate() {
             self.enqueue(share, self.kernel(first_pass.0), group, first_pass)?;
-            if i == 0 {
-                self.attend_tail(&self.call.by(of_tail.clone()))?;
+            if i == 0 && shares.len() > 1 {
+                self.attend_tail(self.call)?;
             }
         }
         if let Some(probes) = &self.probes {
             for share in &shares {
-                let parts = self.parts(share);
+                let parts = self.parts(share)?;
                 probes.attend(parts, &self.whole)?;
                 probes.measure(parts, &self.whole, UnitList::ALL, 0)?;
                 probes.correct(parts, &self.whole)?;
@@ -224,7 +231,7 @@ impl<'a> Launch<'a> {
     /// computed again. The host does not wait: their lists are made on the device.
     fn keep_bound(&self, probes: &Probes, group: &SegmentGroup, control: &ErrorControl) -> Result<(), CudaError> {
         let whole = Share::whole(self.call);
-        let parts = self.parts(&whole);
+        let parts = self.parts(&whole)?;
         probes.attend(parts, group)?;
         for pass in 0..ErrorControl::PASSES {
             let units = probes.units(parts, group, pass)?;
@@ -240,9 +247,16 @@ impl<'a> Launch<'a> {
         probes.correct(parts, group)
     }
 
-    fn parts<'b>(&'b self, share: &'b Share) -> Parts<'b> {
-        let Self { plan, ref scratch, ref counters, counts, ref memory, .. } = *self;
-        Parts { share, plan, scratch, counters, counts, memory }
+    fn parts<'b>(&'b self, share: &'b Share) -> Result<Parts<'b>, CudaError> {
+        let Self { plan, ref scratch, ref counters, counts, .. } = *self;
+        let memory = match self.memory.get() {
+            Some(memory) => memory,
+            None => {
+                let memory = self.call.allocate(&self.kept)?;
+                self.memory.get_or_init(|| memory)
+            }
+        };
+        Ok(Parts { share, plan, scratch, counters, counts, memory })
     }
 
     /// Enqueues the kernels or copies that write the orders of a group, and the estimates for its probes, to scratch memory.
@@ -323,8 +337,8 @@ impl<'a> Launch<'a> {
         let heads = call.shape.batch() * call.shape.num_heads();
         let segments = group.len();
         let attn = call.params(Mask::Causal, self.counters.next_item(scratch))?;
-        let [lse, out_norm] =
-            self.probes.as_ref().map_or([ptr::null_mut(); 2], |probes| probes.row_results(self.parts(share)));
+        let parts = self.parts(share)?;
+        let [lse, out_norm] = self.probes.as_ref().map_or([ptr::null_mut(); 2], |probes| probes.row_results(parts));
         let rows_before = share.heads_before * call.shape.q_len();
         let params = S2oParams {
             attn: AttnParams { lse, ..attn },
@@ -334,7 +348,7 @@ impl<'a> Launch<'a> {
                 .permuted
                 .map_or(ptr::null(), |(q_perm, _)| scratch.at(q_perm).wrapping_add(rows_before).cast_const()),
             state: self.permuted.map_or(ptr::null_mut(), |(_, state)| scratch.at(state).wrapping_add(rows_before)),
-            tiles_visited: self.counts.tiles_visited_of(&self.memory, plan, share.heads_before),
+            tiles_visited: self.counts.tiles_visited_of(parts.memory, plan, share.heads_before),
             out_norm,
             units,
             segment_len: to_i32("segment_len", plan.segment_len)?,

@@ -8,8 +8,8 @@ use s2o_kernels::params::{AttnParams, ProbeParams, RowState, SplitParams};
 use s2o_kernels::{Kernel, TILE_K, TILE_Q};
 
 use super::call::Call;
-use super::dense::{self, MIN_TILES_PER_SPLIT};
-use super::probes::{WARPS, side_by_side};
+use super::dense;
+use super::probes::{MIN_TILES_OF_PART, WARPS, side_by_side};
 
 /// Parts of the keys of one query tile: 32 heads give an H200 twice the items that it runs at once.
 const PARTS: usize = 16;
@@ -19,7 +19,7 @@ const PARTS: usize = 16;
 pub(super) fn launch(call: &Call, first_row: usize) -> Result<(), CudaError> {
     let shape = &call.shape;
     let rows = shape.q_len() - first_row;
-    let most = shape.k_len().div_ceil(TILE_K) / MIN_TILES_PER_SPLIT;
+    let most = shape.k_len().div_ceil(TILE_K) / MIN_TILES_OF_PART;
     let parts = (PARTS / rows.div_ceil(TILE_Q)).min(most).max(1);
     if rows < TILE_Q && shape.group_size() > 1 {
         of_groups(&call.rows_from(first_row), parts)
