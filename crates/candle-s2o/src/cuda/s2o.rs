@@ -193,7 +193,7 @@ impl<'a> Launch<'a> {
 
     /// Enqueues the last launch of the sparse kernel and the work after it. The kernel leaves multiprocessors idle while its
     /// last, longest items end. So shares of the heads follow each other on several streams, and the dense tail comes after
-    /// the first. A single share begins when the tail leaves multiprocessors idle: its items are more and shorter.
+    /// the first. A single share of a whole prompt has many short items, so the tail begins before it and does not outlast it.
     fn finish(&self, group: &SegmentGroup, first_pass: (&S2oConfig, UnitList)) -> Result<(), CudaError> {
         let launcher = &self.call.launcher;
         // Without probes too little work follows that could run next to another share.
@@ -202,13 +202,15 @@ impl<'a> Launch<'a> {
         let asides = (1..parts.len().max(2)).map(|i| launcher.aside(i - 1)).collect::<Result<Vec<_>, _>>()?;
         let streams = || iter::once(launcher).chain(asides.iter().map(Aside::launcher));
         let shares: Vec<Share> = parts.into_iter().zip(streams()).map(|(part, launcher)| part.by(launcher)).collect();
-        if shares.len() == 1 {
-            self.attend_tail(&self.call.by(asides[0].launcher().clone()))?;
+        let of_tail = self.call.by(if shares.len() == 1 { asides[0].launcher() } else { launcher }.clone());
+        let begins_with_tail = shares.len() == 1 && self.call.shape.q_offset() == 0;
+        if begins_with_tail {
+            self.attend_tail(&of_tail)?;
         }
         for (i, share) in shares.iter().enumerate() {
             self.enqueue(share, self.kernel(first_pass.0), group, first_pass)?;
-            if i == 0 && shares.len() > 1 {
-                self.attend_tail(self.call)?;
+            if i == 0 && !begins_with_tail {
+                self.attend_tail(&of_tail)?;
             }
         }
         if let Some(probes) = &self.probes {
