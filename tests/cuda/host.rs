@@ -1,5 +1,8 @@
 //! Guarantees of the host code: typed errors, streams, threads, CUDA graphs.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use candle_core::{DType, Device, Tensor};
 use candle_s2o::cuda::CudaError;
 use candle_s2o::{
@@ -38,6 +41,8 @@ pub fn cases(runner: &mut Runner) {
         assert!(outputs.iter().flatten().all(|bits| *bits == outputs[0][0]));
     });
     runner.case("host a call in a CUDA graph", |runner| graph(&runner.device));
+    runner.case("host a CUDA graph next to another thread", |runner| graph_next_to_a_thread(&runner.device));
+    runner.case("host statistics read on another thread", |runner| statistics_elsewhere(&runner.device));
     runner.case("host statistics only on demand", |runner| {
         let problem = problem(&runner.device, 1000);
         let [q, k, v] = &problem.on_gpu;
@@ -179,5 +184,61 @@ fn graph(device: &Device) {
         graph.launch().unwrap();
         device.synchronize().unwrap();
         assert!(out.each_ref().map(bits) == want, "a graph computes something else");
+    }
+}
+
+/// The other streams belong to all threads: a capture must not take them along.
+fn graph_next_to_a_thread(device: &Device) {
+    let problem = problem(device, 3000);
+    let [q, k, v] = &problem.on_gpu;
+    let sparse = || s2o_attn(q, k, v, problem.scale, &config()).unwrap();
+    let want = bits(&sparse());
+    let stream = device.as_cuda_device().unwrap().cuda_stream();
+    let is_done = AtomicBool::new(false);
+    let (calls, captures) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut calls = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                assert!(bits(&sparse()) == want, "a call next to a capture got other bits");
+                calls += 1;
+            }
+            calls
+        });
+        let capture = || {
+            stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            let out = sparse();
+            let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+            let graph = stream.end_capture(flags).unwrap().expect("something was captured");
+            graph.launch().unwrap();
+            bits(&out) == want
+        };
+        let captures = (0..20).map(|_| catch_unwind(AssertUnwindSafe(capture)).unwrap_or(false)).collect::<Vec<_>>();
+        is_done.store(true, Ordering::Relaxed);
+        (other.join().unwrap(), captures)
+    });
+    assert!(calls > 0 && captures.iter().all(|is_right| *is_right), "{calls} calls, {captures:?}");
+}
+
+/// The stream of Candle's default device is another one on each thread.
+fn statistics_elsewhere(device: &Device) {
+    let problem = problem(device, 3000);
+    let sizes = Sizes { batch: 1, heads: [16, 2], q_len: 16_384, k_len: 16_384, head_dim: 128 };
+    let long = Problem::new(device, sizes, DType::BF16, Memory::Contiguous, 1.0);
+    let [q, k, v] = &problem.on_gpu;
+    let pending = |tau| {
+        let config = config().to_builder().tau(tau).build().unwrap();
+        S2oOp::new(problem.scale, config).apply_with_pending_stats(q, k, v).unwrap().1
+    };
+    let want = pending(0.1).read().unwrap();
+    for _ in 0..5 {
+        // It leaves other counts in the memory that the next call gets.
+        assert!(pending(0.0).read().unwrap() != want);
+        for _ in 0..10 {
+            let [q, k, v] = &long.on_gpu;
+            dense_attn(q, k, v, long.scale, Mask::Causal).unwrap();
+        }
+        let late = pending(0.1);
+        let got = std::thread::spawn(move || late.read()).join().unwrap().unwrap();
+        assert!(got == want, "read before the call has ended");
     }
 }

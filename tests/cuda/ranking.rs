@@ -6,7 +6,7 @@ use candle_s2o::{
 };
 use rayon::prelude::*;
 use s2o_core::reference::{self, Head};
-use s2o_core::{Plan, Segment};
+use s2o_core::{Plan, Segment, cpu};
 
 use crate::Runner;
 use crate::exact::bits;
@@ -161,6 +161,16 @@ pub fn cases(runner: &mut Runner) {
             assert!(roomy == tight, "groups change the orders");
         }
     });
+    // A dense prompt, and a chunk within the dense tail.
+    for (q_len, k_len, dense_below) in [(2000, 2000, 10_000), (100, 3000, 0)] {
+        runner.case(&format!("ranking {q_len} of {k_len}, which need none"), |runner| {
+            let config = config(|builder| builder.dense_below(dense_below).dense_tail(128));
+            let sizes = Sizes { batch: 1, heads: [4, 2], q_len, k_len, head_dim: 128 };
+            let problem = Problem::new(&runner.device, sizes, DType::BF16, Memory::Contiguous, 8.0);
+            let natural = cpu::rank(&problem.inputs(), &config, k_len).unwrap();
+            assert!(rank(&problem, &config, k_len) == natural, "not the orders of the CPU");
+        });
+    }
     values(runner);
     // Sorts by one block and by several for a row, with one and two blocks on a multiprocessor, in rows longer than a window,
     // and partial orders of rows that are shorter than what is sorted, little longer, and much longer.

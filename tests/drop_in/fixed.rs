@@ -4,7 +4,7 @@ use candle_core::{D, DType, Device, Tensor};
 use candle_s2o::{S2oConfig, S2oOp, SegmentLen};
 use s2o_flash_attn::s2o::{Policy, collect_stats, set_policy, take_stats};
 use s2o_flash_attn::{
-    flash_attn, flash_attn_alibi_windowed_softcap, flash_attn_varlen_alibi_windowed_softcap,
+    flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen_alibi_windowed_softcap,
     flash_attn_varlen_paged_windowed, flash_attn_windowed,
 };
 
@@ -93,6 +93,14 @@ pub fn errors(runner: &mut Runner) {
     runner.case("errors keys on the CPU", |_| {
         let there = zeros([1, 20, 2, 64], DType::BF16, &Device::Cpu);
         refused(&half([1, 20, 2, 64]), &there, "k: expected the device of q");
+    });
+    runner.case("errors slopes on another device", |_| {
+        let x = half([1, 20, 2, 64]);
+        for elsewhere in [Device::Cpu, Device::new_cuda_with_stream(0).expect("another device")] {
+            let slopes = Tensor::zeros(2, DType::F32, &elsewhere).expect("zeros");
+            let error = flash_attn_alibi(&x, &x, &x, &slopes, 0.125, true).expect_err("refused").to_string();
+            assert!(error.contains("alibi_slopes: expected the device of q"), "{error}");
+        }
     });
 }
 

@@ -8,6 +8,7 @@ use cudarc::driver::CudaStream;
 use crate::error::{CudaError, Doing};
 use crate::launcher::Launcher;
 use crate::library::OTHER_STREAMS;
+use crate::memory::is_capturing;
 
 /// A launcher on another stream of a GPU. Its work begins after the work that was enqueued before
 /// [`Launcher::aside`], and ends before the work that is enqueued after [`Aside::join`] or the drop. In between, the two
@@ -21,7 +22,8 @@ pub struct Aside {
 
 impl Launcher {
     /// Begins work on the `i`-th other stream of the GPU, next to this launcher's. A launcher that times its kernels runs them
-    /// one after the other.
+    /// one after the other. So does one whose stream captures a graph: the other streams are those of all threads, and would
+    /// take part in the capture.
     ///
     /// # Errors
     /// If the driver fails.
@@ -29,7 +31,7 @@ impl Launcher {
     /// # Panics
     /// If `i` is not below [`Aside::STREAMS`].
     pub fn aside(&self, i: usize) -> Result<Aside, CudaError> {
-        if self.is_timed() {
+        if self.is_timed() || is_capturing(self.stream())? {
             return Ok(Aside { launcher: self.clone(), first: None });
         }
         let launcher = self.on_other_stream(i);
@@ -52,16 +54,21 @@ impl Aside {
     /// # Errors
     /// If the driver fails.
     pub fn join(mut self) -> Result<(), CudaError> {
-        self.first.take().map_or(Ok(()), |first| follow(&first, self.launcher.stream()))
+        self.end()
+    }
+
+    /// If the other work cannot be ordered, the host waits for it, because its memory may be released next.
+    fn end(&mut self) -> Result<(), CudaError> {
+        let Some(first) = self.first.take() else { return Ok(()) };
+        let stream = self.launcher.stream();
+        follow(&first, stream).inspect_err(|_| drop(stream.synchronize()))
     }
 }
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        if let Some(first) = self.first.take() {
-            // After another error; the context would report a second one with its next check.
-            let _ = follow(&first, self.launcher.stream());
-        }
+        // After another error; the context would report a second one with its next check.
+        let _ = self.end();
     }
 }
 

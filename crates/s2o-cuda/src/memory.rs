@@ -10,7 +10,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use candle_core::cuda_backend::CudaDevice;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError, result, sys};
 
 use crate::error::{CudaError, Doing};
 
@@ -71,7 +71,7 @@ impl Pool {
             // SAFETY: kernels write the memory before they read it.
             None => Memory::Plain(unsafe { stream.alloc::<u8>(bytes) }.doing(DOING)?),
         };
-        Ok(Scratch { memory, bytes, stream: Arc::clone(stream) })
+        Ok(Scratch { memory, bytes, stream: Arc::clone(stream), used: None })
     }
 }
 
@@ -126,10 +126,16 @@ fn pool_of(device: &CudaDevice) -> Result<Option<sys::CUmemoryPool>, CudaError> 
 
 /// Refuses to wait for a stream that is capturing a graph.
 pub(crate) fn refuse_capture(stream: &CudaStream, doing: &'static str, instead: &'static str) -> Result<(), CudaError> {
-    match stream.capture_status().doing("asking whether a graph is captured")? {
-        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
-        _ => Err(CudaError::Capturing { doing, instead }),
+    match is_capturing(stream)? {
+        false => Ok(()),
+        true => Err(CudaError::Capturing { doing, instead }),
     }
+}
+
+/// Whether the stream captures a graph.
+pub(crate) fn is_capturing(stream: &CudaStream) -> Result<bool, CudaError> {
+    let status = stream.capture_status().doing("asking whether a graph is captured")?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// The layout of the regions of one allocation: its bytes so far.
@@ -160,6 +166,8 @@ pub struct Scratch {
     memory: Memory,
     bytes: usize,
     stream: Arc<CudaStream>,
+    /// After the work that uses the memory, if it outlives the call.
+    used: Option<CudaEvent>,
 }
 
 #[derive(Debug)]
@@ -215,6 +223,21 @@ impl Scratch {
             .doing("zeroing scratch memory")
     }
 
+    /// Lets another thread read or drop this memory after the work that was enqueued so far. The stream of a Candle device may
+    /// be another one on each thread, so the order of the stream is not enough.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn outlive_call(&mut self) -> Result<(), CudaError> {
+        self.used = Some(self.stream.record_event(None).doing("recording an event")?);
+        Ok(())
+    }
+
+    /// Work of this thread begins after the work that uses the memory.
+    fn follow_use(&self) -> Result<(), DriverError> {
+        self.used.as_ref().map_or(Ok(()), |used| self.stream.wait(used))
+    }
+
     /// Copies a region to the host and waits. The GPU must have written it, and every bit pattern must be a valid `T`.
     ///
     /// # Errors
@@ -225,6 +248,7 @@ impl Scratch {
         let mut data = vec![T::default(); region.len];
         // Results may be read on another thread than the call's.
         self.stream.context().bind_to_thread().doing("binding the context")?;
+        self.follow_use().doing("waiting for the call")?;
         // SAFETY: the region has as many elements as `data`, which lives until the copy has been awaited.
         unsafe { result::memcpy_dtoh_async(&mut data, address, self.stream.cu_stream()) }
             .and_then(|()| self.stream.synchronize())
@@ -238,6 +262,7 @@ impl Drop for Scratch {
         if let Memory::Pooled(address) = &self.memory {
             let context = self.stream.context();
             context.record_err(context.bind_to_thread());
+            context.record_err(self.follow_use());
             // SAFETY: allocated on this stream and not released before. The context keeps an error for its next check.
             context.record_err(unsafe { result::free_async(*address, self.stream.cu_stream()) });
         }

@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use s2o_kernels::params::Strides;
 use s2o_kernels::{Dtype, TILE_K};
 
-use crate::error::{CudaError, Doing};
+use crate::error::{CudaError, Doing, check_i32};
 
 /// Element types of the kernels.
 pub trait Element: CudaDType + DeviceRepr + 'static {
@@ -53,10 +53,14 @@ pub struct Operand<'a> {
 impl<'a> Operand<'a> {
     /// Copies an operand of 4 dimensions if the loads of the kernels do not support its layout: heads that are not
     /// contiguous or do not start at multiples of 16 bytes, or an expanded dimension.
+    ///
+    /// # Errors
+    /// [`CudaError::TooLarge`] if Candle's copy cannot count the elements; Candle's error if memory runs out.
     pub fn new(storage: &'a CudaStorage, layout: &Layout) -> Result<Self, CudaError> {
         if is_vectorized(layout) {
             return Ok(Self { storage, copy: None, layout: layout.clone() });
         }
+        check_copy(layout)?;
         // SAFETY: the copy below writes every element.
         let mut copy = unsafe { storage.device.alloc_uninit(layout.shape(), storage.dtype()) }?;
         storage.copy_strided_src(&mut copy, 0, layout)?;
@@ -72,6 +76,13 @@ impl<'a> Operand<'a> {
         let (base, guard) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
         Ok((View::new::<T>(base, &self.layout)?, guard))
     }
+}
+
+/// Refuses a layout that Candle's copy, which counts in 32 bits, would copy wrongly or without end.
+fn check_copy(layout: &Layout) -> Result<(), CudaError> {
+    let last = layout.dims().iter().zip(layout.stride()).map(|(dim, stride)| dim.saturating_sub(1) * stride).sum();
+    check_i32("elements of a tensor whose layout must be copied", layout.shape().elem_count())?;
+    check_i32("elements between the first and the last of a tensor whose layout must be copied", last)
 }
 
 impl View {
@@ -223,6 +234,20 @@ mod tests {
         assert!(!is_vectorized(&layout([2, 10, 4, 64], [2560, 260, 64, 1], 0)), "rows at odd places");
         assert!(!is_vectorized(&layout([2, 10, 4, 64], [2560, 4, 640, 10], 0)), "head_dim not innermost");
         assert!(!is_vectorized(&layout([2, 10, 4, 64], [2560, 256, 0, 1], 0)), "expanded");
+    }
+
+    #[test]
+    fn copies_that_candle_counts_in_more_than_32_bits_are_refused() {
+        let of = |dims, strides| check_copy(&layout(dims, strides, 0));
+        assert!(of([1, 1 << 17, 128, 127], [0, 127, 0, 1]).is_ok(), "keys of one head for 128");
+        let most = i32::MAX as usize;
+        let error = of([1, 1 << 17, 128, 128], [0, 128, 0, 1]).unwrap_err();
+        assert!(matches!(error, CudaError::TooLarge { max, got, .. } if max == most && got == most + 1), "{error}");
+        let error = of([1, 3, 1, 64], [0, 1 << 30, 1 << 30, 2]).unwrap_err();
+        assert!(
+            matches!(error, CudaError::TooLarge { max, got, .. } if max == most && got == (2 << 30) + 126),
+            "{error}"
+        );
     }
 
     #[test]

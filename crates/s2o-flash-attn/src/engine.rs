@@ -78,7 +78,10 @@ pub(crate) fn checked<'a>(
     op: &'a FlashAttn,
 ) -> Result<Checked<'a>, FlashAttnError> {
     check(q, k, v)?;
-    let slopes = op.alibi_slopes.as_ref().map(|slopes| check_slopes(slopes, q.dims()[2])).transpose()?;
+    if !op.softmax_scale.is_finite() {
+        return Err(AttnError::from(S2oError::SoftmaxScale { got: op.softmax_scale }).into());
+    }
+    let slopes = op.alibi_slopes.as_ref().map(|slopes| check_slopes(slopes, q)).transpose()?;
     // As in FlashAttention, a value that is not positive has no effect.
     let softcap = op.softcap.filter(|&cap| cap.is_nan() || cap > 0.0);
     match softcap.filter(|cap| !cap.is_finite()) {
@@ -250,8 +253,13 @@ fn resized(x: &Tensor, head_dim: usize) -> Result<Tensor, FlashAttnError> {
     })
 }
 
-fn check_slopes(slopes: &Tensor, num_heads: usize) -> Result<&Tensor, FlashAttnError> {
-    let name = "alibi_slopes";
+/// The CPU path reads slopes on any device.
+fn check_slopes<'a>(slopes: &'a Tensor, q: &Tensor) -> Result<&'a Tensor, FlashAttnError> {
+    let (name, num_heads) = ("alibi_slopes", q.dims()[2]);
+    if q.device().is_cuda() && !slopes.device().same_device(q.device()) {
+        let [expected, got] = [q, slopes].map(|tensor| tensor.device().location());
+        return Err(AttnError::DeviceMismatch { name, expected, got }.into());
+    }
     if slopes.dtype() != DType::F32 {
         return Err(FlashAttnError::DType { name, expected: "F32", got: slopes.dtype() });
     }

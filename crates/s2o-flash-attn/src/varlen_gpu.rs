@@ -122,16 +122,26 @@ impl OnGpu<'_> {
         (fills_q && fills_k).then(|| (0..batch).map(rows).collect())
     }
 
-    /// The rows of each sequence, which the host reads and so waits for the GPU, unless it has read these tensors last.
+    /// The rows of each sequence, which the host reads and so waits for the GPU, unless it has read these tensors last. A tensor
+    /// may have been changed in place since, so rows that do not fit the call are read again.
     fn read_rows(&self) -> Result<Vec<Rows>> {
         let ids = self.seqlens.map(Tensor::id);
         let last = || READ.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, rows)) = last().as_ref().filter(|(of, _)| *of == ids) {
+        if let Some((_, rows)) = last().as_ref().filter(|(of, rows)| *of == ids && self.holds(rows)) {
             return Ok(rows.clone());
         }
         let rows = self.rows()?;
         *last() = Some((ids, rows.clone()));
         Ok(rows)
+    }
+
+    fn holds(&self, rows: &[Rows]) -> bool {
+        let [q_len, k_len] = self.longest;
+        let is_short = |of: &Rows| of.q.len() <= q_len && of.k.len() <= k_len;
+        let is_inside = |of: &Rows| {
+            of.q.end <= self.qkv[0].dims()[0] && (self.pages.is_some() || of.k.end <= self.qkv[1].dims()[0])
+        };
+        rows.len() == self.batch && rows.iter().all(|of| is_short(of) && is_inside(of))
     }
 
     fn rows(&self) -> Result<Vec<Rows>> {

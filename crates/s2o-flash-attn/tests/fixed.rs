@@ -164,6 +164,8 @@ fn bad_inputs_say_what_was_expected_and_got() -> Result<()> {
     let alibi = |slopes: &Tensor| flash_attn_alibi(&q, &k, &v, slopes, SCALE, true);
     says(alibi(&four.to_dtype(DType::F16)?), "alibi_slopes: expected dtype F32, got F16");
     says(alibi(&slopes(3).0), "alibi_slopes: expected [4], got [3]");
+    let windowed = flash_attn_windowed(&q, &k, &v, f32::NAN, Some(2), Some(0));
+    says(windowed, "softmax_scale: expected a finite number, got NaN");
     for (cap, got) in [(f32::INFINITY, "inf"), (f32::NAN, "NaN")] {
         let capped = flash_attn_alibi_windowed_softcap(&q, &k, &v, None, SCALE, None, None, cap);
         says(capped, &format!("softcap: expected a finite number, got {got}; 0 is no cap"));

@@ -53,8 +53,9 @@ impl CudaOp for S2oOp {
         let launch = Launch::new(call, config, &plan, ranking)?;
         launch.attend()?;
         let Launch { counts, memory, .. } = launch;
-        let kept = memory.into_inner().filter(|_| wants_stats);
-        Ok(kept.map(|memory| DeviceStats::new(*shape, config.clone(), plan.clone(), counts, memory).into()))
+        let Some(mut memory) = memory.into_inner().filter(|_| wants_stats) else { return Ok(None) };
+        memory.outlive_call()?;
+        Ok(Some(DeviceStats::new(*shape, config.clone(), plan.clone(), counts, memory).into()))
     }
 }
 
@@ -139,7 +140,7 @@ impl<'a> Launch<'a> {
         let counts = Counts::new(&mut kept, shape, plan, config);
         // One launch less before the first kernel, while the GPU is idle.
         let zeroes = ranker.is_some() && Ranker::zeroes(plan, probes.is_some());
-        let is_ranked_first = permuted.is_none() && zeroes && groups[0].keys > 0;
+        let is_ranked_first = permuted.is_none() && zeroes && groups.first().is_some_and(|group| group.keys > 0);
         if !is_ranked_first {
             counters.zero(&scratch)?;
         }
@@ -199,6 +200,8 @@ impl<'a> Launch<'a> {
         // Without probes too little work follows that could run next to another share.
         let most = if self.probes.is_some() && !launcher.is_timed() { Share::MOST } else { 1 };
         let parts = Share::parts(self.call, most);
+        // Before the other streams begin: their kernels write it.
+        self.memory()?;
         let asides = (1..parts.len().max(2)).map(|i| launcher.aside(i - 1)).collect::<Result<Vec<_>, _>>()?;
         let streams = || iter::once(launcher).chain(asides.iter().map(Aside::launcher));
         let shares: Vec<Share> = parts.into_iter().zip(streams()).map(|(part, launcher)| part.by(launcher)).collect();
@@ -251,14 +254,16 @@ impl<'a> Launch<'a> {
 
     fn parts<'b>(&'b self, share: &'b Share) -> Result<Parts<'b>, CudaError> {
         let Self { plan, ref scratch, ref counters, counts, .. } = *self;
-        let memory = match self.memory.get() {
-            Some(memory) => memory,
-            None => {
-                let memory = self.call.allocate(&self.kept)?;
-                self.memory.get_or_init(|| memory)
-            }
-        };
-        Ok(Parts { share, plan, scratch, counters, counts, memory })
+        Ok(Parts { share, plan, scratch, counters, counts, memory: self.memory()? })
+    }
+
+    /// The memory of the statistics, allocated at the first call.
+    fn memory(&self) -> Result<&Scratch, CudaError> {
+        if let Some(memory) = self.memory.get() {
+            return Ok(memory);
+        }
+        let memory = self.call.allocate(&self.kept)?;
+        Ok(self.memory.get_or_init(|| memory))
     }
 
     /// Enqueues the kernels or copies that write the orders of a group, and the estimates for its probes, to scratch memory.
