@@ -61,7 +61,9 @@ impl Aside {
     fn end(&mut self) -> Result<(), CudaError> {
         let Some(first) = self.first.take() else { return Ok(()) };
         let stream = self.launcher.stream();
-        follow(&first, stream).inspect_err(|_| drop(stream.synchronize()))
+        follow(&first, stream).inspect_err(|_| {
+            let _ = stream.synchronize();
+        })
     }
 }
 
