@@ -1,5 +1,5 @@
 //! S2O on the GPU. Groups of segments whose key orders fit the workspace are ranked and then attended, from the last
-//! group to the first. The dense tail follows.
+//! group to the first. The dense tail runs next to them on another stream, or follows.
 
 use std::cell::OnceCell;
 use std::{iter, ptr, slice};
