@@ -159,7 +159,7 @@ mod tests {
         let default = S2oConfig::default();
         let line = |config: &S2oConfig, prompt_len| describe(config, false, prompt_len, &Device::Cpu);
         assert!(line(&default, 8192).starts_with("segment 512 (auto), tau 0.019, stop-rule all, "));
-        assert!(line(&default, 32768).starts_with("segment 1024 (auto), tau 0.02, stop-rule mean-weight, "));
+        assert!(line(&default, 32768).starts_with("segment 1024 (auto), tau 0.0225, stop-rule mean-weight, "));
         assert!(line(&default, 32768).ends_with(", dense-tail 64, q-perm off, a probe every 256 queries"));
         assert!(line(&default, 8192).ends_with(", dense-tail 128, q-perm off"));
         let fixed = S2oConfig::builder().tau(0.3).max_error(0.1).build().unwrap();

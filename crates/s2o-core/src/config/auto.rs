@@ -40,10 +40,10 @@ macro_rules! auto_or {
 /// Threshold for the gain of a key tile relative to the softmax mass so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Tau {
-    /// `auto`, by prompt length: 0.019 below 12K tokens, 0.015 to 24K, 0.02 to 96K, 0.025 above. The rules by single weights have
-    /// their own scale. On needle-11m it loses 0 points of RULER's mean score at 16K, .5 at 32K and .7 at 64K, where 0.015
-    /// loses .3 and .4, and .5 at 128K (docs/results-answers.md). A later chunk of a prompt whose end is not known has other
-    /// thresholds above 96K ([`Tau::of_chunk`]).
+    /// `auto`, by prompt length: 0.019 below 12K tokens, 0.015 to 24K, 0.0225 to 48K, 0.02 to 96K, 0.025 above. The rules by
+    /// single weights have their own scale. On needle-11m it loses 0 points of RULER's mean score at 16K, .9 at 32K and .7 at
+    /// 64K, where 0.015 loses .3 and .4, and .5 at 128K (docs/results-answers.md). A later chunk of a prompt whose end is not
+    /// known has 0.02 from 24K on ([`Tau::of_chunk`]).
     Auto,
     /// The same threshold for every prompt.
     Fixed(f32),
@@ -54,6 +54,8 @@ auto_or!("a number in [0, 1)", Tau: Fixed);
 impl Tau {
     /// Length in tokens of the longest prompt with the automatic threshold, probes and dense tail of short prompts.
     const SHORT_PROMPT: usize = 24 * 1024;
+    /// Length in tokens of the longest prompt with the automatic threshold of 32K tokens.
+    const MEDIUM_PROMPT: usize = 48 * 1024;
     /// Length in tokens of the longest prompt whose automatic stop rule is that of shorter prompts with probes.
     pub(crate) const LONG_PROMPT: usize = 96 * 1024;
 
@@ -63,6 +65,7 @@ impl Tau {
             Self::Fixed(tau) => tau,
             Self::Auto if prompt_len < ProbeStride::PAYS_FROM => 0.019,
             Self::Auto if prompt_len <= Self::SHORT_PROMPT => 0.015,
+            Self::Auto if prompt_len <= Self::MEDIUM_PROMPT => 0.0225,
             Self::Auto if prompt_len <= Self::LONG_PROMPT => 0.02,
             Self::Auto => 0.025,
         }
@@ -239,9 +242,9 @@ mod tests {
     fn threshold_and_rule_depend_on_the_length() {
         const K: usize = 1024;
         for (prompt_len, tau) in
-            [(1, 0.019), (12 * K - 1, 0.019), (12 * K, 0.015), (24 * K, 0.015), (24 * K + 1, 0.02), (96 * K, 0.02)]
+            [(1, 0.019), (12 * K - 1, 0.019), (12 * K, 0.015), (24 * K, 0.015), (24 * K + 1, 0.0225), (48 * K, 0.0225)]
                 .into_iter()
-                .chain([(96 * K + 1, 0.025), (1 << 20, 0.025)])
+                .chain([(48 * K + 1, 0.02), (96 * K, 0.02), (96 * K + 1, 0.025), (1 << 20, 0.025)])
         {
             assert_eq!(Tau::Auto.resolve(prompt_len), tau, "{prompt_len}");
             assert_eq!(Tau::from(0.3).resolve(prompt_len), 0.3);

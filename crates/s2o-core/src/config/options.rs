@@ -135,8 +135,8 @@ macro_rules! options {
 
 options! {
     /// Threshold for the gain of a key tile relative to the softmax mass so far, in `[0, 1)`. 0 never stops. A larger
-    /// value skips more. `auto` is 0.019 for prompts below 12K tokens, 0.015 to 24K, 0.02 to 96K, and 0.025 above
-    /// ([`Tau::of_chunk`] has those of chunks whose prompt's end is not known).
+    /// value skips more. `auto` is 0.019 for prompts below 12K tokens, 0.015 to 24K, 0.0225 to 48K, 0.02 to 96K, and 0.025
+    /// above ([`Tau::of_chunk`] has those of chunks whose prompt's end is not known).
     "tau" (Tau::EXPECTED) tau(impl Into<Tau>) -> Tau;
     /// Segment length S in tokens, a multiple of both tile sizes. The queries of one segment share one key order and
     /// see their own segment densely.
