@@ -59,7 +59,7 @@ fn bytes(decoder: &Decoder, method: Method, len: usize) -> f64 {
     let head = config.vocab_size * config.hidden_size;
     let embeddings = if config.tie_embeddings { head } else { 2 * head };
     let of_layers = config.num_parameters() - embeddings;
-    let of_linear = if method.linear() == LinearPrecision::Fp8 { 1 } else { wide };
+    let of_linear = if method.linear() == LinearPrecision::Int8 { 1 } else { wide };
     let row = match method.kv() {
         KvStorage::AsComputed | KvStorage::Host => config.head_dim * wide,
         KvStorage::Int8 => Int8Rows::row_bytes(config.head_dim),

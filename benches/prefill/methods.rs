@@ -26,18 +26,18 @@ pub enum Method {
     Paper,
     /// Our decoder, exact attention.
     Dense,
-    /// Our decoder with linear layers in fp8, S2O with its default options.
-    S2oFp8,
-    /// Our decoder with linear layers in fp8, exact attention.
-    DenseFp8,
+    /// Our decoder with linear layers in int8, S2O with its default options.
+    S2oInt8,
+    /// Our decoder with linear layers in int8, exact attention.
+    DenseInt8,
     /// Our decoder with a KV cache in 8 bits, S2O with its default options.
     S2oKv8,
     /// Our decoder with a KV cache in memory of the host, S2O with its default options.
     S2oKvHost,
     /// Our decoder with a KV cache in 8 bits, exact attention.
     DenseKv8,
-    /// Our decoder with linear layers in fp8 and a KV cache in 8 bits, S2O with its default options.
-    S2oFp8Kv8,
+    /// Our decoder with linear layers in int8 and a KV cache in 8 bits, S2O with its default options.
+    S2oInt8Kv8,
     /// Candle's own model with candle-flash-attn (feature flash-attn).
     Stock,
 }
@@ -50,12 +50,12 @@ impl Method {
             Self::S2oChunks => "s2o, end of the prompt not known",
             Self::Paper => "s2o, paper's preset",
             Self::Dense => "dense",
-            Self::S2oFp8 => "s2o, linear layers in fp8",
-            Self::DenseFp8 => "dense, linear layers in fp8",
+            Self::S2oInt8 => "s2o, linear layers in int8",
+            Self::DenseInt8 => "dense, linear layers in int8",
             Self::S2oKv8 => "s2o, KV cache in 8 bits",
             Self::S2oKvHost => "s2o, KV cache in host memory",
             Self::DenseKv8 => "dense, KV cache in 8 bits",
-            Self::S2oFp8Kv8 => "s2o, linear layers in fp8, KV cache in 8 bits",
+            Self::S2oInt8Kv8 => "s2o, linear layers in int8, KV cache in 8 bits",
             Self::Stock => "stock, candle-flash-attn 0.11.1",
         }
     }
@@ -63,18 +63,18 @@ impl Method {
     /// The options of S2O; `None` for other methods.
     pub fn config(self) -> Option<S2oConfig> {
         match self {
-            Self::S2o | Self::S2oChunks | Self::S2oFp8 | Self::S2oKv8 | Self::S2oKvHost | Self::S2oFp8Kv8 => {
+            Self::S2o | Self::S2oChunks | Self::S2oInt8 | Self::S2oKv8 | Self::S2oKvHost | Self::S2oInt8Kv8 => {
                 Some(S2oConfig::default())
             }
             Self::Paper => Some(S2oConfig::paper()),
-            Self::Dense | Self::DenseFp8 | Self::DenseKv8 | Self::Stock => None,
+            Self::Dense | Self::DenseInt8 | Self::DenseKv8 | Self::Stock => None,
         }
     }
 
     /// Precision of the linear layers.
     pub fn linear(self) -> LinearPrecision {
         match self {
-            Self::S2oFp8 | Self::DenseFp8 | Self::S2oFp8Kv8 => LinearPrecision::Fp8,
+            Self::S2oInt8 | Self::DenseInt8 | Self::S2oInt8Kv8 => LinearPrecision::Int8,
             _ => LinearPrecision::AsRead,
         }
     }
@@ -82,7 +82,7 @@ impl Method {
     /// Precision and place of the KV cache.
     pub fn kv(self) -> KvStorage {
         match self {
-            Self::S2oKv8 | Self::DenseKv8 | Self::S2oFp8Kv8 => KvStorage::Int8,
+            Self::S2oKv8 | Self::DenseKv8 | Self::S2oInt8Kv8 => KvStorage::Int8,
             Self::S2oKvHost => KvStorage::Host,
             _ => KvStorage::AsComputed,
         }
@@ -90,7 +90,7 @@ impl Method {
 
     /// Whether tokens are decoded after its prefill, for the time of a token.
     pub fn decodes(self) -> bool {
-        matches!(self, Self::S2o | Self::S2oFp8 | Self::S2oKv8 | Self::S2oKvHost | Self::S2oFp8Kv8)
+        matches!(self, Self::S2o | Self::S2oInt8 | Self::S2oKv8 | Self::S2oKvHost | Self::S2oInt8Kv8)
     }
 
     fn s2o(self) -> Option<S2o> {
@@ -110,8 +110,8 @@ impl Method {
 pub struct Models<'a> {
     gpu: &'a Gpu,
     decoder: Decoder,
-    /// The same with linear layers in fp8, if a method has them.
-    fp8: Option<Decoder>,
+    /// The same with linear layers in int8, if a method has them.
+    int8: Option<Decoder>,
     chunk: Chunk,
     #[cfg(feature = "flash-attn")]
     stock: Option<Stock>,
@@ -133,8 +133,8 @@ impl<'a> Models<'a> {
             Decoder::load_with(config, &vb, options, None)
         };
         let decoder = load(LinearPrecision::AsRead)?;
-        let with_fp8 = methods.iter().any(|method| method.linear() == LinearPrecision::Fp8);
-        let fp8 = with_fp8.then(|| load(LinearPrecision::Fp8)).transpose()?;
+        let with_int8 = methods.iter().any(|method| method.linear() == LinearPrecision::Int8);
+        let int8 = with_int8.then(|| load(LinearPrecision::Int8)).transpose()?;
         #[cfg(feature = "flash-attn")]
         let stock = if with_stock { loaded(config, vb) } else { None };
         #[cfg(not(feature = "flash-attn"))]
@@ -146,7 +146,7 @@ impl<'a> Models<'a> {
         Ok(Self {
             gpu,
             decoder,
-            fp8,
+            int8,
             chunk,
             #[cfg(feature = "flash-attn")]
             stock,
@@ -155,8 +155,8 @@ impl<'a> Models<'a> {
 
     /// Our decoder with the linear layers of a method.
     fn decoder(&self, method: Method) -> &Decoder {
-        match (&self.fp8, method.linear()) {
-            (Some(decoder), LinearPrecision::Fp8) => decoder,
+        match (&self.int8, method.linear()) {
+            (Some(decoder), LinearPrecision::Int8) => decoder,
             _ => &self.decoder,
         }
     }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use candle_core::{Device, Tensor};
 use candle_s2o::{Attention, PrefillCall, S2o};
 use cudarc::driver::CudaEvent;
-use s2o_models::fused::{E4m3, Linear, Rows};
+use s2o_models::fused::{Linear, RotatedInt8, Rows};
 use s2o_models::{DecoderConfig, LinearPrecision};
 
 use crate::checkpoint::DTYPE;
@@ -150,7 +150,7 @@ pub fn linear_alone(
     let chunk = chunk.min(tokens);
     let input = |size: usize| -> Result<(usize, Rows)> {
         let x = random(chunk, size, &gpu.device)?;
-        let rows = if precision == LinearPrecision::Fp8 { Rows::E4m3(E4m3::quantise(&x)?) } else { x.into() };
+        let rows = if precision == LinearPrecision::Int8 { Rows::Int8(RotatedInt8::quantise(&x)?) } else { x.into() };
         Ok((size, rows))
     };
     let inputs = [hidden, q_size, inner].into_iter().map(input).collect::<Result<Vec<_>>>()?;

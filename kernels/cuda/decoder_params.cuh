@@ -1,9 +1,10 @@
 // The steps of a decoder layer between its matrix products and attention, one kernel for each:
 //   s2o_rms_norm_*        x + delta and its RMS norm; one block per row
 //   s2o_silu_mul_*        silu(gate) * up; one block per part of a row
-//   s2o_quantise_*        rows as e4m3 with a scale each; one block per row
-//   s2o_rms_norm_e4m3_*, s2o_silu_mul_e4m3_*  the same steps with their result quantised; one block per row
-//   s2o_few_rows_e4m3_*   products of a few rows with an e4m3 matrix
+//   s2o_quantise_*        rows, rotated, as 8-bit integers with a scale each; one block per row
+//   s2o_rms_norm_int8_*, s2o_silu_mul_int8_*  the same steps with their result quantised; one block per row
+//   s2o_few_rows_int8_*   products of a few quantised rows with a quantised matrix
+//   s2o_linear_int8_*     products of many (sm90/linear_int8.cu)
 //   s2o_rotate_*          norms (optionally) and rotates q and k, writes k and v to the cache; one block per position
 //   s2o_rotation_table    cos and sin for s2o_rotate_*; one thread per pair
 // All are bound by memory: 16-byte accesses, every byte once, sums in f32. Tensors are contiguous unless they have
@@ -21,7 +22,7 @@ struct NormParams {
     const void* delta;   // as x; or null: `sum` is then not written
     const void* weight;  // (width)
     void* sum;           // as x
-    void* out;           // as x; e4m3 if quantised
+    void* out;           // as x; int8 if quantised
     float* scales;       // (rows), if quantised
     int32_t width;       // a multiple of 8
     float eps;
@@ -30,7 +31,7 @@ static_assert(sizeof(NormParams) == 56 && offsetof(NormParams, width) == 48, "mi
 
 struct SiluParams {
     const void* gate_up;  // (rows, 2 * width): a row's gates, then its ups
-    void* out;            // (rows, width); e4m3 if quantised
+    void* out;            // (rows, width); int8 if quantised
     float* scales;        // (rows), if quantised
     int64_t width;        // a multiple of 8
 };
@@ -38,23 +39,25 @@ static_assert(sizeof(SiluParams) == 32 && offsetof(SiluParams, width) == 24, "mi
 
 struct QuantiseParams {
     const void* x;  // (rows, width)
-    void* out;      // (rows, width), e4m3
+    void* out;      // (rows, width), int8
     float* scales;  // (rows)
-    int64_t width;  // a multiple of 8
+    int64_t width;  // a multiple of 16
 };
 static_assert(sizeof(QuantiseParams) == 32 && offsetof(QuantiseParams, width) == 24, "mirrored on the host");
 
-// Grid: (width_out / 16, ceil(rows / 8)).
-struct FewRowsParams {
-    const void* x;        // (rows, width_in), of 16 bits
-    const void* weight;   // (width_out, width_in), e4m3
-    const float* scales;  // (width_out)
-    void* out;            // (rows, width_out)
+// Grid of `few_rows_int8`: (width_out / 16, ceil(rows / 8)). `linear_int8` is persistent and takes x and weight as tensor
+// maps.
+struct LinearParams {
+    const void* x;               // (rows, width_in), int8
+    const void* weight;          // (width_out, width_in), int8
+    const float* x_scales;       // (rows)
+    const float* weight_scales;  // (width_out)
+    void* out;                   // (rows, width_out), of 16 bits
     int32_t rows;
-    int32_t width_in;  // a multiple of 16
+    int32_t width_in;   // a multiple of 16
     int32_t width_out;  // a multiple of 16
 };
-static_assert(sizeof(FewRowsParams) == 48 && offsetof(FewRowsParams, rows) == 32, "mirrored on the host");
+static_assert(sizeof(LinearParams) == 56 && offsetof(LinearParams, rows) == 40, "mirrored on the host");
 
 struct RotateParams {
     const void* qkv;     // (batch, len, num_heads + 2 * num_kv_heads, head_dim)

@@ -1,5 +1,5 @@
 //! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu`, `cuda/int8.cu`,
-//! `cuda/join_heads.cu` and `cuda/sm90/decoder_e4m3.cu`.
+//! `cuda/join_heads.cu`, `cuda/sm90/decoder_int8.cu` and `cuda/sm90/linear_int8.cu`.
 
 /// Elements of one 16-byte access. Every width is a multiple of it.
 pub const VECTOR: usize = 8;
@@ -21,10 +21,12 @@ pub fn gate_threads(width: usize) -> usize {
     (width / VECTOR).div_ceil(4).next_multiple_of(32)
 }
 
-/// Rows of a block of the `few_rows_e4m3` kernel.
+/// Rows of a block of the `few_rows_int8` kernel.
 pub const FEW_ROWS: usize = 8;
-/// Outputs of a block of the `few_rows_e4m3` kernel. The number of outputs is a multiple of it.
+/// Outputs of a block of the `few_rows_int8` kernel. The number of outputs is a multiple of it.
 pub const FEW_ROWS_OUTPUTS: usize = 16;
+/// Rows and outputs of a tile of the `linear_int8` kernel.
+pub const LINEAR_TILE: [usize; 2] = [128, 256];
 
 /// Threads per block of the rotation kernel: enough for half of the heads, at most 256.
 pub fn rotate_threads(heads: usize, head_dim: usize) -> usize {

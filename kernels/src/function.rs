@@ -114,14 +114,16 @@ kernels! {
     RmsNorm = "rms_norm", PerDtype;
     /// `silu(gate) * up`.
     SiluMul = "silu_mul", PerDtype;
-    /// Rows as e4m3 with a scale each. Only on sm_90a, as the next three.
+    /// Rows, rotated, in 8 bits with a scale each. Only on sm_90a, as the next four.
     Quantise = "quantise", PerDtype;
     /// [`Self::RmsNorm`], quantised.
-    RmsNormE4m3 = "rms_norm_e4m3", PerDtype;
+    RmsNormInt8 = "rms_norm_int8", PerDtype;
     /// [`Self::SiluMul`], quantised.
-    SiluMulE4m3 = "silu_mul_e4m3", PerDtype;
-    /// The product of a few rows with an e4m3 matrix.
-    FewRowsE4m3 = "few_rows_e4m3", PerDtype;
+    SiluMulInt8 = "silu_mul_int8", PerDtype;
+    /// The product of a few rows in 8 bits with a matrix in 8 bits.
+    FewRowsInt8 = "few_rows_int8", PerDtype;
+    /// The same for many rows.
+    LinearInt8 = "linear_int8", PerDtype;
     /// Queries and keys normalised and rotated, keys and values put into the cache.
     Rotate = "rotate", PerHeadDim;
     /// Rows of keys or values to 8 bits.
@@ -159,7 +161,10 @@ kernels! {
 impl Kernel {
     /// Whether a build has the kernel, or another that replaces it ([`Function::or_fallback`]).
     pub fn is_in(self, arch: Arch) -> bool {
-        let is_of_hopper = matches!(self, Self::Quantise | Self::RmsNormE4m3 | Self::SiluMulE4m3 | Self::FewRowsE4m3);
+        let is_of_hopper = matches!(
+            self,
+            Self::Quantise | Self::RmsNormInt8 | Self::SiluMulInt8 | Self::FewRowsInt8 | Self::LinearInt8
+        );
         arch == Arch::Sm90a || !is_of_hopper
     }
 

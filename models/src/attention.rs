@@ -90,9 +90,9 @@ impl SelfAttention {
         self.layer
     }
 
-    /// Whether so many inputs may be quantised by the step that computes them.
-    pub(crate) fn takes_e4m3(&self, rows: usize) -> bool {
-        self.qkv.takes_e4m3(rows)
+    /// Whether inputs may be quantised by the step that computes them.
+    pub(crate) fn takes_int8(&self) -> bool {
+        self.qkv.takes_int8()
     }
 
     /// The call of the attention method for this layer.

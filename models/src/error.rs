@@ -91,11 +91,11 @@ pub enum ModelError {
         /// The value found.
         got: String,
     },
-    /// Linear layers in fp8 were asked for where they cannot be computed.
+    /// Linear layers in int8 were asked for where they cannot be computed.
     #[error(
-        "linear layers in fp8: expected bf16 or f16 on {expected}, got {got}; without fp8 they have the dtype of the weights"
+        "linear layers in int8: expected bf16 or f16 on {expected}, got {got}; without int8 they have the dtype of the weights"
     )]
-    Fp8 {
+    Int8Linear {
         /// The devices that can.
         expected: &'static str,
         /// Dtype and device.

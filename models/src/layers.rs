@@ -97,7 +97,9 @@ impl<'v> Weights<'v> {
     pub(crate) fn precision(&self) -> String {
         let types: BTreeSet<String> = self.quantised.values().map(|blocks| format!("{:?}", blocks.dtype())).collect();
         match types.is_empty() {
-            true if self.linear == LinearPrecision::Fp8 => format!("{} with fp8 linear layers", self.dtype().as_str()),
+            true if self.linear == LinearPrecision::Int8 => {
+                format!("{} with int8 linear layers", self.dtype().as_str())
+            }
             true => self.dtype().as_str().to_owned(),
             false => format!("{} with {} weights", self.dtype().as_str(), Vec::from_iter(types).join(" and ")),
         }
@@ -111,7 +113,7 @@ impl<'v> Weights<'v> {
         });
         let narrowed = match self.linear {
             LinearPrecision::AsRead => 0,
-            LinearPrecision::Fp8 => config.linear_parameters() * (self.dtype().size_in_bytes() - 1),
+            LinearPrecision::Int8 => config.linear_parameters() * (self.dtype().size_in_bytes() - 1),
         };
         ((config.num_parameters() - elements) * self.dtype().size_in_bytes() + bytes - narrowed) as u64
     }
@@ -135,8 +137,8 @@ impl Embedding {
         Ok(match &self.rows {
             Linear::Dense(linear) => candle_nn::Embedding::new(linear.weight().clone(), self.width).forward(tokens)?,
             Linear::Quantised(blocks, _) => blocks.embedding(tokens)?.to_dtype(dtype)?,
-            Linear::E4m3(_) => {
-                return Err(candle_core::Error::Msg("expected no e4m3 embedding".to_owned()).bt().into());
+            Linear::Int8(_) => {
+                return Err(candle_core::Error::Msg("expected no int8 embedding".to_owned()).bt().into());
             }
         })
     }
@@ -163,11 +165,11 @@ impl Norm {
         &self.weight
     }
 
-    /// As [`Self::forward`], with the norm as inputs of linear layers: quantised if `as_e4m3`.
-    pub(crate) fn forward_rows(&self, x: Tensor, delta: Option<Tensor>, as_e4m3: bool) -> Result<(Tensor, Rows)> {
-        if as_e4m3 {
-            let (x, normed) = fused::rms_norm_e4m3(x, delta.as_ref(), &self.weight, self.eps)?;
-            return Ok((x, Rows::E4m3(normed)));
+    /// As [`Self::forward`], with the norm as inputs of linear layers: quantised if `as_int8`.
+    pub(crate) fn forward_rows(&self, x: Tensor, delta: Option<Tensor>, as_int8: bool) -> Result<(Tensor, Rows)> {
+        if as_int8 {
+            let (x, normed) = fused::rms_norm_int8(x, delta.as_ref(), &self.weight, self.eps)?;
+            return Ok((x, Rows::Int8(normed)));
         }
         let (x, normed) = self.forward(x, delta)?;
         Ok((x, normed.into()))
@@ -259,9 +261,9 @@ impl Mlp {
         Shared::new(parallel, || new(gate.whole()?, up.whole()?, down.whole()?), part)
     }
 
-    /// Whether so many inputs may be quantised by the step that computes them.
-    pub(crate) fn takes_e4m3(&self, rows: usize) -> bool {
-        self.gate_up.takes_e4m3(rows)
+    /// Whether inputs may be quantised by the step that computes them.
+    pub(crate) fn takes_int8(&self) -> bool {
+        self.gate_up.takes_int8()
     }
 
     /// The output `(batch, len, hidden)` for inputs of this shape. Works in slices, because a whole prompt's intermediate
@@ -275,8 +277,8 @@ impl Mlp {
         let slice = |start: usize| -> Result<Tensor> {
             let gate_up = gate_up.forward(&x.narrow(start, self.rows_at_a_time.min(rows - start))?)?;
             // The gate consumes its inputs, so they are freed before the product with `down`.
-            let gated = match down.takes_e4m3(rows) {
-                true => Rows::E4m3(fused::silu_mul_e4m3(gate_up)?),
+            let gated = match down.takes_int8() {
+                true => Rows::Int8(fused::silu_mul_int8(gate_up)?),
                 false => fused::silu_mul(gate_up)?.into(),
             };
             Ok(down.forward_rows(&gated)?)

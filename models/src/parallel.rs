@@ -253,7 +253,7 @@ fn shared_bytes(config: &DecoderConfig, weights: &Weights) -> u64 {
     let of_layer = config.hidden_size * (config.num_heads * config.head_dim + 3 * config.intermediate_size);
     let bytes = match weights.linear_precision() {
         LinearPrecision::AsRead => weights.dtype().size_in_bytes(),
-        LinearPrecision::Fp8 => 1,
+        LinearPrecision::Int8 => 1,
     };
     (config.num_layers * of_layer * bytes) as u64
 }

@@ -25,8 +25,8 @@ enum Precision {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Linear {
-    /// 8-bit floats (e4m3) with a scale for each output and each token; NVIDIA H100 and H200, cuBLAS 12.9 or newer
-    Fp8,
+    /// 8-bit integers, rotated, with a scale for each output and each token; NVIDIA H100 and H200
+    Int8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -118,7 +118,7 @@ impl ModelFlags {
     pub fn load_as_read(&self, ranks: Option<&Ranks>) -> Result<Option<LoadedModel>> {
         match self.load.linear_precision() {
             LinearPrecision::AsRead => Ok(None),
-            LinearPrecision::Fp8 => self.load_in(LinearPrecision::AsRead, ranks).map(Some),
+            LinearPrecision::Int8 => self.load_in(LinearPrecision::AsRead, ranks).map(Some),
         }
     }
 
@@ -242,7 +242,7 @@ impl LoadFlags {
 
     fn linear_precision(&self) -> LinearPrecision {
         match self.linear {
-            Some(Linear::Fp8) => LinearPrecision::Fp8,
+            Some(Linear::Int8) => LinearPrecision::Int8,
             None => LinearPrecision::AsRead,
         }
     }

@@ -50,6 +50,11 @@ __device__ __forceinline__ void pin(float (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
+template <int N>
+__device__ __forceinline__ void pin(int32_t (&r)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
+}
 // Returns x, but makes it depend on `product`, an accumulator that has been waited for: ptxas, which otherwise moves
 // arithmetic across waits, cannot use x before the wait. No product equals the NaN that it is compared with.
 __device__ __forceinline__ float behind(float x, float product) {
@@ -78,14 +83,18 @@ __device__ __forceinline__ float behind(float x, float product) {
 #define S2O_REGISTERS_TO_63 S2O_REGISTERS_0 ", " S2O_REGISTERS_32
 #define S2O_REGISTERS_TO_95 S2O_REGISTERS_TO_63 ", " S2O_REGISTERS_64
 #define S2O_REGISTERS_TO_127 S2O_REGISTERS_TO_95 ", " S2O_REGISTERS_96
-#define S2O_8_SUMS(d, i)                                                                        \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-        "+f"(d[i + 6]), "+f"(d[i + 7])
-#define S2O_32_SUMS(d, i) S2O_8_SUMS(d, i), S2O_8_SUMS(d, i + 8), S2O_8_SUMS(d, i + 16), S2O_8_SUMS(d, i + 24)
-#define S2O_SUMS_32(d) S2O_32_SUMS(d, 0)
-#define S2O_SUMS_64(d) S2O_SUMS_32(d), S2O_32_SUMS(d, 32)
-#define S2O_SUMS_96(d) S2O_SUMS_64(d), S2O_32_SUMS(d, 64)
-#define S2O_SUMS_128(d) S2O_SUMS_96(d), S2O_32_SUMS(d, 96)
+// `kind`: "+f" or, for integers, "+r".
+#define S2O_8_SUMS(kind, d, i)                                                                                \
+    kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3]), kind(d[i + 4]), kind(d[i + 5]), kind(d[i + 6]), \
+        kind(d[i + 7])
+#define S2O_32_SUMS(kind, d, i) \
+    S2O_8_SUMS(kind, d, i), S2O_8_SUMS(kind, d, i + 8), S2O_8_SUMS(kind, d, i + 16), S2O_8_SUMS(kind, d, i + 24)
+#define S2O_SUMS_32(d) S2O_32_SUMS("+f", d, 0)
+#define S2O_SUMS_64(d) S2O_SUMS_32(d), S2O_32_SUMS("+f", d, 32)
+#define S2O_SUMS_96(d) S2O_SUMS_64(d), S2O_32_SUMS("+f", d, 64)
+#define S2O_SUMS_128(d) S2O_SUMS_96(d), S2O_32_SUMS("+f", d, 96)
+#define S2O_INTEGER_SUMS_128(d) \
+    S2O_32_SUMS("+r", d, 0), S2O_32_SUMS("+r", d, 32), S2O_32_SUMS("+r", d, 64), S2O_32_SUMS("+r", d, 96)
 
 // d (64 x columns) = a (64 x 16) b^T + ACCUMULATE * d; both from shared memory, both K-major. The last four
 // arguments are the numbers of the operands after d.
@@ -133,6 +142,16 @@ S2O_RS(128, S2O_REGISTERS_TO_63, S2O_SUMS_64, 64, 65, 66, 67, 68, 69)
 S2O_RS(192, S2O_REGISTERS_TO_95, S2O_SUMS_96, 96, 97, 98, 99, 100, 101)
 S2O_RS(256, S2O_REGISTERS_TO_127, S2O_SUMS_128, 128, 129, 130, 131, 132, 133)
 
+// d (64 x 256) = a (64 x 32) b^T + accumulate * d in integers of 8 bits; both from shared memory, both K-major.
+__device__ __forceinline__ void wgmma_int8(int32_t (&d)[128], uint32_t desc_a, uint32_t desc_b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b64 a, b;\n"
+        "setp.ne.b32 p, %130, 0;\nmov.b64 a, {%128, %131};\nmov.b64 b, {%129, %131};\n"
+        "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" S2O_REGISTERS_TO_127 "}, a, b, p;\n}"
+        : S2O_INTEGER_SUMS_128(d)
+        : "r"(desc_a), "r"(desc_b), "r"(accumulate), "n"(DESCRIPTOR_HIGH));
+}
+
 #undef S2O_REGISTERS_0
 #undef S2O_REGISTERS_32
 #undef S2O_REGISTERS_64
@@ -146,6 +165,7 @@ S2O_RS(256, S2O_REGISTERS_TO_127, S2O_SUMS_128, 128, 129, 130, 131, 132, 133)
 #undef S2O_SUMS_64
 #undef S2O_SUMS_96
 #undef S2O_SUMS_128
+#undef S2O_INTEGER_SUMS_128
 #undef S2O_SS_STATEMENT
 #undef S2O_SS
 #undef S2O_RS_STATEMENT

@@ -28,7 +28,7 @@ pub struct SiluParams {
     pub width: i64,
 }
 
-/// Rows as e4m3 with a scale each.
+/// Rows in 8 bits with a scale each.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct QuantiseParams {
@@ -38,13 +38,14 @@ pub struct QuantiseParams {
     pub width: i64,
 }
 
-/// The product of a few rows with an e4m3 matrix.
+/// The product of rows with a matrix, both in 8 bits.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct FewRowsParams {
+pub struct LinearParams {
     pub x: *const c_void,
     pub weight: *const c_void,
-    pub scales: *const f32,
+    pub x_scales: *const f32,
+    pub weight_scales: *const f32,
     pub out: *mut c_void,
     pub rows: i32,
     pub width_in: i32,
@@ -112,7 +113,7 @@ pub struct JoinHeadsParams {
 layout!(NormParams: 56, width at 48);
 layout!(SiluParams: 32, width at 24);
 layout!(QuantiseParams: 32, width at 24);
-layout!(FewRowsParams: 48, rows at 32);
+layout!(LinearParams: 56, rows at 40);
 layout!(RotateParams: 120, k_strides at 56, len at 104);
 layout!(Int8Params: 104, row_strides at 24, len at 96);
 layout!(RotationParams: 40, len at 32);

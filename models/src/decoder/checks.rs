@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor};
 use super::Decoder;
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
-use crate::fused::{E4M3_MAX_WIDTH, E4M3_NEEDS, LinearPrecision, supports_e4m3};
+use crate::fused::{INT8_MAX_WIDTH, INT8_NEEDS, LinearPrecision, supports_int8};
 use crate::kv_cache::KvCache;
 use crate::layers::Weights;
 
@@ -64,28 +64,28 @@ pub(crate) fn check_dtype(dtype: DType) -> Result<DType> {
     }
 }
 
-/// Refuses linear layers in fp8 where they cannot be computed.
+/// Refuses linear layers in int8 where they cannot be computed.
 pub(super) fn check_linear_precision(config: &DecoderConfig, weights: &Weights) -> Result<()> {
-    if weights.linear_precision() != LinearPrecision::Fp8 {
+    if weights.linear_precision() != LinearPrecision::Int8 {
         return Ok(());
     }
     let (device, dtype) = (weights.device(), weights.dtype());
-    if !supports_e4m3(device, dtype) {
-        return Err(ModelError::Fp8 {
-            expected: E4M3_NEEDS,
+    if !supports_int8(device, dtype) {
+        return Err(ModelError::Int8Linear {
+            expected: INT8_NEEDS,
             got: format!("{} on {:?}", dtype.as_str(), device.location()),
         });
     }
     if weights.are_quantised() {
         let got = weights.precision();
-        return Err(ModelError::unsupported("linear layers in fp8", "weights in bf16 or f16 (--dtype bf16)", got));
+        return Err(ModelError::unsupported("linear layers in int8", "weights in bf16 or f16 (--dtype bf16)", got));
     }
     let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
-    let fits = |size: &usize| size.is_multiple_of(16) && *size <= E4M3_MAX_WIDTH;
+    let fits = |size: &usize| size.is_multiple_of(16) && *size <= INT8_MAX_WIDTH;
     match [config.hidden_size, config.intermediate_size, q, kv].iter().find(|size| !fits(size)) {
         Some(got) => {
             let expected = "sizes that are multiples of 16 up to 32768";
-            Err(ModelError::unsupported("linear layers in fp8", expected, got))
+            Err(ModelError::unsupported("linear layers in int8", expected, got))
         }
         None => Ok(()),
     }

@@ -52,8 +52,7 @@ impl Layer {
     ) -> Result<Option<(Tensor, Tensor)>> {
         let (x, attended) = {
             let _span = tracing::debug_span!("attention", layer = self.attention.layer()).entered();
-            let as_e4m3 = self.attention.takes_e4m3(x.dim(0)? * x.dim(1)?);
-            let (x, normed) = self.input_norm.forward_rows(x, delta, as_e4m3)?;
+            let (x, normed) = self.input_norm.forward_rows(x, delta, self.attention.takes_int8())?;
             let q = self.attention.project(normed, rotation, cache, shards)?;
             let len = q.dim(1)?;
             let rows = len - first;
@@ -70,8 +69,7 @@ impl Layer {
             (x, self.attention.attend(q, len, cache, phase, shards)?)
         };
         let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
-        let as_e4m3 = self.mlp.whole().takes_e4m3(x.dim(0)? * x.dim(1)?);
-        let (x, normed) = self.post_norm.forward_rows(x, Some(attended), as_e4m3)?;
+        let (x, normed) = self.post_norm.forward_rows(x, Some(attended), self.mlp.whole().takes_int8())?;
         let mixed = match shards {
             None => self.mlp.of_part(|mlp| mlp.forward(normed))?,
             Some(_) => self.mlp.whole().forward(normed)?,

@@ -73,7 +73,7 @@ impl Decoder {
     /// has embedding and output head whole.
     ///
     /// # Errors
-    /// Those of [`Self::load`]; [`ModelError::Fp8`] where linear layers cannot be in fp8; [`ModelError::WrongInput`] if
+    /// Those of [`Self::load`]; [`ModelError::Int8Linear`] where linear layers cannot be in int8; [`ModelError::WrongInput`] if
     /// the number of ranks divides the KV heads or the MLP unevenly; [`ModelError::Ranks`] if a rank has another model
     /// or is lost.
     pub fn load_with(

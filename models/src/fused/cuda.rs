@@ -12,8 +12,8 @@ use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, 
 use s2o_kernels::params::{JoinHeadsParams, NormParams, RotateParams, RotationParams, SiluParams};
 use s2o_kernels::{Dtype, Function, Kernel, decoder};
 
-use super::e4m3::cuda::{Quantised, check_row, rows_grid};
-use super::{E4m3, Heads, QkNorm};
+use super::int8_linear::cuda::{Quantised, check_row, rows_grid};
+use super::{Heads, QkNorm, RotatedInt8};
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -47,12 +47,12 @@ fn norm_of<T: Element>(
 }
 
 /// [`rms_norm`], quantised.
-pub(super) fn rms_norm_e4m3(
+pub(super) fn rms_norm_int8(
     x: &Tensor,
     delta: Option<&Tensor>,
     weight: &Tensor,
     eps: f32,
-) -> Result<(Option<Tensor>, E4m3)> {
+) -> Result<(Option<Tensor>, RotatedInt8)> {
     let launcher = Launcher::of(x)?;
     let mut out = Quantised::new(&launcher, x.shape(), weight.elem_count())?;
     let sum = {
@@ -61,12 +61,12 @@ pub(super) fn rms_norm_e4m3(
             DType::BF16 => norm::<bf16>,
             _ => norm::<f16>,
         };
-        norm(&launcher, Kernel::RmsNormE4m3, [x, weight], delta, eps, (values, scales))?
+        norm(&launcher, Kernel::RmsNormInt8, [x, weight], delta, eps, (values, scales))?
     };
     Ok((sum, out.written(&launcher, x.dtype())))
 }
 
-/// Writes the norm of `x + delta` to the addresses `out` of rows and, for [`Kernel::RmsNormE4m3`], of their scales.
+/// Writes the norm of `x + delta` to the addresses `out` of rows and, for [`Kernel::RmsNormInt8`], of their scales.
 /// Returns the sum.
 fn norm<T: Element>(
     launcher: &Launcher,
@@ -146,14 +146,14 @@ fn gated(gate_up: &Tensor) -> (Shape, usize) {
 }
 
 /// [`silu_mul`], quantised.
-pub(super) fn silu_mul_e4m3(gate_up: &Tensor) -> Result<E4m3> {
+pub(super) fn silu_mul_int8(gate_up: &Tensor) -> Result<RotatedInt8> {
     match gate_up.dtype() {
-        DType::BF16 => silu_e4m3::<bf16>(gate_up),
-        _ => silu_e4m3::<f16>(gate_up),
+        DType::BF16 => silu_int8::<bf16>(gate_up),
+        _ => silu_int8::<f16>(gate_up),
     }
 }
 
-fn silu_e4m3<T: Element>(gate_up: &Tensor) -> Result<E4m3> {
+fn silu_int8<T: Element>(gate_up: &Tensor) -> Result<RotatedInt8> {
     let launcher = Launcher::of(gate_up)?;
     let stream = launcher.stream();
     let (shape, width) = gated(gate_up);
@@ -164,7 +164,7 @@ fn silu_e4m3<T: Element>(gate_up: &Tensor) -> Result<E4m3> {
         let (gate_up, _gate_up) = address::<T>(&gate_up.0, gate_up.1, stream)?;
         let (values, scales, _guards) = out.addresses(stream);
         let params = SiluParams { gate_up: gate_up as *const c_void, out: values, scales, width: width as i64 };
-        let function = Function::new(Kernel::SiluMulE4m3, T::DTYPE, ANY_HEAD_DIM);
+        let function = Function::new(Kernel::SiluMulInt8, T::DTYPE, ANY_HEAD_DIM);
         // SAFETY: one thread block per row of contiguous tensors, all held until the launch is enqueued.
         unsafe {
             launcher.launch(function, &params, rows_grid(shape.elem_count() / width, decoder::gate_threads(width)))

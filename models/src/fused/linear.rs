@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::quantized::QTensor;
 use candle_core::{DType, Module, Result, Tensor, bail};
 
-use super::{E4m3Linear, Rows};
+use super::{Int8Linear, Rows};
 
 /// Up to this number of rows the quantised weight itself is multiplied: its size is the time. For more rows it is
 /// dequantised first, which one product over many rows hides.
@@ -19,9 +19,9 @@ pub enum LinearPrecision {
     /// That of the weights as they were read.
     #[default]
     AsRead,
-    /// Weights and inputs in e4m3, with a scale for each output and each row. Only on NVIDIA GPUs of compute capability
-    /// 9.0 with cuBLAS 12.9 or newer, from weights in bf16 or f16.
-    Fp8,
+    /// Weights and inputs in 8-bit integers, rotated, with a scale for each output and each row. Only on NVIDIA GPUs of
+    /// compute capability 9.0, from weights in bf16 or f16.
+    Int8,
 }
 
 /// A linear layer `x W^T + b`.
@@ -33,7 +33,7 @@ pub enum Linear {
     /// rows are rounded to 8 bits in blocks, as in llama.cpp. For more rows the weight is dequantised in each call.
     Quantised(Arc<QTensor>, Option<Tensor>),
     /// An 8-bit weight, whose inputs are quantised too.
-    E4m3(E4m3Linear),
+    Int8(Int8Linear),
 }
 
 impl Linear {
@@ -45,14 +45,14 @@ impl Linear {
         self.forward_rows(&Rows::Plain(x.clone()))
     }
 
-    /// [`Self::forward`] for inputs that may be quantised already, which only [`Self::E4m3`] takes.
+    /// [`Self::forward`] for inputs that may be quantised already, which only [`Self::Int8`] takes.
     ///
     /// # Errors
     /// Those of the matrix product, or if this layer takes no quantised inputs.
     pub fn forward_rows(&self, rows: &Rows) -> Result<Tensor> {
         match (self.for_inputs_like(rows)?.as_ref(), rows) {
-            (Self::E4m3(linear), rows) => linear.forward(rows),
-            (_, Rows::E4m3(_)) => bail!("expected inputs that are not quantised"),
+            (Self::Int8(linear), rows) => linear.forward(rows),
+            (_, Rows::Int8(_)) => bail!("expected inputs that are not quantised"),
             (Self::Dense(linear), Rows::Plain(x)) => linear.forward(x),
             (Self::Quantised(blocks, bias), Rows::Plain(x)) => {
                 let product = x.contiguous()?.apply_op1_no_bwd(blocks.as_ref())?;
@@ -67,20 +67,20 @@ impl Linear {
     /// This layer in another precision; [`LinearPrecision::AsRead`] leaves it as it is.
     ///
     /// # Errors
-    /// For [`LinearPrecision::Fp8`] those of [`E4m3Linear::new`], or if the weight is in quantised blocks.
+    /// For [`LinearPrecision::Int8`] those of [`Int8Linear::new`], or if the weight is in quantised blocks.
     pub fn in_precision(self, precision: LinearPrecision) -> Result<Self> {
         match (precision, &self) {
-            (LinearPrecision::Fp8, Self::Dense(linear)) => Ok(Self::E4m3(E4m3Linear::new(linear)?)),
-            (LinearPrecision::Fp8, Self::Quantised(blocks, _)) => {
-                bail!("fp8: expected a weight in bf16 or f16, got {:?}", blocks.dtype())
+            (LinearPrecision::Int8, Self::Dense(linear)) => Ok(Self::Int8(Int8Linear::new(linear)?)),
+            (LinearPrecision::Int8, Self::Quantised(blocks, _)) => {
+                bail!("int8: expected a weight in bf16 or f16, got {:?}", blocks.dtype())
             }
             _ => Ok(self),
         }
     }
 
-    /// Whether so many inputs may be quantised by the step that computes them.
-    pub(crate) fn takes_e4m3(&self, rows: usize) -> bool {
-        matches!(self, Self::E4m3(_)) && !E4m3Linear::keeps(rows)
+    /// Whether inputs may be quantised by the step that computes them.
+    pub(crate) fn takes_int8(&self) -> bool {
+        matches!(self, Self::Int8(_))
     }
 
     /// This layer in the form that suits the number of rows of `x`.
@@ -133,7 +133,7 @@ impl Linear {
     pub(super) fn dense(&self) -> Option<&candle_nn::Linear> {
         match self {
             Self::Dense(linear) => Some(linear),
-            Self::Quantised(..) | Self::E4m3(_) => None,
+            Self::Quantised(..) | Self::Int8(_) => None,
         }
     }
 
@@ -142,7 +142,7 @@ impl Linear {
         match self {
             Self::Dense(linear) => linear.weight().dim(0),
             Self::Quantised(blocks, _) => Ok(blocks.shape().dims()[0]),
-            Self::E4m3(linear) => linear.size_out(),
+            Self::Int8(linear) => linear.size_out(),
         }
     }
 }

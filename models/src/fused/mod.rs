@@ -6,22 +6,22 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
-mod e4m3;
 mod heads;
 mod int8;
+mod int8_linear;
 mod linear;
 mod norm;
 mod rotary;
 mod stacked;
 
-pub use e4m3::{E4m3, E4m3Linear, Rows, supports_e4m3};
-pub(crate) use e4m3::{MAX_WIDTH as E4M3_MAX_WIDTH, NEEDS as E4M3_NEEDS};
 pub use heads::join_heads;
 pub use int8::{Int8Rows, decode_attn_int8};
+pub use int8_linear::{Int8Linear, RotatedInt8, Rows, supports_int8};
+pub(crate) use int8_linear::{MAX_WIDTH as INT8_MAX_WIDTH, NEEDS as INT8_NEEDS};
 pub use linear::{Linear, LinearPrecision};
-pub use norm::{add_rms_norm, rms_norm, rms_norm_e4m3};
+pub use norm::{add_rms_norm, rms_norm, rms_norm_int8};
 pub use rotary::{Heads, LayerCache, QkNorm, Rotary, Rotation, rotate_into_cache};
-pub use stacked::{Stacked, StackedLinear, silu_mul, silu_mul_e4m3};
+pub use stacked::{Stacked, StackedLinear, silu_mul, silu_mul_int8};
 
 use candle_core::{DType, Device};
 #[cfg(feature = "cuda")]

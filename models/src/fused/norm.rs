@@ -3,10 +3,10 @@
 use candle_core::{Result, Tensor};
 use candle_nn::ops;
 
-use super::E4m3;
+use super::RotatedInt8;
 #[cfg(feature = "cuda")]
 use {
-    super::{cuda, same_kind, supports, supports_e4m3},
+    super::{cuda, same_kind, supports, supports_int8},
     candle_core::{D, bail},
     s2o_kernels::decoder::{MAX_ROW_WIDTH, VECTOR},
 };
@@ -45,12 +45,12 @@ pub fn add_rms_norm(x: Tensor, delta: &Tensor, weight: &Tensor, eps: f64) -> Res
 /// The residual stream `x + delta` (`x` without a delta), and [`rms_norm`] of it, quantised.
 ///
 /// # Errors
-/// As [`add_rms_norm`] and [`E4m3::quantise`].
-pub fn rms_norm_e4m3(x: Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f64) -> Result<(Tensor, E4m3)> {
+/// As [`add_rms_norm`] and [`RotatedInt8::quantise`].
+pub fn rms_norm_int8(x: Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f64) -> Result<(Tensor, RotatedInt8)> {
     #[cfg(feature = "cuda")]
-    if supports_e4m3(x.device(), x.dtype()) && norm_on_gpu(&x, delta, weight)? {
+    if supports_int8(x.device(), x.dtype()) && norm_on_gpu(&x, delta, weight)? {
         let (x, delta) = (x.contiguous()?, delta.map(Tensor::contiguous).transpose()?);
-        let (sum, normed) = cuda::rms_norm_e4m3(&x, delta.as_ref(), weight, eps as f32)?;
+        let (sum, normed) = cuda::rms_norm_int8(&x, delta.as_ref(), weight, eps as f32)?;
         return Ok((sum.unwrap_or(x), normed));
     }
     let (x, normed) = match delta {
@@ -60,7 +60,7 @@ pub fn rms_norm_e4m3(x: Tensor, delta: Option<&Tensor>, weight: &Tensor, eps: f6
             (x, normed)
         }
     };
-    Ok((x, E4m3::quantise(&normed)?))
+    Ok((x, RotatedInt8::quantise(&normed)?))
 }
 
 /// Whether the kernel supports these tensors. If it does, their shapes are checked.

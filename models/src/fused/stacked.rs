@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use candle_core::{D, Result, Tensor, bail};
 
-use super::{E4m3, Linear, LinearPrecision, Rows, supports};
+use super::{Linear, LinearPrecision, RotatedInt8, Rows, supports};
 #[cfg(feature = "cuda")]
-use super::{cuda, supports_e4m3};
+use super::{cuda, supports_int8};
 
 /// Linear layers on one input. On a GPU their weights are stacked unless they are quantised, and one matrix product
 /// computes all outputs. On a CPU they stay separate, because the next steps need contiguous outputs.
@@ -51,9 +51,9 @@ impl StackedLinear {
         Ok(Self { layers: layers.collect::<Result<_>>()?, sizes: self.sizes })
     }
 
-    /// Whether so many inputs may be quantised by the step that computes them.
-    pub(crate) fn takes_e4m3(&self, rows: usize) -> bool {
-        self.layers.iter().all(|layer| layer.takes_e4m3(rows))
+    /// Whether inputs may be quantised by the step that computes them.
+    pub(crate) fn takes_int8(&self) -> bool {
+        self.layers.iter().all(Linear::takes_int8)
     }
 
     /// The outputs of all layers for `x` `(.., size_in)`.
@@ -166,13 +166,13 @@ pub fn silu_mul(gate_up: Stacked) -> Result<Tensor> {
 /// [`silu_mul`], quantised.
 ///
 /// # Errors
-/// As [`silu_mul`] and [`E4m3::quantise`].
-pub fn silu_mul_e4m3(gate_up: Stacked) -> Result<E4m3> {
+/// As [`silu_mul`] and [`RotatedInt8::quantise`].
+pub fn silu_mul_int8(gate_up: Stacked) -> Result<RotatedInt8> {
     #[cfg(feature = "cuda")]
     if let Some(joined) = gate_up.gated_on_gpu()
-        && supports_e4m3(joined.device(), joined.dtype())
+        && supports_int8(joined.device(), joined.dtype())
     {
-        return Ok(cuda::silu_mul_e4m3(&joined.contiguous()?)?);
+        return Ok(cuda::silu_mul_int8(&joined.contiguous()?)?);
     }
-    E4m3::quantise(&silu_mul(gate_up)?)
+    RotatedInt8::quantise(&silu_mul(gate_up)?)
 }

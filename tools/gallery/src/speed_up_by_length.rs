@@ -22,8 +22,8 @@ const PREFILL: [(&str, &str); 5] = [
     ("dense, ", "dense"),
     ("s2o, ", "S2O"),
     ("s2o, paper's preset, ", "S2O paper"),
-    ("dense, linear layers in fp8, ", "dense fp8"),
-    ("s2o, linear layers in fp8, ", "S2O fp8"),
+    ("dense, linear layers in int8, ", "dense int8"),
+    ("s2o, linear layers in int8, ", "S2O int8"),
 ];
 
 /// One method on one kind of tensors or weights.

@@ -195,8 +195,8 @@ fn wrong_options_say_expected_and_got() {
         (&["--prompt-file", "no-such-file"], "no-such-file"),
         (&["--revision", "main"], "expected a Hugging Face id"),
         (
-            &["--linear", "fp8", "--device", "cpu", "--context", "100"],
-            "linear layers in fp8: expected bf16 or f16 on an NVIDIA GPU of compute capability 9.0 (H100, H200), its",
+            &["--linear", "int8", "--device", "cpu", "--context", "100"],
+            "linear layers in int8: expected bf16 or f16 on an NVIDIA GPU of compute capability 9.0 (H100, H200), its",
         ),
         (&["--dtype", "gguf"], "--dtype gguf: expected a .gguf file as --model, got needle-11m"),
     ];

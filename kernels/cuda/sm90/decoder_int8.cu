@@ -1,20 +1,20 @@
-// Inputs of linear layers in e4m3, and their product with few rows. cuBLASLt multiplies many rows.
+// Inputs of linear layers in 8-bit integers, and the products of a few of them. linear_int8.cu multiplies many rows.
 #include "../decoder_params.cuh"
 #include "../decoder_row.cuh"
 #include "../launch.cuh"
-#include "e4m3.cuh"
+#include "rotated_int8.cuh"
 
 namespace s2o {
 
 template <typename T>
-__device__ __forceinline__ void rms_norm_e4m3(const NormParams& p) {
+__device__ __forceinline__ void rms_norm_int8(const NormParams& p) {
     uint4 x[ROW_VECTORS];
     normed_row<T>(p, x);
     quantise<T>(x, p.width / VECTOR, p.out, p.scales);
 }
 
 template <typename T>
-__device__ __forceinline__ void silu_mul_e4m3(const SiluParams& p) {
+__device__ __forceinline__ void silu_mul_int8(const SiluParams& p) {
     const int count = int(p.width / VECTOR);
     const int64_t row = blockIdx.x;
     uint4 x[ROW_VECTORS], ups[ROW_VECTORS];
@@ -45,35 +45,30 @@ __device__ __forceinline__ void quantise(const QuantiseParams& p) {
     quantise<T>(x, count, p.out, p.scales);
 }
 
-// The product of a few rows with an e4m3 matrix, as in decoding: bound by the memory of the weights. The rows stay in 16
-// bits. A warp computes two outputs of up to eight rows.
+// The product of a few rows with a matrix, as in decoding: bound by the memory of the weights. A warp computes two outputs
+// of up to eight rows.
 constexpr int FEW_THREADS = 256;
 constexpr int FEW_ROWS = 8;               // of a block
 constexpr int OUTPUTS = 2;                // of a warp
-constexpr int WEIGHTS = 16;               // of a 16-byte access
-constexpr int FEW_STEP = 32 * WEIGHTS;    // weights of a row that a warp takes at once
+constexpr int BYTES = 16;                 // of an access
+constexpr int FEW_STEP = 32 * BYTES;      // weights of a row that a warp takes at once
 constexpr int FEW_UNROLLED = 4;           // enough loads in flight at once
 
-// Eight weights of an access.
-__device__ __forceinline__ void widen_e4m3(uint32_t low, uint32_t high, float (&wide)[VECTOR]) {
-    const uint32_t words[2] = {low, high};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const auto pair = __nv_fp8x2_storage_t(words[i / 2] >> (i % 2 * 16));
-        const float2 both = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
-        wide[2 * i] = both.x;
-        wide[2 * i + 1] = both.y;
-    }
+__device__ __forceinline__ int dot_16(const uint4& x, const uint4& y, int sum) {
+    sum = __dp4a(int(x.x), int(y.x), sum);
+    sum = __dp4a(int(x.y), int(y.y), sum);
+    sum = __dp4a(int(x.z), int(y.z), sum);
+    return __dp4a(int(x.w), int(y.w), sum);
 }
 
 template <typename T, int ROWS>
-__device__ __forceinline__ void few_rows(const FewRowsParams& p) {
+__device__ __forceinline__ void few_rows(const LinearParams& p) {
     const int lane = threadIdx.x % 32;
     const int output = (blockIdx.x * (FEW_THREADS / 32) + threadIdx.x / 32) * OUTPUTS;
     const int first_row = blockIdx.y * ROWS, rows = min(ROWS, p.rows - first_row);
-    float acc[OUTPUTS][ROWS] = {};
+    int acc[OUTPUTS][ROWS] = {};
     const auto weights = static_cast<const uint8_t*>(p.weight) + int64_t(output) * p.width_in;
-    const int vectors_in = p.width_in / VECTOR;
+    const auto inputs = static_cast<const uint8_t*>(p.x) + int64_t(first_row) * p.width_in;
     auto load = [&](int at, uint4 (&packed)[OUTPUTS]) {
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
@@ -82,26 +77,14 @@ __device__ __forceinline__ void few_rows(const FewRowsParams& p) {
     };
     auto multiply = [&](int at, const uint4 (&packed)[OUTPUTS]) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float w[OUTPUTS][VECTOR];
+        for (int row = 0; row < ROWS; ++row) {
+            if (row >= rows) break;
+            const uint4 x = *reinterpret_cast<const uint4*>(inputs + int64_t(row) * p.width_in + at);
 #pragma unroll
-            for (int o = 0; o < OUTPUTS; ++o) {
-                widen_e4m3(half ? packed[o].z : packed[o].x, half ? packed[o].w : packed[o].y, w[o]);
-            }
-#pragma unroll
-            for (int row = 0; row < ROWS; ++row) {
-                if (row >= rows) break;
-                float x[VECTOR];
-                widen<T>(*vectors(p.x, int64_t(first_row + row) * vectors_in + at / VECTOR + half), x);
-#pragma unroll
-                for (int o = 0; o < OUTPUTS; ++o) {
-#pragma unroll
-                    for (int j = 0; j < VECTOR; ++j) acc[o][row] = fmaf(w[o][j], x[j], acc[o][row]);
-                }
-            }
+            for (int o = 0; o < OUTPUTS; ++o) acc[o][row] = dot_16(packed[o], x, acc[o][row]);
         }
     };
-    const int first = lane * WEIGHTS;
+    const int first = lane * BYTES;
     // The weights do not depend on the kernel before, the rows do.
     uint4 early[FEW_UNROLLED][OUTPUTS];
 #pragma unroll
@@ -122,14 +105,13 @@ __device__ __forceinline__ void few_rows(const FewRowsParams& p) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
         if (row >= rows) break;
+        const float row_scale = p.x_scales[first_row + row];
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
-            float sum = acc[o][row];
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+            const int sum = __reduce_add_sync(~0u, acc[o][row]);
             if (lane == 0) {
                 static_cast<T*>(p.out)[int64_t(first_row + row) * p.width_out + output + o] =
-                    T(sum * p.scales[output + o]);
+                    T(float(sum) * (row_scale * p.weight_scales[output + o]));
             }
         }
     }
@@ -137,7 +119,7 @@ __device__ __forceinline__ void few_rows(const FewRowsParams& p) {
 
 }  // namespace s2o
 
-#define S2O_E4M3_KERNEL(name, threads, max_threads, params, ...)                                              \
+#define S2O_INT8_KERNEL(name, threads, max_threads, params, ...)                                              \
     extern "C" {                                                                                               \
     __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0, s2o::OVERLAPS};                            \
     __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ s2o::params p) {                \
@@ -146,15 +128,15 @@ __device__ __forceinline__ void few_rows(const FewRowsParams& p) {
     }                                                                                                          \
     }
 
-#define S2O_E4M3_KERNELS(suffix, T)                                                                                   \
-    S2O_E4M3_KERNEL(s2o_rms_norm_e4m3_##suffix, 0, s2o::ROW_THREADS, NormParams,                                       \
-                    s2o::after_previous(); s2o::rms_norm_e4m3<T>(p))                                                   \
-    S2O_E4M3_KERNEL(s2o_silu_mul_e4m3_##suffix, 0, s2o::ROW_THREADS, SiluParams,                                       \
-                    s2o::after_previous(); s2o::silu_mul_e4m3<T>(p))                                                   \
-    S2O_E4M3_KERNEL(s2o_quantise_##suffix, 0, s2o::ROW_THREADS, QuantiseParams,                                         \
+#define S2O_INT8_KERNELS(suffix, T)                                                                                   \
+    S2O_INT8_KERNEL(s2o_rms_norm_int8_##suffix, 0, s2o::ROW_THREADS, NormParams,                                       \
+                    s2o::after_previous(); s2o::rms_norm_int8<T>(p))                                                   \
+    S2O_INT8_KERNEL(s2o_silu_mul_int8_##suffix, 0, s2o::ROW_THREADS, SiluParams,                                       \
+                    s2o::after_previous(); s2o::silu_mul_int8<T>(p))                                                   \
+    S2O_INT8_KERNEL(s2o_quantise_##suffix, 0, s2o::ROW_THREADS, QuantiseParams,                                         \
                     s2o::after_previous(); s2o::quantise<T>(p))                                                        \
-    S2O_E4M3_KERNEL(s2o_few_rows_e4m3_##suffix, s2o::FEW_THREADS, s2o::FEW_THREADS, FewRowsParams,                     \
+    S2O_INT8_KERNEL(s2o_few_rows_int8_##suffix, s2o::FEW_THREADS, s2o::FEW_THREADS, LinearParams,                     \
                     if (p.rows == 1) s2o::few_rows<T, 1>(p); else s2o::few_rows<T, s2o::FEW_ROWS>(p))
 
-S2O_E4M3_KERNELS(bf16, __nv_bfloat16)
-S2O_E4M3_KERNELS(f16, __half)
+S2O_INT8_KERNELS(bf16, __nv_bfloat16)
+S2O_INT8_KERNELS(f16, __half)

@@ -1,9 +1,13 @@
-//! Linear layers in 8 bits: weights and inputs in e4m3, with a scale for each output and each row. Sums are in f32.
+//! Linear layers in 8 bits: weights and inputs in 8-bit integers, with a scale for each output and each row, after a
+//! rotation of both. Sums are in 32-bit integers, so they are exact.
+//!
+//! Large entries of a row determine its scale, and the others would have few steps. So each block of 64 entries (fewer,
+//! if 64 does not divide the width) is first multiplied with a Hadamard matrix, which spreads them. The matrix is
+//! orthogonal, so the product of a rotated input and a rotated weight is that of input and weight (QuaRot, arXiv
+//! 2404.00456, which rotates whole rows).
 
 use candle_core::{D, DType, Device, Result, Tensor, bail};
 
-#[cfg(feature = "cuda")]
-mod cublaslt;
 #[cfg(feature = "cuda")]
 pub(super) mod cuda;
 
@@ -13,14 +17,14 @@ pub enum Rows {
     /// `(.., width)` in f32, f16 or bf16.
     Plain(Tensor),
     /// Quantised by the step that computed them.
-    E4m3(E4m3),
+    Int8(RotatedInt8),
 }
 
-/// Rows of 8-bit floats with 4 bits of exponent and 3 of mantissa. The largest entry of a row is stored as 448, and each
-/// row has a factor that restores it.
+/// Rotated rows in 8-bit integers. The largest entry of a rotated row is stored as 127 or -127, and each row has a factor
+/// that restores it.
 #[derive(Debug, Clone)]
-pub struct E4m3 {
-    /// The bits, `(.., width)` u8.
+pub struct RotatedInt8 {
+    /// Integers in two's complement, `(.., width)` u8.
     values: Tensor,
     /// The factors, `(rows,)` f32.
     scales: Tensor,
@@ -39,7 +43,7 @@ impl Rows {
     pub fn dims(&self) -> &[usize] {
         match self {
             Self::Plain(x) => x.dims(),
-            Self::E4m3(x) => x.values.dims(),
+            Self::Int8(x) => x.values.dims(),
         }
     }
 
@@ -48,7 +52,7 @@ impl Rows {
         let shape = ((), self.dims().last().copied().unwrap_or_default());
         Ok(match self {
             Self::Plain(x) => Self::Plain(x.reshape(shape)?),
-            Self::E4m3(x) => Self::E4m3(E4m3 { values: x.values.reshape(shape)?, ..x.clone() }),
+            Self::Int8(x) => Self::Int8(RotatedInt8 { values: x.values.reshape(shape)?, ..x.clone() }),
         })
     }
 
@@ -62,7 +66,7 @@ impl Rows {
         }
         Ok(match self {
             Self::Plain(x) => Self::Plain(x.narrow(0, start, len)?),
-            Self::E4m3(x) => Self::E4m3(E4m3 {
+            Self::Int8(x) => Self::Int8(RotatedInt8 {
                 values: x.values.narrow(0, start, len)?,
                 scales: x.scales.narrow(0, start, len)?,
                 dtype: x.dtype,
@@ -71,21 +75,21 @@ impl Rows {
     }
 }
 
-impl E4m3 {
-    /// Quantises `x` `(.., width)`, bf16 or f16, with a width that is a multiple of 16 and at most 32768.
+impl RotatedInt8 {
+    /// Rotates and quantises `x` `(.., width)`, bf16 or f16, with a width that is a multiple of 16 and at most 32768.
     ///
     /// # Errors
-    /// If `x` is not bf16 or f16 on a supported device ([`supports_e4m3`]), or the width does not fit.
+    /// If `x` is not bf16 or f16 on a supported device ([`supports_int8`]), or the width does not fit.
     pub fn quantise(x: &Tensor) -> Result<Self> {
         check_width("width", x.dim(D::Minus1)?)?;
         #[cfg(feature = "cuda")]
-        if supports_e4m3(x.device(), x.dtype()) {
+        if supports_int8(x.device(), x.dtype()) {
             return Ok(cuda::quantise(&x.contiguous()?)?);
         }
         bail!("expected bf16 or f16 on {NEEDS}, got {:?} on {:?}", x.dtype(), x.device().location())
     }
 
-    /// The bits, `(.., width)` u8.
+    /// Integers from -127 to 127 in two's complement, `(.., width)` u8.
     pub fn values(&self) -> &Tensor {
         &self.values
     }
@@ -96,15 +100,13 @@ impl E4m3 {
     }
 }
 
-/// The devices of [`supports_e4m3`].
-pub(crate) const NEEDS: &str =
-    "an NVIDIA GPU of compute capability 9.0 (H100, H200), its build of the kernels and cuBLAS 12.9 or newer";
+/// The devices of [`supports_int8`].
+pub(crate) const NEEDS: &str = "an NVIDIA GPU of compute capability 9.0 (H100, H200) and its build of the kernels";
 /// The widest rows that can be quantised: a thread block holds a row in its registers.
 pub(crate) const MAX_WIDTH: usize = 32768;
 
-/// Whether linear layers can be in e4m3: in bf16 and f16 on NVIDIA GPUs of compute capability 9.0, with cuBLAS 12.9 or
-/// newer. On no other GPU cuBLASLt has scales for each row and column.
-pub fn supports_e4m3(device: &Device, dtype: DType) -> bool {
+/// Whether linear layers can be in int8: in bf16 and f16 on NVIDIA GPUs of compute capability 9.0.
+pub fn supports_int8(device: &Device, dtype: DType) -> bool {
     #[cfg(feature = "cuda")]
     return super::supports(device, dtype) && cuda::is_supported(device);
     #[cfg(not(feature = "cuda"))]
@@ -118,37 +120,36 @@ pub fn supports_e4m3(device: &Device, dtype: DType) -> bool {
 fn check_width(what: &str, got: usize) -> Result<()> {
     match got.is_multiple_of(16) {
         true => Ok(()),
-        false => bail!("e4m3: expected a {what} that is a multiple of 16, got {got}"),
+        false => bail!("int8: expected a {what} that is a multiple of 16, got {got}"),
     }
 }
 
-/// A linear layer with an e4m3 weight.
+/// A linear layer with a rotated int8 weight.
 #[derive(Debug, Clone)]
-pub struct E4m3Linear {
+pub struct Int8Linear {
     /// `(size_out, size_in)`, a scale for each output.
-    weight: E4m3,
+    weight: RotatedInt8,
     bias: Option<Tensor>,
 }
 
-impl E4m3Linear {
-    /// Quantises the weight of `linear`. Sizes are multiples of 16.
+impl Int8Linear {
+    /// Rotates and quantises the weight of `linear`. Sizes are multiples of 16.
     ///
     /// # Errors
-    /// As [`E4m3::quantise`].
+    /// As [`RotatedInt8::quantise`].
     pub fn new(linear: &candle_nn::Linear) -> Result<Self> {
         check_width("number of outputs", linear.weight().dim(0)?)?;
-        Ok(Self { weight: E4m3::quantise(linear.weight())?, bias: linear.bias().cloned() })
+        Ok(Self { weight: RotatedInt8::quantise(linear.weight())?, bias: linear.bias().cloned() })
     }
 
-    /// The output `(.., size_out)` for rows `(.., size_in)`, in their dtype. Up to eight rows are multiplied in their own
-    /// dtype: reading the weight then takes nearly all the time.
+    /// The output `(.., size_out)` for rows `(.., size_in)`, in their dtype. A row's output does not depend on the others.
     ///
     /// # Errors
     /// If the rows have another width or device.
     pub fn forward(&self, x: &Rows) -> Result<Tensor> {
         let (expected, got) = (self.size_in()?, x.dims().last().copied().unwrap_or_default());
         if got != expected {
-            bail!("e4m3: expected rows of {expected}, got {:?}", x.dims())
+            bail!("int8: expected rows of {expected}, got {:?}", x.dims())
         }
         let product = self.product(x)?;
         match &self.bias {
@@ -160,22 +161,14 @@ impl E4m3Linear {
     #[cfg(feature = "cuda")]
     fn product(&self, x: &Rows) -> Result<Tensor> {
         Ok(match x {
-            Rows::E4m3(x) => cuda::product(x, &self.weight)?,
-            Rows::Plain(x) if Self::keeps(x.elem_count() / self.size_in()?) => {
-                cuda::few_rows(&x.contiguous()?, &self.weight)?
-            }
-            Rows::Plain(x) => cuda::product(&E4m3::quantise(x)?, &self.weight)?,
+            Rows::Int8(x) => cuda::product(x, &self.weight)?,
+            Rows::Plain(x) => cuda::product(&RotatedInt8::quantise(x)?, &self.weight)?,
         })
     }
 
     #[cfg(not(feature = "cuda"))]
     fn product(&self, _: &Rows) -> Result<Tensor> {
-        bail!("e4m3: expected a build with the feature `cuda`")
-    }
-
-    /// Whether so many rows need not be quantised.
-    pub(crate) fn keeps(rows: usize) -> bool {
-        rows <= super::linear::FEW_ROWS
+        bail!("int8: expected a build with the feature `cuda`")
     }
 
     /// Rows of the weight.

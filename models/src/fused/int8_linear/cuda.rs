@@ -1,15 +1,17 @@
-//! Launches of the e4m3 kernels. The callers check shapes.
+//! Launches of the kernels of int8 linear layers. The callers check shapes.
 
 use std::ffi::c_void;
 
 use candle_core::{DType, Device, Shape, Tensor};
+use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, SyncOnDrop};
 use half::{bf16, f16};
-use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, address, to_i32};
-use s2o_kernels::params::{FewRowsParams, QuantiseParams};
+use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, to_i32};
+use s2o_kernels::params::{LinearParams, QuantiseParams, Strides};
 use s2o_kernels::{Function, Kernel, decoder};
 
-use super::{E4m3, MAX_WIDTH, cublaslt};
+use super::{MAX_WIDTH, RotatedInt8};
+use crate::fused::linear::FEW_ROWS;
 
 // Builds without the kernels know this limit too.
 const _: () = assert!(MAX_WIDTH == decoder::MAX_ROW_WIDTH);
@@ -18,7 +20,7 @@ type Result<T> = std::result::Result<T, CudaError>;
 
 pub(super) fn is_supported(device: &Device) -> bool {
     let launcher = device.as_cuda_device().map_err(CudaError::from).and_then(Launcher::new);
-    launcher.is_ok_and(|launcher| launcher.has(Kernel::Quantise)) && cublaslt::is_new_enough()
+    launcher.is_ok_and(|launcher| launcher.has(Kernel::LinearInt8))
 }
 
 /// Memory that a kernel writes quantised rows to.
@@ -48,21 +50,25 @@ impl Quantised {
         (values as *mut c_void, scales as *mut f32, [of_values, of_scales])
     }
 
-    pub(in crate::fused) fn written(self, launcher: &Launcher, dtype: DType) -> E4m3 {
+    pub(in crate::fused) fn written(self, launcher: &Launcher, dtype: DType) -> RotatedInt8 {
         let rows = Shape::from(self.scales.len());
-        E4m3 { values: launcher.tensor(self.values, self.shape), scales: launcher.tensor(self.scales, rows), dtype }
+        RotatedInt8 {
+            values: launcher.tensor(self.values, self.shape),
+            scales: launcher.tensor(self.scales, rows),
+            dtype,
+        }
     }
 }
 
 /// Quantises a contiguous tensor.
-pub(super) fn quantise(x: &Tensor) -> Result<E4m3> {
+pub(super) fn quantise(x: &Tensor) -> Result<RotatedInt8> {
     match x.dtype() {
         DType::BF16 => quantise_rows::<bf16>(x),
         _ => quantise_rows::<f16>(x),
     }
 }
 
-fn quantise_rows<T: Element>(x: &Tensor) -> Result<E4m3> {
+fn quantise_rows<T: Element>(x: &Tensor) -> Result<RotatedInt8> {
     let launcher = Launcher::of(x)?;
     let stream = launcher.stream();
     let width = x.dims().last().copied().unwrap_or_default();
@@ -101,62 +107,22 @@ pub(in crate::fused) fn check_row(width: usize) -> Result<()> {
     }
 }
 
-/// `x W^T` for a few contiguous rows that are not quantised.
-pub(super) fn few_rows(x: &Tensor, weight: &E4m3) -> Result<Tensor> {
-    match x.dtype() {
-        DType::BF16 => few_rows_of::<bf16>(x, weight),
-        _ => few_rows_of::<f16>(x, weight),
-    }
-}
-
-fn few_rows_of<T: Element>(x: &Tensor, weight: &E4m3) -> Result<Tensor> {
-    let launcher = Launcher::of(x)?;
-    let stream = launcher.stream();
-    let (size_out, size_in) = weight.values.dims2()?;
-    let rows = x.elem_count() / size_in;
-    let shape = with_width(x.dims(), size_out);
-    let mut out = launcher.uninit::<T>(&shape)?;
-    {
-        let x = x.storage_and_layout();
-        let (values, scales) = (weight.values.storage_and_layout(), weight.scales.storage_and_layout());
-        let (x, _x) = address::<T>(&x.0, x.1, stream)?;
-        let (values, _values) = address::<u8>(&values.0, values.1, stream)?;
-        let (scales, _scales) = address::<f32>(&scales.0, scales.1, stream)?;
-        let (out, _out) = out.device_ptr_mut(stream);
-        let params = FewRowsParams {
-            x: x as *const c_void,
-            weight: values as *const c_void,
-            scales: scales as *const f32,
-            out: out as *mut c_void,
-            rows: to_i32("rows", rows)?,
-            width_in: to_i32("size_in", size_in)?,
-            width_out: to_i32("size_out", size_out)?,
-        };
-        let blocks = [size_out / decoder::FEW_ROWS_OUTPUTS, rows.div_ceil(decoder::FEW_ROWS), 1];
-        let function = Function::new(Kernel::FewRowsE4m3, T::DTYPE, ANY_HEAD_DIM);
-        // SAFETY: the grid covers every output of every row (sizes are multiples of 16, which `E4m3Linear::new` checks);
-        // all tensors are held until the launch is enqueued.
-        unsafe { launcher.launch(function, &params, Grid::Blocks(blocks)) }?;
-    }
-    Ok(launcher.tensor(out, shape))
-}
-
 /// `x W^T` in the dtype of `x` before it was quantised.
-pub(super) fn product(x: &E4m3, weight: &E4m3) -> Result<Tensor> {
+pub(super) fn product(x: &RotatedInt8, weight: &RotatedInt8) -> Result<Tensor> {
     match x.dtype {
         DType::BF16 => product_in::<bf16>(x, weight),
         _ => product_in::<f16>(x, weight),
     }
 }
 
-fn product_in<T: Element>(x: &E4m3, weight: &E4m3) -> Result<Tensor> {
+fn product_in<T: Element>(x: &RotatedInt8, weight: &RotatedInt8) -> Result<Tensor> {
     let launcher = Launcher::of(&x.values)?;
     let stream = launcher.stream();
     let (size_out, size_in) = weight.values.dims2()?;
     let rows = x.values.elem_count() / size_in;
     let shape = with_width(x.values.dims(), size_out);
     let mut out = launcher.uninit::<T>(&shape)?;
-    if rows > 0 {
+    {
         let tensors = [&x.values, &weight.values].map(Tensor::storage_and_layout);
         let scales = [&x.scales, &weight.scales].map(Tensor::storage_and_layout);
         let (x, _x) = address::<u8>(&tensors[0].0, tensors[0].1, stream)?;
@@ -164,12 +130,39 @@ fn product_in<T: Element>(x: &E4m3, weight: &E4m3) -> Result<Tensor> {
         let (x_scales, _x_scales) = address::<f32>(&scales[0].0, scales[0].1, stream)?;
         let (weight_scales, _weight_scales) = address::<f32>(&scales[1].0, scales[1].1, stream)?;
         let (out, _out) = out.device_ptr_mut(stream);
-        let product = cublaslt::Product { x, x_scales, weight, weight_scales, out };
-        let sizes = cublaslt::Sizes { rows, size_out, size_in, dtype: T::DTYPE };
-        // SAFETY: the addresses are those of contiguous tensors of these sizes, held until the product is enqueued.
-        unsafe { cublaslt::multiply(&launcher, sizes, product) }?;
+        let params = LinearParams {
+            x: x as *const c_void,
+            weight: weight as *const c_void,
+            x_scales: x_scales as *const f32,
+            weight_scales: weight_scales as *const f32,
+            out: out as *mut c_void,
+            rows: to_i32("rows", rows)?,
+            width_in: to_i32("size_in", size_in)?,
+            width_out: to_i32("size_out", size_out)?,
+        };
+        let function = |kernel| Function::new(kernel, T::DTYPE, ANY_HEAD_DIM);
+        // SAFETY: the grids cover every output of every row (sizes are multiples of 16, which `Int8Linear::new` checks);
+        // the matrices are contiguous, and all tensors are held until the launch is enqueued.
+        unsafe {
+            if rows <= FEW_ROWS {
+                let blocks = [size_out / decoder::FEW_ROWS_OUTPUTS, rows.div_ceil(decoder::FEW_ROWS), 1];
+                launcher.launch(function(Kernel::FewRowsInt8), &params, Grid::Blocks(blocks))
+            } else {
+                let [of_rows, of_outputs] = decoder::LINEAR_TILE;
+                let views = [matrix(x, rows, size_in, of_rows), matrix(weight, size_out, size_in, of_outputs)];
+                let items = rows.div_ceil(of_rows) * size_out.div_ceil(of_outputs);
+                launcher.launch_on(function(Kernel::LinearInt8), views, &params, Grid::Persistent { items })
+            }
+        }?;
     }
     Ok(launcher.tensor(out, shape))
+}
+
+/// A contiguous matrix of bytes, as elements of 16 bits.
+fn matrix(address: CUdeviceptr, rows: usize, width: usize, box_rows: usize) -> View {
+    let columns = width / 2;
+    let [seq, batch] = [columns, rows * columns].map(|stride| stride as i64);
+    View { address, dims: [1, rows, 1, columns], strides: Strides { batch, seq, head: seq }, box_rows }
 }
 
 /// `dims` with another last dimension.
