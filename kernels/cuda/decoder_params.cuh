@@ -2,7 +2,7 @@
 //   s2o_rms_norm_*        x + delta and its RMS norm; one block per row
 //   s2o_silu_mul_*        silu(gate) * up; one block per part of a row
 //   s2o_quantise_*        rows, rotated, as 8-bit integers with a scale each; one block per row
-//   s2o_rms_norm_int8_*, s2o_silu_mul_int8_*  the same steps with their result quantised; one block per row
+//   s2o_rms_norm_int8_*   s2o_rms_norm_* with its result quantised; one block per row
 //   s2o_few_rows_int8_*   products of a few quantised rows with a quantised matrix
 //   s2o_linear_int8_*     products of many (sm90/linear_int8.cu)
 //   s2o_rotate_*          norms (optionally) and rotates q and k, writes k and v to the cache; one block per position
@@ -31,11 +31,10 @@ static_assert(sizeof(NormParams) == 56 && offsetof(NormParams, width) == 48, "mi
 
 struct SiluParams {
     const void* gate_up;  // (rows, 2 * width): a row's gates, then its ups
-    void* out;            // (rows, width); int8 if quantised
-    float* scales;        // (rows), if quantised
+    void* out;            // (rows, width)
     int64_t width;        // a multiple of 8
 };
-static_assert(sizeof(SiluParams) == 32 && offsetof(SiluParams, width) == 24, "mirrored on the host");
+static_assert(sizeof(SiluParams) == 24 && offsetof(SiluParams, width) == 16, "mirrored on the host");
 
 struct QuantiseParams {
     const void* x;  // (rows, width)
@@ -45,17 +44,18 @@ struct QuantiseParams {
 };
 static_assert(sizeof(QuantiseParams) == 32 && offsetof(QuantiseParams, width) == 24, "mirrored on the host");
 
-// Grid of `few_rows_int8`: (width_out / 16, ceil(rows / 8)). `linear_int8` is persistent and takes x and weight as tensor
-// maps.
+// Grid of `few_rows_int8`: (weight_rows / 16, ceil(rows / 8)). `linear_int8` is persistent and takes x and weight as tensor
+// maps. With a gate, the rows of the weight are eight gates and eight ups in turn, and out is silu(gate) * up.
 struct LinearParams {
     const void* x;               // (rows, width_in), int8
-    const void* weight;          // (width_out, width_in), int8
+    const void* weight;          // (weight_rows, width_in), int8
     const float* x_scales;       // (rows)
-    const float* weight_scales;  // (width_out)
-    void* out;                   // (rows, width_out), of 16 bits
+    const float* weight_scales;  // (weight_rows)
+    void* out;                   // (rows, weight_rows), of 16 bits; with a gate (rows, weight_rows / 2)
     int32_t rows;
-    int32_t width_in;   // a multiple of 16
-    int32_t width_out;  // a multiple of 16
+    int32_t width_in;     // a multiple of 16
+    int32_t weight_rows;  // a multiple of 16, with a gate of 32
+    int32_t is_gated;
 };
 static_assert(sizeof(LinearParams) == 56 && offsetof(LinearParams, rows) == 40, "mirrored on the host");
 

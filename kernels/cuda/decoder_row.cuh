@@ -108,6 +108,8 @@ __device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_V
     }
 }
 
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
+
 // silu(gate) * up.
 template <typename T>
 __device__ __forceinline__ uint4 gated(const uint4& gates, const uint4& ups) {
@@ -115,7 +117,7 @@ __device__ __forceinline__ uint4 gated(const uint4& gates, const uint4& ups) {
     widen<T>(gates, gate);
     widen<T>(ups, up);
 #pragma unroll
-    for (int j = 0; j < VECTOR; ++j) gate[j] = __fdividef(gate[j], 1.f + __expf(-gate[j])) * up[j];
+    for (int j = 0; j < VECTOR; ++j) gate[j] = silu(gate[j]) * up[j];
     return narrow<T>(gate);
 }
 

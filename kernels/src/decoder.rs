@@ -16,16 +16,11 @@ pub fn silu_blocks(width: usize) -> usize {
     (width / VECTOR).div_ceil(256 * 4)
 }
 
-/// Threads of a block that gates a row and holds it: one for every four vectors, so that two blocks run at once.
-pub fn gate_threads(width: usize) -> usize {
-    (width / VECTOR).div_ceil(4).next_multiple_of(32)
-}
-
 /// Rows of a block of the `few_rows_int8` kernel.
 pub const FEW_ROWS: usize = 8;
-/// Outputs of a block of the `few_rows_int8` kernel. The number of outputs is a multiple of it.
+/// Rows of the weight of a block of the `few_rows_int8` kernel. The number of rows is a multiple of it.
 pub const FEW_ROWS_OUTPUTS: usize = 16;
-/// Rows and outputs of a tile of the `linear_int8` kernel.
+/// Rows, and rows of the weight, of a tile of the `linear_int8` kernel.
 pub const LINEAR_TILE: [usize; 2] = [128, 256];
 
 /// Threads per block of the rotation kernel: enough for half of the heads, at most 256.
@@ -54,8 +49,6 @@ mod tests {
     fn rows_fit_their_threads() {
         for width in (VECTOR..=MAX_ROW_WIDTH).step_by(VECTOR) {
             let threads = row_threads(width);
-            assert!(threads.is_multiple_of(32) && threads <= 1024 && 4 * threads * VECTOR >= width, "{width}");
-            let threads = gate_threads(width);
             assert!(threads.is_multiple_of(32) && threads <= 1024 && 4 * threads * VECTOR >= width, "{width}");
         }
         assert_eq!([64, 4096, 14336].map(row_threads), [32, 256, 896]);

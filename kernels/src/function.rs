@@ -114,13 +114,11 @@ kernels! {
     RmsNorm = "rms_norm", PerDtype;
     /// `silu(gate) * up`.
     SiluMul = "silu_mul", PerDtype;
-    /// Rows, rotated, in 8 bits with a scale each. Only on sm_90a, as the next four.
+    /// Rows, rotated, in 8 bits with a scale each. Only on sm_90a, as the next three.
     Quantise = "quantise", PerDtype;
     /// [`Self::RmsNorm`], quantised.
     RmsNormInt8 = "rms_norm_int8", PerDtype;
-    /// [`Self::SiluMul`], quantised.
-    SiluMulInt8 = "silu_mul_int8", PerDtype;
-    /// The product of a few rows in 8 bits with a matrix in 8 bits.
+    /// The product of a few rows in 8 bits with a matrix in 8 bits, or the gated product with two.
     FewRowsInt8 = "few_rows_int8", PerDtype;
     /// The same for many rows.
     LinearInt8 = "linear_int8", PerDtype;
@@ -161,10 +159,7 @@ kernels! {
 impl Kernel {
     /// Whether a build has the kernel, or another that replaces it ([`Function::or_fallback`]).
     pub fn is_in(self, arch: Arch) -> bool {
-        let is_of_hopper = matches!(
-            self,
-            Self::Quantise | Self::RmsNormInt8 | Self::SiluMulInt8 | Self::FewRowsInt8 | Self::LinearInt8
-        );
+        let is_of_hopper = matches!(self, Self::Quantise | Self::RmsNormInt8 | Self::FewRowsInt8 | Self::LinearInt8);
         arch == Arch::Sm90a || !is_of_hopper
     }
 

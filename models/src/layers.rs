@@ -11,7 +11,7 @@ use candle_nn::{Module, VarBuilder};
 
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
-use crate::fused::{self, Linear, LinearPrecision, Rows, StackedLinear};
+use crate::fused::{self, GatedLinear, Linear, LinearPrecision, Rows};
 use crate::matrix::{Matrix, read_part};
 use crate::parallel::{Mode, Parallel};
 
@@ -237,7 +237,7 @@ const ROWS_ON_GPU: usize = 16384;
 /// The gated MLP of one layer.
 #[derive(Debug)]
 pub(crate) struct Mlp {
-    gate_up: StackedLinear,
+    gate_up: GatedLinear,
     down: Linear,
     rows_at_a_time: usize,
 }
@@ -251,7 +251,7 @@ impl Mlp {
         let rows_at_a_time = if weights.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { ROWS_ON_GPU };
         let precision = weights.linear_precision();
         let new = |gate, up, down: Linear| {
-            let gate_up = StackedLinear::new(vec![gate, up])?.in_precision(precision)?;
+            let gate_up = GatedLinear::new(gate, up, precision)?;
             Ok(Self { gate_up, down: down.in_precision(precision)?, rows_at_a_time })
         };
         let part = |parallel: &Parallel| {
@@ -275,13 +275,8 @@ impl Mlp {
         // Quantised weights are dequantised once for all slices.
         let (gate_up, down) = (self.gate_up.for_inputs_like(&x)?, self.down.for_inputs_like(&x)?);
         let slice = |start: usize| -> Result<Tensor> {
-            let gate_up = gate_up.forward(&x.narrow(start, self.rows_at_a_time.min(rows - start))?)?;
-            // The gate consumes its inputs, so they are freed before the product with `down`.
-            let gated = match down.takes_int8() {
-                true => Rows::Int8(fused::silu_mul_int8(gate_up)?),
-                false => fused::silu_mul(gate_up)?.into(),
-            };
-            Ok(down.forward_rows(&gated)?)
+            let gated = gate_up.forward(&x.narrow(start, self.rows_at_a_time.min(rows - start))?)?;
+            Ok(down.forward(&gated)?)
         };
         let out = if rows <= self.rows_at_a_time {
             slice(0)?

@@ -14,26 +14,6 @@ __device__ __forceinline__ void rms_norm_int8(const NormParams& p) {
 }
 
 template <typename T>
-__device__ __forceinline__ void silu_mul_int8(const SiluParams& p) {
-    const int count = int(p.width / VECTOR);
-    const int64_t row = blockIdx.x;
-    uint4 x[ROW_VECTORS], ups[ROW_VECTORS];
-#pragma unroll
-    for (int i = 0; i < ROW_VECTORS; ++i) {
-        const int at = threadIdx.x + i * blockDim.x;
-        if (at < count) {
-            x[i] = *vectors(p.gate_up, row * 2 * count + at);
-            ups[i] = *vectors(p.gate_up, (row * 2 + 1) * count + at);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < ROW_VECTORS; ++i) {
-        if (threadIdx.x + i * blockDim.x < count) x[i] = gated<T>(x[i], ups[i]);
-    }
-    quantise<T>(x, count, p.out, p.scales);
-}
-
-template <typename T>
 __device__ __forceinline__ void quantise(const QuantiseParams& p) {
     const int count = p.width / VECTOR;
     uint4 x[ROW_VECTORS];
@@ -45,11 +25,11 @@ __device__ __forceinline__ void quantise(const QuantiseParams& p) {
     quantise<T>(x, count, p.out, p.scales);
 }
 
-// The product of a few rows with a matrix, as in decoding: bound by the memory of the weights. A warp computes two outputs
-// of up to eight rows.
+// The product of a few rows with a matrix, as in decoding: bound by the memory of the weights. A warp multiplies up to eight
+// rows with two of the weight, a gate and its up if the product is gated.
 constexpr int FEW_THREADS = 256;
 constexpr int FEW_ROWS = 8;               // of a block
-constexpr int OUTPUTS = 2;                // of a warp
+constexpr int OUTPUTS = 2;                // rows of the weight of a warp
 constexpr int BYTES = 16;                 // of an access
 constexpr int FEW_STEP = 32 * BYTES;      // weights of a row that a warp takes at once
 constexpr int FEW_UNROLLED = 4;           // enough loads in flight at once
@@ -64,7 +44,9 @@ __device__ __forceinline__ int dot_16(const uint4& x, const uint4& y, int sum) {
 template <typename T, int ROWS>
 __device__ __forceinline__ void few_rows(const LinearParams& p) {
     const int lane = threadIdx.x % 32;
-    const int output = (blockIdx.x * (FEW_THREADS / 32) + threadIdx.x / 32) * OUTPUTS;
+    const int warp = threadIdx.x / 32, warps = FEW_THREADS / 32;
+    const int apart = p.is_gated ? warps : 1;  // rows of the weight from the first to the second
+    const int output = blockIdx.x * warps * OUTPUTS + (p.is_gated ? warp : warp * OUTPUTS);
     const int first_row = blockIdx.y * ROWS, rows = min(ROWS, p.rows - first_row);
     int acc[OUTPUTS][ROWS] = {};
     const auto weights = static_cast<const uint8_t*>(p.weight) + int64_t(output) * p.width_in;
@@ -72,7 +54,7 @@ __device__ __forceinline__ void few_rows(const LinearParams& p) {
     auto load = [&](int at, uint4 (&packed)[OUTPUTS]) {
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
-            packed[o] = __ldg(reinterpret_cast<const uint4*>(weights + int64_t(o) * p.width_in + at));
+            packed[o] = __ldg(reinterpret_cast<const uint4*>(weights + int64_t(o * apart) * p.width_in + at));
         }
     };
     auto multiply = [&](int at, const uint4 (&packed)[OUTPUTS]) {
@@ -106,12 +88,21 @@ __device__ __forceinline__ void few_rows(const LinearParams& p) {
     for (int row = 0; row < ROWS; ++row) {
         if (row >= rows) break;
         const float row_scale = p.x_scales[first_row + row];
+        float product[OUTPUTS];
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
             const int sum = __reduce_add_sync(~0u, acc[o][row]);
-            if (lane == 0) {
-                static_cast<T*>(p.out)[int64_t(first_row + row) * p.width_out + output + o] =
-                    T(float(sum) * (row_scale * p.weight_scales[output + o]));
+            product[o] = float(sum) * (row_scale * p.weight_scales[output + o * apart]);
+        }
+        if (lane == 0) {
+            T* out = static_cast<T*>(p.out);
+            if (p.is_gated) {
+                out[int64_t(first_row + row) * (p.weight_rows / 2) + blockIdx.x * warps + warp] =
+                    T(silu(product[0]) * product[1]);
+            } else {
+                out += int64_t(first_row + row) * p.weight_rows + output;
+                out[0] = T(product[0]);
+                out[1] = T(product[1]);
             }
         }
     }
@@ -131,8 +122,6 @@ __device__ __forceinline__ void few_rows(const LinearParams& p) {
 #define S2O_INT8_KERNELS(suffix, T)                                                                                   \
     S2O_INT8_KERNEL(s2o_rms_norm_int8_##suffix, 0, s2o::ROW_THREADS, NormParams,                                       \
                     s2o::after_previous(); s2o::rms_norm_int8<T>(p))                                                   \
-    S2O_INT8_KERNEL(s2o_silu_mul_int8_##suffix, 0, s2o::ROW_THREADS, SiluParams,                                       \
-                    s2o::after_previous(); s2o::silu_mul_int8<T>(p))                                                   \
     S2O_INT8_KERNEL(s2o_quantise_##suffix, 0, s2o::ROW_THREADS, QuantiseParams,                                         \
                     s2o::after_previous(); s2o::quantise<T>(p))                                                        \
     S2O_INT8_KERNEL(s2o_few_rows_int8_##suffix, s2o::FEW_THREADS, s2o::FEW_THREADS, LinearParams,                     \

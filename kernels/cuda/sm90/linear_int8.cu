@@ -2,7 +2,7 @@
 //
 // A persistent block computes tiles of 128 rows and 256 outputs. Warpgroup 0 loads slices of 128 bytes along the inputs
 // by TMA into a ring; warpgroups 1 and 2 multiply 64 rows each. The sums are exact, so they do not depend on the tiles.
-#include "../decoder_params.cuh"
+#include "../decoder_row.cuh"
 #include "../launch.cuh"
 #include "../pair.cuh"
 #include "barrier.cuh"
@@ -43,36 +43,45 @@ struct LinearRing {
     __device__ __forceinline__ uint32_t weight(uint32_t stage) const { return x(stage) + LINEAR_X_BYTES; }
 };
 
-template <typename T>
+// A thread has two rows, and of each two neighbours of every eight of the weight's rows.
+template <typename T, bool IS_GATED>
 __device__ __forceinline__ void store_products(const LinearParams& p, const LinearTile& at, const int32_t (&acc)[128]) {
+    constexpr int APART = IS_GATED ? 16 : 8;  // rows of the weight from eight outputs to the next
     const int warp = threadIdx.x / 32 - LINEAR_WARPGROUP / 32, lane = threadIdx.x % 32, c = lane % 4;
-    const int row0 = at.row * LINEAR_ROWS + warp * 16 + lane / 4, output0 = at.output * LINEAR_OUTPUTS;
+    const int row0 = at.row * LINEAR_ROWS + warp * 16 + lane / 4, first = at.output * LINEAR_OUTPUTS;
+    const int width = IS_GATED ? p.weight_rows / 2 : p.weight_rows;
     float row_scale[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) row_scale[h] = row0 + 8 * h < p.rows ? p.x_scales[row0 + 8 * h] : 0.f;
+    auto scales = [&](int row) {
+        return row < p.weight_rows ? *reinterpret_cast<const float2*>(p.weight_scales + row) : make_float2(0.f, 0.f);
+    };
 #pragma unroll
-    for (int g = 0; g < LINEAR_OUTPUTS / 32; ++g) {
-        // Two outputs of each eight; a pair exists or not as a whole.
-        float2 scale[4];
+    for (int g = 0; g < LINEAR_OUTPUTS / (4 * APART); ++g) {
+        float2 scale[4], up_scale[4];
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
-            const int output = output0 + 32 * g + 8 * b + 2 * c;
-            scale[b] = output < p.width_out ? *reinterpret_cast<const float2*>(p.weight_scales + output)
-                                            : make_float2(0.f, 0.f);
+            scale[b] = scales(first + (4 * g + b) * APART + 2 * c);
+            if constexpr (IS_GATED) up_scale[b] = scales(first + (4 * g + b) * APART + 8 + 2 * c);
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             uint32_t w[4];
 #pragma unroll
             for (int b = 0; b < 4; ++b) {
-                const int i = 16 * g + 4 * b + 2 * h;
-                w[b] = pack<T>(float(acc[i]) * (row_scale[h] * scale[b].x),
-                               float(acc[i + 1]) * (row_scale[h] * scale[b].y));
+                const int i = (4 * g + b) * (APART / 2) + 2 * h;
+                float low = float(acc[i]) * (row_scale[h] * scale[b].x);
+                float high = float(acc[i + 1]) * (row_scale[h] * scale[b].y);
+                if constexpr (IS_GATED) {
+                    low = silu(low) * (float(acc[i + 4]) * (row_scale[h] * up_scale[b].x));
+                    high = silu(high) * (float(acc[i + 5]) * (row_scale[h] * up_scale[b].y));
+                }
+                w[b] = pack<T>(low, high);
             }
             transpose_quad(w, c);
-            const int row = row0 + 8 * h, output = output0 + 32 * g + 8 * c;
-            if (row < p.rows && output < p.width_out) {
-                T* out = static_cast<T*>(p.out) + int64_t(row) * p.width_out + output;
+            const int row = row0 + 8 * h, column = first * 8 / APART + 32 * g + 8 * c;
+            if (row < p.rows && column < width) {
+                T* out = static_cast<T*>(p.out) + int64_t(row) * width + column;
                 *reinterpret_cast<uint4*>(out) = make_uint4(w[0], w[1], w[2], w[3]);
             }
         }
@@ -97,7 +106,7 @@ __device__ __forceinline__ void linear_int8(const CUtensorMap& map_x, const CUte
     __syncthreads();
     overlap();
     const int row_tiles = (p.rows + LINEAR_ROWS - 1) / LINEAR_ROWS;
-    const int output_tiles = (p.width_out + LINEAR_OUTPUTS - 1) / LINEAR_OUTPUTS;
+    const int output_tiles = (p.weight_rows + LINEAR_OUTPUTS - 1) / LINEAR_OUTPUTS;
     const int slices = (p.width_in + LINEAR_DEPTH - 1) / LINEAR_DEPTH;
     RingPosition<LINEAR_STAGES> pos;
     if (threadIdx.x < LINEAR_WARPGROUP) {
@@ -142,7 +151,11 @@ __device__ __forceinline__ void linear_int8(const CUtensorMap& map_x, const CUte
             wgmma_wait<0>();
             pin(acc);
             if (releases) mbarrier_arrive(ring.empty + 8 * last);
-            store_products<T>(p, at, acc);
+            if (p.is_gated) {
+                store_products<T, true>(p, at, acc);
+            } else {
+                store_products<T, false>(p, at, acc);
+            }
         }
     }
 }

@@ -24,7 +24,6 @@ pub struct NormParams {
 pub struct SiluParams {
     pub gate_up: *const c_void,
     pub out: *mut c_void,
-    pub scales: *mut f32,
     pub width: i64,
 }
 
@@ -49,7 +48,8 @@ pub struct LinearParams {
     pub out: *mut c_void,
     pub rows: i32,
     pub width_in: i32,
-    pub width_out: i32,
+    pub weight_rows: i32,
+    pub is_gated: i32,
 }
 
 /// Normalises (optionally) and rotates queries and keys, and writes keys and values to the cache.
@@ -111,7 +111,7 @@ pub struct JoinHeadsParams {
 }
 
 layout!(NormParams: 56, width at 48);
-layout!(SiluParams: 32, width at 24);
+layout!(SiluParams: 24, width at 16);
 layout!(QuantiseParams: 32, width at 24);
 layout!(LinearParams: 56, rows at 40);
 layout!(RotateParams: 120, k_strides at 56, len at 104);

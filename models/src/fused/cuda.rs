@@ -12,7 +12,7 @@ use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, 
 use s2o_kernels::params::{JoinHeadsParams, NormParams, RotateParams, RotationParams, SiluParams};
 use s2o_kernels::{Dtype, Function, Kernel, decoder};
 
-use super::int8_linear::cuda::{Quantised, check_row, rows_grid};
+use super::int8_linear::cuda::{Quantised, rows_grid};
 use super::{Heads, QkNorm, RotatedInt8};
 
 type Result<T> = std::result::Result<T, CudaError>;
@@ -117,60 +117,23 @@ pub(super) fn silu_mul(gate_up: &Tensor) -> Result<Tensor> {
 fn silu<T: Element>(gate_up: &Tensor) -> Result<Tensor> {
     let launcher = Launcher::of(gate_up)?;
     let stream = launcher.stream();
-    let (shape, width) = gated(gate_up);
+    let mut dims = gate_up.dims().to_vec();
+    let last = dims.last_mut().expect("the caller knows the width");
+    *last /= 2;
+    let width = *last;
+    let shape = Shape::from(dims);
     let rows = shape.elem_count() / width;
     let mut out = launcher.uninit::<T>(&shape)?;
     {
         let gate_up = gate_up.storage_and_layout();
         let (gate_up, _gate_up) = address::<T>(&gate_up.0, gate_up.1, stream)?;
         let (out, _out) = out.device_ptr_mut(stream);
-        let params = SiluParams {
-            gate_up: gate_up as *const c_void,
-            out: out as *mut c_void,
-            scales: ptr::null_mut(),
-            width: width as i64,
-        };
+        let params = SiluParams { gate_up: gate_up as *const c_void, out: out as *mut c_void, width: width as i64 };
         let function = Function::new(Kernel::SiluMul, T::DTYPE, ANY_HEAD_DIM);
         // SAFETY: the grid covers every row of contiguous tensors, both held until the launch is enqueued.
         unsafe { launcher.launch(function, &params, Grid::Blocks([rows, decoder::silu_blocks(width), 1])) }?;
     }
     Ok(launcher.tensor(out, shape))
-}
-
-/// The shape of `silu(gate) * up`, and its width.
-fn gated(gate_up: &Tensor) -> (Shape, usize) {
-    let mut dims = gate_up.dims().to_vec();
-    let width = dims.last().map_or(0, |width| width / 2);
-    *dims.last_mut().expect("the caller knows the width") = width;
-    (Shape::from(dims), width)
-}
-
-/// [`silu_mul`], quantised.
-pub(super) fn silu_mul_int8(gate_up: &Tensor) -> Result<RotatedInt8> {
-    match gate_up.dtype() {
-        DType::BF16 => silu_int8::<bf16>(gate_up),
-        _ => silu_int8::<f16>(gate_up),
-    }
-}
-
-fn silu_int8<T: Element>(gate_up: &Tensor) -> Result<RotatedInt8> {
-    let launcher = Launcher::of(gate_up)?;
-    let stream = launcher.stream();
-    let (shape, width) = gated(gate_up);
-    check_row(width)?;
-    let mut out = Quantised::new(&launcher, &shape, width)?;
-    {
-        let gate_up = gate_up.storage_and_layout();
-        let (gate_up, _gate_up) = address::<T>(&gate_up.0, gate_up.1, stream)?;
-        let (values, scales, _guards) = out.addresses(stream);
-        let params = SiluParams { gate_up: gate_up as *const c_void, out: values, scales, width: width as i64 };
-        let function = Function::new(Kernel::SiluMulInt8, T::DTYPE, ANY_HEAD_DIM);
-        // SAFETY: one thread block per row of contiguous tensors, all held until the launch is enqueued.
-        unsafe {
-            launcher.launch(function, &params, rows_grid(shape.elem_count() / width, decoder::gate_threads(width)))
-        }?;
-    }
-    Ok(out.written(&launcher, gate_up.dtype()))
 }
 
 /// cos and sin of positions `start .. start + len`: `(2, len, frequencies)`, f32.

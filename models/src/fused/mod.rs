@@ -6,6 +6,7 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod gated;
 mod heads;
 mod int8;
 mod int8_linear;
@@ -14,6 +15,7 @@ mod norm;
 mod rotary;
 mod stacked;
 
+pub use gated::GatedLinear;
 pub use heads::join_heads;
 pub use int8::{Int8Rows, decode_attn_int8};
 pub use int8_linear::{Int8Linear, RotatedInt8, Rows, supports_int8};
@@ -21,7 +23,7 @@ pub(crate) use int8_linear::{MAX_WIDTH as INT8_MAX_WIDTH, NEEDS as INT8_NEEDS};
 pub use linear::{Linear, LinearPrecision};
 pub use norm::{add_rms_norm, rms_norm, rms_norm_int8};
 pub use rotary::{Heads, LayerCache, QkNorm, Rotary, Rotation, rotate_into_cache};
-pub use stacked::{Stacked, StackedLinear, silu_mul, silu_mul_int8};
+pub use stacked::{Stacked, StackedLinear, silu_mul};
 
 use candle_core::{DType, Device};
 #[cfg(feature = "cuda")]

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use candle_core::{D, Result, Tensor, bail};
 
-use super::{Linear, LinearPrecision, RotatedInt8, Rows, supports};
 #[cfg(feature = "cuda")]
-use super::{cuda, supports_int8};
+use super::cuda;
+use super::{Linear, LinearPrecision, Rows, supports};
 
 /// Linear layers on one input. On a GPU their weights are stacked unless they are quantised, and one matrix product
 /// computes all outputs. On a CPU they stay separate, because the next steps need contiguous outputs.
@@ -161,18 +161,4 @@ pub fn silu_mul(gate_up: Stacked) -> Result<Tensor> {
     }
     let parts = gate_up.into_parts()?;
     parts[0].silu()? * &parts[1]
-}
-
-/// [`silu_mul`], quantised.
-///
-/// # Errors
-/// As [`silu_mul`] and [`RotatedInt8::quantise`].
-pub fn silu_mul_int8(gate_up: Stacked) -> Result<RotatedInt8> {
-    #[cfg(feature = "cuda")]
-    if let Some(joined) = gate_up.gated_on_gpu()
-        && supports_int8(joined.device(), joined.dtype())
-    {
-        return Ok(cuda::silu_mul_int8(&joined.contiguous()?)?);
-    }
-    RotatedInt8::quantise(&silu_mul(gate_up)?)
 }

@@ -10,7 +10,7 @@ use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, 
 use s2o_kernels::params::{LinearParams, QuantiseParams, Strides};
 use s2o_kernels::{Function, Kernel, decoder};
 
-use super::{MAX_WIDTH, RotatedInt8};
+use super::{Int8Linear, MAX_WIDTH, RotatedInt8};
 use crate::fused::linear::FEW_ROWS;
 
 // Builds without the kernels know this limit too.
@@ -107,20 +107,21 @@ pub(in crate::fused) fn check_row(width: usize) -> Result<()> {
     }
 }
 
-/// `x W^T` in the dtype of `x` before it was quantised.
-pub(super) fn product(x: &RotatedInt8, weight: &RotatedInt8) -> Result<Tensor> {
+/// The product, or gated product, in the dtype of `x` before it was quantised.
+pub(super) fn product(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor> {
     match x.dtype {
-        DType::BF16 => product_in::<bf16>(x, weight),
-        _ => product_in::<f16>(x, weight),
+        DType::BF16 => product_in::<bf16>(x, linear),
+        _ => product_in::<f16>(x, linear),
     }
 }
 
-fn product_in<T: Element>(x: &RotatedInt8, weight: &RotatedInt8) -> Result<Tensor> {
+fn product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor> {
     let launcher = Launcher::of(&x.values)?;
     let stream = launcher.stream();
-    let (size_out, size_in) = weight.values.dims2()?;
+    let weight = &linear.weight;
+    let (weight_rows, size_in) = weight.values.dims2()?;
     let rows = x.values.elem_count() / size_in;
-    let shape = with_width(x.values.dims(), size_out);
+    let shape = with_width(x.values.dims(), linear.size_out()?);
     let mut out = launcher.uninit::<T>(&shape)?;
     {
         let tensors = [&x.values, &weight.values].map(Tensor::storage_and_layout);
@@ -138,19 +139,20 @@ fn product_in<T: Element>(x: &RotatedInt8, weight: &RotatedInt8) -> Result<Tenso
             out: out as *mut c_void,
             rows: to_i32("rows", rows)?,
             width_in: to_i32("size_in", size_in)?,
-            width_out: to_i32("size_out", size_out)?,
+            weight_rows: to_i32("size_out", weight_rows)?,
+            is_gated: linear.is_gated.into(),
         };
         let function = |kernel| Function::new(kernel, T::DTYPE, ANY_HEAD_DIM);
-        // SAFETY: the grids cover every output of every row (sizes are multiples of 16, which `Int8Linear::new` checks);
+        // SAFETY: the grids cover every output of every row (sizes are multiples of 16, which `Int8Linear` checks);
         // the matrices are contiguous, and all tensors are held until the launch is enqueued.
         unsafe {
             if rows <= FEW_ROWS {
-                let blocks = [size_out / decoder::FEW_ROWS_OUTPUTS, rows.div_ceil(decoder::FEW_ROWS), 1];
+                let blocks = [weight_rows / decoder::FEW_ROWS_OUTPUTS, rows.div_ceil(decoder::FEW_ROWS), 1];
                 launcher.launch(function(Kernel::FewRowsInt8), &params, Grid::Blocks(blocks))
             } else {
                 let [of_rows, of_outputs] = decoder::LINEAR_TILE;
-                let views = [matrix(x, rows, size_in, of_rows), matrix(weight, size_out, size_in, of_outputs)];
-                let items = rows.div_ceil(of_rows) * size_out.div_ceil(of_outputs);
+                let views = [matrix(x, rows, size_in, of_rows), matrix(weight, weight_rows, size_in, of_outputs)];
+                let items = rows.div_ceil(of_rows) * weight_rows.div_ceil(of_outputs);
                 launcher.launch_on(function(Kernel::LinearInt8), views, &params, Grid::Persistent { items })
             }
         }?;

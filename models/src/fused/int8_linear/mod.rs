@@ -130,6 +130,8 @@ pub struct Int8Linear {
     /// `(size_out, size_in)`, a scale for each output.
     weight: RotatedInt8,
     bias: Option<Tensor>,
+    /// Whether the outputs are gates and ups, eight of each in turn, and the result is their gated product.
+    is_gated: bool,
 }
 
 impl Int8Linear {
@@ -139,7 +141,22 @@ impl Int8Linear {
     /// As [`RotatedInt8::quantise`].
     pub fn new(linear: &candle_nn::Linear) -> Result<Self> {
         check_width("number of outputs", linear.weight().dim(0)?)?;
-        Ok(Self { weight: RotatedInt8::quantise(linear.weight())?, bias: linear.bias().cloned() })
+        Ok(Self { weight: RotatedInt8::quantise(linear.weight())?, bias: linear.bias().cloned(), is_gated: false })
+    }
+
+    /// The layer whose output is `silu(x gate^T) * (x up^T)`, for weights `(size, size_in)`. Sizes are multiples of 16.
+    ///
+    /// # Errors
+    /// As [`Self::new`], or if the weights have different shapes.
+    pub fn gated(gate: &Tensor, up: &Tensor) -> Result<Self> {
+        /// A warp of the kernels holds this many neighbouring outputs.
+        const TOGETHER: usize = 8;
+        let (size, size_in) = gate.dims2()?;
+        check_width("number of outputs", size)?;
+        let parts = [gate, up].map(|weight| weight.reshape((size / TOGETHER, TOGETHER, size_in)));
+        let [gate, up] = parts;
+        let weight = Tensor::cat(&[gate?, up?], 1)?.reshape((2 * size, size_in))?;
+        Ok(Self { weight: RotatedInt8::quantise(&weight)?, bias: None, is_gated: true })
     }
 
     /// The output `(.., size_out)` for rows `(.., size_in)`, in their dtype. A row's output does not depend on the others.
@@ -161,8 +178,8 @@ impl Int8Linear {
     #[cfg(feature = "cuda")]
     fn product(&self, x: &Rows) -> Result<Tensor> {
         Ok(match x {
-            Rows::Int8(x) => cuda::product(x, &self.weight)?,
-            Rows::Plain(x) => cuda::product(&RotatedInt8::quantise(x)?, &self.weight)?,
+            Rows::Int8(x) => cuda::product(x, self)?,
+            Rows::Plain(x) => cuda::product(&RotatedInt8::quantise(x)?, self)?,
         })
     }
 
@@ -171,9 +188,9 @@ impl Int8Linear {
         bail!("int8: expected a build with the feature `cuda`")
     }
 
-    /// Rows of the weight.
     pub(crate) fn size_out(&self) -> Result<usize> {
-        self.weight.values.dim(0)
+        let rows = self.weight.values.dim(0)?;
+        Ok(if self.is_gated { rows / 2 } else { rows })
     }
 
     fn size_in(&self) -> Result<usize> {
