@@ -18,12 +18,15 @@ const STOCK: &str = "stock, candle-flash-attn 0.11.1";
 
 /// Prefix of the rows' method, and name of the method. The longest matching prefix decides.
 const ATTENTION: [(&str, &str); 3] = [("dense, ", "dense"), ("default, ", "S2O"), ("paper, ", "S2O paper")];
-const PREFILL: [(&str, &str); 5] = [
+const PREFILL: [(&str, &str); 7] = [
     ("dense, ", "dense"),
     ("s2o, ", "S2O"),
     ("s2o, paper's preset, ", "S2O paper"),
     ("dense, linear layers in int8, ", "dense int8"),
     ("s2o, linear layers in int8, ", "S2O int8"),
+    // An option that int8 has replaced.
+    ("dense, linear layers in fp8, ", "dense fp8"),
+    ("s2o, linear layers in fp8, ", "S2O fp8"),
 ];
 
 /// One method on one kind of tensors or weights.
