@@ -1,5 +1,5 @@
 //! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu`, `cuda/int8.cu`,
-//! `cuda/join_heads.cu`, `cuda/sm90/decoder_int8.cu` and `cuda/sm90/linear_int8.cu`.
+//! `cuda/join_heads.cu`, `cuda/sm90/linear_int8_steps.cu` and `cuda/sm90/linear_int8.cu`.
 
 /// Elements of one 16-byte access. Every width is a multiple of it.
 pub const VECTOR: usize = 8;

@@ -97,7 +97,7 @@ pub(in crate::fused) fn rows_grid(rows: usize, threads: usize) -> Grid {
 }
 
 /// Refuses rows that the registers of a block do not hold.
-pub(in crate::fused) fn check_row(width: usize) -> Result<()> {
+fn check_row(width: usize) -> Result<()> {
     match width {
         1..=MAX_WIDTH => Ok(()),
         got => {
