@@ -196,7 +196,7 @@ fn wrong_options_say_expected_and_got() {
         (&["--revision", "main"], "expected a Hugging Face id"),
         (
             &["--linear", "int8", "--device", "cpu", "--context", "100"],
-            "linear layers in int8: expected bf16 or f16 on an NVIDIA GPU of compute capability 9.0 (H100, H200), its",
+            "linear layers in int8: expected bf16 or f16 on an NVIDIA GPU of compute capability 9.0 (H100, H200) and its",
         ),
         (&["--dtype", "gguf"], "--dtype gguf: expected a .gguf file as --model, got needle-11m"),
     ];
