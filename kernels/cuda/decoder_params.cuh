@@ -7,8 +7,8 @@
 //   s2o_linear_int8_*     products of many (sm90/linear_int8.cu)
 //   s2o_rotate_*          norms (optionally) and rotates q and k, writes k and v to the cache; one block per position
 //   s2o_rotation_table    cos and sin for s2o_rotate_*; one thread per pair
-// All are bound by memory: 16-byte accesses, every byte once, sums in f32. Tensors are contiguous unless they have
-// strides here, and begin at multiples of 16 bytes.
+// All but s2o_linear_int8 are bound by memory: 16-byte accesses, every byte once, sums in f32. Tensors are contiguous
+// unless they have strides here, and begin at multiples of 16 bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>

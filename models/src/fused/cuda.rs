@@ -12,7 +12,7 @@ use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, 
 use s2o_kernels::params::{JoinHeadsParams, NormParams, RotateParams, RotationParams, SiluParams};
 use s2o_kernels::{Dtype, Function, Kernel, decoder};
 
-use super::int8_linear::cuda::{Quantised, rows_grid};
+use super::int8_linear::cuda::{Quantised, rows_grid, with_width};
 use super::{Heads, QkNorm, RotatedInt8};
 
 type Result<T> = std::result::Result<T, CudaError>;
@@ -117,11 +117,8 @@ pub(super) fn silu_mul(gate_up: &Tensor) -> Result<Tensor> {
 fn silu<T: Element>(gate_up: &Tensor) -> Result<Tensor> {
     let launcher = Launcher::of(gate_up)?;
     let stream = launcher.stream();
-    let mut dims = gate_up.dims().to_vec();
-    let last = dims.last_mut().expect("the caller knows the width");
-    *last /= 2;
-    let width = *last;
-    let shape = Shape::from(dims);
+    let width = gate_up.dims().last().map_or(0, |width| width / 2);
+    let shape = with_width(gate_up.dims(), width);
     let rows = shape.elem_count() / width;
     let mut out = launcher.uninit::<T>(&shape)?;
     {

@@ -139,7 +139,7 @@ fn product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor
             out: out as *mut c_void,
             rows: to_i32("rows", rows)?,
             width_in: to_i32("size_in", size_in)?,
-            weight_rows: to_i32("size_out", weight_rows)?,
+            weight_rows: to_i32("rows of the weight", weight_rows)?,
             is_gated: linear.is_gated.into(),
         };
         let function = |kernel| Function::new(kernel, T::DTYPE, ANY_HEAD_DIM);
@@ -168,7 +168,7 @@ fn matrix(address: CUdeviceptr, rows: usize, width: usize, box_rows: usize) -> V
 }
 
 /// `dims` with another last dimension.
-fn with_width(dims: &[usize], width: usize) -> Shape {
+pub(in crate::fused) fn with_width(dims: &[usize], width: usize) -> Shape {
     let mut dims = dims.to_vec();
     if let Some(last) = dims.last_mut() {
         *last = width;

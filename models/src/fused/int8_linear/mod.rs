@@ -127,7 +127,7 @@ fn check_width(what: &str, got: usize) -> Result<()> {
 /// A linear layer with a rotated int8 weight.
 #[derive(Debug, Clone)]
 pub struct Int8Linear {
-    /// `(size_out, size_in)`, a scale for each output.
+    /// `(size_out, size_in)`, or `(2 size_out, size_in)` with a gate; a scale for each row.
     weight: RotatedInt8,
     bias: Option<Tensor>,
     /// Whether the outputs are gates and ups, eight of each in turn, and the result is their gated product.
@@ -153,8 +153,7 @@ impl Int8Linear {
         const TOGETHER: usize = 8;
         let (size, size_in) = gate.dims2()?;
         check_width("number of outputs", size)?;
-        let parts = [gate, up].map(|weight| weight.reshape((size / TOGETHER, TOGETHER, size_in)));
-        let [gate, up] = parts;
+        let [gate, up] = [gate, up].map(|weight| weight.reshape((size / TOGETHER, TOGETHER, size_in)));
         let weight = Tensor::cat(&[gate?, up?], 1)?.reshape((2 * size, size_in))?;
         Ok(Self { weight: RotatedInt8::quantise(&weight)?, bias: None, is_gated: true })
     }
