@@ -12,7 +12,7 @@ __device__ __forceinline__ void rms_norm(const NormParams& p) {
     const int count = p.width / VECTOR;
 #pragma unroll
     for (int i = 0; i < ROW_VECTORS; ++i) {
-        const int at = threadIdx.x + i * blockDim.x;
+        const int at = vector_place(i);
         if (at < count) *vectors(p.out, int64_t(blockIdx.x) * count + at) = x[i];
     }
 }

@@ -44,8 +44,8 @@ struct QuantiseParams {
 };
 static_assert(sizeof(QuantiseParams) == 32 && offsetof(QuantiseParams, width) == 24, "mirrored on the host");
 
-// Grid of `few_rows_int8`: (weight_rows / 16, ceil(rows / 8)). `linear_int8` is persistent and takes x and weight as tensor
-// maps. With a gate, the rows of the weight are eight gates and eight ups in turn, and out is silu(gate) * up.
+// Grid of `few_rows_int8`: (weight_rows / 16, ceil(rows / 8)). `linear_int8` is persistent and takes x, weight and out as
+// tensor maps. With a gate, the rows of the weight are eight gates and eight ups in turn, and out is silu(gate) * up.
 struct LinearParams {
     const void* x;               // (rows, width_in), int8
     const void* weight;          // (weight_rows, width_in), int8

@@ -31,8 +31,15 @@ __device__ __forceinline__ const uint4* vectors(const void* base, int64_t first)
 
 __device__ __forceinline__ uint4* vectors(void* base, int64_t first) { return static_cast<uint4*>(base) + first; }
 
-constexpr int ROW_THREADS = 1024;  // at most; the launch gives each thread about two vectors
-constexpr int ROW_VECTORS = 4;     // of a thread, at most
+constexpr int ROW_THREADS = 1024;  // at most; the launch gives each warp 1024 elements
+constexpr int ROW_VECTORS = 4;     // of a thread
+
+// The place in the row of vector i of this thread. A warp holds 1024 elements as two operands of mma, whose rows are 64
+// elements (sm90/rotated_int8.cuh multiplies them): lane l has vectors l % 4 and l % 4 + 4 of rows l / 4 and l / 4 + 8.
+__device__ __forceinline__ int vector_place(int i) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    return warp * (32 * ROW_VECTORS) + i / 2 * 64 + lane / 4 * 8 + i % 2 * 4 + lane % 4;
+}
 
 struct Sum {
     __device__ __forceinline__ float operator()(float x, float y) const { return x + y; }
@@ -66,7 +73,7 @@ __device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_V
     // All loads come first, so that a row waits for memory once.
 #pragma unroll
     for (int i = 0; i < ROW_VECTORS; ++i) {
-        const int at = threadIdx.x + i * blockDim.x;
+        const int at = vector_place(i);
         if (at < count) {
             x[i] = *vectors(p.x, row + at);
             if (p.delta) delta[i] = *vectors(p.delta, row + at);
@@ -75,7 +82,7 @@ __device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_V
     float squares = 0.f;
 #pragma unroll
     for (int i = 0; i < ROW_VECTORS; ++i) {
-        const int at = threadIdx.x + i * blockDim.x;
+        const int at = vector_place(i);
         if (at < count) {
             float wide[VECTOR];
             widen<T>(x[i], wide);
@@ -96,7 +103,7 @@ __device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_V
     const float scale = rsqrtf(over_block(squares, Sum()) / float(p.width) + p.eps);
 #pragma unroll
     for (int i = 0; i < ROW_VECTORS; ++i) {
-        const int at = threadIdx.x + i * blockDim.x;
+        const int at = vector_place(i);
         if (at < count) {
             float wide[VECTOR], weight[VECTOR];
             widen<T>(x[i], wide);
@@ -108,7 +115,14 @@ __device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_V
     }
 }
 
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
+// x / (1 + exp(-x)). Without denormal numbers, whose handling takes more instructions than the rest.
+__device__ __forceinline__ float silu(float x) {
+    constexpr float MINUS_LOG2_E = -1.4426950408889634f;
+    float exponential, reciprocal;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(x * MINUS_LOG2_E));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1.f + exponential));
+    return x * reciprocal;
+}
 
 // silu(gate) * up.
 template <typename T>

@@ -6,9 +6,9 @@ pub const VECTOR: usize = 8;
 /// Elements of the widest row that a block holds in its registers.
 pub const MAX_ROW_WIDTH: usize = 1024 * 4 * VECTOR;
 
-/// Threads of a block that holds a row: one for every two vectors, at most 1024.
+/// Threads of a block that holds a row: a warp for every 1024 elements.
 pub fn row_threads(width: usize) -> usize {
-    (width / VECTOR).div_ceil(2).next_multiple_of(32).min(1024)
+    32 * width.div_ceil(32 * 4 * VECTOR)
 }
 
 /// Blocks per row of the `silu_mul` kernel.
@@ -22,6 +22,8 @@ pub const FEW_ROWS: usize = 8;
 pub const FEW_ROWS_OUTPUTS: usize = 16;
 /// Rows, and rows of the weight, of a tile of the `linear_int8` kernel.
 pub const LINEAR_TILE: [usize; 2] = [128, 256];
+/// Rows that the `linear_int8` kernel stores at once.
+pub const LINEAR_PANEL_ROWS: usize = 64;
 
 /// Threads per block of the rotation kernel: enough for half of the heads, at most 256.
 pub fn rotate_threads(heads: usize, head_dim: usize) -> usize {
@@ -51,7 +53,7 @@ mod tests {
             let threads = row_threads(width);
             assert!(threads.is_multiple_of(32) && threads <= 1024 && 4 * threads * VECTOR >= width, "{width}");
         }
-        assert_eq!([64, 4096, 14336].map(row_threads), [32, 256, 896]);
+        assert_eq!([64, 4096, 14336].map(row_threads), [32, 128, 448]);
     }
 
     #[test]

@@ -23,7 +23,7 @@ fn dequantised(x: &RotatedInt8) -> Vec<f64> {
     bytes.iter().enumerate().map(|(i, &byte)| f64::from(byte as i8) * f64::from(scales[i / width])).collect()
 }
 
-/// Blocks of a row times a Hadamard matrix over the root of its size, in the kernel's order and with its signs.
+/// Blocks of a row times a Hadamard matrix over the root of its size.
 fn rotated(x: &[f32]) -> Vec<f64> {
     let block = (1 << x.len().trailing_zeros()).min(64);
     let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
@@ -31,20 +31,7 @@ fn rotated(x: &[f32]) -> Vec<f64> {
         let sum: f64 = x.iter().enumerate().map(|(j, &x)| sign(i, j) * f64::from(x)).sum();
         sum / (block as f64).sqrt()
     };
-    let groups = block / 4;
-    x.chunks(block)
-        .flat_map(|x| {
-            let mut stored = vec![0.0; block];
-            for i in 0..block {
-                // The groups of four turn by one bit, and the sign is that of the pairs of adjacent bits.
-                let group = i / 4;
-                let place = (2 * group + 2 * group / groups) % groups * 4 + i % 4;
-                let is_negated = (group & group >> 1).count_ones() % 2 == 1;
-                stored[place] = if is_negated { -entry(x, i) } else { entry(x, i) };
-            }
-            stored
-        })
-        .collect()
+    x.chunks(block).flat_map(|x| (0..block).map(|i| entry(x, i)).collect::<Vec<_>>()).collect()
 }
 
 fn numbers(device: &Device, dims: &[usize], dtype: DType, seed: u64) -> Tensor {

@@ -78,6 +78,25 @@ __device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, u
         "l"(map), "r"(bar), "r"(d), "r"(token), "r"(head), "r"(batch)
         : "memory");
 }
+// The box at (d, token, 0, 0) of a 4-D map gets the tile at `src`, except for what lies outside the tensor. `bulk_commit`
+// closes a group of such stores; they read the tile after a `fence_proxy_async` of those who wrote it.
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t src, int d, int token) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %4}], [%1];" ::"l"(map), "r"(src),
+                 "r"(d), "r"(token), "r"(0)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most this many of the thread's groups still read their tiles.
+template <int GROUPS_LEFT>
+__device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(GROUPS_LEFT) : "memory");
+}
+// Loads a multiple of 16 contiguous bytes.
+__device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar)
+                 : "memory");
+}
 __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

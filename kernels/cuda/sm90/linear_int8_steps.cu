@@ -10,7 +10,7 @@ template <typename T>
 __device__ __forceinline__ void rms_norm_int8(const NormParams& p) {
     uint4 x[ROW_VECTORS];
     normed_row<T>(p, x);
-    quantise<T>(x, p.width / VECTOR, p.out, p.scales);
+    quantise<T>(x, p.width, p.out, p.scales);
 }
 
 template <typename T>
@@ -19,10 +19,10 @@ __device__ __forceinline__ void quantise(const QuantiseParams& p) {
     uint4 x[ROW_VECTORS];
 #pragma unroll
     for (int i = 0; i < ROW_VECTORS; ++i) {
-        const int at = threadIdx.x + i * blockDim.x;
+        const int at = vector_place(i);
         if (at < count) x[i] = *vectors(p.x, int64_t(blockIdx.x) * count + at);
     }
-    quantise<T>(x, count, p.out, p.scales);
+    quantise<T>(x, p.width, p.out, p.scales);
 }
 
 // The product of a few rows with a matrix, as in decoding: bound by the memory of the weights. A warp multiplies up to eight

@@ -151,7 +151,11 @@ fn product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor
                 launcher.launch(function(Kernel::FewRowsInt8), &params, Grid::Blocks(blocks))
             } else {
                 let [of_rows, of_outputs] = decoder::LINEAR_TILE;
-                let views = [matrix(x, rows, size_in, of_rows), matrix(weight, weight_rows, size_in, of_outputs)];
+                let views = [
+                    matrix(x, rows, size_in / 2, of_rows),
+                    matrix(weight, weight_rows, size_in / 2, of_outputs),
+                    matrix(out, rows, linear.size_out()?, decoder::LINEAR_PANEL_ROWS),
+                ];
                 let items = rows.div_ceil(of_rows) * weight_rows.div_ceil(of_outputs);
                 launcher.launch_on(function(Kernel::LinearInt8), views, &params, Grid::Persistent { items })
             }
@@ -160,9 +164,8 @@ fn product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor
     Ok(launcher.tensor(out, shape))
 }
 
-/// A contiguous matrix of bytes, as elements of 16 bits.
-fn matrix(address: CUdeviceptr, rows: usize, width: usize, box_rows: usize) -> View {
-    let columns = width / 2;
+/// A contiguous matrix of 16-bit elements. Two entries of an int8 matrix count as one.
+fn matrix(address: CUdeviceptr, rows: usize, columns: usize, box_rows: usize) -> View {
     let [seq, batch] = [columns, rows * columns].map(|stride| stride as i64);
     View { address, dims: [1, rows, 1, columns], strides: Strides { batch, seq, head: seq }, box_rows }
 }
