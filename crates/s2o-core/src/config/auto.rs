@@ -90,7 +90,7 @@ impl From<f32> for Tau {
 /// Number of tokens in a segment (the paper's S). All queries of a segment share one key order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentLen {
-    /// `auto`, by prompt length: 256 up to 4K tokens, 512 up to 16K, 1024 up to 48K, 2048 up to 192K, 4096 beyond.
+    /// `auto`, by prompt length: 256 up to 4K tokens, 512 up to 16K, 1024 up to 48K, 2048 up to 384K, 4096 beyond.
     Auto,
     /// The same length for every prompt.
     Fixed(usize),
@@ -107,7 +107,7 @@ impl SegmentLen {
             Self::Auto if prompt_len <= 4 * K => 256,
             Self::Auto if prompt_len <= 16 * K => 512,
             Self::Auto if prompt_len <= 48 * K => 1024,
-            Self::Auto if prompt_len <= 192 * K => 2048,
+            Self::Auto if prompt_len <= 384 * K => 2048,
             Self::Auto => 4096,
         }
     }
@@ -221,8 +221,8 @@ mod tests {
             (16 * K + 1, 1024),
             (48 * K, 1024),
             (48 * K + 1, 2048),
-            (192 * K, 2048),
-            (192 * K + 1, 4096),
+            (384 * K, 2048),
+            (384 * K + 1, 4096),
             (1 << 20, 4096),
         ] {
             assert_eq!(SegmentLen::Auto.resolve(prompt_len), segment, "{prompt_len}");
