@@ -1,6 +1,7 @@
 // Rows of 16-bit elements in the registers of a thread block: 16-byte accesses, f32 arithmetic.
 #pragma once
 #include "decoder_params.cuh"
+#include "launch.cuh"
 #include "pair.cuh"
 
 namespace s2o {
@@ -64,13 +65,20 @@ __device__ __forceinline__ float over_block(float x, Join join) {
     return x;
 }
 
-// The RMS norm of this block's row of x + delta, in registers. With a delta the sum is written to p.sum.
+// The RMS norm of this block's row of x + delta, in registers. With a delta the sum is written to p.sum. Calls
+// `after_previous`.
 template <typename T>
 __device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_VECTORS]) {
     const int count = p.width / VECTOR;
     const int64_t row = int64_t(blockIdx.x) * count;
-    uint4 delta[ROW_VECTORS];
-    // All loads come first, so that a row waits for memory once.
+    uint4 weights[ROW_VECTORS], delta[ROW_VECTORS];
+    // All loads come first, so that a row waits for memory once. No kernel before this one writes the weight.
+#pragma unroll
+    for (int i = 0; i < ROW_VECTORS; ++i) {
+        const int at = vector_place(i);
+        if (at < count) weights[i] = *vectors(p.weight, at);
+    }
+    after_previous();
 #pragma unroll
     for (int i = 0; i < ROW_VECTORS; ++i) {
         const int at = vector_place(i);
@@ -107,7 +115,7 @@ __device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_V
         if (at < count) {
             float wide[VECTOR], weight[VECTOR];
             widen<T>(x[i], wide);
-            widen<T>(*vectors(p.weight, at), weight);
+            widen<T>(weights[i], weight);
 #pragma unroll
             for (int j = 0; j < VECTOR; ++j) wide[j] *= scale * weight[j];
             x[i] = narrow<T>(wide);

@@ -124,6 +124,13 @@ fn check_width(what: &str, got: usize) -> Result<()> {
     }
 }
 
+/// A weight, quantised when this returns: products read their weight before they wait for the kernels before them.
+fn complete(weight: &Tensor) -> Result<RotatedInt8> {
+    let quantised = RotatedInt8::quantise(weight)?;
+    weight.device().synchronize()?;
+    Ok(quantised)
+}
+
 /// A linear layer with a rotated int8 weight.
 #[derive(Debug, Clone)]
 pub struct Int8Linear {
@@ -141,7 +148,7 @@ impl Int8Linear {
     /// As [`RotatedInt8::quantise`].
     pub fn new(linear: &candle_nn::Linear) -> Result<Self> {
         check_width("number of outputs", linear.weight().dim(0)?)?;
-        Ok(Self { weight: RotatedInt8::quantise(linear.weight())?, bias: linear.bias().cloned(), is_gated: false })
+        Ok(Self { weight: complete(linear.weight())?, bias: linear.bias().cloned(), is_gated: false })
     }
 
     /// The layer whose output is `silu(x gate^T) * (x up^T)`, for weights `(size, size_in)`. Sizes are multiples of 16.
@@ -155,7 +162,7 @@ impl Int8Linear {
         check_width("number of outputs", size)?;
         let [gate, up] = [gate, up].map(|weight| weight.reshape((size / TOGETHER, TOGETHER, size_in)));
         let weight = Tensor::cat(&[gate?, up?], 1)?.reshape((2 * size, size_in))?;
-        Ok(Self { weight: RotatedInt8::quantise(&weight)?, bias: None, is_gated: true })
+        Ok(Self { weight: complete(&weight)?, bias: None, is_gated: true })
     }
 
     /// The output `(.., size_out)` for rows `(.., size_in)`, in their dtype. A row's output does not depend on the others.
