@@ -10,7 +10,7 @@ use crate::error::{ModelError, Result};
 use crate::kv_cache::KvCache;
 use crate::model::LoadedModel;
 use crate::prefill::PrefillOptions;
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, likeliest};
 use crate::text_stream::TextStream;
 
 pub use crate::sampling::GenerationOptions;
@@ -88,10 +88,8 @@ impl<'m> TokenStream<'m> {
         }
         if let Some(token) = self.pending.take() {
             self.logits = self.decoder.decode_ids(&[token], self.cache)?.squeeze(0)?;
-            self.cache.check_logits(&self.logits)?;
         }
-        let recent = self.context.len().saturating_sub(self.sampler.options.repeat_last_n);
-        let token = self.sampler.sample(&self.logits, &self.context[recent..])?;
+        let token = self.choose()?;
         if self.eos_ids.contains(&token) {
             self.stopped = Some(StopReason::Eos);
             return Ok(None);
@@ -100,6 +98,20 @@ impl<'m> TokenStream<'m> {
         self.pending = Some(token);
         self.generated += 1;
         Ok(Some(token))
+    }
+
+    /// The next token by the logits, which must be finite. The greedy choice reads their sum with it, because every read
+    /// makes the host wait for the device.
+    fn choose(&mut self) -> Result<u32> {
+        if self.sampler.is_greedy() {
+            let (token, sum) = likeliest(&self.logits)?;
+            if sum.is_finite() {
+                return Ok(token);
+            }
+        }
+        self.cache.check_logits(&self.logits)?;
+        let recent = self.context.len().saturating_sub(self.sampler.options.repeat_last_n);
+        self.sampler.sample(&self.logits, &self.context[recent..])
     }
 }
 

@@ -84,11 +84,21 @@ impl Sampler {
         Self { rng: StdRng::seed_from_u64(options.seed), options }
     }
 
+    /// Whether the choice is the most likely token, without a penalty.
+    pub(crate) fn is_greedy(&self) -> bool {
+        self.options.repeat_penalty == 1.0 && self.temperature().is_none()
+    }
+
+    /// `None` takes the most likely token.
+    fn temperature(&self) -> Option<f64> {
+        self.options.temperature.filter(|temperature| *temperature >= MIN_TEMPERATURE)
+    }
+
     /// Samples the next token from logits `(vocab_size,)`, after the penalty on the `recent` tokens.
     pub(crate) fn sample(&mut self, logits: &Tensor, recent: &[u32]) -> Result<u32> {
         let logits = self.penalise(logits.to_dtype(DType::F32)?, recent)?;
-        let Some(temperature) = self.options.temperature.filter(|temperature| *temperature >= MIN_TEMPERATURE) else {
-            return likeliest(&logits);
+        let Some(temperature) = self.temperature() else {
+            return Ok(likeliest(&logits)?.0);
         };
         let mut weights = softmax_last_dim(&(logits / temperature)?)?.to_vec1::<f32>()?;
         let mut tokens: Vec<usize> = (0..weights.len()).collect();
@@ -123,23 +133,26 @@ impl Sampler {
 /// Most rows of [`likeliest`]: enough to fill a GPU.
 const MOST_ROWS: usize = 1024;
 
-/// The place of the largest of the logits `(vocab_size,)`.
-fn likeliest(logits: &Tensor) -> Result<u32> {
-    let size = logits.dim(0)?;
+/// The place of the largest of the logits `(vocab_size,)`, and a sum that is finite if all of them are.
+pub(crate) fn likeliest(logits: &Tensor) -> Result<(u32, f32)> {
+    let (logits, size) = (logits.to_dtype(DType::F32)?, logits.dim(0)?);
     let rows = (1..=MOST_ROWS).rev().find(|rows| size.is_multiple_of(*rows)).unwrap_or(1);
-    if logits.device().is_cpu() || rows == 1 {
-        return Ok(logits.argmax(D::Minus1)?.to_scalar()?);
-    }
     // Candle reduces a vector in one thread block, but the rows of a matrix in one block each.
     likeliest_in(&logits.reshape((rows, size / rows))?)
 }
 
-/// The place of the largest entry of a matrix, in the order of its rows.
-fn likeliest_in(matrix: &Tensor) -> Result<u32> {
-    let largest = matrix.max(D::Minus1)?.to_vec1::<f32>()?;
-    let row = (0..largest.len()).fold(0, |best, row| if largest[row] > largest[best] { row } else { best });
-    let column: u32 = matrix.get(row)?.argmax(D::Minus1)?.to_scalar()?;
-    Ok((row * matrix.dim(1)?) as u32 + column)
+/// The place of the largest entry of a matrix, in the order of its rows, and the sum of all. Reads the device twice.
+fn likeliest_in(matrix: &Tensor) -> Result<(u32, f32)> {
+    let (rows, columns) = matrix.dims2()?;
+    let by_row = Tensor::cat(&[matrix.max(D::Minus1)?, matrix.sum(D::Minus1)?], 0)?.to_vec1::<f32>()?;
+    let (largest, sums) = by_row.split_at(rows);
+    let row = first_largest(largest);
+    let column = first_largest(&matrix.get(row)?.to_vec1::<f32>()?);
+    Ok(((row * columns + column) as u32, sums.iter().sum()))
+}
+
+fn first_largest(x: &[f32]) -> usize {
+    (0..x.len()).fold(0, |best, i| if x[i] > x[best] { i } else { best })
 }
 
 /// Keeps the fewest largest weights whose sum reaches `p`; sets the others to 0.
@@ -166,10 +179,11 @@ mod tests {
             let mut logits: Vec<f32> = (0..20).map(|i| -((i * 7 % 20) as f32)).collect();
             logits[place] = 3.0;
             let matrix = Tensor::from_vec(logits, (4, 5), &candle_core::Device::Cpu).unwrap();
-            assert_eq!(likeliest_in(&matrix).unwrap(), place as u32);
+            let sum = matrix.sum_all().unwrap().to_scalar::<f32>().unwrap();
+            assert_eq!(likeliest_in(&matrix).unwrap(), (place as u32, sum));
         }
         let equal = Tensor::full(2f32, (3, 4), &candle_core::Device::Cpu).unwrap();
-        assert!(likeliest_in(&equal).unwrap() < 4, "of equal rows the first");
+        assert_eq!(likeliest_in(&equal).unwrap(), (0, 24.0), "of equal entries the first");
     }
 
     #[test]

@@ -158,6 +158,39 @@ fn values_that_are_not_finite() {
     }
 }
 
+/// The embedding of the first new token is NaN, so the logits are finite after the prompt and not after that token.
+#[test]
+fn values_that_stop_being_finite() {
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    let prompt: Vec<u32> = (1..20).collect();
+    let greedy = GenerationOptions { max_new_tokens: 3, ..GenerationOptions::default() };
+    let generate = |poisoned: Option<u32>, options: &GenerationOptions| {
+        let directory = tempfile::tempdir().unwrap();
+        let mut weights = weights(&llama_json(), 51);
+        if let Some(token) = poisoned {
+            let (rows, width) = weights[EMBEDDING].dims2().unwrap();
+            let mut values = weights[EMBEDDING].flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            values[token as usize * width..][..width].fill(f32::NAN);
+            let device = weights[EMBEDDING].device().clone();
+            weights.insert(EMBEDDING.to_owned(), Tensor::from_vec(values, (rows, width), &device).unwrap());
+        }
+        write_directory(directory.path(), &llama_json(), &weights);
+        let model = load(&directory).unwrap();
+        let mut cache = model.decoder.new_cache(1, 200).unwrap();
+        model.generate(&prompt, &mut cache, &Dense, PrefillOptions::default(), options, &mut |_| ())
+    };
+    for options in [
+        greedy.clone(),
+        GenerationOptions { repeat_penalty: 1.1, ..greedy.clone() },
+        GenerationOptions { temperature: Some(0.7), ..greedy },
+    ] {
+        let first = generate(None, &options).unwrap().tokens[0];
+        assert!(!prompt.contains(&first), "another prompt is needed");
+        let error = generate(Some(first), &options).unwrap_err();
+        assert!(matches!(error, ModelError::NotFinite { layer: Some(0), .. }), "{options:?}: {error}");
+    }
+}
+
 #[test]
 fn unsupported_models() {
     let error = config_error(json!({"architectures": ["GPTNeoXForCausalLM"]}));
