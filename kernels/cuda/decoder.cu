@@ -148,7 +148,7 @@ __device__ __forceinline__ void rotation_table(const RotationParams& p) {
     extern "C" {                                                                                                  \
     __constant__ s2o::LaunchInfo name##_launch = {threads, 0, 0, 0, s2o::OVERLAPS};                                \
     __global__ void __launch_bounds__(max_threads, min_blocks) name(const __grid_constant__ s2o::params p) {      \
-        s2o::next_may_start();                                                                                    \
+        s2o::overlap();                                                                                           \
         __VA_ARGS__;                                                                                              \
     }                                                                                                             \
     }
@@ -157,14 +157,12 @@ __device__ __forceinline__ void rotation_table(const RotationParams& p) {
 #define S2O_DECODER_KERNELS(suffix, T)                                                                             \
     S2O_DECODER_KERNEL(s2o_rms_norm_##suffix, 0, s2o::ROW_THREADS, 0, NormParams, s2o::rms_norm<T>(p))              \
     S2O_DECODER_KERNEL(s2o_silu_mul_##suffix, s2o::SILU_THREADS, s2o::SILU_THREADS, 0, SiluParams,                  \
-                       s2o::after_previous(); s2o::silu_mul<T>(p))                                                  \
-    S2O_DECODER_KERNEL(s2o_rotate_##suffix##_64, 0, s2o::ROTATE_THREADS, 4, RotateParams,                           \
-                       s2o::after_previous(); s2o::rotate<T, 64>(p))                                                \
-    S2O_DECODER_KERNEL(s2o_rotate_##suffix##_128, 0, s2o::ROTATE_THREADS, 4, RotateParams,                          \
-                       s2o::after_previous(); s2o::rotate<T, 128>(p))
+                       s2o::silu_mul<T>(p))                                                                         \
+    S2O_DECODER_KERNEL(s2o_rotate_##suffix##_64, 0, s2o::ROTATE_THREADS, 4, RotateParams, s2o::rotate<T, 64>(p))    \
+    S2O_DECODER_KERNEL(s2o_rotate_##suffix##_128, 0, s2o::ROTATE_THREADS, 4, RotateParams, s2o::rotate<T, 128>(p))
 
 S2O_DECODER_KERNELS(bf16, __nv_bfloat16)
 S2O_DECODER_KERNELS(f16, __half)
 
 S2O_DECODER_KERNEL(s2o_rotation_table, s2o::TABLE_THREADS, s2o::TABLE_THREADS, 0, RotationParams,
-                   s2o::after_previous(); s2o::rotation_table(p))
+                   s2o::rotation_table(p))

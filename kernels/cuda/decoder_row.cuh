@@ -1,7 +1,6 @@
 // Rows of 16-bit elements in the registers of a thread block: 16-byte accesses, f32 arithmetic.
 #pragma once
 #include "decoder_params.cuh"
-#include "launch.cuh"
 #include "pair.cuh"
 
 namespace s2o {
@@ -65,24 +64,18 @@ __device__ __forceinline__ float over_block(float x, Join join) {
     return x;
 }
 
-// The RMS norm of this block's row of x + delta, in registers. With a delta the sum is written to p.sum. Calls
-// `after_previous`.
+// The RMS norm of this block's row of x + delta, in registers. With a delta the sum is written to p.sum.
 template <typename T>
 __device__ __forceinline__ void normed_row(const NormParams& p, uint4 (&x)[ROW_VECTORS]) {
     const int count = p.width / VECTOR;
     const int64_t row = int64_t(blockIdx.x) * count;
     uint4 weights[ROW_VECTORS], delta[ROW_VECTORS];
-    // All loads come first, so that a row waits for memory once. No kernel before this one writes the weight.
-#pragma unroll
-    for (int i = 0; i < ROW_VECTORS; ++i) {
-        const int at = vector_place(i);
-        if (at < count) weights[i] = *vectors(p.weight, at);
-    }
-    after_previous();
+    // All loads come first, so that a row waits for memory once.
 #pragma unroll
     for (int i = 0; i < ROW_VECTORS; ++i) {
         const int at = vector_place(i);
         if (at < count) {
+            weights[i] = *vectors(p.weight, at);
             x[i] = *vectors(p.x, row + at);
             if (p.delta) delta[i] = *vectors(p.delta, row + at);
         }

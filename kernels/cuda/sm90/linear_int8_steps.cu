@@ -121,7 +121,7 @@ __device__ __forceinline__ void few_rows(const LinearParams& p) {
 
 #define S2O_INT8_KERNELS(suffix, T)                                                                                   \
     S2O_INT8_KERNEL(s2o_rms_norm_int8_##suffix, 0, s2o::ROW_THREADS, NormParams,                                       \
-                    s2o::rms_norm_int8<T>(p))                                                                          \
+                    s2o::after_previous(); s2o::rms_norm_int8<T>(p))                                                   \
     S2O_INT8_KERNEL(s2o_quantise_##suffix, 0, s2o::ROW_THREADS, QuantiseParams,                                         \
                     s2o::after_previous(); s2o::quantise<T>(p))                                                        \
     S2O_INT8_KERNEL(s2o_few_rows_int8_##suffix, s2o::FEW_THREADS, s2o::FEW_THREADS, LinearParams,                     \
