@@ -219,7 +219,7 @@ __device__ __forceinline__ void linear_int8(const CUtensorMap& map_x, const CUte
                                  const __grid_constant__ CUtensorMap map_weight,                                       \
                                  const __grid_constant__ CUtensorMap map_out,                                          \
                                  const __grid_constant__ s2o::LinearParams p) {                                        \
-        s2o::sm90::linear_int8<T>(map_x, map_weight, map_out, p);                                                               \
+        s2o::sm90::linear_int8<T>(map_x, map_weight, map_out, p);                                                      \
     }                                                                                                                  \
     }
 

@@ -19,7 +19,7 @@ __device__ __forceinline__ int rotated_block(int width) { return min(width & -wi
 // are both rotated is that of the rows. `x` are the vectors at `vector_place`, zeros beyond the row.
 //
 // The index of an element in its 64 has the bits (v2 v1 v0 e2 e1 e0) of vector and element. A lane has v2 and e; (v1 v0) are
-// those of the lane. mma multiplies by the bits v1, v0, e1 and e0, in f32 and exactly; sums within the lane do e2 and v2.
+// those of the lane. mma multiplies by the bits v1, v0, e1 and e0, with sums in f32; sums within the lane do e2 and v2.
 template <typename T>
 __device__ __forceinline__ void rotate(const uint4 (&x)[ROW_VECTORS], int block, float (&out)[ROW_VECTORS][VECTOR]) {
     constexpr uint32_t ONE = std::is_same_v<T, __nv_bfloat16> ? 0x3f80 : 0x3c00, MINUS_ONE = ONE | 0x8000;
