@@ -45,10 +45,6 @@ struct Sum {
     __device__ __forceinline__ float operator()(float x, float y) const { return x + y; }
 };
 
-struct Max {
-    __device__ __forceinline__ float operator()(float x, float y) const { return fmaxf(x, y); }
-};
-
 // The sum or the maximum, in every thread, of values that are not negative. At most one call for each `Join` in a
 // kernel: a second would overwrite `of_warp` while it is read.
 template <typename Join>

@@ -5,7 +5,6 @@
 #include "../online_softmax.cuh"
 #include "../pair.cuh"
 #include "../schedule.cuh"
-#include "quad.cuh"
 #include "wgmma.cuh"
 
 namespace s2o::sm90 {
@@ -27,6 +26,22 @@ struct OutputRows {
         for (int h = 0; h < 2; ++h) exists[h] = exists[h] && row[h] >= first;
     }
 };
+
+// Transposes the four words of the four lanes of a quad: lane c gets word c of lanes 0..3. Its own inverse.
+__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int c) {
+    uint32_t sent = (c & 1) ? w[0] : w[1];
+    uint32_t got = __shfl_xor_sync(0xffffffffu, sent, 1);
+    (c & 1) ? w[0] = got : w[1] = got;
+    sent = (c & 1) ? w[2] : w[3];
+    got = __shfl_xor_sync(0xffffffffu, sent, 1);
+    (c & 1) ? w[2] = got : w[3] = got;
+    sent = (c & 2) ? w[0] : w[2];
+    got = __shfl_xor_sync(0xffffffffu, sent, 2);
+    (c & 2) ? w[0] = got : w[2] = got;
+    sent = (c & 2) ? w[1] : w[3];
+    got = __shfl_xor_sync(0xffffffffu, sent, 2);
+    (c & 2) ? w[1] = got : w[3] = got;
+}
 
 // Stores row h of this thread's two: `factor` times `acc`, plus `window_factor` times the row's content. A quad owns a
 // row, 2 of each 8 columns per lane; after the transposition each lane writes 16 bytes and the quad 64 in a line. Only the

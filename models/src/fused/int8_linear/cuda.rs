@@ -121,7 +121,8 @@ fn product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor
     let weight = &linear.weight;
     let (weight_rows, size_in) = weight.values.dims2()?;
     let rows = x.values.elem_count() / size_in;
-    let shape = with_width(x.values.dims(), linear.size_out()?);
+    let size_out = linear.size_out()?;
+    let shape = with_width(x.values.dims(), size_out);
     let mut out = launcher.uninit::<T>(&shape)?;
     {
         let tensors = [&x.values, &weight.values].map(Tensor::storage_and_layout);
@@ -154,7 +155,7 @@ fn product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor
                 let views = [
                     matrix(x, rows, size_in / 2, of_rows),
                     matrix(weight, weight_rows, size_in / 2, of_outputs),
-                    matrix(out, rows, linear.size_out()?, decoder::LINEAR_PANEL_ROWS),
+                    matrix(out, rows, size_out, decoder::LINEAR_PANEL_ROWS),
                 ];
                 let items = rows.div_ceil(of_rows) * weight_rows.div_ceil(of_outputs);
                 launcher.launch_on(function(Kernel::LinearInt8), views, &params, Grid::Persistent { items })
