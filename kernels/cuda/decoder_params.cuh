@@ -4,10 +4,10 @@
 //   s2o_quantise_*        rows, rotated, as 8-bit integers with a scale each; one block per row
 //   s2o_rms_norm_int8_*   s2o_rms_norm_* with its result quantised; one block per row
 //   s2o_few_rows_int8_*   products of a few quantised rows with a quantised matrix
-//   s2o_linear_int8_*     products of many (sm90/linear_int8.cu)
+//   s2o_linear_int8_*, s2o_gated_linear_int8_*, s2o_gated_linear_*   products of many rows (sm90/linear.cuh)
 //   s2o_rotate_*          norms (optionally) and rotates q and k, writes k and v to the cache; one block per position
 //   s2o_rotation_table    cos and sin for s2o_rotate_*; one thread per pair
-// All but s2o_linear_int8 are bound by memory: 16-byte accesses, every byte once, sums in f32. Tensors are contiguous
+// All but the products of many rows are bound by memory: 16-byte accesses, every byte once, sums in f32. Tensors are contiguous
 // unless they have strides here, and begin at multiples of 16 bytes.
 #pragma once
 #include <cstddef>
@@ -44,18 +44,18 @@ struct QuantiseParams {
 };
 static_assert(sizeof(QuantiseParams) == 32 && offsetof(QuantiseParams, width) == 24, "mirrored on the host");
 
-// Grid of `few_rows_int8`: (weight_rows / 16, ceil(rows / 8)). `linear_int8` is persistent and takes x, weight and out as
-// tensor maps. With a gate, the rows of the weight are eight gates and eight ups in turn, and out is silu(gate) * up.
+// Grid of `few_rows_int8`: (weight_rows / 16, ceil(rows / 8)). The other products are persistent and take x, weight and out
+// as tensor maps. With a gate the weight's rows are all gates, then all ups, and out is silu(gate) * up.
 struct LinearParams {
-    const void* x;               // (rows, width_in), int8
-    const void* weight;          // (weight_rows, width_in), int8
+    const void* x;               // (rows, width_in), int8; or 16 bits without scales, as the weight
+    const void* weight;          // (weight_rows, width_in)
     const float* x_scales;       // (rows)
     const float* weight_scales;  // (weight_rows)
     void* out;                   // (rows, weight_rows), of 16 bits; with a gate (rows, weight_rows / 2)
     int32_t rows;
-    int32_t width_in;     // a multiple of 16
-    int32_t weight_rows;  // a multiple of 16, with a gate of 32
-    int32_t is_gated;
+    int32_t width_in;     // a multiple of 16, or of 8 in 16 bits
+    int32_t weight_rows;  // a multiple of 16, with a gate of 32, or of 16 in 16 bits
+    int32_t is_gated;     // of `few_rows_int8`; the other products have kernels with and without a gate
 };
 static_assert(sizeof(LinearParams) == 56 && offsetof(LinearParams, rows) == 40, "mirrored on the host");
 

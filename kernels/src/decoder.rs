@@ -1,5 +1,5 @@
 //! Launch sizes of the decoder's kernels, equal to those in `cuda/decoder.cu`, `cuda/int8.cu`,
-//! `cuda/join_heads.cu`, `cuda/sm90/linear_int8_steps.cu` and `cuda/sm90/linear_int8.cu`.
+//! `cuda/join_heads.cu`, `cuda/sm90/linear_int8_steps.cu` and `cuda/sm90/linear.cuh`.
 
 /// Elements of one 16-byte access. Every width is a multiple of it.
 pub const VECTOR: usize = 8;
@@ -20,9 +20,9 @@ pub fn silu_blocks(width: usize) -> usize {
 pub const FEW_ROWS: usize = 8;
 /// Rows of the weight of a block of the `few_rows_int8` kernel. The number of rows is a multiple of it.
 pub const FEW_ROWS_OUTPUTS: usize = 16;
-/// Rows, and rows of the weight, of a tile of the `linear_int8` kernel.
+/// Rows, and rows of the weight, of a tile of the products of many rows.
 pub const LINEAR_TILE: [usize; 2] = [128, 256];
-/// Rows that the `linear_int8` kernel stores at once.
+/// Rows that these products store at once.
 pub const LINEAR_PANEL_ROWS: usize = 64;
 
 /// Threads per block of the rotation kernel: enough for half of the heads, at most 256.

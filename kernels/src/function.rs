@@ -114,14 +114,18 @@ kernels! {
     RmsNorm = "rms_norm", PerDtype;
     /// `silu(gate) * up`.
     SiluMul = "silu_mul", PerDtype;
-    /// Rows, rotated, in 8 bits with a scale each. Only on sm_90a, as the next three.
+    /// Rows, rotated, in 8 bits with a scale each. Only on sm_90a, as the next five.
     Quantise = "quantise", PerDtype;
     /// [`Self::RmsNorm`], quantised.
     RmsNormInt8 = "rms_norm_int8", PerDtype;
     /// The product of a few rows in 8 bits with a matrix in 8 bits, or the gated product with two.
     FewRowsInt8 = "few_rows_int8", PerDtype;
-    /// The same for many rows.
+    /// The product of many rows in 8 bits with a matrix in 8 bits.
     LinearInt8 = "linear_int8", PerDtype;
+    /// The gated product of many rows in 8 bits with two matrices in 8 bits.
+    GatedLinearInt8 = "gated_linear_int8", PerDtype;
+    /// The same in 16 bits.
+    GatedLinear = "gated_linear", PerDtype;
     /// Queries and keys normalised and rotated, keys and values put into the cache.
     Rotate = "rotate", PerHeadDim;
     /// Rows of keys or values to 8 bits.
@@ -159,7 +163,15 @@ kernels! {
 impl Kernel {
     /// Whether a build has the kernel, or another that replaces it ([`Function::or_fallback`]).
     pub fn is_in(self, arch: Arch) -> bool {
-        let is_of_hopper = matches!(self, Self::Quantise | Self::RmsNormInt8 | Self::FewRowsInt8 | Self::LinearInt8);
+        let is_of_hopper = matches!(
+            self,
+            Self::Quantise
+                | Self::RmsNormInt8
+                | Self::FewRowsInt8
+                | Self::LinearInt8
+                | Self::GatedLinearInt8
+                | Self::GatedLinear
+        );
         arch == Arch::Sm90a || !is_of_hopper
     }
 

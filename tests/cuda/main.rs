@@ -16,6 +16,7 @@ mod dense;
 mod error_control;
 mod exact;
 mod fused;
+mod gated_linear;
 #[cfg(feature = "ladder")]
 mod gather;
 mod host;
@@ -106,6 +107,7 @@ fn main() -> ExitCode {
     host_cache::cases(&mut runner);
     int8::cases(&mut runner);
     fused::cases(&mut runner);
+    gated_linear::cases(&mut runner);
     int8_linear::cases(&mut runner);
     decoder::cases(&mut runner);
     let (passed, failed) = (runner.passed, runner.failed.get());

@@ -45,8 +45,8 @@ template <typename T, int ROWS>
 __device__ __forceinline__ void few_rows(const LinearParams& p) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32, warps = FEW_THREADS / 32;
-    const int apart = p.is_gated ? warps : 1;  // rows of the weight from the first to the second
-    const int output = blockIdx.x * warps * OUTPUTS + (p.is_gated ? warp : warp * OUTPUTS);
+    const int64_t apart = p.is_gated ? p.weight_rows / 2 : 1;  // rows of the weight from the first to the second
+    const int output = (blockIdx.x * warps + warp) * (p.is_gated ? 1 : OUTPUTS);
     const int first_row = blockIdx.y * ROWS, rows = min(ROWS, p.rows - first_row);
     int acc[OUTPUTS][ROWS] = {};
     const auto weights = static_cast<const uint8_t*>(p.weight) + int64_t(output) * p.width_in;
@@ -54,7 +54,7 @@ __device__ __forceinline__ void few_rows(const LinearParams& p) {
     auto load = [&](int at, uint4 (&packed)[OUTPUTS]) {
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
-            packed[o] = __ldg(reinterpret_cast<const uint4*>(weights + int64_t(o * apart) * p.width_in + at));
+            packed[o] = __ldg(reinterpret_cast<const uint4*>(weights + o * apart * p.width_in + at));
         }
     };
     auto multiply = [&](int at, const uint4 (&packed)[OUTPUTS]) {
@@ -97,8 +97,7 @@ __device__ __forceinline__ void few_rows(const LinearParams& p) {
         if (lane == 0) {
             T* out = static_cast<T*>(p.out);
             if (p.is_gated) {
-                out[int64_t(first_row + row) * (p.weight_rows / 2) + blockIdx.x * warps + warp] =
-                    T(silu(product[0]) * product[1]);
+                out[int64_t(first_row + row) * (p.weight_rows / 2) + output] = T(silu(product[0]) * product[1]);
             } else {
                 out += int64_t(first_row + row) * p.weight_rows + output;
                 out[0] = T(product[0]);

@@ -142,14 +142,28 @@ S2O_RS(128, S2O_REGISTERS_TO_63, S2O_SUMS_64, 64, 65, 66, 67, 68, 69)
 S2O_RS(192, S2O_REGISTERS_TO_95, S2O_SUMS_96, 96, 97, 98, 99, 100, 101)
 S2O_RS(256, S2O_REGISTERS_TO_127, S2O_SUMS_128, 128, 129, 130, 131, 132, 133)
 
-// d (64 x 256) = a (64 x 32) b^T + accumulate * d in integers of 8 bits; both from shared memory, both K-major.
-__device__ __forceinline__ void wgmma_int8(int32_t (&d)[128], uint32_t desc_a, uint32_t desc_b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .b64 a, b;\n"
-        "setp.ne.b32 p, %130, 0;\nmov.b64 a, {%128, %131};\nmov.b64 b, {%129, %131};\n"
-        "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" S2O_REGISTERS_TO_127 "}, a, b, p;\n}"
-        : S2O_INTEGER_SUMS_128(d)
-        : "r"(desc_a), "r"(desc_b), "r"(accumulate), "n"(DESCRIPTOR_HIGH));
+// d (64 x 256) = a b^T + accumulate * d, for 32 bytes of the rows of a and b; both from shared memory, both K-major.
+#define S2O_256_STATEMENT(instruction, operands, flags)                                                               \
+    asm volatile(                                                                                                     \
+        "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                                                         \
+        "setp.ne.b32 p, %130, 0;\nmov.b64 a, {%128, %131};\nmov.b64 b, {%129, %131};\n"                               \
+        "wgmma.mma_async.sync.aligned." instruction " {" S2O_REGISTERS_TO_127 "}, a, b, p" flags ";\n}"               \
+        : operands(d)                                                                                                 \
+        : "r"(desc_a), "r"(desc_b), "r"(accumulate), "n"(DESCRIPTOR_HIGH))
+
+// 16-bit numbers.
+template <typename T>
+__device__ __forceinline__ void wgmma_256(float (&d)[128], uint32_t desc_a, uint32_t desc_b, int accumulate) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        S2O_256_STATEMENT("m64n256k16.f32.bf16.bf16", S2O_SUMS_128, ", 1, 1, 0, 0");
+    } else {
+        S2O_256_STATEMENT("m64n256k16.f32.f16.f16", S2O_SUMS_128, ", 1, 1, 0, 0");
+    }
+}
+// 8-bit integers, whatever T is.
+template <typename T>
+__device__ __forceinline__ void wgmma_256(int32_t (&d)[128], uint32_t desc_a, uint32_t desc_b, int accumulate) {
+    S2O_256_STATEMENT("m64n256k32.s32.s8.s8", S2O_INTEGER_SUMS_128, "");
 }
 
 #undef S2O_REGISTERS_0
@@ -169,6 +183,7 @@ __device__ __forceinline__ void wgmma_int8(int32_t (&d)[128], uint32_t desc_a, u
 #undef S2O_SS_STATEMENT
 #undef S2O_SS
 #undef S2O_RS_STATEMENT
+#undef S2O_256_STATEMENT
 #undef S2O_RS
 
 }  // namespace s2o::sm90

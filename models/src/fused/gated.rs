@@ -4,12 +4,14 @@ use std::borrow::Cow;
 
 use candle_core::{Result, Tensor};
 
+#[cfg(feature = "cuda")]
+use super::products;
 use super::{Int8Linear, Linear, LinearPrecision, Rows, StackedLinear, silu_mul};
 
 /// The projections gate and up of a gated MLP, and its gate: `silu(x gate^T) * (x up^T)`.
 #[derive(Debug, Clone)]
 pub enum GatedLinear {
-    /// The outputs of both, and then the gate.
+    /// The outputs of both and then the gate, or a kernel that computes both.
     Stacked(StackedLinear),
     /// In 8 bits without biases: the kernel of the product applies the gate.
     Int8(Int8Linear),
@@ -35,9 +37,26 @@ impl GatedLinear {
     /// Those of the matrix product.
     pub fn forward(&self, x: &Rows) -> Result<Tensor> {
         match self {
-            Self::Stacked(layers) => silu_mul(layers.forward(x)?),
+            Self::Stacked(layers) => match Self::in_one_kernel(layers, x)? {
+                Some(gated) => Ok(gated),
+                None => silu_mul(layers.forward(x)?),
+            },
             Self::Int8(layer) => layer.forward(x),
         }
+    }
+
+    /// The gated output by a kernel that applies the gate, if there is one for these layers and rows.
+    #[cfg(feature = "cuda")]
+    fn in_one_kernel(layers: &StackedLinear, x: &Rows) -> Result<Option<Tensor>> {
+        Ok(match (layers.joined_halves(), x) {
+            (Some(weight), Rows::Plain(x)) => products::gated(x, weight)?,
+            _ => None,
+        })
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn in_one_kernel(_: &StackedLinear, _: &Rows) -> Result<Option<Tensor>> {
+        Ok(None)
     }
 
     /// Whether inputs may be quantised by the step that computes them.

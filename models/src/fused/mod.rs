@@ -12,6 +12,8 @@ mod int8;
 mod int8_linear;
 mod linear;
 mod norm;
+#[cfg(feature = "cuda")]
+mod products;
 mod rotary;
 mod stacked;
 

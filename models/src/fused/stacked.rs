@@ -56,6 +56,17 @@ impl StackedLinear {
         self.layers.iter().all(Linear::takes_int8)
     }
 
+    /// The joined weight of two layers of one size without biases, on a device whose kernels support it.
+    #[cfg(feature = "cuda")]
+    pub(super) fn joined_halves(&self) -> Option<&Tensor> {
+        match (self.layers.as_slice(), self.sizes.as_slice()) {
+            ([Linear::Dense(joined)], [first, second]) if first == second && joined.bias().is_none() => {
+                Some(joined.weight())
+            }
+            _ => None,
+        }
+    }
+
     /// The outputs of all layers for `x` `(.., size_in)`.
     ///
     /// # Errors

@@ -3,15 +3,15 @@
 use std::ffi::c_void;
 
 use candle_core::{DType, Device, Shape, Tensor};
-use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, SyncOnDrop};
 use half::{bf16, f16};
-use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, to_i32};
-use s2o_kernels::params::{LinearParams, QuantiseParams, Strides};
+use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, address, to_i32};
+use s2o_kernels::params::{LinearParams, QuantiseParams};
 use s2o_kernels::{Function, Kernel, decoder};
 
 use super::{Int8Linear, MAX_WIDTH, RotatedInt8};
 use crate::fused::linear::FEW_ROWS;
+use crate::fused::products;
 
 // Builds without the kernels know this limit too.
 const _: () = assert!(MAX_WIDTH == decoder::MAX_ROW_WIDTH);
@@ -121,8 +121,7 @@ fn product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor
     let weight = &linear.weight;
     let (weight_rows, size_in) = weight.values.dims2()?;
     let rows = x.values.elem_count() / size_in;
-    let size_out = linear.size_out()?;
-    let shape = with_width(x.values.dims(), size_out);
+    let shape = with_width(x.values.dims(), linear.size_out()?);
     let mut out = launcher.uninit::<T>(&shape)?;
     {
         let tensors = [&x.values, &weight.values].map(Tensor::storage_and_layout);
@@ -143,32 +142,20 @@ fn product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor
             weight_rows: to_i32("rows of the weight", weight_rows)?,
             is_gated: linear.is_gated.into(),
         };
-        let function = |kernel| Function::new(kernel, T::DTYPE, ANY_HEAD_DIM);
-        // SAFETY: the grids cover every output of every row (sizes are multiples of 16, which `Int8Linear` checks);
-        // the matrices are contiguous, and all tensors are held until the launch is enqueued.
+        // SAFETY: the grid covers every output of every row (sizes are multiples of 16, which `Int8Linear` checks); the
+        // matrices are contiguous, and all tensors are held until the launch is enqueued.
         unsafe {
             if rows <= FEW_ROWS {
                 let blocks = [weight_rows / decoder::FEW_ROWS_OUTPUTS, rows.div_ceil(decoder::FEW_ROWS), 1];
-                launcher.launch(function(Kernel::FewRowsInt8), &params, Grid::Blocks(blocks))
+                let function = Function::new(Kernel::FewRowsInt8, T::DTYPE, ANY_HEAD_DIM);
+                launcher.launch(function, &params, Grid::Blocks(blocks))
             } else {
-                let [of_rows, of_outputs] = decoder::LINEAR_TILE;
-                let views = [
-                    matrix(x, rows, size_in / 2, of_rows),
-                    matrix(weight, weight_rows, size_in / 2, of_outputs),
-                    matrix(out, rows, size_out, decoder::LINEAR_PANEL_ROWS),
-                ];
-                let items = rows.div_ceil(of_rows) * weight_rows.div_ceil(of_outputs);
-                launcher.launch_on(function(Kernel::LinearInt8), views, &params, Grid::Persistent { items })
+                let kernel = if linear.is_gated { Kernel::GatedLinearInt8 } else { Kernel::LinearInt8 };
+                products::enqueue::<T>(&launcher, kernel, size_in / 2, &params)
             }
         }?;
     }
     Ok(launcher.tensor(out, shape))
-}
-
-/// A contiguous matrix of 16-bit elements. Two entries of an int8 matrix count as one.
-fn matrix(address: CUdeviceptr, rows: usize, columns: usize, box_rows: usize) -> View {
-    let [seq, batch] = [columns, rows * columns].map(|stride| stride as i64);
-    View { address, dims: [1, rows, 1, columns], strides: Strides { batch, seq, head: seq }, box_rows }
 }
 
 /// `dims` with another last dimension.

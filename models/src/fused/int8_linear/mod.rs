@@ -137,7 +137,7 @@ pub struct Int8Linear {
     /// `(size_out, size_in)`, or `(2 size_out, size_in)` with a gate; a scale for each row.
     weight: RotatedInt8,
     bias: Option<Tensor>,
-    /// Whether the outputs are gates and ups, eight of each in turn, and the result is their gated product.
+    /// Whether the outputs are gates and then ups, and the result is their gated product.
     is_gated: bool,
 }
 
@@ -156,12 +156,11 @@ impl Int8Linear {
     /// # Errors
     /// As [`Self::new`], or if the weights have different shapes.
     pub fn gated(gate: &Tensor, up: &Tensor) -> Result<Self> {
-        /// A warp of the kernels holds this many neighbouring outputs.
-        const TOGETHER: usize = 8;
-        let (size, size_in) = gate.dims2()?;
-        check_width("number of outputs", size)?;
-        let [gate, up] = [gate, up].map(|weight| weight.reshape((size / TOGETHER, TOGETHER, size_in)));
-        let weight = Tensor::cat(&[gate?, up?], 1)?.reshape((2 * size, size_in))?;
+        if gate.dims() != up.dims() {
+            bail!("int8: expected gate and up of one shape, got {:?} and {:?}", gate.dims(), up.dims())
+        }
+        check_width("number of outputs", gate.dim(0)?)?;
+        let weight = Tensor::cat(&[gate, up], 0)?;
         Ok(Self { weight: complete(&weight)?, bias: None, is_gated: true })
     }
 

@@ -1,0 +1,103 @@
+//! Launches of the matrix products of many rows, `cuda/sm90/linear.cuh`. The callers check shapes.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use candle_core::{DType, Tensor};
+use cudarc::driver::DevicePtrMut;
+use half::{bf16, f16};
+use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, to_i32};
+use s2o_kernels::params::{LinearParams, Strides};
+use s2o_kernels::{Function, Kernel, decoder};
+
+use super::int8_linear::cuda::with_width;
+
+type Result<T> = std::result::Result<T, CudaError>;
+
+/// Fewer rows do not fill a tile, and cuBLAS has kernels for them.
+const FEWEST_ROWS: usize = decoder::LINEAR_TILE[0];
+/// Rows of matrices begin at multiples of 16 bytes.
+const MULTIPLE: usize = 8;
+
+/// `silu(x gate^T) * (x up^T)` for `x` `(.., size_in)` and the stacked weights `(2 size_out, size_in)`, in bf16 or f16.
+/// `None` if the kernel is not for this GPU, these sizes or this number of rows.
+pub(super) fn gated(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
+    let (weight_rows, size_in) = weight.dims2()?;
+    let is_of_one_kind = x.dtype() == weight.dtype() && x.device().same_device(weight.device());
+    if !is_of_one_kind || x.dims().last() != Some(&size_in) || size_in == 0 {
+        return Ok(None);
+    }
+    let (launcher, rows) = (Launcher::of(x)?, x.elem_count() / size_in);
+    let fits = rows >= FEWEST_ROWS && size_in.is_multiple_of(MULTIPLE) && weight_rows.is_multiple_of(2 * MULTIPLE);
+    if !(fits && weight.is_contiguous() && launcher.has(Kernel::GatedLinear)) {
+        return Ok(None);
+    }
+    let product = match x.dtype() {
+        DType::BF16 => gated_in::<bf16>,
+        _ => gated_in::<f16>,
+    };
+    product(&launcher, &x.contiguous()?, weight, [rows, size_in, weight_rows]).map(Some)
+}
+
+fn gated_in<T: Element>(
+    launcher: &Launcher,
+    x: &Tensor,
+    weight: &Tensor,
+    [rows, size_in, weight_rows]: [usize; 3],
+) -> Result<Tensor> {
+    let stream = launcher.stream();
+    let shape = with_width(x.dims(), weight_rows / 2);
+    let mut out = launcher.uninit::<T>(&shape)?;
+    {
+        let tensors = [x, weight].map(Tensor::storage_and_layout);
+        let (x, _x) = address::<T>(&tensors[0].0, tensors[0].1, stream)?;
+        let (weight, _weight) = address::<T>(&tensors[1].0, tensors[1].1, stream)?;
+        let (out, _out) = out.device_ptr_mut(stream);
+        let params = LinearParams {
+            x: x as *const c_void,
+            weight: weight as *const c_void,
+            x_scales: ptr::null(),
+            weight_scales: ptr::null(),
+            out: out as *mut c_void,
+            rows: to_i32("rows", rows)?,
+            width_in: to_i32("size_in", size_in)?,
+            weight_rows: to_i32("rows of the weight", weight_rows)?,
+            is_gated: true.into(),
+        };
+        // SAFETY: the matrices are contiguous and have these sizes; all tensors are held until the launch is enqueued.
+        unsafe { enqueue::<T>(launcher, Kernel::GatedLinear, size_in, &params) }?;
+    }
+    Ok(launcher.tensor(out, shape))
+}
+
+/// Enqueues a product of many rows, whose rows of inputs have `columns` times 16 bits.
+///
+/// # Safety
+/// `params` must be those of `kernel`, with contiguous matrices that are valid until it has run.
+pub(super) unsafe fn enqueue<T: Element>(
+    launcher: &Launcher,
+    kernel: Kernel,
+    columns: usize,
+    params: &LinearParams,
+) -> Result<()> {
+    let (rows, weight_rows) = (params.rows as usize, params.weight_rows as usize);
+    let parts = if params.is_gated == 0 { 1 } else { 2 };
+    let [of_rows, of_weight] = decoder::LINEAR_TILE;
+    let (size_out, of_part) = (weight_rows / parts, of_weight / parts);
+    let views = [
+        matrix(params.x, rows, columns, of_rows),
+        matrix(params.weight, weight_rows, columns, of_part),
+        matrix(params.out, rows, size_out, decoder::LINEAR_PANEL_ROWS),
+    ];
+    let items = rows.div_ceil(of_rows) * size_out.div_ceil(of_part);
+    // SAFETY: passed on; the items are all tiles, and the views those of the kernel.
+    unsafe {
+        launcher.launch_on(Function::new(kernel, T::DTYPE, ANY_HEAD_DIM), views, params, Grid::Persistent { items })
+    }
+}
+
+/// A contiguous matrix of 16-bit elements. Two entries of an int8 matrix count as one.
+fn matrix(address: *const c_void, rows: usize, columns: usize, box_rows: usize) -> View {
+    let [seq, batch] = [columns, rows * columns].map(|stride| stride as i64);
+    View { address: address as u64, dims: [1, rows, 1, columns], strides: Strides { batch, seq, head: seq }, box_rows }
+}
