@@ -8,7 +8,6 @@ use thiserror::Error;
 
 use crate::config::DecoderConfig;
 use crate::device_memory::DeviceMemory;
-use crate::kv_cache::KvStorage;
 
 /// Number of prompt tokens that go through all layers together. It bounds the activations for any prompt length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,8 +15,7 @@ pub enum Chunk {
     /// The whole prompt.
     #[default]
     Whole,
-    /// As many as the free memory of the device allows, a multiple of 2048 from 2048 to 16384, or to 65536 with the KV cache
-    /// in host memory; 8192 on a CPU.
+    /// As many as the free memory of the device allows, a multiple of 2048 from 2048 to 65536; 8192 on a CPU.
     Auto,
     /// This many tokens.
     Tokens(usize),
@@ -68,10 +66,9 @@ impl FromStr for Chunk {
 
 /// Chunks are whole S2O segments: the queries of a segment that a chunk cuts are ranked in two parts.
 const STEP: usize = 2048;
-/// Largest chunk: larger matrix products are not faster per row.
-const MOST: usize = 16384;
-/// With the KV cache in host memory, which every chunk reads once.
-const MOST_FROM_HOST: usize = 65536;
+/// Largest chunk. Matrix products of more than 16384 rows are not faster per row, but attention is, and a KV cache in host
+/// memory is read once for each chunk.
+pub(crate) const MOST: usize = 65536;
 const ON_CPU: usize = 8192;
 /// Bytes for the workspace of attention and the allocations of libraries.
 const RESERVE: u64 = 3 << 29;
@@ -82,11 +79,10 @@ impl Chunk {
     pub(crate) fn tokens(
         self,
         config: &DecoderConfig,
-        (dtype, storage): (DType, KvStorage),
+        dtype: DType,
         batch: usize,
         memory: Option<DeviceMemory>,
     ) -> Option<usize> {
-        let most = if storage == KvStorage::Host { MOST_FROM_HOST } else { MOST };
         match (self, memory) {
             (Self::Whole, _) => None,
             (Self::Tokens(tokens), _) => Some(tokens),
@@ -95,8 +91,8 @@ impl Chunk {
                 // Half of the free memory, because the pieces that pools allocate rarely fit exactly.
                 let room = memory.free.saturating_sub(RESERVE) / 2;
                 let tokens = room / (activation_bytes(config, dtype) * batch.max(1) as u64);
-                let tokens = usize::try_from(tokens).unwrap_or(most) / STEP * STEP;
-                Some(tokens.clamp(STEP, most))
+                let tokens = usize::try_from(tokens).unwrap_or(MOST) / STEP * STEP;
+                Some(tokens.clamp(STEP, MOST))
             }
         }
     }
@@ -123,8 +119,7 @@ mod tests {
 
     fn auto(free: u64, batch: usize) -> usize {
         let memory = DeviceMemory { free, total: 141 * GB };
-        let on_gpu = (DType::BF16, KvStorage::AsComputed);
-        Chunk::Auto.tokens(&llama_8b(), on_gpu, batch, Some(memory)).unwrap()
+        Chunk::Auto.tokens(&llama_8b(), DType::BF16, batch, Some(memory)).unwrap()
     }
 
     #[test]
@@ -132,10 +127,7 @@ mod tests {
         // An H200 with weights and the cache of 128K or 512K tokens; smaller GPUs; none left.
         assert_eq!([auto(105 * GB, 1), auto(50 * GB, 1)], [MOST; 2]);
         assert_eq!([auto(4 * GB, 1), auto(5 * GB, 2), auto(0, 1)], [8192, 6144, STEP]);
-        assert_eq!(Chunk::Auto.tokens(&llama_8b(), (DType::F32, KvStorage::AsComputed), 1, None), Some(ON_CPU));
-        let memory = DeviceMemory { free: 50 * GB, total: 80 * GB };
-        let from_host = Chunk::Auto.tokens(&llama_8b(), (DType::BF16, KvStorage::Host), 1, Some(memory));
-        assert_eq!(from_host, Some(MOST_FROM_HOST));
+        assert_eq!(Chunk::Auto.tokens(&llama_8b(), DType::F32, 1, None), Some(ON_CPU));
     }
 
     #[test]

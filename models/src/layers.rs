@@ -9,6 +9,7 @@ use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder};
 
+use crate::chunk;
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
 use crate::fused::{self, GatedLinear, Linear, LinearPrecision, Rows};
@@ -231,8 +232,6 @@ impl<T> Shared<T> {
 
 /// Elements of one intermediate tensor on a CPU (three such tensors exist at once).
 const ELEMENTS_ON_CPU: usize = 1 << 24;
-/// Rows per slice on other devices: large matrix products need thousands.
-const ROWS_ON_GPU: usize = 16384;
 
 /// The gated MLP of one layer.
 #[derive(Debug)]
@@ -248,7 +247,7 @@ impl Mlp {
         let projection = |name: &str| weights.matrix(name, hidden, inner, bias);
         let (gate, up) = (projection("gate_proj"), projection("up_proj"));
         let down = weights.matrix("down_proj", inner, hidden, bias);
-        let rows_at_a_time = if weights.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { ROWS_ON_GPU };
+        let rows_at_a_time = if weights.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { chunk::MOST };
         let precision = weights.linear_precision();
         let new = |gate, up, down: Linear| {
             let gate_up = GatedLinear::new(gate, up, precision)?;

@@ -93,7 +93,7 @@ impl Decoder {
         if let (Chunk::Auto, Some(parallel), Some(memory)) = (chunk, self.parallel(), &mut memory) {
             memory.free = parallel.least(memory.free)?;
         }
-        let tokens = chunk.tokens(self.config(), (self.dtype(), self.kv_storage()), batch, memory);
+        let tokens = chunk.tokens(self.config(), self.dtype(), batch, memory);
         Ok(match (chunk, self.parallel()) {
             // Each has its shard of the activations.
             (Chunk::Auto, Some(parallel)) if parallel.mode() == Mode::Sequence => {
