@@ -233,6 +233,9 @@ impl<T> Shared<T> {
 /// Elements of one intermediate tensor on a CPU (three such tensors exist at once).
 const ELEMENTS_ON_CPU: usize = 1 << 24;
 
+/// Rows per slice on other devices, if the outputs of gate and up are stored: large matrix products need thousands.
+const ROWS_ON_GPU: usize = 16384;
+
 /// The gated MLP of one layer.
 #[derive(Debug)]
 pub(crate) struct Mlp {
@@ -247,10 +250,15 @@ impl Mlp {
         let projection = |name: &str| weights.matrix(name, hidden, inner, bias);
         let (gate, up) = (projection("gate_proj"), projection("up_proj"));
         let down = weights.matrix("down_proj", inner, hidden, bias);
-        let rows_at_a_time = if weights.device().is_cpu() { (ELEMENTS_ON_CPU / inner).max(64) } else { chunk::MOST };
+        let is_on_cpu = weights.device().is_cpu();
         let precision = weights.linear_precision();
         let new = |gate, up, down: Linear| {
             let gate_up = GatedLinear::new(gate, up, precision)?;
+            let rows_at_a_time = match is_on_cpu {
+                true => (ELEMENTS_ON_CPU / inner).max(64),
+                false if gate_up.is_one_kernel() => chunk::MOST,
+                false => ROWS_ON_GPU,
+            };
             Ok(Self { gate_up, down: down.in_precision(precision)?, rows_at_a_time })
         };
         let part = |parallel: &Parallel| {

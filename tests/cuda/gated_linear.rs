@@ -1,7 +1,7 @@
 //! The gated product in 16 bits against f64, and against the two steps that other GPUs and few rows take.
 
 use candle_core::{DType, Device, Tensor};
-use s2o_models::fused::{GatedLinear, Linear, LinearPrecision, Rows, Stacked, silu_mul};
+use s2o_models::fused::{GatedLinear, Linear, LinearPrecision, Rows, Stacked, silu_mul, supports_int8};
 use s2o_testkit::{noise, relative_l2};
 
 use crate::Runner;
@@ -59,7 +59,7 @@ fn against_f64(device: &Device, weights: &[Tensor; 2], dtype: DType) {
     for rows in [1, 127, 128, 129, 300] {
         let got = values(&layer.forward(&flat.narrow(0, 0, rows).unwrap().into()).unwrap());
         assert!(relative_l2(&got, &want[..rows * size]) < 2.0 * limit, "{rows} rows of {size_in} x {size}");
-        let is_one_kernel = rows >= 128 && size.is_multiple_of(8);
+        let is_one_kernel = rows >= 128 && size.is_multiple_of(8) && supports_int8(device, dtype);
         assert!(!is_one_kernel || got == whole[..rows * size], "{rows} rows: other rows change a row");
     }
 }

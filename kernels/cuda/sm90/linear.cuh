@@ -176,15 +176,6 @@ __device__ __forceinline__ void linear(const CUtensorMap& map_x, const CUtensorM
         for (int tile = blockIdx.x; tile < row_tiles * output_tiles; tile += gridDim.x, scales_pos.advance()) {
             const LinearTile at(tile, row_tiles, output_tiles);
             const int output = at.output * PART_ROWS;
-            if constexpr (Numbers::HAS_SCALES) {
-                const uint32_t bytes = 4 * min(PART_ROWS, size - output);
-                mbarrier_wait(ring.scales_empty, scales_pos.parity ^ 1);
-                mbarrier_arrive_expect_tx(ring.scales_full, PARTS * bytes);
-#pragma unroll
-                for (int i = 0; i < PARTS; ++i) {
-                    bulk_load(ring.scale(i * PART_ROWS), p.weight_scales + i * size + output, bytes, ring.scales_full);
-                }
-            }
             for (int slice = 0; slice < slices; ++slice, pos.advance()) {
                 const uint32_t full = ring.full + 8 * pos.stage;
                 mbarrier_wait(ring.empty + 8 * pos.stage, pos.parity ^ 1);
@@ -196,6 +187,16 @@ __device__ __forceinline__ void linear(const CUtensorMap& map_x, const CUtensorM
                 for (int i = 0; i < PARTS; ++i) {
                     tma_load(ring.weight(pos.stage) + i * (PART_ROWS * LINEAR_SLICE), &map_weight, full, first,
                              i * size + output, 0, 0);
+                }
+            }
+            // After the slices, so that those of a tile are loaded while the outputs of the one before are stored.
+            if constexpr (Numbers::HAS_SCALES) {
+                const uint32_t bytes = 4 * min(PART_ROWS, size - output);
+                mbarrier_wait(ring.scales_empty, scales_pos.parity ^ 1);
+                mbarrier_arrive_expect_tx(ring.scales_full, PARTS * bytes);
+#pragma unroll
+                for (int i = 0; i < PARTS; ++i) {
+                    bulk_load(ring.scale(i * PART_ROWS), p.weight_scales + i * size + output, bytes, ring.scales_full);
                 }
             }
         }

@@ -45,6 +45,17 @@ impl GatedLinear {
         }
     }
 
+    /// Whether many rows have no intermediate outputs of both projections: one kernel computes the gated output.
+    pub(crate) fn is_one_kernel(&self) -> bool {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Stacked(layers) => layers.joined_halves().is_some_and(products::takes),
+            #[cfg(not(feature = "cuda"))]
+            Self::Stacked(_) => false,
+            Self::Int8(_) => true,
+        }
+    }
+
     /// The gated output by a kernel that applies the gate, if there is one for these layers and rows.
     #[cfg(feature = "cuda")]
     fn in_one_kernel(layers: &StackedLinear, x: &Rows) -> Result<Option<Tensor>> {

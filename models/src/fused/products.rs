@@ -19,19 +19,33 @@ const FEWEST_ROWS: usize = decoder::LINEAR_TILE[0];
 /// Rows of matrices begin at multiples of 16 bytes.
 const MULTIPLE: usize = 8;
 
+/// Whether the kernel of [`gated`] takes these stacked weights `(2 size_out, size_in)`.
+pub(super) fn takes(weight: &Tensor) -> bool {
+    let fits = match weight.dims() {
+        &[rows, size_in] => size_in > 0 && size_in.is_multiple_of(MULTIPLE) && rows.is_multiple_of(2 * MULTIPLE),
+        _ => false,
+    };
+    let is_16_bit = matches!(weight.dtype(), DType::BF16 | DType::F16);
+    let has_kernel = || {
+        let launcher = weight.device().as_cuda_device().map_err(CudaError::from).and_then(Launcher::new);
+        launcher.is_ok_and(|launcher| launcher.has(Kernel::GatedLinear))
+    };
+    fits && is_16_bit && weight.is_contiguous() && has_kernel()
+}
+
 /// `silu(x gate^T) * (x up^T)` for `x` `(.., size_in)` and the stacked weights `(2 size_out, size_in)`, in bf16 or f16.
 /// `None` if the kernel is not for this GPU, these sizes or this number of rows.
 pub(super) fn gated(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
     let (weight_rows, size_in) = weight.dims2()?;
     let is_of_one_kind = x.dtype() == weight.dtype() && x.device().same_device(weight.device());
-    if !is_of_one_kind || x.dims().last() != Some(&size_in) || size_in == 0 {
+    if !is_of_one_kind || x.dims().last() != Some(&size_in) || !takes(weight) {
         return Ok(None);
     }
-    let (launcher, rows) = (Launcher::of(x)?, x.elem_count() / size_in);
-    let fits = rows >= FEWEST_ROWS && size_in.is_multiple_of(MULTIPLE) && weight_rows.is_multiple_of(2 * MULTIPLE);
-    if !(fits && weight.is_contiguous() && launcher.has(Kernel::GatedLinear)) {
+    let rows = x.elem_count() / size_in;
+    if rows < FEWEST_ROWS {
         return Ok(None);
     }
+    let launcher = Launcher::of(x)?;
     let product = match x.dtype() {
         DType::BF16 => gated_in::<bf16>,
         _ => gated_in::<f16>,
