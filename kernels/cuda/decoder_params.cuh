@@ -56,8 +56,9 @@ struct LinearParams {
     int32_t width_in;     // a multiple of 16, or of 8 in 16 bits
     int32_t weight_rows;  // a multiple of 16, with a gate of 32, or of 16 in 16 bits
     int32_t is_gated;     // of `few_rows_int8`; the other products have kernels with and without a gate
+    int32_t adds;         // whether products, rounded, are added to what `out` holds; not with a gate
 };
-static_assert(sizeof(LinearParams) == 56 && offsetof(LinearParams, rows) == 40, "mirrored on the host");
+static_assert(sizeof(LinearParams) == 64 && offsetof(LinearParams, rows) == 40, "mirrored on the host");
 
 struct RotateParams {
     const void* qkv;     // (batch, len, num_heads + 2 * num_kv_heads, head_dim)

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::fused::{self, Heads, Linear, QkNorm, Rotation, Rows, Stacked, StackedLinear};
 use crate::head_tiles::ranges;
 use crate::kv_cache::KvCache;
-use crate::layers::{Shared, Weights};
+use crate::layers::{Residual, Shared, Weights};
 use crate::matrix::Matrix;
 use crate::parallel::{Mode, Parallel, Shards};
 #[cfg(feature = "cuda")]
@@ -124,16 +124,18 @@ impl SelfAttention {
         cache.write(self.layer, |cache| fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache))
     }
 
-    /// The output of the last `q_len` of the chunk's `len` tokens, `(batch, q_len, hidden)`, for their queries `(batch,
-    /// q_len, num_heads, head_dim)`. Of the queries of all tokens it is the output of the own tokens of `shards`.
+    /// The residual stream `sum` of the last `q_len` of the chunk's `len` tokens, `(batch, q_len, hidden)`, and their output
+    /// for queries `(batch, q_len, num_heads, head_dim)`. Of the queries of all tokens it is the output of the own tokens of
+    /// `shards`, and so is `sum`.
     pub(crate) fn attend(
         &self,
+        sum: Tensor,
         q: Tensor,
         len: usize,
         cache: &mut KvCache,
         phase: Phase,
         shards: Option<Shards>,
-    ) -> Result<Tensor> {
+    ) -> Result<Residual> {
         let (batch, q_len, ..) = q.dims4()?;
         let out = match phase {
             Phase::Prefill { method, prompt_len } => {
@@ -144,12 +146,13 @@ impl SelfAttention {
         };
         drop(q);
         let out = out.reshape((batch, q_len, self.heads.num_heads * self.heads.head_dim))?;
-        match (shards, &self.slots) {
-            (Some(shards), Some(slots)) => {
+        match (shards, &self.slots, self.o_proj.alone()) {
+            (Some(shards), Some(slots), _) => {
                 let out = if q_len < len { shards.of_all_heads(&out, slots) } else { shards.to_tokens(&out, slots) };
-                Ok(self.o_proj.whole().forward(&out?)?)
+                Ok(Residual::new(sum, self.o_proj.whole().forward(&out?)?))
             }
-            _ => self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?)),
+            (_, _, Some(o_proj)) => Residual::after(sum, o_proj, &out),
+            _ => Ok(Residual::new(sum, self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?))?)),
         }
     }
 }

@@ -167,24 +167,53 @@ impl Norm {
     }
 
     /// As [`Self::forward`], with the norm as inputs of linear layers: quantised if `as_int8`.
-    pub(crate) fn forward_rows(&self, x: Tensor, delta: Option<Tensor>, as_int8: bool) -> Result<(Tensor, Rows)> {
+    pub(crate) fn forward_rows(&self, Residual { sum, delta }: Residual, as_int8: bool) -> Result<(Tensor, Rows)> {
         if as_int8 {
-            let (x, normed) = fused::rms_norm_int8(x, delta.as_ref(), &self.weight, self.eps)?;
-            return Ok((x, Rows::Int8(normed)));
+            let (sum, normed) = fused::rms_norm_int8(sum, delta.as_ref(), &self.weight, self.eps)?;
+            return Ok((sum, Rows::Int8(normed)));
         }
-        let (x, normed) = self.forward(x, delta)?;
-        Ok((x, normed.into()))
+        let (sum, normed) = self.forward(Residual { sum, delta })?;
+        Ok((sum, normed.into()))
     }
 
-    /// The sum of `x` and `delta` of the previous layer, and its norm.
-    pub(crate) fn forward(&self, x: Tensor, delta: Option<Tensor>) -> Result<(Tensor, Tensor)> {
+    /// The residual stream, and its norm.
+    pub(crate) fn forward(&self, Residual { sum, delta }: Residual) -> Result<(Tensor, Tensor)> {
         match delta {
-            Some(delta) => Ok(fused::add_rms_norm(x, &delta, &self.weight, self.eps)?),
+            Some(delta) => Ok(fused::add_rms_norm(sum, &delta, &self.weight, self.eps)?),
             None => {
-                let normed = fused::rms_norm(&x, &self.weight, self.eps)?;
-                Ok((x, normed))
+                let normed = fused::rms_norm(&sum, &self.weight, self.eps)?;
+                Ok((sum, normed))
             }
         }
+    }
+}
+
+/// The residual stream `(batch, len, hidden)` after a step, whose output may still be to be added: the next norm does this
+/// in the same pass.
+#[derive(Debug)]
+pub(crate) struct Residual {
+    pub(crate) sum: Tensor,
+    pub(crate) delta: Option<Tensor>,
+}
+
+impl Residual {
+    pub(crate) fn new(sum: Tensor, delta: Tensor) -> Self {
+        Self { sum, delta: Some(delta) }
+    }
+
+    /// `sum`, in memory of its own, and the output of `linear` for `x`.
+    pub(crate) fn after(sum: Tensor, linear: &Linear, x: &Tensor) -> Result<Self> {
+        if !linear.adds() {
+            return Ok(Self::new(sum, linear.forward(x)?));
+        }
+        linear.add_to(x, &sum)?;
+        Ok(sum.into())
+    }
+}
+
+impl From<Tensor> for Residual {
+    fn from(sum: Tensor) -> Self {
+        Self { sum, delta: None }
     }
 }
 
@@ -222,6 +251,11 @@ impl<T> Shared<T> {
             None => Ok(out),
             Some(parallel) => parallel.sum(out),
         }
+    }
+
+    /// The step, if the ranks do not share it.
+    pub(crate) fn alone(&self) -> Option<&T> {
+        self.parallel.is_none().then_some(&self.own)
     }
 
     /// The whole step, for shards of the tokens.
@@ -273,23 +307,39 @@ impl Mlp {
         self.gate_up.takes_int8()
     }
 
-    /// The output `(batch, len, hidden)` for inputs of this shape. Works in slices, because a whole prompt's intermediate
-    /// is several times the residual stream.
+    /// The output `(batch, len, hidden)` for inputs of this shape.
     pub(crate) fn forward(&self, x: Rows) -> Result<Tensor> {
         let shape = x.dims().to_vec();
+        let down = self.down.for_inputs_like(&x)?;
+        let mut outputs = Vec::new();
+        self.gated(&x, |_, gated| {
+            outputs.push(down.forward(gated)?);
+            Ok(())
+        })?;
+        let out = if outputs.len() == 1 { outputs.remove(0) } else { Tensor::cat(&outputs, 0)? };
+        Ok(out.reshape(shape)?)
+    }
+
+    /// `sum`, in memory of its own, and the output for its norm `x`.
+    pub(crate) fn after(&self, sum: Tensor, x: Rows) -> Result<Residual> {
+        if !self.down.adds() {
+            return Ok(Residual::new(sum, self.forward(x)?));
+        }
+        let rows = sum.flatten_to(sum.rank() - 2)?;
+        self.gated(&x, |start, gated| Ok(self.down.add_to(gated, &rows.narrow(0, start, gated.dim(0)?)?)?))?;
+        Ok(sum.into())
+    }
+
+    /// Lets `take` take the gated outputs of rows, and the first of the rows. Works in slices, because a whole prompt's
+    /// intermediate is several times the residual stream.
+    fn gated(&self, x: &Rows, mut take: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<()> {
         let x = x.flat()?;
         let rows = x.dims()[0];
         // Quantised weights are dequantised once for all slices.
-        let (gate_up, down) = (self.gate_up.for_inputs_like(&x)?, self.down.for_inputs_like(&x)?);
-        let slice = |start: usize| -> Result<Tensor> {
-            let gated = gate_up.forward(&x.narrow(start, self.rows_at_a_time.min(rows - start))?)?;
-            Ok(down.forward(&gated)?)
-        };
-        let out = if rows <= self.rows_at_a_time {
-            slice(0)?
-        } else {
-            Tensor::cat(&(0..rows).step_by(self.rows_at_a_time).map(slice).collect::<Result<Vec<_>>>()?, 0)?
-        };
-        Ok(out.reshape(shape)?)
+        let gate_up = self.gate_up.for_inputs_like(&x)?;
+        for start in (0..rows).step_by(self.rows_at_a_time) {
+            take(start, &gate_up.forward(&x.narrow(start, self.rows_at_a_time.min(rows - start))?)?)?;
+        }
+        Ok(())
     }
 }

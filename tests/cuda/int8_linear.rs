@@ -57,6 +57,7 @@ pub fn cases(runner: &mut Runner) {
         }
         runner.case(&format!("int8 layers: fused steps {dtype:?}"), |runner| fused_steps(&runner.device, dtype));
         runner.case(&format!("int8 layers: products {dtype:?}"), |runner| products(&runner.device, dtype));
+        runner.case(&format!("int8 layers: sums {dtype:?}"), |runner| sums(&runner.device, dtype));
         runner.case(&format!("int8 layers: gated products {dtype:?}"), |runner| gated_products(&runner.device, dtype));
         runner.case(&format!("int8 layers: not finite {dtype:?}"), |runner| not_finite(&runner.device, dtype));
     }
@@ -159,6 +160,32 @@ fn gated_products(device: &Device, dtype: DType) {
         for rows in [1, 8, 9, 129] {
             let got = values(&layer.forward(&all.narrow(0, 0, rows).unwrap().into()).unwrap());
             assert!(got == whole[..rows * size], "{rows} x {size_in} x {size}: other rows change a row");
+        }
+    }
+}
+
+/// Outputs added in place are those of two steps, and reach only their rows.
+fn sums(device: &Device, dtype: DType) {
+    for (size_in, size_out) in [(16, 16), (512, 272), (4112, 48)] {
+        let weight = (numbers(device, &[size_out, size_in], dtype, 18) * 0.1).unwrap();
+        let layer = Int8Linear::new(&candle_nn::Linear::new(weight, None)).unwrap();
+        for rows in [1, 8, 9, 129, 300] {
+            let x = Rows::from(numbers(device, &[rows, size_in], dtype, 19));
+            let all = numbers(device, &[rows + 5, size_out], dtype, 20);
+            let of_rows = |all: &Tensor| all.narrow(0, 2, rows).unwrap();
+            let want = (of_rows(&all) + layer.forward(&x).unwrap()).unwrap();
+            let [before, after] = [(0, 2), (rows + 2, 3)];
+            let others = |all: &Tensor| [before, after].map(|(first, len)| values(&all.narrow(0, first, len).unwrap()));
+            let untouched = others(&all);
+            layer.add_to(&x, &of_rows(&all)).unwrap();
+            assert!(values(&of_rows(&all)) == values(&want), "{rows} x {size_in} x {size_out}");
+            assert!(others(&all) == untouched, "{rows} x {size_in} x {size_out}: other rows");
+        }
+        let x = Rows::from(numbers(device, &[9, size_in], dtype, 19));
+        let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, device).unwrap();
+        let transposed = zeros(&[size_out, 9], dtype).t().unwrap();
+        for misfit in [zeros(&[8, size_out], dtype), zeros(&[9, size_out], DType::F32), transposed] {
+            assert!(layer.add_to(&x, &misfit).is_err(), "{misfit:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //
 // A persistent block computes tiles of 128 rows and 256 rows of the weight; with a gate, these are 128 gates and their ups.
 // Warpgroup 0 loads slices of 128 bytes along the inputs by TMA into a ring; warpgroups 1 and 2 multiply 64 rows each.
-// Outputs leave by TMA during the next tile. A row's sums do not depend on the other rows.
+// Outputs leave by TMA during the next tile, or are added to those in memory. A row's sums do not depend on the other rows.
 #pragma once
 #include "../decoder_row.cuh"
 #include "../launch.cuh"
@@ -90,7 +90,7 @@ struct PlainNumbers {
 // A thread has two rows, and of each two neighbours of every eight of the weight's rows.
 template <class Numbers, typename T, bool IS_GATED>
 __device__ __forceinline__ void store_products(const CUtensorMap& map_out, const LinearRing& ring, const LinearTile& at,
-                                               int warpgroup, const float (&row_scale)[2],
+                                               int warpgroup, bool adds, const float (&row_scale)[2],
                                                const typename Numbers::Sum (&acc)[128]) {
     constexpr int OUTPUTS = IS_GATED ? LINEAR_WEIGHT_ROWS / 2 : LINEAR_WEIGHT_ROWS;
     constexpr int EIGHTS = LINEAR_PANEL_COLUMNS / 8;
@@ -136,8 +136,13 @@ __device__ __forceinline__ void store_products(const CUtensorMap& map_out, const
         fence_proxy_async();
         named_barrier_sync(1 + warpgroup, LINEAR_WARPGROUP);
         if (copies) {
-            tma_store(&map_out, panel, at.output * OUTPUTS + i * LINEAR_PANEL_COLUMNS,
-                      at.row * LINEAR_ROWS + warpgroup * LINEAR_PANEL_ROWS);
+            const int column = at.output * OUTPUTS + i * LINEAR_PANEL_COLUMNS;
+            const int token = at.row * LINEAR_ROWS + warpgroup * LINEAR_PANEL_ROWS;
+            if (!IS_GATED && adds) {
+                tma_add(&map_out, panel, column, token);
+            } else {
+                tma_store(&map_out, panel, column, token);
+            }
             bulk_commit();
         }
     }
@@ -236,7 +241,7 @@ __device__ __forceinline__ void linear(const CUtensorMap& map_x, const CUtensorM
             pin(acc);
             if (releases) mbarrier_arrive(ring.empty + 8 * last);
             if constexpr (Numbers::HAS_SCALES) mbarrier_wait(ring.scales_full, scales_pos.parity);
-            store_products<Numbers, T, IS_GATED>(map_out, ring, at, warpgroup, row_scale, acc);
+            store_products<Numbers, T, IS_GATED>(map_out, ring, at, warpgroup, p.adds, row_scale, acc);
             if (Numbers::HAS_SCALES && releases) mbarrier_arrive(ring.scales_empty);
         }
         // Shared memory must last until it has been read.

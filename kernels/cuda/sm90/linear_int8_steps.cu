@@ -100,8 +100,11 @@ __device__ __forceinline__ void few_rows(const LinearParams& p) {
                 out[int64_t(first_row + row) * (p.weight_rows / 2) + output] = T(silu(product[0]) * product[1]);
             } else {
                 out += int64_t(first_row + row) * p.weight_rows + output;
-                out[0] = T(product[0]);
-                out[1] = T(product[1]);
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; ++o) {
+                    const T rounded = T(product[o]);
+                    out[o] = p.adds ? T(float(out[o]) + float(rounded)) : rounded;
+                }
             }
         }
     }

@@ -50,6 +50,7 @@ pub struct LinearParams {
     pub width_in: i32,
     pub weight_rows: i32,
     pub is_gated: i32,
+    pub adds: i32,
 }
 
 /// Normalises (optionally) and rotates queries and keys, and writes keys and values to the cache.
@@ -113,7 +114,7 @@ pub struct JoinHeadsParams {
 layout!(NormParams: 56, width at 48);
 layout!(SiluParams: 24, width at 16);
 layout!(QuantiseParams: 32, width at 24);
-layout!(LinearParams: 56, rows at 40);
+layout!(LinearParams: 64, rows at 40);
 layout!(RotateParams: 120, k_strides at 56, len at 104);
 layout!(Int8Params: 104, row_strides at 24, len at 96);
 layout!(RotationParams: 40, len at 32);

@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 
-use candle_core::Tensor;
-
 use crate::attention::{Phase, SelfAttention};
 use crate::config::DecoderConfig;
 use crate::error::Result;
 use crate::fused::Rotation;
 use crate::kv_cache::KvCache;
-use crate::layers::{Mlp, Norm, Shared, Weights};
+use crate::layers::{Mlp, Norm, Residual, Shared, Weights};
 use crate::parallel::{Parallel, Shards};
 
 #[derive(Debug)]
@@ -36,23 +34,20 @@ impl Layer {
         })
     }
 
-    /// Adds `delta` of the previous layer to the residual stream `x`. Returns the stream after attention, and the
-    /// output of the MLP that is still to be added, both for the positions of the chunk from `first` on; `None` if
-    /// there are none. The keys and values of all positions go to the cache.
-    #[expect(clippy::too_many_arguments, reason = "each is a part of the state of a forward pass")]
+    /// The residual stream after the layer, for the positions of the chunk from `first` on; `None` if there are none. The
+    /// keys and values of all positions go to the cache. `residual` is in memory of its own, which may be reused.
     pub(super) fn forward(
         &self,
-        x: Tensor,
-        delta: Option<Tensor>,
+        residual: Residual,
         rotation: &Rotation,
         cache: &mut KvCache,
         phase: Phase,
         shards: Option<Shards>,
         first: usize,
-    ) -> Result<Option<(Tensor, Tensor)>> {
-        let (x, attended) = {
+    ) -> Result<Option<Residual>> {
+        let residual = {
             let _span = tracing::debug_span!("attention", layer = self.attention.layer()).entered();
-            let (x, normed) = self.input_norm.forward_rows(x, delta, self.attention.takes_int8())?;
+            let (x, normed) = self.input_norm.forward_rows(residual, self.attention.takes_int8())?;
             let q = self.attention.project(normed, rotation, cache, shards)?;
             let len = q.dim(1)?;
             let rows = len - first;
@@ -66,14 +61,14 @@ impl Layer {
                 // Few positions: every rank computes all of them.
                 (_, Some(shards)) => (shards.gather(first, &x, own)?, q.narrow(1, first, rows)?),
             };
-            (x, self.attention.attend(q, len, cache, phase, shards)?)
+            self.attention.attend(x, q, len, cache, phase, shards)?
         };
         let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
-        let (x, normed) = self.post_norm.forward_rows(x, Some(attended), self.mlp.whole().takes_int8())?;
-        let mixed = match shards {
-            None => self.mlp.of_part(|mlp| mlp.forward(normed))?,
-            Some(_) => self.mlp.whole().forward(normed)?,
-        };
-        Ok(Some((x, mixed)))
+        let (x, normed) = self.post_norm.forward_rows(residual, self.mlp.whole().takes_int8())?;
+        Ok(Some(match (shards, self.mlp.alone()) {
+            (Some(_), _) => Residual::new(x, self.mlp.whole().forward(normed)?),
+            (None, Some(mlp)) => mlp.after(x, normed)?,
+            (None, None) => Residual::new(x, self.mlp.of_part(|mlp| mlp.forward(normed))?),
+        }))
     }
 }

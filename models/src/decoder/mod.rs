@@ -11,7 +11,7 @@ use crate::device_memory::DeviceMemory;
 use crate::error::{ModelError, Need, Result};
 use crate::fused::{Linear, LinearPrecision, Rotary};
 use crate::kv_cache::{KvCache, KvStorage};
-use crate::layers::{Embedding, Norm, Quantised, Weights};
+use crate::layers::{Embedding, Norm, Quantised, Residual, Weights};
 use crate::parallel::Parallel;
 
 mod checks;
@@ -291,14 +291,12 @@ impl Decoder {
         let own = shards.map_or(0..len, |shards| shards.own());
         let rotation = self.rotary.rows(cache.len(), len)?;
         let own_tokens = tokens.narrow(1, own.start, own.len())?.contiguous()?;
-        let mut x = self.embedding.forward(&own_tokens, self.dtype)?;
-        // The norm of the next layer adds the output of a layer to the residual stream, in the same pass.
-        let mut delta = None;
+        let mut residual = Residual::from(self.embedding.forward(&own_tokens, self.dtype)?);
         let first = self.first_of_last_layer(cache.len(), len, phase, from);
         for (index, layer) in self.layers.iter().enumerate() {
             let first = if index + 1 == self.layers.len() { first } else { 0 };
-            match layer.forward(x, delta, &rotation, cache, phase, shards, first)? {
-                Some((sum, mixed)) => (x, delta) = (sum, Some(mixed)),
+            match layer.forward(residual, &rotation, cache, phase, shards, first)? {
+                Some(after) => residual = after,
                 None => {
                     cache.advance(len);
                     return Ok(None);
@@ -311,10 +309,11 @@ impl Decoder {
         }
         let normed = |rows: Range<usize>| -> Result<Tensor> {
             let last = |x: &Tensor| x.narrow(1, rows.start, rows.len())?.contiguous();
-            Ok(self.norm.forward(last(&x)?, delta.as_ref().map(last).transpose()?)?.1)
+            let (sum, delta) = (last(&residual.sum)?, residual.delta.as_ref().map(last).transpose()?);
+            Ok(self.norm.forward(Residual { sum, delta })?.1)
         };
         match shards {
-            Some(shards) if first == 0 => shards.gather(from, &x, normed).map(Some),
+            Some(shards) if first == 0 => shards.gather(from, &residual.sum, normed).map(Some),
             _ => normed(from - first..len - first).map(Some),
         }
     }

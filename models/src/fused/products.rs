@@ -77,6 +77,7 @@ fn gated_in<T: Element>(
             width_in: to_i32("size_in", size_in)?,
             weight_rows: to_i32("rows of the weight", weight_rows)?,
             is_gated: true.into(),
+            adds: false.into(),
         };
         // SAFETY: the matrices are contiguous and have these sizes; all tensors are held until the launch is enqueued.
         unsafe { enqueue::<T>(launcher, Kernel::GatedLinear, size_in, &params) }?;

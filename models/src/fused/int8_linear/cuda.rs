@@ -3,13 +3,14 @@
 use std::ffi::c_void;
 
 use candle_core::{DType, Device, Shape, Tensor};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, SyncOnDrop};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, SyncOnDrop, sys};
 use half::{bf16, f16};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, address, to_i32};
 use s2o_kernels::params::{LinearParams, QuantiseParams};
 use s2o_kernels::{Function, Kernel, decoder};
 
 use super::{Int8Linear, MAX_WIDTH, RotatedInt8};
+use crate::fused::cuda::written_at;
 use crate::fused::linear::FEW_ROWS;
 use crate::fused::products;
 
@@ -117,45 +118,77 @@ pub(super) fn product(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor> {
 
 fn product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear) -> Result<Tensor> {
     let launcher = Launcher::of(&x.values)?;
+    let shape = with_width(x.values.dims(), linear.size_out()?);
+    let mut out = launcher.uninit::<T>(&shape)?;
+    {
+        let (out, _out) = out.device_ptr_mut(launcher.stream());
+        // SAFETY: the memory has the size of the outputs and is held until the launch is enqueued.
+        unsafe { enqueue::<T>(&launcher, x, linear, (out, false)) }?;
+    }
+    Ok(launcher.tensor(out, shape))
+}
+
+/// Adds the product, rounded, to contiguous `sum` of its shape, in the dtype of `x` before it was quantised.
+pub(super) fn add_product(x: &RotatedInt8, linear: &Int8Linear, sum: &Tensor) -> Result<()> {
+    match x.dtype {
+        DType::BF16 => add_product_in::<bf16>(x, linear, sum),
+        _ => add_product_in::<f16>(x, linear, sum),
+    }
+}
+
+fn add_product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear, sum: &Tensor) -> Result<()> {
+    let launcher = Launcher::of(&x.values)?;
+    written_at::<T>(sum, launcher.stream(), |base, layout| {
+        let first = base + (layout.start_offset() * size_of::<T>()) as sys::CUdeviceptr;
+        // SAFETY: the caller has checked shape, layout and offset; the memory is held until the launch is enqueued.
+        unsafe { enqueue::<T>(&launcher, x, linear, (first, true)) }
+    })
+}
+
+/// Enqueues the product into memory at an address, or its addition to what the memory holds.
+///
+/// # Safety
+/// The memory must have the size of the outputs, begin at a multiple of 16 bytes, and be valid until the kernel has run.
+unsafe fn enqueue<T: Element>(
+    launcher: &Launcher,
+    x: &RotatedInt8,
+    linear: &Int8Linear,
+    (out, adds): (sys::CUdeviceptr, bool),
+) -> Result<()> {
     let stream = launcher.stream();
     let weight = &linear.weight;
     let (weight_rows, size_in) = weight.values.dims2()?;
     let rows = x.values.elem_count() / size_in;
-    let shape = with_width(x.values.dims(), linear.size_out()?);
-    let mut out = launcher.uninit::<T>(&shape)?;
-    {
-        let tensors = [&x.values, &weight.values].map(Tensor::storage_and_layout);
-        let scales = [&x.scales, &weight.scales].map(Tensor::storage_and_layout);
-        let (x, _x) = address::<u8>(&tensors[0].0, tensors[0].1, stream)?;
-        let (weight, _weight) = address::<u8>(&tensors[1].0, tensors[1].1, stream)?;
-        let (x_scales, _x_scales) = address::<f32>(&scales[0].0, scales[0].1, stream)?;
-        let (weight_scales, _weight_scales) = address::<f32>(&scales[1].0, scales[1].1, stream)?;
-        let (out, _out) = out.device_ptr_mut(stream);
-        let params = LinearParams {
-            x: x as *const c_void,
-            weight: weight as *const c_void,
-            x_scales: x_scales as *const f32,
-            weight_scales: weight_scales as *const f32,
-            out: out as *mut c_void,
-            rows: to_i32("rows", rows)?,
-            width_in: to_i32("size_in", size_in)?,
-            weight_rows: to_i32("rows of the weight", weight_rows)?,
-            is_gated: linear.is_gated.into(),
-        };
-        // SAFETY: the grid covers every output of every row (sizes are multiples of 16, which `Int8Linear` checks); the
-        // matrices are contiguous, and all tensors are held until the launch is enqueued.
-        unsafe {
-            if rows <= FEW_ROWS {
-                let blocks = [weight_rows / decoder::FEW_ROWS_OUTPUTS, rows.div_ceil(decoder::FEW_ROWS), 1];
-                let function = Function::new(Kernel::FewRowsInt8, T::DTYPE, ANY_HEAD_DIM);
-                launcher.launch(function, &params, Grid::Blocks(blocks))
-            } else {
-                let kernel = if linear.is_gated { Kernel::GatedLinearInt8 } else { Kernel::LinearInt8 };
-                products::enqueue::<T>(&launcher, kernel, size_in / 2, &params)
-            }
-        }?;
+    let tensors = [&x.values, &weight.values].map(Tensor::storage_and_layout);
+    let scales = [&x.scales, &weight.scales].map(Tensor::storage_and_layout);
+    let (x, _x) = address::<u8>(&tensors[0].0, tensors[0].1, stream)?;
+    let (weight, _weight) = address::<u8>(&tensors[1].0, tensors[1].1, stream)?;
+    let (x_scales, _x_scales) = address::<f32>(&scales[0].0, scales[0].1, stream)?;
+    let (weight_scales, _weight_scales) = address::<f32>(&scales[1].0, scales[1].1, stream)?;
+    let params = LinearParams {
+        x: x as *const c_void,
+        weight: weight as *const c_void,
+        x_scales: x_scales as *const f32,
+        weight_scales: weight_scales as *const f32,
+        out: out as *mut c_void,
+        rows: to_i32("rows", rows)?,
+        width_in: to_i32("size_in", size_in)?,
+        weight_rows: to_i32("rows of the weight", weight_rows)?,
+        is_gated: linear.is_gated.into(),
+        adds: adds.into(),
+    };
+    // SAFETY: the grid covers every output of every row (sizes are multiples of 16, which `Int8Linear` checks); the
+    // matrices are contiguous, and all tensors are held until the launch is enqueued.
+    unsafe {
+        if rows <= FEW_ROWS {
+            let blocks = [weight_rows / decoder::FEW_ROWS_OUTPUTS, rows.div_ceil(decoder::FEW_ROWS), 1];
+            let function = Function::new(Kernel::FewRowsInt8, T::DTYPE, ANY_HEAD_DIM);
+            launcher.launch(function, &params, Grid::Blocks(blocks))
+        } else {
+            let kernel = if linear.is_gated { Kernel::GatedLinearInt8 } else { Kernel::LinearInt8 };
+            products::enqueue::<T>(launcher, kernel, size_in / 2, &params)
+        }
     }
-    Ok(launcher.tensor(out, shape))
 }
 
 /// `dims` with another last dimension.

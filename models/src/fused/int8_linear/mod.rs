@@ -47,6 +47,14 @@ impl Rows {
         }
     }
 
+    /// That of what was quantised.
+    pub(super) fn dtype(&self) -> DType {
+        match self {
+            Self::Plain(x) => x.dtype(),
+            Self::Int8(x) => x.dtype,
+        }
+    }
+
     /// The same rows as `(rows, width)`.
     pub(crate) fn flat(&self) -> Result<Self> {
         let shape = ((), self.dims().last().copied().unwrap_or_default());
@@ -169,15 +177,55 @@ impl Int8Linear {
     /// # Errors
     /// If the rows have another width or device.
     pub fn forward(&self, x: &Rows) -> Result<Tensor> {
-        let (expected, got) = (self.size_in()?, x.dims().last().copied().unwrap_or_default());
-        if got != expected {
-            bail!("int8: expected rows of {expected}, got {:?}", x.dims())
-        }
+        self.check_rows(x.dims())?;
         let product = self.product(x)?;
         match &self.bias {
             Some(bias) => product.broadcast_add(bias),
             None => Ok(product),
         }
+    }
+
+    /// Whether [`Self::add_to`] may be called: the layer has neither bias nor gate.
+    pub fn adds(&self) -> bool {
+        self.bias.is_none() && !self.is_gated
+    }
+
+    /// Adds the output for `x` to `sum` in place: as the sum of `sum` and [`Self::forward`], bit for bit. `sum` is
+    /// contiguous, `(.., size_out)`, and has the dtype of the rows.
+    ///
+    /// # Errors
+    /// If shapes, dtypes or devices do not fit, or the layer has a bias or a gate.
+    pub fn add_to(&self, x: &Rows, sum: &Tensor) -> Result<()> {
+        let (size_in, size_out) = (self.size_in()?, self.size_out()?);
+        let Some((&width, of_x)) = x.dims().split_last().filter(|_| self.adds()) else {
+            bail!("int8: expected a layer without bias and gate, and rows")
+        };
+        let fits = width == size_in && sum.dims().split_last() == Some((&size_out, of_x));
+        let is_aligned = sum.is_contiguous() && sum.layout().start_offset().is_multiple_of(16);
+        if !fits || !is_aligned || sum.dtype() != x.dtype() || !sum.device().same_device(self.weight.values.device()) {
+            bail!(
+                "int8: expected contiguous sums {of_x:?} x {size_out} in {:?} of rows of {size_in}, got {:?} in {:?} of {:?}",
+                x.dtype(),
+                sum.layout(),
+                sum.dtype(),
+                x.dims()
+            )
+        }
+        self.add_product(x, sum)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn add_product(&self, x: &Rows, sum: &Tensor) -> Result<()> {
+        match x {
+            Rows::Int8(x) => cuda::add_product(x, self, sum)?,
+            Rows::Plain(x) => cuda::add_product(&RotatedInt8::quantise(x)?, self, sum)?,
+        }
+        Ok(())
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn add_product(&self, _: &Rows, _: &Tensor) -> Result<()> {
+        bail!("int8: expected a build with the feature `cuda`")
     }
 
     #[cfg(feature = "cuda")]
@@ -196,6 +244,13 @@ impl Int8Linear {
     pub(crate) fn size_out(&self) -> Result<usize> {
         let rows = self.weight.values.dim(0)?;
         Ok(if self.is_gated { rows / 2 } else { rows })
+    }
+
+    fn check_rows(&self, dims: &[usize]) -> Result<()> {
+        match (self.size_in()?, dims.last()) {
+            (expected, Some(&got)) if expected == got => Ok(()),
+            (expected, _) => bail!("int8: expected rows of {expected}, got {dims:?}"),
+        }
     }
 
     fn size_in(&self) -> Result<usize> {
