@@ -124,9 +124,9 @@ impl SelfAttention {
         cache.write(self.layer, |cache| fused::rotate_into_cache(qkv, self.heads, norm, rotation, cache))
     }
 
-    /// The residual stream `sum` of the last `q_len` of the chunk's `len` tokens, `(batch, q_len, hidden)`, and their output
-    /// for queries `(batch, q_len, num_heads, head_dim)`. Of the queries of all tokens it is the output of the own tokens of
-    /// `shards`, and so is `sum`.
+    /// Attends with the queries `(batch, q_len, num_heads, head_dim)` of the last `q_len` of the chunk's `len` tokens. Returns
+    /// the residual stream `sum` `(batch, q_len, hidden)` of these tokens with the output. With the queries of all tokens of
+    /// `shards`, `sum` and output are those of the own tokens.
     pub(crate) fn attend(
         &self,
         sum: Tensor,

@@ -99,7 +99,8 @@ impl Chunk {
 }
 
 /// Most bytes per token of a chunk inside a layer: gate, up and their product in the MLP, or q, k, v, the rotated q and
-/// the output in attention; in addition the residual stream before and after a sum, its norm and the addend.
+/// the output in attention; in addition the residual stream before and after a sum, its norm and the addend. Kernels that
+/// store no gate and up, or add in place, need less.
 pub(crate) fn activation_bytes(config: &DecoderConfig, dtype: DType) -> u64 {
     let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
     let inner = (3 * config.intermediate_size).max(3 * q + 2 * kv);

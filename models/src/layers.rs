@@ -201,9 +201,10 @@ impl Residual {
         Self { sum, delta: Some(delta) }
     }
 
-    /// `sum`, in memory of its own, and the output of `linear` for `x`.
+    /// The residual stream `sum` `(batch, len, hidden)` with the output of `linear` for `x` `(batch, len, size_in)`, which may
+    /// be added in the memory of `sum`.
     pub(crate) fn after(sum: Tensor, linear: &Linear, x: &Tensor) -> Result<Self> {
-        if !linear.adds() {
+        if !linear.adds() || !sum.is_contiguous() {
             return Ok(Self::new(sum, linear.forward(x)?));
         }
         linear.add_to(x, &sum)?;
@@ -307,7 +308,7 @@ impl Mlp {
         self.gate_up.takes_int8()
     }
 
-    /// The output `(batch, len, hidden)` for inputs of this shape.
+    /// The output `(batch, len, hidden)` for inputs of this shape, not empty.
     pub(crate) fn forward(&self, x: Rows) -> Result<Tensor> {
         let shape = x.dims().to_vec();
         let down = self.down.for_inputs_like(&x)?;
@@ -320,9 +321,10 @@ impl Mlp {
         Ok(out.reshape(shape)?)
     }
 
-    /// `sum`, in memory of its own, and the output for its norm `x`.
+    /// The residual stream `sum` `(batch, len, hidden)` with the output for its norm `x`, which may be added in the memory of
+    /// `sum`.
     pub(crate) fn after(&self, sum: Tensor, x: Rows) -> Result<Residual> {
-        if !self.down.adds() {
+        if !self.down.adds() || !sum.is_contiguous() {
             return Ok(Residual::new(sum, self.forward(x)?));
         }
         let rows = sum.flatten_to(sum.rank() - 2)?;
@@ -330,8 +332,8 @@ impl Mlp {
         Ok(sum.into())
     }
 
-    /// Lets `take` take the gated outputs of rows, and the first of the rows. Works in slices, because a whole prompt's
-    /// intermediate is several times the residual stream.
+    /// Calls `take` with the first row and the gated outputs `(rows, inner)` of each slice of rows. A whole prompt's gated
+    /// outputs are several times the residual stream.
     fn gated(&self, x: &Rows, mut take: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<()> {
         let x = x.flat()?;
         let rows = x.dims()[0];

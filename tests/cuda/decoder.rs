@@ -3,9 +3,11 @@
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_s2o::{Attention, Dense, PrefillCall, S2o, S2oConfig};
+use s2o_models::fused::{LinearPrecision, supports_int8};
 use s2o_models::weights::synthetic;
 use s2o_models::{
-    Chunk, Decoder, DecoderConfig, GenerationOptions, LoadOptions, ModelError, ModelSource, PrefillOptions, passkey,
+    Chunk, Decoder, DecoderConfig, DecoderOptions, GenerationOptions, LoadOptions, ModelError, ModelSource,
+    PrefillOptions, passkey,
 };
 use serde_json::{Value, json};
 
@@ -38,6 +40,13 @@ pub fn load(json: &Value, dtype: DType, device: &Device) -> Decoder {
     let config = DecoderConfig::from_json(&json.to_string(), "test").unwrap();
     let weights = synthetic::weights(&config, 5, &Device::Cpu).unwrap();
     Decoder::load(&config, &VarBuilder::from_tensors(weights, dtype, device), None).unwrap()
+}
+
+fn load_int8(json: &Value, device: &Device) -> Decoder {
+    let config = DecoderConfig::from_json(&json.to_string(), "test").unwrap();
+    let weights = synthetic::weights(&config, 5, &Device::Cpu).unwrap();
+    let options = DecoderOptions { linear: LinearPrecision::Int8, ..DecoderOptions::default() };
+    Decoder::load_with(&config, &VarBuilder::from_tensors(weights, DType::BF16, device), options, None).unwrap()
 }
 
 pub fn tokens(batch: usize, len: usize, device: &Device) -> Tensor {
@@ -99,6 +108,24 @@ pub fn cases(runner: &mut Runner) {
             assert_near("prefill", &got[0], &want[0], 2e-3);
             assert_near("decoding", &got[1], &want[1], 2e-3);
         });
+    }
+    if supports_int8(&runner.device, DType::BF16) {
+        // Without biases all outputs are added in place, with those of attention only the MLP's.
+        let mut half = llama();
+        half["mlp_bias"] = json!(false);
+        for (name, json) in [("qwen3", qwen3()), ("llama, biases of attention", half), ("llama", llama())] {
+            runner.case(&format!("decoder {name}, linear layers in int8"), |runner| {
+                let (here, there) = (load(&json, DType::F32, &Device::Cpu), load_int8(&json, &runner.device));
+                for (batch, len) in [(1, 41), (2, 300), (1, 1037)] {
+                    let want = logits(&here, batch, len, &Dense, Chunk::Whole);
+                    for chunk in [Chunk::Whole, Chunk::Tokens(64), Chunk::Tokens(129)] {
+                        let got = logits(&there, batch, len, &Dense, chunk);
+                        assert_near(&format!("{batch} x {len} in {chunk:?}"), &got[0], &want[0], 0.12);
+                        assert_near(&format!("decoding after {batch} x {len} in {chunk:?}"), &got[1], &want[1], 0.12);
+                    }
+                }
+            });
+        }
     }
     runner.case("decoder twice the same bits", |runner| {
         let decoder = load(&llama(), DType::BF16, &runner.device);

@@ -19,25 +19,35 @@ fn layer(weights: &[Tensor; 2]) -> GatedLinear {
 
 pub fn cases(runner: &mut Runner) {
     for dtype in [DType::BF16, DType::F16] {
-        // Sizes that fill tiles, that end inside of one, and that the kernel does not take (20).
-        for (size_in, size) in [(64, 128), (8, 8), (1000, 136), (4096, 384), (72, 1000), (64, 20)] {
+        // Sizes that fill tiles, that end inside of one, and that the kernel does not take (20). The last has more tiles than
+        // an H200 has multiprocessors.
+        let few = [3, 129];
+        for (size_in, size, rows) in [
+            (64, 128, few),
+            (8, 8, few),
+            (1000, 136, few),
+            (4096, 384, few),
+            (72, 1000, few),
+            (64, 20, few),
+            (64, 1024, [2, 1100]),
+        ] {
             runner.case(&format!("gated linear {size_in} x {size} {dtype:?}"), |runner| {
                 let weights = [1, 2].map(|seed| numbers(&runner.device, &[size, size_in], dtype, seed, 0.1));
-                against_f64(&runner.device, &weights, dtype);
+                against_f64(&runner.device, &weights, rows, dtype);
             });
         }
         runner.case(&format!("gated linear, not finite {dtype:?}"), |runner| not_finite(&runner.device, dtype));
     }
 }
 
-fn against_f64(device: &Device, weights: &[Tensor; 2], dtype: DType) {
+fn against_f64(device: &Device, weights: &[Tensor; 2], [batch, len]: [usize; 2], dtype: DType) {
     let (size, size_in) = weights[0].dims2().unwrap();
     let layer = layer(weights);
-    let x = numbers(device, &[3, 129, size_in], dtype, 3, 1.0);
+    let x = numbers(device, &[batch, len, size_in], dtype, 3, 1.0);
     // Outputs reuse this memory, so elements that no kernel writes stay NaN.
-    drop(Tensor::full(f32::NAN, (387, size), device).unwrap().to_dtype(dtype).unwrap());
+    drop(Tensor::full(f32::NAN, (batch * len, size), device).unwrap().to_dtype(dtype).unwrap());
     let whole = layer.forward(&x.clone().into()).unwrap();
-    assert_eq!(whole.dims(), [3, 129, size]);
+    assert_eq!(whole.dims(), [batch, len, size]);
     let whole = values(&whole);
     let rows: Vec<f64> = values(&x).into_iter().map(f64::from).collect();
     let matrices = [0, 1].map(|i| values(&weights[i]).into_iter().map(f64::from).collect::<Vec<_>>());
@@ -55,7 +65,7 @@ fn against_f64(device: &Device, weights: &[Tensor; 2], dtype: DType) {
     let limit = if dtype == DType::BF16 { 4e-3 } else { 1e-3 };
     let error = relative_l2(&whole, &want);
     assert!(error < limit, "{size_in} x {size}: {error}");
-    let flat = x.reshape((387, size_in)).unwrap();
+    let flat = x.reshape((batch * len, size_in)).unwrap();
     for rows in [1, 127, 128, 129, 300] {
         let got = values(&layer.forward(&flat.narrow(0, 0, rows).unwrap().into()).unwrap());
         assert!(relative_l2(&got, &want[..rows * size]) < 2.0 * limit, "{rows} rows of {size_in} x {size}");

@@ -104,16 +104,19 @@ fn fused_steps(device: &Device, dtype: DType) {
 }
 
 fn products(device: &Device, dtype: DType) {
-    for (size_in, size_out) in [(16, 16), (512, 48), (4112, 272), (14336, 64)] {
+    // The last has more tiles than an H200 has multiprocessors.
+    for (size_in, size_out, most) in
+        [(16, 16, 300), (512, 48, 300), (4112, 272, 300), (14336, 64, 300), (64, 2304, 2200)]
+    {
         let weight = (numbers(device, &[size_out, size_in], dtype, 8) * 0.1).unwrap();
         let bias = numbers(device, &[size_out], dtype, 9);
         let biases = values(&bias);
         let as_f64 = |x: &Tensor| -> Vec<f64> { values(x).into_iter().map(f64::from).collect() };
         let weights = [dequantised(&RotatedInt8::quantise(&weight).unwrap()), as_f64(&weight)];
         let layer = Int8Linear::new(&candle_nn::Linear::new(weight, Some(bias))).unwrap();
-        let all = numbers(device, &[1, 300, size_in], dtype, 10);
+        let all = numbers(device, &[1, most, size_in], dtype, 10);
         let whole = values(&layer.forward(&all.clone().into()).unwrap());
-        for rows in [1, 2, 7, 8, 9, 17, 129, 300] {
+        for rows in [1, 2, 7, 8, 9, 17, 129, most] {
             let x = all.narrow(1, 0, rows).unwrap();
             let quantised = RotatedInt8::quantise(&x).unwrap();
             let got = layer.forward(&x.clone().into()).unwrap();
@@ -139,11 +142,11 @@ fn products(device: &Device, dtype: DType) {
 }
 
 fn gated_products(device: &Device, dtype: DType) {
-    for (size_in, size) in [(64, 16), (4112, 272)] {
+    for (size_in, size, most) in [(64, 16, 300), (4112, 272, 300), (64, 1024, 2200)] {
         let [gate, up] = [15, 16].map(|seed| (numbers(device, &[size, size_in], dtype, seed) * 0.1).unwrap());
         let layer = Int8Linear::gated(&gate, &up).unwrap();
         let weights = [&gate, &up].map(|weight| dequantised(&RotatedInt8::quantise(weight).unwrap()));
-        let all = numbers(device, &[300, size_in], dtype, 17);
+        let all = numbers(device, &[most, size_in], dtype, 17);
         let whole = values(&layer.forward(&all.clone().into()).unwrap());
         let quantised = dequantised(&RotatedInt8::quantise(&all).unwrap());
         let output = |x: &[f64], output: usize| {
@@ -166,12 +169,15 @@ fn gated_products(device: &Device, dtype: DType) {
 
 /// Outputs added in place are those of two steps, and reach only their rows.
 fn sums(device: &Device, dtype: DType) {
-    for (size_in, size_out) in [(16, 16), (512, 272), (4112, 48)] {
+    // The last numbers are so small that sums in f16 are denormal.
+    for (size_in, size_out, scale) in
+        [(16, 16, 1.0), (512, 272, 1.0), (4112, 48, 1.0), (64, 2304, 1.0), (64, 272, 1e-5)]
+    {
         let weight = (numbers(device, &[size_out, size_in], dtype, 18) * 0.1).unwrap();
         let layer = Int8Linear::new(&candle_nn::Linear::new(weight, None)).unwrap();
-        for rows in [1, 8, 9, 129, 300] {
-            let x = Rows::from(numbers(device, &[rows, size_in], dtype, 19));
-            let all = numbers(device, &[rows + 5, size_out], dtype, 20);
+        for rows in [1, 8, 9, 129, 300, 2200] {
+            let x = Rows::from((numbers(device, &[rows, size_in], dtype, 19) * scale).unwrap());
+            let all = (numbers(device, &[rows + 5, size_out], dtype, 20) * scale).unwrap();
             let of_rows = |all: &Tensor| all.narrow(0, 2, rows).unwrap();
             let want = (of_rows(&all) + layer.forward(&x).unwrap()).unwrap();
             let [before, after] = [(0, 2), (rows + 2, 3)];

@@ -87,9 +87,10 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t src, 
 }
 // `tma_store`, but the tile is added to what the box holds, rounded to its type.
 __device__ __forceinline__ void tma_add(const CUtensorMap* map, uint32_t src, int d, int token) {
-    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %4}], [%1];" ::"l"(map),
-                 "r"(src), "r"(d), "r"(token), "r"(0)
-                 : "memory");
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %4}], [%1];" ::"l"(map),
+        "r"(src), "r"(d), "r"(token), "r"(0)
+        : "memory");
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until at most this many of the thread's groups still read their tiles.

@@ -109,11 +109,11 @@ __device__ __forceinline__ void store_products(const CUtensorMap& map_out, const
 #pragma unroll
             for (int b = 0; b < 2; ++b) {
                 const int eight = i * EIGHTS + two + b;
-                // The products with two rows of the weight, eight times `eight` and more, of row h.
-                auto products = [&](int eight, int h) {
-                    float2 x = make_float2(float(acc[4 * eight + 2 * h]), float(acc[4 * eight + 2 * h + 1]));
+                // The products with two rows of the weight, eight times `e` and more, of row h.
+                auto products = [&](int e, int h) {
+                    float2 x = make_float2(float(acc[4 * e + 2 * h]), float(acc[4 * e + 2 * h + 1]));
                     if constexpr (Numbers::HAS_SCALES) {
-                        const float2 scale = ring.two_scales(8 * eight + 2 * c);
+                        const float2 scale = ring.two_scales(8 * e + 2 * c);
                         x.x *= row_scale[h] * scale.x;
                         x.y *= row_scale[h] * scale.y;
                     }

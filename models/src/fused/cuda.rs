@@ -12,7 +12,7 @@ use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, 
 use s2o_kernels::params::{JoinHeadsParams, NormParams, RotateParams, RotationParams, SiluParams};
 use s2o_kernels::{Dtype, Function, Kernel, decoder};
 
-use super::int8_linear::cuda::{Quantised, rows_grid, with_width};
+use super::int8_linear::cuda::{Quantised, rows_grid};
 use super::{Heads, QkNorm, RotatedInt8};
 
 type Result<T> = std::result::Result<T, CudaError>;
@@ -269,6 +269,15 @@ fn joined<T: Element>(x: &Tensor, ranks: usize, slots: &Tensor) -> Result<Tensor
     Ok(launcher.tensor(out, shape))
 }
 
+/// `dims` with another last dimension.
+pub(super) fn with_width(dims: &[usize], width: usize) -> Shape {
+    let mut dims = dims.to_vec();
+    if let Some(last) = dims.last_mut() {
+        *last = width;
+    }
+    Shape::from(dims)
+}
+
 /// Lets `write` enqueue work that writes into a tensor (batch, length, heads, head_dim) by 16-byte accesses to 16 bits, or
 /// 8-byte accesses to 8 bits.
 pub(super) fn written<T: CudaDType + DeviceRepr>(
@@ -301,7 +310,7 @@ struct WriteOp<F>(RefCell<Option<F>>);
 
 impl<F: FnOnce(&mut CudaStorage, &Layout) -> candle_core::Result<()>> InplaceOp1 for WriteOp<F> {
     fn name(&self) -> &'static str {
-        "s2o-cache-write"
+        "s2o-write"
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
@@ -311,7 +320,7 @@ impl<F: FnOnce(&mut CudaStorage, &Layout) -> candle_core::Result<()>> InplaceOp1
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
         match self.0.take() {
             Some(write) => write(storage, layout),
-            None => bail!("a cache was written twice"),
+            None => bail!("a tensor was written twice by one op"),
         }
     }
 }

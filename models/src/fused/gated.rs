@@ -45,7 +45,7 @@ impl GatedLinear {
         }
     }
 
-    /// Whether many rows have no intermediate outputs of both projections: one kernel computes the gated output.
+    /// Whether one kernel computes the gated output of many rows, so that the outputs of gate and up are not stored.
     pub(crate) fn is_one_kernel(&self) -> bool {
         match self {
             #[cfg(feature = "cuda")]

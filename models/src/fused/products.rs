@@ -10,7 +10,7 @@ use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, 
 use s2o_kernels::params::{LinearParams, Strides};
 use s2o_kernels::{Function, Kernel, decoder};
 
-use super::int8_linear::cuda::with_width;
+use super::cuda::with_width;
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -37,14 +37,16 @@ pub(super) fn takes(weight: &Tensor) -> bool {
 /// `None` if the kernel is not for this GPU, these sizes or this number of rows.
 pub(super) fn gated(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
     let (weight_rows, size_in) = weight.dims2()?;
+    // First, because every decoded token comes here.
+    if x.elem_count() < FEWEST_ROWS * size_in.max(1) {
+        return Ok(None);
+    }
     let is_of_one_kind = x.dtype() == weight.dtype() && x.device().same_device(weight.device());
-    if !is_of_one_kind || x.dims().last() != Some(&size_in) || !takes(weight) {
+    let is_aligned = !x.is_contiguous() || x.layout().start_offset().is_multiple_of(MULTIPLE);
+    if !is_of_one_kind || !is_aligned || x.dims().last() != Some(&size_in) || !takes(weight) {
         return Ok(None);
     }
     let rows = x.elem_count() / size_in;
-    if rows < FEWEST_ROWS {
-        return Ok(None);
-    }
     let launcher = Launcher::of(x)?;
     let product = match x.dtype() {
         DType::BF16 => gated_in::<bf16>,

@@ -10,7 +10,7 @@ use s2o_kernels::params::{LinearParams, QuantiseParams};
 use s2o_kernels::{Function, Kernel, decoder};
 
 use super::{Int8Linear, MAX_WIDTH, RotatedInt8};
-use crate::fused::cuda::written_at;
+use crate::fused::cuda::{with_width, written_at};
 use crate::fused::linear::FEW_ROWS;
 use crate::fused::products;
 
@@ -189,13 +189,4 @@ unsafe fn enqueue<T: Element>(
             products::enqueue::<T>(launcher, kernel, size_in / 2, &params)
         }
     }
-}
-
-/// `dims` with another last dimension.
-pub(in crate::fused) fn with_width(dims: &[usize], width: usize) -> Shape {
-    let mut dims = dims.to_vec();
-    if let Some(last) = dims.last_mut() {
-        *last = width;
-    }
-    Shape::from(dims)
 }

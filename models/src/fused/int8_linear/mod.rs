@@ -55,6 +55,13 @@ impl Rows {
         }
     }
 
+    fn device(&self) -> &Device {
+        match self {
+            Self::Plain(x) => x.device(),
+            Self::Int8(x) => x.values.device(),
+        }
+    }
+
     /// The same rows as `(rows, width)`.
     pub(crate) fn flat(&self) -> Result<Self> {
         let shape = ((), self.dims().last().copied().unwrap_or_default());
@@ -164,7 +171,7 @@ impl Int8Linear {
     /// # Errors
     /// As [`Self::new`], or if the weights have different shapes.
     pub fn gated(gate: &Tensor, up: &Tensor) -> Result<Self> {
-        if gate.dims() != up.dims() {
+        if gate.dims2()? != up.dims2()? {
             bail!("int8: expected gate and up of one shape, got {:?} and {:?}", gate.dims(), up.dims())
         }
         check_width("number of outputs", gate.dim(0)?)?;
@@ -177,7 +184,10 @@ impl Int8Linear {
     /// # Errors
     /// If the rows have another width or device.
     pub fn forward(&self, x: &Rows) -> Result<Tensor> {
-        self.check_rows(x.dims())?;
+        let (expected, got) = (self.size_in()?, x.dims().last().copied().unwrap_or_default());
+        if got != expected {
+            bail!("int8: expected rows of {expected}, got {:?}", x.dims())
+        }
         let product = self.product(x)?;
         match &self.bias {
             Some(bias) => product.broadcast_add(bias),
@@ -190,8 +200,8 @@ impl Int8Linear {
         self.bias.is_none() && !self.is_gated
     }
 
-    /// Adds the output for `x` to `sum` in place: as the sum of `sum` and [`Self::forward`], bit for bit. `sum` is
-    /// contiguous, `(.., size_out)`, and has the dtype of the rows.
+    /// Adds the output for `x` `(.., size_in)` to `sum` `(.., size_out)` in place: as the sum of `sum` and [`Self::forward`],
+    /// bit for bit. `sum` has the dtype of the rows, is contiguous and begins at a multiple of 8 elements.
     ///
     /// # Errors
     /// If shapes, dtypes or devices do not fit, or the layer has a bias or a gate.
@@ -201,10 +211,12 @@ impl Int8Linear {
             bail!("int8: expected a layer without bias and gate, and rows")
         };
         let fits = width == size_in && sum.dims().split_last() == Some((&size_out, of_x));
-        let is_aligned = sum.is_contiguous() && sum.layout().start_offset().is_multiple_of(16);
-        if !fits || !is_aligned || sum.dtype() != x.dtype() || !sum.device().same_device(self.weight.values.device()) {
+        let is_aligned = sum.is_contiguous() && sum.layout().start_offset().is_multiple_of(8);
+        let is_on_device = [sum.device(), x.device()].iter().all(|on| on.same_device(self.weight.values.device()));
+        if !fits || !is_aligned || sum.dtype() != x.dtype() || !is_on_device {
             bail!(
-                "int8: expected contiguous sums {of_x:?} x {size_out} in {:?} of rows of {size_in}, got {:?} in {:?} of {:?}",
+                "int8: expected contiguous sums {of_x:?} x {size_out} in {:?} from a multiple of 8 elements on, and rows of \
+                 {size_in} on the device of the weight, got {:?} in {:?} and {:?}",
                 x.dtype(),
                 sum.layout(),
                 sum.dtype(),
@@ -244,13 +256,6 @@ impl Int8Linear {
     pub(crate) fn size_out(&self) -> Result<usize> {
         let rows = self.weight.values.dim(0)?;
         Ok(if self.is_gated { rows / 2 } else { rows })
-    }
-
-    fn check_rows(&self, dims: &[usize]) -> Result<()> {
-        match (self.size_in()?, dims.last()) {
-            (expected, Some(&got)) if expected == got => Ok(()),
-            (expected, _) => bail!("int8: expected rows of {expected}, got {dims:?}"),
-        }
     }
 
     fn size_in(&self) -> Result<usize> {
