@@ -9,7 +9,7 @@ use anyhow::Result;
 use candle_core::{Device, Tensor};
 use candle_s2o::{Attention, PrefillCall, S2o};
 use cudarc::driver::CudaEvent;
-use s2o_models::fused::{Linear, RotatedInt8, Rows};
+use s2o_models::fused::{GatedLinear, Linear, RotatedInt8, Rows, StackedLinear};
 use s2o_models::{DecoderConfig, LinearPrecision};
 
 use crate::checkpoint::DTYPE;
@@ -118,7 +118,46 @@ impl Attention for Ranked {
     }
 }
 
-/// Only the matrix products of all layers on `tokens` tokens, `chunk` at a time: milliseconds, and 1e12 FLOP.
+/// The linear layers of a decoder layer, with the gate of its MLP.
+struct Products {
+    qkv: StackedLinear,
+    output: Linear,
+    gate_up: GatedLinear,
+    down: Linear,
+}
+
+impl Products {
+    fn random(gpu: &Gpu, config: &DecoderConfig, precision: LinearPrecision) -> Result<Self> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let [q, kv] = [config.num_heads, config.num_kv_heads].map(|heads| heads * config.head_dim);
+        let linear = |from: usize, to: usize| -> Result<Linear> {
+            Ok(Linear::Dense(candle_nn::Linear::new(random(to, from, &gpu.device)?, None)))
+        };
+        let qkv = vec![linear(hidden, q)?, linear(hidden, kv)?, linear(hidden, kv)?];
+        Ok(Self {
+            qkv: StackedLinear::new(qkv)?.in_precision(precision)?,
+            output: linear(q, hidden)?.in_precision(precision)?,
+            gate_up: GatedLinear::new(linear(hidden, inner)?, linear(hidden, inner)?, precision)?,
+            down: linear(inner, hidden)?.in_precision(precision)?,
+        })
+    }
+
+    /// The products for `inputs` of widths hidden, queries and inner.
+    fn run(&self, [hidden, q, inner]: &[Rows; 3]) -> Result<()> {
+        self.qkv.forward(hidden)?;
+        self.output.forward_rows(q)?;
+        self.gate_up.forward(hidden)?;
+        self.down.forward_rows(inner)?;
+        Ok(())
+    }
+}
+
+fn random(rows: usize, columns: usize, device: &Device) -> Result<Tensor> {
+    Ok(Tensor::randn(0f32, (columns as f32).sqrt().recip(), (rows, columns), device)?.to_dtype(DTYPE)?)
+}
+
+/// Only the linear layers on `tokens` tokens, `chunk` at a time: milliseconds, and 1e12 FLOP. Of the last layer only q, k and
+/// v, as in a prefill whose attention allows it ([`Attention::independent_queries`]).
 pub fn linear_alone(
     gpu: &Gpu,
     config: &DecoderConfig,
@@ -127,47 +166,27 @@ pub fn linear_alone(
     chunk: usize,
 ) -> Result<(f64, f64)> {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-    let (q_size, kv_size) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
-    let sizes = [
-        (hidden, q_size),
-        (hidden, kv_size),
-        (hidden, kv_size),
-        (q_size, hidden),
-        (hidden, inner),
-        (hidden, inner),
-        (inner, hidden),
-    ];
-    let random = |rows: usize, columns: usize, device: &Device| -> Result<Tensor> {
-        Ok(Tensor::randn(0f32, (columns as f32).sqrt().recip(), (rows, columns), device)?.to_dtype(DTYPE)?)
-    };
+    let [q, kv] = [config.num_heads, config.num_kv_heads].map(|heads| heads * config.head_dim);
     // The weights of two layers alternate, so that none is in the cache.
-    let weight = |&(from, to): &(usize, usize)| -> Result<Linear> {
-        let linear = candle_nn::Linear::new(random(to, from, &gpu.device)?, None);
-        Ok(Linear::Dense(linear).in_precision(precision)?)
-    };
-    let layers: Result<Vec<Vec<Linear>>> = (0..2).map(|_| sizes.iter().map(weight).collect()).collect();
-    let layers = layers?;
+    let layers = [Products::random(gpu, config, precision)?, Products::random(gpu, config, precision)?];
     let chunk = chunk.min(tokens);
-    let input = |size: usize| -> Result<(usize, Rows)> {
+    let inputs = [hidden, q, inner].map(|size| -> Result<Rows> {
         let x = random(chunk, size, &gpu.device)?;
-        let rows = if precision == LinearPrecision::Int8 { Rows::Int8(RotatedInt8::quantise(&x)?) } else { x.into() };
-        Ok((size, rows))
-    };
-    let inputs = [hidden, q_size, inner].into_iter().map(input).collect::<Result<Vec<_>>>()?;
-    let layer = |index: usize, rows: usize| -> Result<()> {
-        for (&(from, _), weight) in sizes.iter().zip(&layers[index % 2]) {
-            let (_, input) = inputs.iter().find(|(size, _)| *size == from).expect("an input for each width");
-            weight.forward_rows(&input.narrow(0, rows)?)?;
-        }
+        Ok(if precision == LinearPrecision::Int8 { Rows::Int8(RotatedInt8::quantise(&x)?) } else { x.into() })
+    });
+    let [of_hidden, of_q, of_inner] = inputs;
+    let inputs = [of_hidden?, of_q?, of_inner?];
+    let last = config.num_layers - 1;
+    let part = |rows: usize| -> Result<()> {
+        let [of_hidden, of_q, of_inner] = inputs.each_ref().map(|input| input.narrow(0, rows));
+        let inputs = [of_hidden?, of_q?, of_inner?];
+        (0..last).try_for_each(|index| layers[index % 2].run(&inputs))?;
+        layers[last % 2].qkv.forward(&inputs[0])?;
         Ok(())
     };
-    layer(0, chunk)?;
-    let ms = gpu.time(&mut || {
-        for start in (0..tokens).step_by(chunk) {
-            (0..config.num_layers).try_for_each(|index| layer(index, chunk.min(tokens - start)))?;
-        }
-        Ok(())
-    })?;
-    let multiplied: usize = sizes.iter().map(|(from, to)| from * to).sum();
-    Ok((ms, 2.0 * (multiplied * config.num_layers) as f64 * tokens as f64 / 1e12))
+    layers[0].run(&inputs)?;
+    let ms = gpu.time(&mut || (0..tokens).step_by(chunk).try_for_each(|start| part(chunk.min(tokens - start))))?;
+    let of_qkv = hidden * (q + 2 * kv);
+    let multiplied = (of_qkv + q * hidden + 3 * hidden * inner) * last + of_qkv;
+    Ok((ms, 2.0 * multiplied as f64 * tokens as f64 / 1e12))
 }
