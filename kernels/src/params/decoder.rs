@@ -37,7 +37,7 @@ pub struct QuantiseParams {
     pub width: i64,
 }
 
-/// The product of rows with a matrix, both in 8 bits.
+/// The product of rows with a matrix, in 8 or 16 bits (cuda/sm90/linear.cuh).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct LinearParams {

@@ -48,7 +48,7 @@ impl Rows {
     }
 
     /// That of what was quantised.
-    pub(super) fn dtype(&self) -> DType {
+    fn dtype(&self) -> DType {
         match self {
             Self::Plain(x) => x.dtype(),
             Self::Int8(x) => x.dtype,
