@@ -204,10 +204,10 @@ impl Residual {
     /// The residual stream `sum` `(batch, len, hidden)` with the output of `linear` for `x` `(batch, len, size_in)`, which may
     /// be added in the memory of `sum`.
     pub(crate) fn after(sum: Tensor, linear: &Linear, x: &Tensor) -> Result<Self> {
-        if !linear.adds() || !sum.is_contiguous() {
+        let Some(linear) = linear.adding().filter(|_| sum.is_contiguous()) else {
             return Ok(Self::new(sum, linear.forward(x)?));
-        }
-        linear.add_to(x, &sum)?;
+        };
+        linear.add_to(&x.clone().into(), &sum)?;
         Ok(sum.into())
     }
 }
@@ -267,7 +267,6 @@ impl<T> Shared<T> {
 
 /// Elements of one intermediate tensor on a CPU (three such tensors exist at once).
 const ELEMENTS_ON_CPU: usize = 1 << 24;
-
 /// Rows per slice on other devices, if the outputs of gate and up are stored: large matrix products need thousands.
 const ROWS_ON_GPU: usize = 16384;
 
@@ -314,7 +313,7 @@ impl Mlp {
         let down = self.down.for_inputs_like(&x)?;
         let mut outputs = Vec::new();
         self.gated(&x, |_, gated| {
-            outputs.push(down.forward(gated)?);
+            outputs.push(down.forward(&gated)?);
             Ok(())
         })?;
         let out = if outputs.len() == 1 { outputs.remove(0) } else { Tensor::cat(&outputs, 0)? };
@@ -324,23 +323,26 @@ impl Mlp {
     /// The residual stream `sum` `(batch, len, hidden)` with the output for its norm `x`, which may be added in the memory of
     /// `sum`.
     pub(crate) fn after(&self, sum: Tensor, x: Rows) -> Result<Residual> {
-        if !self.down.adds() || !sum.is_contiguous() {
+        let Some(down) = self.down.adding().filter(|_| sum.is_contiguous()) else {
             return Ok(Residual::new(sum, self.forward(x)?));
-        }
+        };
         let rows = sum.flatten_to(sum.rank() - 2)?;
-        self.gated(&x, |start, gated| Ok(self.down.add_to(gated, &rows.narrow(0, start, gated.dim(0)?)?)?))?;
+        self.gated(&x, |start, gated| {
+            let len = gated.dim(0)?;
+            Ok(down.add_to(&gated.into(), &rows.narrow(0, start, len)?)?)
+        })?;
         Ok(sum.into())
     }
 
     /// Calls `take` with the first row and the gated outputs `(rows, inner)` of each slice of rows. A whole prompt's gated
     /// outputs are several times the residual stream.
-    fn gated(&self, x: &Rows, mut take: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<()> {
+    fn gated(&self, x: &Rows, mut take: impl FnMut(usize, Tensor) -> Result<()>) -> Result<()> {
         let x = x.flat()?;
         let rows = x.dims()[0];
         // Quantised weights are dequantised once for all slices.
         let gate_up = self.gate_up.for_inputs_like(&x)?;
         for start in (0..rows).step_by(self.rows_at_a_time) {
-            take(start, &gate_up.forward(&x.narrow(start, self.rows_at_a_time.min(rows - start))?)?)?;
+            take(start, gate_up.forward(&x.narrow(start, self.rows_at_a_time.min(rows - start))?)?)?;
         }
         Ok(())
     }

@@ -64,19 +64,11 @@ impl Linear {
         }
     }
 
-    /// Whether [`Self::add_to`] may be called.
-    pub(crate) fn adds(&self) -> bool {
-        matches!(self, Self::Int8(linear) if linear.adds())
-    }
-
-    /// Adds the output for `x` to contiguous `sum` in place.
-    ///
-    /// # Errors
-    /// As [`Int8Linear::add_to`], or if the layer does not add.
-    pub(crate) fn add_to(&self, x: &Tensor, sum: &Tensor) -> Result<()> {
+    /// The layer, if it can add its outputs to a sum in place.
+    pub(crate) fn adding(&self) -> Option<&Int8Linear> {
         match self {
-            Self::Int8(linear) => linear.add_to(&Rows::Plain(x.clone()), sum),
-            _ => bail!("expected a layer that adds its outputs in place"),
+            Self::Int8(linear) if linear.adds() => Some(linear),
+            _ => None,
         }
     }
 
