@@ -144,6 +144,8 @@ kernels! {
     ResizeHeads = "resize_heads", Single;
     /// The heads of all ranks side by side.
     JoinHeads = "join_heads", Single;
+    /// The likeliest token of a row of logits.
+    Likeliest = "likeliest", Single;
     /// Keys and values in another order.
     Reorder = "reorder", Single;
     /// The tokens of each stride, contiguous.

@@ -2,15 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_s2o::Attention;
 
 use crate::decoder::Decoder;
 use crate::error::{ModelError, Result};
+#[cfg(feature = "cuda")]
+use crate::fused::Likeliest;
 use crate::kv_cache::KvCache;
 use crate::model::LoadedModel;
 use crate::prefill::PrefillOptions;
-use crate::sampling::{Sampler, likeliest};
+use crate::sampling::Sampler;
 use crate::text_stream::TextStream;
 
 pub use crate::sampling::GenerationOptions;
@@ -26,7 +28,9 @@ pub enum StopReason {
 
 /// An iterator over generated tokens of one sequence. End tokens are not yielded.
 ///
-/// A token is decoded only when the next token is requested, so the last token needs no forward pass.
+/// A token is in the cache once the next token is requested, so the last token needs no forward pass. A GPU that chooses the
+/// likeliest token computes the next logits while the host reads the token; after an end token, or if no other token is
+/// requested, they are discarded.
 pub struct TokenStream<'m> {
     decoder: &'m Decoder,
     cache: &'m mut KvCache,
@@ -34,10 +38,19 @@ pub struct TokenStream<'m> {
     sampler: Sampler,
     context: Vec<u32>,
     logits: Tensor,
-    pending: Option<u32>,
+    pending: Option<Pending>,
+    #[cfg(feature = "cuda")]
+    on_gpu: Option<Likeliest>,
     generated: usize,
     stopped: Option<StopReason>,
     failed: bool,
+}
+
+/// The token that was generated last.
+struct Pending {
+    token: u32,
+    /// Logits after the token, if it was decoded before the host knew it. The cache does not count its position yet.
+    logits: Option<Tensor>,
 }
 
 impl<'m> TokenStream<'m> {
@@ -62,13 +75,19 @@ impl<'m> TokenStream<'m> {
         options.check()?;
         cache.check_logits(logits)?;
         let context = prompt[prompt.len().saturating_sub(options.repeat_last_n)..].to_vec();
+        let sampler = Sampler::new(options.clone());
+        let logits = logits.squeeze(0)?.to_dtype(DType::F32)?.contiguous()?;
         Ok(Self {
             decoder,
             cache,
             eos_ids,
-            sampler: Sampler::new(options.clone()),
+            #[cfg(feature = "cuda")]
+            on_gpu: (sampler.is_greedy() && logits.device().is_cuda() && logits.device().same_device(decoder.device()))
+                .then(|| Likeliest::new(decoder.device()))
+                .transpose()?,
+            sampler,
             context,
-            logits: logits.squeeze(0)?,
+            logits,
             pending: None,
             generated: 0,
             stopped: None,
@@ -86,32 +105,49 @@ impl<'m> TokenStream<'m> {
             self.stopped = Some(StopReason::Length);
             return Ok(None);
         }
-        if let Some(token) = self.pending.take() {
-            self.logits = self.decoder.decode_ids(&[token], self.cache)?.squeeze(0)?;
+        match self.pending.take() {
+            Some(Pending { logits: Some(logits), .. }) => {
+                self.cache.advance(1);
+                self.logits = logits;
+            }
+            Some(Pending { token, logits: None }) => {
+                self.logits = self.decoder.decode_ids(&[token], self.cache)?.squeeze(0)?;
+            }
+            None => {}
         }
-        let token = self.choose()?;
+        let chosen = self.choose()?;
+        let token = chosen.token;
         if self.eos_ids.contains(&token) {
             self.stopped = Some(StopReason::Eos);
             return Ok(None);
         }
         self.context.push(token);
-        self.pending = Some(token);
+        self.pending = Some(chosen);
         self.generated += 1;
         Ok(Some(token))
     }
 
-    /// The next token by the logits, which must be finite. The greedy choice reads their sum with it, because every read
-    /// makes the host wait for the device.
-    fn choose(&mut self) -> Result<u32> {
-        if self.sampler.is_greedy() {
-            let (token, sum) = likeliest(&self.logits)?;
-            if sum.is_finite() {
-                return Ok(token);
+    /// The next token by the logits, which must be finite.
+    fn choose(&mut self) -> Result<Pending> {
+        #[cfg(feature = "cuda")]
+        if let Some(on_gpu) = &mut self.on_gpu {
+            let token = on_gpu.choose(&self.logits)?;
+            let is_last = self.generated + 1 == self.sampler.options.max_new_tokens;
+            let logits = if is_last || self.cache.check_room(1).is_err() {
+                None
+            } else {
+                let logits = self.decoder.decode_chosen(&token, self.cache)?.squeeze(0)?;
+                self.cache.step_back(1);
+                Some(logits)
+            };
+            if let Some(token) = on_gpu.read()? {
+                return Ok(Pending { token, logits });
             }
         }
         self.cache.check_logits(&self.logits)?;
         let recent = self.context.len().saturating_sub(self.sampler.options.repeat_last_n);
-        self.sampler.sample(&self.logits, &self.context[recent..])
+        let token = self.sampler.sample(&self.logits, &self.context[recent..])?;
+        Ok(Pending { token, logits: None })
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use candle_core::{D, DType, Error, Tensor};
+use candle_core::{DType, Error, Tensor};
 use candle_nn::ops::softmax_last_dim;
 use rand::SeedableRng;
 use rand::distr::Distribution;
@@ -85,6 +85,7 @@ impl Sampler {
     }
 
     /// Whether the choice is the most likely token, without a penalty.
+    #[cfg(feature = "cuda")]
     pub(crate) fn is_greedy(&self) -> bool {
         self.options.repeat_penalty == 1.0 && self.temperature().is_none()
     }
@@ -98,7 +99,7 @@ impl Sampler {
     pub(crate) fn sample(&mut self, logits: &Tensor, recent: &[u32]) -> Result<u32> {
         let logits = self.penalise(logits.to_dtype(DType::F32)?, recent)?;
         let Some(temperature) = self.temperature() else {
-            return Ok(likeliest(&logits)?.0);
+            return likeliest(&logits);
         };
         let mut weights = softmax_last_dim(&(logits / temperature)?)?.to_vec1::<f32>()?;
         let mut tokens: Vec<usize> = (0..weights.len()).collect();
@@ -130,29 +131,10 @@ impl Sampler {
     }
 }
 
-/// Most rows of [`likeliest`]: enough to fill a GPU.
-const MOST_ROWS: usize = 1024;
-
-/// The place of the largest of the logits `(vocab_size,)`, and a sum that is finite if all of them are.
-pub(crate) fn likeliest(logits: &Tensor) -> Result<(u32, f32)> {
-    let (logits, size) = (logits.to_dtype(DType::F32)?, logits.dim(0)?);
-    let rows = (1..=MOST_ROWS).rev().find(|rows| size.is_multiple_of(*rows)).unwrap_or(1);
-    // Candle reduces a vector in one thread block, but the rows of a matrix in one block each.
-    likeliest_in(&logits.reshape((rows, size / rows))?)
-}
-
-/// The place of the largest entry of a matrix, in the order of its rows, and the sum of all. Reads the device twice.
-fn likeliest_in(matrix: &Tensor) -> Result<(u32, f32)> {
-    let (rows, columns) = matrix.dims2()?;
-    let by_row = Tensor::cat(&[matrix.max(D::Minus1)?, matrix.sum(D::Minus1)?], 0)?.to_vec1::<f32>()?;
-    let (largest, sums) = by_row.split_at(rows);
-    let row = first_largest(largest);
-    let column = first_largest(&matrix.get(row)?.to_vec1::<f32>()?);
-    Ok(((row * columns + column) as u32, sums.iter().sum()))
-}
-
-fn first_largest(x: &[f32]) -> usize {
-    (0..x.len()).fold(0, |best, i| if x[i] > x[best] { i } else { best })
+/// The place of the largest of the f32 logits `(vocab_size,)`, of equal ones the first.
+fn likeliest(logits: &Tensor) -> Result<u32> {
+    let logits = logits.to_vec1::<f32>()?;
+    Ok((0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best }) as u32)
 }
 
 /// Keeps the fewest largest weights whose sum reaches `p`; sets the others to 0.
@@ -174,16 +156,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_likeliest_token_is_found_by_rows() {
-        for place in [0, 4, 5, 11, 19] {
-            let mut logits: Vec<f32> = (0..20).map(|i| -((i * 7 % 20) as f32)).collect();
-            logits[place] = 3.0;
-            let matrix = Tensor::from_vec(logits, (4, 5), &candle_core::Device::Cpu).unwrap();
-            let sum = matrix.sum_all().unwrap().to_scalar::<f32>().unwrap();
-            assert_eq!(likeliest_in(&matrix).unwrap(), (place as u32, sum));
-        }
-        let equal = Tensor::full(2f32, (3, 4), &candle_core::Device::Cpu).unwrap();
-        assert_eq!(likeliest_in(&equal).unwrap(), (0, 24.0), "of equal entries the first");
+    fn of_equal_logits_the_first_is_the_likeliest() {
+        let chosen = |logits: &[f32]| likeliest(&Tensor::new(logits, &candle_core::Device::Cpu).unwrap()).unwrap();
+        assert_eq!(chosen(&[1.0, 3.0, -2.0, 3.0]), 1);
+        assert_eq!(chosen(&[-2.0, -1.0]), 1);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod fused;
 mod gated_linear;
 #[cfg(feature = "ladder")]
 mod gather;
+mod greedy;
 mod host;
 mod host_cache;
 mod int8;
@@ -107,6 +108,7 @@ fn main() -> ExitCode {
     host_cache::cases(&mut runner);
     int8::cases(&mut runner);
     fused::cases(&mut runner);
+    greedy::cases(&mut runner);
     gated_linear::cases(&mut runner);
     int8_linear::cases(&mut runner);
     decoder::cases(&mut runner);

@@ -111,6 +111,15 @@ pub struct JoinHeadsParams {
     pub pieces: i32,
 }
 
+/// The likeliest token of a row of logits (cuda/likeliest.cu).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct LikeliestParams {
+    pub logits: *const f32,
+    pub out: *mut u32,
+    pub size: i64,
+}
+
 layout!(NormParams: 56, width at 48);
 layout!(SiluParams: 24, width at 16);
 layout!(QuantiseParams: 32, width at 24);
@@ -119,3 +128,4 @@ layout!(RotateParams: 120, k_strides at 56, len at 104);
 layout!(Int8Params: 104, row_strides at 24, len at 96);
 layout!(RotationParams: 40, len at 32);
 layout!(JoinHeadsParams: 48, rows at 24);
+layout!(LikeliestParams: 24, size at 16);

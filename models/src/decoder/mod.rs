@@ -257,6 +257,13 @@ impl Decoder {
         self.decode_checked(ids.len(), &tokens, cache)
     }
 
+    /// [`Self::decode`] of a token of one sequence, `(1, 1)`, that was chosen among logits of this decoder.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn decode_chosen(&self, token: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+        self.check_shape(1, 1, cache)?;
+        self.decode_checked(1, token, cache)
+    }
+
     fn decode_checked(&self, batch: usize, tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let mut logits = || -> Result<Tensor> {
             let hidden = self.forward(tokens, cache, Phase::Decode, 0)?.ok_or(ModelError::EmptyPrompt)?;

@@ -10,6 +10,8 @@ mod gated;
 mod heads;
 mod int8;
 mod int8_linear;
+#[cfg(feature = "cuda")]
+mod likeliest;
 mod linear;
 mod norm;
 #[cfg(feature = "cuda")]
@@ -22,6 +24,8 @@ pub use heads::join_heads;
 pub use int8::{Int8Rows, decode_attn_int8};
 pub use int8_linear::{Int8Linear, RotatedInt8, Rows, supports_int8};
 pub(crate) use int8_linear::{MAX_WIDTH as INT8_MAX_WIDTH, NEEDS as INT8_NEEDS};
+#[cfg(feature = "cuda")]
+pub use likeliest::Likeliest;
 pub use linear::{Linear, LinearPrecision};
 pub use norm::{add_rms_norm, rms_norm, rms_norm_int8};
 pub use rotary::{Heads, LayerCache, QkNorm, Rotary, Rotation, rotate_into_cache};
