@@ -146,13 +146,14 @@ impl SelfAttention {
         };
         drop(q);
         let out = out.reshape((batch, q_len, self.heads.num_heads * self.heads.head_dim))?;
-        match (shards, &self.slots, self.o_proj.alone()) {
-            (Some(shards), Some(slots), _) => {
-                let out = if q_len < len { shards.of_all_heads(&out, slots) } else { shards.to_tokens(&out, slots) };
-                Ok(Residual::new(sum, self.o_proj.whole().forward(&out?)?))
-            }
-            (_, _, Some(o_proj)) => Residual::after(sum, o_proj, &out),
-            _ => Ok(Residual::new(sum, self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?))?)),
+        let out = match (shards, &self.slots) {
+            (Some(shards), Some(slots)) if q_len < len => shards.of_all_heads(&out, slots)?,
+            (Some(shards), Some(slots)) => shards.to_tokens(&out, slots)?,
+            _ => out,
+        };
+        match self.o_proj.complete(shards) {
+            Some(o_proj) => Residual::after(sum, o_proj, &out),
+            None => Ok(Residual::new(sum, self.o_proj.of_part(|o_proj| Ok(o_proj.forward(&out)?))?)),
         }
     }
 }

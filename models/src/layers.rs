@@ -14,7 +14,7 @@ use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
 use crate::fused::{self, GatedLinear, Linear, LinearPrecision, Rows};
 use crate::matrix::{Matrix, read_part};
-use crate::parallel::{Mode, Parallel};
+use crate::parallel::{Mode, Parallel, Shards};
 
 /// Matrices that stay quantised, by Hugging Face name.
 pub(crate) type Quantised = HashMap<String, Arc<QTensor>>;
@@ -204,7 +204,7 @@ impl Residual {
     /// The residual stream `sum` `(batch, len, hidden)` with the output of `linear` for `x` `(batch, len, size_in)`, which may
     /// be added in the memory of `sum`.
     pub(crate) fn after(sum: Tensor, linear: &Linear, x: &Tensor) -> Result<Self> {
-        let Some(linear) = linear.adding().filter(|_| sum.is_contiguous()) else {
+        let Some(linear) = linear.adding(&sum) else {
             return Ok(Self::new(sum, linear.forward(x)?));
         };
         linear.add_to(&x.clone().into(), &sum)?;
@@ -254,9 +254,9 @@ impl<T> Shared<T> {
         }
     }
 
-    /// The step, if the ranks do not share it.
-    pub(crate) fn alone(&self) -> Option<&T> {
-        self.parallel.is_none().then_some(&self.own)
+    /// The step with complete outputs, if this rank has it: for the tokens of `shards`, or if the ranks do not share it.
+    pub(crate) fn complete(&self, shards: Option<Shards>) -> Option<&T> {
+        (shards.is_some() || self.parallel.is_none()).then(|| self.whole())
     }
 
     /// The whole step, for shards of the tokens.
@@ -323,7 +323,7 @@ impl Mlp {
     /// The residual stream `sum` `(batch, len, hidden)` with the output for its norm `x`, which may be added in the memory of
     /// `sum`.
     pub(crate) fn after(&self, sum: Tensor, x: Rows) -> Result<Residual> {
-        let Some(down) = self.down.adding().filter(|_| sum.is_contiguous()) else {
+        let Some(down) = self.down.adding(&sum) else {
             return Ok(Residual::new(sum, self.forward(x)?));
         };
         let rows = sum.flatten_to(sum.rank() - 2)?;

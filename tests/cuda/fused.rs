@@ -43,6 +43,7 @@ pub fn cases(runner: &mut Runner) {
     for dtype in [DType::BF16, DType::F16] {
         norms(runner, dtype);
         gates(runner, dtype);
+        sums(runner, dtype);
         rotations(runner, dtype);
         decoding(runner, dtype);
         quantised(runner, dtype);
@@ -115,6 +116,49 @@ fn gates(runner: &mut Runner, dtype: DType) {
             let stacked = |tensor| Stacked::joined(tensor, &[width, width]).unwrap();
             let got = silu_mul(stacked(joined)).unwrap();
             assert_rounded("silu", &got, &silu_mul(stacked(joined_cpu)).unwrap(), 1e-2);
+        });
+    }
+}
+
+/// Outputs that are added in place: rounded once, in their rows and no others.
+fn sums(runner: &mut Runner, dtype: DType) {
+    for (size_in, size_out, rows) in [(64, 128, 128), (8, 8, 300), (1000, 136, 129), (4096, 24, 500), (72, 1000, 2200)]
+    {
+        runner.case(&format!("fused sums of {rows} x {size_in} x {size_out} {dtype:?}"), |runner| {
+            let (x, x_cpu) = pair(&runner.device, &[rows, size_in], dtype, 21, 1.0);
+            let (weight, weight_cpu) = pair(&runner.device, &[size_out, size_in], dtype, 22, 0.1);
+            let (all, all_cpu) = pair(&runner.device, &[rows + 5, size_out], dtype, 23, 4.0);
+            let layer = Linear::Dense(candle_nn::Linear::new(weight.clone(), None));
+            let part = |all: &Tensor| all.narrow(0, 2, rows).unwrap();
+            let sum = part(&all);
+            let adding = layer.adding(&sum).unwrap();
+            adding.add_to(&x.clone().into(), &sum).unwrap();
+            let want = (part(&all_cpu) + x_cpu.matmul(&weight_cpu.t().unwrap()).unwrap()).unwrap();
+            assert_rounded("sums", &sum, &want, 20.0);
+            for (first, len) in [(0, 2), (rows + 2, 3)] {
+                let others = |all: &Tensor| all.narrow(0, first, len).unwrap().to_dtype(dtype).unwrap();
+                assert!(bits(&others(&all)) == bits(&others(&all_cpu)), "other rows");
+            }
+            // One slice of the rows after the other, as a long MLP does.
+            let again = all_cpu.to_dtype(dtype).unwrap().to_device(&runner.device).unwrap();
+            let slice = |x: &Tensor, (first, len)| x.narrow(0, first, len).unwrap();
+            for range in [(0, 120), (120, rows - 120)] {
+                adding.add_to(&slice(&x, range).into(), &slice(&part(&again), range)).unwrap();
+            }
+            assert_rounded("sums in slices", &part(&again), &want, 20.0);
+
+            // Other layers and sums take two steps.
+            let biased = candle_nn::Linear::new(weight.clone(), Some(weight.get_on_dim(1, 0).unwrap()));
+            assert!(Linear::Dense(biased).adding(&sum).is_none(), "a bias");
+            assert!(layer.adding(&slice(&all, (0, 127))).is_none(), "few rows");
+            assert!(layer.adding(&all_cpu).is_none(), "the CPU");
+            let transposed = Tensor::zeros((size_out, rows), dtype, &runner.device).unwrap().t().unwrap();
+            assert!(layer.adding(&transposed).is_none(), "not contiguous");
+            for (misfit, of) in [(slice(&x, (0, 5)), &sum), (x.to_dtype(DType::F32).unwrap(), &sum), (x.clone(), &all)]
+            {
+                let error = adding.add_to(&misfit.into(), of).unwrap_err().to_string();
+                assert!(error.contains("expected rows (.., "), "{error}");
+            }
         });
     }
 }

@@ -65,10 +65,9 @@ impl Layer {
         };
         let _span = tracing::debug_span!("mlp", layer = self.attention.layer()).entered();
         let (x, normed) = self.post_norm.forward_rows(residual, self.mlp.whole().takes_int8())?;
-        Ok(Some(match (shards, self.mlp.alone()) {
-            (Some(_), _) => Residual::new(x, self.mlp.whole().forward(normed)?),
-            (None, Some(mlp)) => mlp.after(x, normed)?,
-            (None, None) => Residual::new(x, self.mlp.of_part(|mlp| mlp.forward(normed))?),
+        Ok(Some(match self.mlp.complete(shards) {
+            Some(mlp) => mlp.after(x, normed)?,
+            None => Residual::new(x, self.mlp.of_part(|mlp| mlp.forward(normed))?),
         }))
     }
 }

@@ -64,14 +64,6 @@ impl Linear {
         }
     }
 
-    /// The layer, if it can add its outputs to a sum in place.
-    pub(crate) fn adding(&self) -> Option<&Int8Linear> {
-        match self {
-            Self::Int8(linear) if linear.adds() => Some(linear),
-            _ => None,
-        }
-    }
-
     /// This layer in another precision; [`LinearPrecision::AsRead`] leaves it as it is.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! other cases, and for sizes that the kernels do not support, it uses the equivalent Candle ops. Only [`Rotary::new`]
 //! waits for the device or copies from the host. Gradients are not supported.
 
+mod adding;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod gated;
@@ -19,6 +20,7 @@ mod products;
 mod rotary;
 mod stacked;
 
+pub use adding::Adding;
 pub use gated::GatedLinear;
 pub use heads::join_heads;
 pub use int8::{Int8Rows, decode_attn_int8};

@@ -1,16 +1,19 @@
-//! Launches of the matrix products of many rows, `cuda/sm90/linear.cuh`. The callers check shapes.
+//! Matrix products of many rows in 16 bits: the gated one of `cuda/sm90/linear.cuh`, and sums in place by cuBLAS.
 
 use std::ffi::c_void;
 use std::ptr;
 
-use candle_core::{DType, Tensor};
-use cudarc::driver::DevicePtrMut;
+use candle_core::{DType, Error, Tensor};
+use cudarc::cublas::result::gemm_ex;
+use cudarc::cublas::sys as cublas;
+use cudarc::driver::{DevicePtrMut, sys};
 use half::{bf16, f16};
-use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, to_i32};
+use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, to_i32, unaligned_address};
 use s2o_kernels::params::{LinearParams, Strides};
 use s2o_kernels::{Function, Kernel, decoder};
 
-use super::cuda::with_width;
+use super::cuda::{with_width, written_at};
+use super::supports;
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -85,6 +88,77 @@ fn gated_in<T: Element>(
         unsafe { enqueue::<T>(launcher, Kernel::GatedLinear, size_in, &params) }?;
     }
     Ok(launcher.tensor(out, shape))
+}
+
+/// Whether [`add`] takes a weight, and a contiguous sum of many rows.
+pub(super) fn adds(weight: &Tensor, sum: &Tensor) -> bool {
+    let is_of_one_kind = sum.dtype() == weight.dtype() && sum.device().same_device(weight.device());
+    let many = sum.elem_count() >= FEWEST_ROWS * sum.dims().last().copied().unwrap_or_default();
+    is_of_one_kind && many && supports(weight.device(), weight.dtype()) && weight.is_contiguous()
+}
+
+/// Adds `x weight^T` to `sum` `(.., size_out)` in place, for `x` `(.., size_in)` and `weight` `(size_out, size_in)`, all
+/// contiguous, in bf16 or f16: by cuBLAS, in f32 until the sum is rounded.
+pub(super) fn add(x: &Tensor, weight: &Tensor, sum: &Tensor) -> Result<()> {
+    let (size_out, size_in) = weight.dims2()?;
+    let fits = with_width(x.dims(), size_out).dims() == sum.dims() && x.dims().last() == Some(&size_in);
+    if !fits || x.dtype() != sum.dtype() || !x.device().same_device(sum.device()) {
+        let message = format!(
+            "expected rows (.., {size_in}) and sums (.., {size_out}) of one dtype and device, got {:?} in {:?} and {:?} in {:?}",
+            x.dims(),
+            x.dtype(),
+            sum.dims(),
+            sum.dtype(),
+        );
+        return Err(Error::Msg(message).bt().into());
+    }
+    match x.dtype() {
+        DType::BF16 => add_in::<bf16>(x, weight, sum, cublas::cudaDataType::CUDA_R_16BF),
+        _ => add_in::<f16>(x, weight, sum, cublas::cudaDataType::CUDA_R_16F),
+    }
+}
+
+fn add_in<T: Element>(x: &Tensor, weight: &Tensor, sum: &Tensor, dtype: cublas::cudaDataType) -> Result<()> {
+    let (size_out, size_in) = weight.dims2()?;
+    let rows = to_i32("rows", x.elem_count() / size_in.max(1))?;
+    let (size_out, size_in) = (to_i32("size_out", size_out)?, to_i32("size_in", size_in)?);
+    let device = x.device().as_cuda_device()?;
+    let stream = device.cuda_stream();
+    let one = 1f32;
+    let one = ptr::from_ref(&one) as *const c_void;
+    written_at::<T>(sum, &stream, |base, layout| {
+        let tensors = [weight, x].map(Tensor::storage_and_layout);
+        let (weight, _weight) = unaligned_address::<T>(&tensors[0].0, tensors[0].1, &stream)?;
+        let (x, _x) = unaligned_address::<T>(&tensors[1].0, tensors[1].1, &stream)?;
+        let sum = base + (layout.start_offset() * size_of::<T>()) as sys::CUdeviceptr;
+        let (transposed, plain) = (cublas::cublasOperation_t::CUBLAS_OP_T, cublas::cublasOperation_t::CUBLAS_OP_N);
+        // SAFETY: in cuBLAS' order by columns, sum (size_out, rows) is weight (size_in, size_out) transposed times x (size_in,
+        // rows), all contiguous and held until the product is enqueued; alpha and beta are read before the call returns.
+        unsafe {
+            gemm_ex(
+                *device.cublas_handle().handle(),
+                transposed,
+                plain,
+                size_out,
+                rows,
+                size_in,
+                one,
+                weight as *const c_void,
+                dtype,
+                size_in,
+                x as *const c_void,
+                dtype,
+                size_in,
+                one,
+                sum as *mut c_void,
+                dtype,
+                size_out,
+                cublas::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                cublas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
+            )
+        }
+        .map_err(|error| Error::wrap(error).into())
+    })
 }
 
 /// Enqueues a product of many rows, whose rows of inputs have `columns` times 16 bits.
