@@ -9,15 +9,15 @@ use super::{Int8Linear, Linear, Rows};
 /// A linear layer without a bias, for sums on its device and in the dtype of its inputs ([`Linear::adding`]).
 #[derive(Debug)]
 pub enum Adding<'a> {
-    /// A weight `(size_out, size_in)` in 16 bits on an NVIDIA GPU. The f32 sum of product and sum is rounded once.
+    /// A weight `(size_out, size_in)` in 16 bits on an NVIDIA GPU, multiplied by cuBLAS.
     Dense(&'a Tensor),
-    /// The rounded product is added, as [`Int8Linear::add_to`] does.
+    /// A weight in 8 bits.
     Int8(&'a Int8Linear),
 }
 
 impl Linear {
     /// This layer, if it can add its outputs to `sum` `(.., size_out)` in place: without a bias, to a contiguous sum on an
-    /// NVIDIA GPU. A layer in 16 bits does it for at least 128 rows, because cuBLAS has faster products for few rows.
+    /// NVIDIA GPU. A layer in 16 bits does it for at least 128 rows: the outputs of fewer are no traffic worth saving.
     pub fn adding(&self, sum: &Tensor) -> Option<Adding<'_>> {
         if !sum.is_contiguous() {
             return None;

@@ -98,7 +98,7 @@ pub(super) fn adds(weight: &Tensor, sum: &Tensor) -> bool {
 }
 
 /// Adds `x weight^T` to `sum` `(.., size_out)` in place, for `x` `(.., size_in)` and `weight` `(size_out, size_in)`, all
-/// contiguous, in bf16 or f16: by cuBLAS, in f32 until the sum is rounded.
+/// contiguous, in bf16 or f16: by cuBLAS, whose kernels round the product before they add it, or the sum alone.
 pub(super) fn add(x: &Tensor, weight: &Tensor, sum: &Tensor) -> Result<()> {
     let (size_out, size_in) = weight.dims2()?;
     let fits = with_width(x.dims(), size_out).dims() == sum.dims() && x.dims().last() == Some(&size_in);
