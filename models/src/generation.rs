@@ -132,13 +132,14 @@ impl<'m> TokenStream<'m> {
         #[cfg(feature = "cuda")]
         if let Some(on_gpu) = &mut self.on_gpu {
             let token = on_gpu.choose(&self.logits)?;
-            let is_last = self.generated + 1 == self.sampler.options.max_new_tokens;
-            let logits = if is_last || self.cache.check_room(1).is_err() {
-                None
-            } else {
+            // The first token does not wait until the host has enqueued what follows it.
+            let follows = (1..self.sampler.options.max_new_tokens - 1).contains(&self.generated);
+            let logits = if follows && self.cache.check_room(1).is_ok() {
                 let logits = self.decoder.decode_chosen(&token, self.cache)?.squeeze(0)?;
                 self.cache.step_back(1);
                 Some(logits)
+            } else {
+                None
             };
             if let Some(token) = on_gpu.read()? {
                 return Ok(Pending { token, logits });

@@ -35,7 +35,7 @@ impl Linear {
 
 impl Adding<'_> {
     /// Adds the output for `x` `(.., size_in)` to `sum` `(.., size_out)`, a contiguous part of the sum that the layer was
-    /// chosen for.
+    /// chosen for. `x` is in other memory.
     ///
     /// # Errors
     /// If shapes, dtypes or devices do not fit, or those of the product.

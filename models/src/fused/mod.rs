@@ -2,7 +2,7 @@
 //!
 //! On a GPU, in bf16 and f16, each function is one kernel that reads and writes every byte once and sums in f32. In
 //! other cases, and for sizes that the kernels do not support, it uses the equivalent Candle ops. Only [`Rotary::new`]
-//! waits for the device or copies from the host. Gradients are not supported.
+//! and `Likeliest::read` wait for the device or copy between it and the host. Gradients are not supported.
 
 mod adding;
 #[cfg(feature = "cuda")]
