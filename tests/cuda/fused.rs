@@ -164,9 +164,9 @@ fn sums(runner: &mut Runner, dtype: DType) {
             assert!(layer.adding(&all_cpu).is_none(), "the CPU");
             let transposed = Tensor::zeros((size_out, rows), dtype, &runner.device).unwrap().t().unwrap();
             assert!(layer.adding(&transposed).is_none(), "not contiguous");
-            for (misfit, of) in [(slice(&x, (0, 5)), &sum), (x.to_dtype(DType::F32).unwrap(), &sum), (x.clone(), &all)]
-            {
-                let error = adding.add_to(&misfit.into(), of).unwrap_err().to_string();
+            let in_f32 = x.to_dtype(DType::F32).unwrap();
+            for (x, sum) in [(slice(&x, (0, 5)), &sum), (in_f32, &sum), (x.clone(), &all), (x, &transposed)] {
+                let error = adding.add_to(&x.into(), sum).unwrap_err().to_string();
                 assert!(error.contains("expected rows (.., "), "{error}");
             }
         });

@@ -102,12 +102,14 @@ pub(super) fn adds(weight: &Tensor, sum: &Tensor) -> bool {
 pub(super) fn add(x: &Tensor, weight: &Tensor, sum: &Tensor) -> Result<()> {
     let (size_out, size_in) = weight.dims2()?;
     let fits = with_width(x.dims(), size_out).dims() == sum.dims() && x.dims().last() == Some(&size_in);
-    if !fits || x.dtype() != sum.dtype() || !x.device().same_device(sum.device()) {
+    let is_of_one_kind = x.dtype() == sum.dtype() && x.device().same_device(sum.device());
+    if !fits || !is_of_one_kind || !sum.is_contiguous() {
         let message = format!(
-            "expected rows (.., {size_in}) and sums (.., {size_out}) of one dtype and device, got {:?} in {:?} and {:?} in {:?}",
+            "expected rows (.., {size_in}) and contiguous sums (.., {size_out}) of one dtype and device, got {:?} in {:?} and \
+             {:?} in {:?}",
             x.dims(),
             x.dtype(),
-            sum.dims(),
+            sum.layout(),
             sum.dtype(),
         );
         return Err(Error::Msg(message).bt().into());
