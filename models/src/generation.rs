@@ -28,9 +28,9 @@ pub enum StopReason {
 
 /// An iterator over generated tokens of one sequence. End tokens are not yielded.
 ///
-/// A token is in the cache once the next token is requested, so the last token needs no forward pass. A GPU that chooses the
-/// likeliest token computes the next logits while the host reads the token; after an end token, or if no other token is
-/// requested, they are discarded.
+/// A token is in the cache once the next token is requested, so the last token needs no forward pass. From the second token on,
+/// one GPU that chooses the likeliest token computes the next logits while the host reads the token. After an end token, or if
+/// no other token is requested, they are discarded, and dropping the stream waits for them.
 pub struct TokenStream<'m> {
     decoder: &'m Decoder,
     cache: &'m mut KvCache,
@@ -132,14 +132,11 @@ impl<'m> TokenStream<'m> {
         #[cfg(feature = "cuda")]
         if let Some(on_gpu) = &mut self.on_gpu {
             let token = on_gpu.choose(&self.logits)?;
-            // The first token does not wait until the host has enqueued what follows it.
-            let follows = (1..self.sampler.options.max_new_tokens - 1).contains(&self.generated);
-            let logits = if follows && self.cache.check_room(1).is_ok() {
-                let logits = self.decoder.decode_chosen(&token, self.cache)?.squeeze(0)?;
-                self.cache.step_back(1);
-                Some(logits)
-            } else {
-                None
+            // The first token does not wait until the host has enqueued what follows it. With several ranks this was not tried.
+            let is_inner = (1..self.sampler.options.max_new_tokens - 1).contains(&self.generated);
+            let logits = match is_inner && self.decoder.parallel().is_none() {
+                true => self.decoder.decode_ahead(&token, self.cache),
+                false => None,
             };
             if let Some(token) = on_gpu.read()? {
                 return Ok(Pending { token, logits });

@@ -149,12 +149,17 @@ fn sums(runner: &mut Runner, dtype: DType) {
                 let others = |all: &Tensor| all.narrow(0, first, len).unwrap().to_dtype(dtype).unwrap();
                 assert!(bits(&others(&all)) == bits(&others(&all_cpu)), "other rows");
             }
-            // One slice of the rows after the other, as a long MLP does.
+            // One slice of the rows after the other, as a long MLP does, in a thread that has not used the GPU.
             let again = all_cpu.to_dtype(dtype).unwrap().to_device(&runner.device).unwrap();
             let slice = |x: &Tensor, (first, len)| x.narrow(0, first, len).unwrap();
-            for range in [(0, 120), (120, rows - 120)] {
-                adding.add_to(&slice(&x, range).into(), &slice(&part(&again), range)).unwrap();
-            }
+            std::thread::scope(|scope| {
+                let add = || {
+                    for range in [(0, 120), (120, rows - 120)] {
+                        adding.add_to(&slice(&x, range).into(), &slice(&part(&again), range)).unwrap();
+                    }
+                };
+                scope.spawn(add).join().unwrap();
+            });
             assert_sums(&part(&again));
 
             // Other layers and sums take two steps.

@@ -104,7 +104,7 @@ impl Decoder {
         check_dtype(weights.dtype())?;
         check_linear_precision(&config, weights)?;
         let parallel = parallel.map(|parallel| parallel.checked(&config, weights)).transpose()?;
-        // Activations are freed after every layer, and every decoded token makes the host wait.
+        // Activations are freed after every layer, and freed memory would leave the process whenever the host waits.
         DeviceMemory::keep_released(weights.device())?;
         let need = Need {
             what: "holding the weights",
@@ -257,11 +257,15 @@ impl Decoder {
         self.decode_checked(ids.len(), &tokens, cache)
     }
 
-    /// [`Self::decode`] of a token of one sequence, `(1, 1)`, that was chosen among logits of this decoder.
+    /// The logits `(vocab_size,)` after a token of one sequence, `(1, 1)`, that was chosen among logits of this decoder. The
+    /// cache does not count its position yet ([`KvCache::advance`]). `None` if they cannot be computed: decoding the token
+    /// again says why.
     #[cfg(feature = "cuda")]
-    pub(crate) fn decode_chosen(&self, token: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
-        self.check_shape(1, 1, cache)?;
-        self.decode_checked(1, token, cache)
+    pub(crate) fn decode_ahead(&self, token: &Tensor, cache: &mut KvCache) -> Option<Tensor> {
+        self.check_shape(1, 1, cache).ok()?;
+        let len = cache.len();
+        let logits = self.decode_checked(1, token, cache);
+        cache.set_len(len).and(logits).ok()?.squeeze(0).ok()
     }
 
     fn decode_checked(&self, batch: usize, tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {

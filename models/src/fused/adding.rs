@@ -1,17 +1,21 @@
 //! Linear layers that add their outputs to a sum in its memory, so that the outputs are neither written nor read again.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Result, Tensor};
 
 #[cfg(feature = "cuda")]
 use super::products;
 use super::{Int8Linear, Linear, Rows};
 
-/// A linear layer without a bias, for sums on its device and in the dtype of its inputs ([`Linear::adding`]).
+/// A linear layer without a bias that can add its outputs to sums on its device, in the dtype of its inputs
+/// ([`Linear::adding`]).
 #[derive(Debug)]
-pub enum Adding<'a> {
-    /// A weight `(size_out, size_in)` in 16 bits on an NVIDIA GPU, multiplied by cuBLAS.
+pub struct Adding<'a>(Weight<'a>);
+
+#[derive(Debug)]
+enum Weight<'a> {
+    /// `(size_out, size_in)` in 16 bits on an NVIDIA GPU, multiplied by cuBLAS.
+    #[cfg(feature = "cuda")]
     Dense(&'a Tensor),
-    /// A weight in 8 bits.
     Int8(&'a Int8Linear),
 }
 
@@ -23,10 +27,10 @@ impl Linear {
             return None;
         }
         match self {
-            Self::Int8(linear) if linear.adds() => Some(Adding::Int8(linear)),
+            Self::Int8(linear) if linear.adds() => Some(Adding(Weight::Int8(linear))),
             #[cfg(feature = "cuda")]
             Self::Dense(linear) if linear.bias().is_none() && products::adds(linear.weight(), sum) => {
-                Some(Adding::Dense(linear.weight()))
+                Some(Adding(Weight::Dense(linear.weight())))
             }
             _ => None,
         }
@@ -35,16 +39,17 @@ impl Linear {
 
 impl Adding<'_> {
     /// Adds the output for `x` `(.., size_in)` to `sum` `(.., size_out)`, a contiguous part of the sum that the layer was
-    /// chosen for. `x` is in other memory.
+    /// chosen for. `x` must be in other memory than `sum`: Candle locks memory that is written, so the call would not return.
     ///
     /// # Errors
     /// If shapes, dtypes or devices do not fit, or those of the product.
     pub fn add_to(&self, x: &Rows, sum: &Tensor) -> Result<()> {
-        match (self, x) {
-            (Self::Int8(linear), x) => linear.add_to(x, sum),
+        match (&self.0, x) {
+            (Weight::Int8(linear), x) => linear.add_to(x, sum),
             #[cfg(feature = "cuda")]
-            (Self::Dense(weight), Rows::Plain(x)) => Ok(products::add(&x.contiguous()?, weight, sum)?),
-            (Self::Dense(_), _) => bail!("expected inputs that are not quantised, and a build with the feature `cuda`"),
+            (Weight::Dense(weight), Rows::Plain(x)) => Ok(products::add(&x.contiguous()?, weight, sum)?),
+            #[cfg(feature = "cuda")]
+            (Weight::Dense(_), Rows::Int8(_)) => candle_core::bail!("expected inputs that are not quantised"),
         }
     }
 }

@@ -1,14 +1,19 @@
 //! The likeliest token, chosen on a GPU.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Error, Result, Shape, Tensor, bail};
-use cudarc::driver::{CudaEvent, DevicePtrMut, DriverError, PinnedHostSlice};
+use cudarc::driver::{CudaEvent, CudaStream, DevicePtrMut, DriverError, PinnedHostSlice};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Grid, Launcher, unaligned_address};
 use s2o_kernels::params::LikeliestParams;
 use s2o_kernels::{Dtype, Function, Kernel};
 
-/// Chooses likeliest tokens on a GPU, so that the next forward pass can be enqueued before the host has read them.
+/// Chooses likeliest tokens on a GPU, so that the next forward pass can be enqueued before the host has read them. Dropping
+/// it waits for the GPU.
 #[derive(Debug)]
 pub struct Likeliest {
+    device: Device,
+    stream: Arc<CudaStream>,
     /// The last choice: the token, and whether its logits are finite.
     host: PinnedHostSlice<u32>,
     /// The end of the copy to `host`. Its own event would be recorded only in some modes of its context.
@@ -26,20 +31,25 @@ impl Likeliest {
             // SAFETY: any bits are two numbers, and they are set next.
             let mut host = unsafe { stream.context().alloc_pinned_with_flags(2, 0) }?;
             host.as_mut_slice()?.fill(0);
-            Ok(Self { host, copied: stream.context().new_event(None)? })
+            let copied = stream.context().new_event(None)?;
+            Ok(Self { device: device.clone(), stream: Arc::clone(&stream), host, copied })
         };
         new().map_err(Error::wrap)
     }
 
     /// Enqueues the choice of the largest of contiguous f32 `logits` `(vocab_size,)`, of equal ones the first, and its
     /// copy to the host. Returns the token on the GPU, `(1, 1)`, u32; it is a place in `logits` in every case. The host
-    /// waits for nothing but the copy of the choice before.
+    /// does not wait.
     ///
     /// # Errors
-    /// If the logits are others or none, or the driver fails.
+    /// If the logits are others, none or on another device, or the driver fails.
     pub fn choose(&mut self, logits: &Tensor) -> Result<Tensor> {
         if logits.dtype() != DType::F32 || !logits.is_contiguous() || logits.rank() != 1 || logits.elem_count() == 0 {
             bail!("expected contiguous f32 logits of one position, got {:?} of {:?}", logits.dtype(), logits.layout())
+        }
+        if !logits.device().same_device(&self.device) {
+            let [expected, got] = [&self.device, logits.device()].map(Device::location);
+            bail!("expected logits on {expected:?}, got logits on {got:?}")
         }
         let out = self.enqueue(logits)?;
         out.narrow(0, 0, 1)?.reshape((1, 1))
@@ -82,7 +92,8 @@ impl Likeliest {
 
 impl Drop for Likeliest {
     fn drop(&mut self) {
-        // The copy may still run. After an error of the driver it does not.
-        let _ = self.copied.synchronize();
+        // A copy to `host` may still run, or a pass that was enqueued ahead, with memory that another thread uses next. After an
+        // error of the driver nothing runs any more.
+        let _ = self.stream.synchronize();
     }
 }

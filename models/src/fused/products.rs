@@ -102,15 +102,17 @@ pub(super) fn adds(weight: &Tensor, sum: &Tensor) -> bool {
 pub(super) fn add(x: &Tensor, weight: &Tensor, sum: &Tensor) -> Result<()> {
     let (size_out, size_in) = weight.dims2()?;
     let fits = with_width(x.dims(), size_out).dims() == sum.dims() && x.dims().last() == Some(&size_in);
-    let is_of_one_kind = x.dtype() == sum.dtype() && x.device().same_device(sum.device());
+    let is_of_one_kind =
+        [x, sum].iter().all(|x| x.dtype() == weight.dtype() && x.device().same_device(weight.device()));
     if !fits || !is_of_one_kind || !sum.is_contiguous() {
+        let kind = |tensor: &Tensor| format!("{:?} on {:?}", tensor.dtype(), tensor.device().location());
         let message = format!(
-            "expected rows (.., {size_in}) and contiguous sums (.., {size_out}) of one dtype and device, got {:?} in {:?} and \
-             {:?} in {:?}",
+            "expected rows (.., {size_in}) and contiguous sums (.., {size_out}) in {}, got {:?} in {} and {:?} in {}",
+            kind(weight),
             x.dims(),
-            x.dtype(),
+            kind(x),
             sum.layout(),
-            sum.dtype(),
+            kind(sum),
         );
         return Err(Error::Msg(message).bt().into());
     }
@@ -124,21 +126,22 @@ fn add_in<T: Element>(x: &Tensor, weight: &Tensor, sum: &Tensor, dtype: cublas::
     let (size_out, size_in) = weight.dims2()?;
     let rows = to_i32("rows", x.elem_count() / size_in.max(1))?;
     let (size_out, size_in) = (to_i32("size_out", size_out)?, to_i32("size_in", size_in)?);
-    let device = x.device().as_cuda_device()?;
-    let stream = device.cuda_stream();
+    // It makes the GPU's context that of this thread, which cuBLAS needs.
+    let launcher = Launcher::of(x)?;
+    let (stream, blas) = (launcher.stream(), x.device().as_cuda_device()?.cublas_handle());
     let one = 1f32;
     let one = ptr::from_ref(&one) as *const c_void;
-    written_at::<T>(sum, &stream, |base, layout| {
+    written_at::<T>(sum, stream, |base, layout| {
         let tensors = [weight, x].map(Tensor::storage_and_layout);
-        let (weight, _weight) = unaligned_address::<T>(&tensors[0].0, tensors[0].1, &stream)?;
-        let (x, _x) = unaligned_address::<T>(&tensors[1].0, tensors[1].1, &stream)?;
+        let (weight, _weight) = unaligned_address::<T>(&tensors[0].0, tensors[0].1, stream)?;
+        let (x, _x) = unaligned_address::<T>(&tensors[1].0, tensors[1].1, stream)?;
         let sum = base + (layout.start_offset() * size_of::<T>()) as sys::CUdeviceptr;
         let (transposed, plain) = (cublas::cublasOperation_t::CUBLAS_OP_T, cublas::cublasOperation_t::CUBLAS_OP_N);
         // SAFETY: in cuBLAS' order by columns, sum (size_out, rows) is weight (size_in, size_out) transposed times x (size_in,
         // rows), all contiguous and held until the product is enqueued; alpha and beta are read before the call returns.
         unsafe {
             gemm_ex(
-                *device.cublas_handle().handle(),
+                *blas.handle(),
                 transposed,
                 plain,
                 size_out,

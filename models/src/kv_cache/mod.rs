@@ -307,12 +307,6 @@ impl KvCache {
         self.len += count;
     }
 
-    /// The last `count` positions are not counted any more, until [`Self::advance`] counts them again or others are written.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn step_back(&mut self, count: usize) {
-        self.len -= count;
-    }
-
     pub(crate) fn num_kv_heads(&self) -> usize {
         self.num_kv_heads
     }
