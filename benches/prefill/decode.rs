@@ -11,7 +11,6 @@ use s2o_models::{Decoder, GenerationOptions, KvStorage, LinearPrecision, Prefill
 use crate::checkpoint::DTYPE;
 use crate::measure::gpu::Gpu;
 use crate::measure::median;
-use crate::methods::Method;
 
 /// Milliseconds of one token.
 #[derive(Debug, Clone, Copy)]
@@ -24,12 +23,18 @@ pub struct Decoded {
     pub bound: f64,
 }
 
-/// Decodes `count` tokens after a prompt `(1, len)`, twice, with the precisions of `method`; `decoder` has its linear
-/// layers.
-pub fn decode(gpu: &Gpu, decoder: &Decoder, method: Method, prompt: &Tensor, count: usize) -> Result<Decoded> {
+/// Decodes `count` tokens after a prompt `(1, len)`, twice. `linear` is the precision of the decoder's linear layers.
+pub fn decode(
+    gpu: &Gpu,
+    decoder: &Decoder,
+    linear: LinearPrecision,
+    kv: KvStorage,
+    prompt: &Tensor,
+    count: usize,
+) -> Result<Decoded> {
     ensure!(count > 1, "--decode: expected at least 2 tokens, got {count}");
     let len = prompt.dim(1)?;
-    let mut cache = decoder.new_cache_in(method.kv(), 1, len + 2 * count)?;
+    let mut cache = decoder.new_cache_in(kv, 1, len + 2 * count)?;
     let s2o = S2o::new(candle_s2o::S2oConfig::default());
     let out = decoder.prefill(prompt, &mut cache, &s2o as &dyn Attention, PrefillOptions::new().chunk(16384))?;
     let options = GenerationOptions { max_new_tokens: count, ..GenerationOptions::default() };
@@ -49,18 +54,18 @@ pub fn decode(gpu: &Gpu, decoder: &Decoder, method: Method, prompt: &Tensor, cou
         }
         Ok(())
     })?;
-    let bound = bytes(decoder, method, len) / copy_rate(gpu)? * 1e3;
+    let bound = bytes(decoder, linear, kv, len) / copy_rate(gpu)? * 1e3;
     Ok(Decoded { token: median(times), enqueued: total / count as f64, bound })
 }
 
 /// Bytes that a token reads after `len` positions: weights, keys and values.
-fn bytes(decoder: &Decoder, method: Method, len: usize) -> f64 {
+fn bytes(decoder: &Decoder, linear: LinearPrecision, kv: KvStorage, len: usize) -> f64 {
     let (config, wide) = (decoder.config(), DTYPE.size_in_bytes());
     let head = config.vocab_size * config.hidden_size;
     let embeddings = if config.tie_embeddings { head } else { 2 * head };
     let of_layers = config.num_parameters() - embeddings;
-    let of_linear = if method.linear() == LinearPrecision::Int8 { 1 } else { wide };
-    let row = match method.kv() {
+    let of_linear = if linear == LinearPrecision::Int8 { 1 } else { wide };
+    let row = match kv {
         KvStorage::AsComputed | KvStorage::Host => config.head_dim * wide,
         KvStorage::Int8 => Int8Rows::row_bytes(config.head_dim),
     };

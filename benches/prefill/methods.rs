@@ -228,9 +228,12 @@ impl<'a> Models<'a> {
 
     /// Decoding after a prompt, in each precision that a method has.
     pub fn decode(&self, methods: &[Method], prompt: &Tensor, count: usize) -> Result<Vec<(Method, Decoded)>> {
-        let ours = methods.iter().filter(|method| method.decodes());
-        ours.map(|&method| Ok((method, decode::decode(self.gpu, self.decoder(method), method, prompt, count)?)))
-            .collect()
+        let ours = methods.iter().copied().filter(|method| method.decodes());
+        ours.map(|method| {
+            let (decoder, linear, kv) = (self.decoder(method), method.linear(), method.kv());
+            Ok((method, decode::decode(self.gpu, decoder, linear, kv, prompt, count)?))
+        })
+        .collect()
     }
 
     fn prefill(&self, method: Method, attention: &dyn Attention, tokens: &Tensor) -> Result<Tensor> {

@@ -1,18 +1,17 @@
 //! Launches of the decoder's kernels. The callers check shapes; this module checks the other needs of the kernels.
 
-use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr;
 
-use candle_core::cuda_backend::CudaDType;
-use candle_core::{CpuStorage, CudaStorage, DType, Error, InplaceOp1, Layout, Shape, Tensor, bail};
-use cudarc::driver::{CudaStream, DevicePtrMut, DeviceRepr, sys};
+use candle_core::{DType, Shape, Tensor};
+use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
-use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, check_i32, is_vectorized, to_i32};
+use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, check_i32, to_i32};
 use s2o_kernels::params::{JoinHeadsParams, NormParams, RotateParams, RotationParams, SiluParams};
 use s2o_kernels::{Dtype, Function, Kernel, decoder};
 
 use super::int8_linear::cuda::{Quantised, rows_grid};
+use super::written::{with_width, written};
 use super::{Heads, QkNorm, RotatedInt8};
 
 type Result<T> = std::result::Result<T, CudaError>;
@@ -267,60 +266,4 @@ fn joined<T: Element>(x: &Tensor, ranks: usize, slots: &Tensor) -> Result<Tensor
         unsafe { launcher.launch(function, &params, Grid::Blocks([rows.div_ceil(decoder::JOIN_ROWS), 1, 1])) }?;
     }
     Ok(launcher.tensor(out, shape))
-}
-
-/// `dims` with another last dimension.
-pub(super) fn with_width(dims: &[usize], width: usize) -> Shape {
-    let mut dims = dims.to_vec();
-    if let Some(last) = dims.last_mut() {
-        *last = width;
-    }
-    Shape::from(dims)
-}
-
-/// Lets `write` enqueue work that writes into a tensor (batch, length, heads, head_dim) by 16-byte accesses to 16 bits, or
-/// 8-byte accesses to 8 bits.
-pub(super) fn written<T: CudaDType + DeviceRepr>(
-    tensor: &Tensor,
-    stream: &CudaStream,
-    write: impl FnOnce(View) -> Result<()>,
-) -> Result<()> {
-    if !is_vectorized(tensor.layout()) {
-        let message = format!("expected a cache of contiguous heads aligned to 16 bytes, got {:?}", tensor.layout());
-        return Err(Error::Msg(message).bt().into());
-    }
-    written_at::<T>(tensor, stream, |base, layout| write(View::new::<T>(base, layout)?))
-}
-
-/// Lets `write` enqueue work that writes into a tensor, whose storage begins at the given address. Candle gives mutable
-/// storage only to in-place ops.
-pub(super) fn written_at<T: CudaDType + DeviceRepr>(
-    tensor: &Tensor,
-    stream: &CudaStream,
-    write: impl FnOnce(sys::CUdeviceptr, &Layout) -> Result<()>,
-) -> Result<()> {
-    let op = WriteOp(RefCell::new(Some(|storage: &mut CudaStorage, layout: &Layout| {
-        let (base, _guard) = T::as_cuda_slice_mut(storage)?.device_ptr_mut(stream);
-        Ok(write(base, layout)?)
-    })));
-    Ok(tensor.inplace_op1(&op)?)
-}
-
-struct WriteOp<F>(RefCell<Option<F>>);
-
-impl<F: FnOnce(&mut CudaStorage, &Layout) -> candle_core::Result<()>> InplaceOp1 for WriteOp<F> {
-    fn name(&self) -> &'static str {
-        "s2o-write"
-    }
-
-    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        Err(CudaError::NotOnGpu.into())
-    }
-
-    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        match self.0.take() {
-            Some(write) => write(storage, layout),
-            None => bail!("a tensor was written twice by one op"),
-        }
-    }
 }

@@ -19,6 +19,8 @@ mod norm;
 mod products;
 mod rotary;
 mod stacked;
+#[cfg(feature = "cuda")]
+mod written;
 
 pub use adding::Adding;
 pub use gated::GatedLinear;

@@ -6,14 +6,14 @@ use std::ptr;
 use candle_core::{DType, Error, Tensor};
 use cudarc::cublas::result::gemm_ex;
 use cudarc::cublas::sys as cublas;
-use cudarc::driver::{DevicePtrMut, sys};
+use cudarc::driver::DevicePtrMut;
 use half::{bf16, f16};
 use s2o_cuda::{ANY_HEAD_DIM, CudaError, Element, Grid, Launcher, View, address, to_i32, unaligned_address};
 use s2o_kernels::params::{LinearParams, Strides};
 use s2o_kernels::{Function, Kernel, decoder};
 
-use super::cuda::{with_width, written_at};
 use super::supports;
+use super::written::{with_width, written_from};
 
 type Result<T> = std::result::Result<T, CudaError>;
 
@@ -131,11 +131,10 @@ fn add_in<T: Element>(x: &Tensor, weight: &Tensor, sum: &Tensor, dtype: cublas::
     let (stream, blas) = (launcher.stream(), x.device().as_cuda_device()?.cublas_handle());
     let one = 1f32;
     let one = ptr::from_ref(&one) as *const c_void;
-    written_at::<T>(sum, stream, |base, layout| {
+    written_from::<T>(sum, stream, |sum| {
         let tensors = [weight, x].map(Tensor::storage_and_layout);
         let (weight, _weight) = unaligned_address::<T>(&tensors[0].0, tensors[0].1, stream)?;
         let (x, _x) = unaligned_address::<T>(&tensors[1].0, tensors[1].1, stream)?;
-        let sum = base + (layout.start_offset() * size_of::<T>()) as sys::CUdeviceptr;
         let (transposed, plain) = (cublas::cublasOperation_t::CUBLAS_OP_T, cublas::cublasOperation_t::CUBLAS_OP_N);
         // SAFETY: in cuBLAS' order by columns, sum (size_out, rows) is weight (size_in, size_out) transposed times x (size_in,
         // rows), all contiguous and held until the product is enqueued; alpha and beta are read before the call returns.

@@ -14,7 +14,7 @@ use s2o_kernels::params::{AttnParams, Int8Params, Int8SplitParams, RowState, Spl
 use s2o_kernels::{Function, Kernel, MERGE_WARPS, decoder};
 
 use super::Int8Rows;
-use crate::fused::cuda::{written, written_at};
+use crate::fused::written::{written, written_at};
 
 type Result<T> = std::result::Result<T, CudaError>;
 

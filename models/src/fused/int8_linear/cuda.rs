@@ -10,9 +10,9 @@ use s2o_kernels::params::{LinearParams, QuantiseParams};
 use s2o_kernels::{Function, Kernel, decoder};
 
 use super::{Int8Linear, MAX_WIDTH, RotatedInt8};
-use crate::fused::cuda::{with_width, written_at};
 use crate::fused::linear::FEW_ROWS;
 use crate::fused::products;
+use crate::fused::written::{with_width, written_from};
 
 // Builds without the kernels know this limit too.
 const _: () = assert!(MAX_WIDTH == decoder::MAX_ROW_WIDTH);
@@ -138,8 +138,7 @@ pub(super) fn add_product(x: &RotatedInt8, linear: &Int8Linear, sum: &Tensor) ->
 
 fn add_product_in<T: Element>(x: &RotatedInt8, linear: &Int8Linear, sum: &Tensor) -> Result<()> {
     let launcher = Launcher::of(&x.values)?;
-    written_at::<T>(sum, launcher.stream(), |base, layout| {
-        let first = base + (layout.start_offset() * size_of::<T>()) as sys::CUdeviceptr;
+    written_from::<T>(sum, launcher.stream(), |first| {
         // SAFETY: the caller has checked shape, layout and offset; the memory is held until the launch is enqueued.
         unsafe { enqueue::<T>(&launcher, x, linear, (first, true)) }
     })
