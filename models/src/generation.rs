@@ -29,8 +29,8 @@ pub enum StopReason {
 /// An iterator over generated tokens of one sequence. End tokens are not yielded.
 ///
 /// A token is in the cache once the next token is requested, so the last token needs no forward pass. From the second token on,
-/// one GPU that chooses the likeliest token computes the next logits while the host reads the token. After an end token, or if
-/// no other token is requested, they are discarded, and dropping the stream waits for them.
+/// a single GPU that chooses the likeliest token computes the next logits while the host reads the token. After an end token,
+/// or if no other token is requested, they are discarded, and dropping the stream waits for them.
 pub struct TokenStream<'m> {
     decoder: &'m Decoder,
     cache: &'m mut KvCache,
@@ -132,7 +132,7 @@ impl<'m> TokenStream<'m> {
         #[cfg(feature = "cuda")]
         if let Some(on_gpu) = &mut self.on_gpu {
             let token = on_gpu.choose(&self.logits)?;
-            // The first token does not wait until the host has enqueued what follows it. With several ranks this was not tried.
+            // The first token does not wait until the host has enqueued what follows it. Several ranks: not tried.
             let is_inner = (1..self.sampler.options.max_new_tokens - 1).contains(&self.generated);
             let logits = match is_inner && self.decoder.parallel().is_none() {
                 true => self.decoder.decode_ahead(&token, self.cache),
