@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use candle_core::{DType, Error, Tensor};
+use candle_core::{Error, Tensor};
 use candle_nn::ops::softmax_last_dim;
 use rand::SeedableRng;
 use rand::distr::Distribution;
@@ -95,9 +95,9 @@ impl Sampler {
         self.options.temperature.filter(|temperature| *temperature >= MIN_TEMPERATURE)
     }
 
-    /// Samples the next token from logits `(vocab_size,)`, after the penalty on the `recent` tokens.
+    /// Samples the next token from f32 logits `(vocab_size,)`, after the penalty on the `recent` tokens.
     pub(crate) fn sample(&mut self, logits: &Tensor, recent: &[u32]) -> Result<u32> {
-        let logits = self.penalise(logits.to_dtype(DType::F32)?, recent)?;
+        let logits = self.penalise(logits.clone(), recent)?;
         let Some(temperature) = self.temperature() else {
             return likeliest(&logits);
         };

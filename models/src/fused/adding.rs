@@ -1,6 +1,6 @@
 //! Linear layers that add their outputs to a sum in its memory, so that the outputs are neither written nor read again.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use super::products;
@@ -47,9 +47,43 @@ impl Adding<'_> {
         match (&self.0, x) {
             (Weight::Int8(linear), x) => linear.add_to(x, sum),
             #[cfg(feature = "cuda")]
-            (Weight::Dense(weight), Rows::Plain(x)) => Ok(products::add(&x.contiguous()?, weight, sum)?),
+            (Weight::Dense(weight), Rows::Plain(plain)) => {
+                check_sums(x, sum, weight.dims2()?, weight.dtype(), weight.device())?;
+                Ok(products::add(&plain.contiguous()?, weight, sum)?)
+            }
             #[cfg(feature = "cuda")]
-            (Weight::Dense(_), Rows::Int8(_)) => candle_core::bail!("expected inputs that are not quantised"),
+            (Weight::Dense(_), Rows::Int8(_)) => bail!("expected inputs that are not quantised"),
         }
     }
+}
+
+/// Refuses inputs and sums that are not of this dtype and device, or do not fit a weight of these sizes or each other.
+pub(super) fn check_sums(
+    x: &Rows,
+    sum: &Tensor,
+    (size_out, size_in): (usize, usize),
+    dtype: DType,
+    device: &Device,
+) -> Result<()> {
+    let fits = match (x.dims(), sum.dims()) {
+        ([rows @ .., width], [sums @ .., outputs]) => rows == sums && (*outputs, *width) == (size_out, size_in),
+        _ => false,
+    };
+    let is_of_kind =
+        [x.dtype(), sum.dtype()] == [dtype; 2] && [x.device(), sum.device()].iter().all(|on| on.same_device(device));
+    if fits && is_of_kind && sum.is_contiguous() {
+        return Ok(());
+    }
+    let on = |device: &Device| format!("on {:?}", device.location());
+    bail!(
+        "expected rows (.., {size_in}) and as many contiguous sums (.., {size_out}) in {dtype:?} {}, got {:?} in {:?} {} and {:?} \
+         in {:?} {}",
+        on(device),
+        x.dims(),
+        x.dtype(),
+        on(x.device()),
+        sum.layout(),
+        sum.dtype(),
+        on(sum.device()),
+    )
 }

@@ -1,8 +1,8 @@
 //! The steps of a decoder layer between its matrix products and attention, in as few passes over memory as possible.
 //!
 //! On a GPU, in bf16 and f16, each function is one kernel that reads and writes every byte once and sums in f32. In
-//! other cases, and for sizes that the kernels do not support, it uses the equivalent Candle ops. A forward
-//! pass neither waits for the device nor copies from the host. Gradients are not supported.
+//! other cases, and for sizes that the kernels do not support, it uses the equivalent Candle ops. A forward pass
+//! neither waits for the device nor copies from the host. Gradients are not supported.
 
 mod adding;
 #[cfg(feature = "cuda")]

@@ -98,24 +98,9 @@ pub(super) fn adds(weight: &Tensor, sum: &Tensor) -> bool {
 }
 
 /// Adds `x weight^T` to `sum` `(.., size_out)` in place, for `x` `(.., size_in)` and `weight` `(size_out, size_in)`, all
-/// contiguous, in bf16 or f16: by cuBLAS, whose kernels round the product before they add it, or the sum alone.
+/// contiguous, in bf16 or f16: by cuBLAS, whose kernels round the product before they add it, or the sum alone. The caller
+/// checks shapes, dtypes and devices.
 pub(super) fn add(x: &Tensor, weight: &Tensor, sum: &Tensor) -> Result<()> {
-    let (size_out, size_in) = weight.dims2()?;
-    let fits = with_width(x.dims(), size_out).dims() == sum.dims() && x.dims().last() == Some(&size_in);
-    let is_of_one_kind =
-        [x, sum].iter().all(|x| x.dtype() == weight.dtype() && x.device().same_device(weight.device()));
-    if !fits || !is_of_one_kind || !sum.is_contiguous() {
-        let kind = |tensor: &Tensor| format!("{:?} on {:?}", tensor.dtype(), tensor.device().location());
-        let message = format!(
-            "expected rows (.., {size_in}) and contiguous sums (.., {size_out}) in {}, got {:?} in {} and {:?} in {}",
-            kind(weight),
-            x.dims(),
-            kind(x),
-            sum.layout(),
-            kind(sum),
-        );
-        return Err(Error::Msg(message).bt().into());
-    }
     match x.dtype() {
         DType::BF16 => add_in::<bf16>(x, weight, sum, cublas::cudaDataType::CUDA_R_16BF),
         _ => add_in::<f16>(x, weight, sum, cublas::cudaDataType::CUDA_R_16F),

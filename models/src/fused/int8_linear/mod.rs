@@ -8,6 +8,8 @@
 
 use candle_core::{D, DType, Device, Result, Tensor, bail};
 
+use super::adding::check_sums;
+
 #[cfg(feature = "cuda")]
 pub(super) mod cuda;
 
@@ -48,14 +50,14 @@ impl Rows {
     }
 
     /// That of what was quantised.
-    fn dtype(&self) -> DType {
+    pub(super) fn dtype(&self) -> DType {
         match self {
             Self::Plain(x) => x.dtype(),
             Self::Int8(x) => x.dtype,
         }
     }
 
-    fn device(&self) -> &Device {
+    pub(super) fn device(&self) -> &Device {
         match self {
             Self::Plain(x) => x.device(),
             Self::Int8(x) => x.values.device(),
@@ -206,22 +208,12 @@ impl Int8Linear {
     /// # Errors
     /// If shapes, dtypes or devices do not fit, or the layer has a bias or a gate.
     pub fn add_to(&self, x: &Rows, sum: &Tensor) -> Result<()> {
-        let (size_in, size_out) = (self.size_in()?, self.size_out()?);
-        let Some((&width, of_x)) = x.dims().split_last().filter(|_| self.adds()) else {
-            bail!("int8: expected a layer without bias and gate, and rows")
-        };
-        let fits = width == size_in && sum.dims().split_last() == Some((&size_out, of_x));
-        let is_aligned = sum.is_contiguous() && sum.layout().start_offset().is_multiple_of(8);
-        let is_on_device = [sum.device(), x.device()].iter().all(|on| on.same_device(self.weight.values.device()));
-        if !fits || !is_aligned || sum.dtype() != x.dtype() || !is_on_device {
-            bail!(
-                "int8: expected contiguous sums {of_x:?} x {size_out} in {:?} from a multiple of 8 elements on, and rows of \
-                 {size_in} on the device of the weight, got {:?} in {:?} and {:?}",
-                x.dtype(),
-                sum.layout(),
-                sum.dtype(),
-                x.dims()
-            )
+        if !self.adds() {
+            bail!("int8: expected a layer without bias and gate")
+        }
+        check_sums(x, sum, (self.size_out()?, self.size_in()?), x.dtype(), self.weight.values.device())?;
+        if !sum.layout().start_offset().is_multiple_of(8) {
+            bail!("int8: expected sums from a multiple of 8 elements on, got {:?}", sum.layout())
         }
         self.add_product(x, sum)
     }
