@@ -165,7 +165,7 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
     for (; step < w.steps; ++step) {
         const bool gathered = X::GATHERS_KEYS && step >= w.gather_from;
         const bool twice = DISCARD && gathered;
-#pragma unroll 1
+#pragma unroll X::VISITS_UNROLLED
         for (int visit = 0; visit < (twice ? 3 : 2); ++visit) {
             // Keys that a row of the warp sees beyond last_causal.
             auto beyond = [&](int row) {
@@ -215,7 +215,8 @@ __device__ __forceinline__ void attend(const SharedLayout<X>& shared, const type
                     for (int m = 0; m < X::FRAGMENTS; ++m) control.modifiers.apply(s[m], attn.causal, apart + m * 16);
                 }
                 if constexpr (X::CAPS_SCORES) cap<X>(s, attn.cap_scale);
-                if (!visibility.all()) visibility.mask(s, lane, beyond);
+                // The lane is read again: the compiler would keep the numbers of its keys in registers during all visits.
+                if (!visibility.all()) visibility.mask(s, X::MAY_STOP ? lane : s2o::thread_index() % 32, beyond);
                 if constexpr (X::MAY_STOP) {
                     float half_max[X::FRAGMENTS][2];
                     probabilities<X>(softmax, s, scale_log2, probs, rescale, half_max);

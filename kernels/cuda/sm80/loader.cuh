@@ -17,11 +17,11 @@ class Loader {
     static constexpr int ROWS = HALF_K / ROWS_APART;  // of a thread
     static constexpr uint32_t RING_BYTES = X::RING_SLOTS * X::SLOT_BYTES;
 
-    // These members occupy registers next to the accumulators, so they are few; without HOLDS_ITEM the item and its heads
+    // These members occupy registers next to the accumulators, so they are few; the item, and without HOLDS_HEADS its heads,
     // are read from shared memory.
     const Params& p;
-    Held<X, WorkItem> w;
-    Held<X, HeadRows> heads;
+    const WorkItem& w;
+    std::conditional_t<X::HOLDS_HEADS, const HeadRows, const HeadRows&> heads;
     uint32_t ring;
     uint32_t read = 0;       // slot, in bytes
     uint32_t next_load = 0;  // 8 * step + 2 * visit + (1 for values)

@@ -21,9 +21,13 @@ struct Traits : Schedule {
     static constexpr int FRAGMENTS = HEAD_DIM <= 128 ? 2 : 1;
     // Whether products of values run during exponentials of the same half tile, whose scores then occupy registers longer.
     static constexpr bool OVERLAPS = HEAD_DIM == 64 && !Schedule::MAY_STOP;
-    // With OVERLAPS registers are left to keep the thread's index and the item, and shared memory to load keys and values
+    // With OVERLAPS registers are left to keep the addresses of the heads, and shared memory to load keys and values
     // together: the two warps of a scheduler hide neither the latency of reading them again nor a second barrier.
-    static constexpr bool HOLDS_ITEM = OVERLAPS, JOINS_VALUES = OVERLAPS;
+    static constexpr bool HOLDS_HEADS = OVERLAPS, JOINS_VALUES = OVERLAPS;
+    // Whether the thread's index stays in a register.
+    static constexpr bool HOLDS_THREAD = !Schedule::MAY_STOP && HEAD_DIM <= 128;
+    // Visits in the body of the loop over the two visits of a step. With both the number of the visit is a constant.
+    static constexpr int VISITS_UNROLLED = OVERLAPS ? 2 : 1;
     // One being read, the others in flight. With joined values three would leave one block on consumer cards.
     static constexpr int RING_SLOTS = JOINS_VALUES ? 2 : 3;
     // Whether the next load of keys follows the maxima of a half tile, and that of values the products, instead of coming
@@ -39,14 +43,11 @@ struct Traits : Schedule {
 
 using s2o::thread_index;
 
-// In a register with HOLDS_ITEM.
 template <class X>
 __device__ __forceinline__ int thread_index() {
-    if constexpr (X::HOLDS_ITEM) return threadIdx.x;
+    if constexpr (X::HOLDS_THREAD) return threadIdx.x;
     return thread_index();
 }
-template <class X, class T>
-using Held = std::conditional_t<X::HOLDS_ITEM, const T, const T&>;
 
 // A warp's part of a stop decision, which compares sums over rows, x < tau * y. MeanRatio: x sums gain / mass, y counts
 // rows; SumRatio: x sums gains, y masses; AllRows, MaxWeight: x is 1 if all rows of the warp are below; MeanWeight: x is the
