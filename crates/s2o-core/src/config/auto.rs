@@ -42,8 +42,8 @@ macro_rules! auto_or {
 pub enum Tau {
     /// `auto`, by prompt length: 0.019 below 12K tokens, 0.015 to 24K, 0.0225 to 48K, 0.02 to 96K, 0.025 above. The rules by
     /// single weights have their own scale. On needle-11m it loses 0 points of RULER's mean score at 16K, .9 at 32K and .7 at
-    /// 64K, where 0.015 loses .3 and .4, and .5 at 128K (docs/results-answers.md). A later chunk of a prompt whose end is not
-    /// known has 0.02 from 24K on ([`Tau::of_chunk`]).
+    /// 64K, where 0.015 loses .3 and .4, and .5 to 2.4 at 128K, by the prompts (docs/results-answers.md). A later chunk of a
+    /// prompt whose end is not known has 0.02 from 24K on ([`Tau::of_chunk`]).
     Auto,
     /// The same threshold for every prompt.
     Fixed(f32),
