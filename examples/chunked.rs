@@ -4,7 +4,7 @@
 //! cargo run --release --example chunked
 //! ```
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_s2o::{S2oConfig, S2oOp, s2o_attn};
 
 const TOKENS: usize = 8192;
@@ -13,9 +13,11 @@ const CHUNK: usize = 2048;
 
 fn main() -> anyhow::Result<()> {
     let device = Device::cuda_if_available(0)?;
-    let q = Tensor::randn(2f32, 1f32, (1, TOKENS, 4, 64), &device)?;
-    let k = Tensor::randn(0f32, 1f32, (1, TOKENS, 2, 64), &device)?;
-    let v = Tensor::randn(0f32, 1f32, (1, TOKENS, 2, 64), &device)?;
+    // bf16 on a GPU, whose kernels take no f32.
+    let dtype = device.bf16_default_to_f32();
+    let q = Tensor::randn(2f32, 1f32, (1, TOKENS, 4, 64), &device)?.to_dtype(dtype)?;
+    let k = Tensor::randn(0f32, 1f32, (1, TOKENS, 2, 64), &device)?.to_dtype(dtype)?;
+    let v = Tensor::randn(0f32, 1f32, (1, TOKENS, 2, 64), &device)?.to_dtype(dtype)?;
     let softmax_scale = 1.0 / 64f32.sqrt();
     let config = S2oConfig::default();
 
@@ -32,7 +34,7 @@ fn main() -> anyhow::Result<()> {
     }
 
     let whole = s2o_attn(&q, &k, &v, softmax_scale, &config)?;
-    let difference = (Tensor::cat(&outputs, 1)? - whole)?.abs()?.max_all()?.to_scalar::<f32>()?;
+    let difference = (Tensor::cat(&outputs, 1)? - whole)?.abs()?.max_all()?.to_dtype(DType::F32)?.to_scalar::<f32>()?;
     println!("largest difference from the whole prompt: {difference}");
     Ok(())
 }
