@@ -2,10 +2,12 @@
 //!
 //! `s2o --help` lists the commands; docs/experiments.md describes those of `s2o evaluate`.
 
-use std::num::NonZeroUsize;
+use std::error::Error;
+use std::ffi::OsStr;
+use std::num::{IntErrorKind, NonZeroUsize, ParseFloatError, ParseIntError};
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod compare;
@@ -30,7 +32,7 @@ Examples:
   s2o prefill --context 32768 --tau 0.05
   s2o prefill --model meta-llama/Llama-3.1-8B-Instruct --prompt-file book.txt --compare
   s2o compare --tensors qkv.safetensors
-  s2o evaluate run --tasks ruler --lengths 4096,32768 --methods dense,s2o,xattention
+  s2o evaluate run --tasks ruler --lengths 16384,32768 --methods dense,s2o,xattention
 
 `s2o COMMAND --help` lists the options of a command.";
 
@@ -61,7 +63,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let program = match Program::from_arg_matches(&with_negative_numbers(Program::command()).get_matches()) {
+    let command = with_commas(with_negative_numbers(Program::command()));
+    let matches = command.try_get_matches().unwrap_or_else(|error| with_expected_number(error).exit());
+    let program = match Program::from_arg_matches(&matches) {
         Ok(program) => program,
         Err(error) => error.exit(),
     };
@@ -82,6 +86,40 @@ fn main() -> ExitCode {
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let takes = |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
     command.mut_args(takes).mut_subcommands(with_negative_numbers)
+}
+
+/// Shows the defaults of lists as a user types them. clap separates them by spaces.
+fn with_commas(command: clap::Command) -> clap::Command {
+    let listed = |arg: clap::Arg| {
+        let default = arg.get_default_values().join(OsStr::new(","));
+        match (arg.get_help(), arg.get_value_delimiter(), arg.get_default_values().len()) {
+            (Some(help), Some(','), 2..) => {
+                let help = format!("{help} [default: {}]", default.display());
+                arg.help(help).hide_default_value(true)
+            }
+            _ => arg,
+        }
+    };
+    command.mut_args(listed).mut_subcommands(with_commas)
+}
+
+/// Says which number a flag expects, where the standard library's error says only what is wrong with the text.
+fn with_expected_number(error: clap::Error) -> clap::Error {
+    let source = error.source();
+    let expected = match source.and_then(|source| source.downcast_ref::<ParseIntError>()).map(ParseIntError::kind) {
+        Some(IntErrorKind::Zero) => "a whole number from 1 on",
+        Some(IntErrorKind::PosOverflow) => "a smaller whole number",
+        Some(_) => "a whole number from 0 on",
+        None if source.is_some_and(|source| source.is::<ParseFloatError>()) => "a number",
+        None => return error,
+    };
+    match (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue)) {
+        (Some(flag), Some(got)) => {
+            let message = format!("invalid value '{got}' for '{flag}': expected {expected}");
+            clap::Error::raw(ErrorKind::ValueValidation, message + "\n\nFor more information, try '--help'.\n")
+        }
+        _ => error,
+    }
 }
 
 /// Ends the program with a usage error of `command` that clap's attributes cannot express.

@@ -61,6 +61,8 @@ impl RankFlags {
         new_tiles.as_deref().map_or(Ok(()), writable::file)?;
         let Some(rendezvous) = self.place(model)? else {
             ensure!(self.head_tiles.is_none(), "--head-tiles: expected several GPUs (--gpus N), got one");
+            let mode = self.parallel;
+            ensure!(mode == Mode::Auto, "--parallel {mode}: expected several GPUs (--gpus N), got one");
             return Ok(None);
         };
         let group = local::join(&rendezvous)?;

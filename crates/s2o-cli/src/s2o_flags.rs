@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use candle_core::Device;
-use candle_s2o::{LayerSettings, LayerSettingsError, Preset, S2o, S2oConfig, S2oConfigBuilder, SegmentLen};
+use candle_s2o::{LayerSettings, Preset, S2o, S2oConfig, S2oConfigBuilder, SegmentLen};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 /// The given S2O options by name, with one flag for each of [`S2oConfig::OPTIONS`].
@@ -111,8 +112,8 @@ impl S2oFlags {
         given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
     }
 
-    fn settings(&self) -> Result<Option<LayerSettings>, LayerSettingsError> {
-        self.layers_file.as_ref().map(LayerSettings::load).transpose()
+    fn settings(&self) -> anyhow::Result<Option<LayerSettings>> {
+        self.layers_file.as_ref().map(LayerSettings::load).transpose().context("--layers-file")
     }
 }
 

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::blocks::BlockError;
-use crate::config::{ConfigError, mebibytes};
+use crate::config::{ConfigError, enough_mebibytes, mebibytes};
 use crate::permutation::PermutationError;
 use crate::shape::ShapeError;
 
@@ -28,7 +28,7 @@ pub enum S2oError {
     /// heads and sequences on a GPU.
     #[error(
         "--workspace-mib (S2O_WORKSPACE_MIB): expected at least {} for one segment of {prefix_len} keys, got {}",
-        mebibytes(*.expected),
+        enough_mebibytes(*.expected),
         mebibytes(*.got)
     )]
     WorkspaceTooSmall { expected: usize, got: usize, prefix_len: usize },

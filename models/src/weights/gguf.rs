@@ -62,6 +62,12 @@ fn read(path: &Path) -> Result<(Content, BufReader<File>)> {
     if file_len == 0 {
         return Err(invalid("the file is empty".to_owned()));
     }
+    let mut magic = Vec::new();
+    (&mut reader).take(4).read_to_end(&mut magic).map_err(|error| io_error(path, "", error))?;
+    reader.rewind().map_err(|error| io_error(path, "", error))?;
+    if magic != b"GGUF" {
+        return Err(invalid(format!("expected a file that begins with \"GGUF\", got \"{}\"", magic.escape_ascii())));
+    }
     if has_no_alignment(&mut reader).map_err(|error| io_error(path, "", error))? {
         return Err(invalid("general.alignment: expected at least 1, got 0".to_owned()));
     }

@@ -1,11 +1,13 @@
 //! `run`: every sample with every method; continues an interrupted run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::{fs, slice};
 
 use anyhow::{Context, Result, bail, ensure};
+use candle_core::Device;
+use candle_s2o::{S2oConfig, S2oConfigBuilder};
 use clap::Args;
 use s2o_eval::method::MethodSpec;
 use s2o_eval::run::{AtDensity, Event, Journal, Runner, Sample, Speed, knob_prefills, read_outcomes};
@@ -22,7 +24,7 @@ use crate::layout::{grouped, shell_word};
 use crate::model_flags::LoadFlags;
 use crate::progress::{self, Progress};
 use crate::writable::{self, cannot_write};
-use crate::{exit, machine, model_flags};
+use crate::{exit, machine, model_flags, s2o_flags};
 
 /// File of outcomes, in the directory of a run.
 pub const OUTCOMES: &str = "outcomes.jsonl";
@@ -108,12 +110,13 @@ impl Flags {
             bail!("--predictions: expected a task of RULER, which the files are for, got none (--tasks ruler)");
         }
         if self.dry_run {
-            return self
-                .show_plan(&specs, &runner, &samples, |count| self.announce(&model, template, found, &samples, count));
+            return self.show_plan(&specs, &runner, &samples, |count| {
+                self.announce(&specs, &model, template, found, &samples, count)
+            });
         }
         // Only now, so that a run that cannot begin leaves no file.
         let mut journal = self.journal()?;
-        self.announce(&model, template, found, &samples, journal.outcomes().len())?;
+        self.announce(&specs, &model, template, found, &samples, journal.outcomes().len())?;
         let origin = record::here(&model_flags::describe(&model), model.decoder.device());
         let mut speed = None;
         if !self.densities.is_empty() {
@@ -202,6 +205,7 @@ impl Flags {
     /// Prints the settings of the run. Most differences between published scores come from a wrong template.
     fn announce(
         &self,
+        specs: &[MethodSpec],
         model: &LoadedModel,
         asked: Option<ChatTemplate>,
         found: ChatTemplate,
@@ -217,11 +221,12 @@ impl Flags {
             count => format!(", {count} outcomes exist"),
         };
         exit::print(&format!(
-            "model     {}\ntemplate  {template}\nrun       {} samples, {}, chunk {}{there}\n\n",
+            "model     {}\ntemplate  {template}\nrun       {} samples, {}, chunk {}{there}\n{}\n",
             model_flags::describe(model),
             samples.len(),
             self.methods.join(", "),
             self.chunk.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            dense_lengths(specs, samples, model.decoder.device())?,
         ))
     }
 
@@ -307,6 +312,27 @@ fn knob_samples<'s>(samples: impl IntoIterator<Item = &'s Sample>) -> Vec<&'s Sa
         }
     }
     first
+}
+
+/// A line on the lengths at which S2O takes the dense path, whose scores are those of exact attention; empty if there are
+/// none.
+fn dense_lengths(specs: &[MethodSpec], samples: &[Sample], device: &Device) -> Result<String> {
+    let s2o = specs.iter().filter(|spec| ["s2o", "s2o-paper"].contains(&spec.name()));
+    let below = s2o.map(|spec| {
+        let given = spec.option("dense-below").unwrap_or("auto");
+        let config = S2oConfig::builder().set("dense-below", given).and_then(S2oConfigBuilder::build)?;
+        Ok(s2o_flags::dense_below(&config, device))
+    });
+    let Some(below) = below.collect::<Result<Vec<_>>>()?.into_iter().max() else { return Ok(String::new()) };
+    // A prompt is at most as long as was asked for.
+    let lengths: BTreeSet<usize> = samples.iter().map(Sample::context_tokens).filter(|len| *len <= below).collect();
+    if lengths.is_empty() {
+        return Ok(String::new());
+    }
+    let lengths = lengths.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    Ok(format!(
+        "dense     S2O is exact attention in prompts of fewer than {below} tokens (s2o:dense-below=..): {lengths}\n"
+    ))
 }
 
 fn show(phase: &Progress, estimate: &Estimate, event: Event) {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -38,8 +39,8 @@ pub struct SampleFlags {
     #[arg(long, value_name = "SHARES", value_delimiter = ',')]
     depths: Vec<f64>,
     /// Items of each task, length and depth [default: 4; all items of a file]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    items: Option<u64>,
+    #[arg(long, value_name = "N")]
+    items: Option<NonZeroU64>,
     /// Seed of words, numbers and places
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -98,7 +99,7 @@ impl SampleFlags {
             let grid = Grid {
                 lengths: self.lengths_or(lengths),
                 depths: self.depths.clone(),
-                items: self.items.unwrap_or(items),
+                items: self.items.map_or(items, NonZeroU64::get),
                 seed: self.seed,
             };
             samples.extend(grid.samples([name])?);
@@ -143,7 +144,7 @@ impl SampleFlags {
     }
 
     fn first_of_each_task(&self, items: Vec<Item>) -> impl Iterator<Item = Sample> {
-        let most = self.items.unwrap_or(u64::MAX);
+        let most = self.items.map_or(u64::MAX, NonZeroU64::get);
         let mut taken: HashMap<String, u64> = HashMap::new();
         let is_wanted = move |item: &Item| {
             let count = taken.entry(item.task.clone()).or_default();

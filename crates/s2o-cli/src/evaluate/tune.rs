@@ -39,7 +39,7 @@ impl Flags {
             bail!("{flag}: expected none of the flags that tuning decides, got it");
         }
         let base = self.s2o.config()?;
-        let tuner = Tuner::new(&base, &self.taus)?;
+        let tuner = Tuner::new(&base, &self.taus).context("--taus")?;
         tuner.choose(self.max_rel_l1).context("--max-rel-l1")?;
 
         let model = self.tuning.model.load()?;

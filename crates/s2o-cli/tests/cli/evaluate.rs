@@ -77,6 +77,7 @@ fn a_run_leaves_outcomes_and_tables() {
     assert_eq!(stderr, "");
     let spec = "s2o:tau=0.05:dense-below=0";
     assert_has(&stdout, &["needle-11m: Qwen3", "none (auto)", "8 samples", spec, "1 thread,", "table.md are in"]);
+    assert!(!stdout.contains("S2O is exact attention"), "{stdout}");
     let outcomes = file(&directory, "outcomes.jsonl");
     assert_eq!(outcomes.lines().count(), 1 + 16);
     let last: Value = serde_json::from_str(outcomes.lines().last().expect("lines")).expect("JSON");
@@ -94,6 +95,24 @@ fn a_run_leaves_outcomes_and_tables() {
     let again = stdout_of("evaluate", &["report", text(directory.path())]);
     assert!(stdout.contains(again.trim_end()), "{again} in {stdout}");
     assert_eq!(timeless(&file(&directory, "table.csv")), timeless(&table));
+}
+
+#[test]
+fn a_run_names_the_lengths_at_which_s2o_is_dense() {
+    let directory = TempDir::new().expect("a directory");
+    let line = |methods: &str| {
+        let args = ["--lengths", "2048,2049", "--methods", methods, "--dry-run"];
+        let text = stdout_of("evaluate", &short(&directory, &args));
+        text.lines().find(|line| line.starts_with("dense")).map(str::to_owned)
+    };
+    let of_all =
+        "dense     S2O is exact attention in prompts of fewer than 2048 tokens (s2o:dense-below=..): 300, 400, 2048";
+    assert_eq!(line("dense,s2o,s2o:dense-below=300").as_deref(), Some(of_all));
+    assert_eq!(line("s2o-paper").as_deref(), Some(of_all));
+    assert!(
+        line("s2o:dense-below=300").is_some_and(|line| line.ends_with("than 300 tokens (s2o:dense-below=..): 300"))
+    );
+    assert_eq!(line("dense,s2o:dense-below=0,xattention"), None);
 }
 
 #[test]

@@ -94,6 +94,41 @@ fn help_and_version_name_the_program() {
 }
 
 #[test]
+fn a_number_that_is_none_is_refused_with_what_is_expected() {
+    let from_one = "expected a whole number from 1 on";
+    let cases: &[(&str, &[&str], &str)] = &[
+        ("prefill", &["--threads", "0"], "invalid value '0' for '--threads <N>': expected a whole number from 1 on"),
+        ("compare", &["--repeat", "0"], from_one),
+        ("heatmap", &["--cells", "0"], from_one),
+        ("evaluate", &["run", "--items", "0"], from_one),
+        (
+            "prefill",
+            &["--context", "-5"],
+            "invalid value '-5' for '--context <TOKENS>': expected a whole number from 0 on",
+        ),
+        (
+            "compare",
+            &["--layers", "0,a"],
+            "invalid value 'a' for '--layers <LAYERS>': expected a whole number from 0 on",
+        ),
+        ("prefill", &["--seed", "99999999999999999999"], "expected a smaller whole number"),
+        ("evaluate", &["run", "--depths", "half"], "invalid value 'half' for '--depths <SHARES>': expected a number\n"),
+    ];
+    for (command, args, part) in cases {
+        let output = run(command, args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
+        assert_has(&error, &[part, "try '--help'"]);
+    }
+}
+
+#[test]
+fn the_help_shows_lists_as_they_are_typed() {
+    assert_has(&stdout_of("compare", &["--help"]), &["[default: dense,s2o]"]);
+    assert_has(&stdout_of("evaluate", &["tune", "--help"]), &["0.0005,0.001,0.002,"]);
+}
+
+#[test]
 fn headings_of_compares_help_hold_their_own_flags() {
     let help = stdout_of("compare", &["--help"]);
     // Headings are not indented and end with a colon.

@@ -56,6 +56,10 @@ fn bad_models_are_refused() {
     refused("compare", text(truncated.path()), &part);
     fs::remove_file(&weights).expect("removed");
     refused("prefill", text(truncated.path()), "model.safetensors is missing");
+    let other = truncated.path().join("other.gguf");
+    fs::write(&other, "PK\u{3}").expect("written");
+    let part = r#"other.gguf is not a valid weight file: expected a file that begins with "GGUF", got "PK\x03""#;
+    refused("prefill", text(&other), part);
 }
 
 #[test]

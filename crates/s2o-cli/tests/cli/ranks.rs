@@ -64,6 +64,8 @@ fn the_work_of_each_head_is_measured_once_and_then_read() {
     assert_has(&error_of("prefill", &["--cpu", "--head-tiles", "/nowhere/x"]), &["cannot write /nowhere/x"]);
     std::fs::write(&file, written).unwrap();
     assert_has(&error_of("prefill", &["--cpu", "--head-tiles", path]), &["--head-tiles: expected several GPUs"]);
+    let one = ["--cpu", "--parallel", "tensor"];
+    assert_has(&error_of("prefill", &one), &["--parallel tensor: expected several GPUs (--gpus N), got one"]);
     let dense = run("prefill", &[&two[..], &["--attention", "dense"]].concat());
     assert_eq!(dense.status.code(), Some(2));
     assert_has(&String::from_utf8_lossy(&dense.stderr), &["--head-tiles: no effect on exact attention"]);

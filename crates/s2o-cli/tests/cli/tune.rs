@@ -63,13 +63,16 @@ fn settings_that_do_not_fit_are_refused() {
     std::fs::write(&file, format!(r#"{{"version":1,"tuned_on":{tuned_on},"layers":["dense"]}}"#)).expect("written");
     let (args, part) = (["--layers-file", text(&file)], "expected 10 layers as the model has, got settings for 1");
     for command in ["prefill", "compare"] {
-        assert_refused(command, &["--context", "100"], &[(&args, part)]);
+        let missing = ["--layers-file", "no/such.json"];
+        let cases: &[(&[&str], &str)] = &[(&args, part), (&missing, "--layers-file: no/such.json: No such file")];
+        assert_refused(command, &["--context", "100"], cases);
     }
     let spec = format!("s2o:layers={}", text(&file));
     let part = "expected layers 0 to 0, got a call for layer 2";
     assert_refused("compare", &["--context", "100", "--layers", "2"], &[(&["--methods", &spec], part)]);
     let inside = file.join("x");
     let cases: &[(&[&str], &str)] = &[
+        (&["--max-rel-l1", "0.05", "--taus", "2"], "--taus: s2o: tau: expected a number in [0, 1), got 2"),
         (
             &["--max-rel-l1", "-1"],
             "--max-rel-l1: bound on the relative L1 error: expected a number of at least 0, got -1",

@@ -6,8 +6,8 @@ mod values;
 
 pub use auto::{DenseBelow, DenseTail, ProbeStride, SegmentLen, Tau};
 pub use options::{ConfigOption, S2oConfigBuilder};
-pub(crate) use values::mebibytes;
 pub use values::{GainFrame, KeyScore, Preset, StopRule, TriggeringTile, ValueError};
+pub(crate) use values::{enough_mebibytes, mebibytes};
 
 use thiserror::Error;
 

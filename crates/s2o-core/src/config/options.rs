@@ -136,10 +136,10 @@ macro_rules! options {
 options! {
     /// Threshold for the gain of a key tile relative to the softmax mass so far, in `[0, 1)`. 0 never stops. A larger
     /// value skips more. `auto` is 0.019 for prompts below 12K tokens, 0.015 to 24K, 0.0225 to 48K, 0.02 to 96K, and 0.025
-    /// above ([`Tau::of_chunk`] has those of chunks whose prompt's end is not known).
+    /// above. A later chunk of a prompt whose end is not known has 0.02 from 24K on.
     "tau" (Tau::EXPECTED) tau(impl Into<Tau>) -> Tau;
     /// Segment length S in tokens, a multiple of both tile sizes. The queries of one segment share one key order and
-    /// see their own segment densely.
+    /// see their own segment densely. `auto` is 256 to 4K tokens, 512 to 16K, 1024 to 48K, 2048 to 384K, and 4096 above.
     "segment" (SegmentLen::EXPECTED) segment_len(SegmentLen) -> SegmentLen;
     /// Number of queries at the end of the prompt that see every key. They form separate query tiles. `auto` is 128 for prompts up
     /// to 24K tokens, and 64 above.
@@ -152,12 +152,14 @@ options! {
     /// Whether the queries of a segment are permuted too (Algorithms 2 and 3 instead of Algorithm 4).
     "q-perm" ("`on` or `off`") q_perm(bool) -> bool, read_switch, switch;
     /// One query in so many positions is a probe: it gets exact attention, which corrects the other queries of its
-    /// segment for the keys that they skipped, and measures the error.
+    /// segment for the keys that they skipped, and measures the error. `auto` is eight in a segment of prompts of 12K tokens
+    /// or more, at least 256 tokens apart above 24K, and none in shorter prompts.
     "probe-stride" (ProbeStride::EXPECTED) probe_stride(ProbeStride) -> ProbeStride;
     /// Upper bound on the relative L2 error that the probes measure (`auto` probes if they are off). Heads and segments
     /// above it are computed again with more keys, at the end with all.
     "max-error" (BOUND) max_error(impl Into<Option<f32>>) -> Option<f32>, read_bound, bound;
-    /// Prompts with fewer tokens use the dense path. `auto` is the measured break-even of the device.
+    /// Prompts with fewer tokens use the dense path. `auto` is the measured break-even of the device: 2048 tokens on a CPU,
+    /// 8192 on a GPU, and 20,480 with a head_dim above 128 on an H100 or H200.
     "dense-below" (DenseBelow::EXPECTED) dense_below(impl Into<DenseBelow>) -> DenseBelow;
     /// Score that orders the keys. `mean` is the paper's score.
     "score" (KeyScore::EXPECTED) key_score(KeyScore) -> KeyScore;
@@ -174,8 +176,8 @@ options! {
     "tile-q" ("1 to 1024") tile_q(usize) -> usize;
     /// Number of keys in a tile (B_N). Each key tile is followed by a stop decision.
     "tile-k" ("1 to 1024") tile_k(usize) -> usize;
-    /// Upper bound on the memory of key orders, in bytes (MiB in text). Segments are ranked in groups that fit. A bound
-    /// too small for one segment is an error: on the CPU a segment of one head needs `20 * prefix_len` bytes, on a GPU
+    /// Upper bound on the memory of key orders: in MiB as text, in bytes in code. Segments are ranked in groups that fit. A
+    /// bound too small for one segment is an error: on the CPU a segment of one head needs `20 * prefix_len` bytes, on a GPU
     /// a segment of all heads and sequences needs `6.125 * batch * num_heads * prefix_len`.
     "workspace-mib" ("a number of MiB >= 0") workspace_cap(usize) -> usize, read_mebibytes, mebibytes;
 }

@@ -233,3 +233,8 @@ pub(super) fn read_mebibytes(text: &str) -> Option<usize> {
 pub(crate) fn mebibytes(bytes: usize) -> String {
     (bytes as f64 / MEBIBYTE).to_string()
 }
+
+/// MiB of which `bytes` need at most that many, in thousandths.
+pub(crate) fn enough_mebibytes(bytes: usize) -> String {
+    ((bytes as f64 / MEBIBYTE * 1000.0).ceil() / 1000.0).to_string()
+}

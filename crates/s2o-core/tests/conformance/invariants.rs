@@ -209,10 +209,10 @@ fn a_cap_below_one_segment_is_refused() {
     let one_head = 20 * 384;
     let error = run(one_head - 1).unwrap_err();
     assert_eq!(error, S2oError::WorkspaceTooSmall { expected: 7680, got: 7679, prefix_len: 384 });
-    let error = S2oError::WorkspaceTooSmall { expected: 3 << 19, got: 1 << 18, prefix_len: 384 }.to_string();
+    let error = S2oError::WorkspaceTooSmall { expected: 76_800, got: 1 << 15, prefix_len: 384 }.to_string();
     assert_eq!(
         error,
-        "--workspace-mib (S2O_WORKSPACE_MIB): expected at least 1.5 for one segment of 384 keys, got 0.25"
+        "--workspace-mib (S2O_WORKSPACE_MIB): expected at least 0.074 for one segment of 384 keys, got 0.03125"
     );
     assert_eq!(run(one_head).unwrap(), run(1 << 20).unwrap());
 }
