@@ -24,8 +24,8 @@ struct Traits : Schedule {
     // With OVERLAPS registers are left to keep the addresses of the heads, and shared memory to load keys and values
     // together: the two warps of a scheduler hide neither the latency of reading them again nor a second barrier.
     static constexpr bool HOLDS_HEADS = OVERLAPS, JOINS_VALUES = OVERLAPS;
-    // Whether the thread's index stays in a register.
-    static constexpr bool HOLDS_THREAD = !Schedule::MAY_STOP && HEAD_DIM <= 128;
+    // Whether the thread's index stays in a register. With a head_dim of 128 kernels that cap scores have none left.
+    static constexpr bool HOLDS_THREAD = OVERLAPS || (HEAD_DIM == 128 && !Schedule::MAY_STOP && !Schedule::CAPS_SCORES);
     // Visits in the body of the loop over the two visits of a step. With both the number of the visit is a constant.
     static constexpr int VISITS_UNROLLED = OVERLAPS ? 2 : 1;
     // One being read, the others in flight. With joined values three would leave one block on consumer cards.

@@ -314,25 +314,25 @@ fn knob_samples<'s>(samples: impl IntoIterator<Item = &'s Sample>) -> Vec<&'s Sa
     first
 }
 
-/// A line on the lengths at which S2O takes the dense path, whose scores are those of exact attention; empty if there are
-/// none.
+/// Lines on the lengths at which S2O takes the dense path, whose scores are those of exact attention.
 fn dense_lengths(specs: &[MethodSpec], samples: &[Sample], device: &Device) -> Result<String> {
-    let s2o = specs.iter().filter(|spec| ["s2o", "s2o-paper"].contains(&spec.name()));
-    let below = s2o.map(|spec| {
+    let mut names: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+    for spec in specs.iter().filter(|spec| ["s2o", "s2o-paper"].contains(&spec.name())) {
         let given = spec.option("dense-below").unwrap_or("auto");
         let config = S2oConfig::builder().set("dense-below", given).and_then(S2oConfigBuilder::build)?;
-        Ok(s2o_flags::dense_below(&config, device))
-    });
-    let Some(below) = below.collect::<Result<Vec<_>>>()?.into_iter().max() else { return Ok(String::new()) };
-    // A prompt is at most as long as was asked for.
-    let lengths: BTreeSet<usize> = samples.iter().map(Sample::context_tokens).filter(|len| *len <= below).collect();
-    if lengths.is_empty() {
-        return Ok(String::new());
+        names.entry(s2o_flags::dense_below(&config, device)).or_default().push(spec.to_string());
     }
-    let lengths = lengths.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-    Ok(format!(
-        "dense     S2O is exact attention in prompts of fewer than {below} tokens (s2o:dense-below=..): {lengths}\n"
-    ))
+    let lengths: BTreeSet<usize> = samples.iter().map(Sample::context_tokens).collect();
+    let mut lines = String::new();
+    for (below, names) in names {
+        // A prompt is at most as long as was asked for.
+        let lengths: Vec<String> = lengths.range(..=below).map(usize::to_string).collect();
+        if !lengths.is_empty() {
+            let (names, lengths) = (names.join(", "), lengths.join(", "));
+            lines += &format!("dense     {names} in prompts of fewer than {below} tokens (dense-below): {lengths}\n");
+        }
+    }
+    Ok(lines)
 }
 
 fn show(phase: &Progress, estimate: &Estimate, event: Event) {
