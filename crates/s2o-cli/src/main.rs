@@ -63,8 +63,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let command = with_commas(with_negative_numbers(Program::command()));
-    let matches = command.try_get_matches().unwrap_or_else(|error| with_expected_number(error).exit());
+    let matches =
+        adjusted(Program::command()).try_get_matches().unwrap_or_else(|error| with_expected_number(error).exit());
     let program = match Program::from_arg_matches(&matches) {
         Ok(program) => program,
         Err(error) => error.exit(),
@@ -82,25 +82,26 @@ fn main() -> ExitCode {
     })
 }
 
-/// Lets every flag take a negative number as its value, so that the error says what the flag expects.
-fn with_negative_numbers(command: clap::Command) -> clap::Command {
-    let takes = |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
-    command.mut_args(takes).mut_subcommands(with_negative_numbers)
+/// Adjusts what clap's attributes cannot express, for the flags of all commands.
+fn adjusted(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| with_commas(with_negative_numbers(arg))).mut_subcommands(adjusted)
 }
 
-/// Shows the defaults of lists as a user types them. clap separates them by spaces.
-fn with_commas(command: clap::Command) -> clap::Command {
-    let listed = |arg: clap::Arg| {
-        let default = arg.get_default_values().join(OsStr::new(","));
-        match (arg.get_help(), arg.get_value_delimiter(), arg.get_default_values().len()) {
-            (Some(help), Some(','), 2..) => {
-                let help = format!("{help} [default: {}]", default.display());
-                arg.help(help).hide_default_value(true)
-            }
-            _ => arg,
+/// Lets a flag take a negative number as its value, so that the error says what the flag expects.
+fn with_negative_numbers(arg: clap::Arg) -> clap::Arg {
+    if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg }
+}
+
+/// Shows the default of a list as a user types it. clap separates the values by spaces.
+fn with_commas(arg: clap::Arg) -> clap::Arg {
+    let default = arg.get_default_values().join(OsStr::new(","));
+    match (arg.get_help(), arg.get_value_delimiter(), arg.get_default_values().len()) {
+        (Some(help), Some(','), 2..) => {
+            let help = format!("{help} [default: {}]", default.display());
+            arg.help(help).hide_default_value(true)
         }
-    };
-    command.mut_args(listed).mut_subcommands(with_commas)
+        _ => arg,
+    }
 }
 
 /// Says which number a flag expects, where the standard library's error says only what is wrong with the text.

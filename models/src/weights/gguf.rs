@@ -62,32 +62,37 @@ fn read(path: &Path) -> Result<(Content, BufReader<File>)> {
     if file_len == 0 {
         return Err(invalid("the file is empty".to_owned()));
     }
-    let mut magic = Vec::new();
-    (&mut reader).take(4).read_to_end(&mut magic).map_err(|error| io_error(path, "", error))?;
-    reader.rewind().map_err(|error| io_error(path, "", error))?;
-    if magic != b"GGUF" {
-        return Err(invalid(format!("expected a file that begins with \"GGUF\", got \"{}\"", magic.escape_ascii())));
+    let start = start_of(&mut reader).map_err(|error| io_error(path, "", error))?;
+    if !start.starts_with(b"GGUF") {
+        let magic = start[..start.len().min(4)].escape_ascii();
+        return Err(invalid(format!("expected a file that begins with \"GGUF\", got \"{magic}\"")));
     }
-    if has_no_alignment(&mut reader).map_err(|error| io_error(path, "", error))? {
+    if has_no_alignment(&start) {
         return Err(invalid("general.alignment: expected at least 1, got 0".to_owned()));
     }
+    drop(start);
     let content = Content::read(&mut reader).map_err(|error| invalid(first_line(&error)))?;
     check_offsets(&content, file_len).map_err(invalid)?;
     Ok((content, reader))
 }
 
-/// Whether the metadata, which is at the start of a file, has an alignment of 0. Candle divides by it.
-fn has_no_alignment(reader: &mut BufReader<File>) -> std::io::Result<bool> {
+/// The start of a file, with its metadata.
+fn start_of(reader: &mut BufReader<File>) -> std::io::Result<Vec<u8>> {
     const METADATA: u64 = 64 << 20;
-    const KEY: &[u8] = b"general.alignment";
     let mut start = Vec::new();
     reader.take(METADATA).read_to_end(&mut start)?;
     reader.rewind()?;
-    let Some(at) = start.windows(KEY.len()).position(|bytes| bytes == KEY) else { return Ok(false) };
+    Ok(start)
+}
+
+/// Whether the metadata, which is at the start of a file, has an alignment of 0. Candle divides by it.
+fn has_no_alignment(start: &[u8]) -> bool {
+    const KEY: &[u8] = b"general.alignment";
+    let Some(at) = start.windows(KEY.len()).position(|bytes| bytes == KEY) else { return false };
     // The type of the value, which is 0 to 5 for integers of 1, 1, 2, 2, 4 and 4 bytes, and the value.
-    let [kind, 0, 0, 0, value @ ..] = &start[at + KEY.len()..] else { return Ok(false) };
+    let [kind, 0, 0, 0, value @ ..] = &start[at + KEY.len()..] else { return false };
     let width = [1, 1, 2, 2, 4, 4].get(usize::from(*kind));
-    Ok(width.and_then(|width| value.get(..*width)).is_some_and(|value| value.iter().all(|byte| *byte == 0)))
+    width.and_then(|width| value.get(..*width)).is_some_and(|value| value.iter().all(|byte| *byte == 0))
 }
 
 /// Bytes of the weights in `dtype`.
